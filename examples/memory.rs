@@ -12,7 +12,7 @@ use megaburn::{
     cli::TrainArgs,
     train::{
         Exit, TrainError,
-        config::{Attention, Dtype},
+        config::{AttentionName, Dtype},
         estimate::{MemoryEstimate, Scores},
     },
 };
@@ -38,9 +38,9 @@ fn print(args: &TrainArgs) -> Result<(), TrainError> {
     let config = args.load()?;
     let layout = config.layout(None)?;
     // Fused attention needs bf16 or f16.
-    let is_composed =
-        config.train.dtype == Dtype::F32 || config.train.attention == Attention::Reference;
-    let scores = if is_composed {
+    let is_fallback =
+        config.train.dtype == Dtype::F32 || config.train.attention == AttentionName::Reference;
+    let scores = if is_fallback {
         Scores::Kept
     } else {
         Scores::Never

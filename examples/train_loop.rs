@@ -16,7 +16,7 @@ use megaburn::{
     mesh::Layout,
     models::{DecoderConfig, Family},
     optim::{
-        AdamWConfig, Decay, GradientAccumulator, LrSchedule, ShardingConfig, ShardingLevel, Sum,
+        AdamWConfig, Decay, GradientAccumulator, LrSchedule, ShardingConfig, ShardingLevel, DeviceScalar,
     },
     parallel::shard_plan,
     prelude::{Group, GroupOptions, ProcessGroups, run_threads},
@@ -90,7 +90,7 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
         let lr = schedule.lr(samples);
         model = optimizer.step(lr, model, &grads)?;
 
-        losses.1 = Sum::of(Tensor::cat(sums, 0), &groups.batch)?.read()? / num_tokens;
+        losses.1 = DeviceScalar::of(Tensor::cat(sums, 0), &groups.batch)?.read()? / num_tokens;
         if step == 1 {
             losses.0 = losses.1;
         }

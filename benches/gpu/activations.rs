@@ -15,7 +15,7 @@ use megaburn::{
     cuda,
     models::{
         Decoder, DecoderConfig, Family,
-        activations::{Activations, Ends},
+        activation_memory::{ActivationMemory, StageEnds},
         decoder::{Recompute, RecomputeBlocks},
     },
     parallel::{load_params, read_params},
@@ -161,20 +161,20 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
     let mut of_nothing = None;
     for (name, recompute) in ways(layers) {
         model = model.with_recompute(recompute);
-        let activations = Activations {
+        let activations = ActivationMemory {
             recompute,
             fused_loss: true,
-            ..Activations::new(config.clone(), seq_len, micro_batch)
+            ..ActivationMemory::new(config.clone(), seq_len, micro_batch)
         };
         let formula = activations.stage(
             0..layers,
-            Ends {
+            StageEnds {
                 first: true,
                 last: true,
             },
             1,
         ) as f64;
-        let papers = (layers * activations.layer_of_paper()) as u64;
+        let papers = (layers * activations.layer_by_paper_formula()) as u64;
         let (held, milliseconds) = measured(&model, args, &device)?;
         let nothing = *of_nothing.get_or_insert(milliseconds);
         table.row(vec![

@@ -15,8 +15,8 @@ use clap::{Parser, builder::RangedU64ValueParser};
 use megaburn::{
     cuda::{self, CudaQueue, timing::elapsed},
     kernels::{
-        AttentionOptions, AttentionPart, AttentionSum, add_rows, attention_part,
-        attention_part_gradients,
+        AttentionOptions, OnlineSoftmaxMerge, PartialAttention, add_rows, partial_attention,
+        partial_attention_gradients,
     },
 };
 
@@ -120,21 +120,21 @@ impl Inputs {
         }
     }
 
-    fn forward(&self, parts: &[Part]) -> AttentionPart {
+    fn forward(&self, parts: &[Part]) -> PartialAttention {
         let [q, k, v] = &self.qkv;
-        let mut sum = AttentionSum::new(q.dims());
+        let mut sum = OnlineSoftmaxMerge::new(q.dims());
         for part in parts {
             let [k, v] = [k, v].map(|x| rows(x, part.keys));
             sum.add(
                 part.queries[0],
-                attention_part(rows(q, part.queries), k, v, options(part)),
+                partial_attention(rows(q, part.queries), k, v, options(part)),
             );
         }
         sum.finish(DType::BF16)
     }
 
     /// Sums of gradients in f32, of all parts' keys and values in the same: what is added is as much.
-    fn backward(&self, parts: &[Part], whole: &AttentionPart) -> [Tensor<4>; 3] {
+    fn backward(&self, parts: &[Part], whole: &PartialAttention) -> [Tensor<4>; 3] {
         let mut sums: [Option<Tensor<4>>; 3] = [None, None, None];
         for part in parts {
             let taken = [part.queries, part.keys, part.keys];
@@ -143,12 +143,12 @@ impl Inputs {
                 .lse
                 .clone()
                 .narrow(2, part.queries[0], part.queries[1]);
-            let of_queries = AttentionPart {
+            let of_queries = PartialAttention {
                 out: rows(&whole.out, part.queries),
                 lse,
             };
             let dout = rows(&self.dout, part.queries);
-            let found = attention_part_gradients(inputs, of_queries, dout, options(part));
+            let found = partial_attention_gradients(inputs, of_queries, dout, options(part));
             for ((sum, found), [start, _]) in sums.iter_mut().zip(found).zip(taken) {
                 *sum = Some(match sum.take() {
                     None => found.cast(DType::F32),

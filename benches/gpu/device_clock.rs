@@ -9,7 +9,7 @@ use burn::{
 };
 use megaburn::{
     cuda::{self, CudaQueue, timing::elapsed},
-    kernels::seed,
+    kernels::backward_from,
 };
 
 use crate::Failure;
@@ -67,7 +67,7 @@ impl DeviceClock {
         let mut times = Vec::new();
         for _ in 0..self.rounds + 3 {
             let seeds = step().into_iter().zip(&grads);
-            let seeds = seeds.map(|(y, grad)| seed(y, Tensor::from_inner(grad.clone())));
+            let seeds = seeds.map(|(y, grad)| backward_from(y, Tensor::from_inner(grad.clone())));
             let root = seeds.reduce(|a, b| a + b).expect("there is an output");
             self.queue.on_device_thread(|| Ok(()))?;
             self.busy(3);

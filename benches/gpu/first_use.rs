@@ -14,8 +14,8 @@ use megaburn::{
     cuda::{self, CudaQueue},
     kernels::{
         AttentionKernel, AttentionOptions, CrossEntropyOptions, NormOptions, RopeConfig,
-        SoftmaxMask, apply_rope, attention, bias_gelu_tanh, cross_entropy, layer_norm, rms_norm,
-        rms_norm_add, scale_mask_softmax, seed, set_attention_kernel, swiglu,
+        SoftmaxMask, apply_rope, attention, backward_from, bias_gelu_tanh, cross_entropy,
+        layer_norm, rms_norm, rms_norm_add, scale_mask_softmax, set_attention_kernel, swiglu,
     },
 };
 
@@ -133,7 +133,7 @@ impl FirstUse {
             Distribution::Normal(0.0, 1.0),
             (&self.device, y.dtype()),
         );
-        let root = seed(y, grad);
+        let root = backward_from(y, grad);
         self.timed(&format!("{name} bwd"), || drop(root.backward()))
     }
 }

@@ -20,12 +20,12 @@ use clap::Parser;
 use megaburn::{
     collective::{ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect},
     cuda::{self, CudaQueue, timing::elapsed},
-    kernels::{GroupedProducts, seed, set_grouped_products},
+    kernels::{GroupedGemmChoice, backward_from, set_grouped_gemm},
     launch::tie_to_launcher,
     mesh::Layout,
     parallel::{
-        Balance, Choice, ExpertGroups, Moe, MoeConfig, TokenContext, load_params, main_grads,
-        read_params,
+        BalanceChoice, ExpertGroups, LoadBalance, Moe, MoeConfig, TokenContext, load_params,
+        main_grads, read_params,
     },
 };
 
@@ -53,7 +53,7 @@ struct MoeArgs {
     share_of: usize,
     /// How experts' products are computed: auto, together or each.
     #[arg(long, default_value = "auto", value_parser = products)]
-    products: GroupedProducts,
+    products: GroupedGemmChoice,
     /// Layers that are measured; all, if none is named.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
@@ -62,11 +62,11 @@ struct MoeArgs {
     passes: usize,
 }
 
-fn products(name: &str) -> Result<GroupedProducts, String> {
+fn products(name: &str) -> Result<GroupedGemmChoice, String> {
     let all = [
-        GroupedProducts::Auto,
-        GroupedProducts::Together,
-        GroupedProducts::Each,
+        GroupedGemmChoice::Auto,
+        GroupedGemmChoice::Together,
+        GroupedGemmChoice::Each,
     ];
     let found = all
         .into_iter()
@@ -141,7 +141,7 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
         ranks => format!(", one's share of {ranks} ranks"),
     };
     let mut table = Table::new(format!("{ranks} GPUs, {} tokens{part}", args.tokens), &head);
-    set_grouped_products(args.products);
+    set_grouped_gemm(args.products);
     let is_wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     for (name, config) in proxies().into_iter().filter(|(name, _)| is_wanted(name)) {
         let (config, tokens) = match args.share_of {
@@ -201,9 +201,9 @@ fn measured(
         .clone()
         .with_name("moe")
         .init(ExpertGroups::from(groups), &tracked)?;
-    let balance = Balance {
-        choice: Choice::InTurn,
-        ..Balance::default()
+    let balance = LoadBalance {
+        choice: BalanceChoice::RoundRobin,
+        ..LoadBalance::default()
     };
     let layer = in_bf16(layer).with_balance(balance);
     let sums = main_grads(&layer);
@@ -226,7 +226,7 @@ fn measured(
         let (mut y, mut done) = (None, None);
         let forward = elapsed(&queue, || y = Some(layer.forward(x.clone(), &context)))?;
         held = held.max(cuda::memory::allocated(device).unwrap_or(0));
-        let loss = seed(y.take().expect("it was computed"), dy.clone());
+        let loss = backward_from(y.take().expect("it was computed"), dy.clone());
         let backward = elapsed(&queue, || done = Some(loss.backward()))?;
         drop(done);
         if pass >= 5 {

@@ -32,36 +32,36 @@
 compile_error!("megaburn-kernels has no backend to run on: enable its feature `flex`");
 
 mod activation;
+mod arg_check;
 mod attention;
+mod backend_ops;
 mod backends;
+mod backward_from;
 mod bias;
-mod bridge;
+mod checkpoint_function;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cube;
+mod detached_output;
 mod dropout;
 mod embedding;
 mod error;
 mod flush;
 mod geglu;
 mod gelu;
+mod gemm_ops;
 #[cfg(feature = "cuda")]
 mod grouped_gemm;
+mod into_primitive;
 mod layer_norm;
 mod linear;
 mod moe;
+mod multi_output;
 mod norms;
-mod operands;
 mod optimizer;
-mod outlet;
-mod ports;
-mod primitive;
-mod products;
-mod recompute;
 mod repeat;
 mod rms_norm;
 mod rope;
-mod seed;
 mod softmax;
 mod split;
 mod squared_relu;
@@ -71,47 +71,47 @@ mod swiglu;
 mod testing;
 
 pub use attention::{
-    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionPart, AttentionSum,
-    PackedSequences, add_rows, attention, attention_part, attention_part_gradients,
-    set_attention_kernel,
+    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, OnlineSoftmaxMerge,
+    PackedSequences, PartialAttention, add_rows, attention, partial_attention,
+    partial_attention_gradients, set_attention_kernel,
 };
+pub use backward_from::backward_from;
 pub use bias::{Bias, add_bias, add_positions};
+pub use checkpoint_function::CheckpointFunction;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
+pub use detached_output::DetachedOutput;
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use flush::flush;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
-pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
+pub use gemm_ops::deterministic;
+pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, layer_norm_with};
 pub use linear::{
-    Again, Beside, GroupWeight, GroupedOptions, GroupedProducts, LinearOptions, MainGrad, Pass,
-    Spare, WeightGradients, grouped_linear, linear, room_in, set_grouped_products, stands_in,
-    with_weight_gradients,
+    GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, LinearPass, MainGrad,
+    OverlappedWgrads, RecomputeFn, Spare, WgradQueue, bucket_slice, grouped_linear, is_view_of,
+    linear, set_grouped_gemm, without_deferral,
 };
 pub use moe::{
-    BalanceLoss, ExpertRows, Routed, RouterGradients, RouterGroups, RouterLossTerms, RouterLosses,
-    RouterOptions, RouterScores, choose_experts, expert_weights, ranks_of_experts, read_meanwhile,
-    route, route_to, router_logits, router_losses, router_scores, rows_by_expert, sum_rows,
-    take_rows,
+    BalanceLoss, ExpertPermutation, Routed, RouterGradients, RouterGroups, RouterLossTerms,
+    RouterLosses, RouterOptions, RouterScores, choose_experts, ep_ranks_of_experts, expert_weights,
+    permutation_by_expert, permute, read_overlapped, route, route_to, router_logits, router_losses,
+    router_scores, unpermute,
 };
 pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
-    is_on_gpu, lion, lion_scaled, partial_sums_of_squares, rounding_room, scaled, sgd, sgd_scaled,
+    bf16_out_slice, is_on_gpu, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled,
     total,
 };
-pub use outlet::Outlet;
-pub use products::reproducible;
-pub use recompute::Operands;
 pub use repeat::repeat_heads;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{
     RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling, apply_rope, packed_positions,
 };
-pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
-pub use split::{Cut, split_last, split_last_with};
+pub use split::{SliceMode, split_last, split_last_with};
 pub use squared_relu::{squared_relu, squared_relu_weighted};
 pub use sum::{sum_all, sum_columns};
 pub use swiglu::{swiglu, swiglu_weighted};

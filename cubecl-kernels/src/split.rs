@@ -15,10 +15,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape, Tensor};
 
+use crate::arg_check::{self, float};
+use crate::backend_ops::{cast, slice_rows};
 use crate::backends::on_every_backend;
-use crate::operands::{self, float};
-use crate::ports::{Mailbox, port};
-use crate::primitive::{cast, stretch};
+use crate::multi_output::{OutputGrads, multi_output};
 
 /// Neighbouring stretches of the last dimension, views where the backend has them. The backward is
 /// one pass over the gradients of all parts; a part without one counts as zero. The parts are one
@@ -33,12 +33,12 @@ pub fn split_last<const D: usize, const N: usize>(
     x: Tensor<D>,
     sizes: [usize; N],
 ) -> [Tensor<D>; N] {
-    split_last_with(x, sizes, [Cut::View; N])
+    split_last_with(x, sizes, [SliceMode::View; N])
 }
 
 /// What a part of a tensor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum SliceMode {
     /// A view, which keeps the memory of the whole.
     View,
     /// A copy, which keeps nothing but itself: for the one part of several that is kept for long.
@@ -55,22 +55,22 @@ pub enum Cut {
 pub fn split_last_with<const D: usize, const N: usize>(
     x: Tensor<D>,
     sizes: [usize; N],
-    cuts: [Cut; N],
+    cuts: [SliceMode; N],
 ) -> [Tensor<D>; N] {
-    operands::check("split_last", [float("x", &x)]);
+    arg_check::check("split_last", [float("x", &x)]);
     let n = x.dims()[D - 1];
     assert_eq!(
         sizes.iter().sum::<usize>(),
         n,
         "split_last: parts of {sizes:?} of {n} columns"
     );
-    let mailbox = Mailbox::new(N);
-    let parts = Parts {
+    let mailbox = OutputGrads::new(N);
+    let parts = SplitParts {
         mailbox,
         sizes: Arc::from(sizes),
         cuts: Arc::from(cuts),
     };
-    let whole = <Dispatch as SplitOps>::split_whole(x.into_dispatch(), parts.clone());
+    let whole = <Dispatch as SplitOps>::split_tensor(x.into_dispatch(), parts.clone());
     std::array::from_fn(|i| {
         let part = <Dispatch as SplitOps>::split_part(whole.clone(), parts.clone(), i);
         Tensor::from_dispatch(part)
@@ -79,10 +79,10 @@ pub fn split_last_with<const D: usize, const N: usize>(
 
 /// Where the parts of one tensor leave their gradients, and their sizes.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
-    mailbox: Mailbox,
+pub(crate) struct SplitParts {
+    mailbox: OutputGrads,
     sizes: Arc<[usize]>,
-    cuts: Arc<[Cut]>,
+    cuts: Arc<[SliceMode]>,
 }
 
 /// A tensor in memory of its own, where it is a view with gaps.
@@ -108,35 +108,35 @@ impl Compact for burn::backend::Cube {
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait SplitOps: Backend {
     /// The tensor itself, with a place of its own in the graph.
-    fn split_whole(x: FloatTensor<Self>, parts: Parts) -> FloatTensor<Self>;
+    fn split_tensor(x: FloatTensor<Self>, parts: SplitParts) -> FloatTensor<Self>;
 
     /// Part `i`.
-    fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self>;
+    fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self>;
 }
 
 on_every_backend! {
     impl SplitOps {
-        fn split_whole(x: FloatTensor<Self>, _: Parts) -> FloatTensor<Self> {
+        fn split_tensor(x: FloatTensor<Self>, _: SplitParts) -> FloatTensor<Self> {
             x
         }
 
-        fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
+        fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self> {
             let start = parts.sizes[..i].iter().sum::<usize>();
             let last = x.rank() - 1;
-            let part = stretch::<Self>(x, last, start..start + parts.sizes[i]);
+            let part = slice_rows::<Self>(x, last, start..start + parts.sizes[i]);
             match parts.cuts[i] {
-                Cut::View => part,
-                Cut::Copy => Self::compact(part),
+                SliceMode::View => part,
+                SliceMode::Copy => Self::compact(part),
             }
         }
     }
 }
 
 #[derive(Debug)]
-struct WholeBackward;
+struct SplitBackward;
 
-impl<B: SplitOps> Backward<B, 1> for WholeBackward {
-    type State = (Parts, Shape, DType);
+impl<B: SplitOps> Backward<B, 1> for SplitBackward {
+    type State = (SplitParts, Shape, DType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that there are gradients.
@@ -161,24 +161,24 @@ impl<B: SplitOps> Backward<B, 1> for WholeBackward {
 }
 
 impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
-    fn split_whole(x: FloatTensor<Self>, parts: Parts) -> FloatTensor<Self> {
+    fn split_tensor(x: FloatTensor<Self>, parts: SplitParts) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match WholeBackward
+        match SplitBackward
             .prepare::<C>([node])
             .compute_bound()
             .stateful()
         {
             OpsKind::Tracked(op) => {
                 let (shape, dtype) = (x.shape(), x.dtype());
-                op.finish((parts.clone(), shape, dtype), B::split_whole(x, parts))
+                op.finish((parts.clone(), shape, dtype), B::split_tensor(x, parts))
             }
-            OpsKind::UnTracked(op) => op.finish(B::split_whole(x, parts)),
+            OpsKind::UnTracked(op) => op.finish(B::split_tensor(x, parts)),
         }
     }
 
-    fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
+    fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self> {
         let mailbox = parts.mailbox.clone();
-        port::<B, C>(x, &mailbox, i, |x| B::split_part(x, parts, i))
+        multi_output::<B, C>(x, &mailbox, i, |x| B::split_part(x, parts, i))
     }
 }
 
@@ -211,9 +211,9 @@ mod tests {
             .unwrap();
         let x = leaf(x);
         for cuts in [
-            [Cut::View; 3],
-            [Cut::View, Cut::View, Cut::Copy],
-            [Cut::Copy; 3],
+            [SliceMode::View; 3],
+            [SliceMode::View, SliceMode::View, SliceMode::Copy],
+            [SliceMode::Copy; 3],
         ] {
             let parts = || split_last_with(x.clone(), sizes, cuts);
             for (part, slice) in parts().into_iter().zip(slices(x.clone())) {

@@ -72,7 +72,7 @@ fn ints<const D: usize>(rank: usize, shape: [usize; D], dtype: DType) -> Tensor<
 }
 
 /// All collectives on one tensor, whose first dimension the members divide.
-fn check<const D: usize, K: tensors::Moved>(
+fn check<const D: usize, K: tensors::CollectiveElement>(
     world: &Group,
     x: &Tensor<D, K>,
     what: &str,

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use megaburn::{
     collective::{Group, ProcessGroups, ReduceOp, tensors},
     kernels::RopeConfig,
-    mesh::{Documents, Layout, PositionRng, Purpose, Zigzag},
+    mesh::{Layout, PackedRows, PositionRng, Purpose, Zigzag},
     parallel::{
         ContextComm, ContextParallel, PackedDocuments, SelfAttention, SelfAttentionConfig,
         TokenContext, load_params, read_params,
@@ -262,10 +262,10 @@ struct Kind {
 }
 
 impl Kind {
-    fn documents(&self) -> Option<Documents> {
+    fn documents(&self) -> Option<PackedRows> {
         self.documents
             .clone()
-            .map(|rows| Documents::new(rows).expect("bounds that rise"))
+            .map(|rows| PackedRows::new(rows).expect("bounds that rise"))
     }
 
     /// Which tokens of each row this rank holds, and their positions.

@@ -9,7 +9,7 @@ use megaburn::{
     cuda,
     models::{
         DecoderConfig, Family,
-        activations::{Activations, Ends, Scores},
+        activation_memory::{ActivationMemory, Scores, StageEnds},
         decoder::{Recompute, RecomputeBlocks},
     },
 };
@@ -68,16 +68,16 @@ fn held() -> Result<(), String> {
             held = allocated()?.saturating_sub(before);
             drop(loss.backward());
         }
-        let of = Activations {
+        let of = ActivationMemory {
             element: 4,
             recompute,
             scores: Scores::Kept,
             fused_loss: true,
-            ..Activations::new(config.clone(), TOKENS[0], TOKENS[1])
+            ..ActivationMemory::new(config.clone(), TOKENS[0], TOKENS[1])
         };
         let formula = of.stage(
             0..LAYERS,
-            Ends {
+            StageEnds {
                 first: true,
                 last: true,
             },

@@ -202,8 +202,8 @@ fn events() -> Result<(), String> {
         );
         for _ in 0..10_000 {
             let [one, other] = [Event::record(first)?, Event::record(second)?];
-            one.holds_up(second)?;
-            other.holds_up(first)?;
+            one.blocks_stream(second)?;
+            other.blocks_stream(first)?;
         }
         first.synchronize()?;
         second.synchronize()?;

@@ -18,7 +18,7 @@ const STACK_BYTES: usize = 64 << 20;
 pub(crate) fn launch_test(name: &str, ranks: usize, ranks_per_gpu: usize) -> Result<(), String> {
     let options = LaunchOptions::this_program(ranks, [RANK, name].map(OsString::from))
         .with_ranks_per_gpu(ranks_per_gpu);
-    let outcome = launch(&options.with_silent_end()).map_err(|error| error.to_string())?;
+    let outcome = launch(&options.without_cause_report()).map_err(|error| error.to_string())?;
     match outcome.cause() {
         None => Ok(()),
         Some(_) => Err(outcome.to_string()),

@@ -63,7 +63,7 @@ pub(crate) fn placed(world: &Group) -> Outcome {
             let host = x.to_data();
             let between = |x, send: &[_], recv: &[_]| {
                 tensors::start_all_to_all_between(x, send, recv, world)
-                    .map(tensors::Pending::wait)
+                    .map(tensors::AsyncCollective::wait)
                     .map_err(text)
             };
             let got = between(x, &send, &recv)?;

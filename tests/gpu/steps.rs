@@ -10,7 +10,7 @@ use megaburn::{
     collective::{Group, ProcessGroups},
     mesh::Layout,
     models::Family,
-    optim::{GradientAccumulator, Sharding, Sum},
+    optim::{DeviceScalar, GradientAccumulator, Sharding},
     parallel::{main_grads, read_params, shard_plan, vector_grads},
     train::{
         RunData, TrainConfig, TrainError, Trainer,
@@ -266,7 +266,7 @@ fn sums() -> Result<(), String> {
         (vec![f32::INFINITY], f64::INFINITY),
     ] {
         let numbers = Tensor::<1>::from_floats(numbers.as_slice(), &Device::cuda(0));
-        let found = Sum::of(numbers, &group).and_then(|sum| sum.read());
+        let found = DeviceScalar::of(numbers, &group).and_then(|sum| sum.read());
         if found != Ok(expected) {
             return Err(format!("{found:?}, not {expected}"));
         }

@@ -55,7 +55,7 @@ fn train(
         .map(|_| Ok(trainer.step()?.loss))
         .collect::<Result<_, TrainError>>()?;
     let widened = |data: TensorData| data.convert::<f32>().try_to_vec().expect("it is f32 now");
-    let params = megaburn::parallel::read_params(&trainer.whole_model()?).into_iter();
+    let params = megaburn::parallel::read_params(&trainer.full_model()?).into_iter();
     let spec = |path: &str| {
         trainer
             .plan()

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::paths::{TMP, beside, parent, sync_folder};
+use crate::paths::{TMP, parent, sibling_path, sync_folder};
 
 /// Writes `bytes` to `path`. A reader, and a run that starts after a crash or a power loss, finds either
 /// what stood there before or all of `bytes`.
@@ -22,7 +22,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if target.file_name().is_none() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let staging = beside(&target, TMP);
+    let staging = sibling_path(&target, TMP);
     let write = || {
         let mut file = File::options()
             .write(true)

@@ -159,7 +159,7 @@ impl Checkpoint {
 
 /// The run that wrote the checkpoint in a folder, if its manifest can be read and names one. Nothing is
 /// verified.
-pub(crate) fn run_of(folder: &Path) -> Option<String> {
+pub(crate) fn run_folder_of(folder: &Path) -> Option<String> {
     let manifest: Value = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
     Some(manifest.get("run_id")?.as_str()?.to_string())
 }

@@ -7,7 +7,7 @@ use crate::{CheckpointError, TensorHeader, TensorSource};
 /// Bytes of a tensor that are read at once.
 const BLOCK: usize = 16 << 20;
 /// Elements that are looked at one by one only if their bytes differ.
-const STRETCH: usize = 4096;
+const COMPARE_CHUNK: usize = 4096;
 
 /// One tensor of two sources.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,7 +153,7 @@ type Side<'a> = (&'a dyn TensorSource, &'a TensorHeader);
 
 fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> {
     let (header, row) = (a.1, a.1.row_len());
-    let mut found = Found {
+    let mut found = BlockDifference {
         equal: header.dtype == b.1.dtype,
         num: 0,
         max_abs: 0.0,
@@ -164,7 +164,7 @@ fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> 
         let of_b = b.0.read_rows(&header.name, start..end)?;
         found.look_at(&of_a, &of_b, start * row);
     }
-    let Found {
+    let BlockDifference {
         equal: bitwise_equal,
         num: num_different,
         max_abs,
@@ -179,21 +179,21 @@ fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> 
     })
 }
 
-struct Found {
+struct BlockDifference {
     equal: bool,
     num: u64,
     max_abs: f64,
     at: Option<usize>,
 }
 
-impl Found {
+impl BlockDifference {
     /// Looks at the elements from number `start` on.
     fn look_at(&mut self, a: &TensorData, b: &TensorData, start: usize) {
         let (type_a, type_b) = (a.dtype(), b.dtype());
         let difference = difference(type_a, type_b);
         let (size_a, size_b) = (type_a.size(), type_b.size());
-        let stretches_a = a.as_bytes().chunks(STRETCH * size_a);
-        let stretches_b = b.as_bytes().chunks(STRETCH * size_b);
+        let stretches_a = a.as_bytes().chunks(COMPARE_CHUNK * size_a);
+        let stretches_b = b.as_bytes().chunks(COMPARE_CHUNK * size_b);
         for (number, (a, b)) in stretches_a.zip(stretches_b).enumerate() {
             if type_a == type_b && a == b {
                 continue;
@@ -205,7 +205,7 @@ impl Found {
                 self.num += u64::from(abs > 0.0);
                 if abs > self.max_abs {
                     self.max_abs = abs;
-                    self.at = Some(start + number * STRETCH + i);
+                    self.at = Some(start + number * COMPARE_CHUNK + i);
                 }
             }
         }

@@ -11,10 +11,10 @@ use megaburn_collective::Group;
 use crate::{
     CheckpointError,
     agree::settle,
-    checkpoint::run_of,
+    checkpoint::run_folder_of,
     error::IoContext,
-    owner::{is_blank, is_left_behind, is_of_run, unmark},
-    paths::{REPLACED, beside, is_there, leftover_of, parent, sync_dir},
+    owner::{is_abandoned, is_blank, is_of_run, unmark},
+    paths::{REPLACED, is_there, leftover_of, parent, sibling_path, sync_dir},
     unfinished::remove_marked,
 };
 
@@ -61,7 +61,7 @@ pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
 /// # Errors
 /// It cannot be renamed.
 pub fn set_aside_damaged(path: &Path) -> Result<PathBuf, CheckpointError> {
-    let aside = beside(path, DAMAGED);
+    let aside = sibling_path(path, DAMAGED);
     fs::rename(path, &aside).during("move aside", path)?;
     sync_dir(parent(path))?;
     Ok(aside)
@@ -98,7 +98,7 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
 
 /// Whether a folder of a leftover's name is one. Only this run works in the folder above; a conversion may.
 fn is_left(path: &Path) -> bool {
-    !path.is_symlink() && (is_of_run(path) || is_left_behind(path) || is_blank(path))
+    !path.is_symlink() && (is_of_run(path) || is_abandoned(path) || is_blank(path))
 }
 
 /// Committed checkpoints, newest first. Whether they are whole is not looked at.
@@ -122,7 +122,7 @@ pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointErr
 /// The folder cannot be read. One that is not there holds no checkpoint.
 pub fn checkpoints_of(dir: &Path, run_id: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let mut found = committed(dir)?;
-    found.retain(|(_, path)| run_of(path).as_deref() == Some(run_id));
+    found.retain(|(_, path)| run_folder_of(path).as_deref() == Some(run_id));
     Ok(found)
 }
 

@@ -50,7 +50,7 @@ pub fn newest(dir: &Path) -> Result<Latest, CheckpointError> {
 ///
 /// # Errors
 /// As [`newest`].
-pub fn newest_whole(dir: &Path) -> Result<Latest, CheckpointError> {
+pub fn newest_valid(dir: &Path) -> Result<Latest, CheckpointError> {
     let whole = |path: &Path| {
         judge_alone(retried(|| {
             let checkpoint = Checkpoint::open(path)?;
@@ -63,7 +63,7 @@ pub fn newest_whole(dir: &Path) -> Result<Latest, CheckpointError> {
     Ok(latest)
 }
 
-/// As [`newest_whole`], for all ranks of a run. The warning is rank 0's.
+/// As [`newest_valid`], for all ranks of a run. The warning is rank 0's.
 ///
 /// # Errors
 /// As [`newest`]; also a checkpoint that some ranks see and others do not.
@@ -177,7 +177,7 @@ fn judge_alone(found: Result<Checkpoint, CheckpointError>) -> Judged {
 
 /// What one rank found wrong.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Found {
+struct ReadCheckpoint {
     fault: Fault,
     message: String,
 }
@@ -192,11 +192,11 @@ enum Verdict {
 
 fn judge_together(world: &Group, path: &Path, mine: Result<Checkpoint, CheckpointError>) -> Judged {
     let found = mine.as_ref().err();
-    let found = found.map(|error| Found {
+    let found = found.map(|error| ReadCheckpoint {
         fault: Fault::of(error),
         message: error.to_string(),
     });
-    let all: Vec<Option<Found>> = objects::gather(world, &found)?;
+    let all: Vec<Option<ReadCheckpoint>> = objects::gather(world, &found)?;
     match objects::broadcast(world, &verdict(&all))? {
         Verdict::Take => mine.map(Ok),
         Verdict::Refuse { why } => Ok(Err(why)),
@@ -218,9 +218,9 @@ fn judge_together(world: &Group, path: &Path, mine: Result<Checkpoint, Checkpoin
     }
 }
 
-fn verdict(all: &[Option<Found>]) -> Verdict {
+fn verdict(all: &[Option<ReadCheckpoint>]) -> Verdict {
     let first = |wanted: &[Fault]| {
-        let is_wanted = |found: &&Found| wanted.contains(&found.fault);
+        let is_wanted = |found: &&ReadCheckpoint| wanted.contains(&found.fault);
         all.iter().enumerate().find_map(|(rank, found)| {
             let found = found.as_ref().filter(is_wanted)?;
             Some((rank, found.message.clone()))
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn only_damage_that_is_the_same_for_all_refuses_a_checkpoint() {
         let found = |fault| {
-            Some(Found {
+            Some(ReadCheckpoint {
                 fault,
                 message: format!("{fault:?}"),
             })

@@ -35,7 +35,7 @@
 //! | power loss | the same, as far as the disk obeys fsync |
 //!
 //! Damage that comes later (a flipped bit, a truncated or lost file) is found by [`find_latest`] and
-//! [`newest_whole`], which refuse the checkpoint, say so, and take the previous one. An error that is
+//! [`newest_valid`], which refuse the checkpoint, say so, and take the previous one. An error that is
 //! not damage (no permission, no file descriptors, a network file system that is away) is tried again
 //! and then ends the search: an older checkpoint is never used because of it.
 //! A run sets the refused one aside as `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). Before [`save`] deletes an
@@ -53,6 +53,7 @@
 
 mod agree;
 mod atomic;
+mod atomic_dir;
 mod buffer;
 mod cast;
 mod checkpoint;
@@ -63,14 +64,13 @@ mod error;
 mod fault;
 mod folder;
 pub mod hf;
+mod intersect;
 mod latest;
 mod manifest;
-mod overlap;
 mod owner;
 mod paths;
 mod pieces;
 mod plain;
-mod plane;
 mod retention;
 mod runs;
 mod safetensors_file;
@@ -78,12 +78,12 @@ mod save;
 mod single;
 mod sizes;
 mod source;
-mod staging;
 mod sweep;
 mod target;
 mod tensor_file;
 #[cfg(test)]
 mod testing;
+mod transpose;
 mod unfinished;
 mod write;
 
@@ -94,9 +94,9 @@ pub use error::CheckpointError;
 pub use fault::{may_pass, retried, retried_where};
 pub use folder::{checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
-pub use latest::{Latest, Refused, find_latest, newest, newest_whole};
+pub use latest::{Latest, Refused, find_latest, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
-pub use paths::{REPLACED, TMP, beside, is_there, leftover_of, sync_folder};
+pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
 pub use save::{Guard, LazyData, NamedTensor, Snapshot, is_written_by, save};
 pub use single::save_single;
 pub use source::{TensorHeader, TensorSource};

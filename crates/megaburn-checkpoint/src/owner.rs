@@ -84,7 +84,7 @@ pub(crate) fn is_of_run(folder: &Path) -> bool {
 /// Whether the folder carries the mark of a process of this host that has ended.
 ///
 /// A process of another host may be alive, and its lock need not be seen here.
-pub(crate) fn is_left_behind(folder: &Path) -> bool {
+pub(crate) fn is_abandoned(folder: &Path) -> bool {
     let Some((file, text)) = open_mark(folder) else {
         return false;
     };
@@ -135,7 +135,7 @@ fn open_mark(folder: &Path) -> Option<(File, String)> {
 
 /// Whether the folder, whose name ends with the number of a process and a time, was made by a
 /// process of this host that ended before it had marked the folder.
-pub(crate) fn is_left_blank(folder: &Path, suffix: &str) -> bool {
+pub(crate) fn is_abandoned_blank(folder: &Path, suffix: &str) -> bool {
     let made = fs::symlink_metadata(folder).and_then(|found| found.modified());
     let age = made
         .ok()
@@ -169,12 +169,12 @@ mod tests {
     fn a_mark_counts_once_its_process_has_ended_and_on_its_host() {
         let dir = tempfile::tempdir().unwrap();
         let here = dir.path();
-        assert!(!is_left_behind(here), "no mark");
+        assert!(!is_abandoned(here), "no mark");
         let owner = Owner::mark(here).unwrap();
-        assert!(!is_left_behind(here), "it is held");
+        assert!(!is_abandoned(here), "it is held");
         Owner::mark(here).unwrap_err();
         drop(owner);
-        assert!(is_left_behind(here));
+        assert!(is_abandoned(here));
         let text = fs::read_to_string(here.join(OWNER)).unwrap();
         for other in [
             text.replace(&host_name(), "elsewhere"),
@@ -182,11 +182,11 @@ mod tests {
             String::new(),
         ] {
             fs::write(here.join(OWNER), other).unwrap();
-            assert!(!is_left_behind(here));
+            assert!(!is_abandoned(here));
         }
         unmark(here).unwrap();
         fs::create_dir(here.join(OWNER)).unwrap();
-        assert!(!is_left_behind(here), "a folder is no mark");
+        assert!(!is_abandoned(here), "a folder is no mark");
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         drop(Mark::of_process(here).unwrap());
         assert!(!is_blank(here) && !is_of_run(here));
         Mark::of_run(here).unwrap();
-        assert!(is_of_run(here) && !is_blank(here) && !is_left_behind(here));
+        assert!(is_of_run(here) && !is_blank(here) && !is_abandoned(here));
         fs::write(here.join(OWNER), "").unwrap();
         fs::write(here.join("thesis"), "years").unwrap();
         assert!(!is_blank(here));

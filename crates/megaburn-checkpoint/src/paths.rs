@@ -18,7 +18,7 @@ pub(crate) const TRASH: &str = ".trash-";
 
 /// Returns a new name in the same folder: `NAME`, the suffix, then this process's id and the time in
 /// hexadecimal.
-pub fn beside(target: &Path, suffix: &str) -> PathBuf {
+pub fn sibling_path(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target
         .file_name()
         .expect("a target has a name")
@@ -34,7 +34,7 @@ pub fn beside(target: &Path, suffix: &str) -> PathBuf {
     parent(target).join(name)
 }
 
-/// Splits a name that [`beside`] made with one of the suffixes above into `NAME` and the suffix. A program that
+/// Splits a name that [`sibling_path`] made with one of the suffixes above into `NAME` and the suffix. A program that
 /// is killed leaves such names behind. A folder is a leftover only if it also holds the program's mark, so a
 /// user's `NAME.tmp-copy` is never taken for one.
 pub fn leftover_of(name: &str) -> Option<(&str, &'static str)> {
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn only_names_that_a_program_has_made_are_those_of_leftovers() {
         for suffix in [TMP, REPLACED, TRASH] {
-            let made = beside(Path::new("a/step-00000001"), suffix);
+            let made = sibling_path(Path::new("a/step-00000001"), suffix);
             let name = made.file_name().unwrap().to_str().unwrap();
             assert_eq!(leftover_of(name), Some(("step-00000001", suffix)));
         }

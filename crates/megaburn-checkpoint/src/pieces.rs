@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
-use megaburn_mesh::{Piece, ShardSpec};
+use megaburn_mesh::{ShardPiece, ShardSpec};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
@@ -12,8 +12,8 @@ use crate::{
     buffer::filled,
     cast,
     chunks::Chunks,
+    intersect::{DimSlice, for_each_shared_run},
     manifest::{at_least_1d, hex},
-    overlap::{Stretch, for_each_shared_run},
     plain::PlainFile,
     runs::{Runs, Stored},
     safetensors_file::SafetensorsFile,
@@ -111,14 +111,14 @@ impl Checkpoint {
         filled(local_shape, dtype, |local| {
             for &(file, number) in self.index.get(&name).into_iter().flatten() {
                 let piece = &self.manifest.files[file].pieces[number];
-                let shared = |wanted: &&Piece| shares(piece, shard.dim, wanted);
+                let shared = |wanted: &&ShardPiece| shares(piece, shard.dim, wanted);
                 if !shard.pieces.iter().any(|wanted| shared(&wanted)) {
                     continue;
                 }
                 let wanted = |runs: &mut Runs| {
                     for wanted in shard.pieces.iter().filter(shared) {
                         let (range, dim) = (piece.range.clone(), piece.dim);
-                        let stored = Stretch {
+                        let stored = DimSlice {
                             dim,
                             len: range.len(),
                             global: range,
@@ -126,7 +126,7 @@ impl Checkpoint {
                         };
                         let (global, start) = (wanted.global.clone(), wanted.local.start);
                         let (dim, len) = (shard.dim, shard.local_len);
-                        let wanted = Stretch {
+                        let wanted = DimSlice {
                             dim,
                             len,
                             global,
@@ -213,7 +213,7 @@ impl Checkpoint {
 }
 
 /// Whether a stored piece can hold elements of a wanted one.
-fn shares(stored: &PieceInfo, dim: usize, wanted: &Piece) -> bool {
+fn shares(stored: &PieceInfo, dim: usize, wanted: &ShardPiece) -> bool {
     let (a, b) = (&stored.range, &wanted.global);
     stored.dim != dim || (a.start < b.end && b.start < a.end)
 }

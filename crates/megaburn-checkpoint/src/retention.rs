@@ -16,7 +16,7 @@ use crate::{
     folder::{committed, step_name, step_path},
     latest::verify_together,
     owner::Mark,
-    paths::{TRASH, beside},
+    paths::{TRASH, sibling_path},
     unfinished::remove_marked,
 };
 
@@ -72,7 +72,7 @@ pub(crate) fn retain(
     {
         let is_whole = match is_whole {
             Some(is_whole) => is_whole,
-            None => is_found_whole(world, &dir.join(name), progress)?,
+            None => is_verified_valid(world, &dir.join(name), progress)?,
         };
         kept += usize::from(is_whole);
     }
@@ -102,7 +102,7 @@ fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, C
     Ok(known.collect())
 }
 
-fn is_found_whole(
+fn is_verified_valid(
     world: &Group,
     path: &Path,
     progress: &Progress,
@@ -124,7 +124,7 @@ fn delete(path: &Path) -> Result<(), CheckpointError> {
         return fs::remove_file(path).during("remove the link", path);
     }
     Mark::of_run(path).during("write into", path)?;
-    let trash = beside(path, TRASH);
+    let trash = sibling_path(path, TRASH);
     fs::rename(path, &trash).during("move aside", path)?;
     remove_marked(&trash);
     Ok(())

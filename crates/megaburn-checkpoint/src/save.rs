@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     CheckpointError, FileInfo, Manifest, TensorInfo,
     agree::settle,
+    atomic_dir::AtomicDir,
     chunks::CHUNK,
     dtype,
     error::IoContext,
@@ -23,7 +24,6 @@ use crate::{
     manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
     paths::sync_dir,
     retention::retain,
-    staging::Staging,
     write::write_rank_file,
 };
 
@@ -147,8 +147,8 @@ pub fn save<'a>(
     };
     let target = step_path(dir, snapshot.step);
     let create = || match guard {
-        Some(_) => check().and_then(|()| Staging::inside(&target)),
-        None => Staging::create(&target),
+        Some(_) => check().and_then(|()| AtomicDir::inside(&target)),
+        None => AtomicDir::create(&target),
     };
     let staging = groups.is_main().then(create).transpose();
     let staging = settle(world, staging)?;

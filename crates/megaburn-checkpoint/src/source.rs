@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, TensorData};
-use megaburn_mesh::{Axis, Piece, ShardSpec};
+use megaburn_mesh::{Axis, ShardPiece, ShardSpec};
 
 use crate::{Checkpoint, CheckpointError, TensorInfo};
 
@@ -113,7 +113,7 @@ pub(crate) fn stretch(shape: &[usize], dim: usize, global: Range<usize>) -> Shar
         "it has no {global:?} of {len}"
     );
     let local_len = global.len();
-    let pieces = vec![Piece {
+    let pieces = vec![ShardPiece {
         global,
         local: 0..local_len,
         replica: 0,

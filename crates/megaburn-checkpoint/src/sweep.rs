@@ -5,7 +5,7 @@ use std::{ffi::OsStr, fs, path::Path};
 use crate::{
     CheckpointError,
     error::IoContext,
-    owner::{OWNER, has_ended, is_left_behind, is_left_blank, pid_of, unmark},
+    owner::{OWNER, has_ended, is_abandoned, is_abandoned_blank, pid_of, unmark},
     paths::{REPLACED, TMP, is_there, parent},
     unfinished::remove_marked,
 };
@@ -27,7 +27,7 @@ pub(crate) fn sweep(
         return Ok(());
     }
     // A conversion that was killed right after it put its result in place.
-    if is_left_behind(target) {
+    if is_abandoned(target) {
         unmark(target).during("remove the mark of an ended process in", target)?;
     }
     for entry in fs::read_dir(above).during("read the folder", above)? {
@@ -38,11 +38,11 @@ pub(crate) fn sweep(
         }
         let suffix = |of: &str| suffix(name, &file_name, of);
         if let Some(suffix) = suffix(TMP) {
-            if is_left_behind(&path) || is_left_blank(&path, suffix) {
+            if is_abandoned(&path) || is_abandoned_blank(&path, suffix) {
                 remove_marked(&path);
             }
         } else if let Some(suffix) = suffix(REPLACED) {
-            let is_left = is_left_behind(&path)
+            let is_left = is_abandoned(&path)
                 || (!is_there(&path.join(OWNER)) && pid_of(suffix).is_some_and(has_ended));
             if is_left && !is_there(target) && is_result(&path) {
                 fs::rename(&path, target).during("restore", &path)?;
@@ -51,7 +51,7 @@ pub(crate) fn sweep(
                     "{} was moved aside by a conversion that was killed, and is back",
                     target.display()
                 );
-            } else if is_left_behind(&path) && is_there(target) {
+            } else if is_abandoned(&path) && is_there(target) {
                 remove_marked(&path);
             }
         }

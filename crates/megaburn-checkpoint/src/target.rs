@@ -5,10 +5,10 @@ use std::{fs, path::Path};
 
 use crate::{
     CheckpointError,
+    atomic_dir::AtomicDir,
     error::IoContext,
     owner::OWNER,
     paths::{is_there, sync_dir},
-    staging::Staging,
     sweep::sweep,
 };
 
@@ -31,7 +31,7 @@ impl Target<'_> {
     /// # Errors
     /// Something stands there and is not to be replaced, or is no such result: nobody's other
     /// folder is deleted.
-    pub(crate) fn stage(&self) -> Result<Staging, CheckpointError> {
+    pub(crate) fn stage(&self) -> Result<AtomicDir, CheckpointError> {
         // Of `out/..` or a link, the folder itself.
         let whole = || fs::canonicalize(self.path).unwrap_or_else(|_| self.path.to_path_buf());
         if let Err(error) = sweep(&whole(), |folder| self.kind(folder).is_ok()) {
@@ -43,11 +43,11 @@ impl Target<'_> {
             let (what, why) = (self.what, format!("it has no `{}`", self.mark));
             return Err(CheckpointError::NotReplaced { path, what, why });
         }
-        Staging::create_owned(&path)
+        AtomicDir::create_owned(&path)
     }
 
     /// Looks again, as writing took its time, and puts the new folder in place.
-    pub(crate) fn commit(&self, staging: Staging) -> Result<(), CheckpointError> {
+    pub(crate) fn commit(&self, staging: AtomicDir) -> Result<(), CheckpointError> {
         self.check()?;
         sync_dir(&staging.path)?;
         staging.commit()

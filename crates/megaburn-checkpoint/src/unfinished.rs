@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     owner::{OWNER, unmark},
-    paths::beside,
+    paths::sibling_path,
 };
 
 /// A folder in the making, and the folders above it that were made for it, innermost first.
@@ -27,9 +27,9 @@ fn list() -> MutexGuard<'static, Vec<Unfinished>> {
 
 /// While it is held, nothing is removed on behalf of a signal.
 #[derive(Debug)]
-pub(crate) struct Held(MutexGuard<'static, Vec<Unfinished>>);
+pub(crate) struct RemovalGuard(MutexGuard<'static, Vec<Unfinished>>);
 
-impl Held {
+impl RemovalGuard {
     pub(crate) fn new() -> Self {
         Self(list())
     }
@@ -55,7 +55,7 @@ pub fn remove_unfinished() {
     let mut list = list();
     for Unfinished { path, made } in list.drain(..) {
         // Under another name nobody can write more into it.
-        let aside = beside(&path, "-");
+        let aside = sibling_path(&path, "-");
         let path = if fs::rename(&path, &aside).is_ok() {
             aside
         } else {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use megaburn_collective::Progress;
-use megaburn_mesh::Piece;
+use megaburn_mesh::ShardPiece;
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
@@ -44,7 +44,7 @@ pub(crate) fn write_rank_file(
     let mut header = Header::default();
     for tensor in &owned {
         let (global_shape, dim) = (at_least_1d(&tensor.shard.global_shape), tensor.shard.dim);
-        for Piece { global, .. } in tensor.shard.owned() {
+        for ShardPiece { global, .. } in tensor.shard.owned() {
             let mut shape = global_shape.clone();
             shape[dim] = global.len();
             let (tensor_name, start) = (&tensor.name, global.start);
@@ -155,7 +155,7 @@ pub(crate) struct DataFile {
     file: Hashing<BufWriter<File>>,
     progress: Progress,
     /// Bytes since progress was told last, and since the last sync.
-    untold: usize,
+    unreported: usize,
     unsynced: usize,
 }
 
@@ -191,7 +191,7 @@ impl DataFile {
             path,
             file,
             progress: Progress::none(),
-            untold: 0,
+            unreported: 0,
             unsynced: 0,
         })
     }
@@ -214,9 +214,10 @@ impl DataFile {
 
     fn write_step(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)?;
-        self.untold += bytes.len();
-        if self.untold >= STEP {
-            self.progress.add(std::mem::take(&mut self.untold) as u64);
+        self.unreported += bytes.len();
+        if self.unreported >= STEP {
+            self.progress
+                .add(std::mem::take(&mut self.unreported) as u64);
         }
         self.unsynced += bytes.len();
         if self.unsynced >= SYNC {
@@ -233,14 +234,14 @@ impl DataFile {
             path,
             file,
             progress,
-            untold,
+            unreported,
             ..
         } = self;
         let Hashing { file, hash, len } = file;
         let file = file.into_inner().map_err(io::IntoInnerError::into_error);
         file.and_then(|file| file.sync_all())
             .during("write", &path)?;
-        progress.add(untold as u64);
+        progress.add(unreported as u64);
         Ok((len, hash.digest()))
     }
 }

@@ -17,11 +17,11 @@ use crate::{
 pub(crate) struct Activity {
     rank: usize,
     options: GroupOptions,
-    state: Mutex<State>,
+    state: Mutex<ActivityState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ActivityState {
     /// The phases that the rank is in, the innermost last.
     phases: Vec<Current>,
     next_id: u64,
@@ -46,7 +46,7 @@ struct Current {
 impl Activity {
     pub(crate) fn new(rank: usize, options: GroupOptions) -> Arc<Self> {
         let now = clock::now();
-        let state = State {
+        let state = ActivityState {
             phases: Vec::new(),
             next_id: 0,
             last: None,
@@ -167,17 +167,17 @@ impl Activity {
         Wait(self)
     }
 
-    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut ActivityState) -> T) -> T {
         change(&mut self.lock())
     }
 
     /// A thread that panicked left every field whole.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ActivityState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ActivityState {
     fn touch(&mut self) {
         self.sign = clock::now();
         if !self.phases.is_empty() {

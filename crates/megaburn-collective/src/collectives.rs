@@ -12,7 +12,7 @@ use crate::{
 
 /// Up to this many bytes an all-reduce sends everything to everyone (one exchange); above, each
 /// member reduces its stretch and hands it out (two exchanges, `2 / size` of the bytes).
-const ONE_EXCHANGE: usize = 16 << 10;
+const SINGLE_EXCHANGE: usize = 16 << 10;
 
 impl Group {
     /// Combines the members' values; every member gets the result.
@@ -44,7 +44,7 @@ impl Group {
             let refused = || self.bad_argument(&call, format!("{dtype:?} cannot be reduced so"));
             let mine = Payload::new(bytes);
             let len = mine.as_slice().len();
-            if len <= ONE_EXCHANGE {
+            if len <= SINGLE_EXCHANGE {
                 let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
                 let sum = reduce(&all, dtype, op).ok_or_else(refused)?;
                 return Ok(TensorData::from_bytes(sum, shape, dtype));

@@ -19,20 +19,20 @@ use crate::{
 /// How long a rank that fails by itself waits before it ends the others. They may have agreed on the
 /// failure in their last collective (a loss that is not finite, a checkpoint that cannot be written),
 /// which some of them are still finishing: they should end with it, not with the loss of this rank.
-pub(crate) const LAST_WORDS: Duration = Duration::from_millis(100);
+pub(crate) const FAILURE_GRACE: Duration = Duration::from_millis(100);
 
 /// What all groups of one rank share: the transport, the recorder and the first failure.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct RankContext {
     /// First, so that it is dropped first: its thread holds on to the others.
     #[cfg(feature = "cuda")]
-    pub(crate) device: crate::device::DeviceLink,
+    pub(crate) device: crate::device::NcclContext,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) recorder: Arc<FlightRecorder>,
     pub(crate) failure: Arc<OnceLock<CollectiveError>>,
 }
 
-impl Link {
+impl RankContext {
     pub(crate) fn new(transport: Arc<dyn Transport>) -> Self {
         Self {
             #[cfg(feature = "cuda")]
@@ -81,7 +81,7 @@ impl Group {
     pub(crate) fn run<T>(
         &self,
         call: &Call,
-        body: impl FnOnce(&Link, Deadline) -> Result<T, CollectiveError>,
+        body: impl FnOnce(&RankContext, Deadline) -> Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
         let Some(link) = &self.0.link else {
             return Err(self.bad_argument(call, "a group of one has no peers"));
@@ -103,7 +103,7 @@ impl Group {
     }
 
     /// Keeps this rank's first failure and makes it known.
-    pub(crate) fn record_failure(&self, link: &Link, error: &CollectiveError) {
+    pub(crate) fn record_failure(&self, link: &RankContext, error: &CollectiveError) {
         // One dump tells the story; the others would repeat it.
         if fail(self.global_rank(), &*link.transport, &link.failure, error) && !error.is_echo() {
             tracing::error!("{error}\n{}", self.flight_dump());
@@ -114,7 +114,7 @@ impl Group {
     /// this rank's own contribution stands in its place.
     pub(crate) fn exchange(
         &self,
-        link: &Link,
+        link: &RankContext,
         call: &Call,
         deadline: Deadline,
         outgoing: impl Fn(usize) -> Payload,
@@ -138,7 +138,7 @@ impl Group {
 
     pub(crate) fn send_to(
         &self,
-        link: &Link,
+        link: &RankContext,
         call: &Call,
         to: usize,
         payload: Payload,
@@ -156,7 +156,7 @@ impl Group {
 
     pub(crate) fn receive_from(
         &self,
-        link: &Link,
+        link: &RankContext,
         call: &Call,
         from: usize,
         deadline: Deadline,

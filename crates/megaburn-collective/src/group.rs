@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     CollectiveError, FlightRecord, PhaseLimits,
     activity::Activity,
-    exchange::{LAST_WORDS, Link},
+    exchange::{FAILURE_GRACE, RankContext},
     message::{Call, OpKind},
 };
 
@@ -76,8 +76,8 @@ pub(crate) struct Inner {
     pairs: Mutex<Vec<[u64; 2]>>,
     /// Before the link, which watches it until it is closed.
     #[cfg(feature = "cuda")]
-    pub(crate) device: std::sync::OnceLock<crate::device::DeviceSide>,
-    pub(crate) link: Option<Arc<Link>>,
+    pub(crate) device: std::sync::OnceLock<crate::device::NcclGroup>,
+    pub(crate) link: Option<Arc<RankContext>>,
 }
 
 impl Group {
@@ -110,7 +110,7 @@ impl Group {
     }
 
     /// The group of all ranks of a transport.
-    pub(crate) fn world(link: Arc<Link>, options: GroupOptions) -> Self {
+    pub(crate) fn world(link: Arc<RankContext>, options: GroupOptions) -> Self {
         let (rank, size) = (link.transport.rank(), link.transport.world_size());
         let activity = link.transport.activity().clone();
         Self::assemble(
@@ -129,7 +129,7 @@ impl Group {
         rank: usize,
         options: GroupOptions,
         activity: Arc<Activity>,
-        link: Option<Arc<Link>>,
+        link: Option<Arc<RankContext>>,
     ) -> Self {
         let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
         let pairs = Mutex::new(vec![[0; 2]; members.len()]);
@@ -296,7 +296,7 @@ impl Group {
     /// rank has finished.
     pub fn abort(&self, reason: &str) {
         if let Some(link) = &self.0.link {
-            thread::sleep(LAST_WORDS);
+            thread::sleep(FAILURE_GRACE);
             link.transport.abort(self.global_rank(), reason);
         }
     }

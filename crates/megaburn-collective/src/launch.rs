@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     Group, GroupOptions,
-    exchange::{LAST_WORDS, Link},
+    exchange::{FAILURE_GRACE, RankContext},
     threads::ThreadTransport,
     transport::Transport,
 };
@@ -96,7 +96,7 @@ fn run_rank<T, E: fmt::Display>(
     options: GroupOptions,
     body: impl Fn(Group) -> Result<T, E>,
 ) -> Result<T, RankFailure<E>> {
-    let link = Arc::new(Link::new(transport.clone()));
+    let link = Arc::new(RankContext::new(transport.clone()));
     let world = Group::world(link, options);
     let result = match catch_unwind(AssertUnwindSafe(|| body(world))) {
         Ok(result) => result.map_err(RankFailure::Failed),
@@ -105,7 +105,7 @@ fn run_rank<T, E: fmt::Display>(
     match &result {
         Ok(_) => transport.leave("it finished and left"),
         Err(failure) => {
-            thread::sleep(LAST_WORDS);
+            thread::sleep(FAILURE_GRACE);
             transport.die(&failure.to_string());
         }
     }

@@ -16,13 +16,13 @@ use crate::{
 
 /// What a rank hears after its time was over.
 #[derive(Debug)]
-pub(crate) struct Heard<M> {
+pub(crate) struct TimeoutReport<M> {
     /// What it waited for, if that has arrived after all.
     pub(crate) message: Option<M>,
     /// Ranks that ask this one why they wait for it.
     pub(crate) asked_by: Vec<usize>,
     /// Whether the rank waited for waits as well.
-    pub(crate) waits_too: bool,
+    pub(crate) also_waiting: bool,
     /// Whether the rank waited for, or one that it waits for, works on something long.
     pub(crate) busy: Option<Busy>,
     /// The failure that ends all waits.
@@ -32,18 +32,18 @@ pub(crate) struct Heard<M> {
 /// What has arrived for one rank and was not taken yet.
 #[derive(Debug)]
 pub(crate) struct Mailbox<M> {
-    state: Mutex<State<M>>,
+    state: Mutex<MailboxState<M>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State<M> {
+struct MailboxState<M> {
     queues: HashMap<(Channel, usize), VecDeque<M>>,
     left: HashMap<usize, String>,
     /// Whose time is over and who were not answered yet.
     asked_by: Vec<usize>,
     /// Who answered that they wait as well.
-    waits_too: HashSet<usize>,
+    also_waiting: HashSet<usize>,
     /// Who answered that they work, or wait for one that works.
     busy: HashMap<usize, Busy>,
     /// The first failure of any rank: nobody can go on.
@@ -52,11 +52,11 @@ struct State<M> {
 
 impl<M> Default for Mailbox<M> {
     fn default() -> Self {
-        let state = State {
+        let state = MailboxState {
             queues: HashMap::new(),
             left: HashMap::new(),
             asked_by: Vec::new(),
-            waits_too: HashSet::new(),
+            also_waiting: HashSet::new(),
             busy: HashMap::new(),
             failure: None,
         };
@@ -120,7 +120,7 @@ impl<M> Mailbox<M> {
 
     /// Rank `from` answers that it waits as well.
     pub(crate) fn answer(&self, from: usize) {
-        self.lock().waits_too.insert(from);
+        self.lock().also_waiting.insert(from);
         self.changed.notify_all();
     }
 
@@ -133,7 +133,7 @@ impl<M> Mailbox<M> {
     /// Forgets what rank `peer` answered before: it is about to be asked anew.
     pub(crate) fn forget_answers(&self, peer: usize) {
         let mut state = self.lock();
-        state.waits_too.remove(&peer);
+        state.also_waiting.remove(&peer);
         state.busy.remove(&peer);
     }
 
@@ -148,14 +148,14 @@ impl<M> Mailbox<M> {
         channel: Channel,
         deadline: Deadline,
     ) -> Result<M, TransportError> {
-        let arrived = |state: &mut State<M>| {
+        let arrived = |state: &mut MailboxState<M>| {
             let message = state.next(from, channel);
             message.map(Ok).or_else(|| state.gone(from).map(Err))
         };
         if let Some(end) = self.wait(deadline.half(), arrived) {
             return end;
         }
-        let arrived = |state: &mut State<M>| {
+        let arrived = |state: &mut MailboxState<M>| {
             let asked = !state.asked_by.is_empty();
             arrived(state).or_else(|| asked.then_some(Err(TransportError::Timeout)))
         };
@@ -171,10 +171,10 @@ impl<M> Mailbox<M> {
         channel: Channel,
         known: bool,
         deadline: Instant,
-    ) -> Heard<M> {
-        let news = |state: &mut State<M>| {
+    ) -> TimeoutReport<M> {
+        let news = |state: &mut MailboxState<M>| {
             let heard = state.heard(peer, channel);
-            let answered = heard.busy.is_some() || heard.waits_too && !known;
+            let answered = heard.busy.is_some() || heard.also_waiting && !known;
             let ended = heard.message.is_some() || heard.failure.is_some();
             (answered || ended || !heard.asked_by.is_empty()).then_some(heard)
         };
@@ -200,7 +200,7 @@ impl<M> Mailbox<M> {
     fn wait<T>(
         &self,
         deadline: Instant,
-        mut ready: impl FnMut(&mut State<M>) -> Option<T>,
+        mut ready: impl FnMut(&mut MailboxState<M>) -> Option<T>,
     ) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -217,23 +217,23 @@ impl<M> Mailbox<M> {
     }
 
     /// A rank that panicked while holding the lock left the queues whole: every change is one step.
-    fn lock(&self) -> MutexGuard<'_, State<M>> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState<M>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<M> State<M> {
+impl<M> MailboxState<M> {
     fn next(&mut self, from: usize, channel: Channel) -> Option<M> {
         self.queues
             .get_mut(&(channel, from))
             .and_then(VecDeque::pop_front)
     }
 
-    fn heard(&mut self, peer: usize, channel: Channel) -> Heard<M> {
-        Heard {
+    fn heard(&mut self, peer: usize, channel: Channel) -> TimeoutReport<M> {
+        TimeoutReport {
             message: self.next(peer, channel),
             asked_by: std::mem::take(&mut self.asked_by),
-            waits_too: self.waits_too.contains(&peer),
+            also_waiting: self.also_waiting.contains(&peer),
             busy: self.busy.get(&peer).cloned(),
             failure: self.gone(peer),
         }

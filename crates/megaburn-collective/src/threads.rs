@@ -7,7 +7,7 @@ use crate::{
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::Message,
-    transport::{Overdue, Transport},
+    transport::{TimeoutProbe, Transport},
 };
 
 /// Ranks as threads of one process: a message is an `Arc` put into the receiver's mailbox.
@@ -87,15 +87,15 @@ impl Transport for ThreadTransport {
         Ok(())
     }
 
-    fn say(&self, to: usize, overdue: Overdue) {
+    fn say(&self, to: usize, overdue: TimeoutProbe) {
         match overdue {
             // Answered for the other rank, which may be at work.
-            Overdue::Question => match self.activities[to].busy() {
+            TimeoutProbe::Question => match self.activities[to].busy() {
                 Some(busy) => self.mailbox().answer_busy(to, busy),
                 None => self.mailboxes[to].ask(self.rank),
             },
-            Overdue::WaitsToo => self.mailboxes[to].answer(self.rank),
-            Overdue::Busy(busy) => self.mailboxes[to].answer_busy(self.rank, busy),
+            TimeoutProbe::AlsoWaiting => self.mailboxes[to].answer(self.rank),
+            TimeoutProbe::Busy(busy) => self.mailboxes[to].answer_busy(self.rank, busy),
         }
     }
 
@@ -139,7 +139,7 @@ mod tests {
     fn asked(after: Option<Duration>) -> (Result<(), TransportError>, Duration) {
         let ranks = ThreadTransport::world(3, GroupOptions::default());
         let begin = Instant::now();
-        ranks[0].say(1, Overdue::Question);
+        ranks[0].say(1, TimeoutProbe::Question);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let Some(after) = after else { return };

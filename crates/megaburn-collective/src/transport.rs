@@ -25,11 +25,11 @@ pub(crate) const SILENT: Duration = Duration::from_secs(4);
 
 /// What two ranks say about a wait that took too long.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) enum Overdue {
+pub(crate) enum TimeoutProbe {
     /// The sender's time is over, and it waits for the receiver.
     Question,
     /// The sender waits for another rank itself.
-    WaitsToo,
+    AlsoWaiting,
     /// The sender works on something long, or waits for a rank that does.
     Busy(Busy),
 }
@@ -41,7 +41,7 @@ pub(crate) enum Answer {
     Message(Message),
     Busy(Busy),
     /// It waits as well, and nobody said for whom.
-    WaitsToo,
+    AlsoWaiting,
     /// None.
     Nothing,
 }
@@ -75,7 +75,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     ) -> Result<(), TransportError>;
 
     /// Says `overdue` to rank `to`, if it takes a word at once.
-    fn say(&self, to: usize, overdue: Overdue);
+    fn say(&self, to: usize, overdue: TimeoutProbe);
 
     /// Tells every rank that rank `by` failed first, this one or one that it heard of; what they
     /// wait for ends with [`TransportError::Aborted`]. Never blocks for long.
@@ -116,7 +116,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
                     continue;
                 }
                 // Whoever waits for the silent rank itself is the first to name it.
-                Answer::WaitsToo => SILENT + 2 * GRACE,
+                Answer::AlsoWaiting => SILENT + 2 * GRACE,
                 Answer::Nothing => SILENT,
             };
             if worked.is_none_or(|worked| clock::now() >= worked + patience) {
@@ -129,13 +129,13 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     fn ask(&self, from: usize, channel: Channel) -> Result<Answer, TransportError> {
         let mailbox = self.mailbox();
         mailbox.forget_answers(from);
-        self.say(from, Overdue::Question);
+        self.say(from, TimeoutProbe::Question);
         let mut until = clock::now() + GRACE;
         let (mut answered, mut asked_by) = (false, Vec::new());
         loop {
             let heard = mailbox.wait_overdue(from, channel, answered, until);
             for &asking in &heard.asked_by {
-                self.say(asking, Overdue::WaitsToo);
+                self.say(asking, TimeoutProbe::AlsoWaiting);
             }
             asked_by.extend(heard.asked_by);
             if let Some(message) = heard.message {
@@ -146,17 +146,17 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
             }
             if let Some(busy) = heard.busy {
                 for asking in asked_by {
-                    self.say(asking, Overdue::Busy(busy.clone()));
+                    self.say(asking, TimeoutProbe::Busy(busy.clone()));
                 }
                 return Ok(Answer::Busy(busy));
             }
-            if heard.waits_too && !answered {
+            if heard.also_waiting && !answered {
                 answered = true;
                 until += GRACE;
             }
             if clock::now() >= until {
                 return Ok(if answered {
-                    Answer::WaitsToo
+                    Answer::AlsoWaiting
                 } else {
                     Answer::Nothing
                 });

@@ -60,15 +60,19 @@ fn until_it_fails(group: &Group, operation: Operation) -> CollectiveError {
     }
 }
 
-/// Every rank but `culprit` has an error that names it, and its groups are unusable.
-fn check_all_but(culprit: usize, ends: &Ends, what: &str) {
-    for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
+/// Every rank but `unresponsive_peer` has an error that names it, and its groups are unusable.
+fn check_all_but(unresponsive_peer: usize, ends: &Ends, what: &str) {
+    for (rank, end) in ends
+        .iter()
+        .enumerate()
+        .filter(|(rank, _)| *rank != unresponsive_peer)
+    {
         let text = end
             .as_ref()
             .unwrap_or_else(|end| panic!("{what}: {end}"))
             .to_string();
         assert!(
-            text.contains(&format!("rank {culprit}")),
+            text.contains(&format!("rank {unresponsive_peer}")),
             "{what}: rank {rank}: {text}"
         );
         assert!(

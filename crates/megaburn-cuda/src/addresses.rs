@@ -11,7 +11,7 @@ pub enum Entry {
     /// Where the first element of a tensor is, by its index.
     Address(usize),
     /// So many bytes behind that.
-    Behind(usize, u64),
+    Offset(usize, u64),
     /// Itself.
     Number(u64),
 }
@@ -56,7 +56,7 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
         };
         let number = |entry| match entry {
             Entry::Address(i) => tensors[i].ptr,
-            Entry::Behind(i, bytes) => tensors[i].ptr + bytes,
+            Entry::Offset(i, bytes) => tensors[i].ptr + bytes,
             Entry::Number(number) => number,
         };
         let numbers: Vec<u64> = entries.into_iter().map(number).collect();

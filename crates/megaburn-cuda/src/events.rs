@@ -62,7 +62,7 @@ impl PooledEvent {
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn holds_up(&self, stream: Stream) -> Result<(), CudaError> {
+    pub fn blocks_stream(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: event and stream are live handles of this context.
         unsafe { sys::cuStreamWaitEvent(stream.0, self.handle(), 0) }
             .result()

@@ -10,13 +10,13 @@ pub const VARIABLE: &str = "MEGABURN_KERNEL_CACHE";
 
 /// What the variable asks for.
 #[derive(Debug, PartialEq, Eq)]
-enum Cache {
+enum KernelCacheMode {
     Off,
     Default,
     Folder(PathBuf),
 }
 
-impl Cache {
+impl KernelCacheMode {
     fn of(value: Option<&str>) -> Self {
         match value {
             None | Some("" | "1") => Self::Default,
@@ -35,10 +35,10 @@ pub(crate) fn turn_on() {
 }
 
 fn set() {
-    let asked = Cache::of(env::var(VARIABLE).ok().as_deref());
+    let asked = KernelCacheMode::of(env::var(VARIABLE).ok().as_deref());
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    config.compilation.cache = asked != Cache::Off;
-    if let Cache::Folder(folder) = asked {
+    config.compilation.cache = asked != KernelCacheMode::Off;
+    if let KernelCacheMode::Folder(folder) = asked {
         config.environment.path = CacheConfig::Directory(folder);
     }
     if !CubeClRuntimeConfig::try_set(config) {
@@ -52,12 +52,12 @@ mod tests {
 
     #[test]
     fn a_folder_is_any_value_but_a_switch() {
-        assert_eq!(Cache::of(None), Cache::Default);
-        assert_eq!(Cache::of(Some("1")), Cache::Default);
-        assert_eq!(Cache::of(Some("0")), Cache::Off);
+        assert_eq!(KernelCacheMode::of(None), KernelCacheMode::Default);
+        assert_eq!(KernelCacheMode::of(Some("1")), KernelCacheMode::Default);
+        assert_eq!(KernelCacheMode::of(Some("0")), KernelCacheMode::Off);
         assert_eq!(
-            Cache::of(Some("/scratch/k")),
-            Cache::Folder("/scratch/k".into())
+            KernelCacheMode::of(Some("/scratch/k")),
+            KernelCacheMode::Folder("/scratch/k".into())
         );
     }
 }

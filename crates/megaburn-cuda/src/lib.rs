@@ -16,6 +16,7 @@
 use cubecl_environment::stream::{StreamPolicy, set_policy};
 
 pub mod addresses;
+mod async_op;
 mod context;
 pub mod cudnn;
 mod error;
@@ -32,14 +33,13 @@ pub mod nvtx;
 pub mod profiler;
 mod queue;
 mod search;
-mod started;
 pub mod streams;
 pub mod tensor;
 pub mod timing;
 
+pub use async_op::AsyncOp;
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};
-pub use started::Started;
 
 /// Makes this process ready to compute on one GPU, and returns how many it may use. Called before the
 /// first tensor: all threads of the process then launch on one stream, in the order of their calls, and

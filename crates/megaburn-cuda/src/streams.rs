@@ -53,7 +53,7 @@ impl Stream {
     /// The driver refuses.
     pub fn wait_for(self, other: Self) -> Result<(), CudaError> {
         let event = Event::record(other)?;
-        event.holds_up(self)
+        event.blocks_stream(self)
     }
 
     /// Waits until everything on the stream is done. For teardown and measurements.

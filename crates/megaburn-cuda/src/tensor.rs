@@ -62,18 +62,18 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
 
 /// A stretch of the memory of `whole`, `[n]`, to be written where it is; none where CubeCL would not cut
 /// it.
-pub fn stretch(whole: &CubeTensor, start: usize, shape: impl Into<Shape>) -> Option<CubeTensor> {
+pub fn slice_of(whole: &CubeTensor, start: usize, shape: impl Into<Shape>) -> Option<CubeTensor> {
     let shape = shape.into();
     let end = (start + shape.num_elements()) * whole.dtype.size();
     let behind = (whole.meta.num_elements() * whole.dtype.size()).checked_sub(end)?;
-    let found = open_stretch(whole, start, shape)?;
+    let found = uninitialized_slice(whole, start, shape)?;
     (behind as u64).is_multiple_of(cut(whole)).then_some(found)
 }
 
 /// The same where only the start need be where CubeCL cuts: its memory goes on behind the end, by less
 /// than one cut. For kernels that are told how many elements there are, and for no others: CubeCL's go by
 /// the memory.
-pub fn open_stretch(
+pub fn uninitialized_slice(
     whole: &CubeTensor,
     start: usize,
     shape: impl Into<Shape>,

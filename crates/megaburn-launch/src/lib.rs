@@ -62,7 +62,7 @@ pub struct LaunchOptions {
     /// `None` for a command that calls [`tie_to_launcher`] itself.
     pub entry: Option<Vec<OsString>>,
     /// Whether the cause of a failure is written to standard error at the end.
-    pub tells_cause: bool,
+    pub reports_cause: bool,
     /// How long ranks may take to end after SIGTERM, once one has failed.
     pub grace: Duration,
     /// How long the launcher waits for a rank to end after SIGKILL. A rank that the kernel holds (its
@@ -88,7 +88,7 @@ impl LaunchOptions {
             master_port: None,
             command,
             entry: Some(vec!["launch-child".into()]),
-            tells_cause: true,
+            reports_cause: true,
             grace: Duration::from_secs(3),
             give_up: Duration::from_secs(30),
             log_dir: None,
@@ -136,9 +136,9 @@ impl LaunchOptions {
     }
 
     /// Leaves it to the caller to tell the cause of a failure.
-    pub fn with_silent_end(self) -> Self {
+    pub fn without_cause_report(self) -> Self {
         Self {
-            tells_cause: false,
+            reports_cause: false,
             ..self
         }
     }

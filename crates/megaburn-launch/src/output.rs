@@ -105,7 +105,7 @@ impl Streams {
     }
 
     /// Says which ranks wrote the errors that were shown once.
-    pub(crate) fn tell_repeats(&self) {
+    pub(crate) fn report_repeats(&self) {
         self.repeats.lines().iter().for_each(|line| self.say(line));
     }
 

@@ -23,7 +23,7 @@ use crate::{
     logs::Logs,
     output::{LastWords, Pumps, Sink, Source, Streams},
     signals::{StopRequests, passed_on},
-    verdict::{EndedBy, Outcome, RankEnd, stopped_with},
+    verdict::{EndedBy, Outcome, RankEnd, exit_code_of_signal},
 };
 
 /// So long the others may end by themselves after the first failure: they say what they saw, and
@@ -50,7 +50,7 @@ enum Event {
 }
 
 /// A rank's process and what is known of it.
-struct Rank {
+struct RankProcess {
     rank: usize,
     child: Child,
     pid: Pid,
@@ -91,7 +91,7 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
     let (sender, events) = channel();
     let signals = watch_signals(sender.clone()).map_err(LaunchError::Watch)?;
     let mut pumps = Pumps::new(streams.with_logs(logs));
-    let mut run = Run::new(options, guard);
+    let mut run = Supervisor::new(options, guard);
     for local_rank in 0..options.nproc {
         if let Err(error) = run.start(local_rank, &job, &sender, &mut pumps) {
             run.kill();
@@ -106,8 +106,8 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
     signals.close();
     pumps.finish(DRAIN);
     let outcome = run.into_outcome();
-    pumps.streams.tell_repeats();
-    if options.tells_cause && (outcome.cause().is_some() || outcome.signal.is_some()) {
+    pumps.streams.report_repeats();
+    if options.reports_cause && (outcome.cause().is_some() || outcome.signal.is_some()) {
         pumps.streams.say(&format!("megaburn launch: {outcome}"));
     }
     pumps.streams.flush();
@@ -129,8 +129,8 @@ fn watch_signals(events: Sender<Event>) -> io::Result<signal_hook::iterator::Han
     Ok(handle)
 }
 
-struct Run<'a> {
-    ranks: Vec<Rank>,
+struct Supervisor<'a> {
+    ranks: Vec<RankProcess>,
     ends: Vec<(usize, EndedBy, bool)>,
     options: &'a LaunchOptions,
     guard: Option<Guard>,
@@ -150,7 +150,7 @@ enum Plan {
     GiveUp(Instant),
 }
 
-impl<'a> Run<'a> {
+impl<'a> Supervisor<'a> {
     fn new(options: &'a LaunchOptions, guard: Option<Guard>) -> Self {
         let (ranks, ends, requests) = Default::default();
         Self {
@@ -179,7 +179,7 @@ impl<'a> Run<'a> {
         self.guard.iter_mut().for_each(|guard| guard.add(pid));
         let last_words = LastWords::default();
         let running = true;
-        self.ranks.push(Rank {
+        self.ranks.push(RankProcess {
             rank,
             child,
             pid,
@@ -227,10 +227,10 @@ impl<'a> Run<'a> {
                 }
                 Ok(Event::GroupEnded { .. }) => {}
                 Ok(Event::Signal(number)) if number == Signal::SIGTSTP as i32 => self.suspend(),
-                Ok(Event::Signal(number)) => self.pass_on(number),
+                Ok(Event::Signal(number)) => self.forward_signal(number),
                 Err(_) => match self.plan {
                     Plan::Terminate(_) => self.terminate(),
-                    Plan::GiveUp(_) => return self.leave_behind(),
+                    Plan::GiveUp(_) => return self.abandon(),
                     Plan::Wait | Plan::Kill(_) => self.kill(),
                 },
             }
@@ -268,7 +268,7 @@ impl<'a> Run<'a> {
 
     /// Gives the others time to end by themselves.
     fn settle(&mut self) {
-        let settle = if stopped_with(self.ends.iter().map(|(_, by, _)| *by)).is_some() {
+        let settle = if exit_code_of_signal(self.ends.iter().map(|(_, by, _)| *by)).is_some() {
             STOPPING
         } else if self.signal.is_some() {
             // After a request to stop the others are busy with it.
@@ -306,7 +306,7 @@ impl<'a> Run<'a> {
     }
 
     /// Gives up waiting for ranks that SIGKILL does not end.
-    fn leave_behind(&mut self) {
+    fn abandon(&mut self) {
         for (local_rank, rank) in self
             .ranks
             .iter_mut()
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn pass_on(&mut self, number: i32) {
+    fn forward_signal(&mut self, number: i32) {
         let is_first = !self.requests.is_requested();
         let is_repeated = self.requests.is_repeated(Instant::now());
         if !is_first && !is_repeated {
@@ -355,7 +355,7 @@ impl<'a> Run<'a> {
         } = self;
         drop(guard);
         let end = |(local_rank, by, told): (usize, EndedBy, bool)| {
-            let Rank {
+            let RankProcess {
                 rank, last_words, ..
             } = &ranks[local_rank];
             let words = last_words.lock().unwrap_or_else(PoisonError::into_inner);

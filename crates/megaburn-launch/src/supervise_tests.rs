@@ -3,12 +3,12 @@ use std::process::Command;
 use super::*;
 
 /// A rank whose end nobody hears of, as if the kernel held it.
-fn held(options: &LaunchOptions) -> Run<'_> {
+fn held(options: &LaunchOptions) -> Supervisor<'_> {
     let child = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());
-    let mut run = Run::new(options, None);
+    let mut run = Supervisor::new(options, None);
     let last_words = LastWords::default();
-    run.ranks.push(Rank {
+    run.ranks.push(RankProcess {
         rank: 0,
         child,
         pid,
@@ -44,12 +44,12 @@ fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
 #[test]
 fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
     let options = LaunchOptions::new(1, vec!["sleep".into()]);
-    let mut run = Run::new(&options, None);
-    run.pass_on(15);
-    run.pass_on(2);
+    let mut run = Supervisor::new(&options, None);
+    run.forward_signal(15);
+    run.forward_signal(2);
     assert_eq!((run.plan, run.signal), (Plan::Wait, Some(15)));
     thread::sleep(Duration::from_millis(1010));
-    run.pass_on(2);
+    run.forward_signal(2);
     assert!(
         matches!(run.plan, Plan::Kill(_)) && run.signal == Some(2),
         "{:?}",
@@ -60,8 +60,8 @@ fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
 #[test]
 fn ranks_that_stop_with_one_code_have_time_to_end_and_a_failure_among_them_cuts_it_short() {
     let options = LaunchOptions::new(3, vec!["sleep".into()]);
-    let mut run = Run::new(&options, None);
-    let left = |run: &Run<'_>| match run.plan {
+    let mut run = Supervisor::new(&options, None);
+    let left = |run: &Supervisor<'_>| match run.plan {
         Plan::Terminate(at) => at.saturating_duration_since(Instant::now()),
         plan => panic!("{plan:?}"),
     };

@@ -36,7 +36,7 @@ impl EndedBy {
 
 /// The exit code of ranks that stopped: all that ended did so with this code, which means none of the
 /// failures of megaburn, of Rust or of shells. `train.stopped_exit_code` can be no other.
-pub(crate) fn stopped_with(mut ends: impl Iterator<Item = EndedBy>) -> Option<i32> {
+pub(crate) fn exit_code_of_signal(mut ends: impl Iterator<Item = EndedBy>) -> Option<i32> {
     let first = ends.next()?;
     match first {
         EndedBy::Code(code) if code > EXIT_PEER_FAILED && code < 126 && code != 101 => {
@@ -120,7 +120,7 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let signal = self.signal.and_then(|number| Signal::try_from(number).ok());
-        if let Some(code) = stopped_with(self.ends.iter().map(|end| end.by)) {
+        if let Some(code) = exit_code_of_signal(self.ends.iter().map(|end| end.by)) {
             f.write_str("stopped")?;
             signal
                 .iter()

@@ -93,7 +93,7 @@ pub enum MeshError {
     #[error(
         "documents that begin at {cu_seqlens:?} do not rise from 0 to {len}, the tokens of a row"
     )]
-    Documents { cu_seqlens: Vec<usize>, len: usize },
+    PackedRows { cu_seqlens: Vec<usize>, len: usize },
     #[error(
         "a document of {len} tokens from {start} on in row {row} does not divide into the {multiple} chunks of the zigzag split: pad it to a multiple of {multiple}"
     )]

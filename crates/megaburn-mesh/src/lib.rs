@@ -14,23 +14,23 @@
 //! ```
 
 mod axis;
-mod documents;
 mod error;
-mod fit;
 mod layout;
 mod mesh;
+mod model_shape;
+mod packed_rows;
 mod plan;
 mod rng;
 mod shard;
 mod zigzag;
 
 pub use axis::Axis;
-pub use documents::Documents;
 pub use error::MeshError;
-pub use fit::{ExpertShape, ModelShape};
 pub use layout::Layout;
 pub use mesh::{Coords, Mesh};
+pub use model_shape::{ExpertShape, ModelShape};
+pub use packed_rows::PackedRows;
 pub use plan::{ParamSpec, ShardPlan};
 pub use rng::{PositionRng, Purpose};
-pub use shard::{Part, Piece, ShardSpec, pad_vocab};
+pub use shard::{FusedPart, ShardPiece, ShardSpec, pad_vocab};
 pub use zigzag::Zigzag;

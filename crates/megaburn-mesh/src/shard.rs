@@ -7,14 +7,14 @@ use crate::{Axis, MeshError};
 /// A stretch of a split dimension that is cut by itself: the gate of a fused gate-up matrix, the
 /// keys of a fused QKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct FusedPart {
     /// Indivisible units: features of a plain matrix, heads of an attention projection.
     pub units: usize,
     /// Elements of one unit along the dimension.
     pub unit: usize,
 }
 
-impl Part {
+impl FusedPart {
     /// A part of `size` single elements.
     pub fn new(size: usize) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Part {
 
 /// One contiguous stretch of a shard along its split dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct ShardPiece {
     /// Where it stands in the global tensor.
     pub global: Range<usize>,
     /// Where it stands in the local tensor.
@@ -89,7 +89,7 @@ pub struct ShardSpec {
     /// The dimension that is split (0 for a replicated tensor).
     pub dim: usize,
     /// What this rank holds along `dim`, in local order.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<ShardPiece>,
     /// Local length along `dim`: the pieces, and behind them padding that belongs to no global
     /// element and stays zero.
     pub local_len: usize,
@@ -103,7 +103,7 @@ impl ShardSpec {
             global_shape: global_shape.to_vec(),
             axis,
             dim: 0,
-            pieces: vec![Piece {
+            pieces: vec![ShardPiece {
                 global: 0..len,
                 local: 0..len,
                 replica: rank,
@@ -121,13 +121,13 @@ impl ShardSpec {
     pub fn split(
         global_shape: &[usize],
         dim: usize,
-        parts: &[Part],
+        parts: &[FusedPart],
         axis: Axis,
         rank: usize,
         ranks: usize,
     ) -> Result<Self, MeshError> {
         let size = global_shape[dim];
-        let sum: usize = parts.iter().map(Part::size).sum();
+        let sum: usize = parts.iter().map(FusedPart::size).sum();
         if sum != size {
             let global_shape = global_shape.to_vec();
             return Err(MeshError::Parts {
@@ -144,7 +144,7 @@ impl ShardSpec {
             let local = local_len..local_len + range.len();
             local_len = local.end;
             let global = start + range.start..start + range.end;
-            pieces.push(Piece {
+            pieces.push(ShardPiece {
                 global,
                 local,
                 replica,
@@ -185,7 +185,7 @@ impl ShardSpec {
         let size = global_shape[dim];
         let global = (rank * local_len).min(size)..((rank + 1) * local_len).min(size);
         let local = 0..global.len();
-        let pieces = vec![Piece {
+        let pieces = vec![ShardPiece {
             global,
             local,
             replica: 0,
@@ -232,7 +232,7 @@ impl ShardSpec {
 
     /// The pieces that this rank owns: over all ranks of the axis they tile the tensor exactly
     /// once.
-    pub fn owned(&self) -> impl Iterator<Item = &Piece> {
+    pub fn owned(&self) -> impl Iterator<Item = &ShardPiece> {
         self.pieces
             .iter()
             .filter(|piece| piece.replica == 0 && !piece.global.is_empty())
@@ -246,7 +246,7 @@ impl ShardSpec {
 
     /// Calls `f(local offset, global offset, length)` for each contiguous run of elements of the
     /// given piece in row-major order.
-    pub fn for_each_run(&self, piece: &Piece, mut f: impl FnMut(usize, usize, usize)) {
+    pub fn for_each_run(&self, piece: &ShardPiece, mut f: impl FnMut(usize, usize, usize)) {
         let outer: usize = self.global_shape[..self.dim.min(self.global_shape.len())]
             .iter()
             .product();
@@ -278,7 +278,11 @@ mod tests {
     #[test]
     fn fewer_kv_heads_than_ranks_are_replicated() {
         // 8 query heads and 2 key/value heads of width 4 over 4 ranks: [q | k | v].
-        let parts = [Part::units(8, 4), Part::units(2, 4), Part::units(2, 4)];
+        let parts = [
+            FusedPart::units(8, 4),
+            FusedPart::units(2, 4),
+            FusedPart::units(2, 4),
+        ];
         let spec = ShardSpec::split(&[16, 48], 1, &parts, Axis::Tp, 3, 4).unwrap();
         assert_eq!(spec.local_shape(), [16, 16]);
         let held: Vec<_> = spec
@@ -315,14 +319,15 @@ mod tests {
 
     #[test]
     fn parts_that_do_not_fit_are_errors() {
-        let error = ShardSpec::split(&[4, 10], 1, &[Part::new(8)], Axis::Tp, 0, 2).unwrap_err();
+        let error =
+            ShardSpec::split(&[4, 10], 1, &[FusedPart::new(8)], Axis::Tp, 0, 2).unwrap_err();
         assert!(
             error
                 .to_string()
                 .contains("holds 10, its parts add up to 8"),
             "{error}"
         );
-        let error = ShardSpec::split(&[9], 0, &[Part::new(9)], Axis::Tp, 0, 2).unwrap_err();
+        let error = ShardSpec::split(&[9], 0, &[FusedPart::new(9)], Axis::Tp, 0, 2).unwrap_err();
         assert!(error.to_string().contains("9 units"), "{error}");
     }
 
@@ -350,8 +355,8 @@ mod tests {
             units in prop::collection::vec((1usize..9, 1usize..4), 1..4),
             dim in 0usize..3,
         ) {
-            let parts: Vec<Part> = units.iter().map(|&(u, n)| Part::units(u, n)).collect();
-            let size: usize = parts.iter().map(Part::size).sum();
+            let parts: Vec<FusedPart> = units.iter().map(|&(u, n)| FusedPart::units(u, n)).collect();
+            let size: usize = parts.iter().map(FusedPart::size).sum();
             let mut shape = vec![outer, inner];
             shape.insert(dim, size);
             let specs: Result<Vec<_>, _> = (0..ranks)

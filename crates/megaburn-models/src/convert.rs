@@ -89,7 +89,7 @@ pub fn import(
 /// See [`ModelSource::open`]; something that is not to be replaced, a full disk. Then nothing new
 /// stays behind.
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
-    let source = ModelSource::open_whole(from)?;
+    let source = ModelSource::open_verified(from)?;
     if source.hf_dir().is_some() {
         let why = "is a Hugging Face model already; give a checkpoint or a run".to_string();
         return Err(ModelError::File {

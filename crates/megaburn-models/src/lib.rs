@@ -5,7 +5,7 @@
 //! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. What is particular to
 //! a family, its parts and its names on Hugging Face, stands in one file of [`families`].
 
-pub mod activations;
+pub mod activation_memory;
 pub mod assets;
 pub mod convert;
 pub mod decoder;

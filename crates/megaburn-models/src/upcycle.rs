@@ -50,7 +50,7 @@ pub fn upcycle(
     options: UpcycleOptions,
     force: bool,
 ) -> Result<DecoderConfig, ModelError> {
-    let source = ModelSource::open_whole(from)?;
+    let source = ModelSource::open_verified(from)?;
     let config = upcycled(source.config(), options)?;
     check_target(from, to)?;
     let dense = source.config().whole_plan()?;

@@ -16,8 +16,8 @@ use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::Layout;
 use megaburn_models::{
     Decoder, DecoderConfig, Family,
-    activations::{Activations, Ends, Scores},
-    decoder::{Ahead, LatentAttention, Recompute, RecomputeBlocks},
+    activation_memory::{ActivationMemory, Scores, StageEnds},
+    decoder::{Mla, MtpTargets, Recompute, RecomputeBlocks},
 };
 use megaburn_parallel::{ExpertGroups, MoeConfig, TokenContext, load_params, read_params};
 use rstest::rstest;
@@ -34,7 +34,7 @@ fn live() -> usize {
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-fn ids(of: &Activations, factor: usize, device: &Device) -> Tensor<2, Int> {
+fn ids(of: &ActivationMemory, factor: usize, device: &Device) -> Tensor<2, Int> {
     let shape = [of.seq_len, of.micro_batch];
     let ids = (0..shape[0] * shape[1])
         .map(|i| (i * factor % 251) as i64)
@@ -42,7 +42,7 @@ fn ids(of: &Activations, factor: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new::<i64, _>(ids, shape), device)
 }
 
-fn model(of: &Activations, group: &Group, device: &Device) -> Decoder {
+fn model(of: &ActivationMemory, group: &Group, device: &Device) -> Decoder {
     let model = of.model.init(group, of.sequence_parallel, device).unwrap();
     let dtype = if of.element == 2 {
         DType::BF16
@@ -60,14 +60,14 @@ fn model(of: &Activations, group: &Group, device: &Device) -> Decoder {
 }
 
 /// What a rank holds after the forward of a micro-batch, of which all hold as much.
-fn held(of: &Activations) -> usize {
+fn held(of: &ActivationMemory) -> usize {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let barrier = Barrier::new(of.tp);
     let ranks = run_threads(of.tp, GroupOptions::default(), |group| {
         let device = Device::flex().autodiff();
         let model = model(of, &group, &device);
         let step = || {
-            let ahead = (0..of.model.mtp_layers).map(|depth| Ahead {
+            let ahead = (0..of.model.mtp_layers).map(|depth| MtpTargets {
                 tokens: ids(of, 13 + depth, &device),
                 labels: ids(of, 17 + depth, &device),
                 counted: None,
@@ -94,10 +94,10 @@ fn held(of: &Activations) -> usize {
     ranks[0] / of.tp
 }
 
-fn assert_held(of: &Activations) {
+fn assert_held(of: &ActivationMemory) {
     let expected = of.stage(
         0..of.model.layers,
-        Ends {
+        StageEnds {
             first: true,
             last: true,
         },
@@ -111,7 +111,7 @@ fn assert_held(of: &Activations) {
     );
 }
 
-fn activations(family: Family) -> Activations {
+fn activations(family: Family) -> ActivationMemory {
     let parts = family.template();
     let shares = family != Family::Gpt2 && parts.latent.is_none();
     let sizes = DecoderConfig {
@@ -128,10 +128,10 @@ fn activations(family: Family) -> Activations {
         },
         ..parts
     };
-    Activations {
+    ActivationMemory {
         element: 4,
         scores: Scores::Kept,
-        ..Activations::new(sizes, 64, 4)
+        ..ActivationMemory::new(sizes, 64, 4)
     }
 }
 
@@ -152,14 +152,14 @@ fn a_model_holds_what_the_formula_says(
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
-    let of = Activations {
+    let of = ActivationMemory {
         element,
         tp,
         sequence_parallel,
         ..activations(family)
     };
     for recompute in [Recompute::default(), ALL] {
-        assert_held(&Activations {
+        assert_held(&ActivationMemory {
             recompute,
             ..of.clone()
         });
@@ -168,15 +168,15 @@ fn a_model_holds_what_the_formula_says(
 
 /// Of a few tensors of so small a model, graph and copies of modules would be a tenth, which is the
 /// same of twice the tokens.
-fn assert_held_of_more_tokens(of: &Activations, tolerance: f64) {
-    let twice = Activations {
+fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
+    let twice = ActivationMemory {
         micro_batch: 2 * of.micro_batch,
         ..of.clone()
     };
-    let expected = |of: &Activations| {
+    let expected = |of: &ActivationMemory| {
         of.stage(
             0..of.model.layers,
-            Ends {
+            StageEnds {
                 first: true,
                 last: true,
             },
@@ -197,7 +197,7 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
-    let of = Activations {
+    let of = ActivationMemory {
         element,
         tp,
         sequence_parallel,
@@ -235,7 +235,7 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
         .chain(kept)
     {
         assert_held_of_more_tokens(
-            &Activations {
+            &ActivationMemory {
                 recompute,
                 ..of.clone()
             },
@@ -257,13 +257,13 @@ fn a_model_with_experts_holds_what_the_formula_says(
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
-    let mut of = Activations {
+    let mut of = ActivationMemory {
         element,
         tp,
         sequence_parallel,
         ..activations(family)
     };
-    of.model.latent = of.model.latent.map(|latent| LatentAttention {
+    of.model.latent = of.model.latent.map(|latent| Mla {
         q_lora_rank: (family == Family::DeepseekV3).then_some(48),
         ..latent
     });
@@ -278,7 +278,7 @@ fn a_model_with_experts_holds_what_the_formula_says(
         Recompute { mlp: true, ..ALL },
     ] {
         assert_held_of_more_tokens(
-            &Activations {
+            &ActivationMemory {
                 recompute,
                 ..of.clone()
             },
@@ -293,7 +293,7 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
     #[values(false, true)] fused_loss: bool,
 ) {
-    let mut of = Activations {
+    let mut of = ActivationMemory {
         tp,
         sequence_parallel,
         fused_loss,
@@ -314,7 +314,7 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
     };
     for recompute in [Recompute::default(), ALL, uniform, kept, block] {
         assert_held_of_more_tokens(
-            &Activations {
+            &ActivationMemory {
                 recompute,
                 ..of.clone()
             },
@@ -326,11 +326,11 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
 #[test]
 fn losses_without_logits_windows_and_copied_heads_are_counted() {
     let llama = activations(Family::Llama);
-    assert_held(&Activations {
+    assert_held(&ActivationMemory {
         fused_loss: true,
         ..llama.clone()
     });
-    assert_held(&Activations {
+    assert_held(&ActivationMemory {
         fused_loss: true,
         recompute: ALL,
         ..llama.clone()
@@ -343,7 +343,7 @@ fn losses_without_logits_windows_and_copied_heads_are_counted() {
     ) = (Some(8), vec![1], 128);
     windows.model.max_seq_len = 128;
     assert_held(&windows);
-    let mut copied = Activations {
+    let mut copied = ActivationMemory {
         tp: 4,
         sequence_parallel: true,
         ..llama
@@ -358,7 +358,7 @@ fn what_is_computed_again_is_not_held() {
     let of = activations(Family::Llama);
     let kept = held(&of);
     let less = |recompute| {
-        kept - held(&Activations {
+        kept - held(&ActivationMemory {
             recompute,
             ..of.clone()
         })

@@ -10,8 +10,8 @@ use megaburn_mesh::ShardPlan;
 
 use crate::{
     OptimError, Sharding, ShardingLevel,
-    entry::Entry,
     overlap::Overlap,
+    param_grad::ParamGrad,
     plan::check_plan,
     rule::check_dtype,
     sharding::{Bucket, ParamKind},
@@ -25,7 +25,7 @@ use crate::{
 /// A frozen parameter has no entry; a trainable one that got no gradient counts as zero.
 #[derive(Debug)]
 pub struct GradientAccumulator {
-    pub(crate) entries: BTreeMap<String, Entry>,
+    pub(crate) entries: BTreeMap<String, ParamGrad>,
     pub(crate) sharding: Sharding,
     /// Where other ranks hold the same parameters, and layers sum gradients.
     pub(crate) overlap: Option<Overlap>,
@@ -110,7 +110,7 @@ impl GradientAccumulator {
             let weights = entries.filter_map(
                 |(
                     path,
-                    Entry {
+                    ParamGrad {
                         main_grad, spec, ..
                     },
                 )| { Some((path.clone(), (main_grad.clone()?, spec.clone()))) },
@@ -144,7 +144,7 @@ impl GradientAccumulator {
 
     /// Says that backwards which are not the last of their step may leave gradients of
     /// [main gradients](Self::with_main_grads) to passes that follow
-    /// ([put off](megaburn_kernels::WeightGradients)), those of the last one never.
+    /// ([put off](megaburn_kernels::WgradQueue)), those of the last one never.
     ///
     /// # Panics
     /// If gradients are shared out: they are summed over ranks after each micro-batch.
@@ -162,7 +162,7 @@ impl GradientAccumulator {
 
     /// Takes what the layers summed since; until then the sums of a step are theirs.
     pub(crate) fn gather(&mut self) {
-        self.entries.values_mut().for_each(Entry::gather);
+        self.entries.values_mut().for_each(ParamGrad::gather);
     }
 
     /// Adds the gradients of one micro-batch, taking them out of `grads`. Before its backward stands
@@ -187,7 +187,7 @@ impl GradientAccumulator {
     }
 
     /// The same of a backward that gives nothing but what layers sum themselves (those products of
-    /// another one that were [put off](megaburn_kernels::WeightGradients::defer)).
+    /// another one that were [put off](megaburn_kernels::WgradQueue::defer)).
     pub fn end_backward(&mut self) {
         self.is_open = true;
         if let Some(overlap) = &self.overlap {
@@ -237,7 +237,7 @@ impl GradientAccumulator {
 struct Collect<'a> {
     plan: &'a ShardPlan,
     sharding: &'a Sharding,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, ParamGrad>,
 }
 
 impl FloatVisitor for Collect<'_> {
@@ -251,7 +251,7 @@ impl FloatVisitor for Collect<'_> {
             let (own, sum, main_grad) = (None, None, None);
             self.entries.insert(
                 path,
-                Entry {
+                ParamGrad {
                     spec,
                     device,
                     dtype,
@@ -266,7 +266,7 @@ impl FloatVisitor for Collect<'_> {
 }
 
 struct Accumulate<'a> {
-    entries: &'a mut BTreeMap<String, Entry>,
+    entries: &'a mut BTreeMap<String, ParamGrad>,
     overlap: Option<&'a Overlap>,
     grads: &'a mut Gradients,
 }

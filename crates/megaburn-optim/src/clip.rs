@@ -1,6 +1,6 @@
 use burn::Tensor;
 
-use crate::{GradNorm, GradientAccumulator, Sum, sum::Value};
+use crate::{DeviceScalar, GradNorm, GradientAccumulator, device_scalar::Value};
 
 impl GradientAccumulator {
     /// Scales the gradients down to `max_norm` if their `norm` exceeds it; an infinite one never
@@ -21,7 +21,7 @@ impl GradientAccumulator {
             Value::OnGpu(squares) => {
                 let norm = squares.clone().sqrt().mul_scalar(norm.factor);
                 let coefficient = norm.add_scalar(1e-6).recip().mul_scalar(max_norm);
-                self.scale_on_gpu(coefficient.clamp_max(1.0) + nothing_if_finite(squares));
+                self.scale_on_gpu(coefficient.clamp_max(1.0) + zero_or_nan(squares));
             }
         }
     }
@@ -42,11 +42,11 @@ impl GradientAccumulator {
 
     /// Makes an update from these gradients depend on a number besides, the loss: it does nothing
     /// where that is not finite.
-    pub fn guard(&mut self, number: &Sum) {
+    pub fn skip_if_not_finite(&mut self, number: &DeviceScalar) {
         match &number.value {
             Value::Known(number) if number.is_finite() => {}
             Value::Known(_) => self.scale(f64::NAN),
-            Value::OnGpu(number) => self.scale_on_gpu(nothing_if_finite(number).add_scalar(1.0)),
+            Value::OnGpu(number) => self.scale_on_gpu(zero_or_nan(number).add_scalar(1.0)),
         }
     }
 
@@ -59,7 +59,7 @@ impl GradientAccumulator {
 }
 
 /// Zero, or NaN.
-fn nothing_if_finite(number: &Tensor<1>) -> Tensor<1> {
+fn zero_or_nan(number: &Tensor<1>) -> Tensor<1> {
     number.clone().mul_scalar(0.0)
 }
 
@@ -132,11 +132,11 @@ mod tests {
             let group = Group::single(0);
             let loss = Tensor::from_floats([bad], &Device::default());
             let loss = if on_gpu {
-                Sum::on_gpu(loss, &group)
+                DeviceScalar::on_gpu(loss, &group)
             } else {
-                Sum::of(loss, &group)
+                DeviceScalar::of(loss, &group)
             };
-            grads.guard(&loss.unwrap());
+            grads.skip_if_not_finite(&loss.unwrap());
         }
         let state = |net: &Net, optimizer: &crate::Optimizer| {
             let moments = optimizer
@@ -147,7 +147,7 @@ mod tests {
         };
         let before = state(&net, &optimizer);
         net = optimizer.step(1e-2, net, &grads).unwrap();
-        optimizer.uncount();
+        optimizer.revert_step_count();
         assert_eq!(state(&net, &optimizer), before);
         assert_eq!(optimizer.time(), 1);
     }

@@ -9,7 +9,7 @@ use burn::{
 use crate::{
     OptimError, Optimizer,
     leaf::flat,
-    offload::{Kept, Key},
+    offload::{HostSlot, Key},
     visit::{FloatVisitor, visit_floats},
 };
 
@@ -25,13 +25,13 @@ impl Optimizer {
     /// # Errors
     /// The device cannot be read.
     pub fn find_non_finite<M: Module>(&self, module: &M) -> Result<Vec<String>, OptimError> {
-        let mut found = Poisons {
+        let mut found = NonFiniteFinder {
             optimizer: self,
             paths: Vec::new(),
             poisons: Vec::new(),
         };
         visit_floats(module, &mut found);
-        let Poisons { paths, poisons, .. } = found;
+        let NonFiniteFinder { paths, poisons, .. } = found;
         if poisons.is_empty() {
             return Ok(Vec::new());
         }
@@ -49,22 +49,22 @@ impl Optimizer {
 }
 
 /// For each parameter a zero, or NaN if a value of it is not finite.
-struct Poisons<'a> {
+struct NonFiniteFinder<'a> {
     optimizer: &'a Optimizer,
     paths: Vec<String>,
     poisons: Vec<Tensor<1>>,
 }
 
-impl FloatVisitor for Poisons<'_> {
+impl FloatVisitor for NonFiniteFinder<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let Optimizer {
             state, sharding, ..
         } = self.optimizer;
-        let master = state.get(&Key::master(&path)).map(Kept::tensor);
+        let master = state.get(&Key::master(&path)).map(HostSlot::tensor);
         let values = match master.or_else(|| sharding.part(&path)) {
             Some(values) => values,
             // Of one that is shared out there may be nothing here.
-            None if sharding.shares_out(&path) => return,
+            None if sharding.is_param_sharded(&path) => return,
             None => flat(param.val()),
         };
         let poison = |start: usize| {

@@ -28,33 +28,35 @@
 
 mod accumulator;
 mod clip;
-mod counts;
-mod entry;
+mod device_scalar;
 mod error;
 mod finite;
+mod full_state;
+mod grad_zero_count;
 mod leaf;
 mod loss_scaler;
 mod masters;
 mod norm;
+mod norm_partials;
 mod offload;
 mod optimizer;
 mod overlap;
+mod param_grad;
 mod plan;
 mod reduce;
 mod rule;
 mod schedule;
 mod sharding;
-mod squares;
 mod state;
 mod step;
-mod sum;
 #[cfg(test)]
 mod testing;
 mod visit;
-mod whole;
 
 pub use accumulator::GradientAccumulator;
+pub use device_scalar::DeviceScalar;
 pub use error::OptimError;
+pub use full_state::{FullState, StateTensor};
 pub use loss_scaler::{LossScaleConfig, LossScaler};
 pub use norm::GradNorm;
 pub use optimizer::{Optimizer, Rates};
@@ -64,5 +66,3 @@ pub use rule::{
 pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
 pub use sharding::{Sharding, ShardingConfig, ShardingLevel};
 pub use state::Moment;
-pub use sum::Sum;
-pub use whole::{StateTensor, WholeState};

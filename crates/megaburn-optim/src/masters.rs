@@ -9,7 +9,7 @@ use burn::{
 use crate::{
     Optimizer,
     leaf::{Leaf, wide},
-    offload::{Kept, Key},
+    offload::{HostSlot, Key},
     visit::Path,
 };
 
@@ -79,7 +79,7 @@ impl Optimizer {
     /// `[local elements]`: the local parameter, row-major, padding included; less where the optimizer's
     /// state is shared out.
     pub fn master(&self, path: &str) -> Option<Tensor<1>> {
-        self.state.get(&Key::master(path)).map(Kept::tensor)
+        self.state.get(&Key::master(path)).map(HostSlot::tensor)
     }
 
     /// Whether a parameter of this type is the rounding of an f32 master.
@@ -107,8 +107,8 @@ impl<F, E> Cast<'_, F, E> {
             *dtype
         };
         let sharding = optimizer.sharding.clone();
-        let is_shared = sharding.shares_out(&path);
-        let is_there = match is_shared {
+        let is_sharded = sharding.is_param_sharded(&path);
+        let is_there = match is_sharded {
             false => tensor.dtype() == *dtype,
             // Nothing but NaN is what stands for values that are shared out.
             true => !is_new && sharding.part(&path).is_some() && is_nan(&tensor),
@@ -124,7 +124,7 @@ impl<F, E> Cast<'_, F, E> {
                 .state
                 .put(Key::master(&path), sharding.cut(&path, value.clone()));
         }
-        if is_shared {
+        if is_sharded {
             let device = value.device();
             sharding.give(&path, sharding.cut(&path, value).cast(*dtype));
             return leaf.without_values(&device);

@@ -4,17 +4,17 @@ use burn::tensor::{DType, Tensor};
 use megaburn_kernels::is_on_gpu;
 
 use crate::{
-    GradientAccumulator, OptimError, Sum,
-    entry::Entry,
+    DeviceScalar, GradientAccumulator, OptimError,
+    device_scalar::Value,
+    norm_partials::{GradNormPartials, owned_squares},
+    param_grad::ParamGrad,
     sharding::ParamKind,
-    squares::{OwnedSums, owned_squares},
-    sum::Value,
 };
 
 /// The L2 norm of a gradient, which on GPUs the host has not waited for.
 #[derive(Clone, Debug)]
 pub struct GradNorm {
-    pub(crate) squares: Sum,
+    pub(crate) squares: DeviceScalar,
     /// What the gradient was to be multiplied with.
     pub(crate) factor: f64,
 }
@@ -77,8 +77,8 @@ impl GradientAccumulator {
     pub(crate) fn squares(
         &self,
         gpu: bool,
-        of: impl Fn(&str, &Entry) -> Option<Tensor<1>>,
-    ) -> Result<Sum, OptimError> {
+        of: impl Fn(&str, &ParamGrad) -> Option<Tensor<1>>,
+    ) -> Result<DeviceScalar, OptimError> {
         if !self.sharding.has(ParamKind::Expert) {
             return self.squares_of(ParamKind::Dense, gpu, of, None);
         }
@@ -98,9 +98,9 @@ impl GradientAccumulator {
         &self,
         kind: ParamKind,
         gpu: bool,
-        of: impl Fn(&str, &Entry) -> Option<Tensor<1>>,
+        of: impl Fn(&str, &ParamGrad) -> Option<Tensor<1>>,
         more: Option<Value>,
-    ) -> Result<Sum, OptimError> {
+    ) -> Result<DeviceScalar, OptimError> {
         let group = self.sharding.replicas(kind).norm();
         let entries = self
             .entries
@@ -110,15 +110,15 @@ impl GradientAccumulator {
         if !gpu {
             let squares = entries.filter_map(|(entry, values)| Some(owned_squares(entry, values?)));
             let more = more.and_then(Value::known);
-            return Sum::known(squares.chain(more).sum(), group);
+            return DeviceScalar::known(squares.chain(more).sum(), group);
         }
-        let mut sums = OwnedSums::default();
+        let mut sums = GradNormPartials::default();
         entries.for_each(|(entry, values)| sums.add(entry, values));
         let sums = sums
             .finish()
             .into_iter()
             .chain(more.and_then(Value::on_gpu));
-        Sum::on_gpu(Tensor::cat(sums.collect(), 0), group)
+        DeviceScalar::on_gpu(Tensor::cat(sums.collect(), 0), group)
     }
 
     /// Whether this rank's parameters are on a GPU: they are all in one place.

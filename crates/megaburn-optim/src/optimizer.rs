@@ -4,9 +4,9 @@ use burn::{Tensor, tensor::DType};
 
 use crate::{
     GradientAccumulator, Sharding,
-    entry::Entry,
     offload::{Key, Store},
-    rule::{Force, Moments, Rule, Values, zeros},
+    param_grad::ParamGrad,
+    rule::{Moments, ParamState, Rule, UpdateInputs, zeros},
 };
 
 /// An optimizer of the shards of a rank, its state keyed by path:
@@ -85,7 +85,7 @@ impl Optimizer {
     }
 
     /// Takes back the count of the last step, if there was one, which turned out to have done nothing.
-    pub fn uncount(&mut self) {
+    pub fn revert_step_count(&mut self) {
         self.time = self.time.saturating_sub(1);
     }
 
@@ -125,7 +125,7 @@ impl Optimizer {
             .collect()
     }
 
-    fn begin(&mut self, update: Update, grads: &GradientAccumulator) -> (Values, Force) {
+    fn begin(&mut self, update: Update, grads: &GradientAccumulator) -> (ParamState, UpdateInputs) {
         let Update {
             path,
             start,
@@ -140,7 +140,7 @@ impl Optimizer {
         } else {
             self.take_moments(path, entry)
         };
-        let force = Force {
+        let force = UpdateInputs {
             grad: entry.grad_or_zeros(),
             factor: grads.factor,
             factor_on_gpu: grads.factor_on_gpu.clone(),
@@ -166,7 +166,7 @@ impl Optimizer {
             }
         };
         (
-            Values {
+            ParamState {
                 param,
                 rounded,
                 moments,
@@ -175,8 +175,8 @@ impl Optimizer {
         )
     }
 
-    fn end(&mut self, path: &str, new: Values) -> Tensor<1> {
-        let Values {
+    fn end(&mut self, path: &str, new: ParamState) -> Tensor<1> {
+        let ParamState {
             param,
             rounded,
             moments,
@@ -188,7 +188,7 @@ impl Optimizer {
     }
 
     /// That this rank keeps nothing of a parameter: its state is there, and empty.
-    pub(crate) fn keep_nothing(&mut self, path: &str, entry: &Entry, nothing: Tensor<1>) {
+    pub(crate) fn set_empty_state(&mut self, path: &str, entry: &ParamGrad, nothing: Tensor<1>) {
         let moments = self.rule.moments(path, &entry.spec);
         let moments = moments
             .into_iter()
@@ -200,7 +200,7 @@ impl Optimizer {
     }
 
     /// Takes the moments of what this rank keeps; zeros before the first step.
-    fn take_moments(&mut self, path: &str, entry: &Entry) -> Moments {
+    fn take_moments(&mut self, path: &str, entry: &ParamGrad) -> Moments {
         let zeros = |dtype| Tensor::zeros([entry.kept.len()], (&entry.device, DType::from(dtype)));
         let moments = self.rule.moments(path, &entry.spec).into_iter();
         let taken = moments.map(|(moment, dtype)| {

@@ -6,8 +6,8 @@ use megaburn_mesh::ShardSpec;
 
 use crate::{
     GradientAccumulator, OptimError, ShardingLevel,
-    entry::Entry,
-    sharding::{Bucket, Slot, Sums},
+    param_grad::ParamGrad,
+    sharding::{Bucket, GradReduceQueue, Slot},
 };
 
 impl GradientAccumulator {
@@ -73,9 +73,9 @@ impl GradientAccumulator {
     ///
     /// # Panics
     /// If there is no such parameter.
-    pub fn sum_copies(&mut self, path: &str, group: &Group) -> Result<(), OptimError> {
+    pub fn all_reduce_tied(&mut self, path: &str, group: &Group) -> Result<(), OptimError> {
         assert!(
-            self.sharding.is_apart(path),
+            self.sharding.is_cross_stage(path),
             "`{path}` is cut otherwise on other stages"
         );
         let entry = self
@@ -96,7 +96,7 @@ impl GradientAccumulator {
             None => BTreeMap::new(),
         };
         self.gather();
-        for Entry { spec, own, .. } in self.entries.values_mut() {
+        for ParamGrad { spec, own, .. } in self.entries.values_mut() {
             *own = own.take().map(|own| without_padding(&spec.shard, own));
         }
         let sharding = self.sharding.clone();
@@ -132,7 +132,7 @@ impl GradientAccumulator {
             }
             self.add_share(bucket, share);
         }
-        let mut sums = Sums::new(sharding.clone());
+        let mut sums = GradReduceQueue::new(sharding.clone());
         if only_some {
             let has_some = |slot: &Slot| self.entries[&slot.path].own.is_some();
             rest.retain(|bucket| bucket.slots.iter().any(has_some));
@@ -156,7 +156,7 @@ impl GradientAccumulator {
             bucket
                 .slots
                 .iter()
-                .all(|slot| self.entries[&slot.path].stands_in(buffer, slot.start))
+                .all(|slot| self.entries[&slot.path].is_view_of(buffer, slot.start))
         };
         if let Some(buffer) = buffer.filter(stands) {
             bucket
@@ -173,7 +173,7 @@ impl GradientAccumulator {
 
     /// Adds what ranks have summed of this rank's share of a bucket.
     fn add_share(&mut self, bucket: &Bucket, share: Tensor<1>) {
-        let start = self.sharding.share_of(bucket).start;
+        let start = self.sharding.shard_of(bucket).start;
         for slot in &bucket.slots {
             let entry = self.entry(slot);
             let kept = entry.kept.clone();
@@ -184,7 +184,7 @@ impl GradientAccumulator {
         }
     }
 
-    fn entry(&mut self, slot: &Slot) -> &mut Entry {
+    fn entry(&mut self, slot: &Slot) -> &mut ParamGrad {
         self.entries
             .get_mut(&slot.path)
             .expect("the sharding was made for the same module")

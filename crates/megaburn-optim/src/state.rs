@@ -51,7 +51,7 @@ impl Optimizer {
         moments.map(|(moment, _)| moment).collect()
     }
 
-    /// Puts back the moments that [`Optimizer::whole_state`] gave after `time` steps, in f32 whatever it
+    /// Puts back the moments that [`Optimizer::full_state`] gave after `time` steps, in f32 whatever it
     /// was; it is kept in what this optimizer keeps. `read` is asked for the moments that it keeps of
     /// each parameter of `grads`; at time 0 for none.
     ///

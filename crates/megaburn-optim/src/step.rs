@@ -5,7 +5,7 @@ use burn::{
     module::{Module, ModuleMapper, Param},
 };
 use megaburn_collective::tensors;
-use megaburn_kernels::rounding_room;
+use megaburn_kernels::bf16_out_slice;
 
 use crate::{
     GradientAccumulator, OptimError, Optimizer, Rates,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Elements of parameters that are updated together, or of gradients whose squares are summed, by a launch or two.
-pub(crate) const TOGETHER: usize = 64 << 20;
+pub(crate) const MULTI_TENSOR_CHUNK: usize = 64 << 20;
 
 impl Optimizer {
     /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
@@ -29,7 +29,7 @@ impl Optimizer {
     /// clears, stays zero.
     ///
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
-    /// finite, everything stays as it is but the count of steps; see [`Optimizer::uncount`].
+    /// finite, everything stays as it is but the count of steps; see [`Optimizer::revert_step_count`].
     ///
     /// Behind it a parameter may still be on its way: see [`Sharding::attach`](crate::Sharding::attach).
     ///
@@ -84,7 +84,7 @@ impl Optimizer {
             directions,
             params: take.taken,
         };
-        match grads.sharding.is_shared() {
+        match grads.sharding.is_sharded() {
             false => step.update_all(),
             true => step.update_shares()?,
         }
@@ -100,7 +100,7 @@ impl Optimizer {
 }
 
 /// A parameter that was taken out of its module.
-struct Taken {
+struct TakenParam {
     leaf: Leaf,
     /// Flat, without autodiff.
     value: Tensor<1>,
@@ -111,17 +111,17 @@ struct Step<'a, R> {
     rates: R,
     grads: &'a GradientAccumulator,
     directions: BTreeMap<String, Tensor<1>>,
-    params: BTreeMap<String, Taken>,
+    params: BTreeMap<String, TakenParam>,
 }
 
 impl<R: Fn(&str) -> Rates> Step<'_, R> {
-    /// How much an update adds to those that are made together, which [`TOGETHER`] ends: of state that comes from host
+    /// How much an update adds to those that are made together, which [`MULTI_TENSOR_CHUNK`] ends: of state that comes from host
     /// memory no more than a parameter's is here at a time.
     fn weight(&self, path: &str, num_elements: usize) -> usize {
-        if self.optimizer.state.stays_of(path) {
+        if self.optimizer.state.stays_on_gpu_of(path) {
             num_elements
         } else {
-            TOGETHER
+            MULTI_TENSOR_CHUNK
         }
     }
 
@@ -135,14 +135,14 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let mut weight = 0;
         let (mut leaves, mut updates) = (Vec::new(), Vec::new());
         for path in paths {
-            let Taken { leaf, value } = self.params.remove(&path).expect("it was taken");
+            let TakenParam { leaf, value } = self.params.remove(&path).expect("it was taken");
             weight += self.weight(&path, value.dims()[0]);
             let dtype = value.dtype();
             // Where there is a master the parameter is let go: its memory is there for the new one.
             let start = self.optimizer.start(&path, dtype, move || value);
             leaves.push((path.clone(), leaf));
             updates.push(self.update_of(path, start, None));
-            if weight >= TOGETHER {
+            if weight >= MULTI_TENSOR_CHUNK {
                 self.put(mem::take(&mut leaves), mem::take(&mut updates));
                 weight = 0;
             }
@@ -154,7 +154,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let new = self.optimizer.update(updates, self.grads);
         let taken = leaves.into_iter().zip(new);
         self.params
-            .extend(taken.map(|((path, leaf), value)| (path, Taken { leaf, value })));
+            .extend(taken.map(|((path, leaf), value)| (path, TakenParam { leaf, value })));
     }
 
     fn update_of(&mut self, path: String, start: Start, room: Option<Tensor<1>>) -> Update {
@@ -180,7 +180,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
                 continue;
             }
             if let Some(old) = sharding.take_share(bucket) {
-                let new = self.update_share(bucket, Some(old), sharding.share_of(bucket));
+                let new = self.update_share(bucket, Some(old), sharding.shard_of(bucket));
                 sharding.put_share(bucket, new);
                 continue;
             }
@@ -214,13 +214,13 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             }
         };
         let empty = |len| Tensor::empty([len], (&place.0, place.1));
-        let share = self.grads.sharding.share_of(bucket);
+        let share = self.grads.sharding.shard_of(bucket);
         let mut starts = Vec::with_capacity(bucket.slots.len());
         for slot in &bucket.slots {
             let kept = slot.within(&share);
             if kept.is_empty() {
                 let entry = &self.grads.entries[&slot.path];
-                self.optimizer.keep_nothing(&slot.path, entry, empty(0));
+                self.optimizer.set_empty_state(&slot.path, entry, empty(0));
                 continue;
             }
             let at = slot.start + kept.start;
@@ -246,12 +246,12 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let mut starts = starts.into_iter().peekable();
         while starts.peek().is_some() {
             let (mut places, mut updates, mut weight) = (Vec::new(), Vec::new(), 0);
-            while weight < TOGETHER
+            while weight < MULTI_TENSOR_CHUNK
                 && let Some((slot, at, start)) = starts.next()
             {
                 let room = match &start {
                     Start::Param(_) => None,
-                    Start::Master { .. } => rounding_room(&new, at.clone()),
+                    Start::Master { .. } => bf16_out_slice(&new, at.clone()),
                 };
                 weight += self.weight(&slot.path, at.len());
                 places.push((room.is_none(), at));
@@ -274,7 +274,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
 struct Take<'a> {
     path: Path,
     grads: &'a GradientAccumulator,
-    taken: BTreeMap<String, Taken>,
+    taken: BTreeMap<String, TakenParam>,
 }
 
 impl ModuleMapper for Take<'_> {
@@ -288,14 +288,14 @@ impl ModuleMapper for Take<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.path.text();
-        if !self.grads.entries.contains_key(&path) || self.grads.sharding.shares_out(&path) {
+        if !self.grads.entries.contains_key(&path) || self.grads.sharding.is_param_sharded(&path) {
             return param;
         }
         param.map(|tensor| {
             let (leaf, nothing) = (Leaf::of(&tensor), Tensor::empty([0; D], &tensor.device()));
             self.taken.insert(
                 path,
-                Taken {
+                TakenParam {
                     leaf,
                     value: flat(tensor),
                 },

@@ -7,7 +7,7 @@ use burn::{
     module::{Module, Param},
     tensor::{Device, Distribution},
 };
-use megaburn_mesh::{Axis, ParamSpec, Part, ShardPlan, ShardSpec, pad_vocab};
+use megaburn_mesh::{Axis, FusedPart, ParamSpec, ShardPlan, ShardSpec, pad_vocab};
 
 /// `matrix [rows, cols]` is split along its rows, padded to a multiple of 4 when there are ranks to
 /// split it; `bias [cols]` is two units, replicated when the ranks are more.
@@ -37,8 +37,8 @@ pub(crate) fn plan_of(rows: usize, cols: usize, rank: usize, ranks: usize) -> Sh
     };
     let matrix = ShardSpec::split_padded(&[rows, cols], 0, padded, Axis::Tp, rank, ranks);
     let units = match ranks {
-        3 => Part::new(cols),
-        _ => Part::units(2, cols / 2),
+        3 => FusedPart::new(cols),
+        _ => FusedPart::units(2, cols / 2),
     };
     let bias = ShardSpec::split(&[cols], 0, &[units], Axis::Tp, rank, ranks);
     let mut plan = ShardPlan::new();

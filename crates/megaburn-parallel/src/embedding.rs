@@ -10,7 +10,8 @@ use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, lin
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{
-    CrossEntropy, Input, ParallelError, PlanBuilder, Sharded, init::Draw, linear::column_input,
+    CrossEntropy, ParallelError, PlanBuilder, Recomputable, Sharded, init::InitDraw,
+    linear::column_input,
 };
 
 /// Configuration of a [`VocabParallelEmbedding`].
@@ -63,7 +64,7 @@ impl VocabParallelEmbeddingConfig {
             name: self.path.clone().unwrap_or_else(|| "unnamed".into()),
             source,
         })?;
-        let draw = Draw {
+        let draw = InitDraw {
             layer: "VocabParallelEmbedding",
             name: self.path.as_deref(),
             field: "weight",
@@ -152,7 +153,7 @@ impl VocabParallelEmbedding {
     /// - output: `[seq, batch, padded vocabulary / n]`, this rank's tokens
     /// # Collective
     /// As a column-parallel [`crate::ParallelLinear`].
-    pub fn logits(&self, x: impl Into<Input<3>>) -> Tensor<3> {
+    pub fn logits(&self, x: impl Into<Recomputable<3>>) -> Tensor<3> {
         let (x, options) = self.output_input(x.into());
         linear(x, self.weight.val(), None, options)
     }
@@ -167,7 +168,7 @@ impl VocabParallelEmbedding {
     /// As [`logits`](Self::logits) and `loss` together.
     pub fn losses(
         &self,
-        x: impl Into<Input<3>>,
+        x: impl Into<Recomputable<3>>,
         labels: Tensor<2, Int>,
         loss: &CrossEntropy,
     ) -> Tensor<2> {
@@ -176,7 +177,7 @@ impl VocabParallelEmbedding {
     }
 
     /// Hidden states, as every member's product needs them, and how it is computed.
-    fn output_input(&self, x: Input<3>) -> (Tensor<3>, LinearOptions) {
+    fn output_input(&self, x: Recomputable<3>) -> (Tensor<3>, LinearOptions) {
         let EmbeddingRows {
             sequence_parallel,
             group,

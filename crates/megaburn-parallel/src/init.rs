@@ -39,7 +39,7 @@ named!(
 );
 
 /// What names and sizes a parameter's draw.
-pub(crate) struct Draw<'a> {
+pub(crate) struct InitDraw<'a> {
     /// The layer, for messages.
     pub(crate) layer: &'static str,
     /// Its path in the model, if it has one.
@@ -51,7 +51,7 @@ pub(crate) struct Draw<'a> {
     pub(crate) fans: [usize; 2],
 }
 
-impl Draw<'_> {
+impl InitDraw<'_> {
     /// This rank's shard. Unnamed in a group of one it is drawn as Burn draws it.
     pub(crate) fn param<const D: usize>(
         &self,
@@ -73,7 +73,7 @@ impl Draw<'_> {
             }
             return Ok(drawn_by_burn(spec, initializer, self.fans, device));
         };
-        let law = Law::of(initializer, fan_in as f64, fan_out as f64).ok_or_else(|| {
+        let law = InitLaw::of(initializer, fan_in as f64, fan_out as f64).ok_or_else(|| {
             let why = format!("{initializer:?} cannot be drawn shard by shard; use another one");
             ParallelError::Config {
                 layer,
@@ -103,7 +103,7 @@ impl Draw<'_> {
 }
 
 /// Elements that one thread draws at a time.
-const STRETCH: usize = 1 << 16;
+const RUN_LEN: usize = 1 << 16;
 
 /// What of `values`, a rank's part of a parameter, is to be drawn, in stretches, each with the global index of
 /// its first element. The rest is padding.
@@ -118,8 +118,8 @@ fn runs_of<'a>(spec: &ShardSpec, values: &'a mut [f32]) -> Vec<(u64, &'a mut [f3
     for (local, global, len) in runs {
         let (run, behind) = std::mem::take(&mut rest)[local - at..].split_at_mut(len);
         (rest, at) = (behind, local + len);
-        let starts = (global as u64..).step_by(STRETCH);
-        stretches.extend(starts.zip(run.chunks_mut(STRETCH)));
+        let starts = (global as u64..).step_by(RUN_LEN);
+        stretches.extend(starts.zip(run.chunks_mut(RUN_LEN)));
     }
     stretches
 }
@@ -152,13 +152,13 @@ fn drawn_by_burn<const D: usize>(
 }
 
 /// A Burn initializer with its fans filled in.
-enum Law {
+enum InitLaw {
     Constant(f32),
     Uniform { low: f32, width: f32 },
     Normal { mean: f32, std: f32 },
 }
 
-impl Law {
+impl InitLaw {
     fn of(initializer: &Initializer, fan_in: f64, fan_out: f64) -> Option<Self> {
         let uniform = |a: f64| Self::Uniform {
             low: -a as f32,
@@ -211,14 +211,14 @@ impl Law {
 
 #[cfg(test)]
 mod tests {
-    use megaburn_mesh::{Axis, Part};
+    use megaburn_mesh::{Axis, FusedPart};
 
     use super::*;
 
     #[test]
     fn a_part_is_drawn_as_the_whole_is() {
         let rng = PositionRng::new(7, Purpose::Init, "w");
-        let law = Law::Normal {
+        let law = InitLaw::Normal {
             mean: 0.5,
             std: 2.0,
         };
@@ -230,14 +230,18 @@ mod tests {
             values
         };
         // Rows of more than a stretch, and [q | k | v] columns of which keys and values are shared.
-        let (rows, cols) = (3, 2 * STRETCH + 12);
+        let (rows, cols) = (3, 2 * RUN_LEN + 12);
         let mut whole = vec![0.0; rows * cols];
         law.fill(&rng, 0, &mut whole);
         assert_eq!(
             drawn(&ShardSpec::whole(&[rows, cols], Axis::Tp, 0, 1)),
             whole
         );
-        let sizes = [Part::new(cols - 8), Part::units(2, 2), Part::units(2, 2)];
+        let sizes = [
+            FusedPart::new(cols - 8),
+            FusedPart::units(2, 2),
+            FusedPart::units(2, 2),
+        ];
         for rank in 0..4 {
             let spec = ShardSpec::split(&[rows, cols], 1, &sizes, Axis::Tp, rank, 4).unwrap();
             let mut expected = vec![f32::NAN; spec.local_shape().iter().product()];

@@ -38,8 +38,6 @@ mod dropout;
 mod embedding;
 mod error;
 mod init;
-mod input;
-mod kept;
 mod kv_cache;
 mod linear;
 mod mlp;
@@ -48,36 +46,41 @@ mod norm;
 mod offload;
 mod params;
 mod position;
+mod recomputable;
 mod recompute;
 mod replica;
 mod residual;
+mod selective_save;
 mod shards;
 mod tokens;
 
 pub use attention::{
     MultiLatentAttention, MultiLatentAttentionConfig, SelfAttention, SelfAttentionConfig,
 };
-pub use context::{ContextComm, ContextParallel, DynamicContext, PackedDocuments, Share};
+pub use context::{
+    ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments,
+};
 pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
 pub use dropout::{ParallelDropout, ParallelDropoutConfig};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
 pub use error::ParallelError;
-pub use input::Input;
-pub use kept::keeping_attention;
 pub use kv_cache::{KvCache, Packed, Segment};
 pub use linear::{
     ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
-    Balance, Capacity, CapacityScope, Choice, Dispatcher, DropPolicy, Expert, ExpertGroups,
-    ExpertLoad, LoadCounts, MARGIN_BINS, Moe, MoeConfig, MoeOptions, Router, quantile_biases,
+    BalanceChoice, Capacity, CapacityScope, Dispatcher, DropPolicy, ExpertGroups, ExpertLoad,
+    ExpertMlp, LoadBalance, LoadCounts, Moe, MoeConfig, MoeOptions, QUANTILE_BINS, Router,
+    quantile_biases,
 };
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;
 pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};
-pub use recompute::{offloaded_stream, recomputed, recomputed_stream};
+pub use recomputable::Recomputable;
+pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
+pub use selective_save::save_attention_output;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
 pub use tokens::{TokenBlock, TokenContext};

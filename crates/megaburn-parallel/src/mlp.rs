@@ -7,11 +7,13 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    Again, Bias, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu, swiglu_weighted,
+    Bias, RecomputeFn, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu, swiglu_weighted,
 };
-use megaburn_mesh::Part;
+use megaburn_mesh::FusedPart;
 
-use crate::{Input, ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
+use crate::{
+    ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Recomputable, Sharded,
+};
 
 /// The function between an [`Mlp`]'s matrices.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
@@ -41,7 +43,7 @@ impl Activation {
     }
 
     /// The same of `x + bias` in one pass over memory, where there is such a kernel.
-    fn of_biased<const D: usize>(self, x: Tensor<D>, bias: Bias) -> Tensor<D> {
+    fn activate_biased<const D: usize>(self, x: Tensor<D>, bias: Bias) -> Tensor<D> {
         match self {
             Self::Gelu => bias_gelu(x, bias),
             Self::GeluTanh => bias_gelu_tanh(x, bias),
@@ -122,7 +124,7 @@ impl MlpConfig {
         } = *self;
         let up = match activation.is_gated() {
             true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
-                .with_parts([Part::new(d_ffn), Part::new(d_ffn)]),
+                .with_parts([FusedPart::new(d_ffn), FusedPart::new(d_ffn)]),
             false => ParallelLinearConfig::column(d_model, d_ffn),
         };
         let down = ParallelLinearConfig::row(d_ffn, d_model);
@@ -165,7 +167,7 @@ impl Mlp {
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
-    pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
+    pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
         let (x, bias) = match self.activation.takes_bias() {
             true => self.up.forward_and_bias(x),
             false => (self.up.forward(x), None),
@@ -181,10 +183,10 @@ impl Mlp {
         self
     }
 
-    fn activated<const D: usize>(&self, x: Tensor<D>, bias: Option<Bias>) -> Input<D> {
+    fn activated<const D: usize>(&self, x: Tensor<D>, bias: Option<Bias>) -> Recomputable<D> {
         let activation = self.activation;
         let forward = move |x: Tensor<D>, bias: Option<Bias>| match bias {
-            Some(bias) => activation.of_biased(x, bias),
+            Some(bias) => activation.activate_biased(x, bias),
             None => activation.forward(x),
         };
         let kept = self
@@ -192,9 +194,10 @@ impl Mlp {
             .then(|| (x.clone().inner(), bias.clone().map(Bias::inner)));
         let y = forward(x, bias);
         match kept {
-            Some((x, bias)) => {
-                Input::recomputed(y, Again::new(move || forward(x.clone(), bias.clone())))
-            }
+            Some((x, bias)) => Recomputable::recomputed(
+                y,
+                RecomputeFn::new(move || forward(x.clone(), bias.clone())),
+            ),
             None => y.into(),
         }
     }

@@ -7,11 +7,11 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    Again, MainGrad, NormGrads, NormOptions, layer_norm_add, layer_norm_again, layer_norm_with,
-    rms_norm, rms_norm_add, rms_norm_with,
+    MainGrad, NormGrads, NormOptions, RecomputeFn, layer_norm_add, layer_norm_recompute,
+    layer_norm_with, rms_norm, rms_norm_add, rms_norm_with,
 };
 
-use crate::{Input, PlanBuilder, Sharded, replica::Replica};
+use crate::{PlanBuilder, Recomputable, Sharded, replica::Replica};
 
 /// What a [`Norm`] divides by.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl Norm {
 
     /// `y`, which [`forward`](Self::forward) of `x` gave, or the sum with `x` of
     /// [`forward_add`](Self::forward_add).
-    pub(crate) fn input<const D: usize>(&self, y: Tensor<D>, x: &Tensor<D>) -> Input<D> {
+    pub(crate) fn input<const D: usize>(&self, y: Tensor<D>, x: &Tensor<D>) -> Recomputable<D> {
         if !self.recompute {
             return y.into();
         }
@@ -141,9 +141,11 @@ impl Norm {
         let Self { epsilon, kind, .. } = *self;
         let again = move || match kind {
             NormKind::Rms => rms_norm(x.clone(), gamma.clone(), epsilon),
-            NormKind::Layer => layer_norm_again(x.clone(), gamma.clone(), beta.clone(), epsilon),
+            NormKind::Layer => {
+                layer_norm_recompute(x.clone(), gamma.clone(), beta.clone(), epsilon)
+            }
         };
-        Input::recomputed(y, Again::new(again))
+        Recomputable::recomputed(y, RecomputeFn::new(again))
     }
 
     fn options(&self) -> NormOptions {
@@ -165,7 +167,7 @@ impl Norm {
 
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
-        self.replica = self.replica.of_all_rows();
+        self.replica = self.replica.with_all_rows();
         self
     }
 }

@@ -8,18 +8,18 @@ use std::{
 };
 
 use burn::tensor::Tensor;
-use megaburn_kernels::Again;
+use megaburn_kernels::RecomputeFn;
 #[cfg(feature = "cuda")]
 use {
     burn::backend::Cube,
     megaburn_cuda::{
-        CudaQueue, Started,
-        host::{HostTensor, Leaving},
+        AsyncOp, CudaQueue,
+        host::{D2hCopy, HostTensor},
         tensor::{from_backend, into_backend},
     },
 };
 
-use crate::Input;
+use crate::Recomputable;
 
 /// Where inputs of [recomputed](crate::recomputed) parts are until backward needs them: on GPUs in pinned
 /// host memory. They go there beside the parts that follow, and come back beside the backward of the part
@@ -30,15 +30,15 @@ use crate::Input;
 /// Source: Megatron-LM `--cpu-offloading-num-layers`,
 /// `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
 #[derive(Clone, Debug, Default)]
-pub struct ActivationOffload(Arc<Mutex<State>>);
+pub struct ActivationOffload(Arc<Mutex<OffloadState>>);
 
 #[derive(Default)]
-struct State {
+struct OffloadState {
     /// What this forward offloaded last.
-    last: Option<Weak<Kept>>,
+    last: Option<Weak<OffloadedActivation>>,
     /// What leaves, the oldest first.
     #[cfg(feature = "cuda")]
-    leaving: VecDeque<Leaving>,
+    leaving: VecDeque<D2hCopy>,
 }
 
 /// How many tensors leave at a time, whose memory is taken on the GPU until others leave or backward
@@ -47,22 +47,22 @@ struct State {
 const LEAVING: usize = 2;
 
 /// The inputs of a part.
-struct Kept {
-    tensors: Vec<Mutex<Held>>,
+struct OffloadedActivation {
+    tensors: Vec<Mutex<SavedTensor>>,
     /// Those of the part before it, which backward needs next.
-    before: Option<Weak<Kept>>,
+    before: Option<Weak<OffloadedActivation>>,
 }
 
 #[allow(
     clippy::large_enum_variant,
     reason = "there is one a part of the model and micro-batch"
 )]
-enum Held {
+enum SavedTensor {
     Here(Tensor<2>),
     #[cfg(feature = "cuda")]
     OnHost(HostTensor, [usize; 2]),
     #[cfg(feature = "cuda")]
-    Coming(Started, [usize; 2]),
+    Coming(AsyncOp, [usize; 2]),
     /// It was taken: backward needs it once.
     Gone,
 }
@@ -75,21 +75,25 @@ impl ActivationOffload {
 
     /// The same tensors as inputs of a part. Those that `stay` are not moved: of the part that backward
     /// begins with, which would only wait for them.
-    pub fn inputs<const N: usize>(&self, tensors: [Tensor<3>; N], stay: bool) -> [Input<3>; N] {
+    pub fn inputs<const N: usize>(
+        &self,
+        tensors: [Tensor<3>; N],
+        stay: bool,
+    ) -> [Recomputable<3>; N] {
         if !tensors.iter().all(|x| x.device().is_autodiff()) {
-            return tensors.map(Input::from);
+            return tensors.map(Recomputable::from);
         }
         let mut state = self.lock();
         let held = tensors.iter().map(|x| {
             let rows = x.clone().inner().flatten(0, 1);
             Mutex::new(if stay {
-                Held::Here(rows)
+                SavedTensor::Here(rows)
             } else {
                 state.offload(rows)
             })
         });
         let tensors_held = held.collect();
-        let kept = Arc::new(Kept {
+        let kept = Arc::new(OffloadedActivation {
             tensors: tensors_held,
             before: state.last.take(),
         });
@@ -99,27 +103,27 @@ impl ActivationOffload {
             let (offload, kept) = (self.clone(), kept.clone());
             let place = places.next().expect("one a tensor");
             let take = move || {
-                offload.let_go();
+                offload.release();
                 kept.take(place)
             };
-            Input::recomputed(x, Again::new(take))
+            Recomputable::recomputed(x, RecomputeFn::new(take))
         })
     }
 
     /// A forward is over: of what left last the memory on the GPU is let go.
-    fn let_go(&self) {
+    fn release(&self) {
         #[cfg(feature = "cuda")]
         self.lock().leaving.clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OffloadState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl OffloadState {
     #[cfg(feature = "cuda")]
-    fn offload(&mut self, x: Tensor<2>) -> Held {
+    fn offload(&mut self, x: Tensor<2>) -> SavedTensor {
         let on_gpu = x
             .clone()
             .try_into_primitive::<Cube>()
@@ -129,7 +133,7 @@ impl State {
         let Some((on_gpu, mut host)) =
             on_gpu.and_then(|x| Some((x.clone(), HostTensor::like(&x).ok()?)))
         else {
-            return Held::Here(x);
+            return SavedTensor::Here(x);
         };
         let shape = x.dims();
         drop(x);
@@ -137,24 +141,24 @@ impl State {
         while self.leaving.len() > LEAVING {
             self.leaving.pop_front();
         }
-        Held::OnHost(host, shape)
+        SavedTensor::OnHost(host, shape)
     }
 
     #[cfg(not(feature = "cuda"))]
     #[allow(clippy::unused_self, reason = "with GPUs it is used")]
-    fn offload(&mut self, x: Tensor<2>) -> Held {
-        Held::Here(x)
+    fn offload(&mut self, x: Tensor<2>) -> SavedTensor {
+        SavedTensor::Here(x)
     }
 }
 
-impl Kept {
+impl OffloadedActivation {
     /// Starts to fetch what is not on its way yet.
     fn fetch(&self) {
         #[cfg(feature = "cuda")]
         for held in &self.tensors {
             let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Held::OnHost(host, shape) = &*held {
-                *held = Held::Coming(host.fetch(), *shape);
+            if let SavedTensor::OnHost(host, shape) = &*held {
+                *held = SavedTensor::Coming(host.fetch(), *shape);
             }
         }
     }
@@ -168,21 +172,21 @@ impl Kept {
         let mut held = self.tensors[place]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *held, Held::Gone) {
-            Held::Here(x) => x,
+        match std::mem::replace(&mut *held, SavedTensor::Gone) {
+            SavedTensor::Here(x) => x,
             #[cfg(feature = "cuda")]
-            Held::Coming(started, shape) => {
+            SavedTensor::Coming(started, shape) => {
                 let x = Tensor::<1>::from_primitive::<Cube>(into_backend(started.wait()));
                 x.reshape(shape)
             }
             #[cfg(feature = "cuda")]
-            Held::OnHost(..) => unreachable!("it was fetched"),
-            Held::Gone => panic!("backward goes through a graph once"),
+            SavedTensor::OnHost(..) => unreachable!("it was fetched"),
+            SavedTensor::Gone => panic!("backward goes through a graph once"),
         }
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for OffloadState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State").finish_non_exhaustive()
     }

@@ -9,7 +9,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{EmbeddingOptions, MainGrad, embedding};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
+use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replica};
 
 /// Configuration of a [`PositionEmbedding`].
 #[derive(Config, Debug)]
@@ -35,7 +35,7 @@ impl PositionEmbeddingConfig {
     /// No name in a group of more than one.
     pub fn init(&self, group: &Group, device: &Device) -> Result<PositionEmbedding, ParallelError> {
         let shape = [self.num_positions, self.d_model];
-        let draw = Draw {
+        let draw = InitDraw {
             layer: "PositionEmbedding",
             name: self.path.as_deref(),
             field: "weight",
@@ -121,7 +121,7 @@ impl PositionEmbedding {
 
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
-        self.replica = self.replica.of_all_rows();
+        self.replica = self.replica.with_all_rows();
         self
     }
 }

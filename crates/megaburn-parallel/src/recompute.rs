@@ -4,9 +4,11 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{Gradients, Tensor},
 };
-use megaburn_kernels::{Operands, Outlet, Pass, with_weight_gradients};
+use megaburn_kernels::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
 
-use crate::{ActivationOffload, Input, Residual, input::kept, kept::KeptAttention};
+use crate::{
+    ActivationOffload, Recomputable, Residual, recomputable::kept, selective_save::SelectiveSave,
+};
 
 /// What `forward` makes of `module` and `inputs`, of which nothing is kept but what `inputs` are made
 /// from: backward computes it once more, then its gradients (Megatron's `tensor_parallel.checkpoint`).
@@ -41,7 +43,7 @@ use crate::{ActivationOffload, Input, Residual, input::kept, kept::KeptAttention
 /// As `forward`, which runs again, on all ranks, when backward comes to it.
 pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: usize>(
     module: &M,
-    inputs: [Input<D>; I],
+    inputs: [Recomputable<D>; I],
     forward: impl Fn(&M, [Tensor<D>; I]) -> [Tensor<3>; O] + Send + Sync + 'static,
 ) -> [Tensor<3>; O] {
     let Some(device) = inputs
@@ -49,26 +51,26 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
         .map(|input| input.device())
         .filter(|d| d.is_autodiff())
     else {
-        return forward(module, inputs.map(Input::into_tensor));
+        return forward(module, inputs.map(Recomputable::into_tensor));
     };
-    let mut operands = Operands::new(&device);
-    let inputs = inputs.map(Input::into_parts);
+    let mut operands = CheckpointFunction::new(&device);
+    let inputs = inputs.map(Recomputable::into_parts);
     inputs.iter().for_each(|(x, _)| operands.add(x.clone()));
-    let mut params = Params {
+    let mut params = RegisterParams {
         operands,
         are_trained: Vec::new(),
     };
     module.visit(&mut params);
-    let Params {
+    let RegisterParams {
         operands,
         are_trained,
     } = params;
 
-    let module = module.clone().map(&mut Fresh { are_trained: None });
+    let module = module.clone().map(&mut DetachParams { are_trained: None });
     let plain = inputs
         .each_ref()
         .map(|(x, _)| Tensor::from_inner(x.clone().inner()));
-    let attention = KeptAttention::if_wanted();
+    let attention = SelectiveSave::if_selective();
     let results = attention.first(|| forward(&module, plain));
     let sources = inputs.map(|(x, again)| (x.dims(), again.unwrap_or_else(|| kept(&x))));
     operands.results(results, move |gradients| {
@@ -76,21 +78,21 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
             Tensor::from_inner(again.compute().reshape(shape)).require_grad()
         });
         let mut trained = are_trained.into_iter();
-        let module = module.map(&mut Fresh {
+        let module = module.map(&mut DetachParams {
             are_trained: Some(&mut trained),
         });
         let again = || attention.again(|| forward(&module, leaves.clone()));
-        let results = Pass::backward(again);
+        let results = LinearPass::backward(again);
         // What is made of nothing that learns has no graph.
         let ends = results
             .into_iter()
             .zip(gradients)
             .filter(|(y, _)| y.is_tracked());
-        let ends = ends.filter_map(|(y, gradient)| Some((Outlet::of(y), gradient?)));
+        let ends = ends.filter_map(|(y, gradient)| Some((DetachedOutput::of(y), gradient?)));
         let ends: Vec<_> = ends.collect();
         let grads =
-            (!ends.is_empty()).then(|| with_weight_gradients(|| Outlet::backward_all(ends)));
-        let mut found = Found {
+            (!ends.is_empty()).then(|| without_deferral(|| DetachedOutput::backward_all(ends)));
+        let mut found = CollectGrads {
             grads,
             rows: Vec::new(),
         };
@@ -113,9 +115,9 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
 ///
 /// # Collective
 /// As [`recomputed`].
-pub fn recomputed_stream<M: Module + 'static>(
+pub fn checkpoint_residual<M: Module + 'static>(
     module: &M,
-    normed: Input<3>,
+    normed: Recomputable<3>,
     stream: Residual,
     forward: impl Fn(&M, Tensor<3>, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
@@ -132,7 +134,7 @@ pub fn recomputed_stream<M: Module + 'static>(
 ///
 /// # Collective
 /// As [`recomputed`].
-pub fn offloaded_stream<M: Module + 'static>(
+pub fn offload_residual<M: Module + 'static>(
     module: &M,
     stream: Residual,
     offload: &ActivationOffload,
@@ -170,12 +172,12 @@ fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
 }
 
 /// Makes all parameters of a module operands, and sees which are trained.
-struct Params {
-    operands: Operands,
+struct RegisterParams {
+    operands: CheckpointFunction,
     are_trained: Vec<bool>,
 }
 
-impl ModuleVisitor for Params {
+impl ModuleVisitor for RegisterParams {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let x = param.val();
         self.are_trained.push(x.is_require_grad());
@@ -184,11 +186,11 @@ impl ModuleVisitor for Params {
 }
 
 /// Takes parameters out of their graph, to leaves of others where they are said to be trained.
-struct Fresh<'a> {
+struct DetachParams<'a> {
     are_trained: Option<&'a mut std::vec::IntoIter<bool>>,
 }
 
-impl ModuleMapper for Fresh<'_> {
+impl ModuleMapper for DetachParams<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let is_trained = self
             .are_trained
@@ -203,18 +205,18 @@ impl ModuleMapper for Fresh<'_> {
 }
 
 /// Takes what inputs and parameters get.
-struct Found {
+struct CollectGrads {
     grads: Option<Gradients>,
     rows: Vec<Option<Tensor<2>>>,
 }
 
-impl Found {
+impl CollectGrads {
     fn take<const D: usize>(&mut self, x: &Tensor<D>) -> Option<Tensor<2>> {
         x.grad_remove(self.grads.as_mut()?).map(as_row)
     }
 }
 
-impl ModuleVisitor for Found {
+impl ModuleVisitor for CollectGrads {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let gradient = self.take(&param.val());
         self.rows.push(gradient);

@@ -19,7 +19,7 @@ impl Replica {
     }
 
     /// The same parameter where every rank sees all rows.
-    pub(crate) fn of_all_rows(self) -> Self {
+    pub(crate) fn with_all_rows(self) -> Self {
         Self {
             own_rows: false,
             ..self

@@ -2,7 +2,7 @@ use std::ops::Add;
 
 use burn::tensor::Tensor;
 
-use crate::{Input, Norm};
+use crate::{Norm, Recomputable};
 
 /// The residual stream of a transformer, whose last term is added by the norm that reads it next: sum
 /// and norm are then one pass over memory (and one backward), where a sum of its own would be another.
@@ -34,7 +34,7 @@ impl Residual {
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
-    pub fn normed(self, norm: &Norm) -> (Input<3>, Self) {
+    pub fn normed(self, norm: &Norm) -> (Recomputable<3>, Self) {
         let (normed, sum) = match self.term {
             None => (norm.forward(self.sum.clone()), self.sum),
             Some(term) => norm.forward_add(term, self.sum),

@@ -2,7 +2,7 @@
 //! order. They are built, proven by simulation before a tensor moves, timed with given costs, and
 //! drawn: pure functions all. And how layers are split over stages.
 //!
-//! [`run`] then executes a rank's list: what a stage computes is the caller's ([`Chunks`]).
+//! [`run`] then executes a rank's list: what a stage computes is the caller's ([`StageExecutor`]).
 //!
 //! ```
 //! use megaburn_pipeline::{Costs, Links, ScheduleConfig, ScheduleKind, draw};
@@ -26,8 +26,8 @@ mod formula;
 mod kind;
 mod layers;
 mod layout_text;
-mod neighbours;
 mod order;
+mod p2p_groups;
 mod run;
 mod schedule;
 mod simulate;
@@ -39,8 +39,8 @@ pub use config::ScheduleConfig;
 pub use error::{PipelineError, Waiting};
 pub use kind::ScheduleKind;
 pub use layers::{LayerSplit, StageLayers};
-pub use neighbours::Neighbours;
-pub use run::{Chunks, Output, Pass, Wire, run};
+pub use p2p_groups::P2pGroups;
+pub use run::{MicroBatchStep, Output, P2pSpec, StageExecutor, run};
 pub use schedule::Schedule;
 pub use simulate::{Costs, Links, Proof, Span, Timing};
 pub use stages::{Placement, Stages};

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, GroupOptions, run_threads};
-use megaburn_kernels::{LinearOptions, MainGrad, Operands, Spare, linear};
+use megaburn_kernels::{CheckpointFunction, LinearOptions, MainGrad, Spare, linear};
 use megaburn_pipeline::{
-    Chunks, Neighbours, Output, Pass, ScheduleConfig, ScheduleKind, Wire, run,
+    MicroBatchStep, Output, P2pGroups, P2pSpec, ScheduleConfig, ScheduleKind, StageExecutor, run,
 };
 use rstest::rstest;
 
@@ -17,9 +17,9 @@ const LAYERS: usize = 5;
 /// What happens on a rank.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
-    Forward(Pass),
-    Backward(Pass),
-    Weights(Pass),
+    Forward(MicroBatchStep),
+    Backward(MicroBatchStep),
+    Weights(MicroBatchStep),
     End,
     /// A layer of a chunk gets a gradient.
     Gradient(usize, usize),
@@ -51,7 +51,7 @@ fn input(micro_batch: usize) -> Tensor<3> {
 /// `x`, for which forward waits, and backward for its gradient.
 fn waited_for(x: Tensor<3>) -> Tensor<3> {
     Spare::compute_share();
-    let mut operands = Operands::new(&x.device());
+    let mut operands = CheckpointFunction::new(&x.device());
     let there = Tensor::from_inner(x.clone().inner());
     operands.add(x);
     let [y] = operands.results([there], |[dy]| {
@@ -67,14 +67,18 @@ impl Stages {
     }
 }
 
-impl Chunks for Stages {
+impl StageExecutor for Stages {
     type Error = CollectiveError;
 
     fn puts_off(&self) -> bool {
         self.puts_off
     }
 
-    fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        x: Option<Tensor<3>>,
+    ) -> Result<Output, CollectiveError> {
         self.event(Event::Forward(pass));
         let x = x.unwrap_or_else(|| input(pass.micro_batch));
         let y = self.layers[pass.chunk]
@@ -97,7 +101,7 @@ impl Chunks for Stages {
 
     fn backward(
         &mut self,
-        pass: Pass,
+        pass: MicroBatchStep,
         run: impl FnOnce() -> Gradients,
     ) -> Result<(), CollectiveError> {
         self.event(Event::Backward(pass));
@@ -106,7 +110,11 @@ impl Chunks for Stages {
         Ok(())
     }
 
-    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), CollectiveError> {
+    fn backward_weight(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce(),
+    ) -> Result<(), CollectiveError> {
         self.event(Event::Weights(pass));
         run();
         self.event(Event::End);
@@ -143,8 +151,8 @@ fn trained(
             waits,
             events: events.clone(),
         };
-        let neighbours = Neighbours::new(&world, stages)?;
-        let wire = Wire {
+        let neighbours = P2pGroups::new(&world, stages)?;
+        let wire = P2pSpec {
             neighbours,
             shape: SHAPE,
             dtype: DType::F32,

@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, GroupOptions, run_threads};
 use megaburn_pipeline::{
-    Chunks, Neighbours, Output, Pass, Placement, ScheduleConfig, ScheduleKind, Wire, run,
+    MicroBatchStep, Output, P2pGroups, P2pSpec, Placement, ScheduleConfig, ScheduleKind,
+    StageExecutor, run,
 };
 use rstest::rstest;
 
@@ -30,7 +31,7 @@ fn input(micro_batch: usize, device: &Device) -> Tensor<3> {
 
 /// The chunks of a rank, and what is to be seen of them.
 struct Sums {
-    weights: Vec<Tensor<3>>,
+    backward_weight: Vec<Tensor<3>>,
     is_first: Vec<bool>,
     is_last: Vec<bool>,
     grads: Vec<Option<Tensor<3>>>,
@@ -38,16 +39,20 @@ struct Sums {
     losses: f32,
 }
 
-impl Chunks for Sums {
+impl StageExecutor for Sums {
     type Error = CollectiveError;
 
-    fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
-        let Pass {
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        x: Option<Tensor<3>>,
+    ) -> Result<Output, CollectiveError> {
+        let MicroBatchStep {
             chunk, micro_batch, ..
         } = pass;
         assert_eq!(x.is_none(), self.is_first[chunk]);
         let x = x.unwrap_or_else(|| input(micro_batch, &Device::flex().autodiff()));
-        let y = stage(x, &self.weights[chunk]);
+        let y = stage(x, &self.backward_weight[chunk]);
         if !self.is_last[chunk] {
             return Ok(Output::Stream(y));
         }
@@ -58,11 +63,11 @@ impl Chunks for Sums {
 
     fn backward(
         &mut self,
-        pass: Pass,
+        pass: MicroBatchStep,
         run: impl FnOnce() -> Gradients,
     ) -> Result<(), CollectiveError> {
         let mut grads = run();
-        let grad = self.weights[pass.chunk]
+        let grad = self.backward_weight[pass.chunk]
             .grad_remove(&mut grads)
             .expect("it is used");
         let sum = &mut self.grads[pass.chunk];
@@ -71,7 +76,11 @@ impl Chunks for Sums {
         Ok(())
     }
 
-    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), CollectiveError> {
+    fn backward_weight(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce(),
+    ) -> Result<(), CollectiveError> {
         run();
         self.ended[pass.chunk] += usize::from(pass.is_last);
         Ok(())
@@ -85,7 +94,7 @@ fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
         let device = Device::flex().autodiff();
         let of_rank = || (0..stages.num_chunks).map(|chunk| stages.stage(world.rank(), chunk));
         let mut chunks = Sums {
-            weights: of_rank().map(|stage| weight(stage, &device)).collect(),
+            backward_weight: of_rank().map(|stage| weight(stage, &device)).collect(),
             is_first: of_rank().map(|stage| stage == 0).collect(),
             is_last: of_rank()
                 .map(|stage| stage + 1 == stages.num_stages())
@@ -94,8 +103,8 @@ fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
             ended: vec![0; stages.num_chunks],
             losses: 0.0,
         };
-        let wire = Wire {
-            neighbours: Neighbours::new(&world, stages)?,
+        let wire = P2pSpec {
+            neighbours: P2pGroups::new(&world, stages)?,
             shape: SHAPE,
             dtype: DType::F32,
             device: device.inner(),
@@ -144,19 +153,19 @@ fn gradients_are_those_of_one_rank(
         ScheduleConfig::new(kind, num_ranks, num_micro_batches).with_num_chunks(num_chunks);
     let (loss, grads) = gradients(&config);
     let device = Device::flex().autodiff();
-    let weights: Vec<_> = (0..num_ranks * num_chunks)
+    let backward_weight: Vec<_> = (0..num_ranks * num_chunks)
         .map(|stage| weight(stage, &device))
         .collect();
-    let mut expected: Vec<Option<Tensor<3>>> = vec![None; weights.len()];
+    let mut expected: Vec<Option<Tensor<3>>> = vec![None; backward_weight.len()];
     let mut losses = 0.0;
     for micro_batch in 0..num_micro_batches {
-        let sum = weights
+        let sum = backward_weight
             .iter()
             .fold(input(micro_batch, &device), stage)
             .sum();
         losses += sum.clone().into_scalar::<f32>();
         let grads = sum.backward();
-        for (weight, sum) in weights.iter().zip(&mut expected) {
+        for (weight, sum) in backward_weight.iter().zip(&mut expected) {
             let grad = weight.grad(&grads).unwrap();
             *sum = Some(sum.take().map_or(grad.clone(), |sum| sum + grad));
         }
@@ -181,10 +190,14 @@ fn without_backward_nothing_is_kept(
         found: Vec<f32>,
     }
 
-    impl Chunks for Ones {
+    impl StageExecutor for Ones {
         type Error = CollectiveError;
 
-        fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
+        fn forward(
+            &mut self,
+            pass: MicroBatchStep,
+            x: Option<Tensor<3>>,
+        ) -> Result<Output, CollectiveError> {
             let x = x.unwrap_or_else(|| input(pass.micro_batch, &Device::flex()));
             assert!(!x.device().is_autodiff());
             let y = x + 1.0;
@@ -202,8 +215,8 @@ fn without_backward_nothing_is_kept(
     let (schedule, stages) = (config.build().unwrap(), config.stages());
     let ranks = run_threads(3, GroupOptions::default(), |world| {
         let device = Device::flex();
-        let neighbours = Neighbours::new(&world, stages)?;
-        let wire = Wire {
+        let neighbours = P2pGroups::new(&world, stages)?;
+        let wire = P2pSpec {
             neighbours,
             shape: SHAPE,
             dtype: DType::F32,

@@ -111,9 +111,9 @@ impl Devices {
 
     /// How GPUs multiply matrices in all of this process: whether those of f32 may be rounded to tf32, and whether
     /// algorithms are timed.
-    pub(crate) fn choose_products(self, tf32: bool, tune: bool) {
+    pub(crate) fn choose_gemm(self, tf32: bool, tune: bool) {
         if self != Self::Cpu {
-            cuda::choose_products(tf32, tune);
+            cuda::choose_gemm(tf32, tune);
         }
     }
 
@@ -161,7 +161,7 @@ mod cuda {
 
     pub(super) use megaburn_cuda::libraries::num_gpus;
 
-    pub(super) fn choose_products(tf32: bool, tune: bool) {
+    pub(super) fn choose_gemm(tf32: bool, tune: bool) {
         megaburn_cuda::gemm::set_tf32(tf32);
         megaburn_cuda::gemm::set_tuning(tune);
     }
@@ -199,7 +199,7 @@ mod cuda {
         0
     }
 
-    pub(super) fn choose_products(_: bool, _: bool) {}
+    pub(super) fn choose_gemm(_: bool, _: bool) {}
 
     pub(super) fn start() -> Result<usize, TrainError> {
         Err(TrainError::Cuda {

@@ -103,7 +103,7 @@ pub enum TrainError {
     #[error(
         "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}{diagnosis}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
     )]
-    Stalled {
+    TooManySkippedSteps {
         step: u64,
         skips: u64,
         loss: f64,
@@ -208,9 +208,9 @@ impl TrainError {
             | Self::Read { .. } => Exit::BadInput,
             Self::RunFolder(error) => error.exit(),
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
-            Self::NonFinite { .. } | Self::NonFiniteWeights { .. } | Self::Stalled { .. } => {
-                Exit::NonFinite
-            }
+            Self::NonFinite { .. }
+            | Self::NonFiniteWeights { .. }
+            | Self::TooManySkippedSteps { .. } => Exit::NonFinite,
             Self::ReplicasDiffer { .. } | Self::Disagrees { .. } => Exit::PeerLost,
             Self::RanksUnderLauncher { .. }
             | Self::TooFewGpus { .. }

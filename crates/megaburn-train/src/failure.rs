@@ -26,12 +26,12 @@ pub(crate) fn read_all(numbers: Tensor<1>) -> Result<Vec<f32>, TrainError> {
     let device = numbers.device();
     match numbers.cast(DType::F32).try_into_data() {
         Ok(data) => Ok(data.try_to_vec().expect("they were made f32")),
-        Err(error) => Err(told(error.to_string(), &device)),
+        Err(error) => Err(device_error(error.to_string(), &device)),
     }
 }
 
 /// The error of a device whose memory cannot be read, by the text it gave.
-pub(crate) fn told(text: String, device: &Device) -> TrainError {
+pub(crate) fn device_error(text: String, device: &Device) -> TrainError {
     diagnose(&text, device).unwrap_or(TrainError::Device { why: text })
 }
 
@@ -119,18 +119,19 @@ mod tests {
     ) {
         let error = diagnose(text, &Device::flex()).unwrap();
         assert!(matches!(error, TrainError::OutOfMemory { bytes, .. } if bytes == size));
-        let told = error.to_string();
+        let device_error = error.to_string();
         assert!(
-            told.contains("out of GPU memory") && told.contains("train.micro_batch"),
-            "{told}"
+            device_error.contains("out of GPU memory")
+                && device_error.contains("train.micro_batch"),
+            "{device_error}"
         );
     }
 
     #[test]
     fn other_failures_are_told_by_their_root() {
         let error = diagnose(FOREIGN, &Device::flex()).unwrap();
-        let told = "the GPU failed: a product [3, 5] x [5, 4]: on purpose";
-        assert_eq!(error.to_string(), told);
+        let device_error = "the GPU failed: a product [3, 5] x [5, 4]: on purpose";
+        assert_eq!(error.to_string(), device_error);
         assert_eq!(error.exit(), crate::Exit::Failed);
     }
 

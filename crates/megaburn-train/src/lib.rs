@@ -44,4 +44,4 @@ pub use run_folder::RunFolderError;
 pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use train_loop::Ended;
-pub use trainer::{Culprit, Diagnosis, Progress, Resumed, Trainer};
+pub use trainer::{Diagnosis, NonFiniteOrigin, Progress, Resumed, Trainer};

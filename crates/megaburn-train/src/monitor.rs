@@ -48,7 +48,10 @@ impl Monitor {
         let watch = move || {
             let tick = TICK.min(limit / 4);
             while stopped.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
-                if let Some(why) = pulse.quiet().and_then(|quiet| too_quiet(quiet, limit)) {
+                if let Some(why) = pulse
+                    .quiet()
+                    .and_then(|quiet| heartbeat_overdue(quiet, limit))
+                {
                     return hangs(why);
                 }
             }
@@ -74,7 +77,7 @@ impl Drop for Monitor {
 }
 
 /// What is wrong with a rank that has been quiet for too long.
-fn too_quiet(quiet: Quiet, limit: Duration) -> Option<String> {
+fn heartbeat_overdue(quiet: Quiet, limit: Duration) -> Option<String> {
     let Quiet {
         since,
         phase,
@@ -126,8 +129,8 @@ mod tests {
             phase: Some(Phase::Save),
             limit: Some(Duration::from_secs(600)),
         };
-        assert_eq!(too_quiet(quiet(605), Duration::from_secs(1)), None);
-        let why = too_quiet(quiet(611), Duration::from_secs(1)).unwrap();
+        assert_eq!(heartbeat_overdue(quiet(605), Duration::from_secs(1)), None);
+        let why = heartbeat_overdue(quiet(611), Duration::from_secs(1)).unwrap();
         assert!(
             why.contains("is in `save`") && why.contains("train.save_timeout"),
             "{why}"

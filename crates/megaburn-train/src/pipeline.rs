@@ -10,8 +10,8 @@ use megaburn_collective::{CollectiveError, Group, ProcessGroups, tensors};
 use megaburn_models::{Decoder, DecoderConfig, decoder::DecoderCache, generate::Next};
 use megaburn_optim::GradientAccumulator;
 use megaburn_pipeline::{
-    Chunks, Neighbours, Output, Pass, PipelineError, Schedule, ScheduleConfig, ScheduleKind,
-    StageLayers, Wire, run,
+    MicroBatchStep, Output, P2pGroups, P2pSpec, PipelineError, Schedule, ScheduleConfig,
+    ScheduleKind, StageExecutor, StageLayers, run,
 };
 
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     parallel: ParallelConfig,
-    neighbours: Neighbours,
+    neighbours: P2pGroups,
     chunks: Vec<StageLayers>,
     /// Which of its ranks computes the loss.
     last: usize,
@@ -83,7 +83,7 @@ impl Pipeline {
             .transpose()?;
         Ok(Self {
             parallel: parallel.clone(),
-            neighbours: Neighbours::new(group, stages)?,
+            neighbours: P2pGroups::new(group, stages)?,
             chunks,
             last: ends[1],
             is_shared,
@@ -115,9 +115,12 @@ impl Pipeline {
     /// A failed collective.
     /// # Collective
     /// The ranks that share.
-    pub(crate) fn sum_copies(&self, grads: &mut GradientAccumulator) -> Result<(), TrainError> {
+    pub(crate) fn all_reduce_tied(
+        &self,
+        grads: &mut GradientAccumulator,
+    ) -> Result<(), TrainError> {
         match &self.copies {
-            Some(group) => Ok(grads.sum_copies(EMBEDDING, group)?),
+            Some(group) => Ok(grads.all_reduce_tied(EMBEDDING, group)?),
             None => Ok(()),
         }
     }
@@ -162,11 +165,11 @@ impl Pipeline {
     }
 
     /// How stages are joined, for micro-batches `[seq_len, samples]`.
-    pub(crate) fn wire(&self, tokens: [usize; 2], device: &Device) -> Wire {
+    pub(crate) fn wire(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
         let [seq_len, samples] = tokens;
         let shape = [seq_len / self.splits, samples, self.hidden];
         let (neighbours, dtype) = (self.neighbours.clone(), self.dtype);
-        Wire {
+        P2pSpec {
             neighbours,
             shape,
             dtype,
@@ -191,11 +194,11 @@ impl Pipeline {
             return Ok(model.next_logits(next, cache, device));
         }
         let rows = model.num_rows(next, cache);
-        let wire = Wire {
+        let wire = P2pSpec {
             shape: [rows, 1, self.hidden],
             ..self.wire([0, 0], device)
         };
-        let mut reading = Reading {
+        let mut reading = GenerateExecutor {
             model,
             next,
             cache,
@@ -216,7 +219,7 @@ impl Pipeline {
 }
 
 /// The next tokens of some sequences go through the stages.
-struct Reading<'a> {
+struct GenerateExecutor<'a> {
     model: &'a Decoder,
     next: &'a Next<'a>,
     cache: &'a mut DecoderCache,
@@ -224,10 +227,14 @@ struct Reading<'a> {
     logits: Option<Tensor<3>>,
 }
 
-impl Chunks for Reading<'_> {
+impl StageExecutor for GenerateExecutor<'_> {
     type Error = CollectiveError;
 
-    fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        x: Option<Tensor<3>>,
+    ) -> Result<Output, CollectiveError> {
         let Self {
             model,
             next,
@@ -239,7 +246,7 @@ impl Chunks for Reading<'_> {
         if !model.stages()[pass.chunk].loss {
             return Ok(Output::Stream(x));
         }
-        self.logits = Some(model.logits_behind(x, next, cache));
+        self.logits = Some(model.logits_from_stream(x, next, cache));
         Ok(Output::Nothing)
     }
 }

@@ -11,7 +11,7 @@ use megaburn_models::assets::ASSETS;
 use crate::{
     TrainConfig, TrainError,
     attention_line::Facts,
-    config::{BatchRampConfig, Dtype, Tokenizer, UnusedKey},
+    config::{BatchRampConfig, Dtype, IneffectiveKey, Tokenizer},
     console::{Console, human_number},
     data::RunData,
     device::Devices,
@@ -149,7 +149,7 @@ impl<'a> Reporter<'a> {
         for note in config.notes(model) {
             console.line(format!("note     {note}"));
         }
-        for UnusedKey { key, used } in config.unused_keys() {
+        for IneffectiveKey { key, used } in config.ineffective_keys() {
             console.line(format!(
                 "note     {key} is set and changes nothing: it is used {used}"
             ));
@@ -212,8 +212,8 @@ impl<'a> Reporter<'a> {
     }
 
     /// Whether metrics could not be written for so long that the run should save and stop.
-    pub(crate) fn gives_up(&self) -> bool {
-        self.metrics.gives_up()
+    pub(crate) fn should_give_up(&self) -> bool {
+        self.metrics.should_give_up()
     }
 
     /// Makes the metrics up to now outlive a power loss.

@@ -16,7 +16,7 @@ pub enum ResumeError {
     Other { path: PathBuf, what: String },
     #[error(
         "checkpoint `{}` {what}; {}. Another run can begin from its weights alone: --init {} --set run.dir=...",
-        path.display(), go_on(path), path.display()
+        path.display(), resume_advice(path), path.display()
     )]
     OtherOptimizer { path: PathBuf, what: String },
     #[error(
@@ -69,13 +69,13 @@ fn began(recorded: &RecordedInit) -> String {
 
 /// What to do about a checkpoint that does not fit the command.
 fn advice(checkpoint: &Path) -> String {
-    let go_on = go_on(checkpoint);
+    let resume_advice = resume_advice(checkpoint);
     format!(
-        "{go_on}, or begin another run with --set run.dir=... (--fresh begins one in place of this one)"
+        "{resume_advice}, or begin another run with --set run.dir=... (--fresh begins one in place of this one)"
     )
 }
 
-fn go_on(checkpoint: &Path) -> String {
+fn resume_advice(checkpoint: &Path) -> String {
     let run = checkpoint
         .parent()
         .and_then(Path::parent)

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     TrainConfig, TrainError,
-    config::Start,
+    config::InitFrom,
     data::RunData,
     device::Devices,
     monitor::Monitor,
@@ -58,7 +58,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<En
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })
     };
-    let job = Job {
+    let job = RankRun {
         config: config.clone(),
         layout,
         devices,
@@ -83,7 +83,7 @@ fn place(
     }
     let layout = config.layout_on(devices, env.map(|env| env.world_size))?;
     let device = devices.of_this_process(&layout, env)?;
-    devices.choose_products(config.train.tf32, config.train.tune_products);
+    devices.choose_gemm(config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
     set_attention_kernel(attention);
@@ -93,11 +93,11 @@ fn place(
 /// What a process loads once it has met the others.
 struct Loaded {
     data: Arc<RunData>,
-    start: Option<Start>,
+    start: Option<InitFrom>,
 }
 
 /// What every rank of a run is given.
-struct Job {
+struct RankRun {
     config: Arc<TrainConfig>,
     layout: Layout,
     devices: Devices,
@@ -106,7 +106,7 @@ struct Job {
     stops: Stops,
 }
 
-impl Job {
+impl RankRun {
     fn train(&self, world: &Group, loaded: &Loaded) -> Result<Ended, TrainError> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
@@ -117,9 +117,9 @@ impl Job {
         let run = RunShare::take(world, &self.config)?;
         let device = self.device.clone().autodiff();
         let agreed = match &loaded.start {
-            Some(Start::Init(source)) => {
+            Some(InitFrom::Init(source)) => {
                 let agreed = settle(world, source.agreed(world).map_err(TrainError::from))?;
-                agreed.map(|source| Start::Init(Box::new(source)))
+                agreed.map(|source| InitFrom::Init(Box::new(source)))
             }
             _ => None,
         };
@@ -171,8 +171,8 @@ impl Job {
     }
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.
-    fn pinned(&self, start: Option<&Start>) -> Arc<TrainConfig> {
-        let Some(init) = start.and_then(Start::pinned) else {
+    fn pinned(&self, start: Option<&InitFrom>) -> Arc<TrainConfig> {
+        let Some(init) = start.and_then(InitFrom::pinned) else {
             return self.config.clone();
         };
         let mut config = (*self.config).clone();

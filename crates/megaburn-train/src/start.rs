@@ -75,13 +75,13 @@ pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T,
 }
 
 /// An error's text, and its exit code.
-type Said = (String, u8);
+type StartReport = (String, u8);
 
 /// The lowest rank that said something, and what.
 fn first_failure(
     world: &Group,
-    said: Option<Said>,
-) -> Result<Option<(usize, Said)>, CollectiveError> {
+    said: Option<StartReport>,
+) -> Result<Option<(usize, StartReport)>, CollectiveError> {
     let all = objects::gather(world, &said)?;
     let first = all
         .into_iter()

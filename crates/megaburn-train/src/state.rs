@@ -13,7 +13,7 @@ use crate::{
 
 /// One state, as it stands in the file.
 #[derive(Debug, Serialize)]
-struct State<'a> {
+struct RunState<'a> {
     /// `running`, `stopped`, `finished` or `failed`.
     state: &'a str,
     /// Steps that are done and saved; while it runs, those of the newest checkpoint.
@@ -79,7 +79,7 @@ impl StateFile {
     }
 
     fn write(&self, state: &str, reason: Option<String>) {
-        let state = State {
+        let state = RunState {
             state,
             step: self.step,
             steps: self.steps,

@@ -125,7 +125,7 @@ impl Stops {
     }
 
     /// Why all ranks stop after `step` steps, if one of them has a reason: they leave the loop together.
-    /// `has_trained` says that this start has trained at least one step, `gives_up` that this rank cannot write
+    /// `has_trained` says that this start has trained at least one step, `should_give_up` that this rank cannot write
     /// its metrics.
     ///
     /// # Errors
@@ -137,9 +137,9 @@ impl Stops {
         groups: &ProcessGroups,
         step: u64,
         has_trained: bool,
-        gives_up: bool,
+        should_give_up: bool,
     ) -> Result<Option<StopReason>, TrainError> {
-        let reason = match gives_up {
+        let reason = match should_give_up {
             true => Some(StopReason::Metrics),
             false => self.reason(step, has_trained),
         };

@@ -173,10 +173,10 @@ impl TrainLoop<'_> {
 
     /// Why the run stops now, if any rank has a reason.
     fn is_stopped(&self) -> Result<Option<StopReason>, TrainError> {
-        let gives_up = self.report.as_ref().is_some_and(Reporter::gives_up);
+        let should_give_up = self.report.as_ref().is_some_and(Reporter::should_give_up);
         let step = self.trainer.progress().step;
         self.stops
-            .agree(self.groups, step, self.has_trained, gives_up)
+            .agree(self.groups, step, self.has_trained, should_give_up)
     }
 
     /// Evaluates and says so; or says why the run stops meanwhile.

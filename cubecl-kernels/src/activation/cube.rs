@@ -9,9 +9,9 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::kernels::*;
-use super::{Activate, Activation, Grads, Input, composed};
-use crate::cube::{Rows, Team, address_type, lanes};
-use crate::primitive::cast;
+use super::{Activate, Activation, ActivationGrads, ActivationInput, fallback};
+use crate::backend_ops::cast;
+use crate::cube::{RowGroup, RowView, address_type, lanes};
 
 /// Units of a cube that has no rows.
 const UNITS: usize = 256;
@@ -23,24 +23,27 @@ const CUBES: usize = 132 * 4;
 const AHEAD: u32 = 4;
 
 impl Activate for Cube {
-    fn forward(activation: Activation, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+    fn forward(
+        activation: Activation,
+        input: ActivationInput<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
         if input.x.dtype() == DType::F64 {
-            return composed::forward::<Self>(activation, input);
+            return fallback::forward::<Self>(activation, input);
         }
         tensor::into_backend(launch_forward(activation, input.map(tensor::from_backend)))
     }
 
     fn backward(
         activation: Activation,
-        input: Input<FloatTensor<Self>>,
+        input: ActivationInput<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
-    ) -> Grads<FloatTensor<Self>> {
+    ) -> ActivationGrads<FloatTensor<Self>> {
         if input.x.dtype() == DType::F64 {
-            return composed::backward::<Self>(activation, input, dy);
+            return fallback::backward::<Self>(activation, input, dy);
         }
         let dy = tensor::from_backend(cast::<Self>(dy, input.x.dtype().into()));
         let grads = launch_backward(activation, input.map(tensor::from_backend), dy);
-        Grads {
+        ActivationGrads {
             x: tensor::into_backend(grads.x),
             bias: grads.bias.map(tensor::into_backend),
             weight: grads.weight.map(tensor::into_backend),
@@ -48,10 +51,10 @@ impl Activate for Cube {
     }
 }
 
-impl<T> Input<T> {
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Input<U> {
+impl<T> ActivationInput<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> ActivationInput<U> {
         let Self { x, bias, weight } = self;
-        Input {
+        ActivationInput {
             x: f(x),
             bias: bias.map(&mut f),
             weight: weight.map(f),
@@ -59,8 +62,8 @@ impl<T> Input<T> {
     }
 }
 
-fn launch_forward(activation: Activation, input: Input<CubeTensor>) -> CubeTensor {
-    let Input { x, bias, weight } = input;
+fn launch_forward(activation: Activation, input: ActivationInput<CubeTensor>) -> CubeTensor {
+    let ActivationInput { x, bias, weight } = input;
     let dtype = x.dtype;
     let mut shape: Shape = x.shape();
     if activation.gated {
@@ -73,7 +76,7 @@ fn launch_forward(activation: Activation, input: Input<CubeTensor>) -> CubeTenso
     if elements == 0 {
         return y;
     }
-    let x = Rows::of(x);
+    let x = RowView::of(x);
     let lanes = lanes(dtype, &[len, x.stride]);
     let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
     let (biased, weighted) = (bias.is_some(), weight.is_some());
@@ -104,14 +107,14 @@ fn launch_forward(activation: Activation, input: Input<CubeTensor>) -> CubeTenso
 
 fn launch_backward(
     activation: Activation,
-    input: Input<CubeTensor>,
+    input: ActivationInput<CubeTensor>,
     dy: CubeTensor,
-) -> Grads<CubeTensor> {
-    let Input { x, bias, weight } = input;
+) -> ActivationGrads<CubeTensor> {
+    let ActivationInput { x, bias, weight } = input;
     let dtype = x.dtype;
     let dx = tensor::empty(&x, x.shape(), dtype);
     let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
-    let [x, dy] = [x, dy].map(Rows::of);
+    let [x, dy] = [x, dy].map(RowView::of);
     let (rows, len) = (dy.count, dy.len);
     let lanes = lanes(dtype, &[len, x.stride, dy.stride]);
     let address = address_type(&[&x.tensor, &dy.tensor, &dx]);
@@ -146,7 +149,7 @@ fn launch_backward(
         dbias = Some(sums);
     } else if let Some(weight) = weight {
         let sums = tensor::empty(&weight, weight.shape(), weight.dtype);
-        let team = Team::new(width as usize, ROW_UNITS, 1, usize::MAX);
+        let team = RowGroup::new(width as usize, ROW_UNITS, 1, usize::MAX);
         let dtypes = [dtype, weight.dtype].map(dtype_to_storage_type);
         if rows > 0 {
             weighted_backward_kernel::launch(
@@ -165,7 +168,10 @@ fn launch_backward(
                 x_stride,
                 dy_stride,
                 activation,
-                Team { held: 0, ..team },
+                RowGroup {
+                    vecs_per_thread: 0,
+                    ..team
+                },
                 dtypes,
             );
         }
@@ -189,7 +195,7 @@ fn launch_backward(
             dtype_to_storage_type(dtype),
         );
     }
-    Grads {
+    ActivationGrads {
         x: dx,
         bias: dbias,
         weight: dweight,

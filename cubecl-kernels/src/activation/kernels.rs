@@ -5,8 +5,8 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use cubecl::prelude::*;
 
-use super::{Activation, Curve};
-use crate::cube::{Team, place, row_sum};
+use super::{Activation, PointwiseFn};
+use crate::cube::{RowGroup, place, row_sum};
 
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
@@ -15,13 +15,16 @@ const TANH_SCALE: f32 = 1.595_769_2;
 
 /// The curve and its derivative.
 #[cube]
-fn curve<N: Size>(x: Vector<f32, N>, #[comptime] curve: Curve) -> (Vector<f32, N>, Vector<f32, N>) {
+fn curve<N: Size>(
+    x: Vector<f32, N>,
+    #[comptime] curve: PointwiseFn,
+) -> (Vector<f32, N>, Vector<f32, N>) {
     let one = Vector::<f32, N>::new(1.0);
     let square = x * x;
-    if comptime!(curve == Curve::SquaredRelu) {
+    if comptime!(curve == PointwiseFn::SquaredRelu) {
         let positive = max(x, Vector::new(0.0));
         (positive * positive, positive + positive)
-    } else if comptime!(curve == Curve::Gelu) {
+    } else if comptime!(curve == PointwiseFn::Gelu) {
         let share = (x * Vector::new(FRAC_1_SQRT_2)).erf() * Vector::new(0.5) + Vector::new(0.5);
         let density = (square * Vector::new(-0.5)).exp() * Vector::new(DENSITY);
         (x * share, share + x * density)
@@ -29,7 +32,7 @@ fn curve<N: Size>(x: Vector<f32, N>, #[comptime] curve: Curve) -> (Vector<f32, N
         // `(1 + tanh(u)) / 2` is the sigmoid of `2u`: both are sigmoids of some `z`.
         let mut z = x;
         let mut change = x;
-        if comptime!(curve == Curve::GeluTanh) {
+        if comptime!(curve == PointwiseFn::GeluTanh) {
             let scaled = x * Vector::new(TANH_SCALE);
             z = scaled * (one + square * Vector::new(0.044715));
             change = scaled * (one + square * Vector::new(0.134145));
@@ -119,7 +122,7 @@ pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
     x_stride: u32,
     dy_stride: u32,
     #[comptime] activation: Activation,
-    #[comptime] team: Team,
+    #[comptime] team: RowGroup,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
     let mut shared = Shared::new_slice(32usize);

@@ -1,9 +1,9 @@
 //! What the activations of a feed-forward share: one operation with options, composed of primitives
 //! on CPUs and of kernels of its own on GPUs. Its backward computes everything again from the inputs.
 
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod op;
@@ -12,13 +12,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Tensor;
 
+use crate::arg_check::{self, float};
 use crate::bias::Bias;
-use crate::operands::{self, float};
 use op::{ActivationOps, Biased};
 
 /// The function of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Curve {
+pub(crate) enum PointwiseFn {
     /// `x * sigmoid(x)`.
     Silu,
     /// `x * Phi(x)`.
@@ -32,7 +32,7 @@ pub(crate) enum Curve {
 /// What an activation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Activation {
-    pub(crate) curve: Curve,
+    pub(crate) curve: PointwiseFn,
     /// The first half of a row goes through the curve and is multiplied by the second half.
     pub(crate) gated: bool,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Activation {
 /// `x`: `[.., f]`, or `[.., 2f]` where it is gated; `bias`: as long as a row of `x`; `weight`: as
 /// many as rows
 #[derive(Clone, Debug)]
-pub(crate) struct Input<T> {
+pub(crate) struct ActivationInput<T> {
     pub(crate) x: T,
     /// Added to each row first; of an activation that is not gated.
     pub(crate) bias: Option<T>,
@@ -52,7 +52,7 @@ pub(crate) struct Input<T> {
 }
 
 /// Gradients, those of `x` and the weight in the dtype of what they are of.
-pub(crate) struct Grads<T> {
+pub(crate) struct ActivationGrads<T> {
     pub(crate) x: T,
     /// Rows whose sum is the bias's gradient, f32 at least.
     pub(crate) bias: Option<T>,
@@ -61,16 +61,19 @@ pub(crate) struct Grads<T> {
 
 /// An activation, as each backend computes it best.
 pub(crate) trait Activate: Backend {
-    fn forward(activation: Activation, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
-        composed::forward::<Self>(activation, input)
+    fn forward(
+        activation: Activation,
+        input: ActivationInput<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        fallback::forward::<Self>(activation, input)
     }
 
     fn backward(
         activation: Activation,
-        input: Input<FloatTensor<Self>>,
+        input: ActivationInput<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
-    ) -> Grads<FloatTensor<Self>> {
-        composed::backward::<Self>(activation, input, dy)
+    ) -> ActivationGrads<FloatTensor<Self>> {
+        fallback::backward::<Self>(activation, input, dy)
     }
 }
 
@@ -78,8 +81,8 @@ pub(crate) trait Activate: Backend {
 impl Activate for burn::backend::Flex {}
 
 /// `curve(x)`.
-pub(crate) fn plain<const D: usize>(name: &str, curve: Curve, x: Tensor<D>) -> Tensor<D> {
-    operands::check(name, [float("x", &x)]);
+pub(crate) fn plain<const D: usize>(name: &str, curve: PointwiseFn, x: Tensor<D>) -> Tensor<D> {
+    arg_check::check(name, [float("x", &x)]);
     let activation = Activation {
         curve,
         gated: false,
@@ -90,11 +93,11 @@ pub(crate) fn plain<const D: usize>(name: &str, curve: Curve, x: Tensor<D>) -> T
 /// `curve(x + bias)`.
 pub(crate) fn biased<const D: usize>(
     name: &str,
-    curve: Curve,
+    curve: PointwiseFn,
     x: Tensor<D>,
     bias: Bias,
 ) -> Tensor<D> {
-    operands::check(name, [float("x", &x), float("the bias", &bias.value)]);
+    arg_check::check(name, [float("x", &x), float("the bias", &bias.value)]);
     bias.check(name, x.dims()[D - 1]);
     let activation = Activation {
         curve,
@@ -111,11 +114,11 @@ pub(crate) fn biased<const D: usize>(
 /// `curve(gate) * up`, times the weight of the row if there are weights.
 pub(crate) fn gated<const D: usize>(
     name: &str,
-    curve: Curve,
+    curve: PointwiseFn,
     gate_up: Tensor<D>,
     weight: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    operands::check(name, [float("gate_up", &gate_up)]);
+    arg_check::check(name, [float("gate_up", &gate_up)]);
     let n = gate_up.dims()[D - 1];
     assert!(
         n.is_multiple_of(2),
@@ -135,7 +138,7 @@ pub(crate) fn weighted<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
 ) -> Tensor<D> {
-    operands::check(name, [float("x", &x), float("the weight", &weight)]);
+    arg_check::check(name, [float("x", &x), float("the weight", &weight)]);
     let (dims, [length]) = (x.dims(), weight.dims());
     let rows = dims[..D - 1].iter().product::<usize>();
     assert_eq!(rows, length, "{name}: {length} weights for {rows} rows");

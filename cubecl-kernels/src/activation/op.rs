@@ -8,7 +8,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 
-use super::{Activate, Activation, Grads, Input};
+use super::{Activate, Activation, ActivationGrads, ActivationInput};
 use crate::MainGrad;
 use crate::backends::on_every_backend;
 use crate::bias::{ColumnSum, bias_gradient};
@@ -45,7 +45,7 @@ pub(crate) trait ActivationOps: Backend {
 on_every_backend! {
     impl ActivationOps {
         fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-            Self::forward(activation, Input { x, bias: None, weight: None })
+            Self::forward(activation, ActivationInput { x, bias: None, weight: None })
         }
 
         fn biased_activation(
@@ -53,7 +53,7 @@ on_every_backend! {
             bias: FloatTensor<Self>,
             how: Biased,
         ) -> FloatTensor<Self> {
-            Self::forward(how.activation, Input { x, bias: Some(bias), weight: None })
+            Self::forward(how.activation, ActivationInput { x, bias: Some(bias), weight: None })
         }
 
         fn weighted_activation(
@@ -61,7 +61,7 @@ on_every_backend! {
             weight: FloatTensor<Self>,
             activation: Activation,
         ) -> FloatTensor<Self> {
-            Self::forward(activation, Input { x, bias: None, weight: Some(weight) })
+            Self::forward(activation, ActivationInput { x, bias: None, weight: Some(weight) })
         }
     }
 }
@@ -71,12 +71,12 @@ on_every_backend! {
 struct ActivationBackward;
 
 impl<B: Activate, const N: usize> Backward<B, N> for ActivationBackward {
-    type State = (Activation, Input<FloatTensor<B>>);
+    type State = (Activation, ActivationInput<FloatTensor<B>>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let (activation, input) = ops.state;
-        let Grads { x, weight, .. } = B::backward(activation, input, dy);
+        let ActivationGrads { x, weight, .. } = B::backward(activation, input, dy);
         let found = [Some(x), weight];
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(node), Some(gradient)) = (parent, gradient) {
@@ -91,7 +91,7 @@ struct BiasedBackward;
 
 impl<B: Activate + ColumnSum> Backward<B, 2> for BiasedBackward {
     /// With the bias's dtype.
-    type State = (Biased, Input<FloatTensor<B>>, DType);
+    type State = (Biased, ActivationInput<FloatTensor<B>>, DType);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
@@ -103,7 +103,7 @@ impl<B: Activate + ColumnSum> Backward<B, 2> for BiasedBackward {
             input,
             dtype,
         ) = ops.state;
-        let Grads { x, bias, .. } = B::backward(activation, input, dy);
+        let ActivationGrads { x, bias, .. } = B::backward(activation, input, dy);
         let [for_x, for_bias] = ops.parents;
         if let Some(node) = for_x {
             grads.register::<B>(node.id, x);
@@ -121,7 +121,7 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
 {
     fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
         let (x, for_x) = x.into_parts();
-        let input = Input {
+        let input = ActivationInput {
             x,
             bias: None,
             weight: None,
@@ -144,7 +144,7 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
     ) -> FloatTensor<Self> {
         let ((x, for_x), (bias, for_bias)) = (x.into_parts(), bias.into_parts());
         let dtype = bias.dtype();
-        let input = Input {
+        let input = ActivationInput {
             x,
             bias: Some(bias),
             weight: None,
@@ -166,7 +166,7 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
         activation: Activation,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (weight, for_weight)) = (x.into_parts(), weight.into_parts());
-        let input = Input {
+        let input = ActivationInput {
             x,
             bias: None,
             weight: Some(weight),

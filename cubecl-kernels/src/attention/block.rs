@@ -16,8 +16,8 @@ use burn::tensor::{Shape, Slice, TensorData};
 
 use super::scores::{Scores, Visible};
 use super::{AttentionDropout, AttentionOptions};
-use crate::primitive::{cast, compute_dtype};
-use crate::products::Products;
+use crate::backend_ops::{cast, compute_dtype};
+use crate::gemm_ops::GemmOps;
 
 /// Keys or values as a view of `[b, hkv, s_k, d]`, from `[s_k, b, hkv, d]`.
 pub(super) fn by_head<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -103,7 +103,7 @@ pub(super) struct BlockGradients<T> {
 /// `v: [b, hkv, s_k, d_v]`, all of one dtype; gives `[queries, b, hq, d_v]`.
 ///
 /// Scores and softmax are in the compute dtype, probabilities in that of the inputs.
-pub(super) fn forward<B: Products + Scores>(
+pub(super) fn forward<B: GemmOps + Scores>(
     q: FloatTensor<B>,
     queries: Range<usize>,
     k: FloatTensor<B>,
@@ -177,7 +177,7 @@ fn dropped<B: Backend>(x: FloatTensor<B>, factors: Option<&FloatTensor<B>>) -> F
 
 /// The gradients of a block, from `dy: [s_q, b, hq, d_v]` and the keys and values of the forward.
 /// Those of keys and values are in the compute dtype, to be summed.
-pub(super) fn backward<B: Products + Scores>(
+pub(super) fn backward<B: GemmOps + Scores>(
     block: Block<FloatTensor<B>>,
     dy: FloatTensor<B>,
     k: FloatTensor<B>,

@@ -47,7 +47,7 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
     match unserved(options, scale) {
         None => Some((options.causal, scale)),
         Some(why) => {
-            cudnn::passed_over(why, kernel::chosen() == AttentionKernel::Cudnn);
+            cudnn::fallback_reason(why, kernel::chosen() == AttentionKernel::Cudnn);
             None
         }
     }

@@ -1,9 +1,9 @@
 //! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
 mod block;
-mod composed;
 #[cfg(feature = "cuda")]
 mod cudnn;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod flash;
 mod fused;
@@ -11,7 +11,7 @@ mod kernel;
 mod op;
 mod options;
 mod packed;
-mod part;
+mod partial;
 pub(crate) mod reference;
 mod scores;
 #[cfg(feature = "cuda")]
@@ -20,12 +20,14 @@ mod scores_cube;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 pub use kernel::{AUTO_LEN, AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
 pub use options::{AttentionDropout, AttentionOptions};
 pub use packed::PackedSequences;
-pub use part::{AttentionPart, AttentionSum, add_rows, attention_part, attention_part_gradients};
+pub use partial::{
+    OnlineSoftmaxMerge, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
+};
 
 /// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` neighbouring query heads share a head
 /// of keys and values.
@@ -54,7 +56,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 
 /// The options, without a dropout that drops nothing. Panics if anything does not fit.
 fn checked([q, k, v]: [&Tensor<4>; 3], options: AttentionOptions) -> AttentionOptions {
-    operands::check("attention", [float("q", q), float("k", k), float("v", v)]);
+    arg_check::check("attention", [float("q", q), float("k", k), float("v", v)]);
     let ([s_q, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
     let [s_v, b_v, h_v, _] = v.dims();
     let shapes = [q, k, v].map(|x| x.dims());

@@ -8,12 +8,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
 use super::AttentionOptions;
-use super::composed;
+use super::fallback;
 use super::fused::{self, Fused};
 use super::scores::Scores;
+use crate::backend_ops::cast;
 use crate::backends::on_every_backend;
-use crate::primitive::cast;
-use crate::products::Products;
+use crate::gemm_ops::GemmOps;
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait AttentionOps: Backend {
@@ -44,10 +44,10 @@ on_every_backend! {
 #[derive(Clone, Debug)]
 enum Saved<T> {
     Fused(fused::Saved<T>),
-    Composed(composed::Composed<T>),
+    FallbackAttention(fallback::FallbackAttention<T>),
 }
 
-fn attend<B: Products + Scores + Fused>(
+fn attend<B: GemmOps + Scores + Fused>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -56,14 +56,14 @@ fn attend<B: Products + Scores + Fused>(
     if let Some(saved) = B::fused(&q, &k, &v, options) {
         return (saved.out.clone(), Saved::Fused(saved));
     }
-    let (y, saved) = composed::forward::<B>(q, k, v, options);
-    (y, Saved::Composed(saved))
+    let (y, saved) = fallback::forward::<B>(q, k, v, options);
+    (y, Saved::FallbackAttention(saved))
 }
 
 #[derive(Debug)]
 struct AttentionBackward;
 
-impl<B: AttentionOps + Products + Scores + Fused> Backward<B, 3> for AttentionBackward {
+impl<B: AttentionOps + GemmOps + Scores + Fused> Backward<B, 3> for AttentionBackward {
     type State = Saved<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -73,7 +73,7 @@ impl<B: AttentionOps + Products + Scores + Fused> Backward<B, 3> for AttentionBa
                 let dy = cast::<B>(dy, saved.out.dtype().into());
                 B::fused_gradients(saved, dy)
             }
-            Saved::Composed(saved) => composed::backward::<B>(saved, dy),
+            Saved::FallbackAttention(saved) => fallback::backward::<B>(saved, dy),
         };
         for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let Some(node) = parent {
@@ -83,7 +83,7 @@ impl<B: AttentionOps + Products + Scores + Fused> Backward<B, 3> for AttentionBa
     }
 }
 
-impl<B: AttentionOps + Products + Scores + Fused, C: CheckpointStrategy> AttentionOps
+impl<B: AttentionOps + GemmOps + Scores + Fused, C: CheckpointStrategy> AttentionOps
     for Autodiff<B, C>
 {
     fn grouped_attention(

@@ -74,7 +74,7 @@ impl AttentionOptions {
 
     /// Pairs of a query and a key whose probabilities a head holds for backward where attention is
     /// composed of products and a softmax, of a sequence of `s` positions to itself.
-    pub fn composed_pairs(&self, s: usize) -> usize {
+    pub fn fallback_pairs(&self, s: usize) -> usize {
         let pairs = |block: Range<usize>| block.len() * self.visible_to_any(block, s).len();
         self.blocks(s).map(pairs).sum()
     }
@@ -227,17 +227,17 @@ mod tests {
 
     #[test]
     fn composed_attention_holds_the_pairs_of_its_blocks() {
-        assert_eq!(AttentionOptions::default().composed_pairs(100), 100 * 100);
+        assert_eq!(AttentionOptions::default().fallback_pairs(100), 100 * 100);
         // 32 positions of the first 32, of 64, of 96, and 4 of all 100.
         assert_eq!(
-            AttentionOptions::causal().composed_pairs(100),
+            AttentionOptions::causal().fallback_pairs(100),
             32 * (32 + 64 + 96) + 4 * 100
         );
         let window = AttentionOptions {
             window: Some(8),
             ..AttentionOptions::causal()
         };
-        assert_eq!(window.composed_pairs(64), 32 * 32 + 32 * 39);
+        assert_eq!(window.fallback_pairs(64), 32 * 32 + 32 * 39);
     }
 
     #[test]

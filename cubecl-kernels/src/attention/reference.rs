@@ -1,8 +1,8 @@
 use burn::tensor::{FloatDType, Tensor, TensorData};
 
 use super::{AttentionDropout, AttentionOptions};
+use crate::backend_ops::compute_dtype;
 use crate::dropout::reference::dropout;
-use crate::primitive::compute_dtype;
 use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 
 /// [`attention`](crate::attention) by its definition, each head with a copy of its keys and values.

@@ -7,7 +7,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, TensorData};
 
 use super::AttentionOptions;
-use crate::primitive::cast;
+use crate::backend_ops::cast;
 
 /// Which keys the queries of a block see.
 pub(super) struct Visible<'a> {
@@ -31,7 +31,7 @@ pub(crate) trait Scores: Backend {
         visible: &Visible<'_>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        cast::<Self>(composed_softmax::<Self>(scores, visible), dtype)
+        cast::<Self>(fallback_softmax::<Self>(scores, visible), dtype)
     }
 
     /// `P * (dP - rowsum(P * dP))`. The row sums are those of `out * dout` too, if given.
@@ -43,14 +43,14 @@ pub(crate) trait Scores: Backend {
         dp: FloatTensor<Self>,
         output: Option<(FloatTensor<Self>, FloatTensor<Self>)>,
     ) -> FloatTensor<Self> {
-        composed_gradient::<Self>(p, dp, output)
+        fallback_gradient::<Self>(p, dp, output)
     }
 }
 
 #[cfg(feature = "flex")]
 impl Scores for burn::backend::Flex {}
 
-pub(super) fn composed_gradient<B: Backend>(
+pub(super) fn fallback_gradient<B: Backend>(
     p: FloatTensor<B>,
     dp: FloatTensor<B>,
     output: Option<(FloatTensor<B>, FloatTensor<B>)>,
@@ -64,7 +64,7 @@ pub(super) fn composed_gradient<B: Backend>(
     B::float_mul(B::float_sub(dp, B::float_sum_dim(terms, 3)), p)
 }
 
-pub(super) fn composed_softmax<B: Backend>(
+pub(super) fn fallback_softmax<B: Backend>(
     scores: FloatTensor<B>,
     visible: &Visible<'_>,
 ) -> FloatTensor<B> {

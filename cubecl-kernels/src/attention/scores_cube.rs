@@ -8,8 +8,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::scores::{Scores, Visible, composed_gradient, composed_softmax};
-use crate::primitive::cast;
+use super::scores::{Scores, Visible, fallback_gradient, fallback_softmax};
+use crate::backend_ops::cast;
 
 /// Units that work on one row.
 const PLANE: u32 = 32;
@@ -23,7 +23,7 @@ impl Scores for Cube {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         if scores.dtype() != DType::F32 {
-            return cast::<Self>(composed_softmax::<Self>(scores, visible), dtype);
+            return cast::<Self>(fallback_softmax::<Self>(scores, visible), dtype);
         }
         let scores = tensor::contiguous(tensor::from_backend(scores));
         let out = tensor::empty(&scores, scores.shape(), dtype.into());
@@ -61,7 +61,7 @@ impl Scores for Cube {
         output: Option<(FloatTensor<Self>, FloatTensor<Self>)>,
     ) -> FloatTensor<Self> {
         if dp.dtype() != DType::F32 {
-            return composed_gradient::<Self>(p, dp, output);
+            return fallback_gradient::<Self>(p, dp, output);
         }
         let [p, dp] = [p, dp].map(|x| tensor::contiguous(tensor::from_backend(x)));
         let out = tensor::empty(&p, p.shape(), p.dtype);

@@ -5,11 +5,11 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use crate::MainGrad;
-use crate::bridge::Bridge;
-use crate::primitive::{cast, compute_dtype, last_dim, rows, sum_rows};
+use crate::backend_ops::{cast, compute_dtype, last_dim, rows, sum_rows};
+use crate::into_primitive::IntoPrimitive;
 
 /// The sum over rows, as each backend computes it best: the gradient of what was added to them.
-pub(crate) trait ColumnSum: Bridge {
+pub(crate) trait ColumnSum: IntoPrimitive {
     /// The sum of each of `groups` stretches of equally many rows, summed in f32 (f64 for f64).
     ///
     /// # Shapes
@@ -50,7 +50,10 @@ pub(super) fn column_sum<B: Backend>(
     cast::<B>(B::float_reshape(sum, result), dtype.into())
 }
 
-pub(super) fn add_column_sum<B: Bridge>(x: FloatTensor<B>, sum: Option<Tensor<2>>) -> Tensor<2> {
+pub(super) fn add_column_sum<B: IntoPrimitive>(
+    x: FloatTensor<B>,
+    sum: Option<Tensor<2>>,
+) -> Tensor<2> {
     let x = cast::<B>(x, FloatDType::F32);
     let term = B::wrap(column_sum::<B>(x, 1, DType::F32));
     match sum {

@@ -12,7 +12,7 @@ use megaburn_cuda::tensor;
 use super::column_sum::{self, ColumnSum};
 use super::kernels::*;
 use super::op::{self, AddToRows};
-use crate::cube::{Rows, address_type, lanes, wrap};
+use crate::cube::{RowView, address_type, lanes, wrap};
 
 /// Units of a cube that adds.
 const UNITS: usize = 256;
@@ -100,7 +100,7 @@ fn plan(rows: usize, groups: usize, width: usize, add: bool) -> (CubeShape, u32)
 
 /// The sums of groups of rows, written to `out` or, if `add`, added to it.
 fn launch_sum(x: CubeTensor, groups: usize, out: CubeTensor, add: bool) -> CubeTensor {
-    let x = Rows::of(x);
+    let x = RowView::of(x);
     if groups * x.len == 0 {
         return out;
     }
@@ -141,7 +141,7 @@ fn launch_add(x: CubeTensor, addend: CubeTensor, groups: usize) -> CubeTensor {
     if elements == 0 {
         return y;
     }
-    let (x, addend) = (Rows::of(x), tensor::contiguous(addend));
+    let (x, addend) = (RowView::of(x), tensor::contiguous(addend));
     let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
     let dtypes = [x.tensor.dtype, addend.dtype].map(dtype_to_storage_type);
     add_kernel::launch(

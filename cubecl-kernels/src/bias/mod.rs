@@ -12,7 +12,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::MainGrad;
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 pub(crate) use column_sum::{ColumnSum, bias_gradient};
 use op::{AddOps, Addend};
 
@@ -70,7 +70,7 @@ impl From<Tensor<1>> for Bias {
 /// If the bias is not as long as the last dimension of `x`.
 pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D> {
     let bias = bias.into();
-    operands::check("add_bias", [float("x", &x), float("the bias", &bias.value)]);
+    arg_check::check("add_bias", [float("x", &x), float("the bias", &bias.value)]);
     bias.check("add_bias", x.dims()[D - 1]);
     let addend = Addend {
         groups: 1,
@@ -91,7 +91,7 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D
 /// If `positions` has another shape.
 pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     let name = "add_positions";
-    operands::check(name, [float("x", &x), float("the positions", &positions)]);
+    arg_check::check(name, [float("x", &x), float("the positions", &positions)]);
     let ([s, _, n], found) = (x.dims(), positions.dims());
     assert_eq!(
         found,

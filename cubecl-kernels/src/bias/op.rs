@@ -14,8 +14,8 @@ use burn::tensor::{DType, Shape};
 
 use super::column_sum::{ColumnSum, bias_gradient};
 use crate::MainGrad;
+use crate::backend_ops::{cast, compute_dtype, last_dim};
 use crate::backends::on_every_backend;
-use crate::primitive::{cast, compute_dtype, last_dim};
 
 /// What is added to rows, beside its values.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ on_every_backend! {
 }
 
 #[derive(Clone, Debug)]
-struct Saved {
+struct SavedAddend {
     addend: Addend,
     shape: Shape,
     dtype: DType,
@@ -97,11 +97,11 @@ struct Saved {
 struct AddBackward;
 
 impl<B: AddOps + AddToRows> Backward<B, 2> for AddBackward {
-    type State = Saved;
+    type State = SavedAddend;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let Saved {
+        let SavedAddend {
             addend: Addend { groups, main_grad },
             shape,
             dtype,
@@ -137,7 +137,7 @@ impl<B: AddOps + AddToRows, C: CheckpointStrategy> AddOps for Autodiff<B, C> {
             .stateful()
         {
             OpsKind::Tracked(op) => op.finish(
-                Saved {
+                SavedAddend {
                     addend,
                     shape,
                     dtype,

@@ -1,6 +1,6 @@
 use burn::tensor::Tensor;
 
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`add_bias`](crate::add_bias) by its definition.
 pub fn add_bias<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {

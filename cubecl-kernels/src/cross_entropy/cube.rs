@@ -12,14 +12,14 @@ use super::CrossEntropyOptions;
 use super::kernels::{
     MAX_PLANES, PLANE, PartLaunch, READS, combine_kernel, gradient_kernel, statistics_kernel,
 };
-use super::op::{Parts, losses_of};
+use super::op::{VocabParallelLoss, losses_of};
+use crate::backend_ops::cast;
 use crate::cube::address_type;
-use crate::primitive::cast;
 
 /// Units of a cube that takes a row each.
 const UNITS: usize = 256;
 
-impl Parts for Cube {
+impl VocabParallelLoss for Cube {
     fn statistics(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::composed::LOWEST;
+use super::fallback::LOWEST;
 
 /// Units of a plane.
 pub(super) const PLANE: usize = 32;
@@ -28,7 +28,7 @@ fn exp_of(x: f32) -> f32 {
 
 /// The columns of this part.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct VocabPart {
     /// Vectors from a row to the next.
     pub(super) stride: u32,
     /// Columns that belong to tokens: the first.
@@ -46,7 +46,7 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     logits: &[Vector<F, N>],
     labels: &[I],
     out: &mut [f32],
-    part: Part,
+    part: VocabPart,
     #[comptime] planes: usize,
     #[comptime] smoothed: bool,
     #[define(F, I)] _dtypes: [ElemType; 2],
@@ -245,7 +245,7 @@ pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
     rows: &[f32],
     grad: &[f32],
     out: &mut [Vector<F, N>],
-    part: Part,
+    part: VocabPart,
     out_stride: u32,
     vectors: u32,
     on_target: f32,

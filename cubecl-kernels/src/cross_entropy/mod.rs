@@ -5,10 +5,10 @@
 //! 3. Backward reads the columns again and writes the gradient, over them where nobody else holds
 //!    them: nothing as large as the logits is kept besides.
 
-mod chunked;
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
+mod fused_linear;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod op;
@@ -17,8 +17,8 @@ pub(crate) mod reference;
 
 use burn::tensor::{Int, Tensor};
 
-use crate::operands::{self, float, int};
-pub use chunked::linear_cross_entropy;
+use crate::arg_check::{self, float, int};
+pub use fused_linear::linear_cross_entropy;
 pub use options::CrossEntropyOptions;
 
 /// `-log softmax(logits)[label]` of each token, smoothed if asked for; 0 where the label is ignored.
@@ -46,7 +46,7 @@ pub fn cross_entropy(
     exchange: impl FnOnce(Tensor<3>) -> Tensor<3>,
 ) -> Tensor<2> {
     let (name, labels) = ("cross_entropy", labels.inner());
-    operands::check(name, [float("logits", &logits), int("labels", &labels)]);
+    arg_check::check(name, [float("logits", &logits), int("labels", &labels)]);
     options.check(name, logits.dims(), labels.dims());
     let columns = logits.dims()[2];
     let statistics = op::statistics(logits.clone().inner(), labels.clone(), options);
@@ -66,7 +66,7 @@ fn exchanged(
     let (like, [_, each, rows]) = (float("the logits' part", &own), own.dims());
     let dtype = own.dtype();
     let all = exchange(own).inner();
-    operands::check(name, [like, float("the exchanged statistics", &all)]);
+    arg_check::check(name, [like, float("the exchanged statistics", &all)]);
     let (found, parts) = (all.dims(), all.dims()[0]);
     assert!(
         found == [parts, each, rows] && all.dtype() == dtype,

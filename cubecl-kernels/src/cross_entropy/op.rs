@@ -12,7 +12,7 @@ use super::CrossEntropyOptions;
 
 /// What a backend does with a part of the logits.
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait Parts: Backend {
+pub(crate) trait VocabParallelLoss: Backend {
     /// Of each row of this part, over its tokens: the maximum `m`, the sum of `exp(x - m)`, the
     /// target's `x` (0 if it is another part's) and the sum of `x - m` (anything if not smoothed).
     /// Those of ignored rows are anything finite.
@@ -40,7 +40,7 @@ pub(crate) trait Parts: Backend {
     /// The losses' gradient by this part's logits, in their place where possible.
     ///
     /// # Shapes
-    /// `logits: [s, b, columns]`, `labels, grad: [s, b]`, `rows` as [`Parts::combined`] gives them
+    /// `logits: [s, b, columns]`, `labels, grad: [s, b]`, `rows` as [`VocabParallelLoss::combined`] gives them
     fn logit_gradient(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
@@ -52,7 +52,7 @@ pub(crate) trait Parts: Backend {
     /// The losses among `rows`, whose derivative by the logits is known.
     ///
     /// # Shapes
-    /// As those of [`Parts::logit_gradient`]; the result is as `labels`.
+    /// As those of [`VocabParallelLoss::logit_gradient`]; the result is as `labels`.
     fn losses(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
@@ -61,23 +61,25 @@ pub(crate) trait Parts: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// [`Parts::losses`] where nothing is differentiated.
+/// [`VocabParallelLoss::losses`] where nothing is differentiated.
 pub(super) fn losses_of<B: Backend>(rows: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
     let row = B::float_slice(rows, &[Slice::from(2..3), Slice::full()]);
     B::float_reshape(row, shape)
 }
 
-/// See [`Parts::statistics`].
+/// See [`VocabParallelLoss::statistics`].
 pub(super) fn statistics(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
     options: CrossEntropyOptions,
 ) -> Tensor<3> {
     let (logits, labels) = (logits.into_dispatch(), labels.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Parts>::statistics(logits, labels, options))
+    Tensor::from_dispatch(<Dispatch as VocabParallelLoss>::statistics(
+        logits, labels, options,
+    ))
 }
 
-/// See [`Parts::combined`].
+/// See [`VocabParallelLoss::combined`].
 pub(super) fn combined(
     statistics: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -85,12 +87,12 @@ pub(super) fn combined(
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
     let (statistics, labels) = (statistics.into_dispatch(), labels.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Parts>::combined(
+    Tensor::from_dispatch(<Dispatch as VocabParallelLoss>::combined(
         statistics, labels, columns, options,
     ))
 }
 
-/// See [`Parts::losses`].
+/// See [`VocabParallelLoss::losses`].
 pub(super) fn losses(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -98,7 +100,8 @@ pub(super) fn losses(
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
     let (logits, rows) = (logits.into_dispatch(), rows.into_dispatch());
-    let losses = <Dispatch as Parts>::losses(logits, labels.into_dispatch(), rows, options);
+    let losses =
+        <Dispatch as VocabParallelLoss>::losses(logits, labels.into_dispatch(), rows, options);
     Tensor::from_dispatch(losses)
 }
 
@@ -108,7 +111,7 @@ mod flex {
     use burn::backend::Flex;
 
     use super::*;
-    use crate::cross_entropy::composed;
+    use crate::cross_entropy::fallback;
 
     fn wrap<const D: usize>(x: FloatTensor<Flex>) -> Tensor<D> {
         Tensor::from_primitive::<Flex>(x)
@@ -123,13 +126,13 @@ mod flex {
             .expect("computed from Flex's tensors")
     }
 
-    impl Parts for Flex {
+    impl VocabParallelLoss for Flex {
         fn statistics(
             logits: FloatTensor<Self>,
             labels: IntTensor<Self>,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            unwrap(composed::statistics(wrap(logits), ints(labels), options))
+            unwrap(fallback::statistics(wrap(logits), ints(labels), options))
         }
 
         fn combined(
@@ -138,7 +141,7 @@ mod flex {
             columns: usize,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            unwrap(composed::combined(
+            unwrap(fallback::combined(
                 wrap(statistics),
                 ints(labels),
                 columns,
@@ -154,7 +157,7 @@ mod flex {
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
             let (rows, grad) = (wrap(rows), wrap(grad));
-            unwrap(composed::logit_gradient(
+            unwrap(fallback::logit_gradient(
                 wrap(logits),
                 ints(labels),
                 rows,
@@ -185,7 +188,7 @@ type Saved<B> = (
     CrossEntropyOptions,
 );
 
-impl<B: Parts> Backward<B, 1> for LossesBackward {
+impl<B: VocabParallelLoss> Backward<B, 1> for LossesBackward {
     type State = Saved<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -199,7 +202,7 @@ impl<B: Parts> Backward<B, 1> for LossesBackward {
     }
 }
 
-impl<B: Parts, C: CheckpointStrategy> Parts for Autodiff<B, C> {
+impl<B: VocabParallelLoss, C: CheckpointStrategy> VocabParallelLoss for Autodiff<B, C> {
     fn statistics(
         _logits: FloatTensor<Self>,
         _labels: IntTensor<Self>,

@@ -1,7 +1,7 @@
 use burn::tensor::{Int, Tensor, activation};
 
 use super::CrossEntropyOptions;
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`cross_entropy`](crate::cross_entropy) of whole logits by its definition.
 pub fn cross_entropy(

@@ -5,16 +5,16 @@ pub(crate) mod assembly;
 mod parts;
 mod philox;
 mod reduce;
+mod row_group;
 mod rows;
-mod team;
 pub(crate) mod tensor_cores;
 mod tensors;
 
 pub(crate) use parts::{put_parts, sum_parts};
 pub(crate) use philox::{RandomStream, random_bits, unit};
 pub(crate) use reduce::{row_sum, row_sums};
-pub(crate) use rows::{Rows, address_type, lanes};
-pub(crate) use team::{Team, place};
+pub(crate) use row_group::{RowGroup, place};
+pub(crate) use rows::{RowView, address_type, lanes};
 pub(crate) use tensors::{on_gpu, wrap};
 
 /// Units of a plane.

@@ -4,7 +4,7 @@ use cubecl::prelude::AddressType;
 use megaburn_cuda::tensor;
 
 /// A tensor as rows of its last dimension, at equal distances in memory.
-pub(crate) struct Rows {
+pub(crate) struct RowView {
     pub(crate) tensor: CubeTensor,
     /// How many.
     pub(crate) count: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Rows {
     pub(crate) stride: usize,
 }
 
-impl Rows {
+impl RowView {
     /// The tensor where it is (pitched, or a slice), or a copy where no one stride describes it.
     pub(crate) fn of(tensor: CubeTensor) -> Self {
         let row_stride = |tensor: &CubeTensor| match tensor.meta.is_tiled() {

@@ -3,7 +3,7 @@ use burn::tensor::Tensor;
 
 use super::op::DropoutOps;
 use super::{DropoutKey, Mask};
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 
 /// `residual + dropout(x + bias)`, the end of a transformer's attention and feed-forward, in one pass
 /// over memory on a GPU (Megatron's `fused_bias_dropout.py`).
@@ -39,7 +39,7 @@ pub fn bias_dropout_add<const D: usize>(
     );
     let operands = [float("x", &x), float("the residual", &residual)];
     let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
-    operands::check(name, operands.into_iter().chain(bias_too));
+    arg_check::check(name, operands.into_iter().chain(bias_too));
     let mask = Mask::new(name, p, key, &x.dims());
     let n = x.dims()[D - 1];
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);

@@ -10,8 +10,8 @@ use megaburn_cuda::tensor;
 
 use super::kernels::*;
 use super::key::{RowStarts, kept};
-use super::{Drop, Input, Mask, composed};
-use crate::cube::{RandomStream, Rows, address_type, lanes, sum_parts};
+use super::{Drop, DropoutInput, Mask, fallback};
+use crate::cube::{RandomStream, RowView, address_type, lanes, sum_parts};
 
 const UNITS: usize = 256;
 /// Cubes for a gradient of a bias: several for each multiprocessor of a large GPU.
@@ -20,14 +20,14 @@ const CUBES: usize = 132 * 4;
 const AHEAD: u32 = 4;
 
 impl Drop for Cube {
-    fn forward(mask: &Mask, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+    fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
         if input.x.dtype() == DType::F64 {
-            return composed::forward::<Self>(mask, input);
+            return fallback::forward::<Self>(mask, input);
         }
-        let Input { x, bias, residual } = input;
+        let DropoutInput { x, bias, residual } = input;
         let [x, bias, residual] = [Some(x), bias, residual].map(|t| t.map(tensor::from_backend));
         let x = x.expect("it was put in");
-        tensor::into_backend(launch_forward(mask, Input { x, bias, residual }))
+        tensor::into_backend(launch_forward(mask, DropoutInput { x, bias, residual }))
     }
 
     fn backward(
@@ -36,7 +36,7 @@ impl Drop for Cube {
         bias: Option<DType>,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         if dy.dtype() == DType::F64 {
-            return composed::backward::<Self>(mask, dy, bias);
+            return fallback::backward::<Self>(mask, dy, bias);
         }
         let (dx, dbias) = launch_backward(mask, tensor::from_backend(dy), bias);
         (tensor::into_backend(dx), dbias.map(tensor::into_backend))
@@ -69,22 +69,22 @@ fn mask_arg(mask: &Mask, starts: RowStarts) -> MaskArgLaunch {
     )
 }
 
-fn launch_forward(mask: &Mask, input: Input<CubeTensor>) -> CubeTensor {
-    let Input { x, bias, residual } = input;
+fn launch_forward(mask: &Mask, input: DropoutInput<CubeTensor>) -> CubeTensor {
+    let DropoutInput { x, bias, residual } = input;
     let (dtype, starts) = (x.dtype, mask.key.row_starts(x.meta.shape()));
     let y = tensor::empty(&x, x.shape(), dtype);
     let elements = y.meta.num_elements();
     if elements == 0 {
         return y;
     }
-    let x = Rows::of(x);
+    let x = RowView::of(x);
     let [biased, added] = [bias.is_some(), residual.is_some()];
     let steps = Steps {
         dropped: mask.p > 0.0,
         biased,
         added,
     };
-    let residual = residual.map(Rows::of);
+    let residual = residual.map(RowView::of);
     let (residual, residual_stride) = match residual {
         Some(rows) => (rows.tensor, rows.stride),
         None => (x.tensor.clone(), x.stride),
@@ -120,7 +120,7 @@ fn launch_backward(
 ) -> (CubeTensor, Option<CubeTensor>) {
     let dropped = mask.p > 0.0;
     let Some(bias) = bias else {
-        let input = Input {
+        let input = DropoutInput {
             x: dy.clone(),
             bias: None,
             residual: None,
@@ -140,7 +140,7 @@ fn launch_backward(
     } else {
         dy.clone()
     };
-    let dy = Rows::of(dy);
+    let dy = RowView::of(dy);
     let lanes = lanes_of(&starts, dtype, &[dy.len, dy.stride]);
     let width = dy.len / lanes;
     let columns = width.div_ceil(UNITS).max(1);

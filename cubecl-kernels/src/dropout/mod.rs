@@ -1,9 +1,9 @@
 //! Dropout whose mask depends on the place of an element in the whole tensor, not on the layout.
 
 mod add;
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod key;
@@ -14,7 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Tensor};
 
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 pub use add::bias_dropout_add;
 pub use key::DropoutKey;
 #[cfg(feature = "cuda")]
@@ -44,7 +44,7 @@ impl Mask {
 ///
 /// # Shapes
 /// `x` and `residual`: `[.., n]`, of one dtype; `bias`: `[n]`
-pub(crate) struct Input<T> {
+pub(crate) struct DropoutInput<T> {
     x: T,
     /// Added to each row before the mask.
     bias: Option<T>,
@@ -54,8 +54,8 @@ pub(crate) struct Input<T> {
 
 /// Dropout, as each backend computes it best.
 pub(crate) trait Drop: Backend {
-    fn forward(mask: &Mask, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
-        composed::forward::<Self>(mask, input)
+    fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
+        fallback::forward::<Self>(mask, input)
     }
 
     /// The gradients of `x`, in the dtype of `dy`, and of a bias of the given dtype. (The residual's
@@ -65,7 +65,7 @@ pub(crate) trait Drop: Backend {
         dy: FloatTensor<Self>,
         bias: Option<DType>,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        composed::backward::<Self>(mask, dy, bias)
+        fallback::backward::<Self>(mask, dy, bias)
     }
 }
 
@@ -88,7 +88,7 @@ impl Drop for burn::backend::Flex {}
 /// # Panics
 /// If `p` is not in `[0, 1)`, or the shard does not lie in the key's global shape.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
-    operands::check("dropout", [float("x", &x)]);
+    arg_check::check("dropout", [float("x", &x)]);
     let mask = Mask::new("dropout", p, key, &x.dims());
     if p == 0.0 {
         return x;

@@ -9,7 +9,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 
-use super::{Drop, Input, Mask};
+use super::{Drop, DropoutInput, Mask};
 use crate::backends::on_every_backend;
 
 // (The macro takes no optional tensors.)
@@ -36,7 +36,7 @@ pub(crate) trait DropoutOps: Backend {
 on_every_backend! {
     impl DropoutOps {
         fn dropout(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
-            Self::forward(&mask, Input { x, bias: None, residual: None })
+            Self::forward(&mask, DropoutInput { x, bias: None, residual: None })
         }
 
         fn dropout_add(
@@ -44,7 +44,7 @@ on_every_backend! {
             residual: FloatTensor<Self>,
             mask: Mask,
         ) -> FloatTensor<Self> {
-            Self::forward(&mask, Input { x, bias: None, residual: Some(residual) })
+            Self::forward(&mask, DropoutInput { x, bias: None, residual: Some(residual) })
         }
 
         fn bias_dropout_add(
@@ -53,7 +53,7 @@ on_every_backend! {
             bias: FloatTensor<Self>,
             mask: Mask,
         ) -> FloatTensor<Self> {
-            Self::forward(&mask, Input { x, bias: Some(bias), residual: Some(residual) })
+            Self::forward(&mask, DropoutInput { x, bias: Some(bias), residual: Some(residual) })
         }
     }
 }

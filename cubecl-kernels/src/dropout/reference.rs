@@ -1,7 +1,7 @@
 use burn::tensor::{Tensor, TensorData};
 
 use super::DropoutKey;
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`dropout`](crate::dropout) by its definition: a product with the mask.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {

@@ -10,7 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::MainGrad;
-use crate::operands::{self, float, int};
+use crate::arg_check::{self, float, int};
 use op::EmbeddingOps;
 
 /// How [`embedding`] reads its table, and where the table's gradient goes.
@@ -39,7 +39,7 @@ pub struct EmbeddingOptions {
 /// on a CPU also for an id without a row in a whole table. On a GPU, where nobody reads the ids, the
 /// vector of such an id is NaN.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOptions) -> Tensor<3> {
-    operands::check("embedding", [float("the table", &table), int("ids", &ids)]);
+    arg_check::check("embedding", [float("the table", &table), int("ids", &ids)]);
     let ([rows, d], first) = (table.dims(), options.first.unwrap_or(0));
     assert!(
         rows > 0 && first.saturating_add(rows) <= i32::MAX as usize,
@@ -47,7 +47,7 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
     );
     if let Some(main_grad) = &options.main_grad {
         main_grad.check("embedding", [rows, d]);
-        main_grad.used();
+        main_grad.notify_use();
     }
     let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(

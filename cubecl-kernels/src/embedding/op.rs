@@ -11,10 +11,10 @@ use burn::tensor::{DType, FloatDType, Shape};
 use super::EmbeddingOptions;
 use super::rows::{Rows, Tokens};
 use crate::MainGrad;
+use crate::backend_ops::{cast, compute_dtype, last_dim, rows};
 use crate::backends::on_every_backend;
-use crate::bridge::{Bridge, read_weight};
-use crate::linear::Pass;
-use crate::primitive::{cast, compute_dtype, last_dim, rows};
+use crate::into_primitive::{IntoPrimitive, read_weight};
+use crate::linear::LinearPass;
 
 // (`embedding` is a method of Burn's `ModuleOps`.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
@@ -47,19 +47,19 @@ fn flat<B: Backend>(ids: IntTensor<B>, options: &EmbeddingOptions) -> Tokens<Int
     }
 }
 
-fn forward<B: Rows + Bridge>(
+fn forward<B: Rows + IntoPrimitive>(
     table: FloatTensor<B>,
     ids: IntTensor<B>,
     options: &EmbeddingOptions,
 ) -> FloatTensor<B> {
     let ([s, b], d) = (ids.shape().dims(), last_dim(&table.shape()));
-    let table = read_weight::<B>(table, options.main_grad.as_ref(), Pass::Forward);
+    let table = read_weight::<B>(table, options.main_grad.as_ref(), LinearPass::Forward);
     let vectors = B::take_rows(table, flat::<B>(ids, options));
     B::float_reshape(vectors, Shape::from([s, b, d]))
 }
 
 #[derive(Clone, Debug)]
-struct Saved<I> {
+struct SavedIds<I> {
     ids: I,
     num_rows: usize,
     dtype: DType,
@@ -69,11 +69,11 @@ struct Saved<I> {
 #[derive(Debug)]
 struct EmbeddingBackward;
 
-impl<B: EmbeddingOps + Rows + Bridge> Backward<B, 1> for EmbeddingBackward {
-    type State = Saved<IntTensor<B>>;
+impl<B: EmbeddingOps + Rows + IntoPrimitive> Backward<B, 1> for EmbeddingBackward {
+    type State = SavedIds<IntTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let Saved {
+        let SavedIds {
             ids,
             num_rows,
             dtype,
@@ -98,7 +98,9 @@ impl<B: EmbeddingOps + Rows + Bridge> Backward<B, 1> for EmbeddingBackward {
     }
 }
 
-impl<B: EmbeddingOps + Rows + Bridge, C: CheckpointStrategy> EmbeddingOps for Autodiff<B, C> {
+impl<B: EmbeddingOps + Rows + IntoPrimitive, C: CheckpointStrategy> EmbeddingOps
+    for Autodiff<B, C>
+{
     fn token_vectors(
         table: FloatTensor<Self>,
         ids: IntTensor<Self>,
@@ -114,7 +116,7 @@ impl<B: EmbeddingOps + Rows + Bridge, C: CheckpointStrategy> EmbeddingOps for Au
                 let (num_rows, dtype) = (table.shape()[0], table.dtype());
                 let y = forward::<B>(table, ids.clone(), &options);
                 op.finish(
-                    Saved {
+                    SavedIds {
                         ids,
                         num_rows,
                         dtype,

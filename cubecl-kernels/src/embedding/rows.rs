@@ -4,7 +4,7 @@ use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{BoolDType, Shape};
 
-use crate::primitive::cast;
+use crate::backend_ops::cast;
 
 /// The tokens of a table's rows: `ids: [n]`, and the options' `first`.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ pub(crate) mod reference;
 
 use burn::tensor::Tensor;
 
-use crate::activation::{Curve, gated};
+use crate::activation::{PointwiseFn, gated};
 
 /// `gelu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///
@@ -18,7 +18,7 @@ use crate::activation::{Curve, gated};
 /// # Panics
 /// If the last dimension is odd.
 pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
-    gated("geglu", Curve::Gelu, gate_up, None)
+    gated("geglu", PointwiseFn::Gelu, gate_up, None)
 }
 
 /// [`geglu`] with [`gelu_tanh`](crate::gelu_tanh) (Megatron's and Gemma's).
@@ -30,7 +30,7 @@ pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
 /// # Panics
 /// If the last dimension is odd.
 pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
-    gated("geglu_tanh", Curve::GeluTanh, gate_up, None)
+    gated("geglu_tanh", PointwiseFn::GeluTanh, gate_up, None)
 }
 
 /// [`geglu`], each row times its weight (the router's probability of a token's expert), with a
@@ -44,7 +44,7 @@ pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
 /// # Panics
 /// If the last dimension is odd or empty, or there are more or fewer weights than rows.
 pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
-    gated("geglu_weighted", Curve::Gelu, gate_up, Some(weight))
+    gated("geglu_weighted", PointwiseFn::Gelu, gate_up, Some(weight))
 }
 
 /// [`geglu_weighted`] with [`gelu_tanh`](crate::gelu_tanh).
@@ -59,7 +59,7 @@ pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> 
 pub fn geglu_tanh_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     gated(
         "geglu_tanh_weighted",
-        Curve::GeluTanh,
+        PointwiseFn::GeluTanh,
         gate_up,
         Some(weight),
     )

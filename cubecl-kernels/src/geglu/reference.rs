@@ -1,19 +1,19 @@
 use burn::tensor::Tensor;
 
+use crate::backend_ops::{chunk_halves, compute_dtype, weigh};
 use crate::gelu::reference::{gelu, gelu_tanh};
-use crate::primitive::{compute_dtype, halves_of, weigh};
 
 /// [`geglu`](crate::geglu) by its definition.
 pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     let dtype = gate_up.dtype();
-    let [gate, up] = halves_of(gate_up.cast(compute_dtype(dtype)));
+    let [gate, up] = chunk_halves(gate_up.cast(compute_dtype(dtype)));
     (gelu(gate) * up).cast(dtype)
 }
 
 /// [`geglu_tanh`](crate::geglu_tanh) by its definition.
 pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     let dtype = gate_up.dtype();
-    let [gate, up] = halves_of(gate_up.cast(compute_dtype(dtype)));
+    let [gate, up] = chunk_halves(gate_up.cast(compute_dtype(dtype)));
     (gelu_tanh(gate) * up).cast(dtype)
 }
 

@@ -7,7 +7,7 @@ pub(crate) mod reference;
 
 use burn::tensor::Tensor;
 
-use crate::activation::{Curve, biased, plain};
+use crate::activation::{PointwiseFn, biased, plain};
 use crate::bias::Bias;
 
 /// `x * Phi(x)` with the exact normal distribution function (Hugging Face's `gelu`).
@@ -15,7 +15,7 @@ use crate::bias::Bias;
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    plain("gelu", Curve::Gelu, x)
+    plain("gelu", PointwiseFn::Gelu, x)
 }
 
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hugging Face's `gelu_new` and
@@ -24,7 +24,7 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    plain("gelu_tanh", Curve::GeluTanh, x)
+    plain("gelu_tanh", PointwiseFn::GeluTanh, x)
 }
 
 /// [`gelu`] of `x + bias`, in one pass over memory on a GPU.
@@ -36,7 +36,7 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// # Panics
 /// If the bias is not as long as the last dimension of `x`.
 pub fn bias_gelu<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D> {
-    biased("bias_gelu", Curve::Gelu, x, bias.into())
+    biased("bias_gelu", PointwiseFn::Gelu, x, bias.into())
 }
 
 /// [`gelu_tanh`] of `x + bias`, in one pass over memory on a GPU (Megatron's `bias_gelu`).
@@ -48,7 +48,7 @@ pub fn bias_gelu<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<
 /// # Panics
 /// If the bias is not as long as the last dimension of `x`.
 pub fn bias_gelu_tanh<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D> {
-    biased("bias_gelu_tanh", Curve::GeluTanh, x, bias.into())
+    biased("bias_gelu_tanh", PointwiseFn::GeluTanh, x, bias.into())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::tensor::Tensor;
 
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`gelu`](crate::gelu) by its definition.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {

@@ -241,7 +241,7 @@ pub(super) fn weights_kernel<F: Float>(
         CUBE_POS_X * comptime!(shape.columns as u32),
     );
     if adds {
-        ask_for(sum, top, column, m, n, shape);
+        prefetch_tile(sum, top, column, m, n, shape);
     }
     let left = place_of::<F>(x, first * of_x as usize + top as usize);
     let right = place_of::<F>(dy, first * of_dy as usize + column as usize);
@@ -268,7 +268,7 @@ pub(super) fn weights_kernel<F: Float>(
 
 /// Brings this cube's part of a sum into the cache, where it is added to when it is known what.
 #[cube]
-fn ask_for(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] shape: Shape) {
+fn prefetch_tile(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] shape: Shape) {
     // A line of the cache has 32 numbers.
     let lines = comptime!((shape.columns / 32) as u32);
     let rows = comptime!(UNITS as u32) / lines;

@@ -57,13 +57,18 @@ pub fn layer_norm_with<const D: usize>(
 ///
 /// # Panics
 /// As [`layer_norm`].
-pub fn layer_norm_again<const D: usize>(
+pub fn layer_norm_recompute<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
     beta: Option<Tensor<1>>,
     options: impl Into<NormOptions>,
 ) -> Tensor<D> {
-    normed(x, gamma, beta, NormCall::layer(options).into_tracked())
+    normed(
+        x,
+        gamma,
+        beta,
+        NormCall::layer(options).bit_exact_with_training(),
+    )
 }
 
 fn normed<const D: usize>(
@@ -82,7 +87,7 @@ fn normed<const D: usize>(
 
 /// The [`layer_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
 /// on a GPU, and one backward that takes the gradients of both. The norm is that of the sum that comes
-/// back ([`layer_norm_again`]), to the bit where rows of `x` and `residual` lie side by side in memory.
+/// back ([`layer_norm_recompute`]), to the bit where rows of `x` and `residual` lie side by side in memory.
 ///
 /// # Shapes
 /// - `x`, `residual`, results: `[.., n]`
@@ -323,7 +328,7 @@ mod tests {
         let inner = || (gamma.clone().inner(), beta.clone().map(Tensor::inner));
         let again = |x: Tensor<3>| {
             let (gamma, beta) = inner();
-            layer_norm_again(x.inner(), gamma, beta, 1e-5)
+            layer_norm_recompute(x.inner(), gamma, beta, 1e-5)
         };
         let (x, residual) = (tensor(), tensor());
         let y = layer_norm(x.clone(), gamma.clone(), beta.clone(), 1e-5);

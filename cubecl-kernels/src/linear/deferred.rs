@@ -6,32 +6,32 @@ use std::rc::Rc;
 /// A product, and the elements of the matrices whose gradients it gives: what it takes to compute, as far as ranks
 /// agree. They have other numbers of tokens for the same expert, and must compute the same products where those
 /// are of what other ranks send.
-struct Work {
+struct DeferredWork {
     product: Box<dyn FnOnce()>,
     size: u64,
 }
 
 thread_local! {
     /// What the backward of this thread puts off, if it does.
-    static PUT_OFF: RefCell<Option<WeightGradients>> = const { RefCell::new(None) };
+    static DEFERRED: RefCell<Option<WgradQueue>> = const { RefCell::new(None) };
 }
 
 /// Products of a backward that give the gradients of linear layers' weights, still to be computed, in
 /// the order in which backward came to them. Copies share them.
 #[must_use = "gradients are missing until they are computed"]
 #[derive(Clone, Default)]
-pub struct WeightGradients(Rc<RefCell<Queue>>);
+pub struct WgradQueue(Rc<RefCell<Queue>>);
 
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<Work>,
+    work: VecDeque<DeferredWork>,
     /// Of all that ever were in it.
     size: u64,
     /// Whether they are computed as they come.
     at_once: bool,
 }
 
-impl WeightGradients {
+impl WgradQueue {
     /// Runs a backward on this thread without the products that give weights' gradients, which are put behind these:
     /// those that go to an attached [`MainGrad`](crate::MainGrad) of a [`linear`](crate::linear). Inputs, biases,
     /// norms and embeddings get theirs.
@@ -39,7 +39,7 @@ impl WeightGradients {
     /// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
     /// `--delay-wgrad-compute`.
     pub fn defer<T>(&self, backward: impl FnOnce() -> T) -> T {
-        let _before = Before(PUT_OFF.replace(Some(self.clone())));
+        let _before = Before(DEFERRED.replace(Some(self.clone())));
         backward()
     }
 
@@ -70,13 +70,13 @@ impl WeightGradients {
     pub(super) fn compute_next(&self) -> Option<u64> {
         // Nothing is borrowed while it is computed.
         let next = self.0.borrow_mut().work.pop_front();
-        next.map(|Work { product, size }| {
+        next.map(|DeferredWork { product, size }| {
             product();
             size
         })
     }
 
-    fn push(&self, work: Work) {
+    fn push(&self, work: DeferredWork) {
         let at_once = {
             let mut queue = self.0.borrow_mut();
             queue.size += work.size;
@@ -89,34 +89,34 @@ impl WeightGradients {
     }
 }
 
-impl fmt::Debug for WeightGradients {
+impl fmt::Debug for WgradQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "WeightGradients({})", self.0.borrow().work.len())
     }
 }
 
-/// Runs a backward, maybe inside of one that [puts them off](WeightGradients::defer), with weights' gradients:
+/// Runs a backward, maybe inside of one that [puts them off](WgradQueue::defer), with weights' gradients:
 /// of what was computed once more they would hold all of it.
-pub fn with_weight_gradients<T>(backward: impl FnOnce() -> T) -> T {
-    let _before = Before(PUT_OFF.take());
+pub fn without_deferral<T>(backward: impl FnOnce() -> T) -> T {
+    let _before = Before(DEFERRED.take());
     backward()
 }
 
 /// What was there, also where a backward panics and somebody goes on.
-struct Before(Option<WeightGradients>);
+struct Before(Option<WgradQueue>);
 
 impl Drop for Before {
     fn drop(&mut self) {
-        PUT_OFF.set(self.0.take());
+        DEFERRED.set(self.0.take());
     }
 }
 
 /// Computes the gradient of a weight of this shape, or puts it off.
-pub(super) fn now_or_later(of: [usize; 2], product: impl FnOnce() + 'static) {
-    match PUT_OFF.with_borrow(Clone::clone) {
+pub(super) fn run_or_defer(of: [usize; 2], product: impl FnOnce() + 'static) {
+    match DEFERRED.with_borrow(Clone::clone) {
         Some(later) => {
             let size = of.iter().map(|&size| size as u64).product();
-            later.push(Work {
+            later.push(DeferredWork {
                 product: Box::new(product),
                 size,
             });
@@ -167,7 +167,7 @@ mod tests {
         let (expected, order) = (taken(), std::mem::take(&mut *heard.lock().unwrap()));
         assert_eq!(order, ["second", "first"]);
 
-        let put_off = WeightGradients::default();
+        let put_off = WgradQueue::default();
         let grads = put_off.defer(|| loss().backward());
         assert_eq!((taken(), heard.lock().unwrap().len()), ([None, None], 0));
         assert_eq!(
@@ -184,13 +184,13 @@ mod tests {
             (expected.clone(), &order)
         );
         // Nor is what is measured.
-        let measured = WeightGradients::default();
+        let measured = WgradQueue::default();
         measured.measure(|| loss().backward());
         assert_eq!((measured.is_empty(), measured.size()), (true, 72));
         assert_eq!(taken(), expected.clone());
         // Nor is what says so.
-        let put_off = WeightGradients::default();
-        put_off.defer(|| with_weight_gradients(|| loss().backward()));
+        let put_off = WgradQueue::default();
+        put_off.defer(|| without_deferral(|| loss().backward()));
         assert_eq!((put_off.size(), taken()), (0, expected.clone()));
         // What follows is not put off.
         loss().backward();

@@ -6,12 +6,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
-use super::deferred::now_or_later;
+use super::deferred::run_or_defer;
 use super::joined::part;
-use super::{Beside, GroupWeight, GroupedProducts, MainGrad};
+use super::{GroupWeight, GroupedGemmChoice, MainGrad, OverlappedWgrads};
 use crate::backends::on_every_backend;
 use crate::flush;
-use crate::products::{Products, reproducible, swapped};
+use crate::gemm_ops::{GemmOps, deterministic, swapped};
 
 /// A matrix that is trained, and the rows that it is for.
 type Trained = (GroupWeight, Range<usize>);
@@ -21,19 +21,19 @@ pub(super) fn gradients(
     x: Tensor<2>,
     dy: Tensor<2>,
     trained: Vec<Option<Trained>>,
-    beside: Option<&Beside>,
+    beside: Option<&OverlappedWgrads>,
 ) -> Vec<Option<Tensor<2>>> {
     let are_summed =
         |(group, _): &Trained| group.main_grad.as_ref().is_some_and(MainGrad::is_attached);
     let (len, all): (usize, Vec<&Trained>) = (trained.len(), trained.iter().flatten().collect());
     if let Some((first, _)) = all.first()
-        && GroupedProducts::take(first.weight.dims(), all.len())
+        && GroupedGemmChoice::take(first.weight.dims(), all.len())
         && all.into_iter().all(are_summed)
     {
         let [inputs, outputs] = first.weight.dims();
         let all: Vec<Trained> = trained.into_iter().flatten().collect();
         let of = [inputs, outputs * all.len()];
-        put(beside, of, move || reproducible(|| sum_all(&x, &dy, &all)));
+        put(beside, of, move || deterministic(|| sum_all(&x, &dy, &all)));
         return vec![None; len];
     }
     let one = |(group, rows): Trained| of_weight(part(&x, &rows), part(&dy, &rows), group, beside);
@@ -43,10 +43,10 @@ pub(super) fn gradients(
         .collect()
 }
 
-fn put(beside: Option<&Beside>, of: [usize; 2], work: impl FnOnce() + Send + 'static) {
+fn put(beside: Option<&OverlappedWgrads>, of: [usize; 2], work: impl FnOnce() + Send + 'static) {
     match beside {
         Some(beside) => beside.put(of, work),
-        None => now_or_later(of, work),
+        None => run_or_defer(of, work),
     }
 }
 
@@ -54,7 +54,7 @@ fn of_weight(
     x: Tensor<2>,
     dy: Tensor<2>,
     group: GroupWeight,
-    beside: Option<&Beside>,
+    beside: Option<&OverlappedWgrads>,
 ) -> Option<Tensor<2>> {
     let dtype = group.weight.dtype();
     match group.main_grad.filter(MainGrad::is_attached) {
@@ -62,13 +62,13 @@ fn of_weight(
             // Beside what is sent there may be nothing else.
             let rows = beside.is_some().then(|| x.clone());
             let work = move || {
-                reproducible(|| drop(product(x, dy, Some(main_grad))));
+                deterministic(|| drop(product(x, dy, Some(main_grad))));
                 rows.iter().for_each(flush);
             };
             put(beside, group.weight.dims(), work);
             None
         }
-        None => Some(reproducible(|| product(x, dy, None)).cast(dtype)),
+        None => Some(deterministic(|| product(x, dy, None)).cast(dtype)),
     }
 }
 
@@ -127,13 +127,13 @@ mod cube {
     use super::*;
     use crate::cube::{on_gpu, wrap};
     use crate::grouped_gemm::Gradients;
-    use crate::linear::main_grad::SumOrRoom;
+    use crate::linear::main_grad::AccumTarget;
 
     /// Sums them by one launch; false, with nothing done, where there is none for them.
     pub(super) fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) -> bool {
-        let stretches: Vec<Range<usize>> = all.iter().map(|(_, rows)| rows.clone()).collect();
+        let row_ranges: Vec<Range<usize>> = all.iter().map(|(_, rows)| rows.clone()).collect();
         let [inputs, outputs] = all[0].0.weight.dims();
-        let few = GroupedProducts::take_rows([inputs, outputs], &stretches);
+        let few = GroupedGemmChoice::take_rows([inputs, outputs], &row_ranges);
         let of = || Gradients::of(on_gpu(x)?, on_gpu(dy)?);
         let Some(gradients) = few.then(of).flatten() else {
             return false;
@@ -145,14 +145,14 @@ mod cube {
         }
         MainGrad::update_all(&main_grads, |before| {
             let (mut sums, mut are_there) = (Vec::new(), Vec::new());
-            for SumOrRoom { sum, room } in before {
+            for AccumTarget { sum, room } in before {
                 are_there.push(sum.is_some());
                 let found = sum
                     .or(room)
                     .map(|sum| on_gpu(&sum).expect("it is where its rows are"));
                 sums.push(found.map_or_else(|| gradients.room(), tensor::contiguous));
             }
-            gradients.add(&stretches, &sums, &are_there);
+            gradients.add(&row_ranges, &sums, &are_there);
             sums.into_iter().map(wrap).collect()
         });
         true

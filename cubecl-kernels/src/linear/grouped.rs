@@ -6,11 +6,11 @@ use burn::tensor::Tensor;
 
 use super::group_gradients::gradients;
 use super::joined::products;
-use super::{Again, Beside, MainGrad, Pass};
-use crate::operands::{self, float};
-use crate::primitive::as_row;
-use crate::products::reproducible;
-use crate::recompute::Operands;
+use super::{LinearPass, MainGrad, OverlappedWgrads, RecomputeFn};
+use crate::arg_check::{self, float};
+use crate::backend_ops::as_row;
+use crate::checkpoint_function::CheckpointFunction;
+use crate::gemm_ops::deterministic;
 
 /// One of the matrices of [`grouped_linear`], and where its gradient goes.
 #[derive(Clone, Debug)]
@@ -25,10 +25,10 @@ pub struct GroupWeight {
 #[derive(Clone, Debug, Default)]
 pub struct GroupedOptions {
     /// As [`LinearOptions::again`](crate::LinearOptions::again), of all of `x`.
-    pub again: Option<Again>,
+    pub again: Option<RecomputeFn>,
     /// Where the products are put that give the matrices their gradients, if those go to a [`MainGrad`]; none: they
     /// are computed at once.
-    pub beside: Option<Beside>,
+    pub beside: Option<OverlappedWgrads>,
 }
 
 /// Each stretch of rows times its own matrix: the first `rows[0]` rows of `x` times the first, and so on.
@@ -73,19 +73,19 @@ pub fn grouped_linear(
         x.dims()
     );
     let matrices = weights.iter().map(|w| float("a matrix", &w.weight));
-    operands::check(
+    arg_check::check(
         "grouped_linear",
         [float("x", &x)].into_iter().chain(matrices),
     );
 
     let device = x.device();
-    let stretches = stretches(rows);
+    let row_ranges = row_ranges(rows);
     if !device.is_autodiff() {
-        return reproducible(|| products(&x, &stretches, &weights, Pass::Forward));
+        return deterministic(|| products(&x, &row_ranges, &weights, LinearPass::Forward));
     }
     let (source, groups) = (x.clone().inner(), plain(&weights));
     // Rows are others each time: what is fastest for so many is not worth finding out.
-    let y = reproducible(|| products(&source, &stretches, &groups, Pass::Forward));
+    let y = deterministic(|| products(&source, &row_ranges, &groups, LinearPass::Forward));
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
     // A matrix whose gradient is summed needs no node of its own, but for one by which backward comes here
     // where `x` needs no gradient.
@@ -96,7 +96,7 @@ pub fn grouped_linear(
         .enumerate()
         .map(|(i, w)| Some(i) == first || !is_summed(w))
         .collect();
-    let mut operands = Operands::new(&device);
+    let mut operands = CheckpointFunction::new(&device);
     operands.add(x);
     let with_nodes = weights
         .into_iter()
@@ -107,10 +107,10 @@ pub fn grouped_linear(
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
         let dy = dy.expect("backward came from it").cast(dtype);
-        let dx = reproducible(|| products(&dy, &stretches, &groups, Pass::Backward));
+        let dx = deterministic(|| products(&dy, &row_ranges, &groups, LinearPass::Backward));
         let x = kept.or_else(|| again.map(|again| again.compute()));
         let x = x.expect("it is kept or computed again");
-        let trained = groups.into_iter().zip(stretches).zip(are_trained);
+        let trained = groups.into_iter().zip(row_ranges).zip(are_trained);
         let trained =
             trained.map(|((group, rows), is_trained)| is_trained.then_some((group, rows)));
         let of_weights = gradients(x, dy, trained.collect(), beside.as_ref());
@@ -125,7 +125,7 @@ pub fn grouped_linear(
     y
 }
 
-fn stretches(rows: &[usize]) -> Vec<Range<usize>> {
+fn row_ranges(rows: &[usize]) -> Vec<Range<usize>> {
     let ends = rows.iter().scan(0, |end, rows| {
         *end += rows;
         Some(*end)
@@ -153,8 +153,8 @@ mod tests {
 
     /// Each stretch by itself.
     fn separately(x: Tensor<2>, rows: &[usize], weights: &[Tensor<2>]) -> Tensor<2> {
-        let stretches = stretches(rows).into_iter().zip(weights);
-        let some = stretches.filter(|(stretch, _)| !stretch.is_empty());
+        let row_ranges = row_ranges(rows).into_iter().zip(weights);
+        let some = row_ranges.filter(|(stretch, _)| !stretch.is_empty());
         let parts = some.map(|(stretch, w)| {
             linear(
                 part(&x, &stretch),
@@ -171,7 +171,7 @@ mod tests {
         rows: &[usize],
         weights: &[Tensor<2>],
         main_grads: Option<&[MainGrad]>,
-        again: Option<Again>,
+        again: Option<RecomputeFn>,
     ) -> Tensor<2> {
         let group = |(i, w): (usize, &Tensor<2>)| GroupWeight {
             weight: w.clone(),
@@ -208,7 +208,7 @@ mod tests {
                 main_grads.iter().for_each(MainGrad::attach);
             }
             let source = x.clone().inner();
-            let again = forgotten.then(|| Again::new(move || source.clone()));
+            let again = forgotten.then(|| RecomputeFn::new(move || source.clone()));
             let found = grouped(x.clone(), rows, &all, Some(&main_grads), again);
             let expected = separately(x.clone(), rows, &all);
             assert_close(found.clone(), expected.clone(), tolerance);
@@ -249,7 +249,7 @@ mod tests {
             weight: w.clone(),
             main_grad: Some(main_grad.clone()),
         };
-        let run = |beside: Option<Beside>| {
+        let run = |beside: Option<OverlappedWgrads>| {
             let sums = [MainGrad::default(), MainGrad::default()];
             sums.iter().for_each(MainGrad::attach);
             let groups = w.iter().zip(&sums).map(|(w, sum)| group(w, sum)).collect();
@@ -263,7 +263,7 @@ mod tests {
             sums
         };
         let expected = run(None).map(|sum| values(sum.take().unwrap()));
-        let beside = Beside::default();
+        let beside = OverlappedWgrads::default();
         let found = run(Some(beside.clone()));
         assert!(found.iter().all(|sum| sum.take().is_none()));
         beside.compute();

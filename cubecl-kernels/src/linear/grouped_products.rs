@@ -17,7 +17,7 @@ const MOST_TERMS: usize = 2 << 30;
 
 /// How [`grouped_linear`](crate::grouped_linear) multiplies on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GroupedProducts {
+pub enum GroupedGemmChoice {
     /// By what was measured: [`Together`](Self::Together) where matrices are many and small and have few rows,
     /// [`Each`](Self::Each) otherwise.
     #[default]
@@ -30,7 +30,7 @@ pub enum GroupedProducts {
     Each,
 }
 
-impl fmt::Display for GroupedProducts {
+impl fmt::Display for GroupedGemmChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",
@@ -40,14 +40,14 @@ impl fmt::Display for GroupedProducts {
     }
 }
 
-static CHOICE: AtomicU8 = AtomicU8::new(GroupedProducts::Auto as u8);
+static CHOICE: AtomicU8 = AtomicU8::new(GroupedGemmChoice::Auto as u8);
 
 /// Chooses for all of this process; on all ranks the same.
-pub fn set_grouped_products(products: GroupedProducts) {
+pub fn set_grouped_gemm(products: GroupedGemmChoice) {
     CHOICE.store(products as u8, Ordering::Relaxed);
 }
 
-impl GroupedProducts {
+impl GroupedGemmChoice {
     fn chosen() -> Self {
         match CHOICE.load(Ordering::Relaxed) {
             choice if choice == Self::Together as u8 => Self::Together,
@@ -66,9 +66,9 @@ impl GroupedProducts {
 
     /// Whether these rows do.
     #[cfg(feature = "cuda")]
-    pub(super) fn take_rows([inputs, outputs]: [usize; 2], stretches: &[Range<usize>]) -> bool {
-        let rows: usize = stretches.iter().map(Range::len).sum();
-        let is_few = || rows * inputs * outputs <= MOST_TERMS * stretches.len();
+    pub(super) fn take_rows([inputs, outputs]: [usize; 2], row_ranges: &[Range<usize>]) -> bool {
+        let rows: usize = row_ranges.iter().map(Range::len).sum();
+        let is_few = || rows * inputs * outputs <= MOST_TERMS * row_ranges.len();
         rows > 0 && (Self::chosen() != Self::Auto || is_few())
     }
 }
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn many_small_matrices_go_together() {
-        assert!(GroupedProducts::take([2048, 1536], 128));
-        assert!(!GroupedProducts::take([2048, 1536], 1));
-        assert!(!GroupedProducts::take([4096, 28_672], 8));
+        assert!(GroupedGemmChoice::take([2048, 1536], 128));
+        assert!(!GroupedGemmChoice::take([2048, 1536], 1));
+        assert!(!GroupedGemmChoice::take([4096, 28_672], 8));
     }
 }

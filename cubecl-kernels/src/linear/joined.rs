@@ -8,14 +8,14 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use super::{GroupWeight, LinearOptions, Pass, linear};
+use super::{GroupWeight, LinearOptions, LinearPass, linear};
 
 /// A stretch of the rows.
-pub(super) fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
-    match stretch.is_empty() {
+pub(super) fn part(x: &Tensor<2>, slice_of: &Range<usize>) -> Tensor<2> {
+    match slice_of.is_empty() {
         // Nothing is cut from nowhere.
         true => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
-        false => x.clone().narrow(0, stretch.start, stretch.len()),
+        false => x.clone().narrow(0, slice_of.start, slice_of.len()),
     }
 }
 
@@ -23,22 +23,22 @@ pub(super) fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
 /// read, those of no rows too.
 pub(super) fn products(
     x: &Tensor<2>,
-    stretches: &[Range<usize>],
+    row_ranges: &[Range<usize>],
     weights: &[GroupWeight],
-    pass: Pass,
+    pass: LinearPass,
 ) -> Tensor<2> {
     #[cfg(feature = "cuda")]
-    if let Some(joined) = cube::products(x, stretches, weights, pass) {
-        if pass == Pass::Forward {
+    if let Some(joined) = cube::products(x, row_ranges, weights, pass) {
+        if pass == LinearPass::Forward {
             // The host has waited for the numbers of rows, and the GPU for the host.
             crate::flush(x);
         }
         return joined;
     }
-    let parts = stretches
+    let parts = row_ranges
         .iter()
         .zip(weights)
-        .map(|(stretch, w)| product(part(x, stretch), w, pass));
+        .map(|(slice_of, w)| product(part(x, slice_of), w, pass));
     let parts: Vec<_> = parts.collect();
     let (some, mut none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|y| y.dims()[0] > 0);
     match some.is_empty() {
@@ -47,16 +47,16 @@ pub(super) fn products(
     }
 }
 
-fn product(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
+fn product(x: Tensor<2>, group: &GroupWeight, pass: LinearPass) -> Tensor<2> {
     let options = LinearOptions {
-        out_in: pass == Pass::Backward,
+        out_in: pass == LinearPass::Backward,
         main_grad: group.main_grad.clone(),
         ..Default::default()
     };
     let product = || linear(x, group.weight.clone(), None, options);
     match pass {
-        Pass::Forward => product(),
-        Pass::Backward => Pass::backward(product),
+        LinearPass::Forward => product(),
+        LinearPass::Backward => LinearPass::backward(product),
     }
 }
 
@@ -68,17 +68,17 @@ mod cube {
     use super::*;
     use crate::cube::{on_gpu, wrap};
     use crate::grouped_gemm;
-    use crate::linear::GroupedProducts;
+    use crate::linear::GroupedGemmChoice;
 
     pub(super) fn products(
         x: &Tensor<2>,
-        stretches: &[Range<usize>],
+        row_ranges: &[Range<usize>],
         weights: &[GroupWeight],
-        pass: Pass,
+        pass: LinearPass,
     ) -> Option<Tensor<2>> {
         let [num_rows, _] = x.dims();
         let (dtype, [inputs, outputs]) = (x.dtype(), weights[0].weight.dims());
-        let columns = if pass == Pass::Forward {
+        let columns = if pass == LinearPass::Forward {
             outputs
         } else {
             inputs
@@ -93,39 +93,39 @@ mod cube {
         }
         let read = |group: &GroupWeight| {
             let weight = match pass {
-                Pass::Forward => read(group),
-                Pass::Backward => Pass::backward(|| read(group)).transpose(),
+                LinearPass::Forward => read(group),
+                LinearPass::Backward => LinearPass::backward(|| read(group)).transpose(),
             };
             on_gpu(&weight).expect("matrices are where the rows are")
         };
-        let are_together = GroupedProducts::take([inputs, outputs], weights.len())
-            && GroupedProducts::take_rows([inputs, outputs], stretches)
+        let are_together = GroupedGemmChoice::take([inputs, outputs], weights.len())
+            && GroupedGemmChoice::take_rows([inputs, outputs], row_ranges)
             && grouped_gemm::runs_on(&like);
         let matrices = are_together.then(|| weights.iter().map(read).collect::<Vec<_>>());
         if let Some(matrices) = &matrices
-            && let Some(y) = grouped_gemm::rows_times_matrices(like.clone(), stretches, matrices)
+            && let Some(y) = grouped_gemm::rows_times_matrices(like.clone(), row_ranges, matrices)
         {
             return Some(wrap(y));
         }
         let whole = tensor::empty(&like, [num_rows * columns], dtype);
-        let room = |stretch: &Range<usize>| match stretch.is_empty() {
+        let room = |slice_of: &Range<usize>| match slice_of.is_empty() {
             true => Some(None),
             false => {
-                let (start, shape) = (stretch.start * columns, [stretch.len(), columns]);
-                Some(Some(tensor::stretch(&whole, start, shape)?))
+                let (start, shape) = (slice_of.start * columns, [slice_of.len(), columns]);
+                Some(Some(tensor::slice_of(&whole, start, shape)?))
             }
         };
-        let rooms: Option<Vec<_>> = stretches.iter().map(room).collect();
+        let rooms: Option<Vec<_>> = row_ranges.iter().map(room).collect();
         let Some(rooms) = rooms else {
-            return matrices.map(|matrices| separately(x, stretches, matrices));
+            return matrices.map(|matrices| separately(x, row_ranges, matrices));
         };
-        for (i, (stretch, room)) in stretches.iter().zip(rooms).enumerate() {
+        for (i, (slice_of, room)) in row_ranges.iter().zip(rooms).enumerate() {
             let weight = match &matrices {
                 Some(matrices) => matrices[i].clone(),
                 None => read(&weights[i]),
             };
             let Some(room) = room else { continue };
-            let x = on_gpu(&part(x, stretch)).expect("it is where all of it is");
+            let x = on_gpu(&part(x, slice_of)).expect("it is where all of it is");
             let done = gemm::product_into(x, weight, &room, false);
             // What fails on the device shows at the next read.
             done.unwrap_or_else(|error| panic!("{error}"));
@@ -136,15 +136,15 @@ mod cube {
     /// Products with matrices that were read, joined. There are rows.
     fn separately(
         x: &Tensor<2>,
-        stretches: &[Range<usize>],
+        row_ranges: &[Range<usize>],
         matrices: Vec<CubeTensor>,
     ) -> Tensor<2> {
-        let some = stretches
+        let some = row_ranges
             .iter()
             .zip(matrices)
-            .filter(|(stretch, _)| !stretch.is_empty());
-        let parts = some.map(|(stretch, matrix)| {
-            let x = on_gpu(&part(x, stretch)).expect("it is where all of it is");
+            .filter(|(slice_of, _)| !slice_of.is_empty());
+        let parts = some.map(|(slice_of, matrix)| {
+            let x = on_gpu(&part(x, slice_of)).expect("it is where all of it is");
             let dtype = x.dtype;
             let done = gemm::product(x, matrix, None, 1.0, dtype);
             wrap(done.unwrap_or_else(|error| panic!("{error}")))
@@ -156,8 +156,8 @@ mod cube {
     fn read(group: &GroupWeight) -> Tensor<2> {
         let kept = group.main_grad.as_ref().and_then(|main_grad| {
             main_grad.check("grouped_linear", group.weight.dims());
-            main_grad.used();
-            main_grad.weight(Pass::Forward)
+            main_grad.notify_use();
+            main_grad.weight(LinearPass::Forward)
         });
         kept.unwrap_or_else(|| group.weight.clone())
     }

@@ -16,28 +16,28 @@ use burn::tensor::Tensor;
 /// [attaches](Self::attach) itself it does nothing, and the weight gets an ordinary gradient. Whoever keeps
 /// the weight itself is [asked for it](Self::with_source) here too. Clones share all of it.
 #[derive(Clone, Default)]
-pub struct MainGrad(Arc<Mutex<State>>);
+pub struct MainGrad(Arc<Mutex<MainGradState>>);
 
 #[derive(Default)]
-struct State {
+struct MainGradState {
     attached: bool,
     sum: Option<Tensor<2>>,
-    room: Option<Room>,
-    on_gradient: Option<Listener>,
-    on_use: Option<Listener>,
+    room: Option<OutBuffer>,
+    on_gradient: Option<Hook>,
+    on_use: Option<Hook>,
     source: Option<Source>,
 }
 
 /// Where a gradient is summed: a sum that is there, or room for one, if somebody has it.
 #[cfg(feature = "cuda")]
-pub(crate) struct SumOrRoom {
+pub(crate) struct AccumTarget {
     pub(crate) sum: Option<Tensor<2>>,
     pub(crate) room: Option<Tensor<2>>,
 }
 
 /// What a weight is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Pass {
+pub enum LinearPass {
     /// A layer's result.
     Forward,
     /// The gradient of its input, or its result [again](Pass::backward) for that.
@@ -48,7 +48,7 @@ thread_local! {
     static IS_BACKWARD: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Pass {
+impl LinearPass {
     /// Whether something is [computed for a backward](Self::backward) on this thread.
     pub fn is_backward() -> bool {
         IS_BACKWARD.get()
@@ -68,9 +68,9 @@ impl Pass {
     }
 }
 
-type Source = Arc<dyn Fn(Pass) -> Tensor<2> + Send + Sync>;
-type Listener = Arc<dyn Fn() + Send + Sync>;
-type Room = Arc<dyn Fn() -> Option<Tensor<2>> + Send + Sync>;
+type Source = Arc<dyn Fn(LinearPass) -> Tensor<2> + Send + Sync>;
+type Hook = Arc<dyn Fn() + Send + Sync>;
+type OutBuffer = Arc<dyn Fn() -> Option<Tensor<2>> + Send + Sync>;
 
 impl MainGrad {
     /// From now on gradients are summed here, for somebody who takes them.
@@ -78,9 +78,9 @@ impl MainGrad {
         self.lock().attached = true;
     }
 
-    /// Has `room` asked for memory for a new sum, [cut out of a larger buffer](crate::room_in), by the thread
-    /// that goes backward. The sum may stand there then, or elsewhere: see [`crate::stands_in`].
-    pub fn with_room(&self, room: impl Fn() -> Option<Tensor<2>> + Send + Sync + 'static) {
+    /// Has `room` asked for memory for a new sum, [cut out of a larger buffer](crate::bucket_slice), by the thread
+    /// that goes backward. The sum may stand there then, or elsewhere: see [`crate::is_view_of`].
+    pub fn with_out_buffer(&self, room: impl Fn() -> Option<Tensor<2>> + Send + Sync + 'static) {
         self.lock().room = Some(Arc::new(room));
     }
 
@@ -98,15 +98,15 @@ impl MainGrad {
     /// Has `source` asked for the weight whenever it is read, by the thread that reads it. What the layer
     /// holds in its place need only have its shape, type and node in the graph, and is kept for backward
     /// in place of it.
-    pub fn with_source(&self, source: impl Fn(Pass) -> Tensor<2> + Send + Sync + 'static) {
+    pub fn with_source(&self, source: impl Fn(LinearPass) -> Tensor<2> + Send + Sync + 'static) {
         self.lock().source = Some(Arc::new(source));
     }
 
     /// The weight, where somebody else keeps it.
-    pub(crate) fn weight(&self, pass: Pass) -> Option<Tensor<2>> {
+    pub(crate) fn weight(&self, pass: LinearPass) -> Option<Tensor<2>> {
         let source = self.lock().source.clone();
         let pass = if IS_BACKWARD.get() {
-            Pass::Backward
+            LinearPass::Backward
         } else {
             pass
         };
@@ -114,7 +114,7 @@ impl MainGrad {
     }
 
     /// Says that the weight is read.
-    pub(crate) fn used(&self) {
+    pub(crate) fn notify_use(&self) {
         let listener = self.lock().on_use.clone();
         if let Some(listener) = listener {
             listener();
@@ -152,7 +152,7 @@ impl MainGrad {
         add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
     ) {
         self.update_by_part(add);
-        self.tell();
+        self.notify();
     }
 
     /// The same of a part of a gradient, behind whose last part its listener is to be [told](Self::tell).
@@ -173,7 +173,7 @@ impl MainGrad {
     }
 
     /// Says that a gradient was added.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify(&self) {
         let listener = self.lock().on_gradient.clone();
         if let Some(listener) = listener {
             listener();
@@ -192,18 +192,18 @@ impl MainGrad {
 
     /// [`update`](Self::update) of several together, each another one: `add` gets the sum of each or room for it.
     #[cfg(feature = "cuda")]
-    pub(crate) fn update_all(all: &[&Self], add: impl FnOnce(Vec<SumOrRoom>) -> Vec<Tensor<2>>) {
+    pub(crate) fn update_all(all: &[&Self], add: impl FnOnce(Vec<AccumTarget>) -> Vec<Tensor<2>>) {
         let before = all.iter().map(|main_grad| {
             let (sum, room) = {
                 let mut state = main_grad.lock();
                 (state.sum.take(), state.room.clone())
             };
             match sum {
-                Some(sum) => SumOrRoom {
+                Some(sum) => AccumTarget {
                     sum: Some(sum),
                     room: None,
                 },
-                None => SumOrRoom {
+                None => AccumTarget {
                     sum: None,
                     room: room.and_then(|room| room()),
                 },
@@ -212,11 +212,11 @@ impl MainGrad {
         let sums = add(before.collect());
         for (main_grad, sum) in all.iter().zip(sums) {
             main_grad.lock().sum = Some(sum);
-            main_grad.tell();
+            main_grad.notify();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MainGradState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -285,12 +285,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case("linear", &[Pass::Forward, Pass::Backward])]
-    #[case("embedding", &[Pass::Forward])]
-    #[case("loss", &[Pass::Forward, Pass::Backward])]
+    #[case("linear", &[LinearPass::Forward, LinearPass::Backward])]
+    #[case("embedding", &[LinearPass::Forward])]
+    #[case("loss", &[LinearPass::Forward, LinearPass::Backward])]
     fn a_weight_that_somebody_else_keeps_is_asked_for(
         #[case] what: &str,
-        #[case] passes: &[Pass],
+        #[case] passes: &[LinearPass],
         #[values(true, false)] attached: bool,
         #[values(DType::F32, DType::BF16)] dtype: DType,
     ) {

@@ -1,7 +1,6 @@
 //! The linear map of a layer, with the weight's gradient summed in f32 where it is computed.
 
-mod again;
-mod beside;
+mod bucket_slice;
 mod deferred;
 mod group_gradients;
 mod grouped;
@@ -9,23 +8,24 @@ mod grouped_products;
 mod joined;
 mod main_grad;
 mod op;
+mod overlapped_wgrads;
+mod recompute_fn;
 pub(crate) mod reference;
-mod room;
 mod spare;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::operands::{self, float};
-pub use again::Again;
-pub(crate) use again::Kept;
-pub use beside::Beside;
-pub use deferred::{WeightGradients, with_weight_gradients};
+use crate::arg_check::{self, float};
+pub use bucket_slice::{bucket_slice, is_view_of};
+pub use deferred::{WgradQueue, without_deferral};
 pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
-pub use grouped_products::{GroupedProducts, set_grouped_products};
-pub use main_grad::{MainGrad, Pass};
+pub use grouped_products::{GroupedGemmChoice, set_grouped_gemm};
+pub use main_grad::{LinearPass, MainGrad};
 use op::LinearOps;
-pub use room::{room_in, stands_in};
+pub use overlapped_wgrads::OverlappedWgrads;
+pub use recompute_fn::RecomputeFn;
+pub(crate) use recompute_fn::SavedInput;
 pub use spare::Spare;
 
 /// How [`linear`] reads its weight, where the weight's gradient goes, and what that is made of.
@@ -39,7 +39,7 @@ pub struct LinearOptions {
     pub bias_grad: Option<MainGrad>,
     /// Computes the input again for the weight's gradient, which then is all that asks for it; none: it
     /// is kept.
-    pub again: Option<Again>,
+    pub again: Option<RecomputeFn>,
 }
 
 /// `x weight + bias`, in the dtype of `x`, summed in f32 (f64 for f64) whatever that is.
@@ -76,7 +76,7 @@ pub fn linear<const D: usize>(
     );
     let operands = [float("x", &x), float("the weight", &weight)];
     let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
-    operands::check("linear", operands.into_iter().chain(bias_too));
+    arg_check::check("linear", operands.into_iter().chain(bias_too));
     let dtypes = [
         x.dtype(),
         weight.dtype(),
@@ -89,7 +89,7 @@ pub fn linear<const D: usize>(
     );
     if let Some(main_grad) = &options.main_grad {
         main_grad.check("linear", [rows, cols]);
-        main_grad.used();
+        main_grad.notify_use();
     }
     if let Some(bias_grad) = options.bias_grad.as_ref().filter(|_| bias.is_some()) {
         bias_grad.check("linear", [1, outputs]);

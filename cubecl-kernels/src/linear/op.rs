@@ -10,13 +10,13 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
-use super::deferred::now_or_later;
-use super::{Kept, LinearOptions, MainGrad, Pass};
+use super::deferred::run_or_defer;
+use super::{LinearOptions, LinearPass, MainGrad, SavedInput};
+use crate::backend_ops::{cast, rows};
 use crate::backends::on_every_backend;
 use crate::bias::{ColumnSum, bias_gradient};
-use crate::bridge::{Bridge, read_weight};
-use crate::primitive::{cast, rows};
-use crate::products::{Products, swapped};
+use crate::gemm_ops::{GemmOps, swapped};
+use crate::into_primitive::{IntoPrimitive, read_weight};
 
 // (`linear` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
@@ -58,14 +58,14 @@ on_every_backend! {
     }
 }
 
-fn forward<B: Products + Bridge>(
+fn forward<B: GemmOps + IntoPrimitive>(
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
     options: &LinearOptions,
 ) -> FloatTensor<B> {
     let mut shape = x.shape();
-    let w = read_weight::<B>(w, options.main_grad.as_ref(), Pass::Forward);
+    let w = read_weight::<B>(w, options.main_grad.as_ref(), LinearPass::Forward);
     let w = if options.out_in { swapped::<B>(w) } else { w };
     let last = shape.num_dims() - 1;
     shape[last] = w.shape()[1];
@@ -73,16 +73,16 @@ fn forward<B: Products + Bridge>(
 }
 
 #[derive(Clone, Debug)]
-struct Saved<T> {
-    x: Kept<T>,
+struct SavedLinear<T> {
+    x: SavedInput<T>,
     w: T,
     options: LinearOptions,
 }
 
-impl<T: TensorMetadata> Saved<T> {
+impl<T: TensorMetadata> SavedLinear<T> {
     fn new(x: T, w: T, mut options: LinearOptions) -> Self {
         Self {
-            x: Kept::new(x, options.again.take()),
+            x: SavedInput::new(x, options.again.take()),
             w,
             options,
         }
@@ -90,17 +90,17 @@ impl<T: TensorMetadata> Saved<T> {
 }
 
 /// Registers the gradients of `x` and `w`; gives `dy` as `[rows, n]`.
-fn register<B: Products + Bridge>(
+fn register<B: GemmOps + IntoPrimitive>(
     dy: FloatTensor<B>,
-    saved: Saved<FloatTensor<B>>,
+    saved: SavedLinear<FloatTensor<B>>,
     [for_x, for_w]: [Option<NodeId>; 2],
     grads: &mut Gradients,
 ) -> FloatTensor<B> {
-    let Saved { x, w, options } = saved;
+    let SavedLinear { x, w, options } = saved;
     let (shape, dtype) = (x.shape.clone(), w.dtype());
     let dy = cast::<B>(rows::<B>(dy), dtype.into());
     if let Some(id) = for_x {
-        let w = read_weight::<B>(w.clone(), options.main_grad.as_ref(), Pass::Backward);
+        let w = read_weight::<B>(w.clone(), options.main_grad.as_ref(), LinearPass::Backward);
         let w = if options.out_in { w } else { swapped::<B>(w) };
         let dx = B::product(dy.clone(), w, 1.0, dtype.into());
         grads.register::<B>(id, B::float_reshape(dx, shape));
@@ -115,7 +115,7 @@ fn register<B: Products + Bridge>(
         };
         match options.main_grad.filter(MainGrad::is_attached) {
             Some(main_grad) => {
-                now_or_later(w.shape().dims(), move || {
+                run_or_defer(w.shape().dims(), move || {
                     let (inner, outer) = operands();
                     main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
                 });
@@ -133,8 +133,8 @@ fn register<B: Products + Bridge>(
 #[derive(Debug)]
 struct LinearBackward;
 
-impl<B: LinearOps + Products + Bridge> Backward<B, 2> for LinearBackward {
-    type State = Saved<FloatTensor<B>>;
+impl<B: LinearOps + GemmOps + IntoPrimitive> Backward<B, 2> for LinearBackward {
+    type State = SavedLinear<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
@@ -150,8 +150,8 @@ impl<B: LinearOps + Products + Bridge> Backward<B, 2> for LinearBackward {
 #[derive(Debug)]
 struct AffineBackward;
 
-impl<B: LinearOps + Products + ColumnSum> Backward<B, 3> for AffineBackward {
-    type State = Saved<FloatTensor<B>>;
+impl<B: LinearOps + GemmOps + ColumnSum> Backward<B, 3> for AffineBackward {
+    type State = SavedLinear<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [for_x, for_w, for_bias] = ops.parents.map(|node| node.map(|node| node.id));
@@ -167,7 +167,7 @@ impl<B: LinearOps + Products + ColumnSum> Backward<B, 3> for AffineBackward {
     }
 }
 
-impl<B: LinearOps + Products + ColumnSum, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+impl<B: LinearOps + GemmOps + ColumnSum, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn linear_map(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
@@ -181,7 +181,7 @@ impl<B: LinearOps + Products + ColumnSum, C: CheckpointStrategy> LinearOps for A
         {
             OpsKind::Tracked(op) => {
                 let y = forward::<B>(x.clone(), w.clone(), None, &options);
-                op.finish(Saved::new(x, w, options), y)
+                op.finish(SavedLinear::new(x, w, options), y)
             }
             OpsKind::UnTracked(op) => op.finish(B::linear_map(x, w, options)),
         }
@@ -202,7 +202,7 @@ impl<B: LinearOps + Products + ColumnSum, C: CheckpointStrategy> LinearOps for A
         {
             OpsKind::Tracked(op) => {
                 let y = forward::<B>(x.clone(), w.clone(), Some(bias), &options);
-                op.finish(Saved::new(x, w, options), y)
+                op.finish(SavedLinear::new(x, w, options), y)
             }
             OpsKind::UnTracked(op) => op.finish(B::affine_map(x, w, bias, options)),
         }

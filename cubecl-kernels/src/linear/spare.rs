@@ -1,6 +1,6 @@
 use std::cell::RefCell;
 
-use super::WeightGradients;
+use super::WgradQueue;
 
 /// Products that were put off, for [whoever waits](Spare::compute_share) for what was sent.
 ///
@@ -9,8 +9,8 @@ use super::WeightGradients;
 #[derive(Debug, Default)]
 pub struct Spare {
     /// Those of some backwards, the oldest first. The pass's own may be among them.
-    pub put_off: Vec<WeightGradients>,
-    /// How much of them is worth the time that something is on its way, in [`WeightGradients::size`].
+    pub put_off: Vec<WgradQueue>,
+    /// How much of them is worth the time that something is on its way, in [`WgradQueue::size`].
     pub share: u64,
 }
 
@@ -72,7 +72,7 @@ impl Spare {
             *waits += 1;
         });
         while let Some(put_off) = next() {
-            let size = put_off.iter().find_map(WeightGradients::compute_next);
+            let size = put_off.iter().find_map(WgradQueue::compute_next);
             STATE.with_borrow_mut(|state| {
                 let Some(State { balance, .. }) = state else {
                     return;
@@ -95,7 +95,7 @@ mod tests {
     type Heard = Arc<Mutex<Vec<String>>>;
 
     /// Puts off products that give 4 elements each, of a backward.
-    fn put_off(later: &WeightGradients, names: &[&str], heard: &Heard) {
+    fn put_off(later: &WgradQueue, names: &[&str], heard: &Heard) {
         // Backward comes to the last one first.
         let through = |x, name: &&str| {
             let (main_grad, heard, name) = (MainGrad::default(), heard.clone(), name.to_string());
@@ -115,8 +115,8 @@ mod tests {
         );
     }
 
-    fn of(names: &[&str], heard: &Heard) -> WeightGradients {
-        let later = WeightGradients::default();
+    fn of(names: &[&str], heard: &Heard) -> WgradQueue {
+        let later = WgradQueue::default();
         put_off(&later, names, heard);
         later
     }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn what_nothing_was_there_for_is_not_owed() {
         let heard = Heard::default();
-        let own = WeightGradients::default();
+        let own = WgradQueue::default();
         let spare = Spare {
             put_off: vec![own.clone()],
             share: 4,

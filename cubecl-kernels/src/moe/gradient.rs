@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 
-use crate::primitive::as_row;
-use crate::recompute::Operands;
+use crate::backend_ops::as_row;
+use crate::checkpoint_function::CheckpointFunction;
 
 /// `x`, whose gradient is what comes for it plus `gradient`: that of a loss which is not summed with the
 /// others (Megatron's `MoEAuxLossAutoScaler`). On a device without autodiff it is `x`.
@@ -14,7 +14,7 @@ pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
         return x;
     }
     let (shape, value) = (x.dims(), Tensor::from_inner(x.clone().inner()));
-    let mut operands = Operands::new(&device);
+    let mut operands = CheckpointFunction::new(&device);
     operands.add(x);
     let [y] = operands.results([value], move |[dy]| {
         let dy: Tensor<2> = dy.expect("backward came from it");

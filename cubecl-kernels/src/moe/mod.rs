@@ -5,21 +5,21 @@
 mod cube;
 mod gradient;
 mod losses;
-mod order;
+mod overlapped_read;
+mod permutation;
 #[cfg(feature = "cuda")]
 mod plane;
 mod ranks;
-mod reading;
 pub(crate) mod router;
 mod rows;
 
 pub(crate) use gradient::with_gradient;
 pub use losses::{BalanceLoss, RouterLossTerms, RouterLosses, router_losses};
-pub use order::{ExpertRows, rows_by_expert};
-pub use ranks::ranks_of_experts;
-pub use reading::read_meanwhile;
+pub use overlapped_read::read_overlapped;
+pub use permutation::{ExpertPermutation, permutation_by_expert};
+pub use ranks::ep_ranks_of_experts;
 pub use router::{
     Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
     expert_weights, route, route_to, router_logits, router_scores,
 };
-pub use rows::{sum_rows, take_rows};
+pub use rows::{permute, unpermute};

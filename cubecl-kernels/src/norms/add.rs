@@ -1,4 +1,4 @@
-//! A residual sum and its norm in one pass, both with gradients (through `ports`).
+//! A residual sum and its norm in one pass, both with gradients (through `multi_output`).
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -8,10 +8,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-use super::{Grads, Input, NormCall, NormRows, Saved};
+use super::{NormCall, NormInput, NormInputGrads, NormRows, SavedNorm};
+use crate::arg_check::{self, float};
 use crate::backends::on_every_backend;
-use crate::operands::{self, float};
-use crate::ports::{Mailbox, port};
+use crate::multi_output::{OutputGrads, multi_output};
 
 /// `norm(x + residual)` and `x + residual`.
 pub(crate) fn norm_add<const D: usize>(
@@ -27,7 +27,7 @@ pub(crate) fn norm_add<const D: usize>(
         other,
         "{name}: x and the residual differ in shape or dtype"
     );
-    operands::check(name, [float("x", &x), float("the residual", &residual)]);
+    arg_check::check(name, [float("x", &x), float("the residual", &residual)]);
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);
     let gamma = gamma.into_dispatch();
     let (y, sum) = match beta {
@@ -65,7 +65,7 @@ on_every_backend! {
             gamma: FloatTensor<Self>,
             call: NormCall,
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-            let input = Input { x, residual: Some(residual), gamma, beta: None };
+            let input = NormInput { x, residual: Some(residual), gamma, beta: None };
             let (y, sum, _) = Self::forward(call.norm, input);
             (y, sum)
         }
@@ -77,7 +77,7 @@ on_every_backend! {
             beta: FloatTensor<Self>,
             call: NormCall,
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-            let input = Input { x, residual: Some(residual), gamma, beta: Some(beta) };
+            let input = NormInput { x, residual: Some(residual), gamma, beta: Some(beta) };
             let (y, sum, _) = Self::forward(call.norm, input);
             (y, sum)
         }
@@ -90,7 +90,7 @@ struct AddNormBackward;
 
 impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
     /// The mailbox has places for the normed rows and the sum.
-    type State = (NormCall, Saved<FloatTensor<B>>, Mailbox);
+    type State = (NormCall, SavedNorm<FloatTensor<B>>, OutputGrads);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that the mailbox is not empty.
@@ -99,7 +99,7 @@ impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
         let mut taken = mailbox.take::<B>().into_iter();
         let found = match [taken.next().flatten(), taken.next().flatten()] {
             [Some(dy), dsum] => {
-                let Grads { x, gamma, beta } = B::backward(norm, saved, dy, dsum, &sums);
+                let NormInputGrads { x, gamma, beta } = B::backward(norm, saved, dy, dsum, &sums);
                 [Some(x.clone()), Some(x), gamma, beta]
             }
             [None, dsum] => [dsum.clone(), dsum, None, None],
@@ -116,14 +116,14 @@ impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// The two results of an operation, whose output is `sum`.
-fn ports<B: Backend, C: CheckpointStrategy>(
+fn both_outputs<B: Backend, C: CheckpointStrategy>(
     y: FloatTensor<B>,
     sum: Tracked<B, C>,
-    mailbox: &Mailbox,
+    mailbox: &OutputGrads,
 ) -> (Tracked<B, C>, Tracked<B, C>) {
     (
-        port::<B, C>(sum.clone(), mailbox, 0, |_| y),
-        port::<B, C>(sum, mailbox, 1, |sum| sum),
+        multi_output::<B, C>(sum.clone(), mailbox, 0, |_| y),
+        multi_output::<B, C>(sum, mailbox, 1, |sum| sum),
     )
 }
 
@@ -136,14 +136,14 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let (gamma, for_gamma) = gamma.into_parts();
-        let input = Input {
+        let input = NormInput {
             x,
             residual: Some(residual),
             gamma,
             beta: None,
         };
         let (y, sum, saved) = B::forward(call.norm, input);
-        let mailbox = Mailbox::new(2);
+        let mailbox = OutputGrads::new(2);
         let nodes = [for_x, for_residual, for_gamma];
         let sum = match AddNormBackward
             .prepare::<C>(nodes)
@@ -153,7 +153,7 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
             OpsKind::Tracked(op) => op.finish((call, saved, mailbox.clone()), sum),
             OpsKind::UnTracked(op) => op.finish(sum),
         };
-        ports::<B, C>(y, sum, &mailbox)
+        both_outputs::<B, C>(y, sum, &mailbox)
     }
 
     fn affine_norm_add(
@@ -165,14 +165,14 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let ((gamma, for_gamma), (beta, for_beta)) = (gamma.into_parts(), beta.into_parts());
-        let input = Input {
+        let input = NormInput {
             x,
             residual: Some(residual),
             gamma,
             beta: Some(beta),
         };
         let (y, sum, saved) = B::forward(call.norm, input);
-        let mailbox = Mailbox::new(2);
+        let mailbox = OutputGrads::new(2);
         let nodes = [for_x, for_residual, for_gamma, for_beta];
         let sum = match AddNormBackward
             .prepare::<C>(nodes)
@@ -182,6 +182,6 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
             OpsKind::Tracked(op) => op.finish((call, saved, mailbox.clone()), sum),
             OpsKind::UnTracked(op) => op.finish(sum),
         };
-        ports::<B, C>(y, sum, &mailbox)
+        both_outputs::<B, C>(y, sum, &mailbox)
     }
 }

@@ -11,19 +11,19 @@ use megaburn_cuda::tensor;
 
 use super::kernels::*;
 use super::vectors::vector_gradients;
-use super::{Grads, Input, Norm, NormGrads, NormRows, Saved, composed};
-use crate::cube::{Rows, Team, address_type, lanes};
-use crate::primitive::cast;
+use super::{Norm, NormGrads, NormInput, NormInputGrads, NormRows, SavedNorm, fallback};
+use crate::backend_ops::cast;
+use crate::cube::{RowGroup, RowView, address_type, lanes};
 
 /// Multiprocessors of a large GPU.
 const PROCESSORS: u32 = 132;
 
 /// Cubes of the backward that share the multiprocessors of a large GPU: as many as its registers and the
 /// shared memory of stages have room for, so that all teams run at once and their partial sums are few.
-fn resident(flavor: Flavor, team: Team, shared: usize, room: usize) -> u32 {
+fn resident(flavor: NormVariant, team: RowGroup, shared: usize, room: usize) -> u32 {
     let units = match flavor {
-        Flavor { stages: 0, .. } | Flavor { beta: true, .. } => 512,
-        Flavor { add: true, .. } => 768,
+        NormVariant { stages: 0, .. } | NormVariant { beta: true, .. } => 512,
+        NormVariant { add: true, .. } => 768,
         _ => 1024,
     };
     let by_shared = room.checked_div(shared).unwrap_or(usize::MAX).max(1);
@@ -32,23 +32,23 @@ fn resident(flavor: Flavor, team: Team, shared: usize, room: usize) -> u32 {
 }
 
 impl NormRows for Cube {
-    fn normed(norm: Norm, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self> {
         if !has_kernel(&input.x) {
-            return composed::normed::<Self>(norm, input);
+            return fallback::normed::<Self>(norm, input);
         }
         Self::forward(norm, input).0
     }
 
     fn forward(
         norm: Norm,
-        input: Input<FloatTensor<Self>>,
+        input: NormInput<FloatTensor<Self>>,
     ) -> (
         FloatTensor<Self>,
         FloatTensor<Self>,
-        Saved<FloatTensor<Self>>,
+        SavedNorm<FloatTensor<Self>>,
     ) {
         if !has_kernel(&input.x) {
-            return composed::forward::<Self>(norm, input);
+            return fallback::forward::<Self>(norm, input);
         }
         let (y, sum, saved) = launch_forward(norm, input.map(tensor::from_backend));
         (
@@ -60,19 +60,19 @@ impl NormRows for Cube {
 
     fn backward(
         norm: Norm,
-        saved: Saved<FloatTensor<Self>>,
+        saved: SavedNorm<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
         sums: &NormGrads,
-    ) -> Grads<FloatTensor<Self>> {
+    ) -> NormInputGrads<FloatTensor<Self>> {
         if saved.dtype == DType::F64 {
-            return composed::backward::<Self>(norm, saved, dy, dsum, sums);
+            return fallback::backward::<Self>(norm, saved, dy, dsum, sums);
         }
         let dtype = saved.dtype.into();
         let [dy, dsum] = [Some(dy), dsum].map(|d| d.map(|d| from(cast::<Self>(d, dtype))));
         let dy = dy.expect("it was given");
         let grads = launch_backward(norm, saved.map(tensor::from_backend), dy, dsum, sums);
-        Grads {
+        NormInputGrads {
             x: tensor::into_backend(grads.x),
             gamma: grads.gamma.map(tensor::into_backend),
             beta: grads.beta.map(tensor::into_backend),
@@ -91,31 +91,33 @@ fn has_kernel(x: &FloatTensor<Cube>) -> bool {
 
 fn launch_forward(
     norm: Norm,
-    input: Input<CubeTensor>,
-) -> (CubeTensor, CubeTensor, Saved<CubeTensor>) {
-    let Input {
+    input: NormInput<CubeTensor>,
+) -> (CubeTensor, CubeTensor, SavedNorm<CubeTensor>) {
+    let NormInput {
         x,
         residual,
         gamma,
         beta,
     } = input;
     let (shape, dtype) = (x.shape(), x.dtype);
-    let x = Rows::of(x);
+    let x = RowView::of(x);
     let (rows, n) = (x.count, x.len);
     let gamma = tensor::contiguous(gamma);
     let beta = beta.map(tensor::contiguous);
-    let flavor = Flavor {
+    let flavor = NormVariant {
         centered: norm.centered,
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add: residual.is_some(),
         stages: 0,
     };
-    let residual = residual.map(Rows::of);
+    let residual = residual.map(RowView::of);
     let residual_stride = residual.as_ref().map_or(n, |residual| residual.stride);
     let lanes = lanes(dtype, &[n, x.stride, residual_stride]);
-    let team = match Team::new(n / lanes, 256, 2, 8) {
-        Team { held: 0, .. } => Team::new(n / lanes, 1024, 2, 8),
+    let team = match RowGroup::new(n / lanes, 256, 2, 8) {
+        RowGroup {
+            vecs_per_thread: 0, ..
+        } => RowGroup::new(n / lanes, 1024, 2, 8),
         team => team,
     };
     let y = tensor::empty(&x.tensor, shape.clone(), dtype);
@@ -129,7 +131,7 @@ fn launch_forward(
     let beta_dtype = beta.as_ref().map(|beta| beta.dtype);
     let other = residual.map_or_else(|| x.tensor.clone(), |residual| residual.tensor);
     let dtypes = [dtype, gamma.dtype, beta_dtype.unwrap_or(gamma.dtype)];
-    let launch = match team.held {
+    let launch = match team.vecs_per_thread {
         0 => long_forward_kernel::launch,
         _ => forward_kernel::launch,
     };
@@ -163,7 +165,7 @@ fn launch_forward(
         );
     }
     let sum = sum.unwrap_or(x.tensor);
-    let saved = Saved {
+    let saved = SavedNorm {
         x: sum.clone(),
         mean,
         deviation: inverse,
@@ -176,12 +178,12 @@ fn launch_forward(
 
 fn launch_backward(
     norm: Norm,
-    saved: Saved<CubeTensor>,
+    saved: SavedNorm<CubeTensor>,
     dy: CubeTensor,
     dsum: Option<CubeTensor>,
     sums: &NormGrads,
-) -> Grads<CubeTensor> {
-    let Saved {
+) -> NormInputGrads<CubeTensor> {
+    let SavedNorm {
         x,
         mean,
         deviation: inverse,
@@ -190,14 +192,14 @@ fn launch_backward(
         dtype,
     } = saved;
     let shape = dy.shape();
-    let [x, dy] = [x, dy].map(Rows::of);
+    let [x, dy] = [x, dy].map(RowView::of);
     let (rows, n) = (x.count, x.len);
     let add = dsum.is_some();
-    let dsum = dsum.map(Rows::of);
+    let dsum = dsum.map(RowView::of);
     let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
     // (The sums of two gradients take the registers of a vector more.)
-    let team = Team::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
+    let team = RowGroup::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
     let room = dy
         .tensor
         .client
@@ -205,7 +207,7 @@ fn launch_backward(
         .hardware
         .max_shared_memory_size;
     let shared = stage_bytes(team, if add { 3 } else { 2 });
-    let flavor = Flavor {
+    let flavor = NormVariant {
         centered: norm.centered,
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
@@ -223,7 +225,7 @@ fn launch_backward(
     let parts = || tensor::empty(&dx, [teams.max(1) as usize, n], DType::F32);
     let (dgamma_parts, dbeta_parts) = (parts(), beta.map(|_| parts()));
     let dsum = dsum.map_or_else(|| dy.tensor.clone(), |dsum| dsum.tensor);
-    let launch = match team.held {
+    let launch = match team.vecs_per_thread {
         0 => long_backward_kernel::launch,
         _ => backward_kernel::launch,
     };
@@ -260,21 +262,21 @@ fn launch_backward(
     }
     let for_gamma = (dgamma_parts, gamma.dtype);
     let [gamma, beta] = vector_gradients(for_gamma, dbeta_parts.zip(beta), teams, sums);
-    Grads { x: dx, gamma, beta }
+    NormInputGrads { x: dx, gamma, beta }
 }
 
 /// What a cube takes of shared memory for the stages of so many tensors, in vectors of 16 bytes.
-fn stage_bytes(team: Team, tensors: u32) -> usize {
+fn stage_bytes(team: RowGroup, tensors: u32) -> usize {
     // (Beside them are the places of sums.)
-    (STAGES * team.held * team.cube_dim().num_elems() * 16 * tensors + 1024) as usize
+    (STAGES * team.vecs_per_thread * team.cube_dim().num_elems() * 16 * tensors + 1024) as usize
 }
 
 /// Whether rows come to the backward by asynchronous copies.
-fn has_stages(of: &CubeTensor, lanes: usize, team: Team, shared: usize) -> bool {
+fn has_stages(of: &CubeTensor, lanes: usize, team: RowGroup, shared: usize) -> bool {
     let properties = of.client.properties();
     // Smaller copies are not worth their instructions, and rows that registers do not hold have none.
     properties.features.copy_async
-        && team.held > 0
+        && team.vecs_per_thread > 0
         && lanes * of.dtype.size() == 16
         && shared <= properties.hardware.max_shared_memory_size
 }
@@ -287,7 +289,7 @@ mod tests {
     #[test]
     fn cubes_of_the_backward_are_as_many_as_fit() {
         const ROOM: usize = 227 << 10;
-        let flavor = |beta, add| Flavor {
+        let flavor = |beta, add| NormVariant {
             centered: beta,
             zero_centered_gamma: false,
             beta,
@@ -295,7 +297,7 @@ mod tests {
             stages: 3,
         };
         let cubes = |n: usize, beta, add| {
-            let team = Team::new(n / 8, 512, 2, if beta { 3 } else { 4 });
+            let team = RowGroup::new(n / 8, 512, 2, if beta { 3 } else { 4 });
             let shared = stage_bytes(team, if add { 3 } else { 2 });
             resident(flavor(beta, add), team, shared, ROOM) / PROCESSORS
         };

@@ -2,9 +2,9 @@
 //! and of kernels of its own on GPUs.
 
 mod add;
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod op;
@@ -28,7 +28,7 @@ pub(crate) struct Norm {
     pub(crate) centered: bool,
     pub(crate) options: Formula,
     /// Without autodiff too the bits are those with it.
-    pub(crate) into_tracked: bool,
+    pub(crate) bit_exact_with_training: bool,
 }
 
 /// A norm, and where the gradients of its gamma and beta go.
@@ -63,17 +63,17 @@ impl NormCall {
             norm: Norm {
                 centered,
                 options,
-                into_tracked: false,
+                bit_exact_with_training: false,
             },
             sums: main_grads,
         }
     }
 
     /// The same to the bits of autodiff.
-    pub(crate) fn into_tracked(self) -> Self {
+    pub(crate) fn bit_exact_with_training(self) -> Self {
         Self {
             norm: Norm {
-                into_tracked: true,
+                bit_exact_with_training: true,
                 ..self.norm
             },
             ..self
@@ -86,7 +86,7 @@ impl NormCall {
 /// # Shapes
 /// `x`, `residual`: `[.., n]`; `gamma`, `beta`: `[n]`
 #[derive(Clone, Debug)]
-pub(crate) struct Input<T> {
+pub(crate) struct NormInput<T> {
     pub(crate) x: T,
     /// Added to `x` first.
     pub(crate) residual: Option<T>,
@@ -95,8 +95,8 @@ pub(crate) struct Input<T> {
 }
 
 #[cfg(feature = "cuda")]
-impl<T> Input<T> {
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Input<U> {
+impl<T> NormInput<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> NormInput<U> {
         let Self {
             x,
             residual,
@@ -105,7 +105,7 @@ impl<T> Input<T> {
         } = self;
         let [x, gamma] = [x, gamma].map(&mut f);
         let [residual, beta] = [residual, beta].map(|t| t.map(&mut f));
-        Input {
+        NormInput {
             x,
             residual,
             gamma,
@@ -116,7 +116,7 @@ impl<T> Input<T> {
 
 /// What the backward reads.
 #[derive(Clone, Debug)]
-pub(crate) struct Saved<T> {
+pub(crate) struct SavedNorm<T> {
     /// What was normalised, in its dtype.
     pub(crate) x: T,
     /// Means of rows, of a layer norm. `[rows, 1]`
@@ -132,8 +132,8 @@ pub(crate) struct Saved<T> {
 }
 
 #[cfg(feature = "cuda")]
-impl<T> Saved<T> {
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Saved<U> {
+impl<T> SavedNorm<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> SavedNorm<U> {
         let Self {
             x,
             mean,
@@ -143,7 +143,7 @@ impl<T> Saved<T> {
             dtype,
         } = self;
         let [x, deviation, gamma] = [x, deviation, gamma].map(&mut f);
-        Saved {
+        SavedNorm {
             x,
             mean: mean.map(f),
             deviation,
@@ -155,7 +155,7 @@ impl<T> Saved<T> {
 }
 
 /// Gradients, each in the dtype of what it is of; those of gamma and beta where they were not summed.
-pub(crate) struct Grads<T> {
+pub(crate) struct NormInputGrads<T> {
     /// Of `x`, and of the residual too.
     pub(crate) x: T,
     pub(crate) gamma: Option<T>,
@@ -165,31 +165,31 @@ pub(crate) struct Grads<T> {
 /// A norm, as each backend computes it best.
 pub(crate) trait NormRows: ColumnSum {
     /// The normed rows, for which no gradient is asked.
-    fn normed(norm: Norm, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
-        composed::normed::<Self>(norm, input)
+    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self> {
+        fallback::normed::<Self>(norm, input)
     }
 
     /// The normed rows, what was normalised (`x + residual`, or `x`), and what the backward reads.
     fn forward(
         norm: Norm,
-        input: Input<FloatTensor<Self>>,
+        input: NormInput<FloatTensor<Self>>,
     ) -> (
         FloatTensor<Self>,
         FloatTensor<Self>,
-        Saved<FloatTensor<Self>>,
+        SavedNorm<FloatTensor<Self>>,
     ) {
-        composed::forward::<Self>(norm, input)
+        fallback::forward::<Self>(norm, input)
     }
 
     /// The gradients, for `dy` of the normed rows and `dsum` of what was normalised.
     fn backward(
         norm: Norm,
-        saved: Saved<FloatTensor<Self>>,
+        saved: SavedNorm<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
         sums: &NormGrads,
-    ) -> Grads<FloatTensor<Self>> {
-        composed::backward::<Self>(norm, saved, dy, dsum, sums)
+    ) -> NormInputGrads<FloatTensor<Self>> {
+        fallback::backward::<Self>(norm, saved, dy, dsum, sums)
     }
 }
 

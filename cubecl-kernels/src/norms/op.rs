@@ -7,7 +7,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 
-use super::{Grads, Input, NormCall, NormRows, Saved};
+use super::{NormCall, NormInput, NormInputGrads, NormRows, SavedNorm};
 use crate::backends::on_every_backend;
 
 // (`layer_norm` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
@@ -36,7 +36,7 @@ on_every_backend! {
             gamma: FloatTensor<Self>,
             call: NormCall,
         ) -> FloatTensor<Self> {
-            Self::normed(call.norm, Input { x, residual: None, gamma, beta: None })
+            Self::normed(call.norm, NormInput { x, residual: None, gamma, beta: None })
         }
 
         fn affine_norm(
@@ -45,7 +45,7 @@ on_every_backend! {
             beta: FloatTensor<Self>,
             call: NormCall,
         ) -> FloatTensor<Self> {
-            Self::normed(call.norm, Input { x, residual: None, gamma, beta: Some(beta) })
+            Self::normed(call.norm, NormInput { x, residual: None, gamma, beta: Some(beta) })
         }
     }
 }
@@ -55,12 +55,12 @@ on_every_backend! {
 struct NormBackward;
 
 impl<B: NormRows, const N: usize> Backward<B, N> for NormBackward {
-    type State = (NormCall, Saved<FloatTensor<B>>);
+    type State = (NormCall, SavedNorm<FloatTensor<B>>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let (NormCall { norm, sums }, saved) = ops.state;
-        let Grads { x, gamma, beta } = B::backward(norm, saved, dy, None, &sums);
+        let NormInputGrads { x, gamma, beta } = B::backward(norm, saved, dy, None, &sums);
         let found = [Some(x), gamma, beta];
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(node), Some(gradient)) = (parent, gradient) {
@@ -77,7 +77,7 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         call: NormCall,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
-        let input = Input {
+        let input = NormInput {
             x,
             residual: None,
             gamma,
@@ -102,7 +102,7 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
         let (beta, for_beta) = beta.into_parts();
-        let input = Input {
+        let input = NormInput {
             x,
             residual: None,
             gamma,

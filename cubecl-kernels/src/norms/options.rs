@@ -2,7 +2,7 @@ use burn::tensor::Tensor;
 
 use super::NormCall;
 use crate::MainGrad;
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 
 /// How rows are normalised. A number is its `epsilon`.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ pub(crate) fn check<const D: usize>(
         .into_iter()
         .filter_map(|(name, vector)| Some((name, vector?)));
     let others = vectors.clone().map(|(name, vector)| float(name, vector));
-    operands::check(op, [float("x", x)].into_iter().chain(others));
+    arg_check::check(op, [float("x", x)].into_iter().chain(others));
     let n = x.dims()[D - 1];
     assert!(n > 0, "{op}: x is {:?}, rows of no element", x.dims());
     for (name, vector) in vectors {

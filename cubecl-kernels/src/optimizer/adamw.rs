@@ -45,7 +45,7 @@ impl AdamwStep {
             grad_factor,
             time,
         } = *self;
-        checks::from_0(
+        checks::non_negative(
             name,
             [
                 ("lr", lr),
@@ -74,7 +74,7 @@ pub struct AdamwState {
     pub exp_avg_sq: Tensor<1>,
     /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
     /// matter. On GPUs its memory is written **whoever else holds it**
-    /// ([`rounding_room`](crate::rounding_room)).
+    /// ([`bf16_out_slice`](crate::rounding_room)).
     pub rounded: Option<Tensor<1>>,
 }
 

@@ -2,10 +2,10 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::operands::{self, Operand, float};
+use crate::arg_check::{self, ArgCheck, float};
 
 /// Finite numbers that are not below 0.
-pub(super) fn from_0<const K: usize>(name: &str, numbers: [(&str, f64); K]) {
+pub(super) fn non_negative<const K: usize>(name: &str, numbers: [(&str, f64); K]) {
     for (what, number) in numbers {
         let fits = number >= 0.0 && number.is_finite();
         assert!(
@@ -33,12 +33,12 @@ pub(super) fn finite(name: &str, (what, number): (&str, f64)) {
 }
 
 /// A buffer of the optimizer, in f32 or narrower.
-pub(super) fn kept(name: &'static str, x: &Tensor<1>) -> Operand {
+pub(super) fn kept(name: &'static str, x: &Tensor<1>) -> ArgCheck {
     float(name, x).of(&[DType::F32, DType::BF16, DType::F16])
 }
 
 /// A factor on the device, one f32.
-pub(super) fn one(name: &str, factor: &Tensor<1>) -> Operand {
+pub(super) fn one(name: &str, factor: &Tensor<1>) -> ArgCheck {
     let dims = factor.dims();
     assert!(
         dims == [1],
@@ -59,7 +59,7 @@ pub(super) fn buffers<'a>(
     let buffers: Vec<_> = buffers.into_iter().chain(rounded).collect();
     let operands = buffers.iter().map(|(what, x)| kept(what, x));
     let factor = factor.map(|factor| one(name, factor));
-    operands::check(
+    arg_check::check(
         name,
         [kept("the gradient", grad)]
             .into_iter()

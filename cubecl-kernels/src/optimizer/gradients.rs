@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use super::checks::{kept, one};
 #[cfg(feature = "cuda")]
 use super::{cube::gradients as cube, is_on_gpu};
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 
 /// `x * factor`, in place where nobody else holds `x`, and without its graph.
 ///
@@ -15,7 +15,7 @@ use crate::operands::{self, float};
 /// # Panics
 /// If `x` or `factor` is anything else.
 pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
-    operands::check("scaled", [kept("x", &x), one("scaled", &factor)]);
+    arg_check::check("scaled", [kept("x", &x), one("scaled", &factor)]);
     let (x, factor) = (x.inner(), factor.inner());
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
@@ -34,7 +34,7 @@ pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
 /// # Panics
 /// For sums of another dtype.
 pub fn total(sums: Tensor<1>) -> Tensor<1> {
-    operands::check("total", [float("sums", &sums).of(&[DType::F32])]);
+    arg_check::check("total", [float("sums", &sums).of(&[DType::F32])]);
     let sums = sums.inner();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&sums) {
@@ -56,7 +56,7 @@ pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
         !tensors.is_empty(),
         "partial_sums_of_squares: there is no tensor"
     );
-    operands::check(
+    arg_check::check(
         "partial_sums_of_squares",
         tensors.iter().map(|x| kept("x", x)),
     );

@@ -34,7 +34,7 @@ impl LionStep {
             weight_decay,
             grad_factor,
         } = *self;
-        checks::from_0(name, [("lr", lr), ("weight_decay", weight_decay)]);
+        checks::non_negative(name, [("lr", lr), ("weight_decay", weight_decay)]);
         checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
         checks::finite(name, ("grad_factor", grad_factor));
     }
@@ -53,7 +53,7 @@ pub struct LionState {
     pub exp_avg: Tensor<1>,
     /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
     /// matter. On GPUs its memory is written **whoever else holds it**
-    /// ([`rounding_room`](crate::rounding_room)).
+    /// ([`bf16_out_slice`](crate::rounding_room)).
     pub rounded: Option<Tensor<1>>,
 }
 

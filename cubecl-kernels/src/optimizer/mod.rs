@@ -2,21 +2,21 @@
 //! on GPUs and without the host's waiting for a number.
 
 mod adamw;
+mod bf16_out;
 mod checks;
 #[cfg(feature = "cuda")]
 mod cube;
 mod gradients;
 mod lion;
 pub(crate) mod reference;
-mod room;
 mod sgd;
 
 use burn::tensor::Tensor;
 
 pub use adamw::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
+pub use bf16_out::bf16_out_slice;
 pub use gradients::{partial_sums_of_squares, scaled, total};
 pub use lion::{LionState, LionStep, lion, lion_scaled};
-pub use room::rounding_room;
 pub use sgd::{SgdState, SgdStep, sgd, sgd_scaled};
 
 /// Whether a tensor is on a GPU, where reading it means waiting for everything before.

@@ -34,12 +34,12 @@ impl SgdStep {
             weight_decay,
             grad_factor,
         } = *self;
-        let from_0 = [
+        let non_negative = [
             ("lr", lr),
             ("momentum", momentum),
             ("weight_decay", weight_decay),
         ];
-        checks::from_0(name, from_0);
+        checks::non_negative(name, non_negative);
         checks::finite(name, ("grad_factor", grad_factor));
         assert!(
             !nesterov || momentum > 0.0,
@@ -61,7 +61,7 @@ pub struct SgdState {
     pub momentum_buffer: Option<Tensor<1>>,
     /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
     /// matter. On GPUs its memory is written **whoever else holds it**
-    /// ([`rounding_room`](crate::rounding_room)).
+    /// ([`bf16_out_slice`](crate::rounding_room)).
     pub rounded: Option<Tensor<1>>,
 }
 

@@ -6,7 +6,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 use op::RepeatOps;
 
 /// A view of one head as many equal ones. Its gradient is the sum of theirs, in f32 (f64 for f64): on a GPU by a
@@ -20,7 +20,7 @@ use op::RepeatOps;
 /// # Panics
 /// If `x` has several heads, or `heads` is 0.
 pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
-    operands::check("repeat_heads", [float("x", &x)]);
+    arg_check::check("repeat_heads", [float("x", &x)]);
     let [_, _, one, _] = x.dims();
     assert!(
         one == 1 && heads > 0,

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::RopeLayout;
-use super::op::{Rotate, Turn, composed};
+use super::op::{RopeDirection, Rotate, composed};
 use crate::cube::{address_type, lanes};
 
 const UNITS: usize = 256;
@@ -20,7 +20,7 @@ impl Rotate for Cube {
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         layout: RopeLayout,
-        turn: Turn,
+        turn: RopeDirection,
     ) -> FloatTensor<Self> {
         if x.dtype() == DType::F64 {
             return composed::<Self>(x, cos, sin, layout, turn);
@@ -43,7 +43,7 @@ impl Rotate for Cube {
         }
         let steps = Steps {
             interleaved: layout == RopeLayout::Interleaved,
-            back: turn == Turn::Back,
+            back: turn == RopeDirection::Inverse,
             partial: rest > 0,
             each: each > 1,
         };

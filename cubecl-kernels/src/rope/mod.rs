@@ -13,7 +13,7 @@ mod yarn;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 use op::RopeOps;
 pub use packed::packed_positions;
 pub use scaling::RopeScaling;
@@ -35,7 +35,7 @@ pub use yarn::YarnScaling;
 /// # Panics
 /// If the table is not for `s` positions and heads of `d`, or for other sequences than `b`.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    operands::check(
+    arg_check::check(
         "apply_rope",
         [float("x", &x), float("the table", table.cos())],
     );

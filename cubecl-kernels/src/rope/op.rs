@@ -9,8 +9,8 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
 
 use super::RopeLayout;
+use crate::backend_ops::{cast, compute_dtype, slice_rows};
 use crate::backends::on_every_backend;
-use crate::primitive::{cast, compute_dtype, stretch};
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RopeOps: Backend {
@@ -32,15 +32,15 @@ on_every_backend! {
             sin: FloatTensor<Self>,
             layout: RopeLayout,
         ) -> FloatTensor<Self> {
-            Self::rotate(x, cos, sin, layout, Turn::Forward)
+            Self::rotate(x, cos, sin, layout, RopeDirection::Forward)
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Turn {
+pub(crate) enum RopeDirection {
     Forward,
-    Back,
+    Inverse,
 }
 
 /// The rotation, as each backend computes it best.
@@ -51,7 +51,7 @@ pub(crate) trait Rotate: Backend {
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         layout: RopeLayout,
-        turn: Turn,
+        turn: RopeDirection,
     ) -> FloatTensor<Self> {
         composed::<Self>(x, cos, sin, layout, turn)
     }
@@ -65,13 +65,13 @@ pub(super) fn composed<B: Backend>(
     cos: FloatTensor<B>,
     sin: FloatTensor<B>,
     layout: RopeLayout,
-    turn: Turn,
+    turn: RopeDirection,
 ) -> FloatTensor<B> {
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let ([s, b, h, d], [_, each, _, half]) = (x.shape().dims(), cos.shape().dims());
-    let rest = (2 * half < d).then(|| stretch::<B>(x.clone(), 3, 2 * half..d));
+    let rest = (2 * half < d).then(|| slice_rows::<B>(x.clone(), 3, 2 * half..d));
     let x = if rest.is_some() {
-        stretch::<B>(x, 3, 0..2 * half)
+        slice_rows::<B>(x, 3, 0..2 * half)
     } else {
         x
     };
@@ -82,19 +82,19 @@ pub(super) fn composed<B: Backend>(
     };
     let [cos, sin] = [cos, sin].map(|t| B::float_reshape(cast::<B>(t, wide), Shape::from(table)));
     let x = B::float_reshape(cast::<B>(x, wide), Shape::from(pairs));
-    let [first, second] = [0..1, 1..2].map(|one| stretch::<B>(x.clone(), dim, one));
+    let [first, second] = [0..1, 1..2].map(|one| slice_rows::<B>(x.clone(), dim, one));
     let first_cos = B::float_mul(first.clone(), cos.clone());
     let second_cos = B::float_mul(second.clone(), cos);
     let first_sin = B::float_mul(first, sin.clone());
     let second_sin = B::float_mul(second, sin);
     let turned = match turn {
-        Turn::Forward => {
+        RopeDirection::Forward => {
             vec![
                 B::float_sub(first_cos, second_sin),
                 B::float_add(second_cos, first_sin),
             ]
         }
-        Turn::Back => {
+        RopeDirection::Inverse => {
             vec![
                 B::float_add(first_cos, second_sin),
                 B::float_sub(second_cos, first_sin),
@@ -121,7 +121,10 @@ impl<B: Rotate> Backward<B, 1> for RopeBackward {
         let dy = grads.consume::<B>(&ops.node);
         let (cos, sin, layout) = ops.state;
         if let Some(node) = parent {
-            grads.register::<B>(node.id, B::rotate(dy, cos, sin, layout, Turn::Back));
+            grads.register::<B>(
+                node.id,
+                B::rotate(dy, cos, sin, layout, RopeDirection::Inverse),
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 
 use super::{RopeLayout, RopeTable};
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`apply_rope`](crate::apply_rope) by its definition: `x * cos + turned(x) * sin`, where `turned` is
 /// a quarter turn of each pair.

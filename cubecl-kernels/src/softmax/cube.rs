@@ -11,7 +11,7 @@ use megaburn_cuda::tensor;
 
 use super::kernels::{gradient_kernel, softmax_kernel};
 use super::op::ScoreSoftmax;
-use super::plan::{HELD, MAX_PLANES, PLANE, Plan, ROWS, ScoresLaunch};
+use super::plan::{MAX_PLANES, PLANE, ROWS, ScoresLaunch, SoftmaxPlan, VECS_PER_THREAD};
 use crate::cube::address_type;
 
 impl ScoreSoftmax for Cube {
@@ -111,7 +111,7 @@ struct Grid {
     /// Vectors of a row.
     vectors: usize,
     lanes: usize,
-    plan: Plan,
+    plan: SoftmaxPlan,
 }
 
 impl Grid {
@@ -124,11 +124,11 @@ impl Grid {
         let lanes = lanes.unwrap_or(1);
         let vectors = keys / lanes;
         let planes = vectors
-            .div_ceil(HELD * PLANE)
+            .div_ceil(VECS_PER_THREAD * PLANE)
             .next_power_of_two()
             .min(MAX_PLANES);
-        let fits = vectors <= planes * PLANE * HELD;
-        let plan = Plan {
+        let fits = vectors <= planes * PLANE * VECS_PER_THREAD;
+        let plan = SoftmaxPlan {
             planes,
             fits,
             causal,

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::plan::{HELD, PLANE, Plan, Scores, row, unit, visible};
+use super::plan::{PLANE, Scores, SoftmaxPlan, VECS_PER_THREAD, row, unit, visible};
 
 /// A stand-in for minus infinity whose difference with itself is a number.
 const LOWEST: f32 = -3.0e38;
@@ -25,7 +25,7 @@ fn scaled<F: Float, M: Numeric, N: Size>(
     at: u32,
     seen: u32,
     scale: f32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: SoftmaxPlan,
 ) -> Vector<f32, N> {
     let lanes = N::value();
     let mut y = Vector::<f32, N>::cast_from(read) * Vector::new(scale);
@@ -57,7 +57,7 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
     mask: &[Vector<M, N>],
     out: &mut [Vector<F, N>],
     scores: Scores,
-    #[comptime] plan: Plan,
+    #[comptime] plan: SoftmaxPlan,
     #[define(F, M)] _dtypes: [ElemType; 2],
 ) {
     let lanes = N::value();
@@ -72,9 +72,9 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
             + (head % scores.heads) as usize * scores.mask_head as usize
             + (row % scores.queries) as usize * scores.vectors as usize;
 
-        let mut x = Array::<Vector<f32, N>>::new(HELD);
+        let mut x = Array::<Vector<f32, N>>::new(VECS_PER_THREAD);
         #[unroll]
-        for i in 0..HELD {
+        for i in 0..VECS_PER_THREAD {
             x[i] = Vector::new(f32::new(LOWEST));
         }
         let mut top = f32::new(LOWEST);
@@ -83,10 +83,10 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
         while first < seen_vectors {
             // All reads are under way before the first is looked at; those behind the end are of the
             // last vector, and are not.
-            let mut read = Array::<Vector<F, N>>::new(HELD);
-            let mut hidden = Array::<Vector<M, N>>::new(HELD);
+            let mut read = Array::<Vector<F, N>>::new(VECS_PER_THREAD);
+            let mut hidden = Array::<Vector<M, N>>::new(VECS_PER_THREAD);
             #[unroll]
-            for i in 0..HELD {
+            for i in 0..VECS_PER_THREAD {
                 let at = min(first + comptime!(i as u32) * step, seen_vectors - 1);
                 read[i] = from[start + at as usize];
                 hidden[i] = Vector::new(M::from_int(0));
@@ -96,7 +96,7 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
             }
             let mut high = top;
             #[unroll]
-            for i in 0..HELD {
+            for i in 0..VECS_PER_THREAD {
                 let at = first + comptime!(i as u32) * step;
                 x[i] = Vector::new(f32::new(LOWEST));
                 if at < seen_vectors {
@@ -110,13 +110,13 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
             sum *= exp_of(top - high);
             top = high;
             #[unroll]
-            for i in 0..HELD {
+            for i in 0..VECS_PER_THREAD {
                 #[unroll]
                 for lane in 0..lanes {
                     sum += exp_of(x[i].extract(lane) - top);
                 }
             }
-            first += comptime!(HELD as u32) * step;
+            first += comptime!(VECS_PER_THREAD as u32) * step;
         }
 
         let mut high = plane_max(top);
@@ -149,7 +149,7 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
         let mut first = unit(plan);
         while first < scores.vectors {
             #[unroll]
-            for i in 0..HELD {
+            for i in 0..VECS_PER_THREAD {
                 let at = first + comptime!(i as u32) * step;
                 if at < scores.vectors {
                     let mut y = Vector::<f32, N>::new(f32::new(LOWEST));
@@ -171,7 +171,7 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
                     out[start + at as usize] = Vector::cast_from(y);
                 }
             }
-            first += comptime!(HELD as u32) * step;
+            first += comptime!(VECS_PER_THREAD as u32) * step;
         }
     }
 }
@@ -182,7 +182,7 @@ pub(super) fn gradient_kernel<F: Float, N: Size>(
     dp: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
     scores: Scores,
-    #[comptime] plan: Plan,
+    #[comptime] plan: SoftmaxPlan,
     #[define(F)] _dtype: ElemType,
 ) {
     let lanes = N::value();
@@ -191,13 +191,13 @@ pub(super) fn gradient_kernel<F: Float, N: Size>(
     if row < scores.rows {
         let start = row as usize * scores.vectors as usize;
         let seen = visible(&scores, row, lanes as u32, plan).div_ceil(lanes as u32);
-        let mut held_p = Array::<Vector<F, N>>::new(HELD);
-        let mut held_dp = Array::<Vector<F, N>>::new(HELD);
+        let mut held_p = Array::<Vector<F, N>>::new(VECS_PER_THREAD);
+        let mut held_dp = Array::<Vector<F, N>>::new(VECS_PER_THREAD);
         let mut sums = Vector::<f32, N>::new(0.0);
         let mut first = unit(plan);
         while first < seen {
             #[unroll]
-            for i in 0..HELD {
+            for i in 0..VECS_PER_THREAD {
                 let at = first + comptime!(i as u32) * step;
                 if at < seen {
                     held_p[i] = p[start + at as usize];
@@ -206,7 +206,7 @@ pub(super) fn gradient_kernel<F: Float, N: Size>(
                         * Vector::<f32, N>::cast_from(held_dp[i]);
                 }
             }
-            first += comptime!(HELD as u32) * step;
+            first += comptime!(VECS_PER_THREAD as u32) * step;
         }
 
         let mut sum = plane_sum(Vector::vector_sum(sums));
@@ -226,7 +226,7 @@ pub(super) fn gradient_kernel<F: Float, N: Size>(
         let mut first = unit(plan);
         while first < scores.vectors {
             #[unroll]
-            for i in 0..HELD {
+            for i in 0..VECS_PER_THREAD {
                 let at = first + comptime!(i as u32) * step;
                 if at < scores.vectors {
                     let mut dx = Vector::<f32, N>::new(f32::new(0.0));
@@ -244,7 +244,7 @@ pub(super) fn gradient_kernel<F: Float, N: Size>(
                     out[start + at as usize] = Vector::cast_from(dx);
                 }
             }
-            first += comptime!(HELD as u32) * step;
+            first += comptime!(VECS_PER_THREAD as u32) * step;
         }
     }
 }

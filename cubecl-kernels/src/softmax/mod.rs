@@ -13,7 +13,7 @@ pub(crate) mod reference;
 
 use burn::tensor::{Bool, Tensor};
 
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 
 /// Which scores do not count.
 #[derive(Clone, Debug)]
@@ -44,15 +44,15 @@ pub enum SoftmaxMask {
 /// If a mask has another shape than `[b or 1, h or 1, s_q, s_k]`, or the scale is not finite.
 pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> Tensor<4> {
     let name = "scale_mask_softmax";
-    operands::check(name, [float("scores", &scores)]);
+    arg_check::check(name, [float("scores", &scores)]);
     assert!(
         scale.is_finite(),
         "{name}: scale {scale} is not a finite number"
     );
     if let SoftmaxMask::Masked(mask) = &mask {
-        operands::check(
+        arg_check::check(
             name,
-            [float("scores", &scores), operands::bool("the mask", mask)],
+            [float("scores", &scores), arg_check::bool("the mask", mask)],
         );
         let (found, [b, h, s_q, s_k]) = (mask.dims(), scores.dims());
         assert!(

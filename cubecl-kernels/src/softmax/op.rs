@@ -9,7 +9,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
 use super::SoftmaxMask;
-use crate::primitive::cast;
+use crate::backend_ops::cast;
 
 /// All shapes are `[b, h, s_q, s_k]`.
 #[backend_extension(Cube, Autodiff)]

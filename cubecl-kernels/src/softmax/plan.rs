@@ -9,7 +9,7 @@ pub(super) const MAX_PLANES: usize = 16;
 /// Rows of a cube if a plane is enough for each.
 pub(super) const ROWS: usize = 8;
 /// Vectors of 16 bytes that a unit holds.
-pub(super) const HELD: usize = 4;
+pub(super) const VECS_PER_THREAD: usize = 4;
 
 /// Rows of scores and which of them a mask hides. Distances are in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -28,7 +28,7 @@ pub(super) struct Scores {
 
 /// How a kernel's units are spread over rows, and what is hidden.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct SoftmaxPlan {
     /// Planes of a row.
     pub(super) planes: usize,
     /// Whether the units hold a whole row.
@@ -39,7 +39,7 @@ pub(super) struct Plan {
 
 /// The row of this unit's plane.
 #[cube]
-pub(super) fn row(#[comptime] plan: Plan) -> u32 {
+pub(super) fn row(#[comptime] plan: SoftmaxPlan) -> u32 {
     if comptime!(plan.planes == 1) {
         CUBE_POS_X * comptime!(ROWS as u32) + UNIT_POS_Y
     } else {
@@ -49,7 +49,7 @@ pub(super) fn row(#[comptime] plan: Plan) -> u32 {
 
 /// This unit among those of its row.
 #[cube]
-pub(super) fn unit(#[comptime] plan: Plan) -> u32 {
+pub(super) fn unit(#[comptime] plan: SoftmaxPlan) -> u32 {
     if comptime!(plan.planes == 1) {
         UNIT_POS_X
     } else {
@@ -59,7 +59,7 @@ pub(super) fn unit(#[comptime] plan: Plan) -> u32 {
 
 /// Keys that a row's query sees, if no mask hides them.
 #[cube]
-pub(super) fn visible(scores: &Scores, row: u32, lanes: u32, #[comptime] plan: Plan) -> u32 {
+pub(super) fn visible(scores: &Scores, row: u32, lanes: u32, #[comptime] plan: SoftmaxPlan) -> u32 {
     let all = scores.vectors * lanes;
     if comptime!(plan.causal) {
         min(row % scores.queries + 1, all)

@@ -1,7 +1,7 @@
 use burn::tensor::{Bool, Tensor, activation};
 
 use super::SoftmaxMask;
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`scale_mask_softmax`](crate::scale_mask_softmax) by its definition.
 pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> Tensor<4> {

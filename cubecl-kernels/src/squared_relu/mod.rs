@@ -4,7 +4,7 @@ pub(crate) mod reference;
 
 use burn::tensor::Tensor;
 
-use crate::activation::{Activation, Curve, plain, weighted};
+use crate::activation::{Activation, PointwiseFn, plain, weighted};
 
 /// `max(x, 0)^2`.
 ///
@@ -14,7 +14,7 @@ use crate::activation::{Activation, Curve, plain, weighted};
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    plain("squared_relu", Curve::SquaredRelu, x)
+    plain("squared_relu", PointwiseFn::SquaredRelu, x)
 }
 
 /// [`squared_relu`], each row times its weight (the router's probability of a token's expert), with
@@ -28,7 +28,7 @@ pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// If there are more or fewer weights than rows, or rows are empty.
 pub fn squared_relu_weighted<const D: usize>(x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     let activation = Activation {
-        curve: Curve::SquaredRelu,
+        curve: PointwiseFn::SquaredRelu,
         gated: false,
     };
     weighted("squared_relu_weighted", activation, x, weight)

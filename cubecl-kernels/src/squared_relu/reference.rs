@@ -1,6 +1,6 @@
 use burn::tensor::{Tensor, activation::relu};
 
-use crate::primitive::{compute_dtype, weigh};
+use crate::backend_ops::{compute_dtype, weigh};
 
 /// [`squared_relu`](crate::squared_relu) by its definition.
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {

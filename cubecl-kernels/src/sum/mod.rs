@@ -6,7 +6,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 use op::SumOps;
 
 /// The sum of all elements, in f32 (f64 for f64) and in a fixed order, in the dtype of `x`.
@@ -17,7 +17,7 @@ use op::SumOps;
 /// # Shapes
 /// `[..]` to `[1]`
 pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    operands::check("sum_all", [float("x", &x)]);
+    arg_check::check("sum_all", [float("x", &x)]);
     Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_all(x.into_dispatch()))
 }
 
@@ -26,7 +26,7 @@ pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 /// # Shapes
 /// `[rows, n]` to `[1, n]`
 pub fn sum_columns(x: Tensor<2>) -> Tensor<2> {
-    operands::check("sum_columns", [float("x", &x)]);
+    arg_check::check("sum_columns", [float("x", &x)]);
     Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_columns(x.into_dispatch()))
 }
 

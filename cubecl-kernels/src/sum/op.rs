@@ -9,9 +9,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
 
+use crate::backend_ops::{cast, compute_dtype};
 use crate::backends::on_every_backend;
 use crate::bias::ColumnSum;
-use crate::primitive::{cast, compute_dtype};
 
 /// The sum, as each backend computes it best.
 pub(crate) trait SumAll: Backend {

@@ -1,6 +1,6 @@
 use burn::tensor::Tensor;
 
-use crate::primitive::compute_dtype;
+use crate::backend_ops::compute_dtype;
 
 /// [`sum_all`](crate::sum_all) by its definition.
 pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {

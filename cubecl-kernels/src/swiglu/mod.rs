@@ -4,7 +4,7 @@ pub(crate) mod reference;
 
 use burn::tensor::Tensor;
 
-use crate::activation::{Curve, gated};
+use crate::activation::{PointwiseFn, gated};
 
 /// `silu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///
@@ -18,7 +18,7 @@ use crate::activation::{Curve, gated};
 /// # Panics
 /// If the last dimension is odd.
 pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
-    gated("swiglu", Curve::Silu, gate_up, None)
+    gated("swiglu", PointwiseFn::Silu, gate_up, None)
 }
 
 /// [`swiglu`], each row times its weight (the router's probability of a token's expert), with a
@@ -32,7 +32,7 @@ pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
 /// # Panics
 /// If the last dimension is odd or empty, or there are more or fewer weights than rows.
 pub fn swiglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
-    gated("swiglu_weighted", Curve::Silu, gate_up, Some(weight))
+    gated("swiglu_weighted", PointwiseFn::Silu, gate_up, Some(weight))
 }
 
 #[cfg(test)]

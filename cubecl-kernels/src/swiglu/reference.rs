@@ -1,11 +1,11 @@
 use burn::tensor::{Tensor, activation::sigmoid};
 
-use crate::primitive::{compute_dtype, halves_of, weigh};
+use crate::backend_ops::{chunk_halves, compute_dtype, weigh};
 
 /// [`swiglu`](crate::swiglu) by its definition.
 pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     let dtype = gate_up.dtype();
-    let [gate, up] = halves_of(gate_up.cast(compute_dtype(dtype)));
+    let [gate, up] = chunk_halves(gate_up.cast(compute_dtype(dtype)));
     (gate.clone() * sigmoid(gate) * up).cast(dtype)
 }
 

@@ -22,7 +22,7 @@ use megaburn_test_support::{
     "capacity_factor = 0.8\npad_to_capacity = true\ndispatcher = \"allgather\"\ndrop_policy = \"position\"",
     ""
 )]
-#[case::in_turn(Kind::Mixtral, "force_balance = true", "")]
+#[case::round_robin(Kind::Mixtral, "force_balance = true", "")]
 #[case::quantile(Kind::DeepseekV3, "bias_update = \"quantile\"", "")]
 #[case::zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"")]
 #[case::vee(Kind::DeepseekV3, "", "schedule = \"zb-v\"")]

@@ -38,7 +38,7 @@ fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     trainer.model();
     let moments = trainer
         .optimizer()
-        .whole_state(|_| true)?
+        .full_state(|_| true)?
         .moments
         .into_iter();
     let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);

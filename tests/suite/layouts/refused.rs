@@ -47,7 +47,7 @@ use megaburn_test_support::run::Run;
 )]
 #[case::prediction("pp2", &["parallel.pipeline_layout='Ett,m|L'", "model.mtp_layers=1"], "stage 0 predicts further tokens (m), which the last one does, before L (`parallel.pipeline_layout`)")]
 #[case::predictions("pp2", &["parallel.pipeline_layout='Et|tmL'"], "`model.mtp_layers` is 0: it must be 1, as many as there are `m` in parallel.pipeline_layout, or none there")]
-#[case::depths("pp2", &["model.mtp_layers=16"], "`model.mtp_layers` is 16: it must be below data.seq_len 16: further ahead no token of a sequence has a label")]
+#[case::mtp_depths("pp2", &["model.mtp_layers=16"], "`model.mtp_layers` is 16: it must be below data.seq_len 16: further ahead no token of a sequence has a label")]
 #[case::first(
     "pp2",
     &["parallel.first_stage_layers=2"],

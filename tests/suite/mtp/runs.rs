@@ -8,10 +8,10 @@ use burn::{
 };
 use megaburn::{
     collective::Group,
-    mesh::Documents,
+    mesh::PackedRows,
     models::{
         DecoderConfig, Family,
-        decoder::{Ahead, StageLosses, ahead_in_row},
+        decoder::{MtpTargets, StageLosses, shift_for_depth},
     },
     parallel::{PackedDocuments, Router},
     train::metrics::{EvalMetrics, MetricsRecord, read_metrics},
@@ -174,12 +174,12 @@ fn batch(
     rows: &[Vec<i64>],
     bounds: &[usize],
     device: &Device,
-) -> ([Tensor<2, Int>; 2], [Ahead; 2]) {
+) -> ([Tensor<2, Int>; 2], [MtpTargets; 2]) {
     let shape = [rows[0].len(), rows.len()];
     let ids = |depth: usize, none: i64| -> Vec<i64> {
         let rows: Vec<_> = rows
             .iter()
-            .map(|row| ahead_in_row(row, bounds, depth, none))
+            .map(|row| shift_for_depth(row, bounds, depth, none))
             .collect();
         let place = |at: usize| rows.iter().map(move |row| row[at]);
         (0..shape[0]).flat_map(place).collect()
@@ -188,7 +188,7 @@ fn batch(
     let ahead = [1, 2].map(|depth| {
         let labels = ids(depth + 1, -100);
         let counted = Some(labels.iter().map(|label| *label != -100).collect());
-        Ahead {
+        MtpTargets {
             tokens: tensor(ids(depth, 0)),
             labels: tensor(labels),
             counted,
@@ -216,7 +216,7 @@ fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
         ..sizes
     };
     let model = config.init(&Group::single(3), false, &device).unwrap();
-    let documents = Documents::new(vec![bounds.to_vec(); rows.len()]).unwrap();
+    let documents = PackedRows::new(vec![bounds.to_vec(); rows.len()]).unwrap();
     let stage = model
         .stage(0)
         .of_documents(packed.then(|| PackedDocuments::new(documents)));

@@ -23,7 +23,7 @@ pub type FullParams = BTreeMap<String, Vec<f32>>;
 /// Every rank calls it: parameters sharded by ZeRO are all-gathered.
 pub fn local_params(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     let spec = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
-    let params = read_params(&trainer.whole_model()?).into_iter();
+    let params = read_params(&trainer.full_model()?).into_iter();
     Ok(params
         .map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path)))
         .collect())

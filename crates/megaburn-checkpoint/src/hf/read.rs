@@ -1,14 +1,14 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, TensorData};
-use megaburn_mesh::{Piece, ShardSpec};
+use megaburn_mesh::{ShardPiece, ShardSpec};
 
 use super::HfDir;
 use crate::{
     CheckpointError, TensorHeader,
     buffer::filled,
-    plane::{Plane, PlaneCopy},
     runs::{GAP, Runs, Stored},
+    transpose::{MatrixBlock, MatrixCopy},
 };
 
 /// Bytes of a transposed tensor that are read at once: about as many as a core's second cache has,
@@ -19,7 +19,7 @@ const LINES: usize = 256;
 const LARGEST_BAND: usize = 16 << 20;
 
 /// A tensor of the folder that is a part of a parameter.
-struct Part<'a> {
+struct HfPartReader<'a> {
     header: TensorHeader,
     stored: Stored<'a>,
     /// Which part of the parameter's last dim it is.
@@ -64,7 +64,7 @@ impl HfDir {
         let local_shape = spec.local_shape();
         filled(local_shape, dtype, |local| {
             for part in &parts {
-                let Some(copy) = PlaneCopy::new(part.header.dtype, dtype) else {
+                let Some(copy) = MatrixCopy::new(part.header.dtype, dtype) else {
                     let (path, name) = (self.path().to_path_buf(), part.header.name.clone());
                     let found = format!("{:?}", part.header.dtype);
                     let expected = format!("{dtype:?}");
@@ -87,7 +87,7 @@ impl HfDir {
         names: &[String],
         transposed: bool,
         shape: &[usize],
-    ) -> Result<Vec<Part<'_>>, CheckpointError> {
+    ) -> Result<Vec<HfPartReader<'_>>, CheckpointError> {
         let mut parts = Vec::with_capacity(names.len());
         let mut end = 0;
         for name in names {
@@ -110,7 +110,7 @@ impl HfDir {
             }
             let columns = end..end + found.last().copied().unwrap_or(1);
             end = columns.end;
-            parts.push(Part {
+            parts.push(HfPartReader {
                 header,
                 stored,
                 columns,
@@ -121,7 +121,8 @@ impl HfDir {
             *len = end;
         }
         if found != shape {
-            let name = |part: &Part<'_>| format!("`{}` {:?}", part.header.name, part.header.shape);
+            let name =
+                |part: &HfPartReader<'_>| format!("`{}` {:?}", part.header.name, part.header.shape);
             return Err(CheckpointError::Shape {
                 path: self.path().to_path_buf(),
                 name: parts.iter().map(name).collect::<Vec<_>>().join(" beside "),
@@ -132,12 +133,13 @@ impl HfDir {
         Ok(parts)
     }
 
-    fn common_dtype(&self, parts: &[Part<'_>]) -> Result<DType, CheckpointError> {
+    fn common_dtype(&self, parts: &[HfPartReader<'_>]) -> Result<DType, CheckpointError> {
         let dtype = parts[0].header.dtype;
         if parts.iter().all(|part| part.header.dtype == dtype) {
             return Ok(dtype);
         }
-        let name = |part: &Part<'_>| format!("`{}` is {:?}", part.header.name, part.header.dtype);
+        let name =
+            |part: &HfPartReader<'_>| format!("`{}` is {:?}", part.header.name, part.header.dtype);
         let tensors = parts.iter().map(name).collect::<Vec<_>>().join(", ");
         Err(CheckpointError::MixedDtypes {
             path: self.path().to_path_buf(),
@@ -158,8 +160,8 @@ pub(super) fn swapped(shape: &[usize], swap: bool) -> Vec<usize> {
 /// A rectangle of a matrix: where it stands in the stored tensor and in the result, and its rows
 /// and columns in the result.
 struct Rectangle {
-    from: Plane,
-    to: Plane,
+    from: MatrixBlock,
+    to: MatrixBlock,
     size: (usize, usize),
 }
 
@@ -192,9 +194,9 @@ impl Matrices {
     /// Reads what a part and a rank's pieces share.
     fn read(
         &self,
-        copy: &PlaneCopy,
-        part: &Part<'_>,
-        pieces: &[Piece],
+        copy: &MatrixCopy,
+        part: &HfPartReader<'_>,
+        pieces: &[ShardPiece],
         transposed: bool,
         local: &mut [u8],
     ) -> Result<(), CheckpointError> {
@@ -222,7 +224,12 @@ impl Matrices {
     }
 
     /// The rectangles that a part and a rank's piece share, one of each matrix.
-    fn shared(&self, part: &Part<'_>, piece: &Piece, transposed: bool) -> Vec<Rectangle> {
+    fn shared(
+        &self,
+        part: &HfPartReader<'_>,
+        piece: &ShardPiece,
+        transposed: bool,
+    ) -> Vec<Rectangle> {
         let Self {
             rows,
             cols,
@@ -255,16 +262,16 @@ impl Matrices {
         let size = (row_range.len(), col_range.len());
         let rectangle = |(from, to): (usize, usize)| {
             let (base, matrix) = (to * local_rows * local_cols, from * rows * width);
-            let to = Plane {
+            let to = MatrixBlock {
                 start: base + to_row * local_cols + to_col,
                 stride: local_cols,
             };
             let from = match transposed {
-                true => Plane {
+                true => MatrixBlock {
                     start: matrix + col * rows + row,
                     stride: rows,
                 },
-                false => Plane {
+                false => MatrixBlock {
                     start: matrix + row * width + col,
                     stride: width,
                 },
@@ -276,7 +283,7 @@ impl Matrices {
 
     /// The number of each matrix of which the piece has something, in the whole and in the local
     /// tensor.
-    fn outer_pairs(&self, piece: &Piece) -> Vec<(usize, usize)> {
+    fn outer_pairs(&self, piece: &ShardPiece) -> Vec<(usize, usize)> {
         let Some(&len) = self.outer.get(self.dim) else {
             return (0..self.outer.iter().product()).map(|i| (i, i)).collect();
         };
@@ -296,9 +303,9 @@ impl Matrices {
 /// Reads `rows` rows of `cols` elements of the result from a source of `cols` lines of `rows`
 /// elements, a band of lines at a time.
 fn read_transposed(
-    copy: &PlaneCopy,
+    copy: &MatrixCopy,
     stored: Stored<'_>,
-    (from, to): (Plane, Plane),
+    (from, to): (MatrixBlock, MatrixBlock),
     (rows, cols): (usize, usize),
     local: &mut [u8],
 ) -> Result<(), CheckpointError> {
@@ -323,12 +330,12 @@ fn read_transposed(
                 }
             }
         }
-        let to = Plane {
+        let to = MatrixBlock {
             start: to.start + first,
             stride: to.stride,
         };
         copy.transposed(
-            (buffer, Plane { start: 0, stride }),
+            (buffer, MatrixBlock { start: 0, stride }),
             (local, to),
             (rows, lines),
         );

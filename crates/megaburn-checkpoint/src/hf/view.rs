@@ -6,8 +6,8 @@ use super::read::swapped;
 use crate::{
     Checkpoint, CheckpointError, TensorHeader, TensorSource,
     buffer::filled,
-    plane::{Plane, PlaneCopy},
     source::{nearest, stretch},
+    transpose::{MatrixBlock, MatrixCopy},
 };
 
 /// A checkpoint seen as the tensors that a published model has.
@@ -143,28 +143,28 @@ fn arranged(
     transposed: bool,
 ) -> Result<TensorData, CheckpointError> {
     let (dtype, source) = (data.dtype(), data.as_bytes());
-    let copy = PlaneCopy::new(dtype, dtype).expect("every type is its own");
+    let copy = MatrixCopy::new(dtype, dtype).expect("every type is its own");
     let mut shape = data.shape().to_vec();
     *shape.last_mut().expect("it has a matrix at least") = columns.len();
     let width = columns.len();
     let outer = data.num_elements().checked_div(rows * cols).unwrap_or(0);
     filled(swapped(&shape, transposed), dtype, |dest| {
         for matrix in 0..outer {
-            let from = Plane {
+            let from = MatrixBlock {
                 start: matrix * rows * cols + columns.start,
                 stride: cols,
             };
             let start = matrix * rows * width;
             match transposed {
                 true => {
-                    let to = Plane {
+                    let to = MatrixBlock {
                         start,
                         stride: rows,
                     };
                     copy.transposed((source, from), (dest, to), (width, rows));
                 }
                 false => {
-                    let to = Plane {
+                    let to = MatrixBlock {
                         start,
                         stride: width,
                     };

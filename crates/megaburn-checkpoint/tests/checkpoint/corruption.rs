@@ -3,7 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn_checkpoint::{CheckpointError, Refused, find_latest, newest, newest_whole};
+use megaburn_checkpoint::{CheckpointError, Refused, find_latest, newest, newest_valid};
 use megaburn_collective::{GroupOptions, run_threads};
 use tempfile::TempDir;
 
@@ -158,7 +158,7 @@ fn an_error_that_is_no_damage_never_makes_an_older_checkpoint_be_used() {
         find_latest(dir.path(), &world)
     });
     let found = found.into_iter().map(|rank| rank.unwrap_err().to_string());
-    let alone = [newest(dir.path()), newest_whole(dir.path())];
+    let alone = [newest(dir.path()), newest_valid(dir.path())];
     for error in found.chain(alone.map(|found| found.unwrap_err().to_string())) {
         assert!(
             error.contains("manifest.json") && error.contains("is not damage"),
@@ -198,7 +198,7 @@ fn a_file_that_only_some_ranks_see_is_no_damage() {
 fn one_process_takes_the_newest_whole_one_too() {
     let (dir, newest_path) = two();
     assert_eq!(
-        newest_whole(dir.path()).unwrap().checkpoint.unwrap().step(),
+        newest_valid(dir.path()).unwrap().checkpoint.unwrap().step(),
         20
     );
     let path = newest_path.join("rank-00001.safetensors");
@@ -207,7 +207,7 @@ fn one_process_takes_the_newest_whole_one_too() {
     fs::write(&path, &bytes).unwrap();
     // Only a look at every byte finds that.
     assert_eq!(newest(dir.path()).unwrap().checkpoint.unwrap().step(), 20);
-    let latest = newest_whole(dir.path()).unwrap();
+    let latest = newest_valid(dir.path()).unwrap();
     assert_eq!(
         (latest.checkpoint.unwrap().step(), latest.refused.len()),
         (10, 1)

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, is_written_by, save};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_mesh::{Axis, Layout, Part, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec};
 use rstest::rstest;
 
 use crate::model::{Random, names};
@@ -17,7 +17,7 @@ fn tensors(groups: &ProcessGroups) -> Vec<(String, ShardSpec)> {
     let (coords, layout) = (groups.coords, groups.layout());
     let split = |axis| {
         let (rank, ranks) = (coords.get(axis), layout.degree(axis));
-        ShardSpec::split(&[3, 8], 1, &[Part::new(8)], axis, rank, ranks).unwrap()
+        ShardSpec::split(&[3, 8], 1, &[FusedPart::new(8)], axis, rank, ranks).unwrap()
     };
     let whole = |axis| ShardSpec::whole(&[5], axis, coords.get(axis), layout.degree(axis));
     let mut tensors = vec![

@@ -8,7 +8,7 @@ use megaburn_checkpoint::{
     TensorSource, compare, save, save_single, write_hf,
 };
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_mesh::{Axis, Layout, Part, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec};
 use rstest::rstest;
 
 use crate::{
@@ -24,7 +24,7 @@ struct Param {
     parts: Vec<(&'static str, usize)>,
     outer: Vec<usize>,
     transposed: bool,
-    units: Vec<Part>,
+    units: Vec<FusedPart>,
     dim: usize,
     dtype: DType,
 }
@@ -33,9 +33,9 @@ fn params(random: &mut Random) -> Vec<Param> {
     let mut size = |max: u64| 1 + random.below(max) as usize;
     let (hidden, head, ffn, vocab) = (size(90), size(9), 12 * size(9), 12 * size(20));
     let heads = vec![
-        Part::units(12, head),
-        Part::units(2, head),
-        Part::units(2, head),
+        FusedPart::units(12, head),
+        FusedPart::units(2, head),
+        FusedPart::units(2, head),
     ];
     let qkv = vec![("q", 12 * head), ("k", 2 * head), ("v", 2 * head)];
     let biases = vec![
@@ -52,7 +52,7 @@ fn params(random: &mut Random) -> Vec<Param> {
         dim,
         dtype,
     };
-    let (all, two) = (|n| vec![Part::new(n)], |n| vec![Part::new(n); 2]);
+    let (all, two) = (|n| vec![FusedPart::new(n)], |n| vec![FusedPart::new(n); 2]);
     vec![
         row(
             "qkv",

@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 use megaburn_checkpoint::{HfDir, TensorSource};
-use megaburn_mesh::{Axis, Part, ShardSpec, pad_vocab};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec, pad_vocab};
 use rstest::rstest;
 
 use crate::{
@@ -27,7 +27,7 @@ struct Param {
 fn params(random: &mut Random) -> Vec<Param> {
     let mut size = |max| 1 + random.below(max) as usize;
     let (hidden, head, ffn, vocab) = (size(150), size(9), 12 * size(30), size(300));
-    let split = |dim: usize, parts: Vec<Part>| -> Cut {
+    let split = |dim: usize, parts: Vec<FusedPart>| -> Cut {
         Box::new(move |shape, rank, tp| {
             ShardSpec::split(shape, dim, &parts, Axis::Tp, rank, tp).unwrap()
         })
@@ -41,9 +41,9 @@ fn params(random: &mut Random) -> Vec<Param> {
     // Twelve query heads, and one key/value head that all ranks share.
     let heads = || {
         vec![
-            Part::units(12, head),
-            Part::units(1, head),
-            Part::units(1, head),
+            FusedPart::units(12, head),
+            FusedPart::units(1, head),
+            FusedPart::units(1, head),
         ]
     };
     let qkv = vec![12 * head, head, head];
@@ -64,28 +64,28 @@ fn params(random: &mut Random) -> Vec<Param> {
             vec![hidden],
             vec![ffn; 2],
             true,
-            split(1, vec![Part::new(ffn); 2]),
+            split(1, vec![FusedPart::new(ffn); 2]),
         ),
         row(
             "down",
             vec![ffn],
             vec![hidden],
             true,
-            split(0, vec![Part::new(ffn)]),
+            split(0, vec![FusedPart::new(ffn)]),
         ),
         row(
             "conv1d",
             vec![ffn],
             vec![hidden],
             false,
-            split(0, vec![Part::new(ffn)]),
+            split(0, vec![FusedPart::new(ffn)]),
         ),
         row(
             "c_fc",
             vec![hidden],
             vec![ffn],
             false,
-            split(1, vec![Part::new(ffn)]),
+            split(1, vec![FusedPart::new(ffn)]),
         ),
         row("embedding", vec![vocab], vec![hidden], false, padded(0)),
         row("lm_head", vec![hidden], vec![vocab], true, padded(1)),
@@ -96,28 +96,28 @@ fn params(random: &mut Random) -> Vec<Param> {
             vec![12, 3],
             vec![head, 2 * head],
             true,
-            split(0, vec![Part::new(12)]),
+            split(0, vec![FusedPart::new(12)]),
         ),
         row(
             "experts.mid",
             vec![2, 12, 3],
             vec![head],
             true,
-            split(1, vec![Part::new(12)]),
+            split(1, vec![FusedPart::new(12)]),
         ),
         row(
             "experts.rows",
             vec![2, ffn],
             vec![head],
             true,
-            split(1, vec![Part::new(ffn)]),
+            split(1, vec![FusedPart::new(ffn)]),
         ),
         row(
             "experts.cols",
             vec![3, head],
             vec![ffn],
             false,
-            split(2, vec![Part::new(ffn)]),
+            split(2, vec![FusedPart::new(ffn)]),
         ),
     ]
 }
@@ -217,7 +217,7 @@ fn integers_and_truth_values_are_read_as_they_are() {
         assert_eq!((header.dtype, &header.shape), (tensor.dtype, &tensor.shape));
         let rows = hf.read_rows(&tensor.name, 0..header.num_rows()).unwrap();
         assert_eq!(rows.as_bytes(), tensor.bytes);
-        let spec = ShardSpec::split(&[7, 5], 1, &[Part::new(5)], Axis::Tp, 0, 1).unwrap();
+        let spec = ShardSpec::split(&[7, 5], 1, &[FusedPart::new(5)], Axis::Tp, 0, 1).unwrap();
         let names = [tensor.name.clone()];
         let read = hf.read_shard(&names, true, &spec, None).unwrap();
         assert_eq!(read.as_bytes(), assembled(&[tensor], true, &[7, 5]));

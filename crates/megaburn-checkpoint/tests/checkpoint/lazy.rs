@@ -4,7 +4,7 @@ use std::{cell::RefCell, fs, path::Path, rc::Rc};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, CheckpointError, NamedTensor, Snapshot, save_single};
-use megaburn_mesh::{Axis, Part, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use crate::model::{Random, names};
 
@@ -29,7 +29,7 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
         .into_iter()
         .map(|dtype| {
             let len = 40_000 + random.below(40_000) as usize;
-            let parts = [Part::new(len), Part::new(7)];
+            let parts = [FusedPart::new(len), FusedPart::new(7)];
             let shape = [2, len + 7];
             (
                 ShardSpec::split(&shape, 1, &parts, Axis::Tp, 0, 1).unwrap(),

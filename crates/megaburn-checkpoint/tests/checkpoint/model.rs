@@ -9,7 +9,7 @@ use std::{
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, CheckpointError, NamedTensor, Snapshot, prepare, save};
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
-use megaburn_mesh::{Axis, Layout, Part, ShardSpec, pad_vocab};
+use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec, pad_vocab};
 use serde_json::json;
 
 pub(crate) struct Tensor {
@@ -21,12 +21,16 @@ pub(crate) struct Tensor {
 /// What a rank of `tp` holds: a padded vocabulary (differently padded under each tp), fused parts,
 /// replicated key/value heads, a replicated norm, and several element types.
 pub(crate) fn tensors(rank: usize, tp: usize) -> Vec<Tensor> {
-    let split = |shape: &[usize], dim, parts: &[Part]| {
+    let split = |shape: &[usize], dim, parts: &[FusedPart]| {
         ShardSpec::split(shape, dim, parts, Axis::Tp, rank, tp).unwrap()
     };
     let padded = pad_vocab(13, 4, tp);
     let vocab = ShardSpec::split_padded(&[13, 6], 0, padded, Axis::Tp, rank, tp).unwrap();
-    let qkv = [Part::units(8, 3), Part::units(2, 4), Part::units(2, 4)];
+    let qkv = [
+        FusedPart::units(8, 3),
+        FusedPart::units(2, 4),
+        FusedPart::units(2, 4),
+    ];
     let norm = ShardSpec::whole(&[6], Axis::Tp, rank, tp);
     [
         ("model.embedding.weight", DType::F32, vocab.clone()),
@@ -39,17 +43,17 @@ pub(crate) fn tensors(rank: usize, tp: usize) -> Vec<Tensor> {
         (
             "model.layers.0.gate_up.weight",
             DType::F32,
-            split(&[6, 32], 1, &[Part::new(16); 2]),
+            split(&[6, 32], 1, &[FusedPart::new(16); 2]),
         ),
         (
             "model.layers.0.down.weight",
             DType::F16,
-            split(&[16, 6], 0, &[Part::new(16)]),
+            split(&[16, 6], 0, &[FusedPart::new(16)]),
         ),
         (
             "model.layers.0.cube",
             DType::I64,
-            split(&[2, 8, 3], 1, &[Part::new(8)]),
+            split(&[2, 8, 3], 1, &[FusedPart::new(8)]),
         ),
         ("model.norm.weight", DType::F64, norm),
     ]

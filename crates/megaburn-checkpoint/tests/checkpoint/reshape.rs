@@ -1,7 +1,7 @@
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, find_latest, save};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_mesh::{Axis, Layout, Part, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec};
 use rstest::rstest;
 
 use crate::model::{alone, check, local_bytes, names, save_as, tensors};
@@ -109,7 +109,7 @@ fn a_tensor_loads_along_another_dimension(
 ) {
     let shape = [6, 6, 6];
     let cut = |dim, rank, ranks| {
-        ShardSpec::split(&shape, dim, &[Part::new(6)], Axis::Tp, rank, ranks).unwrap()
+        ShardSpec::split(&shape, dim, &[FusedPart::new(6)], Axis::Tp, rank, ranks).unwrap()
     };
     let whole: Vec<f32> = (0..216).map(|i| i as f32).collect();
     let local = |shard: &ShardSpec| {

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, CheckpointError, NamedTensor, Snapshot, save_single};
-use megaburn_mesh::{Axis, Part, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use crate::model::{check, named, names, snapshot, tensors};
 
@@ -83,7 +83,7 @@ fn a_failure_leaves_nothing_of_the_new_one_and_the_old_one_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out");
     let spec = ShardSpec::whole(&[2], Axis::Tp, 0, 1);
-    let cut = ShardSpec::split(&[4], 0, &[Part::new(4)], Axis::Tp, 0, 2).unwrap();
+    let cut = ShardSpec::split(&[4], 0, &[FusedPart::new(4)], Axis::Tp, 0, 2).unwrap();
     let good = || NamedTensor::new("good", &spec, TensorData::from([1.0f32, 2.0]));
     let fails = || {
         let why = "the file is gone".to_string();

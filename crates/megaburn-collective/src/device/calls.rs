@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use megaburn_cuda::{
-    CudaError, Started,
+    AsyncOp, CudaError,
     nccl::{self, Communicator, Label, Lane, Reduction},
 };
 
-use super::side::DeviceSide;
+use super::nccl_group::NcclGroup;
 use crate::{
     CollectiveError, Group, ReduceOp,
     message::{Call, OpKind, Payload},
@@ -26,7 +26,7 @@ impl Group {
         x: CubeTensor,
         op: ReduceOp,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         let (kind, how) = match op {
             ReduceOp::Sum => (OpKind::AllReduceSum, Reduction::Sum),
             ReduceOp::Max => (OpKind::AllReduceMax, Reduction::Max),
@@ -42,7 +42,7 @@ impl Group {
         &self,
         x: CubeTensor,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| {
             nccl.all_gather(label, x, lane)
         })
@@ -54,7 +54,7 @@ impl Group {
         x: CubeTensor,
         out: CubeTensor,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| {
             nccl.all_gather_into(label, x, out, lane)
         })
@@ -66,7 +66,7 @@ impl Group {
         x: CubeTensor,
         op: ReduceOp,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         let (kind, how) = match op {
             ReduceOp::Sum => (OpKind::ReduceScatterSum, Reduction::Sum),
             ReduceOp::Max => (OpKind::ReduceScatterMax, Reduction::Max),
@@ -83,7 +83,7 @@ impl Group {
         x: CubeTensor,
         root: usize,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         self.gpu_call(OpKind::Broadcast { root }, x, false, |nccl, label, x| {
             nccl.broadcast(label, x, root, lane)
         })
@@ -96,8 +96,8 @@ impl Group {
         send: &[Vec<Range<usize>>],
         recv: &[Vec<Range<usize>>],
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
-        let checked = self.check_stretches([send, recv], x.meta.shape()[0]);
+    ) -> Result<AsyncOp, CollectiveError> {
+        let checked = self.check_ranges([send, recv], x.meta.shape()[0]);
         self.gpu_call(OpKind::AllToAll, x, false, |nccl, label, x| {
             checked.map_err(CudaError::Refused)?;
             nccl.all_to_all(label, x, send, recv, lane)
@@ -110,7 +110,7 @@ impl Group {
         x: CubeTensor,
         by: isize,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         let [to, from] = [self.at(by), self.at(-by)];
         self.gpu_call(OpKind::Shift { by }, x, false, |nccl, label, x| {
             nccl.pass_on(label, x, to, from, lane)
@@ -123,7 +123,7 @@ impl Group {
         x: CubeTensor,
         to: usize,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         self.gpu_pair(x, to, 0, |nccl, label, x| nccl.send(label, x, to, lane))
     }
 
@@ -133,14 +133,14 @@ impl Group {
         out: CubeTensor,
         from: usize,
         lane: Lane,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<AsyncOp, CollectiveError> {
         self.gpu_pair(out, from, 1, |nccl, label, out| {
             nccl.recv(label, out, from, lane)
         })
     }
 
     /// Makes the communicator for tensors where `x` is, unless there is one.
-    pub(crate) fn gpu_meet(&self, x: &CubeTensor) -> Result<(), CollectiveError> {
+    pub(crate) fn gpu_rendezvous(&self, x: &CubeTensor) -> Result<(), CollectiveError> {
         self.check_usable()?;
         self.device_side(x).map(drop)
     }
@@ -171,7 +171,7 @@ impl Group {
                     .map(drop)
             })?;
         }
-        side.hand_over(&call, |label| make(&side.communicator, label, x))
+        side.enqueue_call(&call, |label| make(&side.communicator, label, x))
     }
 
     /// A call of this rank and one other.
@@ -196,7 +196,7 @@ impl Group {
             return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
         }
         call.seq = control.next_pair(member, direction);
-        side.hand_over(&call, |label| make(&side.communicator, label, x))
+        side.enqueue_call(&call, |label| make(&side.communicator, label, x))
     }
 
     /// The error of this rank's first failure, if there was one.
@@ -222,9 +222,9 @@ impl Group {
     }
 }
 
-impl DeviceSide {
+impl NcclGroup {
     /// Records a call and hands it to NCCL. Refused, it fails on every rank.
-    fn hand_over<T>(
+    fn enqueue_call<T>(
         &self,
         call: &Call,
         make: impl FnOnce(Label) -> Result<T, CudaError>,

@@ -4,23 +4,23 @@
 //! meet over the group's host transport. That transport stays the control plane: it compares the
 //! first call of each shape before NCCL sees it, and tells of ranks that died or failed.
 
+mod call_log;
 #[cfg(feature = "cuda")]
 mod calls;
+mod heartbeat;
+mod nan_max;
 #[cfg(feature = "cuda")]
-mod link;
-mod log;
-mod max;
-mod round;
+mod nccl_context;
 #[cfg(feature = "cuda")]
-mod side;
+mod nccl_group;
 mod watch;
 mod watched;
 
 #[cfg(feature = "cuda")]
 pub(crate) use calls::is_on_gpu;
 #[cfg(feature = "cuda")]
-pub(crate) use link::DeviceLink;
+pub(crate) use nan_max::nan_propagating_max;
 #[cfg(feature = "cuda")]
-pub(crate) use max::keeping_nan;
+pub(crate) use nccl_context::NcclContext;
 #[cfg(feature = "cuda")]
-pub(crate) use side::DeviceSide;
+pub(crate) use nccl_group::NcclGroup;

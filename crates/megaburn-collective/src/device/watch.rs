@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    round::{ROUND, Round},
+    heartbeat::{HeartbeatRound, ROUND},
     watched::Watched,
 };
 use crate::{CollectiveError, exchange::fail, recorder::FlightRecorder, transport::Transport};
@@ -24,7 +24,7 @@ const CAUSE: Duration = Duration::from_millis(500);
 
 /// How far the calls of one group are on this rank's GPU.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct GroupStatus {
     /// The group's channel.
     pub(crate) key: u64,
     /// Flight records of calls that ended since the last look.
@@ -42,7 +42,7 @@ pub(crate) struct Watch {
     recorder: Arc<FlightRecorder>,
     failure: Arc<OnceLock<CollectiveError>>,
     groups: Groups,
-    rounds: HashMap<u64, Round>,
+    rounds: HashMap<u64, HeartbeatRound>,
     faulty_since: Option<Instant>,
 }
 
@@ -68,7 +68,7 @@ impl Watch {
     }
 
     /// Looks at everything at time `now`. `Some`: the communicators have to be aborted.
-    pub(crate) fn look(&mut self, now: Instant, standings: &[Standing]) -> Option<String> {
+    pub(crate) fn look(&mut self, now: Instant, standings: &[GroupStatus]) -> Option<String> {
         for standing in standings
             .iter()
             .filter(|standing| !standing.finished.is_empty())
@@ -100,7 +100,7 @@ impl Watch {
         &mut self,
         now: Instant,
         group: &Watched,
-        standing: &Standing,
+        standing: &GroupStatus,
     ) -> Option<(CollectiveError, Option<u64>)> {
         let oldest = standing.oldest.map(|(id, _)| id);
         let call = oldest
@@ -151,7 +151,7 @@ impl Watch {
                 .is_zero()
                 .then(|| (group.stalled(call, &busy), oldest));
         }
-        let peer = round.culprit(group, call.seq);
+        let peer = round.unresponsive_peer(group, call.seq);
         let (rank, name) = (group.rank, group.name.clone());
         let seconds = group.timeout.as_secs_f64();
         tracing::error!("{}", round.dump(group));

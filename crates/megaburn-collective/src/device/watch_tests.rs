@@ -6,7 +6,7 @@ use std::{
 
 use burn::tensor::DType;
 
-use super::{Standing, Watch};
+use super::{GroupStatus, Watch};
 use crate::{
     Call, CollectiveError, GroupOptions, OpKind, Phase, device::watched::Watched,
     recorder::FlightRecorder, threads::ThreadTransport, transport::Transport,
@@ -63,7 +63,7 @@ impl Rank {
     }
 
     fn look(&mut self, after: Duration) -> Option<String> {
-        let standing = Standing {
+        let standing = GroupStatus {
             key: CHANNEL,
             oldest: self.oldest,
             ..Default::default()
@@ -80,7 +80,7 @@ fn calls_that_end_are_nobodys_trouble() {
     for rank in &mut ranks {
         rank.call(OpKind::AllReduceSum, 0, &[3]);
         let finished = vec![rank.oldest.unwrap().0];
-        let standing = Standing {
+        let standing = GroupStatus {
             key: CHANNEL,
             finished,
             ..Default::default()
@@ -198,7 +198,7 @@ fn an_error_on_the_gpu_waits_a_moment_for_its_cause() {
         .iter_mut()
         .for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
     let fault = Some("NCCL failed: remote process exited".to_string());
-    let standing = |rank: &Rank| Standing {
+    let standing = |rank: &Rank| GroupStatus {
         key: CHANNEL,
         oldest: rank.oldest,
         fault: fault.clone(),

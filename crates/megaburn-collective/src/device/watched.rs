@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use super::log::{CallLog, Disagreement};
+use super::call_log::{CallLog, Disagreement};
 use crate::{
     CollectiveError,
     busy::Busy,

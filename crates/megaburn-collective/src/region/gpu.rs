@@ -4,13 +4,13 @@ use std::iter;
 
 use burn::backend::{Cube, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
-use megaburn_cuda::{Started, nccl::Lane, tensor};
+use megaburn_cuda::{AsyncOp, nccl::Lane, tensor};
 
 use crate::{
     CollectiveError, Group, ReduceOp,
-    device::{is_on_gpu, keeping_nan},
+    device::{is_on_gpu, nan_propagating_max},
     region::{
-        on_device::{self, Wire},
+        on_device::{self, RowCollectives},
         op::{FAILED_REGION, Move, Region, RegionOps, on_host},
     },
 };
@@ -37,7 +37,7 @@ struct Nccl<'a>(&'a Group);
 
 type Result<T> = std::result::Result<T, CollectiveError>;
 
-impl Wire<CubeBackend> for Nccl<'_> {
+impl RowCollectives<CubeBackend> for Nccl<'_> {
     fn group(&self) -> &Group {
         self.0
     }
@@ -45,25 +45,25 @@ impl Wire<CubeBackend> for Nccl<'_> {
     fn all_reduce(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
         self.0
             .gpu_all_reduce(x, ReduceOp::Sum, Lane::InOrder)
-            .map(Started::wait)
+            .map(AsyncOp::wait)
     }
 
     fn max(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        keeping_nan::<CubeBackend, _>(x, |x| {
+        nan_propagating_max::<CubeBackend, _>(x, |x| {
             self.0
                 .gpu_all_reduce(x, ReduceOp::Max, Lane::InOrder)
-                .map(Started::wait)
+                .map(AsyncOp::wait)
         })
     }
 
     fn all_gather(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        self.0.gpu_all_gather(x, Lane::InOrder).map(Started::wait)
+        self.0.gpu_all_gather(x, Lane::InOrder).map(AsyncOp::wait)
     }
 
     fn reduce_scatter(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
         self.0
             .gpu_reduce_scatter(x, ReduceOp::Sum, Lane::InOrder)
-            .map(Started::wait)
+            .map(AsyncOp::wait)
     }
 
     fn all_to_all(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
@@ -71,10 +71,10 @@ impl Wire<CubeBackend> for Nccl<'_> {
         let rows: Vec<_> = (0..self.0.size()).map(one).collect();
         self.0
             .gpu_all_to_all(x, &rows, &rows, Lane::InOrder)
-            .map(Started::wait)
+            .map(AsyncOp::wait)
     }
 
     fn shift(&self, x: FloatTensor<CubeBackend>, by: isize) -> Result<FloatTensor<CubeBackend>> {
-        self.0.gpu_shift(x, by, Lane::InOrder).map(Started::wait)
+        self.0.gpu_shift(x, by, Lane::InOrder).map(AsyncOp::wait)
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Collectives on tensors of a backend, along the first dimension.
-pub(crate) trait Wire<B: Backend> {
+pub(crate) trait RowCollectives<B: Backend> {
     fn group(&self) -> &Group;
     fn all_reduce(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
     /// NaN where any member has it.
@@ -28,7 +28,7 @@ pub(crate) trait Wire<B: Backend> {
 pub(crate) fn run<B: Backend>(
     x: FloatTensor<B>,
     mv: Move,
-    wire: &impl Wire<B>,
+    wire: &impl RowCollectives<B>,
 ) -> Result<FloatTensor<B>, CollectiveError> {
     let (group, size) = (wire.group(), wire.group().size());
     let mut shape = x.shape();
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    impl Wire<Flex> for HostWire<'_> {
+    impl RowCollectives<Flex> for HostWire<'_> {
         fn group(&self) -> &Group {
             self.0
         }

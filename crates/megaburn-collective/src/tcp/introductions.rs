@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     socket::{self, Until},
-    wire::{Frame, Word, read_frame},
+    wire::{ControlMessage, Frame, read_frame},
 };
 use crate::clock;
 
@@ -29,7 +29,7 @@ const INLINE: Duration = Duration::from_millis(200);
 pub(super) struct Introduction {
     pub(super) stream: TcpStream,
     pub(super) from: SocketAddr,
-    pub(super) said: Result<Word, String>,
+    pub(super) said: Result<ControlMessage, String>,
 }
 
 /// The callers at one port.
@@ -80,13 +80,13 @@ impl Introductions {
                     stream,
                 });
             }
-            self.listen_beside(id, stream, from);
+            self.listen_in_background(id, stream, from);
         }
         Ok(())
     }
 
     /// Listens on a thread, or, where none can be had, here for a moment.
-    fn listen_beside(&self, id: u64, stream: TcpStream, from: SocketAddr) {
+    fn listen_in_background(&self, id: u64, stream: TcpStream, from: SocketAddr) {
         let (done, here) = (self.done.clone(), stream.try_clone());
         let beside = move || {
             // The rendezvous may be over by now.
@@ -152,7 +152,7 @@ mod tests {
         let call = || TcpStream::connect(address).unwrap();
         let silent: Vec<_> = (0..MOST + 10).map(|_| call()).collect();
         let rank = call();
-        write_frame(&rank, &Word::Ready, 0, None).unwrap();
+        write_frame(&rank, &ControlMessage::Ready, 0, None).unwrap();
         let begin = clock::now();
         let mut introductions = Introductions::new();
         let found = loop {
@@ -167,7 +167,7 @@ mod tests {
                 "it waited for the silent ones"
             );
         };
-        assert!(matches!(found.said, Ok(Word::Ready)));
+        assert!(matches!(found.said, Ok(ControlMessage::Ready)));
         assert_eq!(found.stream.peer_addr().ok(), rank.local_addr().ok());
         drop(silent);
     }

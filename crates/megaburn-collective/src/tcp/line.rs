@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     socket::Until,
-    wire::{Word, write_frame},
+    wire::{ControlMessage, write_frame},
 };
 use crate::{clock, fault::Channel, message::Payload};
 
@@ -37,7 +37,7 @@ impl Line {
         &self,
         torn: &mut bool,
         until: Until<'_>,
-        word: &Word,
+        word: &ControlMessage,
         channel: Channel,
         payload: Option<&Payload>,
     ) -> Result<(), (usize, std::io::Error)> {
@@ -50,14 +50,14 @@ impl Line {
     }
 
     /// Says a last word, if the connection is whole; ends it where it is not, which is as clear.
-    pub(super) fn last_word(&self, word: &Word, deadline: Instant) {
+    pub(super) fn last_word(&self, word: &ControlMessage, deadline: Instant) {
         if !self.say(word, deadline) {
             let _ = self.stream.shutdown(Shutdown::Both);
         }
     }
 
     /// Says a word without a payload; false if the connection did not take it in time.
-    pub(super) fn say(&self, word: &Word, deadline: Instant) -> bool {
+    pub(super) fn say(&self, word: &ControlMessage, deadline: Instant) -> bool {
         loop {
             match self.torn.try_lock() {
                 Ok(mut torn) => {

@@ -7,9 +7,8 @@
 
 mod admission;
 mod build;
+mod coordinator;
 mod env;
-mod guest;
-mod host;
 mod hosts;
 mod introductions;
 mod line;
@@ -18,6 +17,7 @@ mod socket;
 mod token;
 mod transport;
 mod wire;
+mod worker;
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ pub use env::RankEnv;
 pub use socket::free_port;
 pub use token::JobToken;
 
-use crate::{CollectiveError, Group, GroupOptions, exchange::Link};
+use crate::{CollectiveError, Group, GroupOptions, exchange::RankContext};
 
 /// How a process joins its run.
 #[derive(Clone, Debug)]
@@ -109,13 +109,13 @@ pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
         return Ok(Group::alone(*group));
     }
     let streams = match env.rank {
-        0 => host::gather(&socket::listen(&env.master_addr, env.master_port)?, options)?,
-        _ => guest::join(options)?,
+        0 => coordinator::gather(&socket::listen(&env.master_addr, env.master_port)?, options)?,
+        _ => worker::join(options)?,
     };
     let transport = transport::TcpTransport::new(env.rank, *group, streams)
         .map_err(|error| socket::rendezvous(format!("cannot start reading: {error}")))?;
     Ok(Group::world(
-        Arc::new(Link::new(Arc::new(transport))),
+        Arc::new(RankContext::new(Arc::new(transport))),
         *group,
     ))
 }
@@ -136,8 +136,8 @@ pub fn report_start_failure(options: &ConnectOptions, why: &str, code: i32) {
         code,
     };
     if env.rank > 0 {
-        guest::tell_failure(options, failure);
+        worker::tell_failure(options, failure);
     } else if let Ok(listener) = socket::listen(&env.master_addr, env.master_port) {
-        host::tell_failure(&listener, options, failure);
+        coordinator::tell_failure(&listener, options, failure);
     }
 }

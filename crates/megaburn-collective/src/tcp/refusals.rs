@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{admission::Refusal, host::Ended, wire::StartFailure};
+use super::{admission::Refusal, coordinator::Ended, wire::StartFailure};
 use crate::clock;
 
 /// More than so many say nothing new.

@@ -11,7 +11,7 @@ use burn::tensor::Bytes;
 use super::{
     line::Line,
     socket::Until,
-    wire::{Frame, Word, read_frame},
+    wire::{ControlMessage, Frame, read_frame},
 };
 use crate::{
     GroupOptions,
@@ -21,11 +21,11 @@ use crate::{
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::{Message, Payload},
-    transport::{Overdue, Transport},
+    transport::{TimeoutProbe, Transport},
 };
 
 /// How long the bad news of one failure may hold up the rank that brings it.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FAILURE_GRACE: Duration = Duration::from_secs(1);
 /// How long a word may take for which nobody waits.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// How long a rank that leaves waits until the others have read what it sent them.
@@ -101,7 +101,7 @@ impl TcpTransport {
     fn write(
         &self,
         to: usize,
-        word: &Word,
+        word: &ControlMessage,
         channel: Channel,
         payload: Option<&Payload>,
         deadline: Deadline,
@@ -140,7 +140,7 @@ impl TcpTransport {
     }
 
     /// At once to all, so that one stopped peer does not keep the news from the others.
-    fn tell_all(&self, word: &Word, deadline: Instant) {
+    fn tell_all(&self, word: &ControlMessage, deadline: Instant) {
         thread::scope(|scope| {
             for peer in self.others() {
                 let tell = || peer.line.last_word(word, deadline);
@@ -186,20 +186,25 @@ impl Reader {
                 Err(error) => return mailbox.die(from, &format!("its connection ended: {error}")),
             };
             match word {
-                Word::Data(call) => {
+                ControlMessage::Data(call) => {
                     let payload = Payload::new(Bytes::from_bytes_vec(payload));
                     mailbox.deliver(from, channel, Message { call, payload });
                 }
-                Word::Overdue(Overdue::Question) => match activity.busy() {
+                ControlMessage::TimeoutProbe(TimeoutProbe::Question) => match activity.busy() {
                     Some(busy) => {
-                        line.say(&Word::Overdue(Overdue::Busy(busy)), clock::now() + AT_ONCE);
+                        line.say(
+                            &ControlMessage::TimeoutProbe(TimeoutProbe::Busy(busy)),
+                            clock::now() + AT_ONCE,
+                        );
                     }
                     None => mailbox.ask(from),
                 },
-                Word::Overdue(Overdue::WaitsToo) => mailbox.answer(from),
-                Word::Overdue(Overdue::Busy(busy)) => mailbox.answer_busy(from, busy),
-                Word::Abort { by, reason } => mailbox.abort(by, &reason),
-                Word::Leave => {
+                ControlMessage::TimeoutProbe(TimeoutProbe::AlsoWaiting) => mailbox.answer(from),
+                ControlMessage::TimeoutProbe(TimeoutProbe::Busy(busy)) => {
+                    mailbox.answer_busy(from, busy)
+                }
+                ControlMessage::Abort { by, reason } => mailbox.abort(by, &reason),
+                ControlMessage::Leave => {
                     mailbox.leave(from, "it finished and left");
                     // The peer waits for this end of the connection as the proof that all was read.
                     let _ = line.stream.shutdown(Shutdown::Write);
@@ -236,28 +241,30 @@ impl Transport for TcpTransport {
     ) -> Result<(), TransportError> {
         self.write(
             to,
-            &Word::Data(message.call),
+            &ControlMessage::Data(message.call),
             channel,
             Some(&message.payload),
             deadline,
         )
     }
 
-    fn say(&self, to: usize, overdue: Overdue) {
+    fn say(&self, to: usize, overdue: TimeoutProbe) {
         if let Some(peer) = &self.peers[to] {
-            peer.line
-                .say(&Word::Overdue(overdue), clock::now() + AT_ONCE);
+            peer.line.say(
+                &ControlMessage::TimeoutProbe(overdue),
+                clock::now() + AT_ONCE,
+            );
         }
     }
 
     fn abort(&self, by: usize, reason: &str) {
         // First the own mailbox: it stops this rank's other threads, which may be writing.
         self.mailbox.abort(by, reason);
-        let word = Word::Abort {
+        let word = ControlMessage::Abort {
             by,
             reason: reason.to_string(),
         };
-        self.tell_all(&word, clock::now() + LAST_WORDS);
+        self.tell_all(&word, clock::now() + FAILURE_GRACE);
     }
 }
 
@@ -269,7 +276,7 @@ impl Drop for TcpTransport {
         }
         let failed = self.gone(self.rank).is_some();
         let deadline = clock::now() + if failed { LINGER_FAILED } else { LINGER };
-        self.tell_all(&Word::Leave, deadline);
+        self.tell_all(&ControlMessage::Leave, deadline);
         for peer in self.others() {
             let _ = peer.line.stream.shutdown(Shutdown::Write);
         }

@@ -14,8 +14,8 @@ use crate::{
     deadline::Deadline,
     fault::TransportError,
     message::{Message, Payload},
-    tcp::wire::{Frame, Word, read_frame, write_frame},
-    transport::{Overdue, SILENT, Transport},
+    tcp::wire::{ControlMessage, Frame, read_frame, write_frame},
+    transport::{SILENT, TimeoutProbe, Transport},
 };
 
 fn pair() -> (TcpStream, TcpStream) {
@@ -146,7 +146,7 @@ fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
         let busy = |limit| {
             let (phase, place, limit) = (Phase::Save, Place::Inside, Duration::from_millis(limit));
             let (rank, done, total, idle) = (0, 1, 2, Duration::ZERO);
-            Overdue::Busy(Busy {
+            TimeoutProbe::Busy(Busy {
                 rank,
                 phase,
                 place,
@@ -158,15 +158,15 @@ fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
         };
         let mut questions = 0;
         while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {
-            let Word::Overdue(Overdue::Question) = word else {
+            let ControlMessage::TimeoutProbe(TimeoutProbe::Question) = word else {
                 continue;
             };
             questions += 1;
             let Message { call, payload } = message(1);
             match questions {
                 3 | 6 | 9 => Ok(()),
-                12 => write_frame(&theirs, &Word::Data(call), 5, Some(&payload)),
-                1..=13 => write_frame(&theirs, &Word::Overdue(busy(100)), 0, None),
+                12 => write_frame(&theirs, &ControlMessage::Data(call), 5, Some(&payload)),
+                1..=13 => write_frame(&theirs, &ControlMessage::TimeoutProbe(busy(100)), 0, None),
                 _ => Ok(()),
             }
             .unwrap();

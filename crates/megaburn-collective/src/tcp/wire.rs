@@ -11,7 +11,7 @@ use super::token::JobToken;
 use crate::{
     fault::Channel,
     message::{Call, Payload},
-    transport::Overdue,
+    transport::TimeoutProbe,
 };
 
 /// Ranks that speak another version are refused.
@@ -26,7 +26,7 @@ const STEP: usize = 64 << 20;
 
 /// Everything a rank can say.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Word {
+pub(super) enum ControlMessage {
     /// To rank 0: who connects, and the port where it awaits the others.
     Hello(Hello),
     /// From rank 0: still waiting for these.
@@ -48,7 +48,7 @@ pub(super) enum Word {
     /// A message; its contribution is the payload.
     Data(Call),
     /// About a wait that took too long.
-    Overdue(Overdue),
+    TimeoutProbe(TimeoutProbe),
     /// Rank `by` failed first.
     Abort { by: usize, reason: String },
     /// The sender finished.
@@ -100,7 +100,7 @@ pub(super) struct Table {
 /// A word with what belongs to it.
 #[derive(Debug)]
 pub(super) struct Frame {
-    pub(super) word: Word,
+    pub(super) word: ControlMessage,
     pub(super) channel: Channel,
     pub(super) payload: Vec<u8>,
 }
@@ -108,7 +108,7 @@ pub(super) struct Frame {
 /// Writes a frame and tells how much went out when it fails.
 pub(super) fn write_frame(
     mut to: impl Write,
-    word: &Word,
+    word: &ControlMessage,
     channel: Channel,
     payload: Option<&Payload>,
 ) -> Result<(), (usize, io::Error)> {
@@ -161,7 +161,7 @@ pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
     }
     let word = read_bytes(&mut from, word_len as u64)?;
     let word = serde_json::from_slice(&word).map_err(|error| invalid(&error.to_string()))?;
-    if payload_len > 0 && !matches!(word, Word::Data(_)) {
+    if payload_len > 0 && !matches!(word, ControlMessage::Data(_)) {
         return Err(invalid("a payload where none belongs"));
     }
     let payload = read_bytes(&mut from, payload_len)?;
@@ -200,7 +200,7 @@ mod tests {
         };
         let payload = Payload::new(Bytes::from_bytes_vec(payload.to_vec()));
         let mut bytes = Vec::new();
-        write_frame(&mut bytes, &Word::Data(call), 99, Some(&payload)).unwrap();
+        write_frame(&mut bytes, &ControlMessage::Data(call), 99, Some(&payload)).unwrap();
         bytes
     }
 
@@ -213,7 +213,9 @@ mod tests {
             (first.channel, first.payload.as_slice()),
             (99, &[1, 2, 3][..])
         );
-        assert!(matches!(first.word, Word::Data(call) if call.seq == 7 && call.shape == [3, 0]));
+        assert!(
+            matches!(first.word, ControlMessage::Data(call) if call.seq == 7 && call.shape == [3, 0])
+        );
         assert!(read_frame(&mut from).unwrap().unwrap().payload.is_empty());
         assert!(read_frame(&mut from).unwrap().is_none());
     }

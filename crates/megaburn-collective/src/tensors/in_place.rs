@@ -2,7 +2,7 @@ use burn::tensor::Tensor;
 #[cfg(feature = "cuda")]
 use megaburn_cuda::{nccl::Lane, tensor};
 
-use super::{Moved, Pending, start_all_gather};
+use super::{AsyncCollective, CollectiveElement, start_all_gather};
 use crate::{CollectiveError, Group, message::OpKind};
 
 /// As [`start_all_gather`] of this member's stretch of `whole`, the first of equal ones on member 0, into
@@ -15,13 +15,13 @@ use crate::{CollectiveError, Group, message::OpKind};
 /// See [`CollectiveError`]; a length that the members do not divide is refused.
 /// # Collective
 /// All members. One that calls [`start_all_gather`] of its stretch makes the same call.
-pub fn start_all_gather_in_place<K: Moved>(
+pub fn start_all_gather_in_place<K: CollectiveElement>(
     whole: Tensor<1, K>,
     group: &Group,
-) -> Result<Pending<1, K>, CollectiveError> {
+) -> Result<AsyncCollective<1, K>, CollectiveError> {
     let ([len], size) = (whole.dims(), group.size());
     if size == 1 {
-        return Ok(Pending::done(whole));
+        return Ok(AsyncCollective::done(whole));
     }
     if !len.is_multiple_of(size) {
         let call = group.next_call(OpKind::AllGather, &whole.into_data());
@@ -31,11 +31,11 @@ pub fn start_all_gather_in_place<K: Moved>(
     let (start, share) = (group.rank() * (len / size), len / size);
     #[cfg(feature = "cuda")]
     if let Some(whole) = K::to_gpu(&whole).map(tensor::contiguous)
-        && let Some(own) = tensor::stretch(&whole, start, [share])
+        && let Some(own) = tensor::slice_of(&whole, start, [share])
     {
         return group
             .gpu_all_gather_into(own, whole, Lane::Overlapped)
-            .map(Pending::started);
+            .map(AsyncCollective::started);
     }
     let own = match share {
         0 => whole,

@@ -7,7 +7,7 @@ use {
     burn::{backend::Cube, tensor::Tensor},
     burn_cubecl::{CubeBackend, tensor::CubeTensor},
     megaburn_cuda::{
-        Started,
+        AsyncOp,
         nccl::Lane,
         tensor::{from_backend, into_backend},
     },
@@ -20,7 +20,7 @@ mod sealed {
 }
 
 /// A kind of tensor that collectives move: floats and integers.
-pub trait Moved: Basic + sealed::Sealed {
+pub trait CollectiveElement: Basic + sealed::Sealed {
     /// The tensor's memory, if it is on a CUDA device.
     #[cfg(feature = "cuda")]
     #[doc(hidden)]
@@ -38,7 +38,7 @@ pub trait Moved: Basic + sealed::Sealed {
 
 macro_rules! moved {
     ($($kind:ty),*) => {
-        $(impl Moved for $kind {
+        $(impl CollectiveElement for $kind {
             #[cfg(feature = "cuda")]
             fn to_gpu<const D: usize>(x: &Tensor<D, Self>) -> Option<CubeTensor> {
                 let x = from_backend(x.clone().try_into_primitive::<Cube>().ok()?);
@@ -62,11 +62,11 @@ pub(super) fn all_reduce_on_gpu(
     op: ReduceOp,
     group: &Group,
     lane: Lane,
-) -> Result<Started, CollectiveError> {
+) -> Result<AsyncOp, CollectiveError> {
     if op != ReduceOp::Max || !x.dtype.is_float() {
         return group.gpu_all_reduce(x, op, lane);
     }
     // What comes behind the collective has to wait for it, so it is waited for here.
-    let max = |x| group.gpu_all_reduce(x, op, lane).map(Started::wait);
-    device::keeping_nan::<CubeBackend, _>(x, max).map(Started::done)
+    let max = |x| group.gpu_all_reduce(x, op, lane).map(AsyncOp::wait);
+    device::nan_propagating_max::<CubeBackend, _>(x, max).map(AsyncOp::done)
 }

@@ -6,22 +6,22 @@
 //! it has read something from its GPU and before it trusts what it read.
 //!
 //! The `start_` functions let a collective run beside the kernels that follow it, until its
-//! [`Pending`] is waited for. On the host they are done when they return.
+//! [`AsyncCollective`] is waited for. On the host they are done when they return.
 
+mod async_collective;
 mod in_place;
 mod kinds;
 mod pair;
-mod pending;
 mod rows;
 
 use std::ops::Range;
 
+pub use async_collective::AsyncCollective;
+use async_collective::Lane;
 use burn::tensor::{Tensor, TensorData};
 pub use in_place::start_all_gather_in_place;
-pub use kinds::Moved;
-pub use pair::{Receiving, Sending, meet, recv, send, start_recv, start_send, start_shift};
-use pending::Lane;
-pub use pending::Pending;
+pub use kinds::CollectiveElement;
+pub use pair::{Receiving, Sending, recv, rendezvous, send, start_recv, start_send, start_shift};
 use rows::stretches;
 
 use crate::{CollectiveError, Group, ReduceOp};
@@ -37,12 +37,12 @@ use crate::{CollectiveError, Group, ReduceOp};
 /// See [`CollectiveError`]; a mean of integers is refused.
 /// # Collective
 /// All members.
-pub fn all_reduce<const D: usize, K: Moved>(
+pub fn all_reduce<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
 ) -> Result<Tensor<D, K>, CollectiveError> {
-    all_reduce_on(x, op, group, Lane::InOrder).map(Pending::wait)
+    all_reduce_on(x, op, group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
 /// As [`all_reduce`], beside what follows.
@@ -51,20 +51,20 @@ pub fn all_reduce<const D: usize, K: Moved>(
 /// As [`all_reduce`].
 /// # Collective
 /// All members.
-pub fn start_all_reduce<const D: usize, K: Moved>(
+pub fn start_all_reduce<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     all_reduce_on(x, op, group, Lane::Overlapped)
 }
 
-fn all_reduce_on<const D: usize, K: Moved>(
+fn all_reduce_on<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
     lane: Lane,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     let _ = lane;
     run(
         x,
@@ -83,11 +83,11 @@ fn all_reduce_on<const D: usize, K: Moved>(
 /// See [`CollectiveError`].
 /// # Collective
 /// All members.
-pub fn all_gather<const D: usize, K: Moved>(
+pub fn all_gather<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     group: &Group,
 ) -> Result<Tensor<D, K>, CollectiveError> {
-    all_gather_on(x, group, Lane::InOrder).map(Pending::wait)
+    all_gather_on(x, group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
 /// As [`all_gather`], beside what follows.
@@ -96,18 +96,18 @@ pub fn all_gather<const D: usize, K: Moved>(
 /// As [`all_gather`].
 /// # Collective
 /// All members.
-pub fn start_all_gather<const D: usize, K: Moved>(
+pub fn start_all_gather<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     group: &Group,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     all_gather_on(x, group, Lane::Overlapped)
 }
 
-fn all_gather_on<const D: usize, K: Moved>(
+fn all_gather_on<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     group: &Group,
     lane: Lane,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     let _ = lane;
     run(
         x,
@@ -127,12 +127,12 @@ fn all_gather_on<const D: usize, K: Moved>(
 /// See [`CollectiveError`]; a first dimension that the members do not divide is refused.
 /// # Collective
 /// All members.
-pub fn reduce_scatter<const D: usize, K: Moved>(
+pub fn reduce_scatter<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
 ) -> Result<Tensor<D, K>, CollectiveError> {
-    reduce_scatter_on(x, op, group, Lane::InOrder).map(Pending::wait)
+    reduce_scatter_on(x, op, group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
 /// As [`reduce_scatter`], beside what follows.
@@ -141,20 +141,20 @@ pub fn reduce_scatter<const D: usize, K: Moved>(
 /// As [`reduce_scatter`].
 /// # Collective
 /// All members.
-pub fn start_reduce_scatter<const D: usize, K: Moved>(
+pub fn start_reduce_scatter<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     reduce_scatter_on(x, op, group, Lane::Overlapped)
 }
 
-fn reduce_scatter_on<const D: usize, K: Moved>(
+fn reduce_scatter_on<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
     lane: Lane,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     let _ = lane;
     run(
         x,
@@ -173,7 +173,7 @@ fn reduce_scatter_on<const D: usize, K: Moved>(
 /// See [`CollectiveError`].
 /// # Collective
 /// All members.
-pub fn broadcast<const D: usize, K: Moved>(
+pub fn broadcast<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     root: usize,
     group: &Group,
@@ -185,7 +185,7 @@ pub fn broadcast<const D: usize, K: Moved>(
         |x| group.gpu_broadcast(x, root, Lane::InOrder),
         |x| group.broadcast(x, root),
     );
-    done.map(Pending::wait)
+    done.map(AsyncCollective::wait)
 }
 
 /// Sends `send[i]` rows to member `i`, one stretch behind the other, and joins the `recv[i]` rows
@@ -198,14 +198,14 @@ pub fn broadcast<const D: usize, K: Moved>(
 /// members' counts are not compared: tell them to each other first ([`Group::all_to_all`]).
 /// # Collective
 /// All members; `recv[i]` here is what member `i` sends here.
-pub fn all_to_all<const D: usize, K: Moved>(
+pub fn all_to_all<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     send: &[usize],
     recv: &[usize],
     group: &Group,
 ) -> Result<Tensor<D, K>, CollectiveError> {
     let [send, recv] = [send, recv].map(stretches);
-    all_to_all_on(x, [&send, &recv], group, Lane::InOrder).map(Pending::wait)
+    all_to_all_on(x, [&send, &recv], group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
 /// As [`all_to_all`], beside what follows.
@@ -214,12 +214,12 @@ pub fn all_to_all<const D: usize, K: Moved>(
 /// As [`all_to_all`].
 /// # Collective
 /// All members.
-pub fn start_all_to_all<const D: usize, K: Moved>(
+pub fn start_all_to_all<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     send: &[usize],
     recv: &[usize],
     group: &Group,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     let [send, recv] = [send, recv].map(stretches);
     start_all_to_all_between(x, &send, &recv, group)
 }
@@ -235,21 +235,21 @@ pub fn start_all_to_all<const D: usize, K: Moved>(
 /// As [`all_to_all`]; stretches that do not hold each row once.
 /// # Collective
 /// All members; `recv[i]` here are as long, one by one, as what member `i` sends here.
-pub fn start_all_to_all_between<const D: usize, K: Moved>(
+pub fn start_all_to_all_between<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     send: &[Vec<Range<usize>>],
     recv: &[Vec<Range<usize>>],
     group: &Group,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     all_to_all_on(x, [send, recv], group, Lane::Overlapped)
 }
 
-fn all_to_all_on<const D: usize, K: Moved>(
+fn all_to_all_on<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     [send, recv]: [&[Vec<Range<usize>>]; 2],
     group: &Group,
     lane: Lane,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     let _ = lane;
     run(
         x,
@@ -261,24 +261,27 @@ fn all_to_all_on<const D: usize, K: Moved>(
 }
 
 /// On the GPU where the tensor is there, else through the host; not at all in a group of one.
-fn run<const D: usize, K: Moved>(
+fn run<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     group: &Group,
     #[cfg(feature = "cuda")] on_gpu: impl FnOnce(
         burn_cubecl::tensor::CubeTensor,
-    ) -> Result<megaburn_cuda::Started, CollectiveError>,
+    ) -> Result<megaburn_cuda::AsyncOp, CollectiveError>,
     on_host: impl FnOnce(TensorData) -> Result<TensorData, CollectiveError>,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     if group.size() == 1 {
-        return Ok(Pending::done(x));
+        return Ok(AsyncCollective::done(x));
     }
     #[cfg(feature = "cuda")]
     if let Some(x) = K::to_gpu(&x) {
-        return on_gpu(x).map(Pending::started);
+        return on_gpu(x).map(AsyncCollective::started);
     }
     let (device, dtype) = (x.device(), x.dtype());
     let data = on_host(x.into_data())?;
-    Ok(Pending::done(Tensor::from_data(data, (&device, dtype))))
+    Ok(AsyncCollective::done(Tensor::from_data(
+        data,
+        (&device, dtype),
+    )))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 #[cfg(feature = "cuda")]
 use megaburn_cuda::{Started, nccl::Lane};
 
-use super::{Moved, Pending};
+use super::{AsyncCollective, CollectiveElement};
 use crate::{CollectiveError, Group};
 
 /// Sends a tensor to member `to`, which calls [`recv`].
@@ -16,7 +16,7 @@ use crate::{CollectiveError, Group};
 /// # Collective
 /// This rank and `to`. On GPUs, two members that send to each other at once hang: one receives
 /// first.
-pub fn send<const D: usize, K: Moved>(
+pub fn send<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     to: usize,
     group: &Group,
@@ -34,7 +34,7 @@ pub fn send<const D: usize, K: Moved>(
 /// See [`CollectiveError`]; on the host another shape or type is a mismatch. On GPUs it is not seen.
 /// # Collective
 /// This rank and `from`.
-pub fn recv<const D: usize, K: Moved>(
+pub fn recv<const D: usize, K: CollectiveElement>(
     like: Tensor<D, K>,
     from: usize,
     group: &Group,
@@ -58,10 +58,10 @@ pub fn recv<const D: usize, K: Moved>(
 /// See [`CollectiveError`].
 /// # Collective
 /// All members; where a rank is in several groups, in one order of them.
-pub fn meet(device: &Device, group: &Group) -> Result<(), CollectiveError> {
+pub fn rendezvous(device: &Device, group: &Group) -> Result<(), CollectiveError> {
     #[cfg(feature = "cuda")]
     if let Some(x) = burn::tensor::Float::to_gpu(&Tensor::<1>::empty([1], device)) {
-        return group.gpu_meet(&x);
+        return group.gpu_rendezvous(&x);
     }
     let _ = (device, group);
     Ok(())
@@ -76,25 +76,28 @@ pub fn meet(device: &Device, group: &Group) -> Result<(), CollectiveError> {
 /// See [`CollectiveError`].
 /// # Collective
 /// All members.
-pub fn start_shift<const D: usize, K: Moved>(
+pub fn start_shift<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     by: isize,
     group: &Group,
-) -> Result<Pending<D, K>, CollectiveError> {
+) -> Result<AsyncCollective<D, K>, CollectiveError> {
     if group.at(by) == group.rank() {
-        return Ok(Pending::done(x));
+        return Ok(AsyncCollective::done(x));
     }
     #[cfg(feature = "cuda")]
     if let Some(x) = K::to_gpu(&x) {
         return group
             .gpu_shift(x, by, Lane::Overlapped)
-            .map(Pending::started);
+            .map(AsyncCollective::started);
     }
     let like = (x.shape(), x.device(), x.dtype());
     group.send(x.into_data(), group.at(by))?;
     let (shape, device, dtype) = like;
     let data = group.recv(group.at(-by), Some(shape.as_slice()), dtype)?;
-    Ok(Pending::done(Tensor::from_data(data, (&device, dtype))))
+    Ok(AsyncCollective::done(Tensor::from_data(
+        data,
+        (&device, dtype),
+    )))
 }
 
 /// A tensor that is on its way to another member: its memory is taken until this is dropped. On a GPU
@@ -113,7 +116,7 @@ pub struct Sending {
 /// # Collective
 /// As [`send`]. Transfers of a group start one behind the other, so a pair that sends both ways at once
 /// needs a group for each.
-pub fn start_send<const D: usize, K: Moved>(
+pub fn start_send<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     to: usize,
     group: &Group,
@@ -135,14 +138,14 @@ pub fn start_send<const D: usize, K: Moved>(
 /// A tensor that may be on its way from another member.
 #[derive(Debug)]
 #[must_use = "what is received is had by waiting for it"]
-pub struct Receiving<const D: usize, K: Moved>(State<D>, PhantomData<K>);
+pub struct Receiving<const D: usize, K: CollectiveElement>(ReceiveState<D>, PhantomData<K>);
 
 #[cfg_attr(
     feature = "cuda",
     allow(clippy::large_enum_variant, reason = "few are on their way at a time")
 )]
 #[derive(Debug)]
-enum State<const D: usize> {
+enum ReceiveState<const D: usize> {
     /// The host's memory is not set apart for what is to come: whoever waits receives.
     Later {
         shape: [usize; D],
@@ -161,7 +164,7 @@ enum State<const D: usize> {
 /// As [`recv`].
 /// # Collective
 /// As [`start_send`].
-pub fn start_recv<const D: usize, K: Moved>(
+pub fn start_recv<const D: usize, K: CollectiveElement>(
     shape: [usize; D],
     place: (&Device, DType),
     from: usize,
@@ -172,11 +175,11 @@ pub fn start_recv<const D: usize, K: Moved>(
     if let Some(one) = K::to_gpu(&Tensor::<1, K>::empty([1], place)) {
         let out = megaburn_cuda::tensor::empty(&one, shape, place.1);
         let started = group.gpu_recv(out, from, Lane::Overlapped)?;
-        return Ok(Receiving(State::Started(started), PhantomData));
+        return Ok(Receiving(ReceiveState::Started(started), PhantomData));
     }
     let place = (place.0.clone(), place.1);
     Ok(Receiving(
-        State::Later {
+        ReceiveState::Later {
             shape,
             place,
             from,
@@ -186,10 +189,10 @@ pub fn start_recv<const D: usize, K: Moved>(
     ))
 }
 
-impl<const D: usize, K: Moved> Receiving<D, K> {
+impl<const D: usize, K: CollectiveElement> Receiving<D, K> {
     /// Whether it comes by itself, so that it need not be waited for before it is needed.
     pub fn is_started(&self) -> bool {
-        !matches!(self.0, State::Later { .. })
+        !matches!(self.0, ReceiveState::Later { .. })
     }
 
     /// The tensor. On a GPU, what is computed from now on waits for it; the host does not.
@@ -198,7 +201,7 @@ impl<const D: usize, K: Moved> Receiving<D, K> {
     /// As [`recv`].
     pub fn wait(self) -> Result<Tensor<D, K>, CollectiveError> {
         match self.0 {
-            State::Later {
+            ReceiveState::Later {
                 shape,
                 place: (device, dtype),
                 from,
@@ -208,7 +211,7 @@ impl<const D: usize, K: Moved> Receiving<D, K> {
                 Ok(Tensor::from_data(data, (&device, dtype)))
             }
             #[cfg(feature = "cuda")]
-            State::Started(started) => Ok(K::from_gpu(started.wait())),
+            ReceiveState::Started(started) => Ok(K::from_gpu(started.wait())),
         }
     }
 }

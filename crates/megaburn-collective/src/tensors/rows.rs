@@ -16,7 +16,7 @@ pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
 }
 
 /// Whether each of `rows` rows is in one of these stretches.
-fn are_all(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
+fn covers_all_rows(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
     let mut all: Vec<_> = of_members
         .iter()
         .flatten()
@@ -31,13 +31,13 @@ fn are_all(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
 
 impl Group {
     /// Why stretches are not those of the members, or of so many rows to send.
-    pub(crate) fn check_stretches(
+    pub(crate) fn check_ranges(
         &self,
         [send, recv]: [&[Vec<Range<usize>>]; 2],
         rows: usize,
     ) -> Result<(), String> {
         let is_of_members = [send, recv].iter().all(|all| all.len() == self.size());
-        if is_of_members && are_all(send, rows) && are_all(recv, num_rows(recv)) {
+        if is_of_members && covers_all_rows(send, rows) && covers_all_rows(recv, num_rows(recv)) {
             return Ok(());
         }
         let size = self.size();
@@ -58,7 +58,7 @@ impl Group {
             let call = self.next_call(OpKind::AllToAll, x);
             self.run(&call, |_, _| Err(self.bad_argument(&call, why)))
         };
-        if let Err(why) = self.check_stretches([send, recv], shape[0]) {
+        if let Err(why) = self.check_ranges([send, recv], shape[0]) {
             return refuse(&x, why);
         }
         let row = shape[1..].iter().product::<usize>() * dtype.size();

@@ -10,7 +10,7 @@ use std::{
 use libloading::os::unix::Library;
 
 use super::{
-    choice::{Choice, Seen},
+    choice::{CandidateLibrary, LibraryChoice},
     files,
     names::{Handle, Raw},
 };
@@ -148,17 +148,17 @@ fn find(library: &'static str, name: &str, wheels: &[&str]) -> Result<(), CudaEr
 #[derive(Debug)]
 struct Loaded {
     api: Api,
-    found: Found,
+    found: FoundCudnn,
 }
 
 /// Which cuDNN a process uses. It shows as `9.19.0 (/folder/libcudnn.so.9)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundCudnn {
     version: Version,
     file: PathBuf,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for FoundCudnn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.version, self.file.display())
     }
@@ -174,7 +174,7 @@ impl Loaded {
     }
 
     fn load() -> Result<Self, CudaError> {
-        let choice = Choice::on(&Machine::this(), files::loaded()?.as_deref())?;
+        let choice = LibraryChoice::on(&Machine::this(), files::loaded()?.as_deref())?;
         let seen = choice
             .seen
             .iter()
@@ -198,11 +198,11 @@ impl Loaded {
             let api = Api::resolve(&library)?;
             // It stays loaded for as long as the process lives, as does what it loads itself.
             std::mem::forget(library);
-            let found = Found {
+            let found = FoundCudnn {
                 version: counted(api.version()),
                 file: best.file.clone(),
             };
-            choice.check(&Seen {
+            choice.check(&CandidateLibrary {
                 file: found.file.clone(),
                 version: Some(found.version),
             })?;
@@ -217,7 +217,7 @@ impl Loaded {
 ///
 /// # Errors
 /// The library is missing, older than 9.15.1, or lacks a library that it needs itself.
-pub fn found() -> Result<Found, CudaError> {
+pub fn found() -> Result<FoundCudnn, CudaError> {
     Loaded::get().map(|loaded| loaded.found.clone())
 }
 

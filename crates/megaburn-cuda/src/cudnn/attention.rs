@@ -43,7 +43,7 @@ impl Heads {
 /// Everything that decides how an attention is computed, except where its tensors are and the factor
 /// of its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Attention {
+pub struct AttentionShape {
     pub(super) q: Heads,
     pub(super) k: Heads,
     pub(super) v: Heads,
@@ -52,7 +52,7 @@ pub struct Attention {
     pub(super) causal: bool,
 }
 
-impl Attention {
+impl AttentionShape {
     /// Refuses, with the reason, what cuDNN would read wrongly: its engines check no strides.
     pub(super) fn new([q, k, v]: [Heads; 3], dtype: DType, causal: bool) -> Result<Self, String> {
         if !matches!(dtype, DType::BF16 | DType::F16) {

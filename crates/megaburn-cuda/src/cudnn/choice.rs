@@ -22,19 +22,19 @@ const INSTALL: &str = "install cuDNN 9.15.1 or newer (package libcudnn9-cuda-13,
 
 /// A cuDNN on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct CandidateLibrary {
     pub(super) file: PathBuf,
     /// What its name or its header says; cuDNN itself is asked when it is loaded.
     pub(super) version: Option<Version>,
 }
 
-impl Seen {
+impl CandidateLibrary {
     fn at(file: PathBuf) -> Self {
         let version = Version::of(&file, HEADER);
         Self { file, version }
     }
 
-    fn is_too_old(&self) -> bool {
+    fn is_unsupported_version(&self) -> bool {
         self.version.is_some_and(|version| version < OLDEST)
     }
 
@@ -48,23 +48,23 @@ impl Seen {
 
 /// The cuDNNs of a machine and those of them to load, the best first.
 #[derive(Clone, Debug)]
-pub(super) struct Choice {
+pub(super) struct LibraryChoice {
     /// All that were seen, in the order of the search.
-    pub(super) seen: Vec<Seen>,
+    pub(super) seen: Vec<CandidateLibrary>,
     /// The next is tried where one cannot be loaded.
-    pub(super) best: Vec<Seen>,
+    pub(super) best: Vec<CandidateLibrary>,
 }
 
-impl Choice {
+impl LibraryChoice {
     /// `loaded` is the folder of a cuDNN that is part of the process already: two would mix.
     ///
     /// # Errors
     /// None was found, or only such as are too old, or the variable names none.
     pub(super) fn on(machine: &Machine, loaded: Option<&Path>) -> Result<Self, CudaError> {
-        let seen: Vec<Seen> = machine
+        let seen: Vec<CandidateLibrary> = machine
             .files(NAME, &["cudnn"])
             .into_iter()
-            .map(Seen::at)
+            .map(CandidateLibrary::at)
             .collect();
         let named = machine
             .variable(VARIABLE)
@@ -83,7 +83,7 @@ impl Choice {
                 }
                 _ => Ok(Self {
                     seen,
-                    best: vec![Seen::at(file)],
+                    best: vec![CandidateLibrary::at(file)],
                 }),
             };
         }
@@ -105,9 +105,9 @@ impl Choice {
                 install: INSTALL,
             });
         }
-        let mut best: Vec<Seen> = seen
+        let mut best: Vec<CandidateLibrary> = seen
             .iter()
-            .filter(|seen| !seen.is_too_old())
+            .filter(|seen| !seen.is_unsupported_version())
             .cloned()
             .collect();
         // The order of the search decides between equals; one of unknown version is the last.
@@ -123,8 +123,8 @@ impl Choice {
     }
 
     /// Refuses the version that a loaded library says it is.
-    pub(super) fn check(&self, loaded: &Seen) -> Result<(), CudaError> {
-        if loaded.is_too_old() {
+    pub(super) fn check(&self, loaded: &CandidateLibrary) -> Result<(), CudaError> {
+        if loaded.is_unsupported_version() {
             Err(too_old(loaded, &self.seen))
         } else {
             Ok(())
@@ -133,14 +133,14 @@ impl Choice {
 }
 
 /// The cuDNN that a file or folder is.
-fn named(path: &Path) -> Result<Seen, CudaError> {
+fn named(path: &Path) -> Result<CandidateLibrary, CudaError> {
     let file = if path.is_dir() {
         path.join(NAME)
     } else {
         path.to_path_buf()
     };
     if file.is_file() {
-        return Ok(Seen::at(file));
+        return Ok(CandidateLibrary::at(file));
     }
     Err(CudaError::Refused(format!(
         "{VARIABLE} is {:?}: there is no {NAME}; name its file or its folder",
@@ -154,7 +154,7 @@ pub(super) fn folder_of(file: &Path) -> PathBuf {
     file.parent().map(Path::to_path_buf).unwrap_or_default()
 }
 
-fn too_old(found: &Seen, seen: &[Seen]) -> CudaError {
+fn too_old(found: &CandidateLibrary, seen: &[CandidateLibrary]) -> CudaError {
     let place = folder_of(&found.file);
     let others = seen.iter().filter(|other| folder_of(&other.file) != place);
     let newest = others
@@ -169,7 +169,7 @@ fn too_old(found: &Seen, seen: &[Seen]) -> CudaError {
         ),
         None => INSTALL.into(),
     };
-    let others: Vec<String> = others.map(Seen::describe).collect();
+    let others: Vec<String> = others.map(CandidateLibrary::describe).collect();
     let also = if others.is_empty() {
         String::new()
     } else {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn chosen(machine: &Machine) -> Result<Vec<PathBuf>, String> {
-        let choice = Choice::on(machine, None).map_err(|error| error.to_string())?;
+        let choice = LibraryChoice::on(machine, None).map_err(|error| error.to_string())?;
         Ok(choice.best.into_iter().map(|seen| seen.file).collect())
     }
 
@@ -238,7 +238,7 @@ mod tests {
         let place = old.parent().unwrap().display().to_string();
         let machine = machine(root, &["old", "new"], &place);
         assert_eq!(chosen(&machine), Ok(vec![old]));
-        let choice = Choice::on(&machine, None).unwrap();
+        let choice = LibraryChoice::on(&machine, None).unwrap();
         let error = choice.check(&choice.best[0]).unwrap_err().to_string();
         let new = new.display().to_string();
         for text in [
@@ -279,11 +279,13 @@ mod tests {
         let root = folder.path();
         let old = folder_of(&wheel(root, "old", Some([9, 16, 0])));
         let new = wheel(root, "new", Some([9, 19, 0]));
-        let choice = Choice::on(&machine(root, &["old", "new"], ""), Some(&old)).unwrap();
+        let choice = LibraryChoice::on(&machine(root, &["old", "new"], ""), Some(&old)).unwrap();
         assert_eq!(choice.best.len(), 1);
         assert_eq!(folder_of(&choice.best[0].file), old);
         let named = machine(root, &["old", "new"], new.to_str().unwrap());
-        let error = Choice::on(&named, Some(&old)).unwrap_err().to_string();
+        let error = LibraryChoice::on(&named, Some(&old))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("has loaded") && error.contains("MEGABURN_CUDNN"),
             "{error}"

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::HashMap, ffi::c_void, ptr};
 
 use super::{
     api::Api,
-    attention::Attention,
+    attention::AttentionShape,
     graph::{ALIGNMENT, Number, Role},
     names::{Address, DataType, Handle},
     plan::{self, Plan, Target},
@@ -13,12 +13,12 @@ use crate::{Buffers, CudaError, RawBuffer, streams::Stream};
 
 /// One direction of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(super) enum AttentionPass {
     Forward,
     Backward,
 }
 
-impl Pass {
+impl AttentionPass {
     /// What it reads, and what it writes before the workspace.
     pub(super) fn roles(self) -> (&'static [Role], &'static [Role]) {
         use Role::*;
@@ -58,7 +58,7 @@ impl Plans {
 struct Library {
     api: &'static Api,
     handle: Handle,
-    plans: HashMap<Attention, Plans>,
+    plans: HashMap<AttentionShape, Plans>,
 }
 
 thread_local! {
@@ -92,7 +92,7 @@ pub(super) struct Workspaces {
 
 /// Makes the plans of both directions, which takes a second or two. On the device thread, its context
 /// current.
-pub(super) fn prepare(attention: &Attention) -> Result<Workspaces, CudaError> {
+pub(super) fn prepare(attention: &AttentionShape) -> Result<Workspaces, CudaError> {
     with(|library| {
         // Another thread may have asked meanwhile, and its work be under way.
         if let Some(plans) = library.plans.get(attention) {
@@ -112,10 +112,10 @@ pub(super) fn prepare(attention: &Attention) -> Result<Workspaces, CudaError> {
 }
 
 /// Enqueues a direction of a prepared attention on `stream`. Buffers in the order of
-/// [`Pass::roles`], the workspace last.
+/// [`AttentionPass::roles`], the workspace last.
 pub(super) fn run(
-    attention: &Attention,
-    pass: Pass,
+    attention: &AttentionShape,
+    pass: AttentionPass,
     scale: f32,
     stream: Stream,
     buffers: &Buffers,
@@ -134,7 +134,7 @@ pub(super) fn run(
     ];
     let is_used = |number| match number {
         Number::Scale => true,
-        Number::One => pass == Pass::Backward,
+        Number::One => pass == AttentionPass::Backward,
         Number::Unseen => attention.causal,
     };
     for (number, value) in &numbers {
@@ -151,8 +151,8 @@ pub(super) fn run(
             return Err(CudaError::Refused("its plan was never made".into()));
         };
         let plan = match pass {
-            Pass::Forward => &plans.forward,
-            Pass::Backward => &plans.backward,
+            AttentionPass::Forward => &plans.forward,
+            AttentionPass::Backward => &plans.backward,
         };
         if plan.workspace > workspace.bytes {
             let (needed, found) = (plan.workspace, workspace.bytes);
@@ -175,7 +175,11 @@ fn on_device(buffer: &RawBuffer) -> Address {
 
 /// Refuses a tensor that does not lie in its buffer or at an address of 16 bytes; the library would
 /// not.
-fn check_bounds(attention: &Attention, role: Role, buffer: &RawBuffer) -> Result<(), CudaError> {
+fn check_bounds(
+    attention: &AttentionShape,
+    role: Role,
+    buffer: &RawBuffer,
+) -> Result<(), CudaError> {
     let (layout, dtype) = attention.memory(role);
     let size = if dtype == DataType::F32 { 4 } else { 2 };
     if layout.extent() as u64 * size > buffer.bytes || !buffer.ptr.is_multiple_of(ALIGNMENT as u64)

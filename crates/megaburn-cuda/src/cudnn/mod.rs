@@ -35,12 +35,12 @@ use crate::{
     CudaError, CudaQueue, Op,
     tensor::{contiguous, empty},
 };
-pub use api::{Found, found, is_available};
-pub use attention::{Attention, Heads};
+pub use api::{FoundCudnn, found, is_available};
+pub use attention::{AttentionShape, Heads};
 pub use choice::VARIABLE;
-use library::{Pass, Workspaces};
+use library::{AttentionPass, Workspaces};
 
-impl Attention {
+impl AttentionShape {
     /// The attention of these tensors.
     ///
     /// # Shapes
@@ -71,7 +71,7 @@ impl Attention {
     }
 }
 
-impl fmt::Display for Attention {
+impl fmt::Display for AttentionShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, dtype) = (if self.causal { "causal " } else { "" }, self.dtype.name());
         let [q, k, v] = [self.q, self.k, self.v].map(|heads| heads.sizes);
@@ -83,18 +83,18 @@ impl fmt::Display for Attention {
 }
 
 /// What cuDNN said of each attention that it was asked for.
-static ANSWERS: LazyLock<Mutex<HashMap<(DeviceId, Attention), Answer>>> =
+static ANSWERS: LazyLock<Mutex<HashMap<(DeviceId, AttentionShape), Answer>>> =
     LazyLock::new(Mutex::default);
 
 type Answer = Result<Workspaces, CudaError>;
 
-fn answers() -> MutexGuard<'static, HashMap<(DeviceId, Attention), Answer>> {
+fn answers() -> MutexGuard<'static, HashMap<(DeviceId, AttentionShape), Answer>> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Says in the log, once for each reason, that CubeCL's kernel computes an attention in cuDNN's stead: as a
 /// warning where cuDNN was asked for by name.
-pub fn passed_over(why: &'static str, by_name: bool) {
+pub fn fallback_reason(why: &'static str, by_name: bool) {
     static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     if said.contains(&why) {
@@ -123,13 +123,16 @@ pub fn num_asked() -> usize {
 /// Whether it was asked about this one.
 pub fn is_known(inputs: [&CubeTensor; 3], causal: bool) -> bool {
     let key = |attention| Some((CudaQueue::of(inputs[0])?.device_id(), attention));
-    let key = Attention::of(inputs, causal).ok().and_then(key);
+    let key = AttentionShape::of(inputs, causal).ok().and_then(key);
     key.is_some_and(|key| answers().contains_key(&key))
 }
 
 /// The queue of the tensor's GPU, and what both directions take there. The first time for a shape it
 /// waits for the device thread, a second or two.
-fn prepared(attention: Attention, on: &CubeTensor) -> Result<(CudaQueue, Workspaces), CudaError> {
+fn prepared(
+    attention: AttentionShape,
+    on: &CubeTensor,
+) -> Result<(CudaQueue, Workspaces), CudaError> {
     let Some(queue) = CudaQueue::of(on) else {
         return Err(CudaError::Refused(format!(
             "{attention}: it is on no CUDA device"
@@ -152,7 +155,7 @@ fn prepared(attention: Attention, on: &CubeTensor) -> Result<(CudaQueue, Workspa
 /// `softmax(q k^T * scale) v` and the natural logarithms of the sums of exponentials.
 ///
 /// # Shapes
-/// - inputs as of [`Attention::of`]
+/// - inputs as of [`AttentionShape::of`]
 /// - result: `[s_q, b, hq, d_v]`, and `[b, hq, s_q]` in f32
 ///
 /// # Errors
@@ -163,7 +166,7 @@ pub fn forward(
     causal: bool,
     scale: f32,
 ) -> Result<[CubeTensor; 2], CudaError> {
-    let attention = Attention::of(inputs, causal)?;
+    let attention = AttentionShape::of(inputs, causal)?;
     let [q, _, _] = inputs;
     let (queue, workspaces) = prepared(attention, q)?;
     let ([s_q, b, hq, _], [.., d_v]) = (attention.q.sizes, attention.v.sizes);
@@ -171,7 +174,7 @@ pub fn forward(
     let lse = empty(q, [b, hq, s_q], DType::F32);
     let call = Call {
         attention,
-        pass: Pass::Forward,
+        pass: AttentionPass::Forward,
         scale,
     };
     call.submit(&queue, &inputs, &[&out, &lse], workspaces.forward);
@@ -194,7 +197,7 @@ pub fn backward(
     causal: bool,
     scale: f32,
 ) -> Result<[CubeTensor; 3], CudaError> {
-    let attention = Attention::of(inputs, causal)?;
+    let attention = AttentionShape::of(inputs, causal)?;
     let [q, k, v] = inputs;
     let (queue, workspaces) = prepared(attention, q)?;
     let [out, lse, dout] = [out.clone(), lse.clone(), dout].map(contiguous);
@@ -204,7 +207,7 @@ pub fn backward(
     let sum = empty(q, [b, hq, s_q, d], DType::F32);
     let call = Call {
         attention,
-        pass: Pass::Backward,
+        pass: AttentionPass::Backward,
         scale,
     };
     let [dq, dk, dv] = &gradients;
@@ -216,13 +219,13 @@ pub fn backward(
 /// One pass over some tensors.
 #[derive(Clone, Copy, Debug)]
 struct Call {
-    attention: Attention,
-    pass: Pass,
+    attention: AttentionShape,
+    pass: AttentionPass,
     scale: f32,
 }
 
 impl Call {
-    /// Tensors in the order of [`Pass::roles`].
+    /// Tensors in the order of [`AttentionPass::roles`].
     fn submit(
         self,
         queue: &CudaQueue,

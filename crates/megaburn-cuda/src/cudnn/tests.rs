@@ -5,9 +5,9 @@ use burn::tensor::DType;
 
 use super::{
     api::Api,
-    attention::{Attention, Heads},
+    attention::{AttentionShape, Heads},
     descriptor::Descriptor,
-    library::Pass,
+    library::AttentionPass,
     names::{Address, Attribute, Handle, Kind},
     plan::{Plan, Target},
 };
@@ -37,9 +37,9 @@ fn attention(
     [s_q, s_k, b, hq, hkv, d, d_v]: [usize; 7],
     dtype: DType,
     causal: bool,
-) -> Result<Attention, String> {
+) -> Result<AttentionShape, String> {
     let heads = [[s_q, b, hq, d], [s_k, b, hkv, d], [s_k, b, hkv, d_v]].map(heads);
-    Attention::new(heads, dtype, causal)
+    AttentionShape::new(heads, dtype, causal)
 }
 
 /// cuDNN, if it is here.
@@ -79,7 +79,7 @@ fn what_cudnn_would_read_wrongly_is_refused() {
     let [q, k] = [[9, 1, 2, 8], [9, 1, 2, 8]].map(heads);
     for strides in [[16, 16, 8, 2], [20, 16, 8, 1], [0, 16, 8, 1]] {
         let v = Heads { strides, ..k };
-        let error = Attention::new([q, k, v], BF16, false).unwrap_err();
+        let error = AttentionShape::new([q, k, v], BF16, false).unwrap_err();
         assert!(error.contains("strides"), "{error}");
     }
 }
@@ -101,8 +101,8 @@ fn an_h200_has_engines_for_every_kind_of_attention() -> Result<(), CudaError> {
     ] {
         let attention = attention(sizes, dtype, causal).map_err(CudaError::Refused)?;
         for (pass, graph) in [
-            (Pass::Forward, attention.forward(api)?),
-            (Pass::Backward, attention.backward(api)?),
+            (AttentionPass::Forward, attention.forward(api)?),
+            (AttentionPass::Backward, attention.backward(api)?),
         ] {
             match Plan::find(api, &gpu, graph) {
                 Ok(plan) => {
@@ -131,7 +131,7 @@ fn views_into_one_tensor_have_engines() -> Result<(), CudaError> {
         sizes: [s, b, heads, d],
         strides: [b * 8 * d, 8 * d, d, 1],
     };
-    let attention = Attention::new([part(4), part(2), part(2)], DType::BF16, true);
+    let attention = AttentionShape::new([part(4), part(2), part(2)], DType::BF16, true);
     let attention = attention.map_err(CudaError::Refused)?;
     for graph in [attention.forward(api)?, attention.backward(api)?] {
         let plan = Plan::find(api, &gpu, graph);
@@ -151,7 +151,7 @@ fn a_call_that_the_library_refuses_is_an_error() -> Result<(), CudaError> {
         return Ok(());
     };
     let at = |address: usize| Address(std::ptr::without_provenance_mut(address));
-    let (reads, writes) = Pass::Forward.roles();
+    let (reads, writes) = AttentionPass::Forward.roles();
     let roles = reads.iter().chain(writes).map(|&role| role as i64);
     let tensors: Vec<_> = roles.map(|id| (id, at(4096))).collect();
     // There is no GPU to have a handle of.

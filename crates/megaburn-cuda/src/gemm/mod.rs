@@ -48,7 +48,7 @@ thread_local! {
 
 /// Runs `work`, whose products on this thread are not tuned: equal matrices have equal products, to the
 /// bit, on every GPU of a kind. For what several ranks compute each for itself.
-pub fn reproducible<T>(work: impl FnOnce() -> T) -> T {
+pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {

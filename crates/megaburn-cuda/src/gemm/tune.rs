@@ -72,7 +72,7 @@ pub(super) fn fastest(
         }
         let fastest = fastest_of(&trials);
         for (&candidate, trial) in candidates.iter().zip(&mut trials) {
-            if trial.is_out(fastest) {
+            if trial.is_hopeless(fastest) {
                 continue;
             }
             timer.start(stream).ok()?;
@@ -105,7 +105,7 @@ impl Trial {
     }
 
     /// Whether it cannot be the best any more, where that of all which was took so long.
-    fn is_out(&self, fastest: f32) -> bool {
+    fn is_hopeless(&self, fastest: f32) -> bool {
         self.0.len() > 1 && self.fastest() > HOPELESS * fastest
     }
 }
@@ -191,11 +191,11 @@ mod tests {
         let all = trials(&[&[1.0, 1.3], &[1.2, 1.2], &[1.2, 1.1], &[1.2], &[NO, NO]]);
         let out: Vec<bool> = all
             .iter()
-            .map(|trial| trial.is_out(fastest_of(&all)))
+            .map(|trial| trial.is_hopeless(fastest_of(&all)))
             .collect();
         assert_eq!(out, [false, true, false, false, true]);
         let none = trials(&[&[NO, NO], &[NO, NO]]);
-        assert!(!none[0].is_out(fastest_of(&none)));
+        assert!(!none[0].is_hopeless(fastest_of(&none)));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! The host waits for nothing: a copy waits on the GPU for what its tensor is computed from, or for the
 //! memory that it goes to; what reads a tensor waits for its copy.
 
-mod lanes;
+mod copy_streams;
 mod pinned;
 pub(crate) mod staged;
 
@@ -15,19 +15,19 @@ use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tenso
 use cubecl::client::Client;
 
 use crate::{
-    CudaError, CudaQueue, Op, Retained, Started,
-    started::{Done, Join},
+    AsyncOp, CudaError, CudaQueue, Op, Retained,
+    async_op::{Done, Join},
     tensor::contiguous,
 };
-use lanes::Lanes;
+use copy_streams::CopyStreams;
 use pinned::Pinned;
 
 /// The values of a tensor, in host memory. A clone is the same memory, which is not written while there
 /// are several.
 #[derive(Clone)]
-pub struct HostTensor(Arc<Parts>);
+pub struct HostTensor(Arc<HostTensorParts>);
 
-struct Parts {
+struct HostTensorParts {
     /// The device thread has it too, until it has started a copy.
     pinned: Arc<Pinned>,
     client: Client,
@@ -43,7 +43,7 @@ struct Parts {
 /// memory on the GPU is let go; the host does not wait.
 #[derive(Debug)]
 #[must_use = "what leaves takes memory on the GPU until this is dropped"]
-pub struct Leaving {
+pub struct D2hCopy {
     /// Waits when it is dropped.
     _join: Join,
 }
@@ -61,10 +61,10 @@ impl HostTensor {
         let queue = CudaQueue::of(x).ok_or_else(on_no_gpu)?;
         let (len, dtype) = (x.meta.num_elements(), x.dtype);
         assert!(len > 0, "a tensor with elements");
-        let pinned = Arc::new(Pinned::new(Lanes::of(&queue)?, len * dtype.size())?);
+        let pinned = Arc::new(Pinned::new(CopyStreams::of(&queue)?, len * dtype.size())?);
         let name = format!("host copy of [{len}] {dtype:?}").into();
         let (client, device) = (x.client.clone(), x.device.clone());
-        Ok(Self(Arc::new(Parts {
+        Ok(Self(Arc::new(HostTensorParts {
             pinned,
             client,
             device,
@@ -78,7 +78,7 @@ impl HostTensor {
     /// Whether it takes `x`: nobody else has this memory, and `x` is as long, of the same type and on
     /// the same GPU.
     pub fn takes(&self, x: &CubeTensor) -> bool {
-        let Parts {
+        let HostTensorParts {
             device, len, dtype, ..
         } = &*self.0;
         let is_like = (*len, *dtype, device) == (x.meta.num_elements(), x.dtype, &x.device);
@@ -90,9 +90,9 @@ impl HostTensor {
     ///
     /// # Panics
     /// Unless it [takes](Self::takes) `x`.
-    pub fn store(&mut self, x: CubeTensor) -> Leaving {
+    pub fn store(&mut self, x: CubeTensor) -> D2hCopy {
         assert!(self.takes(&x), "{:?} was not made for {x:?}", self.0.name);
-        let Parts { pinned, queue, .. } = &*self.0;
+        let HostTensorParts { pinned, queue, .. } = &*self.0;
         let (x, failed) = (contiguous(x), pinned.clone());
         let op = self.op().reads(&x).on_failure(move |why| failed.fail(why));
         let (pinned, retained, done) = (pinned.clone(), Retained::default(), Done::default());
@@ -103,14 +103,14 @@ impl HostTensor {
             Ok(())
         });
         queue.flush();
-        Leaving {
+        D2hCopy {
             _join: self.join(done, retained),
         }
     }
 
     /// A copy on the GPU, `[elements]`, which comes beside what is computed next.
-    pub fn fetch(&self) -> Started {
-        let Parts {
+    pub fn fetch(&self) -> AsyncOp {
+        let HostTensorParts {
             pinned,
             client,
             device,
@@ -130,7 +130,7 @@ impl HostTensor {
             Ok(())
         });
         queue.flush();
-        Started::overlapped(out, self.join(done, retained))
+        AsyncOp::overlapped(out, self.join(done, retained))
     }
 
     /// The values, `[elements]`. This thread waits until they are here.
@@ -138,7 +138,7 @@ impl HostTensor {
     /// # Errors
     /// Why there are none, or the GPU's.
     pub fn read(&self) -> Result<TensorData, CudaError> {
-        let Parts {
+        let HostTensorParts {
             pinned,
             queue,
             len,

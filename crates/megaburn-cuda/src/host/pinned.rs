@@ -5,7 +5,7 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::lanes::Lanes;
+use super::copy_streams::CopyStreams;
 use crate::{
     CudaError, RawBuffer,
     events::{Event, PooledEvent},
@@ -16,13 +16,13 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pinned {
     memory: Option<Memory>,
-    lanes: Lanes,
-    uses: Mutex<Uses>,
+    lanes: CopyStreams,
+    uses: Mutex<CopyRecord>,
 }
 
 /// What copies there were.
 #[derive(Debug, Default)]
-struct Uses {
+struct CopyRecord {
     /// The point behind the last copy to the memory.
     stored: Option<Arc<PooledEvent>>,
     /// The point behind the last copy from it, which all others are before.
@@ -35,15 +35,15 @@ struct Uses {
 
 /// Memory that copies may still use and nobody else does.
 #[derive(Debug)]
-struct Grave {
+struct FreedBuffer {
     memory: Memory,
-    lanes: Lanes,
-    uses: Uses,
+    lanes: CopyStreams,
+    uses: CopyRecord,
 }
 
 /// Memory that was let go, for the next of its size. It is not given back while the process has enough: that
 /// waits for the whole GPU, so also for a collective that other ranks come to only after this one.
-static GRAVES: Mutex<Vec<Grave>> = Mutex::new(Vec::new());
+static FREE_LIST: Mutex<Vec<FreedBuffer>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Memory {
@@ -62,11 +62,11 @@ impl Pinned {
     ///
     /// # Errors
     /// There is no such memory.
-    pub(super) fn new(lanes: Lanes, bytes: usize) -> Result<Self, CudaError> {
-        let memory = match left_over(bytes) {
+    pub(super) fn new(lanes: CopyStreams, bytes: usize) -> Result<Self, CudaError> {
+        let memory = match leftover_buffers(bytes) {
             Some(memory) => memory,
             None => Memory::new(lanes, bytes).or_else(|_| {
-                free_left_over();
+                free_leftover_buffers();
                 Memory::new(lanes, bytes)
             })?,
         };
@@ -95,7 +95,7 @@ impl Pinned {
         );
         lane.wait_for(stream)?;
         if let Some(fetched) = &uses.fetched {
-            fetched.holds_up(lane)?;
+            fetched.blocks_stream(lane)?;
         }
         uses.is_unknown = true;
         // SAFETY: both are `bytes` long; the buffer stays where it is until CubeCL's stream has waited
@@ -105,9 +105,9 @@ impl Pinned {
             .result()
             .map_err(CudaError::driver("cuMemcpyDtoHAsync"))?;
         let stored = Arc::new(Event::record(lane)?);
-        *uses = Uses {
+        *uses = CopyRecord {
             stored: Some(stored.clone()),
-            ..Uses::default()
+            ..CopyRecord::default()
         };
         Ok(stored)
     }
@@ -129,7 +129,7 @@ impl Pinned {
             "a tensor is as long as its host memory"
         );
         lane.wait_for(stream)?;
-        uses.stored()?.holds_up(lane)?;
+        uses.stored()?.blocks_stream(lane)?;
         uses.is_unknown = true;
         // SAFETY: as in `store`; what is written to the memory next waits for this copy.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to.ptr, at, bytes, lane.0) }
@@ -167,12 +167,12 @@ impl Pinned {
         self.memory.as_ref().expect("only drop takes it")
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
+    fn uses(&self) -> MutexGuard<'_, CopyRecord> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Uses {
+impl CopyRecord {
     fn stored(&self) -> Result<Arc<PooledEvent>, CudaError> {
         if let Some(why) = &self.fault {
             return Err(CudaError::Refused(why.to_string()));
@@ -194,17 +194,17 @@ impl Drop for Pinned {
             return;
         };
         let uses = std::mem::take(&mut *self.uses());
-        let grave = Grave {
+        let grave = FreedBuffer {
             memory,
             lanes: self.lanes,
             uses,
         };
-        graves().push(grave);
+        free_list().push(grave);
     }
 }
 
 impl Memory {
-    fn new(lanes: Lanes, bytes: usize) -> Result<Self, CudaError> {
+    fn new(lanes: CopyStreams, bytes: usize) -> Result<Self, CudaError> {
         let mut at = std::ptr::null_mut();
         // SAFETY: the driver writes the address through the pointer.
         let made = lanes
@@ -218,28 +218,28 @@ impl Memory {
     }
 }
 
-fn graves() -> MutexGuard<'static, Vec<Grave>> {
-    GRAVES.lock().unwrap_or_else(PoisonError::into_inner)
+fn free_list() -> MutexGuard<'static, Vec<FreedBuffer>> {
+    FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Memory of that size that no copy uses any more.
-fn left_over(bytes: usize) -> Option<Memory> {
-    let mut graves = graves();
-    let is_free = |Grave {
+fn leftover_buffers(bytes: usize) -> Option<Memory> {
+    let mut free_list = free_list();
+    let is_free = |FreedBuffer {
                        memory,
                        lanes,
                        uses,
-                   }: &Grave| {
+                   }: &FreedBuffer| {
         memory.bytes == bytes && lanes.context.scope(|| Ok(uses.are_over())).unwrap_or(false)
     };
-    let at = graves.iter().position(is_free)?;
-    Some(graves.swap_remove(at).memory)
+    let at = free_list.iter().position(is_free)?;
+    Some(free_list.swap_remove(at).memory)
 }
 
 /// Frees what copies are done with.
-fn free_left_over() {
-    graves().retain(
-        |Grave {
+fn free_leftover_buffers() {
+    free_list().retain(
+        |FreedBuffer {
              memory,
              lanes,
              uses,

@@ -23,7 +23,7 @@ struct Piece {
 
 /// Who reads a piece.
 enum Reader {
-    Nobody,
+    Unused,
     /// A copy that is over at this point.
     Until(PooledEvent),
     /// A copy that no point is known behind: the piece is its own for ever.
@@ -83,13 +83,13 @@ impl Piece {
         Ok(Self {
             at: at.cast(),
             bytes,
-            reader: Reader::Nobody,
+            reader: Reader::Unused,
         })
     }
 
     fn is_free(&self) -> bool {
         match &self.reader {
-            Reader::Nobody => true,
+            Reader::Unused => true,
             Reader::Until(point) => point.is_done().unwrap_or(false),
             Reader::Unknown => false,
         }

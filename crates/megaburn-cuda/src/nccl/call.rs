@@ -16,9 +16,9 @@ use super::{
     lane::Lane,
 };
 use crate::{
-    Buffers, CudaError, CudaQueue, Op, Retained, Started,
+    AsyncOp, Buffers, CudaError, CudaQueue, Op, Retained,
+    async_op::{Done, Join},
     events::PooledEvent,
-    started::{Done, Join},
     streams::Stream,
     tensor::empty,
 };
@@ -83,10 +83,10 @@ impl Communicator {
         x: CubeTensor,
         out: CubeTensor,
         call: Call,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let queue = self.queue_of(&x, &label)?;
         if elements(&x) == 0 && elements(&out) == 0 {
-            return Ok(Started::done(out));
+            return Ok(AsyncOp::done(out));
         }
         let op = self.op(&label).reads(&x).writes(&out);
         let (calls, id) = (self.calls.clone(), label.id);
@@ -107,11 +107,11 @@ impl Communicator {
         op: Op,
         out: CubeTensor,
         make: impl FnOnce(Stream, &Buffers) -> Result<Arc<PooledEvent>, CudaError> + Send + 'static,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let started = match lane {
             Lane::InOrder => {
                 queue.enqueue(op, move |stream, buffers| make(stream, buffers).map(drop));
-                Started::done(out)
+                AsyncOp::done(out)
             }
             Lane::Overlapped => {
                 let (side, retained, done) =
@@ -122,7 +122,7 @@ impl Communicator {
                     *point.lock().expect("nobody panics with it") = Some(make(side, buffers)?);
                     Ok(())
                 });
-                Started::overlapped(out, Join::new(queue.clone(), label.text, done, retained))
+                AsyncOp::overlapped(out, Join::new(queue.clone(), label.text, done, retained))
             }
         };
         queue.flush();

@@ -10,7 +10,7 @@ use super::{
     lane::Lane,
 };
 use crate::{
-    CudaError, Started,
+    AsyncOp, CudaError,
     tensor::{contiguous, empty},
 };
 
@@ -39,7 +39,7 @@ impl Communicator {
         x: CubeTensor,
         how: Reduction,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let (dtype, how) = (self.data_type(&x, &label)?, reduction(how));
         let (count, x) = (elements(&x), contiguous(x));
         let out = empty(&x, x.meta.shape().clone(), x.dtype);
@@ -61,7 +61,7 @@ impl Communicator {
         label: Label,
         x: CubeTensor,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let out = self.rows(&x, x.meta.shape()[0] * self.members.size);
         self.all_gather_into(label, x, out, lane)
     }
@@ -77,7 +77,7 @@ impl Communicator {
         x: CubeTensor,
         out: CubeTensor,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let dtype = self.data_type(&x, &label)?;
         let (count, room) = (elements(&x), elements(&out));
         if room != count * self.members.size || out.dtype != x.dtype {
@@ -103,7 +103,7 @@ impl Communicator {
         x: CubeTensor,
         how: Reduction,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let (dtype, how) = (self.data_type(&x, &label)?, reduction(how));
         let rows = x.meta.shape()[0];
         if !rows.is_multiple_of(self.members.size) {
@@ -135,7 +135,7 @@ impl Communicator {
         x: CubeTensor,
         root: usize,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let (dtype, root) = (self.data_type(&x, &label)?, self.peer(root, &label)?);
         let (count, x) = (elements(&x), contiguous(x));
         let out = empty(&x, x.meta.shape().clone(), x.dtype);

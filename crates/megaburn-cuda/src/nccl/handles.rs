@@ -21,7 +21,7 @@ use cudarc::nccl::sys::ncclComm_t;
 use super::{
     Membership, UniqueId,
     api::{Api, Code},
-    meeting::{async_error, init, refuse_overrides, settle, split},
+    rendezvous::{async_error, init, refuse_overrides, settle, split},
 };
 use crate::{CudaError, context::Context};
 
@@ -35,7 +35,7 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) struct Handles {
     api: &'static Api,
     context: Context,
-    state: Mutex<State>,
+    state: Mutex<HandleState>,
     /// Held while a call is being made.
     calling: Mutex<()>,
     /// Whether NCCL has let go of ended handles.
@@ -43,7 +43,7 @@ pub(super) struct Handles {
 }
 
 #[derive(Debug)]
-enum State {
+enum HandleState {
     Live(Pair),
     /// Aborted or closed, and why: the handles are nobody's any more.
     Ended(String),
@@ -81,7 +81,7 @@ impl Handles {
             .and_then(|()| split(api, parent, members, end));
         match met {
             Ok(worker) => {
-                let state = Mutex::new(State::Live(Pair { parent, worker }));
+                let state = Mutex::new(HandleState::Live(Pair { parent, worker }));
                 let (calling, gone) = (Mutex::default(), AtomicBool::new(false));
                 Ok(Self {
                     api,
@@ -114,15 +114,15 @@ impl Handles {
         // Taken before the look at the state: who ends it waits for this lock before the handle goes.
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = match &*self.state() {
-            State::Live(pair) => pair.worker,
-            State::Ended(why) => return Err(CudaError::Refused(why.clone())),
+            HandleState::Live(pair) => pair.worker,
+            HandleState::Ended(why) => return Err(CudaError::Refused(why.clone())),
         };
         let code = call(self.api, worker.0);
         match &*self.state() {
             _ if code == Code::SUCCESS => Ok(()),
             // What it failed with is the abort.
-            State::Ended(why) => Err(CudaError::Refused(why.clone())),
-            State::Live(_) => Err(self.api.error(name, code, Some(worker.0))),
+            HandleState::Ended(why) => Err(CudaError::Refused(why.clone())),
+            HandleState::Live(_) => Err(self.api.error(name, code, Some(worker.0))),
         }
     }
 
@@ -134,7 +134,7 @@ impl Handles {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let State::Live(Pair { worker, .. }) = &*self.state() else {
+        let HandleState::Live(Pair { worker, .. }) = &*self.state() else {
             return None;
         };
         let code = async_error(self.api, *worker);
@@ -226,21 +226,21 @@ impl Handles {
 
     /// Whether it was aborted or closed.
     pub(super) fn has_ended(&self) -> bool {
-        matches!(&*self.state(), State::Ended(_))
+        matches!(&*self.state(), HandleState::Ended(_))
     }
 
     fn end(&self, reason: &str) -> Option<Pair> {
         let mut state = self.state();
-        match std::mem::replace(&mut *state, State::Ended(reason.to_string())) {
-            State::Live(pair) => Some(pair),
-            ended @ State::Ended(_) => {
+        match std::mem::replace(&mut *state, HandleState::Ended(reason.to_string())) {
+            HandleState::Live(pair) => Some(pair),
+            ended @ HandleState::Ended(_) => {
                 *state = ended;
                 None
             }
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HandleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -22,8 +22,8 @@ mod config;
 mod exit;
 mod handles;
 mod lane;
-mod meeting;
 mod point_to_point;
+mod rendezvous;
 mod watchdog;
 
 pub use api::version;
@@ -31,4 +31,4 @@ pub use call::{Label, takes};
 pub use collectives::Reduction;
 pub use communicator::{Communicator, Membership, UniqueId};
 pub use lane::Lane;
-pub use watchdog::{Observer, Standing, Watchdog};
+pub use watchdog::{GroupStatus, Observer, Watchdog};

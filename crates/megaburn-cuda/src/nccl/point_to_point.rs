@@ -14,7 +14,7 @@ use super::{
     lane::Lane,
 };
 use crate::{
-    Buffers, CudaError, Started,
+    AsyncOp, Buffers, CudaError,
     streams::Stream,
     tensor::{contiguous, empty},
 };
@@ -35,7 +35,7 @@ impl Communicator {
         send: &[Vec<Range<usize>>],
         recv: &[Vec<Range<usize>>],
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let dtype = self.data_type(&x, &label)?;
         let (rows, size) = (x.meta.shape()[0], self.members.size);
         let num_rows = recv.iter().flatten().map(Range::len).sum();
@@ -84,7 +84,7 @@ impl Communicator {
         to: usize,
         from: usize,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let (dtype, to) = (self.data_type(&x, &label)?, self.peer(to, &label)?);
         let from = self.peer(from, &label)?;
         let (count, x) = (elements(&x), contiguous(x));
@@ -110,7 +110,7 @@ impl Communicator {
         x: CubeTensor,
         to: usize,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let (dtype, to) = (self.data_type(&x, &label)?, self.peer(to, &label)?);
         let (count, x) = (elements(&x), contiguous(x));
         // Nothing is written: an empty tensor stands for it.
@@ -132,11 +132,11 @@ impl Communicator {
         out: CubeTensor,
         from: usize,
         lane: Lane,
-    ) -> Result<Started, CudaError> {
+    ) -> Result<AsyncOp, CudaError> {
         let (dtype, from) = (self.data_type(&out, &label)?, self.peer(from, &label)?);
         let count = elements(&out);
         if count == 0 {
-            return Ok(Started::done(out));
+            return Ok(AsyncOp::done(out));
         }
         let (queue, op) = (self.queue_of(&out, &label)?, self.op(&label).writes(&out));
         let (calls, id) = (self.calls.clone(), label.id);

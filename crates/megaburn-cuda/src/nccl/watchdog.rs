@@ -14,7 +14,7 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// How far the calls of one communicator are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct GroupStatus {
     /// The key under which it is watched.
     pub key: u64,
     /// Calls that the GPU has finished since the last look, by their label's id.
@@ -29,7 +29,7 @@ pub struct Standing {
 pub trait Observer: Send + 'static {
     /// Looks at all communicators of the process, some fifty times a second. `Some`: all are
     /// aborted with this reason, now and from now on.
-    fn look(&mut self, standings: &[Standing]) -> Option<String>;
+    fn look(&mut self, standings: &[GroupStatus]) -> Option<String>;
 }
 
 /// A thread that looks after the communicators of a process. It ends when dropped.
@@ -108,18 +108,18 @@ fn live(watched: &Watched) -> Vec<(u64, Arc<Calls>)> {
         .collect()
 }
 
-fn stand(key: u64, calls: &Calls) -> Standing {
+fn stand(key: u64, calls: &Calls) -> GroupStatus {
     // Events are asked under the context that they were made in.
     if let Err(error) = calls.context().bind() {
         let fault = Some(error.to_string());
-        return Standing {
+        return GroupStatus {
             key,
             fault,
             ..Default::default()
         };
     }
     let look = calls.look();
-    Standing {
+    GroupStatus {
         key,
         finished: look.finished,
         oldest: look.oldest,

@@ -80,7 +80,7 @@ impl Machine {
             .into_iter()
             .map(|folder| folder.join(".."));
         for wheel in named.chain(self.variable("CUDA_PATH").map(PathBuf::from)) {
-            roots.extend(python::beside(&wheel));
+            roots.extend(python::site_packages_beside(&wheel));
         }
         roots.extend(
             python::site_packages(self)

@@ -32,7 +32,7 @@ pub(super) fn site_packages(machine: &Machine) -> Vec<PathBuf> {
 }
 
 /// The folder `nvidia` of the `site-packages` that a wheel of NVIDIA's lies in.
-pub(super) fn beside(wheel: &Path) -> Option<PathBuf> {
+pub(super) fn site_packages_beside(wheel: &Path) -> Option<PathBuf> {
     let wheel = if wheel.ends_with("..") {
         wheel.parent()?.parent()?
     } else {

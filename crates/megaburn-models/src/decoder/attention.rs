@@ -9,8 +9,8 @@ use burn::{
 use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    ContextParallel, Input, KvCache, MultiLatentAttention, Packed, ParallelError, PlanBuilder,
-    SelfAttention, SelfAttentionConfig, Sharded, TokenContext,
+    ContextParallel, KvCache, MultiLatentAttention, Packed, ParallelError, PlanBuilder,
+    Recomputable, SelfAttention, SelfAttentionConfig, Sharded, TokenContext,
 };
 
 use super::DecoderConfig;
@@ -24,7 +24,7 @@ use super::DecoderConfig;
     clippy::large_enum_variant,
     reason = "a model has one a layer, and all are the same"
 )]
-pub enum Attention {
+pub enum DecoderAttention {
     /// Keys and values of their own, or shared between heads.
     Heads(SelfAttention),
     /// Keys and values that are made of a latent.
@@ -35,23 +35,23 @@ pub enum Attention {
 macro_rules! either {
     ($attention:expr, $module:ident => $value:expr) => {
         match $attention {
-            Attention::Heads($module) => $value,
-            Attention::Latent($module) => $value,
+            DecoderAttention::Heads($module) => $value,
+            DecoderAttention::Latent($module) => $value,
         }
     };
 }
 
 /// The same, to the same again.
-macro_rules! again {
+macro_rules! rewrap {
     ($attention:expr, $module:ident => $value:expr) => {
         match $attention {
-            Attention::Heads($module) => Attention::Heads($value),
-            Attention::Latent($module) => Attention::Latent($value),
+            DecoderAttention::Heads($module) => DecoderAttention::Heads($value),
+            DecoderAttention::Latent($module) => DecoderAttention::Latent($value),
         }
     };
 }
 
-impl Attention {
+impl DecoderAttention {
     /// That of block `index`.
     pub(super) fn new(
         config: &DecoderConfig,
@@ -90,7 +90,7 @@ impl Attention {
     }
 
     pub(super) fn with_recompute(self, recompute: bool) -> Self {
-        again!(self, module => module.with_recompute(recompute))
+        rewrap!(self, module => module.with_recompute(recompute))
     }
 
     pub(super) fn with_dropout(
@@ -99,7 +99,7 @@ impl Attention {
         name: &str,
         group: &Group,
     ) -> Result<Self, ParallelError> {
-        Ok(again!(self, module => module.with_dropout(prob, name, group)?))
+        Ok(rewrap!(self, module => module.with_dropout(prob, name, group)?))
     }
 
     pub(super) fn with_context_parallel(
@@ -107,22 +107,26 @@ impl Attention {
         parallel: &ContextParallel,
         name: &str,
     ) -> Result<Self, ParallelError> {
-        Ok(again!(self, module => module.with_context_parallel(parallel, name)?))
+        Ok(rewrap!(self, module => module.with_context_parallel(parallel, name)?))
     }
 
     pub(super) fn whole_sequence(self) -> Self {
-        again!(self, module => module.whole_sequence())
+        rewrap!(self, module => module.whole_sequence())
     }
 
     /// `[S, B, H]`, unchanged.
-    pub(super) fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+    pub(super) fn forward_in(
+        &self,
+        x: impl Into<Recomputable<3>>,
+        context: &TokenContext,
+    ) -> Tensor<3> {
         either!(self, module => module.forward_in(x, context))
     }
 
     /// `[T, 1, H]`, unchanged.
     pub(super) fn forward_cached(
         &self,
-        x: impl Into<Input<3>>,
+        x: impl Into<Recomputable<3>>,
         rope: Option<&RopeTable>,
         packed: &Packed,
         cache: &mut KvCache,
@@ -131,29 +135,29 @@ impl Attention {
     }
 }
 
-impl Module for Attention {
+impl Module for DecoderAttention {
     fn collect_devices(&self, devices: Devices) -> Devices {
         either!(self, module => module.collect_devices(devices))
     }
 
     fn fork(self, device: &Device) -> Self {
-        again!(self, module => module.fork(device))
+        rewrap!(self, module => module.fork(device))
     }
 
     fn to_device(self, device: &Device) -> Self {
-        again!(self, module => module.to_device(device))
+        rewrap!(self, module => module.to_device(device))
     }
 
     fn train(self) -> Self {
-        again!(self, module => module.train())
+        rewrap!(self, module => module.train())
     }
 
     fn valid(&self) -> Self {
-        again!(self, module => module.valid())
+        rewrap!(self, module => module.valid())
     }
 
     fn materialize(self) -> Self {
-        again!(self, module => module.materialize())
+        rewrap!(self, module => module.materialize())
     }
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
@@ -161,11 +165,11 @@ impl Module for Attention {
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        again!(self, module => module.map(mapper))
+        rewrap!(self, module => module.map(mapper))
     }
 }
 
-impl ModuleDisplayDefault for Attention {
+impl ModuleDisplayDefault for DecoderAttention {
     fn content(&self, content: Content) -> Option<Content> {
         either!(self, module => module.content(content))
     }
@@ -175,9 +179,9 @@ impl ModuleDisplayDefault for Attention {
     }
 }
 
-impl ModuleDisplay for Attention {}
+impl ModuleDisplay for DecoderAttention {}
 
-impl Sharded for Attention {
+impl Sharded for DecoderAttention {
     fn shards(&self, plan: &mut PlanBuilder) {
         either!(self, module => module.shards(plan));
     }

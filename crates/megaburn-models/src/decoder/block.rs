@@ -3,11 +3,11 @@ use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ContextParallel, ExpertGroups, Input, KvCache, Mlp, MlpConfig, Moe, Norm, NormConfig, Packed,
-    ParallelDropout, PlanBuilder, Residual, Sharded, TokenContext, recomputed,
+    ContextParallel, ExpertGroups, KvCache, Mlp, MlpConfig, Moe, Norm, NormConfig, Packed,
+    ParallelDropout, PlanBuilder, Recomputable, Residual, Sharded, TokenContext, recomputed,
 };
 
-use super::{Attention, Dropout, Experts, Mtp, Recompute};
+use super::{DecoderAttention, Dropout, Experts, Mtp, Recompute};
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention, and an MLP or experts, each behind a norm and added to its input.
@@ -16,7 +16,7 @@ pub struct Block {
     /// Before the attention.
     pub attention_norm: Norm,
     /// The attention.
-    pub attention: Attention,
+    pub attention: DecoderAttention,
     /// Before the MLP.
     pub mlp_norm: Norm,
     /// The MLP, or
@@ -62,7 +62,7 @@ impl Block {
             mean: 0.0,
             std: 0.02 / (2.0 * layers as f64).sqrt(),
         };
-        let attention = Attention::new(
+        let attention = DecoderAttention::new(
             config,
             index,
             group,
@@ -168,7 +168,7 @@ impl Block {
     }
 
     /// The first of some blocks of which backward computes everything once more, or another of them.
-    pub(super) fn in_segment(self, is_first: bool) -> Self {
+    pub(super) fn as_checkpoint_member(self, is_first: bool) -> Self {
         // The first norm is outside: the stream that it keeps is all that is.
         let plain = self.with_recompute(Recompute::default());
         Self {
@@ -184,13 +184,13 @@ impl Block {
     /// tokens
     pub(super) fn forward(&self, x: Residual, context: &TokenContext) -> Residual {
         let (normed, x) = x.normed(&self.attention_norm);
-        self.behind_norm(normed, x, context)
+        self.forward_after_norm(normed, x, context)
     }
 
     /// The same of what the first norm gives, and the stream behind that.
-    pub(super) fn behind_norm(
+    pub(super) fn forward_after_norm(
         &self,
-        normed: impl Into<Input<3>>,
+        normed: impl Into<Recomputable<3>>,
         x: Residual,
         context: &TokenContext,
     ) -> Residual {
@@ -203,7 +203,7 @@ impl Block {
         x + dropped(1, self.feed_forward(normed, context))
     }
 
-    fn feed_forward(&self, normed: Input<3>, context: &TokenContext) -> Tensor<3> {
+    fn feed_forward(&self, normed: Recomputable<3>, context: &TokenContext) -> Tensor<3> {
         let again = self.recompute_mlp;
         match (&self.mlp, &self.moe) {
             (Some(mlp), _) if again => {

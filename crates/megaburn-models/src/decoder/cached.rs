@@ -9,7 +9,7 @@ use megaburn_parallel::{
     KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
 
-use super::{Block, Decoder, model::Parts};
+use super::{Block, Decoder, model::DecoderParts};
 
 /// Keys and values of some sequences that a model has read, for all its layers, on one rank.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl Decoder {
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
             dropout: None,
-            parts: Parts {
+            parts: DecoderParts {
                 sequence_parallel: false,
                 zigzag: Zigzag::WHOLE,
                 ..parts
@@ -119,11 +119,11 @@ impl Decoder {
         device: &Device,
     ) -> Tensor<3> {
         let x = self.next_stream(0, None, next, cache, device);
-        self.logits_behind(x, next, cache)
+        self.logits_from_stream(x, next, cache)
     }
 
     /// The stream behind the next tokens in stage `chunk` of this rank: of the tokens in the first stage,
-    /// else of `x`, which the stage before made. [`logits_behind`](Self::logits_behind) or
+    /// else of `x`, which the stage before made. [`logits_from_stream`](Self::logits_behind) or
     /// [`DecoderCache::advance`] must follow the last stage of the rank.
     ///
     /// # Shapes
@@ -174,7 +174,7 @@ impl Decoder {
     /// # Panics
     /// If ranks that share prompts lose each other, with the error's text, as
     /// [regions](megaburn_collective::region) do.
-    pub fn logits_behind(
+    pub fn logits_from_stream(
         &self,
         x: Tensor<3>,
         next: &[(usize, &[u32])],

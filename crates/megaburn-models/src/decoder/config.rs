@@ -3,7 +3,7 @@ use megaburn_mesh::{ExpertShape, Layout, ModelShape};
 use megaburn_parallel::{Activation, NormKind};
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, LatentAttention};
+use super::{Experts, Mla};
 use crate::{Family, ModelError, flops::FlopShape};
 
 /// The sizes of a decoder and the parts that its blocks are composed of. [`Family::template`] has
@@ -56,7 +56,7 @@ pub struct DecoderConfig {
     pub experts: Option<Experts>,
     /// Keys and values that are made of a latent; none: they are made of the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latent: Option<LatentAttention>,
+    pub latent: Option<Mla>,
     /// [Blocks](super::Mtp) behind the last one that predict further tokens, in training.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mtp_layers: usize,
@@ -198,7 +198,7 @@ impl DecoderConfig {
     /// # Errors
     /// The layout does not fit, with all the numbers.
     pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
-        Ok(layout.fits(&self.shape(seq_len))?)
+        Ok(layout.validate_for(&self.shape(seq_len))?)
     }
 
     /// The sizes that a layout must be able to split.

@@ -9,7 +9,9 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder, DecoderConfig, Positions, Recompute, block::norm, model::Parts};
+use super::{
+    Block, Decoder, DecoderConfig, Positions, Recompute, block::norm, model::DecoderParts,
+};
 use crate::ModelError;
 
 impl DecoderConfig {
@@ -96,7 +98,7 @@ impl DecoderConfig {
             norm: ends.then(|| norm(self, group, sequence_parallel, device)),
             dropout: None,
             head: (ends && !self.tied).then(|| vectors("head")).transpose()?,
-            parts: Parts {
+            parts: DecoderParts {
                 config: self.clone(),
                 stages: stages.to_vec(),
                 loss: CrossEntropyConfig::new(self.vocab).init(group)?,

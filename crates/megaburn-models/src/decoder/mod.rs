@@ -2,7 +2,6 @@
 //!
 //! Source: Vaswani et al. (2017); Radford et al. (2019) for GPT-2; Touvron et al. (2023) for Llama.
 
-mod ahead;
 mod attention;
 mod block;
 mod cached;
@@ -11,23 +10,24 @@ mod context;
 mod dropout;
 mod experts;
 mod init;
-mod latent;
+mod mla;
 mod model;
 mod mtp;
+mod mtp_targets;
 mod recompute;
 mod stage;
 
-pub use ahead::{Ahead, StageLosses, ahead_in_row};
-pub use attention::Attention;
+pub use attention::DecoderAttention;
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
 pub(crate) use config::{LARGEST, MOST_LAYERS};
 pub use dropout::Dropout;
 pub use experts::Experts;
-pub use latent::LatentAttention;
+pub use mla::Mla;
 pub use model::Decoder;
 pub use mtp::Mtp;
+pub use mtp_targets::{MtpTargets, StageLosses, shift_for_depth};
 pub(crate) use recompute::Segment;
 pub use recompute::{Recompute, RecomputeBlocks};
 pub use stage::Stage;

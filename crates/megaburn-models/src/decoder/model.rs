@@ -9,8 +9,8 @@ use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::{RopeTable, add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ActivationOffload, CrossEntropy, Input, Norm, ParallelDropout, PlanBuilder, PositionEmbedding,
-    Residual, Sharded, VocabParallelEmbedding,
+    ActivationOffload, CrossEntropy, Norm, ParallelDropout, PlanBuilder, PositionEmbedding,
+    Recomputable, Residual, Sharded, VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -43,12 +43,12 @@ pub struct Decoder {
     /// Of the vectors with which the model begins.
     pub(super) dropout: Option<ParallelDropout>,
     #[module(skip)]
-    pub(super) parts: Parts,
+    pub(super) parts: DecoderParts,
 }
 
 /// What a decoder holds beside its parameters.
 #[derive(Clone, Debug)]
-pub(super) struct Parts {
+pub(super) struct DecoderParts {
     pub(super) config: DecoderConfig,
     pub(super) stages: Vec<StageLayers>,
     pub(super) loss: CrossEntropy,
@@ -81,7 +81,7 @@ impl Decoder {
     /// # Errors
     /// A share outside of `[0, 1)`.
     pub fn with_dropout(mut self, dropout: Dropout) -> Result<Self, ModelError> {
-        let Parts {
+        let DecoderParts {
             group,
             sequence_parallel,
             zigzag,
@@ -108,7 +108,9 @@ impl Decoder {
                 for place in blocks.clone() {
                     let block = &mut self.blocks[stage.layers.start + place];
                     *block = block.take().map(|block| match again {
-                        true => block.in_segment(place == blocks.start && !recompute.offload),
+                        true => {
+                            block.as_checkpoint_member(place == blocks.start && !recompute.offload)
+                        }
                         false => block.with_recompute(recompute),
                     });
                 }
@@ -136,11 +138,15 @@ impl Decoder {
 
     /// The same of the stream behind the last block.
     pub(super) fn loss_of(&self, stream: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_behind_norm(self.normed(stream), labels)
+        self.loss_from_normed(self.normed(stream), labels)
     }
 
     /// The same of what a last norm gives.
-    pub(super) fn loss_behind_norm(&self, normed: Input<3>, labels: Tensor<2, Int>) -> Tensor<1> {
+    pub(super) fn loss_from_normed(
+        &self,
+        normed: Recomputable<3>,
+        labels: Tensor<2, Int>,
+    ) -> Tensor<1> {
         let loss = &self.parts.loss;
         let losses = match self.parts.fused_loss {
             true => self.output().losses(normed, labels, loss),
@@ -191,7 +197,7 @@ impl Decoder {
         self.output().logits(self.normed(x))
     }
 
-    pub(super) fn normed(&self, x: Residual) -> Input<3> {
+    pub(super) fn normed(&self, x: Residual) -> Recomputable<3> {
         x.normed(self.norm.as_ref().expect("a model ends with it"))
             .0
     }

@@ -12,11 +12,11 @@ use burn::{
 use megaburn_collective::Group;
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ExpertGroups, Input, Norm, ParallelDropout, PlanBuilder, ReplicatedLinear,
+    ExpertGroups, Norm, ParallelDropout, PlanBuilder, Recomputable, ReplicatedLinear,
     ReplicatedLinearConfig, Residual, Sharded, TokenContext, recomputed,
 };
 
-use super::{Ahead, Block, Decoder, Dropout, Recompute, Stage, StageLosses, block::norm};
+use super::{Block, Decoder, Dropout, MtpTargets, Recompute, Stage, StageLosses, block::norm};
 use crate::{DecoderConfig, ModelError};
 
 /// What a block that predicts further tokens has beside the parts of any [`Block`].
@@ -133,7 +133,12 @@ impl Block {
     ///
     /// # Shapes
     /// `[S, B, H]` all (with sequence parallelism `[S / n, B, H]`)
-    fn predict(&self, vectors: Tensor<3>, before: Tensor<3>, context: &TokenContext) -> Input<3> {
+    fn predict(
+        &self,
+        vectors: Tensor<3>,
+        before: Tensor<3>,
+        context: &TokenContext,
+    ) -> Recomputable<3> {
         let mtp = self
             .mtp
             .as_ref()
@@ -148,7 +153,7 @@ impl Block {
         vectors: Tensor<3>,
         before: Tensor<3>,
         context: TokenContext,
-    ) -> Input<3> {
+    ) -> Recomputable<3> {
         let inputs = [vectors.into(), before.into()];
         let [x] = recomputed(self, inputs, move |block, [vectors, before]| {
             [block.predict(vectors, before, &context).into_tensor()]
@@ -166,20 +171,20 @@ impl Stage<'_> {
     ///
     /// # Panics
     /// If they are told of another number of depths than the model has.
-    pub fn losses(&self, x: Residual, labels: Tensor<2, Int>, ahead: &[Ahead]) -> StageLosses {
+    pub fn losses(&self, x: Residual, labels: Tensor<2, Int>, ahead: &[MtpTargets]) -> StageLosses {
         let model = self.model;
         let mut before = model.normed(x);
-        let main = model.loss_behind_norm(before.clone(), labels);
-        let depths = model.mtp_blocks().count();
+        let main = model.loss_from_normed(before.clone(), labels);
+        let mtp_depths = model.mtp_blocks().count();
         assert!(
-            ahead.is_empty() || ahead.len() == depths,
-            "of {depths} depths {}",
+            ahead.is_empty() || ahead.len() == mtp_depths,
+            "of {mtp_depths} depths {}",
             ahead.len()
         );
         let mut mtp = Vec::with_capacity(ahead.len());
         for (
             (block, again),
-            Ahead {
+            MtpTargets {
                 tokens,
                 labels,
                 counted,
@@ -194,13 +199,12 @@ impl Stage<'_> {
                 .expect("a stage with a loss has it");
             let vectors = embedding.forward(tokens.clone());
             before = match again {
-                true => model
-                    .parts
-                    .recompute
-                    .keeping(|| block.predict_again(vectors, before.into_tensor(), context)),
+                true => model.parts.recompute.with_selective_save(|| {
+                    block.predict_again(vectors, before.into_tensor(), context)
+                }),
                 false => block.predict(vectors, before.into_tensor(), &context),
             };
-            mtp.push(model.loss_behind_norm(before.clone(), labels.clone()));
+            mtp.push(model.loss_from_normed(before.clone(), labels.clone()));
         }
         StageLosses { main, mtp }
     }
@@ -223,7 +227,7 @@ impl Decoder {
             *place = place
                 .take()
                 .map(|block| match recompute.is_behind(before + depth) {
-                    true => block.in_segment(false),
+                    true => block.as_checkpoint_member(false),
                     false => block.with_recompute(recompute),
                 });
         }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use megaburn_parallel::keeping_attention;
+use megaburn_parallel::save_attention_output;
 
 /// What backward computes once more instead of keeping it. Nothing at first. Gradients are the same to
 /// the bit.
@@ -26,7 +26,7 @@ pub struct Recompute {
     /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), all but that before the model's last.
     pub offload: bool,
     /// Whether what attention gives is kept where whole blocks are computed once more
-    /// ([`keeping_attention`](megaburn_parallel::keeping_attention)).
+    /// ([`save_attention_output`](megaburn_parallel::keeping_attention)).
     pub keep_attention: bool,
 }
 
@@ -49,9 +49,9 @@ pub(crate) struct Segment {
 
 impl Recompute {
     /// Makes something that backward computes once more as it says.
-    pub(crate) fn keeping<T>(self, make: impl FnOnce() -> T) -> T {
+    pub(crate) fn with_selective_save<T>(self, make: impl FnOnce() -> T) -> T {
         if self.keep_attention {
-            keeping_attention(make)
+            save_attention_output(make)
         } else {
             make()
         }

@@ -7,11 +7,11 @@ use burn::{
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ActivationOffload, ContextParallel, PackedDocuments, Residual, TokenBlock, TokenContext,
-    offloaded_stream, recomputed_stream,
+    checkpoint_residual, offload_residual,
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder, Segment, model::Parts};
+use super::{Block, Decoder, Segment, model::DecoderParts};
 
 /// One stage of a pipeline: from the tokens or the stream behind the stage before it to the stream
 /// behind its own last block, or to the loss.
@@ -163,7 +163,7 @@ impl<'a> Stage<'a> {
             (Some(dropout), Some(block)) => dropout.forward(x, block),
             _ => x,
         };
-        self.through_blocks(x.into(), len, &device)
+        self.forward_blocks(x.into(), len, &device)
     }
 
     /// The stream behind another one, of what the stage before made.
@@ -179,7 +179,7 @@ impl<'a> Stage<'a> {
         };
         let len = x.dims()[0] * splits * self.zigzag().ranks();
         let device = x.device().inner();
-        self.through_blocks(x.into(), len, &device)
+        self.forward_blocks(x.into(), len, &device)
     }
 
     /// The sum of the next-token losses behind the last stage; see [`Decoder::loss`].
@@ -199,10 +199,10 @@ impl<'a> Stage<'a> {
     }
 
     /// Sequences of `len` tokens.
-    fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
+    fn forward_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
         let context = self.context(len, self.counted.clone(), device);
         let blocks: Vec<&Block> = self.blocks().collect();
-        let Parts {
+        let DecoderParts {
             recompute, offload, ..
         } = &self.model.parts;
         let segments = recompute.segments(blocks.len());
@@ -214,9 +214,9 @@ impl<'a> Stage<'a> {
             if !again {
                 return blocks.iter().fold(x, |x, block| block.forward(x, &context));
             }
-            recompute.keeping(|| match recompute.offload {
-                false => again_through(blocks, x, context.clone()),
-                true => offloaded_through(blocks, x, context.clone(), offload, is_last),
+            recompute.with_selective_save(|| match recompute.offload {
+                false => forward_checkpointed(blocks, x, context.clone()),
+                true => forward_offloaded(blocks, x, context.clone(), offload, is_last),
             })
         };
         segments.into_iter().fold(x, through)
@@ -260,11 +260,11 @@ impl<'a> Stage<'a> {
 }
 
 /// The stream behind some blocks, of which nothing is kept but the stream before them.
-fn again_through(blocks: &[&Block], x: Residual, context: TokenContext) -> Residual {
+fn forward_checkpointed(blocks: &[&Block], x: Residual, context: TokenContext) -> Residual {
     let (normed, x) = x.normed(&blocks[0].attention_norm);
     let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
-    recomputed_stream(&blocks, normed, x, move |blocks, normed, x| {
-        let x = blocks[0].behind_norm(normed, x, &context);
+    checkpoint_residual(&blocks, normed, x, move |blocks, normed, x| {
+        let x = blocks[0].forward_after_norm(normed, x, &context);
         blocks[1..]
             .iter()
             .fold(x, |x, block| block.forward(x, &context))
@@ -272,7 +272,7 @@ fn again_through(blocks: &[&Block], x: Residual, context: TokenContext) -> Resid
 }
 
 /// The same, where the stream before them waits in host memory, unless they are the model's last.
-fn offloaded_through(
+fn forward_offloaded(
     blocks: &[&Block],
     x: Residual,
     context: TokenContext,
@@ -280,7 +280,7 @@ fn offloaded_through(
     is_last: bool,
 ) -> Residual {
     let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
-    offloaded_stream(&blocks, x, offload, is_last, move |blocks, x| {
+    offload_residual(&blocks, x, offload, is_last, move |blocks, x| {
         blocks.iter().fold(x, |x, block| block.forward(x, &context))
     })
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen3_moe};
 use crate::{
     DecoderConfig,
-    decoder::{Experts, LatentAttention},
+    decoder::{Experts, Mla},
     hf::Key,
 };
 
@@ -96,7 +96,7 @@ pub(super) const LATENT: &[KeyDefault] = &[
 pub(super) fn template() -> DecoderConfig {
     let parts = llama::template();
     let ffn = parts.ffn / 2;
-    let latent = LatentAttention {
+    let latent = Mla {
         q_lora_rank: None,
         kv_lora_rank: 32,
         qk_nope_head_dim: 32,
@@ -131,7 +131,7 @@ pub(super) fn read_sizes(
     // DeepSeek's own code reads it, Transformers does not.
     json.only("moe_layer_freq", 1)?;
     let sizes = llama::read_sizes(json, template)?;
-    let latent = LatentAttention {
+    let latent = Mla {
         q_lora_rank: json.optional_size("q_lora_rank")?,
         kv_lora_rank: json.size("kv_lora_rank")?,
         qk_nope_head_dim: json.size("qk_nope_head_dim")?,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     DecoderConfig,
-    decoder::{Experts, LatentAttention},
+    decoder::{Experts, Mla},
     hf::Key,
 };
 
@@ -82,7 +82,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     };
     let experts = Some(deepseek_v2::read_experts(json, config.layers, how)?);
     let interleaved = json.flag("rope_interleave")?;
-    let latent = config.latent.map(|latent| LatentAttention {
+    let latent = config.latent.map(|latent| Mla {
         interleaved,
         ..latent
     });

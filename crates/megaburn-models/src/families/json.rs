@@ -34,7 +34,7 @@ impl<'a> HfJson<'a> {
     }
 
     /// The value of a key, or what its absence or null means; none where that is nothing.
-    fn meant(&self, key: &str) -> Option<Cow<'a, Value>> {
+    fn value_or_default(&self, key: &str) -> Option<Cow<'a, Value>> {
         if let Some(value) = self.get(key) {
             return Some(Cow::Borrowed(value));
         }
@@ -74,7 +74,7 @@ impl<'a> HfJson<'a> {
     /// # Errors
     /// It is something else, or more than any model has.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, String> {
-        self.meant(key)
+        self.value_or_default(key)
             .map(|value| as_size(key, &value, LARGEST))
             .transpose()
     }
@@ -92,7 +92,7 @@ impl<'a> HfJson<'a> {
     /// # Errors
     /// It is no whole number, or more than any model has.
     pub fn optional_layers(&self, key: &str) -> Result<Option<usize>, String> {
-        self.meant(key)
+        self.value_or_default(key)
             .map(|value| as_size(key, &value, MOST_LAYERS))
             .transpose()
     }
@@ -130,7 +130,7 @@ impl<'a> HfJson<'a> {
                 .as_f64()
                 .ok_or_else(|| format!("`{key}` is {value}, expected a number"))
         };
-        self.meant(key).map(read).transpose()
+        self.value_or_default(key).map(read).transpose()
     }
 
     /// True or false.
@@ -151,7 +151,7 @@ impl<'a> HfJson<'a> {
                 .as_bool()
                 .ok_or_else(|| format!("`{key}` is {value}, expected true or false"))
         };
-        self.meant(key).map(read).transpose()
+        self.value_or_default(key).map(read).transpose()
     }
 
     /// Refuses anything but `value`, which is also meant where the key is absent. Numbers are
@@ -161,7 +161,7 @@ impl<'a> HfJson<'a> {
     /// Another value, which the model would compute something else with.
     pub fn only(&self, key: &str, value: impl Into<Value>) -> Result<(), String> {
         let expected = value.into();
-        match self.meant(key) {
+        match self.value_or_default(key) {
             Some(found) if !is_same(&found, &expected) => Err(format!(
                 "`{key}` is {found}, and only {expected} is supported"
             )),
@@ -186,7 +186,7 @@ impl<'a> HfJson<'a> {
             let text = value.as_str().map(str::to_string);
             text.ok_or_else(|| format!("`{key}` is {value}, expected a text"))
         };
-        self.meant(key).map(read).transpose()
+        self.value_or_default(key).map(read).transpose()
     }
 
     /// The layers whose `layer_types` is `full_attention`, where the key is there.

@@ -43,8 +43,8 @@ fn model(config: &DecoderConfig, seed: u64) -> Decoder {
 }
 
 fn run(model: &Decoder, prompts: &[Vec<u32>], options: &GenerateOptions) -> Vec<Generated> {
-    let go_on = |_, _| ControlFlow::Continue(());
-    generate(model, prompts, options, &Device::flex(), go_on).unwrap()
+    let resume_advice = |_, _| ControlFlow::Continue(());
+    generate(model, prompts, options, &Device::flex(), resume_advice).unwrap()
 }
 
 fn prompts() -> Vec<Vec<u32>> {
@@ -248,7 +248,7 @@ fn the_seed_decides_a_text_whatever_stands_beside_it() {
 #[case(vec![vec![1, 37]], "prompt 0 has token 37, and the model's vocabulary is 37")]
 fn a_prompt_that_cannot_be_is_refused(#[case] prompts: Vec<Vec<u32>>, #[case] message: &str) {
     let model = model(&tiny(Family::Llama, 8), 0);
-    let go_on = |_, _| ControlFlow::Continue(());
-    let error = generate(&model, &prompts, &greedy(1), &Device::flex(), go_on).unwrap_err();
+    let resume_advice = |_, _| ControlFlow::Continue(());
+    let error = generate(&model, &prompts, &greedy(1), &Device::flex(), resume_advice).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
 }

@@ -62,7 +62,7 @@ pub(super) fn check_tensors(
     let ignored = |name: &str| {
         constants.iter().any(|end| name.ends_with(end))
             || (config.tied && name == HEAD)
-            || predicts_further(dir, config, name)
+            || has_mtp_head(dir, config, name)
     };
     match dir
         .tensors()
@@ -81,7 +81,7 @@ pub(super) fn check_tensors(
 }
 
 /// Whether a tensor is of a layer that predicts further tokens, behind those that the configuration has.
-fn predicts_further(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
+fn has_mtp_head(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
     let layer = config.family.spec().layer;
     let before = layer.split('*').next().expect("a text has a beginning");
     let number = name

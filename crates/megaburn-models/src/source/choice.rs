@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use megaburn_checkpoint::{Checkpoint, Latest, find_latest, newest_whole};
+use megaburn_checkpoint::{Checkpoint, Latest, find_latest, newest_valid};
 use megaburn_collective::{Group, Phase};
 
 use super::ModelSource;
@@ -15,8 +15,8 @@ impl ModelSource {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_whole(path: &Path) -> Result<Self, ModelError> {
-        let source = Self::open_by(path, newest_whole)?;
+    pub fn open_verified(path: &Path) -> Result<Self, ModelError> {
+        let source = Self::open_by(path, newest_valid)?;
         if source.run_checkpoints().is_none() {
             source.verify()?;
         }

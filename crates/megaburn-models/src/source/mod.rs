@@ -43,7 +43,7 @@ enum Weights {
 
 /// What stands at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum SourceKind {
     File,
     Folder,
     Nothing,
@@ -53,16 +53,16 @@ enum Kind {
 ///
 /// # Errors
 /// The system refuses to look: that does not say that nothing is there.
-fn kind(path: &Path) -> Result<Kind, CheckpointError> {
+fn kind(path: &Path) -> Result<SourceKind, CheckpointError> {
     let look = || match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Ok(Kind::Folder),
-        Ok(_) => Ok(Kind::File),
+        Ok(found) if found.is_dir() => Ok(SourceKind::Folder),
+        Ok(_) => Ok(SourceKind::File),
         Err(source) if may_pass(&source) => Err(CheckpointError::Io {
             action: "look at",
             path: path.to_path_buf(),
             source,
         }),
-        Err(_) => Ok(Kind::Nothing),
+        Err(_) => Ok(SourceKind::Nothing),
     };
     retried(look)
 }
@@ -87,16 +87,16 @@ impl ModelSource {
         path: &Path,
         choose: impl Fn(&Path) -> Result<Latest, CheckpointError>,
     ) -> Result<Self, ModelError> {
-        if kind(&path.join("config.json"))? == Kind::File {
+        if kind(&path.join("config.json"))? == SourceKind::File {
             return Self::open_hf(path);
         }
         let checkpoints = path.join("checkpoints");
-        let weights = if kind(&path.join("manifest.json"))? == Kind::File {
+        let weights = if kind(&path.join("manifest.json"))? == SourceKind::File {
             retried(|| Checkpoint::open(path))?
-        } else if kind(&checkpoints)? == Kind::Folder {
+        } else if kind(&checkpoints)? == SourceKind::Folder {
             chosen(choose(&checkpoints)?, &checkpoints)?
         } else {
-            let why = match kind(path)? == Kind::Folder {
+            let why = match kind(path)? == SourceKind::Folder {
                 true => {
                     "holds neither config.json (a Hugging Face model), manifest.json (a \
                      checkpoint) nor checkpoints/ (a run)"

@@ -2,12 +2,12 @@ use std::collections::BTreeSet;
 
 /// Which parameters' state is in host memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Choice {
+pub(crate) struct OffloadChoice {
     fraction: f64,
     paths: BTreeSet<String>,
 }
 
-impl Choice {
+impl OffloadChoice {
     /// None so far, and then this fraction of what is kept.
     pub(super) fn new(fraction: f64) -> Self {
         Self {
@@ -50,7 +50,7 @@ mod tests {
 
     fn chosen(fraction: f64, lens: &[usize]) -> Vec<bool> {
         let names: Vec<String> = (0..lens.len()).map(|i| i.to_string()).collect();
-        let mut choice = Choice::new(fraction);
+        let mut choice = OffloadChoice::new(fraction);
         choice.choose(names.iter().map(String::as_str).zip(lens.iter().copied()));
         names.iter().map(|name| choice.has(name)).collect()
     }

@@ -16,7 +16,7 @@ use crate::OptimError;
 
 /// A tensor in host memory; a clone is the same values.
 #[derive(Clone, Debug)]
-pub(crate) struct OnHost(Memory);
+pub(crate) struct OffloadedTensor(Memory);
 
 #[cfg_attr(
     feature = "cuda",
@@ -36,7 +36,7 @@ enum Memory {
 
 /// A tensor on its way to its device.
 #[derive(Debug)]
-pub(super) enum Coming {
+pub(super) enum H2dCopy {
     Here(Tensor<1>),
     #[cfg(feature = "cuda")]
     Started(Started),
@@ -45,12 +45,12 @@ pub(super) enum Coming {
 /// A tensor on its way to host memory; it takes memory of its device until this is dropped, when what is
 /// computed from then on waits for it there.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct D2hCopy {
     #[cfg(feature = "cuda")]
-    _way: Option<host::Leaving>,
+    _way: Option<host::D2hCopy>,
 }
 
-impl OnHost {
+impl OffloadedTensor {
     /// Takes the tensor, in the `old` one's memory if it is that one's alone.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl OnHost {
     pub(super) fn store(
         tensor: Tensor<1>,
         old: Option<Self>,
-    ) -> Result<(Self, Leaving), OptimError> {
+    ) -> Result<(Self, D2hCopy), OptimError> {
         #[cfg(feature = "cuda")]
         if let Some(x) = on_gpu(&tensor) {
             let old = match old {
@@ -70,22 +70,22 @@ impl OnHost {
                 why: error.to_string(),
             })?;
             let way = host.store(x);
-            return Ok((Self(Memory::Pinned(host)), Leaving { _way: Some(way) }));
+            return Ok((Self(Memory::Pinned(host)), D2hCopy { _way: Some(way) }));
         }
         drop(old);
-        let leaving = Leaving {
+        let d2h = D2hCopy {
             #[cfg(feature = "cuda")]
             _way: None,
         };
-        Ok((Self(Memory::Own(tensor)), leaving))
+        Ok((Self(Memory::Own(tensor)), d2h))
     }
 
     /// A copy on the device, beside what is computed next.
-    pub(super) fn fetch(&self) -> Coming {
+    pub(super) fn fetch(&self) -> H2dCopy {
         match &self.0 {
-            Memory::Own(tensor) => Coming::Here(tensor.clone()),
+            Memory::Own(tensor) => H2dCopy::Here(tensor.clone()),
             #[cfg(feature = "cuda")]
-            Memory::Pinned(host) => Coming::Started(host.fetch()),
+            Memory::Pinned(host) => H2dCopy::Started(host.fetch()),
         }
     }
 
@@ -119,7 +119,7 @@ impl OnHost {
     }
 }
 
-impl Coming {
+impl H2dCopy {
     /// The tensor. What is computed from now on waits for it on the device; the host does not.
     pub(super) fn wait(self) -> Tensor<1> {
         match self {

@@ -10,7 +10,7 @@
 //! here, in both directions at once. Here the host computes nothing.
 
 mod choice;
-mod flight;
+mod h2d_prefetch;
 mod host;
 mod store;
 #[cfg(test)]
@@ -27,7 +27,7 @@ use crate::{
     GradientAccumulator, OptimError, Optimizer,
     visit::{FloatVisitor, visit_floats},
 };
-pub(crate) use store::{Kept, Key, Store, What};
+pub(crate) use store::{HostSlot, Key, Store, What};
 
 impl Optimizer {
     /// Keeps this fraction of the state in host memory: of masters and moments, by the elements that this
@@ -54,7 +54,7 @@ impl Optimizer {
 
     /// Says what a step will update, so that the first of it starts to come.
     pub(crate) fn expect(&mut self, grads: &GradientAccumulator) {
-        if self.state.stays() {
+        if self.state.stays_on_gpu() {
             return;
         }
         let order = self.choose_for(grads);
@@ -99,7 +99,7 @@ impl Optimizer {
 
     /// Of the trainable parameters of a module.
     pub(crate) fn choose_in<M: Module>(&mut self, module: &M) {
-        let mut lens = Lens::default();
+        let mut lens = LocalNumels::default();
         visit_floats(module, &mut lens);
         self.choose(lens.0);
     }
@@ -115,9 +115,9 @@ impl Optimizer {
 /// Local elements of the trainable parameters; one that was not drawn yet stays so, and counts as
 /// trainable.
 #[derive(Default)]
-struct Lens(BTreeMap<String, usize>);
+struct LocalNumels(BTreeMap<String, usize>);
 
-impl FloatVisitor for Lens {
+impl FloatVisitor for LocalNumels {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         if !param.is_initialized() || param.val().is_require_grad() {
             self.0.insert(path, param.lazy_shape().num_elements());

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use burn::{Tensor, tensor::DType};
 
-use super::{choice::Choice, flight::Flight, host::OnHost};
+use super::{choice::OffloadChoice, h2d_prefetch::H2dPrefetch, host::OffloadedTensor};
 use crate::{Moment, OptimError};
 
 /// Names a tensor of state.
@@ -37,24 +37,24 @@ impl Key {
 
 /// A tensor of state, where it is kept.
 #[derive(Clone, Debug)]
-pub(crate) enum Kept {
+pub(crate) enum HostSlot {
     Here(Tensor<1>),
-    OnHost(OnHost),
+    OffloadedTensor(OffloadedTensor),
 }
 
-impl Kept {
+impl HostSlot {
     /// The tensor on its device.
     pub(crate) fn tensor(&self) -> Tensor<1> {
         match self {
             Self::Here(tensor) => tensor.clone(),
-            Self::OnHost(host) => host.fetch().wait(),
+            Self::OffloadedTensor(host) => host.fetch().wait(),
         }
     }
 
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Here(tensor) => tensor.dtype(),
-            Self::OnHost(host) => host.dtype(),
+            Self::OffloadedTensor(host) => host.dtype(),
         }
     }
 }
@@ -63,35 +63,39 @@ impl Kept {
 /// on the device from when it is taken until it is put back.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
-    choice: Choice,
-    kept: BTreeMap<Key, Kept>,
-    flight: Flight,
+    choice: OffloadChoice,
+    kept: BTreeMap<Key, HostSlot>,
+    flight: H2dPrefetch,
     /// Why something is not in host memory that should be.
     failed: Option<OptimError>,
     /// Tensors that were taken before they were expected.
     #[cfg(test)]
-    pub(crate) num_late: usize,
+    pub(crate) num_late_tensors: usize,
 }
 
 impl Store {
     /// With this fraction in host memory, once it was said of what.
     pub(super) fn set_fraction(&mut self, fraction: f64) {
-        self.choice = Choice::new(fraction);
+        self.choice = OffloadChoice::new(fraction);
     }
 
     /// Whether nothing is to be in host memory, and nothing is.
-    pub(crate) fn stays(&self) -> bool {
-        self.choice.is_none() && self.kept.values().all(|kept| matches!(kept, Kept::Here(_)))
+    pub(crate) fn stays_on_gpu(&self) -> bool {
+        self.choice.is_none()
+            && self
+                .kept
+                .values()
+                .all(|kept| matches!(kept, HostSlot::Here(_)))
     }
 
     /// Whether that is so of a parameter.
-    pub(crate) fn stays_of(&self, path: &str) -> bool {
+    pub(crate) fn stays_on_gpu_of(&self, path: &str) -> bool {
         // A master is the first of what there is of one.
         let mut kept = self
             .kept
             .range(Key::master(path)..)
             .take_while(|(key, _)| key.path == path);
-        !self.choice.has(path) && kept.all(|(_, kept)| matches!(kept, Kept::Here(_)))
+        !self.choice.has(path) && kept.all(|(_, kept)| matches!(kept, HostSlot::Here(_)))
     }
 
     /// Says what there will be, by path and elements, in the order of updates.
@@ -108,19 +112,20 @@ impl Store {
     /// The tensor on its device, for [`put`](Self::put) to replace.
     pub(crate) fn take(&mut self, key: &Key) -> Option<Tensor<1>> {
         match self.kept.remove(key)? {
-            Kept::Here(tensor) => Some(tensor),
-            Kept::OnHost(host) => {
-                let coming = self.flight.take(key).unwrap_or_else(|| {
+            HostSlot::Here(tensor) => Some(tensor),
+            HostSlot::OffloadedTensor(host) => {
+                let h2d = self.flight.take(key).unwrap_or_else(|| {
                     #[cfg(test)]
                     {
-                        self.num_late += 1;
+                        self.num_late_tensors += 1;
                     }
                     host.fetch()
                 });
                 // Its memory takes what is put back.
-                self.kept.insert(key.clone(), Kept::OnHost(host));
+                self.kept
+                    .insert(key.clone(), HostSlot::OffloadedTensor(host));
                 self.flight.start(&self.kept);
-                Some(coming.wait())
+                Some(h2d.wait())
             }
         }
     }
@@ -128,21 +133,21 @@ impl Store {
     /// Keeps a tensor, where it was chosen to be.
     pub(crate) fn put(&mut self, key: Key, tensor: Tensor<1>) {
         let old = match self.kept.remove(&key) {
-            Some(Kept::OnHost(host)) => Some(host),
+            Some(HostSlot::OffloadedTensor(host)) => Some(host),
             _ => None,
         };
         if !self.choice.has(&key.path) {
-            self.kept.insert(key, Kept::Here(tensor));
+            self.kept.insert(key, HostSlot::Here(tensor));
             return;
         }
-        let kept = match OnHost::store(tensor.clone(), old) {
-            Ok((host, leaving)) => {
-                self.flight.leave(host.bytes(), leaving);
-                Kept::OnHost(host)
+        let kept = match OffloadedTensor::store(tensor.clone(), old) {
+            Ok((host, d2h)) => {
+                self.flight.leave(host.bytes(), d2h);
+                HostSlot::OffloadedTensor(host)
             }
             Err(error) => {
                 self.failed.get_or_insert(error);
-                Kept::Here(tensor)
+                HostSlot::Here(tensor)
             }
         };
         self.kept.insert(key, kept);
@@ -154,7 +159,7 @@ impl Store {
 
     /// Waits for everything that is on its way; on GPUs the host does not.
     pub(crate) fn land(&mut self) {
-        self.flight = Flight::default();
+        self.flight = H2dPrefetch::default();
     }
 
     /// The same.
@@ -166,11 +171,11 @@ impl Store {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    pub(crate) fn get(&self, key: &Key) -> Option<&Kept> {
+    pub(crate) fn get(&self, key: &Key) -> Option<&HostSlot> {
         self.kept.get(key)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Key, &Kept)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Key, &HostSlot)> {
         self.kept.iter()
     }
 

@@ -92,7 +92,7 @@ fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
 
 /// Masters and moments of whole parameters, in f32.
 fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> {
-    let state = optimizer.whole_state(|_| true).unwrap();
+    let state = optimizer.full_state(|_| true).unwrap();
     let read = |state: StateTensor| {
         let dtype = state.dtype();
         let data = state.read().unwrap();
@@ -118,11 +118,11 @@ fn bytes(optimizer: &Optimizer) -> [usize; 2] {
             let tensor = kept.tensor();
             let bytes = tensor.shape().num_elements() * tensor.dtype().size();
             match kept {
-                Kept::OnHost(host) => {
+                HostSlot::OffloadedTensor(host) => {
                     assert_eq!(host.bytes(), bytes);
                     [away + bytes, all + bytes]
                 }
-                Kept::Here(_) => [away, all + bytes],
+                HostSlot::Here(_) => [away, all + bytes],
             }
         })
 }
@@ -207,7 +207,10 @@ fn every_rule_and_level_takes_the_same_steps(
                 );
                 seen.push((training.net.bits(), after));
             }
-            assert_eq!(training.optimizer.state.num_late, 0, "{rule} at {fraction}");
+            assert_eq!(
+                training.optimizer.state.num_late_tensors, 0,
+                "{rule} at {fraction}"
+            );
             Ok::<_, OptimError>((seen, bytes(&training.optimizer)))
         };
         let (expected, [away, all]) = train(0.0)?;
@@ -254,7 +257,7 @@ fn the_fraction_is_in_host_memory_before_the_first_step_and_behind_it() {
                 .iter()
                 .filter(|(key, _)| key.what == What::Master);
             masters
-                .map(|(_, kept)| matches!(kept, Kept::OnHost(_)))
+                .map(|(_, kept)| matches!(kept, HostSlot::OffloadedTensor(_)))
                 .collect()
         };
         let before = masters(&training.optimizer);

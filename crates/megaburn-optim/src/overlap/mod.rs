@@ -8,12 +8,12 @@ use burn::{
     tensor::{DType, Device},
 };
 use megaburn_collective::CollectiveError;
-use megaburn_kernels::{MainGrad, is_on_gpu, room_in, stands_in};
+use megaburn_kernels::{MainGrad, bucket_slice, is_on_gpu, is_view_of};
 use megaburn_mesh::ParamSpec;
 
 use crate::{
     reduce::{has_padding, without_padding},
-    sharding::{Bucket, Sharding, Slot, Sums},
+    sharding::{Bucket, GradReduceQueue, Sharding, Slot},
 };
 
 /// Starts to sum a bucket over ranks inside the backward that gives its last gradient, so that it is on
@@ -29,13 +29,13 @@ use crate::{
 ///
 /// Source: Megatron-LM `--overlap-grad-reduce`.
 #[derive(Clone, Debug)]
-pub(crate) struct Overlap(Arc<Mutex<State>>);
+pub(crate) struct Overlap(Arc<Mutex<OverlapState>>);
 
 #[derive(Debug)]
-struct State {
+struct OverlapState {
     sharding: Sharding,
     /// Weights whose layers sum their gradients, by path.
-    direct: BTreeMap<String, Direct>,
+    direct: BTreeMap<String, BucketGrad>,
     /// Where they are.
     device: Device,
     /// Whether what this backward gives completes sums.
@@ -48,14 +48,14 @@ struct State {
     buffers: BTreeMap<String, Tensor<1>>,
     /// Weights that were given room there: once, or a sum that somebody took would be written over.
     given: BTreeSet<String>,
-    sums: Sums,
+    sums: GradReduceQueue,
     /// Which buckets these are of.
     started: Vec<usize>,
     error: Option<CollectiveError>,
 }
 
 #[derive(Debug)]
-struct Direct {
+struct BucketGrad {
     main_grad: MainGrad,
     spec: ParamSpec,
     /// The first parameter of its bucket, whose length, and where it stands there.
@@ -101,12 +101,12 @@ impl Overlap {
                 };
                 let first = slots[0].path.clone();
                 let (len, start, chunk) = (*len, *start, *chunk);
-                let expected = match sharding.is_apart(path) {
+                let expected = match sharding.is_cross_stage(path) {
                     true => Expected::Others,
                     false => Expected::Unknown,
                 };
                 let (arrived, is_complete) = (0, false);
-                let weight = Direct {
+                let weight = BucketGrad {
                     main_grad,
                     spec,
                     first,
@@ -122,8 +122,8 @@ impl Overlap {
         }
         let (is_last, comes_late, is_whole) = (false, false, true);
         let (buffers, given, started, error) = Default::default();
-        let sums = Sums::new(sharding.clone());
-        let state = State {
+        let sums = GradReduceQueue::new(sharding.clone());
+        let state = OverlapState {
             sharding,
             direct,
             device,
@@ -137,11 +137,11 @@ impl Overlap {
             error,
         };
         let overlap = Self(Arc::new(Mutex::new(state)));
-        overlap.listen();
+        overlap.install_hooks();
         overlap
     }
 
-    fn listen(&self) {
+    fn install_hooks(&self) {
         let state = self.lock();
         let on_gpu = is_on_gpu(&Tensor::<1>::empty([1], &state.device));
         for (path, direct) in &state.direct {
@@ -156,7 +156,7 @@ impl Overlap {
             if on_gpu {
                 direct
                     .main_grad
-                    .with_room(move || Self(weak.upgrade()?).lock().room(&own));
+                    .with_out_buffer(move || Self(weak.upgrade()?).lock().room(&own));
             }
         }
     }
@@ -207,7 +207,7 @@ impl Overlap {
             .values_mut()
             .for_each(|direct| direct.is_complete = false);
         (state.buffers, state.given, state.started, state.error) = Default::default();
-        state.sums = Sums::new(state.sharding.clone());
+        state.sums = GradReduceQueue::new(state.sharding.clone());
     }
 
     /// This rank's shares of the buckets that were started, by their places among all.
@@ -229,12 +229,12 @@ impl Overlap {
         self.lock().take_buffer(bucket)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OverlapState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl OverlapState {
     fn arrived(&mut self, path: &str) {
         let Some(direct) = self.direct.get_mut(path) else {
             return;
@@ -256,14 +256,14 @@ impl State {
                 return;
             };
             self.started.push(index);
-            let whole = self.take_whole(bucket);
+            let whole = self.take_complete(bucket);
             self.error = self.sums.start(bucket.kind, whole).err();
         }
     }
 
     /// Where the sum of a weight's gradients is to stand.
     fn room(&mut self, path: &str) -> Option<Tensor<2>> {
-        let Direct {
+        let BucketGrad {
             spec,
             first,
             len,
@@ -275,7 +275,7 @@ impl State {
         }
         let empty = || Tensor::empty([*len], (&self.device, DType::F32));
         let buffer = self.buffers.entry(first.clone()).or_insert_with(empty);
-        room_in(buffer, *start, spec.shard.local_shape().try_into().ok()?)
+        bucket_slice(buffer, *start, spec.shard.local_shape().try_into().ok()?)
     }
 
     fn is_complete(&self, bucket: &Bucket) -> bool {
@@ -293,7 +293,7 @@ impl State {
     }
 
     /// This rank's gradients of a bucket: where they stand already, or joined.
-    fn take_whole(&mut self, bucket: &Bucket) -> Tensor<1> {
+    fn take_complete(&mut self, bucket: &Bucket) -> Tensor<1> {
         let buffer = self.take_buffer(bucket);
         let weights = bucket
             .slots
@@ -306,7 +306,7 @@ impl State {
         let sums: Vec<_> = sums.collect();
         let stands = |buffer: &Tensor<1>| {
             sums.iter().all(|(slot, direct, sum)| {
-                stands_in(sum, buffer, slot.start) && !has_padding(&direct.spec.shard)
+                is_view_of(sum, buffer, slot.start) && !has_padding(&direct.spec.shard)
             })
         };
         if let Some(buffer) = buffer.filter(stands) {

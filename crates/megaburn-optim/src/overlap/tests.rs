@@ -1,6 +1,6 @@
 use burn::tensor::Device;
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_kernels::{LinearOptions, Spare, WeightGradients, linear};
+use megaburn_kernels::{LinearOptions, Spare, WgradQueue, linear};
 use megaburn_mesh::{Axis, Layout, ShardPlan, ShardSpec};
 use rstest::rstest;
 
@@ -131,7 +131,7 @@ fn how_many_gradients_come_is_seen_where_none_come_late() {
                     let loss = twice(&net, x.require_grad(), &main_grad).sum();
                     let is_last = micro_batch == 1;
                     grads.begin_micro_batch(is_last);
-                    let later = WeightGradients::default();
+                    let later = WgradQueue::default();
                     let mut of_others = match is_last || !late {
                         true => loss.backward(),
                         false => later.defer(|| loss.backward()),

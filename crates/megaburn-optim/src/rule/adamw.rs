@@ -4,7 +4,7 @@ use burn::{
 };
 use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
 
-use super::{Force, Rule, Values, check, check_decay, check_dtype, check_weight_decay};
+use super::{ParamState, Rule, UpdateInputs, check, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
 
 /// AdamW, as `torch.optim.AdamW` has it: bias correction of both moments, epsilon outside the root,
@@ -73,9 +73,9 @@ impl AdamWConfig {
         ]
     }
 
-    pub(super) fn update(&self, old: Values, force: Force) -> Values {
+    pub(super) fn update(&self, old: ParamState, force: UpdateInputs) -> ParamState {
         let step = self.step(&force);
-        let Force {
+        let UpdateInputs {
             grad,
             factor_on_gpu,
             ..
@@ -87,18 +87,21 @@ impl AdamWConfig {
     }
 
     /// Of several parameters, in their order; those with the same rates are stepped together.
-    pub(super) fn update_all(&self, all: impl Iterator<Item = (Values, Force)>) -> Vec<Values> {
-        let mut together: Vec<Together> = Vec::new();
+    pub(super) fn update_all(
+        &self,
+        all: impl Iterator<Item = (ParamState, UpdateInputs)>,
+    ) -> Vec<ParamState> {
+        let mut together: Vec<MultiTensorBatch> = Vec::new();
         for (i, (old, force)) in all.enumerate() {
             let step = self.step(&force);
-            let Force {
+            let UpdateInputs {
                 grad,
                 factor_on_gpu: factor,
                 ..
             } = force;
             let place = together.iter().position(|others| others.step == step);
             let place = place.unwrap_or_else(|| {
-                together.push(Together {
+                together.push(MultiTensorBatch {
                     step,
                     factor,
                     places: Vec::new(),
@@ -110,7 +113,7 @@ impl AdamWConfig {
             together[place].olds.push((state(old), grad));
         }
         let new = together.into_iter().flat_map(
-            |Together {
+            |MultiTensorBatch {
                  step,
                  factor,
                  places,
@@ -122,14 +125,14 @@ impl AdamWConfig {
         new.into_iter().map(|(_, state)| values(state)).collect()
     }
 
-    fn step(&self, force: &Force) -> AdamwStep {
+    fn step(&self, force: &UpdateInputs) -> AdamwStep {
         let Self {
             beta_1,
             beta_2,
             epsilon,
             ..
         } = *self;
-        let Force {
+        let UpdateInputs {
             factor: grad_factor,
             rates: Rates { lr, weight_decay },
             time,
@@ -148,7 +151,7 @@ impl AdamWConfig {
 }
 
 /// Parameters that are stepped together: their places among all.
-struct Together {
+struct MultiTensorBatch {
     step: AdamwStep,
     /// The same for all: see [`Rule::update_all`].
     factor: Option<Tensor<1>>,
@@ -156,7 +159,7 @@ struct Together {
     olds: Vec<(AdamwState, Tensor<1>)>,
 }
 
-fn state(mut old: Values) -> AdamwState {
+fn state(mut old: ParamState) -> AdamwState {
     let [exp_avg, exp_avg_sq] = [Moment::ExpAvg, Moment::ExpAvgSq].map(|m| old.take(m));
     AdamwState {
         param: old.param,
@@ -166,7 +169,7 @@ fn state(mut old: Values) -> AdamwState {
     }
 }
 
-fn values(new: AdamwState) -> Values {
+fn values(new: AdamwState) -> ParamState {
     let AdamwState {
         param,
         exp_avg,
@@ -174,7 +177,7 @@ fn values(new: AdamwState) -> Values {
         rounded,
     } = new;
     let moments = [(Moment::ExpAvg, exp_avg), (Moment::ExpAvgSq, exp_avg_sq)].into();
-    Values {
+    ParamState {
         param,
         rounded,
         moments,
@@ -273,7 +276,7 @@ mod tests {
                 (Moment::ExpAvgSq, tensor(0.2)),
             ]
             .into();
-            let old = Values {
+            let old = ParamState {
                 param: tensor(1.0),
                 rounded: None,
                 moments,
@@ -287,7 +290,7 @@ mod tests {
             let grad = tensor(-2.0);
             (
                 old,
-                Force {
+                UpdateInputs {
                     grad,
                     factor: 0.7,
                     factor_on_gpu,
@@ -297,7 +300,7 @@ mod tests {
                 },
             )
         };
-        let of_values = |new: Values| {
+        let of_values = |new: ParamState| {
             let moments = new.moments.into_values();
             [new.param]
                 .into_iter()

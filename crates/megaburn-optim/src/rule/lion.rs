@@ -1,7 +1,7 @@
 use burn::{config::Config, tensor::FloatDType};
 use megaburn_kernels::{LionState, LionStep, lion, lion_scaled};
 
-use super::{Force, Rule, Values, check_decay, check_dtype, check_weight_decay};
+use super::{ParamState, Rule, UpdateInputs, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
 
 /// Lion: each element moves by the learning rate, in the direction of the sign of a mean of gradients;
@@ -47,9 +47,9 @@ impl LionConfig {
         vec![(Moment::ExpAvg, self.exp_avg)]
     }
 
-    pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
+    pub(super) fn update(&self, mut old: ParamState, force: UpdateInputs) -> ParamState {
         let Self { beta_1, beta_2, .. } = *self;
-        let Force {
+        let UpdateInputs {
             grad,
             factor: grad_factor,
             factor_on_gpu,
@@ -78,7 +78,7 @@ impl LionConfig {
             Some(factor) => lion_scaled(old, grad, factor, &step),
             None => lion(old, grad, &step),
         };
-        Values {
+        ParamState {
             param,
             rounded,
             moments: [(Moment::ExpAvg, exp_avg)].into(),

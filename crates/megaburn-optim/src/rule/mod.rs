@@ -35,7 +35,7 @@ pub(crate) enum Rule {
 }
 
 /// What one parameter's update starts from, or what it leaves. Each is `[kept elements]`.
-pub(crate) struct Values {
+pub(crate) struct ParamState {
     /// The parameter or its master.
     pub(crate) param: Tensor<1>,
     /// Becomes the new parameter rounded.
@@ -44,7 +44,7 @@ pub(crate) struct Values {
 }
 
 /// Where an update goes.
-pub(crate) struct Force {
+pub(crate) struct UpdateInputs {
     pub(crate) grad: Tensor<1>,
     /// What the gradient is still to be multiplied with.
     pub(crate) factor: f64,
@@ -118,7 +118,7 @@ impl Rule {
     }
 
     /// Of several parameters, in their order; what only the GPU knows is the same for all.
-    pub(crate) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
+    pub(crate) fn update_all(&self, all: Vec<(ParamState, UpdateInputs)>) -> Vec<ParamState> {
         let all = all.into_iter();
         match self {
             Self::AdamW(config) => config.update_all(all),
@@ -129,7 +129,7 @@ impl Rule {
     }
 }
 
-impl Values {
+impl ParamState {
     /// Takes one of the moments.
     fn take(&mut self, moment: Moment) -> Tensor<1> {
         self.moments

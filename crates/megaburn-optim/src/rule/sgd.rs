@@ -1,7 +1,7 @@
 use burn::{config::Config, tensor::FloatDType};
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 
-use super::{Force, Rule, Values, check, check_decay, check_dtype, check_weight_decay};
+use super::{ParamState, Rule, UpdateInputs, check, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
 
 /// Gradient descent with momentum, as `torch.optim.SGD` has it: without dampening, the decay added to
@@ -52,11 +52,11 @@ impl SgdConfig {
         }
     }
 
-    pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
+    pub(super) fn update(&self, mut old: ParamState, force: UpdateInputs) -> ParamState {
         let Self {
             momentum, nesterov, ..
         } = *self;
-        let Force {
+        let UpdateInputs {
             grad,
             factor: grad_factor,
             factor_on_gpu,
@@ -86,7 +86,7 @@ impl SgdConfig {
             None => sgd(old, grad, &step),
         };
         let moments = momentum_buffer.map(|buffer| (Moment::MomentumBuffer, buffer));
-        Values {
+        ParamState {
             param,
             rounded,
             moments: moments.into_iter().collect(),

@@ -8,9 +8,9 @@ use megaburn_collective::ProcessGroups;
 
 use super::{
     Inner, ParamKind, Replicas, Sharding, ShardingLevel,
-    gathering::Gathering,
     order::{Order, Params},
-    shares::Shares,
+    param_all_gather::ParamAllGather,
+    zero3_params::Zero3Params,
 };
 use crate::OptimError;
 
@@ -33,7 +33,7 @@ pub struct ShardingConfig {
     /// Parameters that two stages of a pipeline use, of which others than the data- and context-parallel ranks
     /// may have copies: each is in a bucket of its own, so that the ranks that hold one share of it hold the
     /// same, and is sent behind all backwards, of which several give it gradients. Default: none.
-    pub apart: BTreeSet<String>,
+    pub cross_stage: BTreeSet<String>,
     /// Which of the rank's stages of a pipeline a parameter is of; one that is not named is of the first.
     /// A bucket ends where they do, as backward completes each by itself, the last one first. Default: none.
     pub chunks: BTreeMap<String, usize>,
@@ -44,13 +44,13 @@ pub struct ShardingConfig {
 impl ShardingConfig {
     /// By all ranks, in Megatron's buckets.
     pub fn new(level: ShardingLevel) -> Self {
-        let (direct, apart, chunks, experts) = Default::default();
+        let (direct, cross_stage, chunks, experts) = Default::default();
         Self {
             level,
             ranks: None,
             bucket: None,
             direct,
-            apart,
+            cross_stage,
             chunks,
             experts,
         }
@@ -79,8 +79,8 @@ impl ShardingConfig {
 
     /// These parameters are kept apart.
     #[must_use]
-    pub fn with_apart(mut self, paths: impl IntoIterator<Item = String>) -> Self {
-        self.apart = paths.into_iter().collect();
+    pub fn with_cross_stage(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.cross_stage = paths.into_iter().collect();
         self
     }
 
@@ -125,22 +125,22 @@ impl ShardingConfig {
         let (mut buckets, mut shared) = (Vec::new(), Vec::new());
         for (order, bucket) in params.buckets(|kind| self.sizes(replicas(kind))) {
             let share = replicas(bucket.kind).share();
-            let is_shared = order != Order::Late && self.level == ShardingLevel::Parameters;
-            if is_shared && share.size() > 1 {
+            let is_sharded = order != Order::Deferred && self.level == ShardingLevel::Parameters;
+            if is_sharded && share.size() > 1 {
                 shared.push((bucket.clone(), share.clone()));
             }
             buckets.push(bucket);
         }
-        let shares = (!shared.is_empty()).then(|| Shares::new(shared, &shapes));
+        let shares = (!shared.is_empty()).then(|| Zero3Params::new(shared, &shapes));
         let mut kept = BTreeMap::new();
         for bucket in &buckets {
-            let stretch = replicas(bucket.kind).share_of(bucket);
+            let stretch = replicas(bucket.kind).shard_of(bucket);
             let slots = bucket.slots.iter();
             kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&stretch))));
         }
         Ok(Sharding(Arc::new(Inner {
             level: self.level,
-            apart: self.apart.clone(),
+            cross_stage: self.cross_stage.clone(),
             experts: self.experts.clone(),
             has_experts: buckets
                 .iter()
@@ -149,7 +149,7 @@ impl ShardingConfig {
             replicas: of_kinds,
             buckets,
             kept,
-            gathering: Gathering::default(),
+            gathering: ParamAllGather::default(),
             shares,
         })))
     }

@@ -2,13 +2,13 @@
 
 mod bucket;
 mod config;
-mod gathering;
+mod grad_reduce_queue;
 mod order;
+mod param_all_gather;
 mod replicas;
-mod shares;
-mod sums;
 #[cfg(test)]
 mod tests;
+mod zero3_params;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,12 +20,12 @@ use crate::leaf::put;
 pub(crate) use bucket::{Bucket, Slot, joined};
 use burn::{Tensor, module::Module, tensor::Float};
 pub use config::ShardingConfig;
-use gathering::Gathering;
-use megaburn_collective::{CollectiveError, tensors::Pending};
+pub(crate) use grad_reduce_queue::GradReduceQueue;
+use megaburn_collective::{CollectiveError, tensors::AsyncCollective};
 use megaburn_kernels::MainGrad;
+use param_all_gather::ParamAllGather;
 pub(crate) use replicas::{ParamKind, Replicas};
-use shares::Shares;
-pub(crate) use sums::Sums;
+use zero3_params::Zero3Params;
 
 /// What each data-parallel rank keeps only a share of.
 ///
@@ -57,7 +57,7 @@ pub struct Sharding(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     level: ShardingLevel,
-    apart: BTreeSet<String>,
+    cross_stage: BTreeSet<String>,
     experts: BTreeSet<String>,
     /// Whether this rank's stage has any.
     has_experts: bool,
@@ -68,21 +68,21 @@ struct Inner {
     buckets: Vec<Bucket>,
     /// What of each trainable parameter this rank keeps.
     kept: BTreeMap<String, Range<usize>>,
-    gathering: Gathering,
+    gathering: ParamAllGather,
     /// Parameters that are shared out.
-    shares: Option<Shares>,
+    shares: Option<Zero3Params>,
 }
 
 impl Sharding {
     /// Of one rank, which keeps everything of whatever it is given.
     pub fn none() -> Self {
-        let (apart, experts, has_experts, counts_experts) = Default::default();
+        let (cross_stage, experts, has_experts, counts_experts) = Default::default();
         let replicas = [Replicas::none(), Replicas::none()];
         let (buckets, kept, gathering, shares) = Default::default();
         let level = ShardingLevel::None;
         Self(Arc::new(Inner {
             level,
-            apart,
+            cross_stage,
             experts,
             has_experts,
             counts_experts,
@@ -100,8 +100,8 @@ impl Sharding {
     }
 
     /// Whether a parameter has a bucket of its own, because other stages of a pipeline have copies of it.
-    pub(crate) fn is_apart(&self, path: &str) -> bool {
-        self.0.apart.contains(path)
+    pub(crate) fn is_cross_stage(&self, path: &str) -> bool {
+        self.0.cross_stage.contains(path)
     }
 
     /// How many ranks share out the parameter at `path`, or what is kept of it.
@@ -110,7 +110,7 @@ impl Sharding {
     }
 
     /// Whether any parameters of this rank are shared out, or what is kept of them.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(crate) fn is_sharded(&self) -> bool {
         self.any_kind(|replicas| replicas.num_shares() > 1)
     }
 
@@ -159,7 +159,7 @@ impl Sharding {
     pub fn attach(&self, weights: &BTreeMap<String, MainGrad>, overlaps: bool) {
         match &self.0.shares {
             Some(shares) => shares.attach(weights, overlaps),
-            None if overlaps => self.0.gathering.wait_in_layers(&self.0.buckets, weights),
+            None if overlaps => self.0.gathering.wait_on_use(&self.0.buckets, weights),
             None => {}
         }
     }
@@ -185,12 +185,12 @@ impl Sharding {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn check(&self) -> Result<(), CollectiveError> {
-        self.0.shares.as_ref().map_or(Ok(()), Shares::check)
+        self.0.shares.as_ref().map_or(Ok(()), Zero3Params::check)
     }
 
     /// Whether this rank keeps only its share of the parameter at `path`: in the module it has no values,
     /// and a layer that reads it needs all ranks that share it to do so too.
-    pub fn shares_out(&self, path: &str) -> bool {
+    pub fn is_param_sharded(&self, path: &str) -> bool {
         self.0
             .shares
             .as_ref()
@@ -248,7 +248,11 @@ impl Sharding {
     }
 
     /// What is gathered of a bucket: to be read behind its layers' waiting.
-    pub(crate) fn gathered(&self, bucket: &Bucket, started: Pending<1, Float>) -> Tensor<1> {
+    pub(crate) fn gathered(
+        &self,
+        bucket: &Bucket,
+        started: AsyncCollective<1, Float>,
+    ) -> Tensor<1> {
         self.0.gathering.of(bucket, started)
     }
 
@@ -260,12 +264,12 @@ impl Sharding {
     /// The parameters that this rank updates something of, in that order, with the elements that it keeps;
     /// out of all, by path and local elements.
     pub(crate) fn update_order(&self, lens: BTreeMap<String, usize>) -> Vec<(String, usize)> {
-        if !self.is_shared() {
+        if !self.is_sharded() {
             return lens.into_iter().collect();
         }
         // What backward completes last, forward needs first.
         let slots = self.buckets().iter().rev().flat_map(|bucket| {
-            let share = self.share_of(bucket);
+            let share = self.shard_of(bucket);
             bucket
                 .slots
                 .iter()
@@ -301,7 +305,7 @@ impl Sharding {
     }
 
     /// What this rank keeps of a bucket.
-    pub(crate) fn share_of(&self, bucket: &Bucket) -> Range<usize> {
-        self.replicas(bucket.kind).share_of(bucket)
+    pub(crate) fn shard_of(&self, bucket: &Bucket) -> Range<usize> {
+        self.replicas(bucket.kind).shard_of(bucket)
     }
 }

@@ -16,10 +16,10 @@ use crate::visit::{FloatVisitor, visit_floats};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Order {
     /// While backward goes on.
-    Direct,
+    FusedWgrad,
     /// Behind it; of matrices that stages share.
-    Apart,
-    Late,
+    CrossStage,
+    Deferred,
 }
 
 /// What parameters of a bucket have in common: who holds copies, when they are sent, the chunk, of which the
@@ -62,7 +62,7 @@ impl<'a> Params<'a> {
             let [target, ranks] = sizes(kind);
             let fill = |found, target| Bucket::fill(kind, chunk.0, found, target, ranks);
             let filled = match order {
-                Order::Apart => found.into_iter().flat_map(|of| fill(vec![of], 0)).collect(),
+                Order::CrossStage => found.into_iter().flat_map(|of| fill(vec![of], 0)).collect(),
                 _ => fill(found, target),
             };
             of_kinds[kind as usize].extend(filled.into_iter().map(|bucket| {
@@ -102,9 +102,9 @@ impl FloatVisitor for Params<'_> {
         let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
         let is_direct = matrix.is_some() && self.config.direct.contains(&path);
         let order = match is_direct {
-            true if self.config.apart.contains(&path) => Order::Apart,
-            true => Order::Direct,
-            false => Order::Late,
+            true if self.config.cross_stage.contains(&path) => Order::CrossStage,
+            true => Order::FusedWgrad,
+            false => Order::Deferred,
         };
         self.shapes
             .extend(matrix.map(|shape| (path.clone(), shape)));

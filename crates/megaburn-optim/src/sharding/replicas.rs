@@ -123,7 +123,7 @@ impl Replicas {
     }
 
     /// What this rank keeps of a bucket.
-    pub(crate) fn share_of(&self, bucket: &Bucket) -> Range<usize> {
+    pub(crate) fn shard_of(&self, bucket: &Bucket) -> Range<usize> {
         bucket.share(self.share.rank(), self.share.size())
     }
 }

@@ -12,7 +12,7 @@ use burn::{
 };
 use megaburn_collective::ProcessGroups;
 use megaburn_kernels::{LinearOptions, MainGrad, linear};
-use megaburn_mesh::{Axis, Layout, ParamSpec, Part, ShardPlan, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, Layout, ParamSpec, ShardPlan, ShardSpec};
 
 use super::cut;
 
@@ -51,7 +51,8 @@ pub(crate) fn plan_of(groups: &ProcessGroups) -> ShardPlan {
     let (coords, layout) = (groups.coords, groups.layout());
     let split = |shape: &[usize], dim: usize, axis| {
         let (rank, ranks) = (coords.get(axis), layout.degree(axis));
-        ShardSpec::split(shape, dim, &[Part::new(shape[dim])], axis, rank, ranks).expect("divides")
+        ShardSpec::split(shape, dim, &[FusedPart::new(shape[dim])], axis, rank, ranks)
+            .expect("divides")
     };
     let whole = |axis| ShardSpec::whole(&[6], axis, coords.get(axis), layout.degree(axis));
     let mut plan = ShardPlan::new();

@@ -6,12 +6,11 @@ use megaburn_kernels::{AttentionDropout, AttentionOptions, DropoutKey, attention
 use megaburn_mesh::{PositionRng, Purpose};
 
 use crate::{
-    ContextParallel, Input, KvCache, Packed, PackedDocuments, ParallelError, TokenBlock,
+    ContextParallel, KvCache, Packed, PackedDocuments, ParallelError, Recomputable, TokenBlock,
     TokenContext,
     context::{Mask, Piece, context_attention},
-    dropout,
-    kept::is_attention_kept,
-    recomputed,
+    dropout, recomputed,
+    selective_save::is_attention_saved,
 };
 
 /// What is between the matrices, and has no parameters.
@@ -135,10 +134,10 @@ impl CoreAttention {
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let (block, documents) = (block.filter(|_| is_trained), documents.clone());
         // What is kept need not be computed once more by itself.
-        if !self.recompute || is_attention_kept() {
+        if !self.recompute || is_attention_saved() {
             return self.whole(queries_keys_values, block, documents, &parallel);
         }
-        let inputs = queries_keys_values.map(Input::from);
+        let inputs = queries_keys_values.map(Recomputable::from);
         let again =
             move |core: &Self, inputs| [core.whole(inputs, block, documents.clone(), &parallel)];
         let [attended] = recomputed(self, inputs, again);
@@ -213,7 +212,7 @@ impl CoreAttention {
             documents,
             ..self.mask.clone()
         };
-        if ranks > 1 || is_attention_kept() {
+        if ranks > 1 || is_attention_saved() {
             return context_attention(queries_keys_values, mask, parallel);
         }
         let [q, k, v] = queries_keys_values;

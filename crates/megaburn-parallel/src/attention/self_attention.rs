@@ -1,12 +1,12 @@
 use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
-use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last_with};
-use megaburn_mesh::Part;
+use megaburn_kernels::{RopeTable, SliceMode, apply_rope, split_last_with};
+use megaburn_mesh::FusedPart;
 
 use super::core_attention::CoreAttention;
 use crate::{
-    ContextParallel, Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear,
-    ParallelLinearConfig, PlanBuilder, Sharded, TokenContext, context::Mask,
+    ContextParallel, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear,
+    ParallelLinearConfig, PlanBuilder, Recomputable, Sharded, TokenContext, context::Mask,
 };
 
 /// Configuration of a [`SelfAttention`].
@@ -73,7 +73,7 @@ impl SelfAttentionConfig {
                 why,
             });
         }
-        let heads = |count| Part::units(count, head_dim);
+        let heads = |count| FusedPart::units(count, head_dim);
         let qkv = ParallelLinearConfig::column(d_model, (num_heads + 2 * num_kv_heads) * head_dim)
             .with_parts([heads(num_heads), heads(num_kv_heads), heads(num_kv_heads)])
             .with_bias(self.qkv_bias)
@@ -184,7 +184,7 @@ impl SelfAttention {
     /// `[seq, batch, d_model]`, unchanged (with sequence and context parallelism `seq` is this rank's
     /// stretch); `rope` holds all positions of the tensor-parallel group, none where the model has learned
     /// positions.
-    pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Recomputable<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
         self.forward_in(x, &TokenContext::new(rope.cloned()))
     }
 
@@ -193,7 +193,7 @@ impl SelfAttention {
     ///
     /// # Shapes
     /// As [`forward`](Self::forward).
-    pub fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+    pub fn forward_in(&self, x: impl Into<Recomputable<3>>, context: &TokenContext) -> Tensor<3> {
         let queries_keys_values = self.queries_keys_values(x, context.rope.as_ref());
         self.output
             .forward(self.core.forward(queries_keys_values, context))
@@ -210,7 +210,7 @@ impl SelfAttention {
     /// values.
     pub fn forward_cached(
         &self,
-        x: impl Into<Input<3>>,
+        x: impl Into<Recomputable<3>>,
         rope: Option<&RopeTable>,
         packed: &Packed,
         cache: &mut KvCache,
@@ -241,7 +241,7 @@ impl SelfAttention {
     /// Normed and rotated, `[seq, batch, heads, head_dim]` each.
     fn queries_keys_values(
         &self,
-        x: impl Into<Input<3>>,
+        x: impl Into<Recomputable<3>>,
         rope: Option<&RopeTable>,
     ) -> [Tensor<4>; 3] {
         let qkv = self.qkv.forward(x);
@@ -252,9 +252,13 @@ impl SelfAttention {
         // view would keep all three once more. (Norms keep what they read.)
         let alone = rope.is_some() && self.q_norm.is_none() && qkv.device().is_autodiff();
         let cuts = [
-            Cut::View,
-            Cut::View,
-            if alone { Cut::Copy } else { Cut::View },
+            SliceMode::View,
+            SliceMode::View,
+            if alone {
+                SliceMode::Copy
+            } else {
+                SliceMode::View
+            },
         ];
         let parts = split_last_with(qkv, counts.map(|count| count * self.head_dim), cuts);
         let [q, k, v] = parts.map(|part| {

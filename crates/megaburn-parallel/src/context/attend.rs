@@ -2,16 +2,16 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use megaburn_kernels::{
-    AttentionPart, Operands, add_rows, attention_part, attention_part_gradients,
+    CheckpointFunction, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
 };
 
 use super::{
-    ContextComm, ContextParallel, Mask, gathered,
+    ContextComm, ContextParallel, Mask, all_gather,
     heads::Heads,
-    parts::{Part, with_stretch},
+    parts::{KeyValuePart, with_peer_keys},
     ring, rows,
 };
-use crate::kept::kept_attention;
+use crate::selective_save::saved_attention;
 
 /// [`attention`](megaburn_kernels::attention) of stretches that ranks hold, to whole sequences: `mask` is of
 /// those, and of the heads that a rank attends with.
@@ -51,7 +51,7 @@ pub(crate) fn context_attention(
     let plain = qkv.clone().map(|x| if is_trained { x.inner() } else { x });
     let heads = Heads::new(parallel, &mask, &plain[0]);
     let shared = plain.map(|x| heads.share(x));
-    let whole = kept_attention(|| forward(shared.clone(), &mask, parallel));
+    let whole = saved_attention(|| forward(shared.clone(), &mask, parallel));
     let joined = |x: Tensor<4>| {
         let out = heads.join(x);
         let [len, b, hq, d_v] = out.dims();
@@ -61,7 +61,7 @@ pub(crate) fn context_attention(
     if !is_trained {
         return out;
     }
-    let mut operands = Operands::new(&device);
+    let mut operands = CheckpointFunction::new(&device);
     qkv.into_iter().for_each(|x| operands.add(x));
     let parallel = parallel.clone();
     let [out] = operands.results([Tensor::from_inner(out)], move |[dout]| {
@@ -79,23 +79,23 @@ pub(crate) fn context_attention(
     out
 }
 
-fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> AttentionPart {
+fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> PartialAttention {
     if let Some(part) = whole(&qkv, mask, parallel) {
-        let AttentionPart { out, lse } = attend(&part, qkv.each_ref());
-        return AttentionPart {
+        let PartialAttention { out, lse } = attend(&part, qkv.each_ref());
+        return PartialAttention {
             out: out.cast(qkv[0].dtype()),
             lse,
         };
     }
     match parallel.comm {
-        ContextComm::AllGather => gathered::forward(qkv, mask, &parallel.sequence),
+        ContextComm::AllGather => all_gather::forward(qkv, mask, &parallel.sequence),
         _ => ring::forward(qkv, mask, &parallel.sequence),
     }
 }
 
 fn backward(
     qkv: [Tensor<4>; 3],
-    whole: &AttentionPart,
+    whole: &PartialAttention,
     dout: Tensor<4>,
     mask: &Mask,
     parallel: &ContextParallel,
@@ -104,26 +104,30 @@ fn backward(
         return gradients(&part, qkv.each_ref(), whole, &dout);
     }
     match parallel.comm {
-        ContextComm::AllGather => gathered::backward(qkv, whole, dout, mask, &parallel.sequence),
+        ContextComm::AllGather => all_gather::backward(qkv, whole, dout, mask, &parallel.sequence),
         _ => ring::backward(qkv, whole, dout, mask, &parallel.sequence),
     }
 }
 
 /// All of attention as one part, where a rank has whole sequences: nothing is to be joined.
-fn whole([q, ..]: &[Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> Option<Part> {
+fn whole(
+    [q, ..]: &[Tensor<4>; 3],
+    mask: &Mask,
+    parallel: &ContextParallel,
+) -> Option<KeyValuePart> {
     let stretch = parallel.stretch();
     let is_whole = stretch.ranks() == 1;
-    is_whole.then(|| with_stretch(mask, stretch, stretch, q.dims()[0]).swap_remove(0))
+    is_whole.then(|| with_peer_keys(mask, stretch, stretch, q.dims()[0]).swap_remove(0))
 }
 
 /// What a part's queries see of its keys.
-pub(super) fn attend(part: &Part, [q, k, v]: [&Tensor<4>; 3]) -> AttentionPart {
-    let Part {
+pub(super) fn attend(part: &KeyValuePart, [q, k, v]: [&Tensor<4>; 3]) -> PartialAttention {
+    let KeyValuePart {
         queries,
         keys,
         options,
     } = part;
-    attention_part(
+    partial_attention(
         rows(q, queries),
         rows(k, keys),
         rows(v, keys),
@@ -133,17 +137,17 @@ pub(super) fn attend(part: &Part, [q, k, v]: [&Tensor<4>; 3]) -> AttentionPart {
 
 /// The gradients of a part's queries, keys and values, of what all parts gave together.
 pub(super) fn gradients(
-    part: &Part,
+    part: &KeyValuePart,
     [q, k, v]: [&Tensor<4>; 3],
-    whole: &AttentionPart,
+    whole: &PartialAttention,
     dout: &Tensor<4>,
 ) -> [Tensor<4>; 3] {
-    let Part {
+    let KeyValuePart {
         queries,
         keys,
         options,
     } = part;
-    let of_queries = AttentionPart {
+    let of_queries = PartialAttention {
         out: rows(&whole.out, queries),
         lse: match queries.len() == whole.lse.dims()[2] {
             true => whole.lse.clone(),
@@ -151,7 +155,7 @@ pub(super) fn gradients(
         },
     };
     let inputs = [rows(q, queries), rows(k, keys), rows(v, keys)];
-    attention_part_gradients(inputs, of_queries, rows(dout, queries), options.clone())
+    partial_attention_gradients(inputs, of_queries, rows(dout, queries), options.clone())
 }
 
 /// Gradients that come in parts.

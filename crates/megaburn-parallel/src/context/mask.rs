@@ -6,14 +6,14 @@ use std::{
 };
 
 use megaburn_kernels::{AttentionDropout, AttentionOptions, PackedSequences};
-use megaburn_mesh::Documents;
+use megaburn_mesh::PackedRows;
 
 use super::order::{Order, Span};
 
-/// [`Documents`] of a micro-batch, with what attention is told of them, once for all layers.
+/// [`PackedRows`] of a micro-batch, with what attention is told of them, once for all layers.
 #[derive(Clone, Debug)]
 pub struct PackedDocuments {
-    documents: Arc<Documents>,
+    documents: Arc<PackedRows>,
     told: Arc<Mutex<BTreeMap<Told, PackedSequences>>>,
     orders: Arc<Mutex<Orders>>,
 }
@@ -27,7 +27,7 @@ type Told = (usize, usize, usize);
 
 impl PackedDocuments {
     /// Those of a micro-batch.
-    pub fn new(documents: Documents) -> Self {
+    pub fn new(documents: PackedRows) -> Self {
         Self {
             documents: Arc::new(documents),
             told: Arc::default(),
@@ -36,7 +36,7 @@ impl PackedDocuments {
     }
 
     /// Which they are.
-    pub fn documents(&self) -> &Documents {
+    pub fn documents(&self) -> &PackedRows {
         &self.documents
     }
 

@@ -8,15 +8,15 @@
 //! "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>; Fang & Zhao (2024), "USP", for both at once,
 //! <https://arxiv.org/abs/2405.07719>; Megatron-LM `--context-parallel-size`, `--cp-comm-type`.
 
+mod all_gather;
 mod attend;
 mod comm;
-mod dynamic;
-mod gathered;
 mod heads;
+mod hybrid;
 mod mask;
 mod order;
+mod packed_batch;
 mod parts;
-mod pass;
 mod prefill;
 mod ring;
 
@@ -26,7 +26,7 @@ use megaburn_mesh::Zigzag;
 
 pub(crate) use attend::context_attention;
 pub use comm::ContextComm;
-pub use dynamic::{DynamicContext, Share};
+pub use hybrid::{ContextShare, HybridContextParallel};
 pub(crate) use mask::Mask;
 pub use mask::PackedDocuments;
 pub(crate) use prefill::{PackedShare, Piece};

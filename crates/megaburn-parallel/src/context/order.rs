@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use megaburn_kernels::{EmbeddingOptions, embedding};
-use megaburn_mesh::{Documents, Zigzag};
+use megaburn_mesh::{PackedRows, Zigzag};
 
 use super::Mask;
 
@@ -89,7 +89,7 @@ impl Order {
 }
 
 /// Rows, in the order of positions and then of sequences, as `whole` has them, by where members do.
-fn of_documents(documents: &Documents, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
+fn of_documents(documents: &PackedRows, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
     let (b, len) = (documents.num_rows(), documents.row_len());
     // Where each token of each sequence is.
     let mut places = vec![0; len * b];

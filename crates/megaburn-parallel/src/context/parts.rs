@@ -9,18 +9,23 @@ use super::Mask;
 
 /// Queries of this rank, keys out of those that are there, and how they attend.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct KeyValuePart {
     pub(super) queries: Range<usize>,
     pub(super) keys: Range<usize>,
     pub(super) options: AttentionOptions,
 }
 
 /// The parts of the `len` queries of `mine` with the keys of another stretch, `theirs`.
-pub(super) fn with_stretch(mask: &Mask, mine: Zigzag, theirs: Zigzag, len: usize) -> Vec<Part> {
+pub(super) fn with_peer_keys(
+    mask: &Mask,
+    mine: Zigzag,
+    theirs: Zigzag,
+    len: usize,
+) -> Vec<KeyValuePart> {
     let (all, chunk) = (0..len, len / 2);
     let (front, back) = (0..chunk, chunk..len);
     let full = mask.open();
-    let part = |queries: &Range<usize>, keys: &Range<usize>, options| Part {
+    let part = |queries: &Range<usize>, keys: &Range<usize>, options| KeyValuePart {
         queries: queries.clone(),
         keys: keys.clone(),
         options,
@@ -42,7 +47,7 @@ pub(super) fn with_stretch(mask: &Mask, mine: Zigzag, theirs: Zigzag, len: usize
                 .into_iter()
                 .filter_map(|(q, k)| {
                     let chunks = [mine.chunks()[q], theirs.chunks()[k]];
-                    let options = of_chunks(mask, chunks, 2 * mine.ranks(), chunk)?;
+                    let options = from_chunks(mask, chunks, 2 * mine.ranks(), chunk)?;
                     Some(part(halves[q], halves[k], options))
                 });
             pairs.collect()
@@ -51,7 +56,7 @@ pub(super) fn with_stretch(mask: &Mask, mine: Zigzag, theirs: Zigzag, len: usize
 }
 
 /// Chunk `query` of `chunks`, of so many positions, to chunk `key`; none where no query sees a key.
-fn of_chunks(
+fn from_chunks(
     mask: &Mask,
     [query, key]: [usize; 2],
     chunks: usize,
@@ -85,11 +90,11 @@ fn of_chunks(
 }
 
 /// The parts of the `len` queries of `mine` with the keys of whole sequences, in their order.
-pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
+pub(super) fn with_all_keys(mask: &Mask, mine: Zigzag, len: usize) -> Vec<KeyValuePart> {
     let chunk = len / 2;
     let seq_len = chunk * 2 * mine.ranks();
     if mask.is_plain() && !mask.causal {
-        return vec![Part {
+        return vec![KeyValuePart {
             queries: 0..len,
             keys: 0..seq_len,
             options: mask.whole(),
@@ -100,12 +105,12 @@ pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
         let (start, end) = (at * chunk, (at + 1) * chunk);
         if mask.is_plain() {
             // Two calls, which take any kernel, for one of queries that begin behind their keys.
-            let before = Part {
+            let before = KeyValuePart {
                 queries: queries.clone(),
                 keys: 0..start,
                 options: mask.open(),
             };
-            let own = Part {
+            let own = KeyValuePart {
                 queries,
                 keys: start..end,
                 options: mask.whole(),
@@ -135,7 +140,7 @@ pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
             sequences: documents.map(|of| of.sequences(2 * mine.ranks(), true, at)),
             ..mask.open()
         };
-        vec![Part {
+        vec![KeyValuePart {
             queries,
             keys,
             options,

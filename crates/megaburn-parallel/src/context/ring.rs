@@ -5,15 +5,15 @@
 use burn::tensor::Tensor;
 use megaburn_collective::{
     Group,
-    tensors::{self, Pending},
+    tensors::{self, AsyncCollective},
 };
-use megaburn_kernels::{AttentionPart, AttentionSum};
+use megaburn_kernels::{OnlineSoftmaxMerge, PartialAttention};
 use megaburn_mesh::Zigzag;
 
 use super::{
     Mask,
     attend::{GradientSum, attend, gradients},
-    parts::with_stretch,
+    parts::with_peer_keys,
     sure,
 };
 
@@ -27,7 +27,7 @@ fn stretch(group: &Group, back: usize) -> Zigzag {
 fn pass_on<const N: usize>(
     all: [Tensor<4>; N],
     group: &Group,
-) -> [Pending<4, burn::tensor::Float>; N] {
+) -> [AsyncCollective<4, burn::tensor::Float>; N] {
     all.map(|x| sure(tensors::start_shift(x, 1, group)))
 }
 
@@ -35,19 +35,19 @@ fn pass_on<const N: usize>(
 ///
 /// # Shapes
 /// `q: [len, b, hq, d]`, `k, v: [len, b, hkv, d]`, off the autodiff device
-pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> AttentionPart {
+pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> PartialAttention {
     let ([len, b, hq, _], [.., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
-    let mut sum = AttentionSum::new([len, b, hq, d_v]);
+    let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
     let mut here = [k, v];
     for step in 0..group.size() {
         let is_last = step + 1 == group.size();
         let coming = (!is_last).then(|| pass_on(here.clone(), group));
-        for part in with_stretch(mask, stretch(group, 0), stretch(group, step), len) {
+        for part in with_peer_keys(mask, stretch(group, 0), stretch(group, step), len) {
             let [k, v] = here.clone();
             sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
         }
         if let Some(coming) = coming {
-            here = coming.map(Pending::wait);
+            here = coming.map(AsyncCollective::wait);
         }
     }
     sum.finish(dtype)
@@ -57,7 +57,7 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
 /// and comes home at last.
 pub(super) fn backward(
     [q, k, v]: [Tensor<4>; 3],
-    whole: &AttentionPart,
+    whole: &PartialAttention,
     dout: Tensor<4>,
     mask: &Mask,
     group: &Group,
@@ -72,7 +72,7 @@ pub(super) fn backward(
         let is_last = step + 1 == group.size();
         let coming = (!is_last).then(|| pass_on(here.clone(), group));
         let mut found = Vec::new();
-        for part in with_stretch(mask, stretch(group, 0), stretch(group, step), len) {
+        for part in with_peer_keys(mask, stretch(group, 0), stretch(group, step), len) {
             let [k, v] = &here;
             let [dq, dk, dv] = gradients(&part, [&q, k, v], whole, &dout);
             of_queries.add(part.queries.start, dq);
@@ -80,7 +80,9 @@ pub(super) fn backward(
         }
         // Only now: they were on their way while these were computed.
         let mut of_stretch = match sums.take() {
-            Some(sums) => <[Pending<4, _>; 2]>::map(sums, |sum| GradientSum::of(sum.wait())),
+            Some(sums) => {
+                <[AsyncCollective<4, _>; 2]>::map(sums, |sum| GradientSum::of(sum.wait()))
+            }
             None => shapes.map(|shape| GradientSum::new(shape, wide)),
         };
         for (start, found) in found {
@@ -89,9 +91,11 @@ pub(super) fn backward(
         }
         sums = Some(pass_on(of_stretch.map(|sum| sum.finish(&device)), group));
         if let Some(coming) = coming {
-            here = coming.map(Pending::wait);
+            here = coming.map(AsyncCollective::wait);
         }
     }
-    let [dk, dv] = sums.expect("a ring has a member").map(Pending::wait);
+    let [dk, dv] = sums
+        .expect("a ring has a member")
+        .map(AsyncCollective::wait);
     [of_queries.finish(&device), dk, dv]
 }

@@ -1,10 +1,10 @@
 use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
 use megaburn_kernels::MainGrad;
-use megaburn_mesh::{Axis, Part, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use super::{LinearPlan, ParallelLinear, replicas::ReplicatedParts};
-use crate::{ParallelError, init::Draw};
+use crate::{ParallelError, init::InitDraw};
 
 /// Which dimension of a linear layer's weight `[d_input, d_output]` is split over the group.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct ParallelLinearConfig {
     /// The split dimension as separately split parts (a fused QKV or gate-up), which stay split;
     /// `None`: one part. Of a column split only, a part may have fewer units than there are ranks:
     /// neighbours then hold copies.
-    pub fused: Option<Vec<Part>>,
+    pub fused: Option<Vec<FusedPart>>,
     /// The axis of the group that splits it: that of dense layers, or of experts.
     #[config(default = "Axis::Tp")]
     pub axis: Axis,
@@ -75,7 +75,7 @@ impl ParallelLinearConfig {
     }
 
     /// Makes the split dimension a concatenation of parts.
-    pub fn with_parts(mut self, parts: impl Into<Vec<Part>>) -> Self {
+    pub fn with_parts(mut self, parts: impl Into<Vec<FusedPart>>) -> Self {
         self.fused = Some(parts.into());
         self
     }
@@ -94,7 +94,10 @@ impl ParallelLinearConfig {
             Split::Column => (1, columns),
             Split::Row => (0, rows),
         };
-        let parts = self.fused.clone().unwrap_or_else(|| vec![Part::new(size)]);
+        let parts = self
+            .fused
+            .clone()
+            .unwrap_or_else(|| vec![FusedPart::new(size)]);
         let (rank, ranks) = (group.rank(), group.size());
         self.check_even(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
@@ -111,7 +114,7 @@ impl ParallelLinearConfig {
             (true, Split::Column) => Some(shard(&[columns], 0)?),
             (true, Split::Row) => Some(ShardSpec::whole(&[columns], self.axis, rank, ranks)),
         };
-        let draw = |field, initializer| Draw {
+        let draw = |field, initializer| InitDraw {
             layer: "ParallelLinear",
             name: self.path.as_deref(),
             field,
@@ -169,7 +172,7 @@ impl ParallelLinearConfig {
 
     /// Refuses parts that are not shared out evenly where copies would be counted twice: everywhere
     /// but in the parts of a column split.
-    fn check_even(&self, parts: &[Part], ranks: usize) -> Result<(), ParallelError> {
+    fn check_even(&self, parts: &[FusedPart], ranks: usize) -> Result<(), ParallelError> {
         let copies_allowed = self.split == Split::Column && self.fused.is_some();
         let uneven = parts.iter().find(|part| !part.units.is_multiple_of(ranks));
         let Some(part) = uneven.filter(|_| !copies_allowed) else {

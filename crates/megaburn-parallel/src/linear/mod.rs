@@ -19,7 +19,7 @@ use megaburn_mesh::ShardSpec;
 pub use config::{ParallelLinearConfig, Split};
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 
-use crate::{Input, PlanBuilder, Sharded};
+use crate::{PlanBuilder, Recomputable, Sharded};
 use replicas::ReplicatedParts;
 
 /// A linear layer `Y = X W + b` split over a group of ranks.
@@ -66,7 +66,7 @@ impl ParallelLinear {
     ///   `sequence_parallel`: `[seq / n, .., d_input]`
     /// - output: `[.., d_output]`; column without `gather_output`: `[.., d_output / n]`; row with
     ///   `sequence_parallel`: `[seq / n, .., d_output]`
-    pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
+    pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
         let x = x.into();
         if self.plan.group.size() == 1 {
             return self.product(x, self.bias.as_ref().map(Param::val));
@@ -92,7 +92,7 @@ impl ParallelLinear {
     /// As [`forward`](Self::forward); `gather_output` gathers the bias too.
     pub fn forward_with_bias<const D: usize>(
         &self,
-        x: impl Into<Input<D>>,
+        x: impl Into<Recomputable<D>>,
     ) -> (Tensor<D>, Option<Tensor<1>>) {
         let (y, bias) = self.forward_and_bias(x);
         let is_gathered = self.plan.config.split == Split::Column;
@@ -106,7 +106,7 @@ impl ParallelLinear {
     /// The same with where the bias's gradient goes. The bias is of this rank's features.
     pub(crate) fn forward_and_bias<const D: usize>(
         &self,
-        x: impl Into<Input<D>>,
+        x: impl Into<Recomputable<D>>,
     ) -> (Tensor<D>, Option<Bias>) {
         let x = x.into();
         let y = match self.plan.config.split {
@@ -135,7 +135,7 @@ impl ParallelLinear {
         }
     }
 
-    fn column_input<const D: usize>(&self, x: Input<D>) -> Input<D> {
+    fn column_input<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
         column_input(x, &self.plan.group, self.plan.config.sequence_parallel)
     }
 
@@ -147,7 +147,7 @@ impl ParallelLinear {
         }
     }
 
-    fn reduced<const D: usize>(&self, x: Input<D>) -> Tensor<D> {
+    fn reduced<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
         let LinearPlan { config, group, .. } = &self.plan;
         let x = match config.input_is_parallel {
             true => x,
@@ -162,7 +162,7 @@ impl ParallelLinear {
     }
 
     /// `x W + bias` on this rank's shard.
-    fn product<const D: usize>(&self, x: Input<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    fn product<const D: usize>(&self, x: Recomputable<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let (x, again) = x.into_parts();
         let (main_grad, bias_grad) = (self.main_grad(), self.bias_grad());
         let options = LinearOptions {
@@ -225,10 +225,10 @@ impl ParallelLinear {
 
 /// What every member's columns multiply; of sequence shards they keep their own.
 pub(crate) fn column_input<const D: usize>(
-    x: Input<D>,
+    x: Recomputable<D>,
     group: &Group,
     sequence_parallel: bool,
-) -> Input<D> {
+) -> Recomputable<D> {
     if group.size() == 1 {
         return x;
     }

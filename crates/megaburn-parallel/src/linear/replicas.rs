@@ -2,7 +2,7 @@ use std::fmt;
 
 use burn::tensor::Tensor;
 use megaburn_collective::{Group, region::copy_to};
-use megaburn_mesh::{Piece, ShardSpec};
+use megaburn_mesh::{ShardPiece, ShardSpec};
 
 use crate::ParallelError;
 
@@ -24,7 +24,7 @@ impl ReplicatedParts {
         label: &str,
     ) -> Result<Vec<Self>, ParallelError> {
         let replicated = spec.pieces.iter().filter(|piece| piece.replicas > 1);
-        let part = |piece: &Piece| {
+        let part = |piece: &ShardPiece| {
             let first = group.rank() - piece.replica;
             let holders = &group.members()[first..first + piece.replicas];
             let holders = group.subgroup(

@@ -9,7 +9,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{LinearOptions, MainGrad, linear};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use crate::{Input, ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
+use crate::{ParallelError, PlanBuilder, Recomputable, Sharded, init::InitDraw, replica::Replica};
 
 /// Configuration of a [`ReplicatedLinear`].
 #[derive(Config, Debug)]
@@ -40,7 +40,7 @@ impl ReplicatedLinearConfig {
     /// Nothing is sent.
     pub fn init(&self, group: &Group, device: &Device) -> Result<ReplicatedLinear, ParallelError> {
         let shape = [self.d_input, self.d_output];
-        let draw = Draw {
+        let draw = InitDraw {
             layer: "ReplicatedLinear",
             name: self.path.as_deref(),
             field: "weight",
@@ -89,7 +89,7 @@ impl ReplicatedLinear {
     ///
     /// # Shapes
     /// `[.., d_input]` to `[.., d_output]`
-    pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
+    pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
         let (x, again) = x.into().into_parts();
         let options = LinearOptions {
             main_grad: self.main_grad(),
@@ -101,7 +101,7 @@ impl ReplicatedLinear {
 
     /// The same layer and weight for whole sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
-        self.plan.replica = self.plan.replica.of_all_rows();
+        self.plan.replica = self.plan.replica.with_all_rows();
         self
     }
 

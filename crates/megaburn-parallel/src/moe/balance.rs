@@ -18,7 +18,7 @@ use super::ExpertLoad;
 /// Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Zoph et al. (2022),
 /// <https://arxiv.org/abs/2202.08906>, for the z-loss; Megatron-LM `megatron/core/transformer/moe/router.py`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Balance {
+pub struct LoadBalance {
     /// The balancing loss of each micro-batch, over the ranks that share its sequences.
     pub aux_loss: f64,
     /// That of each sequence by itself, which depends on no layout and no batch.
@@ -29,14 +29,14 @@ pub struct Balance {
     /// The mean square of the logits' log-sum-exp, which keeps them small.
     pub z_loss: f64,
     /// By what experts are chosen.
-    pub choice: Choice,
+    pub choice: BalanceChoice,
     /// Whether margins are counted, for [biases](super::quantile_biases) by which all experts are chosen alike.
-    pub margins: bool,
+    pub quantile_counts: bool,
 }
 
 /// By what experts are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum BalanceChoice {
     /// Their scores, and their biases where they have some.
     #[default]
     Scores,
@@ -45,11 +45,11 @@ pub enum Choice {
     Sinkhorn,
     /// Their turn, whatever their scores: for benchmarks. As the most even scores would have it, the experts of a
     /// token are of several ranks: one and the next in turn are three eighths of all experts apart.
-    InTurn,
+    RoundRobin,
 }
 
 /// The experts of so many slots in turn, all equally often.
-pub(super) fn in_turn(slots: usize, num_experts: usize) -> Vec<i32> {
+pub(super) fn round_robin(slots: usize, num_experts: usize) -> Vec<i32> {
     // No divisor in common, or some would have no turn.
     let reaches_all = |apart: usize| {
         !(2..=apart).any(|d| apart.is_multiple_of(d) && num_experts.is_multiple_of(d))
@@ -63,7 +63,7 @@ pub(super) fn in_turn(slots: usize, num_experts: usize) -> Vec<i32> {
         .collect()
 }
 
-impl Balance {
+impl LoadBalance {
     fn has_aux(&self) -> bool {
         [self.aux_loss, self.seq_aux_loss, self.global_aux_loss]
             .iter()
@@ -87,7 +87,7 @@ pub(super) struct Balanced {
     pub(super) sums: Tensor<1>,
 }
 
-impl Balance {
+impl LoadBalance {
     /// Of these logits and scores, off the autodiff device; `counts` has the tokens that went from each sequence to
     /// each expert.
     ///
@@ -183,7 +183,7 @@ mod tests {
         #[case] num_experts: usize,
         #[case] top_k: usize,
     ) {
-        let all = in_turn(num_experts * top_k, num_experts);
+        let all = round_robin(num_experts * top_k, num_experts);
         let turns = |expert| all.iter().filter(|found| **found == expert).count();
         assert!(
             (0..num_experts as i32).all(|expert| turns(expert) == top_k),
@@ -200,7 +200,7 @@ mod tests {
     /// Whoever has half of the experts has half of those of most tokens.
     #[test]
     fn experts_of_a_token_are_of_several_ranks() {
-        let all = in_turn(32 * 8, 32);
+        let all = round_robin(32 * 8, 32);
         let own = |of_token: &[i32]| of_token.iter().filter(|expert| **expert < 16).count();
         assert!(
             all.chunks(8)

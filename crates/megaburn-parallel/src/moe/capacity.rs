@@ -45,7 +45,7 @@ pub enum CapacityScope {
 }
 
 /// The slots of some ranks, `[seq, batch, top_k]` each.
-pub(super) struct SharedSlots<'a> {
+pub(super) struct CapacityInputs<'a> {
     pub(super) seq: usize,
     pub(super) batch: usize,
     pub(super) top_k: usize,
@@ -63,7 +63,7 @@ impl Capacity {
         &self,
         experts: &mut [i32],
         weights: &[f32],
-        slots: &SharedSlots<'_>,
+        slots: &CapacityInputs<'_>,
         device: &Device,
     ) -> Result<u64, CollectiveError> {
         let group = &slots.groups.tp_cp;
@@ -104,7 +104,7 @@ impl Capacity {
             let sent: usize = queues.iter().map(Vec::len).sum();
             let takes = self.takes(sent, slots.num_experts);
             for queue in queues {
-                for slot in too_many(queue, takes, self.policy).filter_map(|left| left.own) {
+                for slot in over_capacity(queue, takes, self.policy).filter_map(|left| left.own) {
                     experts[slot] = DROPPED;
                     dropped += 1;
                 }
@@ -119,8 +119,8 @@ impl Capacity {
     }
 
     /// Rows that each expert is given at most, from all ranks that send it some.
-    pub(super) fn rows(&self, slots: &SharedSlots<'_>) -> usize {
-        let SharedSlots {
+    pub(super) fn rows(&self, slots: &CapacityInputs<'_>) -> usize {
+        let CapacityInputs {
             seq,
             batch,
             top_k,
@@ -162,7 +162,7 @@ const NEARLY_EQUAL: f32 = 1.0 / 32768.0;
 ///
 /// By weight, the limit is the weight of the last one that it takes. Those above it are taken and those
 /// below it are not; of those at the limit, which are [`NEARLY_EQUAL`] to it, the first ones are taken.
-fn too_many(
+fn over_capacity(
     queue: &mut [Candidate],
     takes: usize,
     policy: DropPolicy,
@@ -180,7 +180,7 @@ fn too_many(
     queue.iter().skip(takes)
 }
 
-impl SharedSlots<'_> {
+impl CapacityInputs<'_> {
     /// Sequences that are counted by themselves.
     fn queues(&self, scope: CapacityScope) -> usize {
         match scope {
@@ -251,7 +251,7 @@ mod tests {
                 own: Some(place),
             })
             .collect();
-        let mut found: Vec<_> = too_many(&mut queue, takes, policy)
+        let mut found: Vec<_> = over_capacity(&mut queue, takes, policy)
             .map(|of| of.place)
             .collect();
         found.sort_unstable();

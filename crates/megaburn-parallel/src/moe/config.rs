@@ -1,8 +1,8 @@
 use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_kernels::{RouterGroups, RouterOptions, RouterScores};
-use megaburn_mesh::{Axis, Part};
+use megaburn_mesh::{Axis, FusedPart};
 
-use super::{Dispatcher, Expert, ExpertGroups, Moe, Parts, Router, router::RouterParts};
+use super::{Dispatcher, ExpertGroups, ExpertMlp, Moe, MoeParts, Router, router::RouterParts};
 use crate::{Activation, MlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig};
 
 /// Configuration of a layer of experts, [`Moe`].
@@ -81,7 +81,7 @@ impl MoeConfig {
                 .map(expert)
                 .collect::<Result<_, _>>()?,
             shared,
-            parts: Parts {
+            parts: MoeParts {
                 groups,
                 activation: self.activation,
                 dispatcher: Dispatcher::AllToAll,
@@ -95,7 +95,7 @@ impl MoeConfig {
         index: usize,
         groups: &ExpertGroups,
         device: &Device,
-    ) -> Result<Expert, ParallelError> {
+    ) -> Result<ExpertMlp, ParallelError> {
         let Self {
             d_model,
             d_ffn,
@@ -104,7 +104,7 @@ impl MoeConfig {
         } = *self;
         let up = match activation.is_gated() {
             true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
-                .with_parts([Part::new(d_ffn), Part::new(d_ffn)]),
+                .with_parts([FusedPart::new(d_ffn), FusedPart::new(d_ffn)]),
             false => ParallelLinearConfig::column(d_model, d_ffn),
         };
         let down = ParallelLinearConfig::row(d_ffn, d_model);
@@ -116,7 +116,7 @@ impl MoeConfig {
                 .init(&groups.etp, device)
         };
         let up: ParallelLinear = matrix(up, "up", &self.initializer)?;
-        Ok(Expert {
+        Ok(ExpertMlp {
             up,
             down: matrix(down, "down", &self.output_initializer)?,
         })

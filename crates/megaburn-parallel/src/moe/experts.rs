@@ -1,11 +1,13 @@
 use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::{Again, Beside, GroupWeight, GroupedOptions, grouped_linear};
+use megaburn_kernels::{
+    GroupWeight, GroupedOptions, OverlappedWgrads, RecomputeFn, grouped_linear,
+};
 
-use crate::{Activation, Input, ParallelLinear, PlanBuilder, Sharded};
+use crate::{Activation, ParallelLinear, PlanBuilder, Recomputable, Sharded};
 
 /// A feed-forward network, `down(activation(up(x)))`; of several that a rank has, all are computed together.
 #[derive(Module, Debug)]
-pub struct Expert {
+pub struct ExpertMlp {
     /// Up, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate columns, then its up
     /// columns.
     pub up: ParallelLinear,
@@ -13,7 +15,7 @@ pub struct Expert {
     pub down: ParallelLinear,
 }
 
-impl Sharded for Expert {
+impl Sharded for ExpertMlp {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.child("up", &self.up);
         plan.child("down", &self.down);
@@ -27,8 +29,8 @@ pub(super) struct ExpertWeights {
 }
 
 impl ExpertWeights {
-    pub(super) fn of<'a>(experts: impl Iterator<Item = &'a Expert>) -> Self {
-        let both = |expert: &Expert| (expert.up.group_weight(), expert.down.group_weight());
+    pub(super) fn of<'a>(experts: impl Iterator<Item = &'a ExpertMlp>) -> Self {
+        let both = |expert: &ExpertMlp| (expert.up.group_weight(), expert.down.group_weight());
         let (up, down) = experts.map(both).unzip();
         Self { up, down }
     }
@@ -39,9 +41,9 @@ pub(super) struct ExpertPass<'a> {
     pub(super) activation: Activation,
     /// Whether backward computes it once more.
     pub(super) recompute: bool,
-    pub(super) rows_of_experts: &'a [usize],
+    pub(super) rows_per_expert: &'a [usize],
     /// Beside what products that give weights' gradients are computed; none: at once.
-    pub(super) beside: Option<&'a Beside>,
+    pub(super) beside: Option<&'a OverlappedWgrads>,
 }
 
 /// What each expert makes of its rows, which stand one expert's behind the other's, times their weights. Of
@@ -61,24 +63,24 @@ pub(super) fn forward(
     let ExpertPass {
         activation,
         recompute,
-        rows_of_experts,
+        rows_per_expert,
         beside,
     } = *pass;
     // What is computed again would be held until something is sent.
-    let options = |again: Option<Again>| {
+    let options = |again: Option<RecomputeFn>| {
         let beside = beside.filter(|_| again.is_none()).cloned();
         GroupedOptions { again, beside }
     };
-    let up = grouped_linear(rows, rows_of_experts, experts.up, options(None));
+    let up = grouped_linear(rows, rows_per_expert, experts.up, options(None));
     let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));
     let activated = activation.weighted(up, weights);
-    let activated: Input<2> = match kept {
-        Some((up, weights)) => Input::recomputed(
+    let activated: Recomputable<2> = match kept {
+        Some((up, weights)) => Recomputable::recomputed(
             activated,
-            Again::new(move || activation.weighted(up.clone(), weights.clone())),
+            RecomputeFn::new(move || activation.weighted(up.clone(), weights.clone())),
         ),
         None => activated.into(),
     };
     let (activated, again) = activated.into_parts();
-    grouped_linear(activated, rows_of_experts, experts.down, options(again))
+    grouped_linear(activated, rows_per_expert, experts.down, options(again))
 }

@@ -5,14 +5,14 @@ use std::{
 
 use burn::tensor::{DType, Int, Tensor, Transaction};
 
-use super::quantile::{MARGIN_BINS, count_margins};
+use super::quantile::{QUANTILE_BINS, count_quantiles};
 
 /// What a router has seen since it was last asked, on this rank. Copies of a layer share it.
 #[derive(Clone, Default)]
-pub struct ExpertLoad(Arc<Mutex<State>>);
+pub struct ExpertLoad(Arc<Mutex<LoadState>>);
 
 #[derive(Default)]
-struct State {
+struct LoadState {
     /// But for what is still on the device.
     counts: LoadCounts,
     /// Tokens sent to each expert.
@@ -38,8 +38,8 @@ pub struct LoadCounts {
     pub z_loss: f64,
     /// The probabilities of each expert, for a loss over all of them.
     pub probabilities: Vec<f64>,
-    /// Margins of each expert, [`MARGIN_BINS`] of them, where those are counted.
-    pub margins: Vec<u64>,
+    /// Margins of each expert, [`QUANTILE_BINS`] of them, where those are counted.
+    pub quantile_counts: Vec<u64>,
 }
 
 /// Losses of which sums are kept, before the probabilities.
@@ -63,15 +63,15 @@ impl ExpertLoad {
     }
 
     /// Counts the margins of tokens with these scores.
-    pub(super) fn add_margins<'a>(
+    pub(super) fn add_quantile_counts<'a>(
         &self,
         scores: impl Iterator<Item = &'a [f32]>,
         biases: &[f32],
         top_k: usize,
     ) {
-        let margins = &mut self.lock().counts.margins;
-        margins.resize(biases.len() * MARGIN_BINS, 0);
-        count_margins(scores, biases, top_k, margins);
+        let quantile_counts = &mut self.lock().counts.quantile_counts;
+        quantile_counts.resize(biases.len() * QUANTILE_BINS, 0);
+        count_quantiles(scores, biases, top_k, quantile_counts);
     }
 
     /// What was seen since the last call. Waits for the device.
@@ -117,7 +117,7 @@ impl ExpertLoad {
         self.lock().last = last;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LoadState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

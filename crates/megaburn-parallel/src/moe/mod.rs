@@ -16,22 +16,22 @@ mod quantile;
 mod router;
 mod sinkhorn;
 
-pub use balance::{Balance, Choice};
+pub use balance::{BalanceChoice, LoadBalance};
 use burn::{module::Module, tensor::Tensor};
 pub use capacity::{Capacity, CapacityScope, DropPolicy};
 pub use config::MoeConfig;
 pub use dispatch::Dispatcher;
-use dispatch::{Dispatch, OnTheWay, Slots};
-pub use experts::Expert;
+use dispatch::{Assignments, Dispatch, InFlight};
+pub use experts::ExpertMlp;
 use experts::{ExpertPass, ExpertWeights};
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
 use megaburn_kernels::flush;
-pub use quantile::{MARGIN_BINS, quantile_biases};
+pub use quantile::{QUANTILE_BINS, quantile_biases};
 pub use router::Router;
 use router::off_graph;
 
-use crate::{Activation, Input, Mlp, PlanBuilder, Sharded, TokenContext};
+use crate::{Activation, Mlp, PlanBuilder, Recomputable, Sharded, TokenContext};
 
 /// A feed-forward layer of experts: `sum_i weight_i expert_i(x)` over those that the [`Router`] chose for the
 /// token, plus the shared expert where there is one.
@@ -48,16 +48,16 @@ pub struct Moe {
     /// Chooses the experts of each token.
     pub router: Router,
     /// All experts by number; none where another rank has it.
-    pub experts: Vec<Option<Expert>>,
+    pub experts: Vec<Option<ExpertMlp>>,
     /// An expert of every token.
     pub shared: Option<Mlp>,
     #[module(skip)]
-    parts: Parts,
+    parts: MoeParts,
 }
 
 /// What the layer holds beside its parameters.
 #[derive(Clone, Debug)]
-struct Parts {
+struct MoeParts {
     groups: ExpertGroups,
     activation: Activation,
     dispatcher: Dispatcher,
@@ -68,7 +68,7 @@ struct Parts {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeOptions {
     /// What shall make tokens go to all experts alike.
-    pub balance: Balance,
+    pub balance: LoadBalance,
     /// How many tokens each expert takes; none: all that come.
     pub capacity: Option<Capacity>,
     /// How tokens get to the ranks of their experts.
@@ -92,14 +92,14 @@ impl Moe {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged: tokens of this rank only (with tensor parallelism a stretch of the
     /// sequence)
-    pub fn forward(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Recomputable<3>>, context: &TokenContext) -> Tensor<3> {
         let x = x.into().into_tensor();
         let dims = x.dims();
         let routed = self.router.route(x.clone(), context);
         let groups = &self.parts.groups;
         let [seq, batch, d_model] = dims;
         let tokens = x.clone().reshape([seq * batch, d_model]);
-        let slots = Slots {
+        let slots = Assignments {
             experts: routed.experts,
             tokens: off_graph(&tokens),
             num_experts: self.experts.len(),
@@ -108,27 +108,27 @@ impl Moe {
         // Before the host waits to be told how many rows come: the GPU will wait for it then.
         let experts = ExpertWeights::of(self.experts.iter().flatten());
         let dispatch = Dispatch::new(slots, self.parts.dispatcher, groups);
-        let sent = dispatch.start_there(tokens, routed.weights);
+        let sent = dispatch.dispatch(tokens, routed.weights);
         let shared = self.shared.as_ref().map(|shared| shared.forward(x));
-        let [rows, weights] = sent.map(OnTheWay::arrived);
+        let [rows, weights] = sent.map(InFlight::wait);
         // The host has read how many there are, and the GPU may have nothing else.
         flush(&rows);
-        let rows = self.through_experts(experts, rows, weights.squeeze_dim(1), &dispatch);
-        let y = dispatch.rows_back(rows).reshape(dims);
+        let rows = self.forward_experts(experts, rows, weights.squeeze_dim(1), &dispatch);
+        let y = dispatch.combine(rows).reshape(dims);
         match shared {
             Some(shared) => y + shared,
             None => y,
         }
     }
 
-    fn through_experts(
+    fn forward_experts(
         &self,
         experts: ExpertWeights,
         rows: Tensor<2>,
         weights: Tensor<1>,
         dispatch: &Dispatch,
     ) -> Tensor<2> {
-        let Parts {
+        let MoeParts {
             activation,
             recompute,
             ..
@@ -136,7 +136,7 @@ impl Moe {
         let pass = ExpertPass {
             activation,
             recompute,
-            rows_of_experts: dispatch.rows_of_experts(),
+            rows_per_expert: dispatch.rows_per_expert(),
             // Who gets no gradient back is sent none.
             beside: dispatch.beside().filter(|_| rows.is_tracked()),
         };
@@ -174,7 +174,7 @@ impl Moe {
 
     /// What shall make tokens go to all experts alike. Nothing at first.
     #[must_use]
-    pub fn with_balance(mut self, balance: Balance) -> Self {
+    pub fn with_balance(mut self, balance: LoadBalance) -> Self {
         self.router = self.router.with_balance(balance);
         self
     }

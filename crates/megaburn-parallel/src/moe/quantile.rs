@@ -9,7 +9,7 @@
 //! quantile_balancing`.
 
 /// Bins of the margins of an expert.
-pub const MARGIN_BINS: usize = 1000;
+pub const QUANTILE_BINS: usize = 1000;
 
 /// The range of margins, for scores from 0 to 1 and these biases.
 fn range(biases: &[f32]) -> [f64; 2] {
@@ -23,15 +23,15 @@ fn range(biases: &[f32]) -> [f64; 2] {
 /// Counts the margins of tokens that go to `top_k` experts.
 ///
 /// # Shapes
-/// `scores`: `e` a token; `bins`: `e * MARGIN_BINS`
-pub(super) fn count_margins<'a>(
+/// `scores`: `e` a token; `bins`: `e * QUANTILE_BINS`
+pub(super) fn count_quantiles<'a>(
     scores: impl Iterator<Item = &'a [f32]>,
     biases: &[f32],
     top_k: usize,
     bins: &mut [u64],
 ) {
     let [start, end] = range(biases);
-    let width = (end - start) / MARGIN_BINS as f64;
+    let width = (end - start) / QUANTILE_BINS as f64;
     let mut by = vec![0.0; biases.len()];
     for scores in scores {
         by.iter_mut()
@@ -41,7 +41,7 @@ pub(super) fn count_margins<'a>(
         let cutoff = by[top_k];
         for (expert, score) in scores.iter().enumerate() {
             let bin = ((f64::from(cutoff - score) - start) / width).max(0.0) as usize;
-            bins[expert * MARGIN_BINS + bin.min(MARGIN_BINS - 1)] += 1;
+            bins[expert * QUANTILE_BINS + bin.min(QUANTILE_BINS - 1)] += 1;
         }
     }
 }
@@ -49,10 +49,10 @@ pub(super) fn count_margins<'a>(
 /// The next biases, whose mean is 0; those of before where nothing was counted.
 ///
 /// # Shapes
-/// `bins`: `e * MARGIN_BINS`, counted with `biases`
+/// `bins`: `e * QUANTILE_BINS`, counted with `biases`
 pub fn quantile_biases(bins: &[u64], biases: &[f32], top_k: usize) -> Vec<f32> {
     let [start, end] = range(biases);
-    let width = (end - start) / MARGIN_BINS as f64;
+    let width = (end - start) / QUANTILE_BINS as f64;
     let share = top_k as f64 / biases.len() as f64;
     let quantile = |bins: &[u64]| {
         let wanted = share * bins.iter().sum::<u64>() as f64;
@@ -69,7 +69,7 @@ pub fn quantile_biases(bins: &[u64], biases: &[f32], top_k: usize) -> Vec<f32> {
     if bins.iter().all(|&count| count == 0) {
         return biases.to_vec();
     }
-    let next: Vec<f64> = bins.chunks_exact(MARGIN_BINS).map(quantile).collect();
+    let next: Vec<f64> = bins.chunks_exact(QUANTILE_BINS).map(quantile).collect();
     let mean = next.iter().sum::<f64>() / next.len() as f64;
     next.into_iter().map(|bias| (bias - mean) as f32).collect()
 }
@@ -105,8 +105,8 @@ mod tests {
         let before = load(&biases);
         assert!(before.iter().any(|&own| own > 1500) && before.iter().any(|&own| own < 500));
         for _ in 0..5 {
-            let mut bins = vec![0; experts * MARGIN_BINS];
-            count_margins(scores.iter().map(Vec::as_slice), &biases, top_k, &mut bins);
+            let mut bins = vec![0; experts * QUANTILE_BINS];
+            count_quantiles(scores.iter().map(Vec::as_slice), &biases, top_k, &mut bins);
             biases = quantile_biases(&bins, &biases, top_k);
         }
         let after = load(&biases);
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn without_tokens_biases_stay() {
         assert_eq!(
-            quantile_biases(&[0; 2 * MARGIN_BINS], &[0.25, -0.25], 1),
+            quantile_biases(&[0; 2 * QUANTILE_BINS], &[0.25, -0.25], 1),
             [0.25, -0.25]
         );
     }

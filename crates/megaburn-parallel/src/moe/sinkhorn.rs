@@ -16,10 +16,10 @@ pub(super) fn sinkhorn_biases(
     counted: Option<&[bool]>,
     group: &Group,
 ) -> Result<Vec<f32>, CollectiveError> {
-    let is_counted = |token: usize| counted.is_none_or(|counted| counted[token]);
+    let loss_mask_values = |token: usize| counted.is_none_or(|counted| counted[token]);
     let rows = logits.chunks_exact(num_experts).enumerate();
     let rows = rows
-        .filter(|(token, _)| is_counted(*token))
+        .filter(|(token, _)| loss_mask_values(*token))
         .map(|(_, row)| {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             row.iter()

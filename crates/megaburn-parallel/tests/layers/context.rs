@@ -3,7 +3,7 @@
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::ProcessGroups;
 use megaburn_kernels::RopeConfig;
-use megaburn_mesh::{Documents, Layout};
+use megaburn_mesh::{Layout, PackedRows};
 use megaburn_parallel::{
     ContextComm, ContextParallel, ParallelError, SelfAttention, SelfAttentionConfig, TokenContext,
 };
@@ -58,10 +58,10 @@ impl Subject for Case {
         RopeConfig::new(HEAD_DIM)
     }
 
-    fn documents(&self) -> Option<Documents> {
+    fn documents(&self) -> Option<PackedRows> {
         self.documents
             .clone()
-            .map(|rows| Documents::new(rows).unwrap())
+            .map(|rows| PackedRows::new(rows).unwrap())
     }
 
     fn told_with_tokens(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
-use megaburn_mesh::Part;
+use megaburn_mesh::FusedPart;
 use megaburn_parallel::{
     CrossEntropyConfig, MlpConfig, MultiLatentAttentionConfig, ParallelDropoutConfig,
     ParallelError, ParallelLinearConfig, PositionEmbeddingConfig, ReplicatedLinearConfig,
@@ -89,16 +89,16 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     up(ParallelLinearConfig::column(4, 4).with_input_is_parallel(true)))]
 #[case::gathered_parts(
     "ParallelLinear `up`: `gather_output` with parts would interleave",
-    up(ParallelLinearConfig::new(4, 4).with_parts([Part::new(2), Part::new(2)])))]
+    up(ParallelLinearConfig::new(4, 4).with_parts([FusedPart::new(2), FusedPart::new(2)])))]
 #[case::scattered_parts(
     "ParallelLinear `up`: a row split of parts needs `input_is_parallel`",
-    up(ParallelLinearConfig::row(4, 4).with_parts([Part::new(4)]).with_input_is_parallel(false)))]
+    up(ParallelLinearConfig::row(4, 4).with_parts([FusedPart::new(4)]).with_input_is_parallel(false)))]
 #[case::orthogonal(
     "ParallelLinear `up`: Orthogonal { gain: 1.0 } cannot be drawn shard by shard",
     up(ParallelLinearConfig::new(4, 4).with_initializer(Initializer::Orthogonal { gain: 1.0 })))]
 #[case::parts_of_another_sum(
     "`up`: dim 1 of [4, 4] holds 4, its parts add up to 6",
-    up(ParallelLinearConfig::column(4, 4).with_parts([Part::new(6)])))]
+    up(ParallelLinearConfig::column(4, 4).with_parts([FusedPart::new(6)])))]
 #[case::smoothing(
     "CrossEntropy `vocab 9`: `label_smoothing` 1 is not in [0, 1)",
     CrossEntropyConfig::new(9).with_label_smoothing(1.0))]
@@ -153,10 +153,10 @@ fn a_contradiction_is_refused_under_every_layout(
 )]
 #[case::row_parts(
     "ParallelLinear `up`: 6 input features do not divide over 4 ranks; take a multiple of 12",
-    up(ParallelLinearConfig::row(6, 8).with_parts([Part::units(2, 3)])))]
+    up(ParallelLinearConfig::row(6, 8).with_parts([FusedPart::units(2, 3)])))]
 #[case::column_parts(
     "`up`: a part of 6 units of 2 cannot be split over 4 ranks of tp",
-    up(ParallelLinearConfig::column(8, 12).with_parts([Part::units(6, 2)])))]
+    up(ParallelLinearConfig::column(8, 12).with_parts([FusedPart::units(6, 2)])))]
 #[case::heads(
     "SelfAttention `attention`: 6 heads do not divide over 2 key/value heads and 4 ranks",
     attention(6, 2)

@@ -4,7 +4,7 @@ use burn::{
     nn::Initializer,
     tensor::{Tensor, TensorData},
 };
-use megaburn_mesh::Part;
+use megaburn_mesh::FusedPart;
 use megaburn_parallel::{
     ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
@@ -30,7 +30,7 @@ fn check(setting: Setting, config: &ParallelLinearConfig) {
 }
 
 fn features(size: usize) -> End {
-    End::Features(vec![Part::new(size)])
+    End::Features(vec![FusedPart::new(size)])
 }
 
 #[rstest]
@@ -105,11 +105,11 @@ fn fused_parts_are_split_each_by_itself(
     // Fewer key/value heads than ranks are replicated.
     let seed = fresh_seed();
     let parts = [
-        Part::units(8, 3),
-        Part::units(kv_heads, 3),
-        Part::units(kv_heads, 3),
+        FusedPart::units(8, 3),
+        FusedPart::units(kv_heads, 3),
+        FusedPart::units(kv_heads, 3),
     ];
-    let (seq, d_output) = (ranks * 3, parts.iter().map(Part::size).sum());
+    let (seq, d_output) = (ranks * 3, parts.iter().map(FusedPart::size).sum());
     let config = ParallelLinearConfig::column(10, d_output)
         .with_parts(parts)
         .with_sequence_parallel(sequence_parallel);
@@ -125,7 +125,7 @@ fn fused_parts_are_split_each_by_itself(
         &config,
     );
 
-    let parts = [Part::new(8), Part::units(8, 2)];
+    let parts = [FusedPart::new(8), FusedPart::units(8, 2)];
     let config = ParallelLinearConfig::row(24, 9)
         .with_parts(parts)
         .with_sequence_parallel(sequence_parallel);

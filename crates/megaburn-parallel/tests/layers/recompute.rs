@@ -12,8 +12,8 @@ use megaburn_parallel::{
     Activation, ContextComm, ContextParallel, Mlp, MlpConfig, Norm, NormConfig, NormKind,
     ParallelDropout, ParallelDropoutConfig, ParallelError, ParallelLinear, ParallelLinearConfig,
     PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded, TokenBlock,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig, keeping_attention, load_params,
-    read_params, recomputed,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, load_params, read_params, recomputed,
+    save_attention_output,
 };
 use rstest::rstest;
 
@@ -341,7 +341,7 @@ fn attention_that_is_kept_is_not_computed_again() {
                 y
             };
             let y = if is_kept {
-                keeping_attention(make)
+                save_attention_output(make)
             } else {
                 make()
             };

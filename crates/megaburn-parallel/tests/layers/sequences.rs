@@ -8,7 +8,7 @@ use burn::{
 };
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_kernels::RopeConfig;
-use megaburn_mesh::{Documents, Layout, ShardSpec, Zigzag};
+use megaburn_mesh::{Layout, PackedRows, ShardSpec, Zigzag};
 use megaburn_parallel::{
     ContextComm, ContextParallel, PackedDocuments, ParallelError, Sharded, TokenBlock,
     TokenContext, shard_plan,
@@ -27,7 +27,7 @@ pub(crate) trait Subject: Debug + Sync {
 
     fn rope(&self) -> RopeConfig;
 
-    fn documents(&self) -> Option<Documents>;
+    fn documents(&self) -> Option<PackedRows>;
 
     /// Whether the layer hears with its tokens which ranks share them.
     fn told_with_tokens(&self) -> bool;

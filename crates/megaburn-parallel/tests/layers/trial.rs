@@ -7,7 +7,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_collective::Group;
-use megaburn_mesh::{Axis, Part, ShardSpec, pad_vocab};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec, pad_vocab};
 use megaburn_parallel::{ParallelError, Sharded, read_params, shard_plan};
 
 use crate::support::{
@@ -22,7 +22,7 @@ pub(crate) enum End {
     /// A stretch of the sequence.
     Sequence,
     /// A share of these features.
-    Features(Vec<Part>),
+    Features(Vec<FusedPart>),
     /// A share of the features, which are padded to a multiple of this times the ranks.
     Padded(usize),
 }
@@ -31,9 +31,15 @@ impl End {
     pub(crate) fn spec(&self, shape: [usize; 3], rank: usize, ranks: usize) -> ShardSpec {
         match self {
             Self::Whole => ShardSpec::whole(&shape, Axis::Tp, rank, ranks),
-            Self::Sequence => {
-                ShardSpec::split(&shape, 0, &[Part::new(shape[0])], Axis::Tp, rank, ranks).unwrap()
-            }
+            Self::Sequence => ShardSpec::split(
+                &shape,
+                0,
+                &[FusedPart::new(shape[0])],
+                Axis::Tp,
+                rank,
+                ranks,
+            )
+            .unwrap(),
             Self::Features(parts) => {
                 ShardSpec::split(&shape, 2, parts, Axis::Tp, rank, ranks).unwrap()
             }

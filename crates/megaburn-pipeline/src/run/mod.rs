@@ -1,23 +1,23 @@
 //! Executes a rank's list of a schedule: what is computed, sent and received, and what is kept between.
 
-mod inlet;
-mod mail;
-mod put_off;
+mod deferred_wgrads;
+mod p2p_communicator;
+mod stage_input;
 
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use megaburn_collective::CollectiveError;
-use megaburn_kernels::Outlet;
+use megaburn_kernels::DetachedOutput;
 
-use crate::{Action, Message, Neighbours, Op, Schedule};
-use inlet::Inlet;
-use mail::Mail;
-use put_off::PutOff;
+use crate::{Action, Message, Op, P2pGroups, Schedule};
+use deferred_wgrads::DeferredWgrads;
+use p2p_communicator::P2pCommunicator;
+use stage_input::StageInput;
 
 /// Which pass of which chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pass {
+pub struct MicroBatchStep {
     /// Which of the rank's own chunks, from 0.
     pub chunk: usize,
     /// Which micro-batch, from 0.
@@ -38,7 +38,7 @@ pub enum Output {
 }
 
 /// What a rank's chunks compute; [`run`] says when, and moves what goes from one stage to another.
-pub trait Chunks {
+pub trait StageExecutor {
     /// Why it may fail.
     type Error: From<CollectiveError>;
 
@@ -46,16 +46,24 @@ pub trait Chunks {
     /// input.
     ///
     /// # Shapes
-    /// As [`Wire::shape`].
+    /// As [`P2pSpec::shape`].
     /// # Errors
     /// The caller's; they end the step.
-    fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, Self::Error>;
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        input: Option<Tensor<3>>,
+    ) -> Result<Output, Self::Error>;
 
     /// The backward of a micro-batch, which is `run`: takes what parameters get of its gradients.
     ///
     /// # Errors
     /// The caller's.
-    fn backward(&mut self, pass: Pass, run: impl FnOnce() -> Gradients) -> Result<(), Self::Error> {
+    fn backward(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce() -> Gradients,
+    ) -> Result<(), Self::Error> {
         let _ = pass;
         drop(run());
         Ok(())
@@ -75,7 +83,11 @@ pub trait Chunks {
     ///
     /// # Errors
     /// The caller's.
-    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), Self::Error> {
+    fn backward_weight(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce(),
+    ) -> Result<(), Self::Error> {
         let _ = pass;
         run();
         Ok(())
@@ -84,9 +96,9 @@ pub trait Chunks {
 
 /// How stages are joined.
 #[derive(Clone, Debug)]
-pub struct Wire {
+pub struct P2pSpec {
     /// Whom this rank sends to and receives from.
-    pub neighbours: Neighbours,
+    pub neighbours: P2pGroups,
     /// Of what goes from stage to stage.
     pub shape: [usize; 3],
     /// Its element type.
@@ -111,14 +123,18 @@ pub struct Wire {
 ///
 /// # Panics
 /// If the schedule is not sound ([`Schedule::prove`]) or of another number of ranks.
-pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Result<(), C::Error> {
+pub fn run<C: StageExecutor>(
+    schedule: &Schedule,
+    wire: &P2pSpec,
+    chunks: &mut C,
+) -> Result<(), C::Error> {
     let group = wire.neighbours.group();
     let rank = group.rank();
     assert!(
         schedule.ranks.len() == group.size(),
         "a schedule of other ranks"
     );
-    wire.neighbours.meet(&wire.device)?;
+    wire.neighbours.rendezvous(&wire.device)?;
     let actions = &schedule.ranks[rank];
     let mut passes = BTreeMap::new();
     for action in actions {
@@ -130,15 +146,15 @@ pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Resul
         schedule,
         rank,
         left: passes,
-        mail: Mail::new(schedule, wire),
+        mail: P2pCommunicator::new(schedule, wire),
         kept: BTreeMap::new(),
-        put_off: PutOff::new(chunks.puts_off()),
+        deferred_wgrads: DeferredWgrads::new(chunks.puts_off()),
         late: Vec::new(),
     };
     for (index, action) in actions.iter().enumerate() {
         runner.act(*action, &actions[index + 1..], chunks)?;
     }
-    runner.put_off.end();
+    runner.deferred_wgrads.end();
     Ok(())
 }
 
@@ -147,27 +163,27 @@ struct Runner<'a> {
     rank: usize,
     /// Passes to come, by operation and chunk.
     left: BTreeMap<(usize, usize), usize>,
-    mail: Mail<'a>,
+    mail: P2pCommunicator<'a>,
     /// By chunk and micro-batch.
-    kept: BTreeMap<(usize, usize), Kept>,
-    put_off: PutOff,
+    kept: BTreeMap<(usize, usize), SavedForBackward>,
+    deferred_wgrads: DeferredWgrads,
     /// Whose weights' gradients the schedule had before forwards that are computed first.
-    late: Vec<Pass>,
+    late: Vec<MicroBatchStep>,
 }
 
 /// What backward needs of a forward.
-struct Kept {
-    inlet: Option<Inlet>,
+struct SavedForBackward {
+    inlet: Option<StageInput>,
     end: End,
 }
 
 enum End {
     Loss(Tensor<1>),
-    Outlet(Outlet),
+    DetachedOutput(DetachedOutput),
 }
 
 impl Runner<'_> {
-    fn act<C: Chunks>(
+    fn act<C: StageExecutor>(
         &mut self,
         action: Action,
         next: &[Action],
@@ -176,7 +192,7 @@ impl Runner<'_> {
         if action.op.is_compute() && action.op != Op::Forward {
             let late = std::mem::take(&mut self.late);
             late.into_iter()
-                .try_for_each(|pass| self.weights(pass, chunks))?;
+                .try_for_each(|pass| self.backward_weight(pass, chunks))?;
         }
         match action.op {
             Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.mail.receive(action)?),
@@ -187,16 +203,20 @@ impl Runner<'_> {
                 let pass = self.pass(action);
                 let next = next.iter().find(|action| action.op.is_compute());
                 let is_before_forward = next.is_some_and(|next| next.op == Op::Forward);
-                if is_before_forward && self.put_off.can_stay(pass) {
+                if is_before_forward && self.deferred_wgrads.can_stay(pass) {
                     self.late.push(pass);
                     return Ok(());
                 }
-                self.weights(pass, chunks)
+                self.backward_weight(pass, chunks)
             }
         }
     }
 
-    fn forward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+    fn forward<C: StageExecutor>(
+        &mut self,
+        action: Action,
+        chunks: &mut C,
+    ) -> Result<(), C::Error> {
         let Action {
             micro_batch, chunk, ..
         } = action;
@@ -214,13 +234,15 @@ impl Runner<'_> {
         let goes_back = self.schedule.kind.has_backward();
         let (input, inlet) = match input {
             Some(input) if goes_back => {
-                let (input, inlet) = Inlet::of(input);
+                let (input, inlet) = StageInput::of(input);
                 (Some(input), Some(inlet))
             }
             input => (input, None),
         };
         let pass = self.pass(action);
-        let output = self.put_off.forward(pass, || chunks.forward(pass, input))?;
+        let output = self
+            .deferred_wgrads
+            .forward(pass, || chunks.forward(pass, input))?;
         let end = match output {
             Output::Stream(stream) => {
                 let message = Message {
@@ -228,24 +250,36 @@ impl Runner<'_> {
                     micro_batch,
                     to_stage: to_stage + 1,
                 };
-                self.mail.hand_over(message, stream.clone().inner());
-                goes_back.then(|| End::Outlet(Outlet::of(stream)))
+                self.mail.send_local(message, stream.clone().inner());
+                goes_back.then(|| End::DetachedOutput(DetachedOutput::of(stream)))
             }
             Output::Loss(loss) => goes_back.then_some(End::Loss(loss)),
             Output::Nothing => None,
         };
         if let Some(end) = end {
-            self.kept.insert((chunk, micro_batch), Kept { inlet, end });
+            self.kept
+                .insert((chunk, micro_batch), SavedForBackward { inlet, end });
         }
         Ok(())
     }
 
-    fn weights<C: Chunks>(&mut self, pass: Pass, chunks: &mut C) -> Result<(), C::Error> {
-        let work = self.put_off.take(pass).expect("a schedule that was proven");
-        chunks.weights(pass, || work.compute())
+    fn backward_weight<C: StageExecutor>(
+        &mut self,
+        pass: MicroBatchStep,
+        chunks: &mut C,
+    ) -> Result<(), C::Error> {
+        let work = self
+            .deferred_wgrads
+            .take(pass)
+            .expect("a schedule that was proven");
+        chunks.backward_weight(pass, || work.compute())
     }
 
-    fn backward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+    fn backward<C: StageExecutor>(
+        &mut self,
+        action: Action,
+        chunks: &mut C,
+    ) -> Result<(), C::Error> {
         let Action {
             op,
             micro_batch,
@@ -257,26 +291,27 @@ impl Runner<'_> {
         let is_split = op == Op::BackwardInput;
         if !is_split {
             // Before it waits for another stage.
-            for (pass, work) in self.put_off.take_left() {
-                chunks.weights(pass, || work.compute())?;
+            for (pass, work) in self.deferred_wgrads.take_left() {
+                chunks.backward_weight(pass, || work.compute())?;
             }
         }
-        let Kept { inlet, end } = self.kept.remove(&key).expect("a schedule that was proven");
+        let SavedForBackward { inlet, end } =
+            self.kept.remove(&key).expect("a schedule that was proven");
         let gradient = match &end {
             End::Loss(_) => None,
-            End::Outlet(_) => Some(self.mail.take(Message {
+            End::DetachedOutput(_) => Some(self.mail.take(Message {
                 is_gradient: true,
                 micro_batch,
                 to_stage,
             })?),
         };
         let whole = move || match (end, gradient) {
-            (End::Outlet(outlet), Some(gradient)) => outlet.backward(gradient),
+            (End::DetachedOutput(outlet), Some(gradient)) => outlet.backward(gradient),
             (End::Loss(loss), _) => loss.backward(),
-            (End::Outlet(_), None) => unreachable!("it was taken"),
+            (End::DetachedOutput(_), None) => unreachable!("it was taken"),
         };
-        let (pass, put_off) = (self.pass(action), &mut self.put_off);
-        chunks.backward(pass, || put_off.backward(pass, is_split, whole))?;
+        let (pass, deferred_wgrads) = (self.pass(action), &mut self.deferred_wgrads);
+        chunks.backward(pass, || deferred_wgrads.backward(pass, is_split, whole))?;
         if let Some(inlet) = inlet {
             let gradient = inlet.gradient().expect("a stage's input is used");
             let message = Message {
@@ -284,12 +319,12 @@ impl Runner<'_> {
                 micro_batch,
                 to_stage: to_stage - 1,
             };
-            self.mail.hand_over(message, gradient);
+            self.mail.send_local(message, gradient);
         }
         Ok(())
     }
 
-    fn pass(&mut self, action: Action) -> Pass {
+    fn pass(&mut self, action: Action) -> MicroBatchStep {
         let Action {
             op,
             micro_batch,
@@ -300,7 +335,7 @@ impl Runner<'_> {
             .get_mut(&(op as usize, chunk))
             .expect("it was counted");
         *left -= 1;
-        Pass {
+        MicroBatchStep {
             chunk,
             micro_batch,
             is_last: *left == 0,

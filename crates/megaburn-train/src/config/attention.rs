@@ -2,13 +2,13 @@ use burn::tensor::{DType, FloatDType};
 use megaburn_kernels::AttentionKernel;
 use serde::{Deserialize, Serialize};
 
-use super::{Dtype, check::require};
+use super::{Dtype, rules::require};
 use crate::TrainError;
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Attention {
+pub enum AttentionName {
     /// On GPUs cuDNN for sequences of 1024 and more, where it is installed, the fused kernel for others;
     /// the composed operations where they cannot. What it comes to is said when a run starts.
     #[default]
@@ -21,18 +21,18 @@ pub enum Attention {
     Reference,
 }
 
-impl From<Attention> for AttentionKernel {
-    fn from(attention: Attention) -> Self {
+impl From<AttentionName> for AttentionKernel {
+    fn from(attention: AttentionName) -> Self {
         match attention {
-            Attention::Auto => Self::Auto,
-            Attention::Cubecl => Self::Cubecl,
-            Attention::Cudnn => Self::Cudnn,
-            Attention::Reference => Self::Reference,
+            AttentionName::Auto => Self::Auto,
+            AttentionName::Cubecl => Self::Cubecl,
+            AttentionName::Cudnn => Self::Cudnn,
+            AttentionName::Reference => Self::Reference,
         }
     }
 }
 
-impl Attention {
+impl AttentionName {
     /// What the choice comes to.
     ///
     /// # Errors
@@ -72,21 +72,27 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case(Attention::Auto, true, Dtype::Bf16, 64, AttentionKernel::Auto)]
-    #[case(Attention::Auto, true, Dtype::F32, 64, AttentionKernel::Reference)]
-    #[case(Attention::Auto, false, Dtype::Bf16, 64, AttentionKernel::Reference)]
+    #[case(AttentionName::Auto, true, Dtype::Bf16, 64, AttentionKernel::Auto)]
+    #[case(AttentionName::Auto, true, Dtype::F32, 64, AttentionKernel::Reference)]
     #[case(
-        Attention::Reference,
+        AttentionName::Auto,
+        false,
+        Dtype::Bf16,
+        64,
+        AttentionKernel::Reference
+    )]
+    #[case(
+        AttentionName::Reference,
         true,
         Dtype::Bf16,
         64,
         AttentionKernel::Reference
     )]
-    #[case(Attention::Cubecl, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
-    #[case(Attention::Cudnn, true, Dtype::Bf16, 64, AttentionKernel::Cudnn)]
-    #[case(Attention::Cubecl, true, Dtype::F16, 64, AttentionKernel::Cubecl)]
+    #[case(AttentionName::Cubecl, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
+    #[case(AttentionName::Cudnn, true, Dtype::Bf16, 64, AttentionKernel::Cudnn)]
+    #[case(AttentionName::Cubecl, true, Dtype::F16, 64, AttentionKernel::Cubecl)]
     fn a_choice_comes_to(
-        #[case] choice: Attention,
+        #[case] choice: AttentionName,
         #[case] on_gpu: bool,
         #[case] dtype: Dtype,
         #[case] head_dim: usize,
@@ -108,7 +114,10 @@ mod tests {
         #[case] head_dim: usize,
         #[case] expected: &str,
     ) {
-        for (choice, name) in [(Attention::Cubecl, "cubecl"), (Attention::Cudnn, "cudnn")] {
+        for (choice, name) in [
+            (AttentionName::Cubecl, "cubecl"),
+            (AttentionName::Cudnn, "cudnn"),
+        ] {
             let error = choice
                 .resolved(on_gpu, dtype, [head_dim; 2])
                 .unwrap_err()

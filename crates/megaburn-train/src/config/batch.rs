@@ -4,8 +4,8 @@ use megaburn_data::BatchSchedule;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    LoopConfig,
-    check::{at_least_one, require},
+    TrainingConfig,
+    rules::{at_least_one, require},
 };
 use crate::TrainError;
 
@@ -48,7 +48,7 @@ impl BatchRampConfig {
     }
 }
 
-impl LoopConfig {
+impl TrainingConfig {
     /// Samples of each step.
     ///
     /// # Errors
@@ -133,10 +133,10 @@ mod tests {
         #[case] dp: usize,
         #[case] expected: usize,
     ) {
-        let config = LoopConfig {
+        let config = TrainingConfig {
             global_batch,
             micro_batch,
-            ..LoopConfig::default()
+            ..TrainingConfig::default()
         };
         assert_eq!(config.num_micro_batches(dp).unwrap(), expected);
     }

@@ -5,7 +5,7 @@ use megaburn_models::DecoderConfig;
 use megaburn_parallel::ContextComm;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainConfig, check::require};
+use super::{TrainConfig, rules::require};
 use crate::TrainError;
 
 /// How ranks that share a sequence exchange keys and values, in one layer or in all.
@@ -140,9 +140,9 @@ impl TrainConfig {
             "one for all layers, or one for each of the model's {}",
             model.layers
         );
-        let fits = ways.len() == 1 || ways.len() == model.layers;
+        let validate_for = ways.len() == 1 || ways.len() == model.layers;
         require(
-            fits,
+            validate_for,
             "parallel.cp_comm",
             format!("a list of {}", ways.len()),
             rule,
@@ -267,7 +267,7 @@ mod tests {
         #[case] message: &str,
     ) {
         let config = config(&[&format!("parallel.cp_comm={way}")]);
-        let error = config.fits(&layout).unwrap_err().to_string();
+        let error = config.validate_for(&layout).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 

@@ -2,21 +2,25 @@
 
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
-use megaburn_parallel::DynamicContext;
+use megaburn_parallel::HybridContextParallel;
 
-use super::{TrainConfig, check::require};
+use super::{TrainConfig, rules::require};
 use crate::TrainError;
 
 impl TrainConfig {
     /// How documents are dealt out to the ranks of `layout` that hold copies of `model`; none where they are
     /// not.
-    pub(crate) fn dealing(&self, layout: &Layout, model: &DecoderConfig) -> Option<DynamicContext> {
+    pub(crate) fn hybrid_context(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Option<HybridContextParallel> {
         // Of whole models: work of one token, and what a second one adds by seeing the first.
         let flops = |seq_len| model.flop_shape().training(1, seq_len);
         let per_pair = flops(2) - 2.0 * flops(1);
         self.parallel
             .max_tokens_per_rank
-            .map(|max_tokens| DynamicContext {
+            .map(|max_tokens| HybridContextParallel {
                 num_ranks: layout.dp * layout.cp,
                 max_tokens,
                 multiple: if layout.sp { layout.tp } else { 1 },
@@ -31,17 +35,17 @@ impl TrainConfig {
         layout: &Layout,
         model: &DecoderConfig,
     ) -> Result<(), TrainError> {
-        let Some(dealing) = self.dealing(layout, model) else {
+        let Some(hybrid_context) = self.hybrid_context(layout, model) else {
             return Ok(());
         };
-        let (len, most) = (self.data.seq_len, dealing.max_tokens);
-        let ranks = 1usize << dealing.num_ranks.ilog2();
-        let padded = dealing.padded(len, ranks);
+        let (len, most) = (self.data.seq_len, hybrid_context.max_tokens);
+        let ranks = 1usize << hybrid_context.num_ranks.ilog2();
+        let padded = hybrid_context.padded(len, ranks);
         let least = padded.div_ceil(ranks);
         let rule = format!(
             "at least {least}, or there must be more ranks: a document may have data.seq_len {len} tokens, which are padded to {padded} for {ranks} ranks (a multiple of two chunks a rank, and of tp with sp)"
         );
-        let is_held = dealing.needed(len).is_ok();
+        let is_held = hybrid_context.needed(len).is_ok();
         require(is_held, "parallel.max_tokens_per_rank", most, rule)?;
         let sizes = (0..)
             .map(|power| 1usize << power)

@@ -1,8 +1,8 @@
 //! When a run stops before its last step, and what it exits with.
 
 use super::{
-    LoopConfig,
-    check::{not_negative, require},
+    TrainingConfig,
+    rules::{not_negative, require},
 };
 use crate::TrainError;
 
@@ -11,7 +11,7 @@ fn is_free(code: u8) -> bool {
     code == 0 || (code > 4 && code != 101 && code < 126)
 }
 
-impl LoopConfig {
+impl TrainingConfig {
     pub(super) fn validate_exits(&self) -> Result<(), TrainError> {
         not_negative("train.exit_after_minutes", self.exit_after_minutes)?;
         let code = self.stopped_exit_code;

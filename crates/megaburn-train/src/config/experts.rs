@@ -4,8 +4,8 @@ use megaburn_models::decoder::Experts;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{at_least_one, require},
     layer_pattern::LayerPattern,
+    rules::{at_least_one, require},
 };
 use crate::TrainError;
 

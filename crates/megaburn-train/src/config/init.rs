@@ -11,14 +11,14 @@ use crate::{RecordedInit, ResumeError, TrainError, run_folder::config_of};
 
 /// A model that a run takes its sizes from.
 #[derive(Debug)]
-pub(crate) enum Start {
+pub(crate) enum InitFrom {
     /// The run's own newest checkpoint, from which it resumes.
     Resumed(Box<ModelSource>),
     /// What `model.init` names.
     Init(Box<ModelSource>),
 }
 
-impl Start {
+impl InitFrom {
     /// What `model.init` names so that it stays the same: of a run, the checkpoint that was chosen.
     pub(crate) fn pinned(&self) -> Option<String> {
         let Self::Init(source) = self else {
@@ -43,7 +43,7 @@ impl TrainConfig {
     ///
     /// # Errors
     /// See [`ModelSource::open`]. The run has checkpoints, and none is whole.
-    pub(crate) fn start(&self, fresh: bool) -> Result<Option<Start>, TrainError> {
+    pub(crate) fn start(&self, fresh: bool) -> Result<Option<InitFrom>, TrainError> {
         let Some(init) = &self.model.init else {
             return Ok(None);
         };
@@ -64,8 +64,8 @@ impl TrainConfig {
         }
         // Newer ones that are damaged are named when the run resumes.
         Ok(Some(match own.checkpoint {
-            Some(own) => Start::Resumed(Box::new(ModelSource::open(own.path())?)),
-            None => Start::Init(Box::new(ModelSource::open(Path::new(init))?)),
+            Some(own) => InitFrom::Resumed(Box::new(ModelSource::open(own.path())?)),
+            None => InitFrom::Init(Box::new(ModelSource::open(Path::new(init))?)),
         }))
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn fill_in(
     };
     let source = start.source();
     let mut init = config.model.init.clone();
-    if let (Start::Resumed(own), Some(given)) = (&start, &init) {
+    if let (InitFrom::Resumed(own), Some(given)) = (&start, &init) {
         let run = Path::new(&config.run.dir);
         let checkpoint = own.checkpoint().expect("a run resumes from its checkpoint");
         let recorded = recorded_init(run, checkpoint);

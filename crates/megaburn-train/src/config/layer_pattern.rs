@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check::require;
+use super::rules::require;
 use crate::TrainError;
 
 /// Which layers of a model have experts.

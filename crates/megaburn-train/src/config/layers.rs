@@ -7,9 +7,9 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{
-    ParallelConfig, TrainConfig,
-    check::fits_toml,
-    follow, init, schema,
+    ParallelConfig, TrainConfig, follow, init,
+    rules::fits_toml,
+    schema,
     value::{bad_value, list_ways},
 };
 use crate::{ResumeError, TrainError, run_folder::config_of};

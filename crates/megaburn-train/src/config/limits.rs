@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use megaburn_collective::{GroupOptions, PhaseLimits};
 
-use super::{LoopConfig, TrainConfig, check::require};
+use super::{TrainConfig, TrainingConfig, rules::require};
 use crate::TrainError;
 
-impl LoopConfig {
+impl TrainingConfig {
     /// How long a rank waits in a collective for another that does nothing long.
     pub fn timeout(&self) -> Duration {
         duration(self.timeout_seconds)
@@ -89,12 +89,12 @@ mod tests {
 
     #[test]
     fn limits_may_be_fractions_of_a_second() {
-        let config = LoopConfig {
+        let config = TrainingConfig {
             timeout_seconds: 0.25,
-            ..LoopConfig::default()
+            ..TrainingConfig::default()
         };
         assert_eq!(config.timeout(), Duration::from_millis(250));
-        let save = LoopConfig {
+        let save = TrainingConfig {
             save_timeout_seconds: 0.5,
             ..config
         }

@@ -19,7 +19,6 @@
 mod attention;
 mod batch;
 mod changes;
-mod check;
 mod context;
 mod documents;
 mod dtype;
@@ -27,30 +26,31 @@ mod exits;
 mod experts;
 mod fine_tune;
 mod follow;
+mod ineffective_keys;
 mod init;
 mod keys;
-mod latent;
 mod layer_pattern;
 mod layers;
 mod limits;
+mod mla;
 mod model;
 mod moe;
 mod mtp;
 mod nearest;
 mod notes;
 mod optimizer;
+mod optimizer_kind;
 mod parallel;
 mod pipeline;
 mod recompute;
 mod rope;
-mod rule;
+mod rules;
 mod run_dir;
 mod schedule;
 mod schema;
 mod sections;
 mod start;
 mod tokenizer;
-mod unused;
 mod value;
 
 use megaburn_kernels::AttentionKernel;
@@ -58,31 +58,31 @@ use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 use serde::{Deserialize, Serialize};
 
-pub use attention::Attention;
+pub use attention::AttentionName;
 pub use batch::BatchRampConfig;
 pub use changes::Change;
 pub(crate) use changes::{Changes, changes, record_of_file};
-pub(crate) use check::require;
 pub use context::CpComm;
 pub use dtype::Dtype;
 pub use experts::ExpertsConfig;
-pub(crate) use init::Start;
-pub use latent::LatentConfig;
+pub use ineffective_keys::IneffectiveKey;
+pub(crate) use init::InitFrom;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
+pub use mla::MlaConfig;
 pub use model::ModelConfig;
-pub use moe::{BiasUpdate, CapacityScope, Dispatcher, DropPolicy, MoeConfig};
+pub use moe::{BiasUpdate, CapacityScopeName, DispatcherName, DropPolicyName, MoeTrainingConfig};
 pub use nearest::setting_of_flag;
 pub use optimizer::OptimizerConfig;
+pub use optimizer_kind::{LionSection, MuonSection, OptimizerName, SgdSection};
 pub use parallel::ParallelConfig;
 pub(crate) use pipeline::keys_of;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use rope::{RopeScalingConfig, RopeScalingKind};
-pub use rule::{LionSection, MuonSection, OptimizerName, SgdSection};
+pub(crate) use rules::require;
 pub use schedule::LrDecayStyle;
-pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig};
+pub use sections::{DataConfig, GenerateConfig, RunConfig, TrainingConfig};
 pub use tokenizer::Tokenizer;
-pub use unused::UnusedKey;
 
 use crate::{TrainError, device::Devices};
 
@@ -100,11 +100,11 @@ pub struct TrainConfig {
     /// `[data]`: what is learnt.
     pub data: DataConfig,
     /// `[train]`: batches, intervals and the number of steps.
-    pub train: LoopConfig,
+    pub train: TrainingConfig,
     /// `[optimizer]`: which one, its schedules, clipping, loss scaling.
     pub optimizer: OptimizerConfig,
     /// `[moe]`: how experts are trained.
-    pub moe: MoeConfig,
+    pub moe: MoeTrainingConfig,
     /// `[recompute]`: what backward computes once more instead of keeping it.
     pub recompute: RecomputeConfig,
     /// `[generate]`: the sample written at the end.
@@ -120,7 +120,7 @@ impl TrainConfig {
     /// numbers.
     pub fn layout(&self, world: Option<usize>) -> Result<Layout, TrainError> {
         let layout = self.parallel.layout(world)?;
-        self.fits(&layout).map(|()| layout)
+        self.validate_for(&layout).map(|()| layout)
     }
 
     /// The layout of this run on the devices of this host; `world` is what a launcher says.
@@ -135,7 +135,7 @@ impl TrainConfig {
         match (devices, world) {
             (Devices::Cuda { gpus }, None) => self
                 .parallel
-                .layout_on_gpus(gpus, |layout| self.fits(layout)),
+                .layout_on_gpus(gpus, |layout| self.validate_for(layout)),
             _ => self.layout(world),
         }
     }
@@ -152,9 +152,9 @@ impl TrainConfig {
     }
 
     /// Whether the model, the sequence and the batch can be split over a layout.
-    fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
+    fn validate_for(&self, layout: &Layout) -> Result<(), TrainError> {
         self.cutting(layout)
-            .fits(&self.model.shape(self.padded_seq_len(layout)))?;
+            .validate_for(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
         self.train.num_micro_batches(layout.dp)?;

@@ -2,13 +2,13 @@ use megaburn_kernels::RopeScaling;
 use megaburn_mesh::ModelShape;
 use megaburn_models::{
     DecoderConfig, Family,
-    decoder::{LatentAttention, Positions},
+    decoder::{Mla, Positions},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ExpertsConfig, LatentConfig, RopeScalingConfig,
-    check::{at_least_one, positive, require},
+    ExpertsConfig, MlaConfig, RopeScalingConfig,
+    rules::{at_least_one, positive, require},
 };
 use crate::TrainError;
 
@@ -55,7 +55,7 @@ pub struct ModelConfig {
     /// `[model.latent]`: the attention of a family whose keys and values are made of a latent. Default: the
     /// family's own.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub latent: Option<LatentConfig>,
+    pub latent: Option<MlaConfig>,
     /// `[model.rope_scaling]`: how rotary frequencies are stretched. Default: they are not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScalingConfig>,
@@ -95,7 +95,7 @@ impl ModelConfig {
     }
 
     /// The sizes of its attention, in a family with latents.
-    fn latent(&self) -> Option<LatentAttention> {
+    fn latent(&self) -> Option<Mla> {
         let parts = self.family.template().latent?;
         Some(self.latent.clone().unwrap_or_default().latent(&parts))
     }
@@ -172,7 +172,7 @@ impl ModelConfig {
                 .experts
                 .as_ref()
                 .map(|of| ExpertsConfig::of(of, model.layers)),
-            latent: model.latent.as_ref().map(LatentConfig::of),
+            latent: model.latent.as_ref().map(MlaConfig::of),
             rope_scaling,
         }
     }
@@ -241,7 +241,7 @@ impl ModelConfig {
             at_least_one("model.window", window)?;
         }
         let head_dim = self.head_dim();
-        if let Some(size) = latent.as_ref().map(LatentAttention::qk_head_dim) {
+        if let Some(size) = latent.as_ref().map(Mla::qk_head_dim) {
             let family = self.family;
             let rule = format!("{size}, for heads of {family} are as model.latent says");
             require(head_dim == size, "model.head_dim", head_dim, rule)?;

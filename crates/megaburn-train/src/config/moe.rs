@@ -1,19 +1,19 @@
 //! `[moe]`: how experts are trained.
 
 use megaburn_models::DecoderConfig;
-use megaburn_parallel::{Balance, Capacity, Choice, MoeOptions};
+use megaburn_parallel::{BalanceChoice, Capacity, LoadBalance, MoeOptions};
 use serde::{Deserialize, Serialize};
 
 use super::{
     TrainConfig,
-    check::{positive, require},
+    rules::{positive, require},
 };
 use crate::TrainError;
 
 /// `[moe]`: how experts are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct MoeConfig {
+pub struct MoeTrainingConfig {
     /// What the balancing loss of each micro-batch is multiplied with.
     pub aux_loss: f64,
     /// The same of each sequence's.
@@ -35,13 +35,13 @@ pub struct MoeConfig {
     pub capacity_factor: Option<f64>,
     /// Which tokens an expert takes that has too many: probs, those that give it the most weight, or position,
     /// the first.
-    pub drop_policy: DropPolicy,
+    pub drop_policy: DropPolicyName,
     /// Among which tokens they are counted: those of each sequence, or, as Megatron-LM does, of each rank.
-    pub capacity_scope: CapacityScope,
+    pub capacity_scope: CapacityScopeName,
     /// Whether every expert is given as many rows as it can take.
     pub pad_to_capacity: bool,
     /// How tokens get to the ranks of their experts: alltoall, to those only, or allgather, all to all.
-    pub dispatcher: Dispatcher,
+    pub dispatcher: DispatcherName,
     /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
     pub force_balance: bool,
 }
@@ -60,7 +60,7 @@ pub enum BiasUpdate {
 /// How tokens get to the ranks of their experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Dispatcher {
+pub enum DispatcherName {
     /// To those only.
     #[default]
     AllToAll,
@@ -71,7 +71,7 @@ pub enum Dispatcher {
 /// Which tokens an expert takes that has too many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum DropPolicy {
+pub enum DropPolicyName {
     /// Those that give it the most weight.
     #[default]
     Probs,
@@ -82,7 +82,7 @@ pub enum DropPolicy {
 /// The tokens among which an expert's are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CapacityScope {
+pub enum CapacityScopeName {
     /// Those of each sequence, whichever ranks have them.
     #[default]
     Sequence,
@@ -90,7 +90,7 @@ pub enum CapacityScope {
     Rank,
 }
 
-impl Default for MoeConfig {
+impl Default for MoeTrainingConfig {
     fn default() -> Self {
         Self {
             aux_loss: 0.0,
@@ -101,41 +101,41 @@ impl Default for MoeConfig {
             bias_update_rate: 1e-3,
             sinkhorn: false,
             capacity_factor: None,
-            drop_policy: DropPolicy::Probs,
-            capacity_scope: CapacityScope::Sequence,
+            drop_policy: DropPolicyName::Probs,
+            capacity_scope: CapacityScopeName::Sequence,
             pad_to_capacity: false,
-            dispatcher: Dispatcher::AllToAll,
+            dispatcher: DispatcherName::AllToAll,
             force_balance: false,
         }
     }
 }
 
-impl MoeConfig {
+impl MoeTrainingConfig {
     /// How experts are used.
     pub(crate) fn options(&self) -> MoeOptions {
         MoeOptions {
             balance: self.balance(),
             capacity: self.capacity(),
             dispatcher: match self.dispatcher {
-                Dispatcher::AllToAll => megaburn_parallel::Dispatcher::AllToAll,
-                Dispatcher::AllGather => megaburn_parallel::Dispatcher::AllGather,
+                DispatcherName::AllToAll => megaburn_parallel::Dispatcher::AllToAll,
+                DispatcherName::AllGather => megaburn_parallel::Dispatcher::AllGather,
             },
         }
     }
 
     /// What shall make tokens go to all experts alike.
-    fn balance(&self) -> Balance {
-        Balance {
+    fn balance(&self) -> LoadBalance {
+        LoadBalance {
             aux_loss: self.aux_loss,
             seq_aux_loss: self.seq_aux_loss,
             global_aux_loss: self.global_aux_loss,
             z_loss: self.z_loss,
             choice: match (self.force_balance, self.sinkhorn) {
-                (true, _) => Choice::InTurn,
-                (false, true) => Choice::Sinkhorn,
-                (false, false) => Choice::Scores,
+                (true, _) => BalanceChoice::RoundRobin,
+                (false, true) => BalanceChoice::Sinkhorn,
+                (false, false) => BalanceChoice::Scores,
             },
-            margins: self.bias_update == BiasUpdate::Quantile,
+            quantile_counts: self.bias_update == BiasUpdate::Quantile,
         }
     }
 
@@ -144,12 +144,12 @@ impl MoeConfig {
         Some(Capacity {
             factor: self.capacity_factor?,
             policy: match self.drop_policy {
-                DropPolicy::Probs => megaburn_parallel::DropPolicy::Probs,
-                DropPolicy::Position => megaburn_parallel::DropPolicy::Position,
+                DropPolicyName::Probs => megaburn_parallel::DropPolicy::Probs,
+                DropPolicyName::Position => megaburn_parallel::DropPolicy::Position,
             },
             scope: match self.capacity_scope {
-                CapacityScope::Sequence => megaburn_parallel::CapacityScope::Sequence,
-                CapacityScope::Rank => megaburn_parallel::CapacityScope::Rank,
+                CapacityScopeName::Sequence => megaburn_parallel::CapacityScope::Sequence,
+                CapacityScopeName::Rank => megaburn_parallel::CapacityScope::Rank,
             },
             pad: self.pad_to_capacity,
         })
@@ -193,7 +193,7 @@ impl TrainConfig {
         }
         let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
         let by_sequence = self.moe.capacity_factor.is_some()
-            && self.moe.capacity_scope == CapacityScope::Sequence;
+            && self.moe.capacity_scope == CapacityScopeName::Sequence;
         if is_dynamic && by_sequence {
             let rule = "rank where documents are dealt out to ranks (parallel.max_tokens_per_rank)";
             return require(false, "moe.capacity_scope", "sequence", rule);

@@ -1,6 +1,6 @@
 //! Whether further tokens can be predicted.
 
-use super::{TrainConfig, check::require};
+use super::{TrainConfig, rules::require};
 use crate::TrainError;
 
 impl TrainConfig {
@@ -9,24 +9,24 @@ impl TrainConfig {
     ///
     /// # Errors
     /// There are such, with both numbers.
-    pub(crate) fn check_mtp(&self, depths: usize) -> Result<(), TrainError> {
+    pub(crate) fn check_mtp(&self, mtp_depths: usize) -> Result<(), TrainError> {
         let seq_len = self.data.seq_len;
         let rule = format!(
             "below data.seq_len {seq_len}: further ahead no token of a sequence has a label"
         );
         require(
-            depths == 0 || depths < seq_len,
+            mtp_depths == 0 || mtp_depths < seq_len,
             "model.mtp_layers",
-            depths,
+            mtp_depths,
             rule,
         )?;
         let named = self.parallel.layer_split().mtp_layers()?;
         let rule =
             format!("{named}, as many as there are `m` in parallel.pipeline_layout, or none there");
         require(
-            named == 0 || named == depths,
+            named == 0 || named == mtp_depths,
             "model.mtp_layers",
-            depths,
+            mtp_depths,
             rule,
         )
     }
@@ -53,8 +53,8 @@ mod tests {
         4,
         "`model.mtp_layers` is 4: it must be below data.seq_len 4: further ahead no token"
     )]
-    fn depths_are_within_a_sequence(#[case] depths: usize, #[case] message: &str) {
-        let found = with("tp1", &[&format!("model.mtp_layers={depths}")]).layout(None);
+    fn depths_are_within_a_sequence(#[case] mtp_depths: usize, #[case] message: &str) {
+        let found = with("tp1", &[&format!("model.mtp_layers={mtp_depths}")]).layout(None);
         match message {
             "" => drop(found.unwrap()),
             message => assert!(found.unwrap_err().to_string().contains(message)),
@@ -78,12 +78,12 @@ mod tests {
     )]
     fn a_pipeline_names_all_of_them_or_none(
         #[case] text: &str,
-        #[case] depths: usize,
+        #[case] mtp_depths: usize,
         #[case] message: &str,
     ) {
         let sets = [
             format!("parallel.pipeline_layout={text}"),
-            format!("model.mtp_layers={depths}"),
+            format!("model.mtp_layers={mtp_depths}"),
         ];
         let found = with("pp2", &[&sets[0], &sets[1]]).layout(None);
         match message {

@@ -217,8 +217,8 @@ mod tests {
     #[case("model.hidden_size", "model.hidden")]
     #[case("data.seq_length", "data.seq_len")]
     #[case("optimizer.decay_step", "optimizer.decay_steps")]
-    fn the_nearest_key_is_the_one_meant(#[case] given: &str, #[case] meant: &str) {
-        assert_eq!(nearest_key(given).as_deref(), Some(meant));
+    fn the_nearest_key_is_the_one_meant(#[case] given: &str, #[case] value_or_default: &str) {
+        assert_eq!(nearest_key(given).as_deref(), Some(value_or_default));
     }
 
     #[rstest]
@@ -255,8 +255,8 @@ mod tests {
     fn the_nearest_value_is_the_one_meant(
         #[case] given: &str,
         #[case] known: &[&str],
-        #[case] meant: Option<&str>,
+        #[case] value_or_default: Option<&str>,
     ) {
-        assert_eq!(nearest_value(given, known), meant);
+        assert_eq!(nearest_value(given, known), value_or_default);
     }
 }

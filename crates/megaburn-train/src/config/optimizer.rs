@@ -2,9 +2,9 @@ use megaburn_optim::{LossScaleConfig, WeightDecayStyle, WsdStyle};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Dtype, LoopConfig,
-    check::{not_negative, positive, require},
-    rule::{LionSection, MuonSection, OptimizerName, SgdSection},
+    Dtype, TrainingConfig,
+    optimizer_kind::{LionSection, MuonSection, OptimizerName, SgdSection},
+    rules::{not_negative, positive, require},
     schedule::LrDecayStyle,
 };
 use crate::TrainError;
@@ -177,7 +177,7 @@ impl OptimizerConfig {
         }
     }
 
-    pub(super) fn validate(&self, train: &LoopConfig) -> Result<(), TrainError> {
+    pub(super) fn validate(&self, train: &TrainingConfig) -> Result<(), TrainError> {
         self.validate_schedules(train)?;
         let of_params = train.dtype;
         self.validate_rule()?;

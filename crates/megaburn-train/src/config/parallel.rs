@@ -3,7 +3,7 @@ use megaburn_optim::{ShardingConfig, ShardingLevel};
 use megaburn_pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
-use super::{CpComm, check::require};
+use super::{CpComm, rules::require};
 use crate::{TrainError, device::Devices};
 
 /// `[parallel]`: how the run is split over ranks.

@@ -3,7 +3,7 @@
 use megaburn_mesh::Layout;
 use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind, StageLayers};
 
-use super::{LoopConfig, ParallelConfig, check::require};
+use super::{ParallelConfig, TrainingConfig, rules::require};
 use crate::TrainError;
 
 impl ParallelConfig {
@@ -92,7 +92,7 @@ impl ParallelConfig {
         &self,
         layout: &Layout,
         num_layers: usize,
-        train: &LoopConfig,
+        train: &TrainingConfig,
     ) -> Result<(), TrainError> {
         self.splits(layout, num_layers)?;
         if layout.pp == 1 {

@@ -1,7 +1,7 @@
 use megaburn_models::decoder::{Recompute, RecomputeBlocks};
 use serde::{Deserialize, Serialize};
 
-use super::check::require;
+use super::rules::require;
 use crate::TrainError;
 
 /// `[recompute]`: what backward computes once more instead of keeping it.

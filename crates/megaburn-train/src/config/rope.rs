@@ -1,7 +1,7 @@
 use megaburn_kernels::{RopeScaling, YarnScaling};
 use serde::{Deserialize, Serialize};
 
-use super::check::{at_least_one, positive, require};
+use super::rules::{at_least_one, positive, require};
 use crate::TrainError;
 
 /// `[model.rope_scaling]`, under Hugging Face's names; the defaults are Llama 3.1's.

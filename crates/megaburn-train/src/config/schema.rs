@@ -6,7 +6,7 @@ use megaburn_pipeline::ScheduleKind;
 use toml::{Table, Value};
 
 use super::{
-    BatchRampConfig, Dtype, ExpertsConfig, LatentConfig, RopeScalingConfig, TrainConfig,
+    BatchRampConfig, Dtype, ExpertsConfig, MlaConfig, RopeScalingConfig, TrainConfig,
     nearest::nearest_key,
 };
 use crate::TrainError;
@@ -23,9 +23,9 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
         attention_factor: Some(1.0),
         ..RopeScalingConfig::default()
     });
-    config.model.latent = Some(LatentConfig {
+    config.model.latent = Some(MlaConfig {
         q_lora_rank: Some(1),
-        ..LatentConfig::default()
+        ..MlaConfig::default()
     });
     let experts = ExpertsConfig {
         ffn: Some(1),
@@ -189,17 +189,17 @@ mod tests {
             ("run", fields::<RunConfig>()),
             ("model", fields::<ModelConfig>()),
             ("model.experts", fields::<ExpertsConfig>()),
-            ("model.latent", fields::<LatentConfig>()),
+            ("model.latent", fields::<MlaConfig>()),
             ("model.rope_scaling", fields::<RopeScalingConfig>()),
             ("parallel", fields::<ParallelConfig>()),
             ("data", fields::<DataConfig>()),
-            ("train", fields::<LoopConfig>()),
+            ("train", fields::<TrainingConfig>()),
             ("train.batch_ramp", fields::<BatchRampConfig>()),
             ("optimizer", fields::<OptimizerConfig>()),
             ("optimizer.sgd", fields::<SgdSection>()),
             ("optimizer.lion", fields::<LionSection>()),
             ("optimizer.muon", fields::<MuonSection>()),
-            ("moe", fields::<MoeConfig>()),
+            ("moe", fields::<MoeTrainingConfig>()),
             ("recompute", fields::<RecomputeConfig>()),
             ("generate", fields::<GenerateConfig>()),
         ];

@@ -4,8 +4,8 @@ use megaburn_models::decoder::Dropout;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attention, BatchRampConfig, Dtype,
-    check::{at_least_one, fits_toml, not_negative, positive, require},
+    AttentionName, BatchRampConfig, Dtype,
+    rules::{at_least_one, fits_toml, not_negative, positive, require},
     tokenizer::Tokenizer,
 };
 use crate::{TrainError, device::DeviceChoice};
@@ -127,7 +127,7 @@ impl DataConfig {
 /// `[train]`: batches, intervals and the number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct LoopConfig {
+pub struct TrainingConfig {
     /// Optimizer steps of the whole run, those before a restart included.
     pub steps: u64,
     /// Element type of parameters and activations.
@@ -138,7 +138,7 @@ pub struct LoopConfig {
     /// that cuBLASLt suggests, the same in every process.
     pub tune_products: bool,
     /// How attention is computed.
-    pub attention: Attention,
+    pub attention: AttentionName,
     /// Whether the loss computes the logits of some tokens at a time, and once more backward,
     /// instead of holding all of them.
     pub fused_linear_cross_entropy: bool,
@@ -193,14 +193,14 @@ pub struct LoopConfig {
     pub step_timeout_seconds: f64,
 }
 
-impl Default for LoopConfig {
+impl Default for TrainingConfig {
     fn default() -> Self {
         Self {
             steps: 1200,
             dtype: Dtype::F32,
             tf32: false,
             tune_products: true,
-            attention: Attention::Auto,
+            attention: AttentionName::Auto,
             fused_linear_cross_entropy: false,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
@@ -228,7 +228,7 @@ impl Default for LoopConfig {
     }
 }
 
-impl LoopConfig {
+impl TrainingConfig {
     /// What training drops.
     pub fn dropout(&self) -> Dropout {
         Dropout {

@@ -3,7 +3,7 @@
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 
-use super::{Start, TrainConfig};
+use super::{InitFrom, TrainConfig};
 use crate::{RunData, TrainError};
 
 impl TrainConfig {
@@ -35,7 +35,7 @@ impl TrainConfig {
     pub(crate) fn check_start(
         &self,
         layout: &Layout,
-        start: Option<&Start>,
+        start: Option<&InitFrom>,
         data: &RunData,
     ) -> Result<DecoderConfig, TrainError> {
         let model = match start {

@@ -3,7 +3,7 @@ use std::path::Path;
 use megaburn_data::{ByteTokenizer, DataError, HfTokenizer};
 use serde::{Deserialize, Serialize};
 
-use super::check::require;
+use super::rules::require;
 use crate::TrainError;
 
 /// How text becomes tokens.

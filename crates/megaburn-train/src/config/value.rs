@@ -17,12 +17,12 @@ pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
         format!("{key} in {origin}")
     };
     let quoted: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
-    let meant = match quoted.split_first() {
+    let value_or_default = match quoted.split_first() {
         Some((value, known)) if why.starts_with("unknown variant") => nearest_value(value, known),
         _ => None,
     };
-    let hint = meant
-        .map(|meant| format!("; did you mean `{meant}`?"))
+    let hint = value_or_default
+        .map(|value_or_default| format!("; did you mean `{value_or_default}`?"))
         .unwrap_or_default();
     TrainError::Value {
         place,

@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::trainer::Culprit;
+use crate::trainer::NonFiniteOrigin;
 
 #[rstest]
 #[case(
@@ -9,7 +9,7 @@ use crate::trainer::Culprit;
         step: 7,
         loss: f64::NAN,
         grad_norm: f64::INFINITY,
-        diagnosis: Diagnosis::Culprit(Culprit {
+        diagnosis: Diagnosis::NonFiniteOrigin(NonFiniteOrigin {
             ranks: vec![2, 3],
             param: "head.weight".into(),
         }),
@@ -33,7 +33,7 @@ use crate::trainer::Culprit;
     Exit::PeerLost
 )]
 #[case(
-    TrainError::Stalled {
+    TrainError::TooManySkippedSteps {
         step: 107,
         skips: 100,
         loss: 2.5,

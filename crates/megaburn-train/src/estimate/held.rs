@@ -3,7 +3,7 @@
 use megaburn_mesh::Layout;
 use megaburn_models::{
     DecoderConfig,
-    activations::{Activations, Ends, Scores},
+    activation_memory::{ActivationMemory, Scores, StageEnds},
 };
 use megaburn_parallel::ContextComm;
 use megaburn_pipeline::{Action, Op, StageLayers};
@@ -38,7 +38,7 @@ fn activations(
     layout: &Layout,
     model: &DecoderConfig,
     scores: Scores,
-) -> Result<Activations, TrainError> {
+) -> Result<ActivationMemory, TrainError> {
     let comms = config.context_comms(layout, model)?;
     let is_shared = |comm: &ContextComm| !matches!(comm, ContextComm::P2p | ContextComm::AllGather);
     // Of documents that are dealt out a rank has a row in each pass.
@@ -50,7 +50,7 @@ fn activations(
             layout.cp,
         ),
     };
-    Ok(Activations {
+    Ok(ActivationMemory {
         element: match config.train.dtype {
             Dtype::F32 => 4,
             Dtype::Bf16 | Dtype::F16 => 2,
@@ -63,12 +63,12 @@ fn activations(
         recompute: config.recompute.of_model(),
         scores,
         fused_loss: config.train.fused_linear_cross_entropy,
-        ..Activations::new(model.clone(), seq_len, micro_batch)
+        ..ActivationMemory::new(model.clone(), seq_len, micro_batch)
     })
 }
 
 /// The most that a rank holds while it does `actions` with its `chunks`.
-fn peak(of: &Activations, chunks: &[StageLayers], actions: &[Action]) -> usize {
+fn peak(of: &ActivationMemory, chunks: &[StageLayers], actions: &[Action]) -> usize {
     let mut in_flight = vec![0; chunks.len()];
     let mut most = 0;
     for Action { op, chunk, .. } in actions {
@@ -90,7 +90,7 @@ fn peak(of: &Activations, chunks: &[StageLayers], actions: &[Action]) -> usize {
                 },
                 count,
             )| {
-                let ends = Ends {
+                let ends = StageEnds {
                     first: *embedding,
                     last: *loss,
                 };

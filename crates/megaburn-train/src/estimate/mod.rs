@@ -10,7 +10,7 @@ mod state;
 use std::fmt;
 
 use megaburn_mesh::Layout;
-pub use megaburn_models::activations::Scores;
+pub use megaburn_models::activation_memory::Scores;
 
 use crate::{TrainConfig, TrainError};
 

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Found, MetricsRecord, MetricsWriter};
+use super::{FoundLines, MetricsRecord, MetricsWriter};
 use crate::{TrainError, run_folder::RunFolder};
 
 /// A failure that lasts longer than this, and over more tries than [`TRIES`], persists.
@@ -42,7 +42,7 @@ impl Journal {
     }
 
     /// What stood in the file when it was opened.
-    pub(crate) fn found(&self) -> Found {
+    pub(crate) fn found(&self) -> FoundLines {
         self.writer.found()
     }
 
@@ -78,7 +78,7 @@ impl Journal {
     }
 
     /// Whether writing has failed for so long that the run should save and stop.
-    pub(crate) fn gives_up(&self) -> bool {
+    pub(crate) fn should_give_up(&self) -> bool {
         self.failing
             .is_some_and(|Failing { since, tries }| tries >= TRIES && since.elapsed() >= PATIENCE)
     }
@@ -165,13 +165,13 @@ mod tests {
             journal.write(example_step(step, 1.0)).unwrap();
         }
         journal.sync().unwrap();
-        assert!(!journal.gives_up(), "it has not lasted");
+        assert!(!journal.should_give_up(), "it has not lasted");
         journal.failing.as_mut().unwrap().since -= PATIENCE;
-        assert!(journal.gives_up());
+        assert!(journal.should_give_up());
         journal.finish().unwrap();
         fs::remove_dir(&path).unwrap();
         journal.write(example_step(31, 1.0)).unwrap();
-        assert!(!journal.gives_up());
+        assert!(!journal.should_give_up());
         let steps: Vec<_> = read_metrics(&path)
             .unwrap()
             .iter()

@@ -13,7 +13,7 @@ pub use experts::ExpertMetrics;
 pub(crate) use journal::Journal;
 pub use reader::read_metrics;
 pub use start::StartMetrics;
-pub use writer::{Found, MetricsWriter};
+pub use writer::{FoundLines, MetricsWriter};
 
 /// One optimizer step: a line of `metrics.jsonl`. A number that is not finite is written as null
 /// and read back as NaN.

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn_checkpoint::{TMP, beside, write_atomic};
+use megaburn_checkpoint::{TMP, sibling_path, write_atomic};
 use serde::Serialize;
 
 use super::{MetricsRecord, line::Line};
@@ -24,12 +24,12 @@ pub struct MetricsWriter {
     file: File,
     /// What the file system has not taken yet.
     waiting: Vec<u8>,
-    found: Found,
+    found: FoundLines,
 }
 
 /// What stood in a file when it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundLines {
     /// Starts of this run.
     pub starts: u64,
     /// The step of the last evaluation.
@@ -60,7 +60,7 @@ impl MetricsWriter {
     }
 
     /// What stood in the file when it was opened.
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> FoundLines {
         self.found
     }
 
@@ -157,20 +157,20 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).append(true).open(path)
 }
 
-fn cut_back(path: &Path, step: u64, run_id: &str) -> io::Result<(File, Found)> {
+fn cut_back(path: &Path, step: u64, run_id: &str) -> io::Result<(File, FoundLines)> {
     // Of a link, the file that it points to.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let aside = beside(path, TMP);
+    let aside = sibling_path(path, TMP);
     let mut kept = BufWriter::new(File::create(&aside)?);
-    let mut found = Found::default();
+    let mut found = FoundLines::default();
     match File::open(path) {
         Ok(old) => {
             let mut others = Vec::new();
             found = copy_through(BufReader::new(old), &mut kept, &mut others, step, run_id)?;
             if !others.is_empty() {
-                let mut beside = append_or_make(&path.with_file_name(OTHER_LINES))?;
-                beside.write_all(&others)?;
-                beside.sync_all()?;
+                let mut sibling_path = append_or_make(&path.with_file_name(OTHER_LINES))?;
+                sibling_path.write_all(&others)?;
+                sibling_path.sync_all()?;
             }
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -191,8 +191,8 @@ fn copy_through(
     others: &mut Vec<u8>,
     step: u64,
     run_id: &str,
-) -> io::Result<Found> {
-    let mut found = Found::default();
+) -> io::Result<FoundLines> {
+    let mut found = FoundLines::default();
     let mut line = Vec::new();
     while old.read_until(b'\n', &mut line)? > 0 {
         let parsed = Line::parse(&line);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use megaburn_checkpoint::{
-    TMP, beside, checkpoint_step, checkpoints_of, is_there, move_checkpoints, sync_folder,
+    TMP, checkpoint_step, checkpoints_of, is_there, move_checkpoints, sibling_path, sync_folder,
 };
 
 use super::{
@@ -44,7 +44,7 @@ pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, T
         return Ok(None);
     }
     let name = format!("{ASIDE}{}", name_of_now());
-    let moving = beside(&dir.join(&name), TMP);
+    let moving = sibling_path(&dir.join(&name), TMP);
     fs::create_dir(&moving).map_err(fail(&moving))?;
     // The first file: the next start knows by it whose the folder is.
     marker

@@ -6,13 +6,13 @@ use std::{
     path::Path,
 };
 
-use megaburn_checkpoint::{REPLACED, TMP, beside, is_there, leftover_of, sync_folder};
+use megaburn_checkpoint::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
 use megaburn_models::assets::{ASSETS, Assets};
 
 use super::{RunFolder, RunFolderError, inspect::names_in};
 use crate::{
     TrainConfig, TrainError,
-    config::{Start, Tokenizer},
+    config::{InitFrom, Tokenizer},
     data::RunData,
 };
 
@@ -26,7 +26,7 @@ const MARK: &str = ".megaburn-run";
 /// Something that no run has written stands at `hf/`; a file cannot be read or written.
 pub(crate) fn keep(
     config: &TrainConfig,
-    start: Option<&Start>,
+    start: Option<&InitFrom>,
     data: &RunData,
     folder: &RunFolder,
 ) -> Result<(), TrainError> {
@@ -70,7 +70,7 @@ pub(super) fn check(dir: &Path) -> Result<(), RunFolderError> {
 /// Writes the files beside `folder` first, so that it is never half of one and half of another model. After a
 /// crash between the two renames [`restore`] brings the old one back.
 fn replace(folder: &Path, files: &[(String, Vec<u8>)], run_id: &str) -> io::Result<()> {
-    let (staging, old) = (beside(folder, TMP), beside(folder, REPLACED));
+    let (staging, old) = (sibling_path(folder, TMP), sibling_path(folder, REPLACED));
     fs::create_dir(&staging)?;
     // The mark is the first file: the next start knows by it what a kill has left.
     let mark = (MARK.to_string(), format!("{run_id}\n").into_bytes());

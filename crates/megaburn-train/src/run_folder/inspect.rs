@@ -16,7 +16,7 @@ use crate::metrics::{MetricsRecord, read_metrics};
 
 /// What a folder is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FolderContent {
     /// It is absent or empty, or holds what a start left behind that was killed at once.
     Empty,
     /// A run's.
@@ -58,23 +58,26 @@ impl Trace {
 /// # Errors
 /// It holds other files and `allow_other_files` is not set; it holds a file of a name that a run would
 /// write; it is no folder or cannot be read.
-pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunFolderError> {
+pub(super) fn inspect(
+    dir: &Path,
+    allow_other_files: bool,
+) -> Result<FolderContent, RunFolderError> {
     let fail = |source| RunFolderError::Unusable {
         path: dir.to_path_buf(),
         source,
     };
     let names = match retried_where(may_pass, || names_in(dir)) {
         Ok(names) => names,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Empty),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(FolderContent::Empty),
         Err(error) => return Err(fail(error)),
     };
     if let Some(marker) = Marker::read(dir)? {
-        return Ok(Found::Run(marker));
+        return Ok(FolderContent::Run(marker));
     }
     let is_left_by_start =
         |name: &String| (name == LOCK && is_lock(dir)) || half_written(name) == Some(MARKER);
     if names.iter().all(is_left_by_start) {
-        return Ok(Found::Empty);
+        return Ok(FolderContent::Empty);
     }
     let trace = Trace::find(dir);
     if trace.is_none() && !allow_other_files {
@@ -97,8 +100,8 @@ pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunF
         (Some(name), _) => Err(RunFolderError::Taken {
             path: dir.join(name),
         }),
-        (None, Some(trace)) => Ok(Found::Unmarked(trace)),
-        (None, None) => Ok(Found::Others),
+        (None, Some(trace)) => Ok(FolderContent::Unmarked(trace)),
+        (None, None) => Ok(FolderContent::Others),
     }
 }
 
@@ -192,16 +195,16 @@ mod tests {
     }
 
     #[rstest]
-    #[case::empty(&[], Found::Empty)]
-    #[case::killed(&[".lock", "run.json.tmp-1-2"], Found::Empty)]
-    #[case::imported(&[IMPORTED], Found::Unmarked(Trace::Checkpoints))]
-    #[case::beside(&[IMPORTED, "checkpoints/mine/x", "config.toml"], Found::Unmarked(Trace::Checkpoints))]
-    fn a_folder_that_a_run_may_have(#[case] names: &[&str], #[case] expected: Found) {
+    #[case::empty(&[], FolderContent::Empty)]
+    #[case::killed(&[".lock", "run.json.tmp-1-2"], FolderContent::Empty)]
+    #[case::imported(&[IMPORTED], FolderContent::Unmarked(Trace::Checkpoints))]
+    #[case::beside(&[IMPORTED, "checkpoints/mine/x", "config.toml"], FolderContent::Unmarked(Trace::Checkpoints))]
+    fn a_folder_that_a_run_may_have(#[case] names: &[&str], #[case] expected: FolderContent) {
         let dir = folder(names);
         assert_eq!(inspect(dir.path(), false).unwrap(), expected);
         assert_eq!(
             inspect(&dir.path().join("absent"), false).unwrap(),
-            Found::Empty
+            FolderContent::Empty
         );
     }
 
@@ -210,7 +213,7 @@ mod tests {
     #[case::copied_without_dot_files(&["checkpoints/", "config.toml"])]
     fn a_run_of_a_version_without_markers_is_known_by_its_metrics(#[case] names: &[&str]) {
         let found = inspect(with_metrics(names).path(), false).unwrap();
-        assert_eq!(found, Found::Unmarked(Trace::Metrics));
+        assert_eq!(found, FolderContent::Unmarked(Trace::Metrics));
     }
 
     #[rstest]
@@ -263,7 +266,7 @@ mod tests {
     ) {
         let dir = folder(names);
         match (inspect(dir.path(), true), taken) {
-            (found, None) => assert_eq!(found.unwrap(), Found::Others),
+            (found, None) => assert_eq!(found.unwrap(), FolderContent::Others),
             (found, Some(name)) => {
                 let error = found.unwrap_err().to_string();
                 let path = dir.path().join(name).display().to_string();

@@ -36,7 +36,7 @@ use megaburn_collective::{Group, objects};
 use crate::{TrainConfig, TrainError, start::settle};
 pub(crate) use assets::keep as keep_assets;
 pub use error::RunFolderError;
-use inspect::{Found, Trace, inspect, is_part_of, names_in};
+use inspect::{FolderContent, Trace, inspect, is_part_of, names_in};
 use lock::RunLock;
 use marker::Marker;
 use names::CHECKPOINTS;
@@ -45,11 +45,11 @@ use names::CHECKPOINTS;
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
-    held: Mutex<Held>,
+    held: Mutex<OwnedRun>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct OwnedRun {
     lock: RunLock,
     marker: Marker,
 }
@@ -76,7 +76,7 @@ pub(crate) fn config_of(dir: &Path) -> PathBuf {
 pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<(), TrainError> {
     let dir = Path::new(&config.run.dir);
     let found = inspect(dir, config.run.allow_other_files)?;
-    if fresh && matches!(found, Found::Run(_)) {
+    if fresh && matches!(found, FolderContent::Run(_)) {
         assets::check(dir)?;
     }
     if let Some(init) = config.model.init.as_ref().filter(|_| fresh)
@@ -152,10 +152,10 @@ impl RunFolder {
         let mut lock = RunLock::take(dir, lock::LEASE)?;
         // Once more behind the lock: another start may have been faster.
         let marker = match inspect(dir, allow_other_files)? {
-            Found::Run(marker) => marker,
+            FolderContent::Run(marker) => marker,
             found => {
                 let marker = Marker::new().map_err(fail)?;
-                if found == Found::Unmarked(Trace::Metrics) {
+                if found == FolderContent::Unmarked(Trace::Metrics) {
                     assets::adopt(dir, &marker.run_id).map_err(fail)?;
                 }
                 marker.write(dir).map_err(fail)?;
@@ -169,12 +169,12 @@ impl RunFolder {
         lock.sign(&marker.run_id).map_err(fail)?;
         Ok(Self {
             path: dir.to_path_buf(),
-            held: Mutex::new(Held { lock, marker }),
+            held: Mutex::new(OwnedRun { lock, marker }),
         })
     }
 
     fn begin_anew(&self) -> Result<(), TrainError> {
-        let Held { lock, marker } = &mut *self.held();
+        let OwnedRun { lock, marker } = &mut *self.held();
         let dir = &self.path;
         let fail = |source| RunFolderError::Unusable {
             path: dir.clone(),
@@ -191,7 +191,7 @@ impl RunFolder {
         Ok(lock.sign(&marker.run_id).map_err(fail)?)
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, OwnedRun> {
         // What is guarded is whole at any time.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -238,7 +238,7 @@ impl RunFolder {
     /// committed.
     fn check_all(&self) -> Result<(), String> {
         let unreadable = |error: io::Error| format!("its lock cannot be read: {error}");
-        let Held { lock, marker: own } = &*self.held();
+        let OwnedRun { lock, marker: own } = &*self.held();
         lock.is_in_place().map_err(unreadable)??;
         lock.is_signed_by_us().map_err(unreadable)??;
         match Marker::read(&self.path) {

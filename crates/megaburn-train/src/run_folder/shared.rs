@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_secs(5);
 
 /// What a rank does not see.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Unseen {
+struct FolderDisagreement {
     host: String,
     path: String,
     why: String,
@@ -47,7 +47,7 @@ pub(super) fn agree(
         .join(MARKER);
     let unseen = look(dir, run_id, patience).err().map(|(why, is_fault)| {
         let (host, path) = (host_name(), path.display().to_string());
-        Unseen {
+        FolderDisagreement {
             host,
             path,
             why,
@@ -58,7 +58,7 @@ pub(super) fn agree(
         None => Ok(()),
         Some((
             _,
-            Unseen {
+            FolderDisagreement {
                 host,
                 path,
                 why,
@@ -72,7 +72,7 @@ pub(super) fn agree(
         .into()),
         Some((
             rank,
-            Unseen {
+            FolderDisagreement {
                 host,
                 path,
                 why,
@@ -88,9 +88,14 @@ pub(super) fn agree(
     }
 }
 
-fn first(world: &Group, mine: Option<Unseen>) -> Result<Option<(usize, Unseen)>, CollectiveError> {
-    let all: Vec<Option<Unseen>> = objects::gather(world, &mine)?;
-    let unseen = |(rank, unseen): (usize, Option<Unseen>)| Some((world.members()[rank], unseen?));
+fn first(
+    world: &Group,
+    mine: Option<FolderDisagreement>,
+) -> Result<Option<(usize, FolderDisagreement)>, CollectiveError> {
+    let all: Vec<Option<FolderDisagreement>> = objects::gather(world, &mine)?;
+    let unseen = |(rank, unseen): (usize, Option<FolderDisagreement>)| {
+        Some((world.members()[rank], unseen?))
+    };
     let first = all.into_iter().enumerate().find_map(unseen);
     objects::broadcast(world, &first)
 }

@@ -70,7 +70,7 @@ impl GenerateJob<'_> {
             cp: 1,
             ..*layout
         }
-        .fits(&config.shape(layout.tp))?;
+        .validate_for(&config.shape(layout.tp))?;
         self.parallel.splits(layout, config.layers)?;
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
@@ -135,8 +135,8 @@ impl GenerateJob<'_> {
         if let Some(tokenizer) = self.tokenizer {
             return continue_text(&model, tokenizer, prompts, options, stop, read);
         }
-        let go_on = |_, _| ControlFlow::Continue(());
-        let generated = generate_with(&model, prompts, options, read, go_on)?.into_iter();
+        let resume_advice = |_, _| ControlFlow::Continue(());
+        let generated = generate_with(&model, prompts, options, read, resume_advice)?.into_iter();
         let tokens_only = |Generated { tokens, finish }| Continuation {
             tokens,
             text: None,

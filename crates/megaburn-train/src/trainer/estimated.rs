@@ -21,7 +21,7 @@ struct Kept {
 
 impl Kept {
     fn of(trainer: &Trainer) -> Self {
-        let direct = main_grads(trainer.unsettled());
+        let direct = main_grads(trainer.model_in_flight());
         let mut kept = Self::default();
         for (path, spec) in trainer.plan.iter() {
             let len = |tensor: Option<Tensor<1>>| tensor.map_or(0, |tensor| tensor.dims()[0]);

@@ -5,7 +5,10 @@ use megaburn_pipeline::run;
 use crate::{
     TrainError,
     metrics::EvalMetrics,
-    trainer::{Trainer, dynamic::Dynamic, first_times::Work, passes::Evaluation, stats::Losses},
+    trainer::{
+        Trainer, first_times::Work, hybrid_context::HybridContext, passes::Evaluation,
+        stats::Losses,
+    },
 };
 
 impl Trainer {
@@ -56,7 +59,7 @@ impl Trainer {
             }
             let (model, plain, losses) = (&model, &plain, &mut losses);
             let first = step * global_batch;
-            let dynamic = self.dealt(valid, first, total)?;
+            let dynamic = self.hybrid_batches(valid, first, total)?;
             let own = dynamic
                 .as_ref()
                 .map(|of| self.pipeline.forward_only(of.num_passes()));
@@ -86,17 +89,17 @@ impl Trainer {
     }
 
     /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.
-    fn dealt(
+    fn hybrid_batches(
         &self,
         valid: &Sampler,
         first: u64,
         total: u64,
-    ) -> Result<Option<Dynamic>, TrainError> {
+    ) -> Result<Option<HybridContext>, TrainError> {
         let Some(mut dynamic) = self.dynamic.clone() else {
             return Ok(None);
         };
         let end = total.min(first + self.config.train.global_batch as u64);
-        dynamic.deal(&self.documents_of(valid, first..end))?;
+        dynamic.assign(&self.documents_of(valid, first..end))?;
         Ok(Some(dynamic))
     }
 }

@@ -3,11 +3,11 @@
 use burn::tensor::TensorData;
 use megaburn_collective::ReduceOp;
 use megaburn_mesh::ShardPlan;
-use megaburn_parallel::{LoadCounts, MARGIN_BINS, quantile_biases};
+use megaburn_parallel::{LoadCounts, QUANTILE_BINS, quantile_biases};
 
 use crate::{
     TrainError,
-    config::{BiasUpdate, MoeConfig},
+    config::{BiasUpdate, MoeTrainingConfig},
     metrics::ExpertMetrics,
     trainer::Trainer,
 };
@@ -47,14 +47,14 @@ impl Trainer {
             return Ok(Some(metrics));
         }
         if experts.bias {
-            let MoeConfig {
+            let MoeTrainingConfig {
                 bias_update,
                 bias_update_rate,
                 ..
             } = self.config.moe;
             let moved = |own: &[f32], load: &LoadCounts| match bias_update {
                 BiasUpdate::Sign => moved_by_sign(own, &load.tokens, bias_update_rate as f32),
-                BiasUpdate::Quantile => quantile_biases(&load.margins, own, experts.top_k),
+                BiasUpdate::Quantile => quantile_biases(&load.quantile_counts, own, experts.top_k),
             };
             let model = self
                 .model
@@ -68,13 +68,13 @@ impl Trainer {
             .iter()
             .map(|load| Some(parts(load.as_ref()?)))
             .collect();
-        self.tell_last_load();
+        self.log_last_load();
         Ok(Some(metrics))
     }
 
     /// Drops what routers have seen of a step that ended in an error.
-    pub(super) fn forget_loads(&self) -> Result<(), TrainError> {
-        for (_, router) in self.unsettled().routers() {
+    pub(super) fn reset_loads(&self) -> Result<(), TrainError> {
+        for (_, router) in self.model_in_flight().routers() {
             router
                 .load()
                 .take()
@@ -84,8 +84,8 @@ impl Trainer {
     }
 
     /// Tells the routers what went where in the step before.
-    pub(super) fn tell_last_load(&self) {
-        for (layer, router) in self.unsettled().routers() {
+    pub(super) fn log_last_load(&self) {
+        for (layer, router) in self.model_in_flight().routers() {
             router.load().set_last(self.last_load[layer].clone());
         }
     }
@@ -94,8 +94,8 @@ impl Trainer {
     fn loads(&self, num: usize) -> Result<Vec<Option<LoadCounts>>, TrainError> {
         let layers = self.model_config.num_blocks();
         let width = 2 * num + LOSSES;
-        let (mut all, mut margins) = (vec![0.0; layers * width], vec![Vec::new(); layers]);
-        for (layer, router) in self.unsettled().routers() {
+        let (mut all, mut quantile_counts) = (vec![0.0; layers * width], vec![Vec::new(); layers]);
+        for (layer, router) in self.model_in_flight().routers() {
             let counts = router
                 .load()
                 .take()
@@ -115,7 +115,7 @@ impl Trainer {
                 ..
             } = counts;
             own[2 * num..].copy_from_slice(&[dropped as f64, aux_loss, seq_aux_loss, z_loss]);
-            margins[layer] = counts.margins;
+            quantile_counts[layer] = counts.quantile_counts;
         }
         let len = all.len();
         let all = self
@@ -123,7 +123,7 @@ impl Trainer {
             .world
             .all_reduce(TensorData::new(all, [len]), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
-        let of_layer = |(layer, margins): (usize, Vec<u64>)| {
+        let of_layer = |(layer, quantile_counts): (usize, Vec<u64>)| {
             if self.model_config.layer_experts(layer).is_none() {
                 return Ok(None);
             }
@@ -135,20 +135,24 @@ impl Trainer {
                 aux_loss: own[2 * num + 1],
                 seq_aux_loss: own[2 * num + 2],
                 z_loss: own[2 * num + 3],
-                margins: self.margins(margins, num)?,
+                quantile_counts: self.quantile_counts(quantile_counts, num)?,
             }))
         };
-        margins.into_iter().enumerate().map(of_layer).collect()
+        quantile_counts
+            .into_iter()
+            .enumerate()
+            .map(of_layer)
+            .collect()
     }
 
     /// Margins that all ranks counted in a layer, of which one of another stage counted none.
-    fn margins(&self, own: Vec<u64>, num: usize) -> Result<Vec<u64>, TrainError> {
+    fn quantile_counts(&self, own: Vec<u64>, num: usize) -> Result<Vec<u64>, TrainError> {
         if self.config.moe.bias_update != BiasUpdate::Quantile {
             return Ok(own);
         }
         let mut own: Vec<i64> = own.into_iter().map(|count| count as i64).collect();
-        own.resize(num * MARGIN_BINS, 0);
-        let own = TensorData::new(own, [num * MARGIN_BINS]);
+        own.resize(num * QUANTILE_BINS, 0);
+        let own = TensorData::new(own, [num * QUANTILE_BINS]);
         let all = self.groups.world.all_reduce(own, ReduceOp::Sum)?;
         let all: Vec<i64> = all.try_to_vec().expect("i64 went in");
         Ok(all.into_iter().map(|count| count as u64).collect())

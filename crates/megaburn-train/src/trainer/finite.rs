@@ -14,7 +14,7 @@ impl Trainer {
     /// # Collective
     /// All ranks; a name.
     pub(super) fn check_finite(&self) -> Result<(), TrainError> {
-        let bad = self.told(self.optimizer.find_non_finite(self.model()))?;
+        let bad = self.device_error(self.optimizer.find_non_finite(self.model()))?;
         let world = &self.groups.world;
         let all: Vec<Option<String>> = objects::gather(world, &bad.into_iter().next())?;
         let name = |(rank, param): (usize, Option<String>)| Some((rank, param?));

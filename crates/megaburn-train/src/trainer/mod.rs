@@ -1,19 +1,19 @@
 //! The training loop of one rank.
 
-mod batch;
-mod culprit;
-mod dynamic;
+mod collator;
 #[cfg(test)]
 mod estimated;
 mod evaluate;
 mod experts;
 mod finite;
 mod first_times;
+mod hybrid_context;
+mod nonfinite;
 mod owner;
+mod packed_row;
 mod passes;
 mod replicas;
 mod resume;
-mod row;
 mod sample;
 mod save;
 mod schedules;
@@ -34,17 +34,17 @@ use megaburn_parallel::{main_grads, shard_plan, vector_grads};
 
 use crate::{
     TrainConfig, TrainError,
-    config::{Dtype, Start},
+    config::{Dtype, InitFrom},
     data::RunData,
     pipeline::Pipeline,
     run_folder::{RunShare, names::CHECKPOINTS},
 };
-use dynamic::Dynamic;
 pub(crate) use experts::experts;
 use first_times::FirstTimes;
+use hybrid_context::HybridContext;
 use schedules::Schedules;
 
-pub use culprit::{Culprit, Diagnosis};
+pub use nonfinite::{Diagnosis, NonFiniteOrigin};
 pub use resume::Resumed;
 
 /// What a rank trains with. [`pretrain`](crate::pretrain) drives one; a loop of one's own does this:
@@ -88,7 +88,7 @@ pub struct Trainer {
     groups: ProcessGroups,
     pipeline: Pipeline,
     /// Where each pass has other ranks that share sequences.
-    dynamic: Option<Dynamic>,
+    dynamic: Option<HybridContext>,
     device: Device,
     /// Always there, but while the optimizer turns it into the next one.
     model: Option<Decoder>,
@@ -100,7 +100,7 @@ pub struct Trainer {
     /// In f16.
     loss_scaler: Option<LossScaler>,
     /// Steps up to now that changed nothing.
-    skips_in_a_row: u64,
+    consecutive_skips: u64,
     train: Sampler,
     /// None: nothing is evaluated.
     valid: Option<Sampler>,
@@ -152,7 +152,7 @@ impl Trainer {
 
     /// [`new`](Self::new) from an opened model.
     pub(crate) fn starting_from(
-        start: Option<&Start>,
+        start: Option<&InitFrom>,
         config: Arc<TrainConfig>,
         groups: ProcessGroups,
         device: Device,
@@ -179,24 +179,24 @@ impl Trainer {
             .parallel
             .sharding()
             .with_direct(direct)
-            .with_apart(pipeline.shared());
+            .with_cross_stage(pipeline.shared());
         let sharding = sharding
             .with_chunks(chunks)
             .with_experts(experts(&plan))
             .init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
-        let dynamic = Dynamic::new(&config, &model_config, &groups)?;
+        let dynamic = HybridContext::new(&config, &model_config, &groups)?;
         let dtype = config.train.dtype;
         let optimizer = config.optimizer.init(dtype, &sharding, &groups)?;
         let mut optimizer = optimizer.with_f32_params(model.f32_params());
         let model = match start {
-            Some(Start::Init(source)) => optimizer
+            Some(InitFrom::Init(source)) => optimizer
                 .load_params(model, dtype.into(), |path, _| {
                     groups.world.pulse().beat();
                     source.local(path, &plan)
                 })
                 .map_err(TrainError::from)?,
-            Some(Start::Resumed(_)) | None => optimizer.cast_params(model, dtype.into()),
+            Some(InitFrom::Resumed(_)) | None => optimizer.cast_params(model, dtype.into()),
         };
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
@@ -212,7 +212,7 @@ impl Trainer {
                 Dtype::F16 => Some(LossScaler::new(config.optimizer.scaling())?),
                 Dtype::F32 | Dtype::Bf16 => None,
             },
-            skips_in_a_row: 0,
+            consecutive_skips: 0,
             train,
             valid,
             batch: GlobalBatch::new(
@@ -301,7 +301,7 @@ impl Trainer {
     /// share of them, and all ranks that share must compute with it, or [save](Self::save) it, together.
     pub fn model(&self) -> &Decoder {
         self.sharding.settle();
-        self.unsettled()
+        self.model_in_flight()
     }
 
     /// This rank's part of the model with all values, to be read.
@@ -310,12 +310,12 @@ impl Trainer {
     /// A failed collective.
     /// # Collective
     /// With `parallel.zero = 3` all data-parallel ranks; their memory holds the model then.
-    pub fn whole_model(&self) -> Result<Decoder, TrainError> {
-        Ok(self.sharding.whole(self.unsettled().clone())?)
+    pub fn full_model(&self) -> Result<Decoder, TrainError> {
+        Ok(self.sharding.whole(self.model_in_flight().clone())?)
     }
 
     /// The same as [`model`](Self::model), parameters of which may be on their way yet: to compute with, layer by layer.
-    fn unsettled(&self) -> &Decoder {
+    fn model_in_flight(&self) -> &Decoder {
         self.model
             .as_ref()
             .expect("the model is only away during an update")

@@ -7,18 +7,20 @@ use burn::{
 use megaburn_data::Sampler;
 use megaburn_models::{Decoder, decoder::Stage};
 use megaburn_parallel::Residual;
-use megaburn_pipeline::{Chunks, Output, Pass};
+use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
 
 use crate::{
     TrainError,
     profile::{Range, range},
-    trainer::{Trainer, batch::Batch, dynamic::Dynamic, stats::Losses, step::Sums},
+    trainer::{
+        Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses, step::ReduceScope,
+    },
 };
 
 /// Those of a step.
 pub(super) struct Training<'a> {
     pub(super) trainer: &'a mut Trainer,
-    pub(super) sums: Sums,
+    pub(super) sums: ReduceScope,
     /// What the loss is multiplied with before backward.
     pub(super) factor: Option<f64>,
     pub(super) plain: Device,
@@ -26,10 +28,10 @@ pub(super) struct Training<'a> {
 }
 
 impl Training<'_> {
-    fn begin(&mut self, pass: Pass) -> Range {
+    fn begin(&mut self, pass: MicroBatchStep) -> Range {
         let backward = range("backward");
         self.trainer.groups.world.pulse().beat();
-        if self.sums == Sums::OverRanks && self.trainer.config.parallel.overlap {
+        if self.sums == ReduceScope::DataParallel && self.trainer.config.parallel.overlap {
             self.trainer.grads.begin_micro_batch(pass.is_last);
         }
         backward
@@ -39,16 +41,20 @@ impl Training<'_> {
     fn end(&mut self) -> Result<(), TrainError> {
         self.trainer.groups.world.pulse().beat();
         match self.sums {
-            Sums::OverRanks => Ok(self.trainer.grads.end_micro_batch()?),
-            Sums::OfRank => Ok(()),
+            ReduceScope::DataParallel => Ok(self.trainer.grads.end_micro_batch()?),
+            ReduceScope::Local => Ok(()),
         }
     }
 }
 
-impl Chunks for Training<'_> {
+impl StageExecutor for Training<'_> {
     type Error = TrainError;
 
-    fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        input: Option<Tensor<3>>,
+    ) -> Result<Output, TrainError> {
         let Self {
             trainer,
             plain,
@@ -57,7 +63,7 @@ impl Chunks for Training<'_> {
             ..
         } = self;
         trainer.groups.world.pulse().beat();
-        let stage = trainer.unsettled().stage(pass.chunk);
+        let stage = trainer.model_in_flight().stage(pass.chunk);
         let stage = match trainer.dynamic {
             // Nothing is dropped there.
             Some(_) => stage,
@@ -71,7 +77,8 @@ impl Chunks for Training<'_> {
             Ok(trainer.batching().batch(&samples, samples.len(), plain)?)
         };
         let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
-        let stage = told(stage, batch.as_ref()).with_loss_factor(factor.unwrap_or(1.0));
+        let stage =
+            with_batch_context(stage, batch.as_ref()).with_loss_factor(factor.unwrap_or(1.0));
         let _forward = range("forward");
         let (stream, batch) = through(&stage, batch, input);
         let Some(batch) = batch.filter(|_| stage.layers().loss) else {
@@ -86,7 +93,11 @@ impl Chunks for Training<'_> {
         }))
     }
 
-    fn backward(&mut self, pass: Pass, run: impl FnOnce() -> Gradients) -> Result<(), TrainError> {
+    fn backward(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce() -> Gradients,
+    ) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         let mut grads = run();
         let Trainer {
@@ -103,7 +114,11 @@ impl Chunks for Training<'_> {
         self.trainer.config.parallel.overlap_moe
     }
 
-    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), TrainError> {
+    fn backward_weight(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce(),
+    ) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         run();
         self.trainer.grads.end_backward();
@@ -122,13 +137,17 @@ pub(super) struct Evaluation<'a> {
     pub(super) plain: &'a Device,
     pub(super) losses: &'a mut Losses,
     /// What was dealt out of the global batch.
-    pub(super) dynamic: Option<&'a Dynamic>,
+    pub(super) dynamic: Option<&'a HybridContext>,
 }
 
-impl Chunks for Evaluation<'_> {
+impl StageExecutor for Evaluation<'_> {
     type Error = TrainError;
 
-    fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        input: Option<Tensor<3>>,
+    ) -> Result<Output, TrainError> {
         let Self {
             trainer,
             first,
@@ -155,7 +174,7 @@ impl Chunks for Evaluation<'_> {
         let of_experts = is_cut && trainer.model_config.experts.is_some();
         let needs_batch = of_experts || trainer.needs_batch(&stage);
         let batch = needs_batch.then(batch).transpose()?;
-        let stage = told(stage, batch.as_ref());
+        let stage = with_batch_context(stage, batch.as_ref());
         let (stream, batch) = through(&stage, batch, input);
         let Some(batch) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
@@ -178,9 +197,9 @@ impl Trainer {
 }
 
 /// The stage for a batch.
-fn told<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> {
+fn with_batch_context<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> {
     let documents = batch.and_then(|batch| batch.documents.clone());
-    let counted = batch.and_then(|batch| batch.is_counted.clone());
+    let counted = batch.and_then(|batch| batch.loss_mask_values.clone());
     let stage = stage.of_documents(documents).counting(counted);
     stage.shared_by(batch.and_then(|batch| batch.parallel.clone()))
 }

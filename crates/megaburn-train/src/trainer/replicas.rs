@@ -13,7 +13,7 @@ use crate::{
 
 /// A stretch of a parameter that a rank holds, and the hash of what it holds there.
 #[derive(Debug, Serialize, Deserialize)]
-struct Held {
+struct ParamHash {
     param: String,
     start: usize,
     end: usize,
@@ -44,7 +44,7 @@ impl Trainer {
         let _compiling = self.first_times.begin(Work::Replicas, &self.groups.world);
         let mut mine = Vec::new();
         let params = lazy_params(self.model()).into_iter();
-        for param in params.filter(|param| !self.sharding.shares_out(&param.path)) {
+        for param in params.filter(|param| !self.sharding.is_param_sharded(&param.path)) {
             let path = param.path.clone();
             // Shares of masters are nobody's copies.
             let is_whole = self.sharding.num_shares(&path) == 1;
@@ -68,16 +68,16 @@ impl Trainer {
     }
 }
 
-fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<Held> {
+fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<ParamHash> {
     let elements: usize = shard.local_shape().iter().product();
     let size = bytes.len() / elements.max(1);
-    let piece = |piece: &megaburn_mesh::Piece| {
+    let piece = |piece: &megaburn_mesh::ShardPiece| {
         let mut hash = Xxh3Default::new();
         shard.for_each_run(piece, |local, _, len| {
             hash.update(&bytes[local * size..(local + len) * size]);
         });
         let (start, end) = (piece.global.start, piece.global.end);
-        Held {
+        ParamHash {
             param: path.to_string(),
             start,
             end,
@@ -88,13 +88,13 @@ fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<Held> {
 }
 
 /// The first stretch, in the model's order, that a rank holds otherwise than the lowest rank that holds it.
-fn first_difference(all: Vec<Vec<Held>>) -> Option<Difference> {
+fn first_difference(all: Vec<Vec<ParamHash>>) -> Option<Difference> {
     let mut first = BTreeMap::new();
     let mut found = None;
     for (rank, held) in all.into_iter().enumerate() {
         for (
             place,
-            Held {
+            ParamHash {
                 param,
                 start,
                 end,

@@ -317,7 +317,7 @@ impl Trainer {
         self.progress = progress;
         if last_load.len() == self.last_load.len() {
             self.last_load = last_load;
-            self.tell_last_load();
+            self.log_last_load();
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ impl Trainer {
         };
         let prompt = match &generate.prompt {
             Some(prompt) => prompt_tokens(tokenizer, prompt)?,
-            None => prompt_tokens(tokenizer, &self.usual_prompt())?,
+            None => prompt_tokens(tokenizer, &self.default_prompt())?,
         };
         let device = self.device.clone().inner();
         let prompts = [prompt];
@@ -70,7 +70,7 @@ impl Trainer {
     }
 
     /// What a sample starts with that nobody chose a prompt for.
-    fn usual_prompt(&self) -> String {
+    fn default_prompt(&self) -> String {
         if self.config.data.path.is_none() {
             return "pub fn ".into();
         }

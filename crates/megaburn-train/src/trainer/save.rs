@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_checkpoint::{CheckpointError, Guard, NamedTensor, Snapshot, is_written_by, save};
 use megaburn_collective::Phase;
 use megaburn_mesh::ShardSpec;
-use megaburn_optim::{LossScaler, StateTensor, WholeState};
+use megaburn_optim::{FullState, LossScaler, StateTensor};
 use megaburn_parallel::lazy_params;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -66,14 +66,14 @@ impl Trainer {
         let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
         self.sharding.settle();
         self.sharding.release();
-        let WholeState {
+        let FullState {
             mut masters,
             moments,
         } = self
             .optimizer
-            .whole_state(|path| is_written_by(&self.groups, shard(path)))?;
+            .full_state(|path| is_written_by(&self.groups, shard(path)))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
-        // A tensor comes to the host when it is written. What ZeRO shares out is there already: `whole_state` has
+        // A tensor comes to the host when it is written. What ZeRO shares out is there already: `full_state` has
         // gathered all of it into the memory of the ranks that write.
         let params = lazy_params(self.model()).into_iter().map(|param| {
             let (name, shard) = (format!("model.{}", param.path), shard(&param.path));

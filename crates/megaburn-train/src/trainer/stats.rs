@@ -3,14 +3,14 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
 use megaburn_models::{decoder::StageLosses, flops::FlopShape};
-use megaburn_optim::{OptimError, Sum};
+use megaburn_optim::{DeviceScalar, OptimError};
 
-use super::batch::Batch;
+use super::collator::Batch;
 use crate::{TrainError, failure::read_all};
 
 /// A loss summed over tokens, so that it is divided once by all of them, however they were split.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct LossTotals {
     loss: f64,
     /// Of further tokens, depth by depth.
     mtp: Vec<f64>,
@@ -18,9 +18,9 @@ pub(super) struct Sums {
 }
 
 /// The same of a step, which the host has not waited for.
-pub(super) struct StepSums {
-    pub(super) loss: Sum,
-    pub(super) mtp: Vec<Sum>,
+pub(super) struct StepLossTotals {
+    pub(super) loss: DeviceScalar,
+    pub(super) mtp: Vec<DeviceScalar>,
 }
 
 /// The losses of some micro-batches, still on the device: reading one would wait for it.
@@ -35,11 +35,11 @@ pub(super) struct Losses {
 
 impl Losses {
     /// None yet, of a model that predicts so many further tokens.
-    pub(super) fn of(depths: usize) -> Self {
+    pub(super) fn of(mtp_depths: usize) -> Self {
         let (sums, tokens, flops) = Default::default();
         Self {
             sums,
-            mtp: vec![Vec::new(); depths],
+            mtp: vec![Vec::new(); mtp_depths],
             tokens,
             flops,
         }
@@ -71,22 +71,26 @@ impl Losses {
     ///
     /// # Collective
     /// All members.
-    pub(super) fn sum_over(self, group: &Group, device: &Device) -> Result<StepSums, OptimError> {
+    pub(super) fn sum_over(
+        self,
+        group: &Group,
+        device: &Device,
+    ) -> Result<StepLossTotals, OptimError> {
         let sum = |mut sums: Vec<Tensor<1>>| {
             if sums.is_empty() {
                 sums.push(Tensor::zeros([1], (&device.clone().inner(), DType::F32)));
             }
-            Sum::of(Tensor::cat(sums, 0), group)
+            DeviceScalar::of(Tensor::cat(sums, 0), group)
         };
         let loss = sum(self.sums)?;
-        Ok(StepSums {
+        Ok(StepLossTotals {
             loss,
             mtp: self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?,
         })
     }
 
     /// The sums of this rank, waiting for the device.
-    pub(super) fn read(self) -> Result<Sums, TrainError> {
+    pub(super) fn read(self) -> Result<LossTotals, TrainError> {
         let sum = |sums: Vec<Tensor<1>>| -> Result<f64, TrainError> {
             if sums.is_empty() {
                 return Ok(0.0);
@@ -97,7 +101,7 @@ impl Losses {
                 .sum())
         };
         let mtp = self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?;
-        Ok(Sums {
+        Ok(LossTotals {
             loss: sum(self.sums)?,
             mtp,
             tokens: self.tokens as f64,
@@ -105,7 +109,7 @@ impl Losses {
     }
 }
 
-impl Sums {
+impl LossTotals {
     /// The sums of all members.
     ///
     /// # Collective

@@ -4,38 +4,38 @@ use std::{
 };
 
 use megaburn_data::Sampler;
-use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
+use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 use megaburn_parallel::TokenBlock;
-use megaburn_pipeline::{Wire, run};
+use megaburn_pipeline::{P2pSpec, run};
 
 use crate::{
     TrainError,
     config::{DataConfig, OptimizerConfig},
-    failure::told,
+    failure::device_error,
     memory::used_bytes,
     metrics::StepMetrics,
     profile::range,
     trainer::{
         Diagnosis, Trainer,
-        batch::{Batching, Split},
-        dynamic::Dynamic,
+        collator::{Collator, Split},
+        hybrid_context::HybridContext,
+        packed_row::Document,
         passes::Training,
-        row::Document,
         schedules::StepRates,
-        stats::{Losses, StepSums, world_max},
+        stats::{Losses, StepLossTotals, world_max},
     },
 };
 
 /// So many steps that change nothing, beside those of a loss scale on its way down, are no chance.
-const MAX_SKIPS_IN_A_ROW: u64 = 100;
+const MAX_CONSECUTIVE_SKIPS: u64 = 100;
 
 /// Over what gradients are summed while they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sums {
+pub(super) enum ReduceScope {
     /// The micro-batches of this rank.
-    OfRank,
+    Local,
     /// Those of data-parallel ranks too.
-    OverRanks,
+    DataParallel,
 }
 
 /// What a step came to, the same on every rank.
@@ -73,14 +73,14 @@ impl Trainer {
     pub(crate) fn try_step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.next_batch().global_batch_size() as u64;
-        let (losses, loss_factor) = self.accumulate_gradients(Sums::OverRanks)?;
+        let (losses, loss_factor) = self.accumulate_gradients(ReduceScope::DataParallel)?;
         let reduce = range("reduce");
         self.grads.reduce()?;
-        self.pipeline.sum_copies(&mut self.grads)?;
+        self.pipeline.all_reduce_tied(&mut self.grads)?;
         let [tokens, flops] = losses.work_over(&self.groups.batch)?;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm()?;
-        let StepSums { loss, mtp } = losses.sum_over(&self.groups.batch, &self.device)?;
+        let StepLossTotals { loss, mtp } = losses.sum_over(&self.groups.batch, &self.device)?;
         drop(reduce);
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
@@ -89,7 +89,7 @@ impl Trainer {
             true => Some(self.grads.num_zeros()?),
             false => None,
         };
-        self.grads.guard(&loss);
+        self.grads.skip_if_not_finite(&loss);
         self.update(&rates, &norm)?;
         let params_norm = match self.config.train.log_params_norm {
             true => Some(self.grads.params_norm(self.model())?),
@@ -100,7 +100,7 @@ impl Trainer {
         let outcome = self.outcome(&loss, &norm, tokens);
         if !outcome.as_ref().is_ok_and(|outcome| outcome.is_update) {
             // The update has seen that too, and done nothing.
-            self.optimizer.uncount();
+            self.optimizer.revert_step_count();
         }
         let outcome = outcome?;
         let loss_scale = self.loss_scaler.as_ref().map(LossScaler::scale);
@@ -113,10 +113,16 @@ impl Trainer {
             grad_norm,
             is_update,
         } = outcome;
-        let mean = |sum: &Sum| Ok::<_, TrainError>(self.told(sum.read())? / tokens.max(1.0));
+        let mean = |sum: &DeviceScalar| {
+            Ok::<_, TrainError>(self.device_error(sum.read())? / tokens.max(1.0))
+        };
         let mtp_losses = mtp.iter().map(mean).collect::<Result<_, _>>()?;
-        let num_zeros = num_zeros.map(|zeros| self.told(zeros.read())).transpose()?;
-        let params_norm = params_norm.map(|norm| self.told(norm.read())).transpose()?;
+        let num_zeros = num_zeros
+            .map(|zeros| self.device_error(zeros.read()))
+            .transpose()?;
+        let params_norm = params_norm
+            .map(|norm| self.device_error(norm.read()))
+            .transpose()?;
         Ok(StepMetrics {
             step,
             loss,
@@ -155,15 +161,20 @@ impl Trainer {
     }
 
     /// Reads what the step came to.
-    fn outcome(&self, loss: &Sum, norm: &GradNorm, tokens: f64) -> Result<Outcome, TrainError> {
-        let loss = self.told(loss.read())? / tokens.max(1.0);
+    fn outcome(
+        &self,
+        loss: &DeviceScalar,
+        norm: &GradNorm,
+        tokens: f64,
+    ) -> Result<Outcome, TrainError> {
+        let loss = self.device_error(loss.read())? / tokens.max(1.0);
         let threshold = self.config.optimizer.grad_norm_skip_threshold;
         let threshold = if threshold > 0.0 {
             threshold
         } else {
             f64::INFINITY
         };
-        let (grad_norm, is_above) = self.told(norm.read_against(threshold))?;
+        let (grad_norm, is_above) = self.device_error(norm.read_against(threshold))?;
         let outcome = Outcome {
             loss,
             grad_norm,
@@ -191,19 +202,19 @@ impl Trainer {
                 diagnosis,
             });
         }
-        self.skips_in_a_row = if is_update {
+        self.consecutive_skips = if is_update {
             0
         } else {
-            self.skips_in_a_row + 1
+            self.consecutive_skips + 1
         };
         let backoffs = self
             .loss_scaler
             .as_ref()
             .map_or(0, LossScaler::max_backoffs);
-        if self.skips_in_a_row >= MAX_SKIPS_IN_A_ROW.saturating_add(backoffs) {
+        if self.consecutive_skips >= MAX_CONSECUTIVE_SKIPS.saturating_add(backoffs) {
             let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
-            let (skips, diagnosis) = (self.skips_in_a_row, Diagnosis::None);
-            return Err(TrainError::Stalled {
+            let (skips, diagnosis) = (self.consecutive_skips, Diagnosis::None);
+            return Err(TrainError::TooManySkippedSteps {
                 step,
                 skips,
                 loss,
@@ -251,9 +262,12 @@ impl Trainer {
 
     /// Forward and backward over this rank's micro-batches. Gradients are those of the loss (a sum over
     /// tokens) times the number that is returned.
-    pub(super) fn accumulate_gradients(&mut self, sums: Sums) -> Result<(Losses, f64), TrainError> {
+    pub(super) fn accumulate_gradients(
+        &mut self,
+        sums: ReduceScope,
+    ) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
-        self.forget_loads()?;
+        self.reset_loads()?;
         let batch = self.next_batch();
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
         let tokens = batch.global_batch_size() * self.config.data.seq_len;
@@ -264,11 +278,11 @@ impl Trainer {
         if let Some(mut dynamic) = self.dynamic.take() {
             let consumed = self.progress.consumed_samples;
             let numbers = consumed..consumed + batch.global_batch_size() as u64;
-            let dealt = dynamic.deal(&self.documents_of(&self.train, numbers));
+            let hybrid_batches = dynamic.assign(&self.documents_of(&self.train, numbers));
             self.dynamic = Some(dynamic);
-            dealt?;
+            hybrid_batches?;
         }
-        let passes = self.dynamic.as_ref().map(Dynamic::num_passes);
+        let passes = self.dynamic.as_ref().map(HybridContext::num_passes);
         let schedule = self
             .pipeline
             .training(passes.unwrap_or(batch.num_micro_batches()))?;
@@ -290,7 +304,7 @@ impl Trainer {
     }
 
     /// How samples become what this rank's model reads.
-    pub(super) fn batching(&self) -> Batching {
+    pub(super) fn batching(&self) -> Collator {
         let (
             DataConfig {
                 documents,
@@ -299,15 +313,15 @@ impl Trainer {
             },
             eos,
         ) = (&self.config.data, self.data.tokenizer.eos());
-        Batching {
+        Collator {
             seq_len: self.config.data.seq_len,
             padded: self.config.padded_seq_len(&self.groups.layout()),
-            zigzag: self.unsettled().zigzag(),
+            zigzag: self.model_in_flight().zigzag(),
             documents: documents.then_some(Split {
                 eos,
                 multiple: *document_multiple,
             }),
-            depths: self.model_config.mtp_layers,
+            mtp_depths: self.model_config.mtp_layers,
         }
     }
 
@@ -319,7 +333,7 @@ impl Trainer {
     }
 
     /// How the stages of a pipeline are joined.
-    pub(super) fn wire(&self) -> Wire {
+    pub(super) fn wire(&self) -> P2pSpec {
         let tokens = [self.batching().padded, self.batch.micro_batch_size()];
         self.pipeline.wire(tokens, &self.device)
     }
@@ -354,9 +368,9 @@ impl Trainer {
     }
 
     /// What the device told.
-    pub(super) fn told<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
+    pub(super) fn device_error<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
         read.map_err(|error| match error {
-            OptimError::Device { why } => told(why, &self.device),
+            OptimError::Device { why } => device_error(why, &self.device),
             error => error.into(),
         })
     }

@@ -3,10 +3,10 @@ use megaburn_collective::Group;
 use megaburn_mesh::ShardSpec;
 use serde::{Deserialize, Serialize};
 
-use super::rank::Found;
+use super::rank::RankResult;
 use crate::TrainError;
 
-/// All but the gradients' values of a [`Found`]. Numbers go as bits: JSON has no NaN.
+/// All but the gradients' values of a [`RankResult`]. Numbers go as bits: JSON has no NaN.
 #[derive(Serialize, Deserialize)]
 struct Header {
     logits: Option<u64>,
@@ -18,7 +18,10 @@ struct Header {
 ///
 /// # Collective
 /// All ranks.
-pub(super) fn collect(world: &Group, mine: Found) -> Result<Option<Vec<Found>>, TrainError> {
+pub(super) fn collect(
+    world: &Group,
+    mine: RankResult,
+) -> Result<Option<Vec<RankResult>>, TrainError> {
     if world.rank() != 0 {
         return send(world, mine).map(|()| None);
     }
@@ -29,7 +32,7 @@ pub(super) fn collect(world: &Group, mine: Found) -> Result<Option<Vec<Found>>, 
     Ok(Some(all))
 }
 
-fn send(world: &Group, found: Found) -> Result<(), TrainError> {
+fn send(world: &Group, found: RankResult) -> Result<(), TrainError> {
     let (grads, values): (Vec<_>, Vec<_>) = found
         .grads
         .into_iter()
@@ -54,14 +57,14 @@ fn send(world: &Group, found: Found) -> Result<(), TrainError> {
     Ok(())
 }
 
-fn receive(world: &Group, rank: usize) -> Result<Found, TrainError> {
+fn receive(world: &Group, rank: usize) -> Result<RankResult, TrainError> {
     let header = world.recv(rank, None, DType::U8)?;
     let Header {
         logits,
         losses,
         grads,
     } = serde_json::from_slice(header.as_bytes()).expect("ranks run one program");
-    let mut found = Found {
+    let mut found = RankResult {
         logits: logits.map(f64::from_bits),
         losses: losses
             .into_iter()

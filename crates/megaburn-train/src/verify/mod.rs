@@ -1,8 +1,8 @@
 //! Whether a layout computes what `transformers` computed: logits, loss, gradients, a training curve.
 
 mod collect;
+mod executor;
 mod gradients;
-mod pass;
 mod rank;
 mod reference;
 mod report;
@@ -14,7 +14,7 @@ use megaburn_mesh::Layout;
 use crate::{TrainError, config::Dtype, device::Devices, ranks::run_ranks};
 use collect::collect;
 use gradients::compare_gradients;
-use rank::Rank;
+use rank::VerifyRank;
 pub use reference::Reference;
 pub use report::{Report, Tolerances};
 
@@ -66,7 +66,7 @@ pub fn verify_on(
 ) -> Result<Report, TrainError> {
     reference.check(layout)?;
     let groups = ProcessGroups::new(world, *layout)?;
-    let found = Rank::new(reference, groups, dtype, &device.clone().autodiff())?.run()?;
+    let found = VerifyRank::new(reference, groups, dtype, &device.clone().autodiff())?.run()?;
     let mut report = Report::new(reference, layout.to_string());
     let Some(ranks) = collect(world, found)? else {
         return Ok(report);

@@ -7,13 +7,13 @@ use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec, Zigzag};
 use megaburn_models::{
     Decoder, ModelError,
-    decoder::{Ahead, StageLosses},
+    decoder::{MtpTargets, StageLosses},
 };
 use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan, vector_grads};
-use megaburn_pipeline::{Wire, run};
+use megaburn_pipeline::{P2pSpec, run};
 
-use super::{Reference, pass::WholeBatch, reference::IGNORED};
+use super::{Reference, executor::VerifyExecutor, reference::IGNORED};
 use crate::{
     TrainError,
     config::{Dtype, ParallelConfig},
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// One rank's model and samples.
-pub(super) struct Rank<'a> {
+pub(super) struct VerifyRank<'a> {
     reference: &'a Reference,
     model: Decoder,
     grads: GradientAccumulator,
@@ -34,11 +34,11 @@ pub(super) struct Rank<'a> {
     /// `[S, B / dp]` each.
     tokens: Tensor<2, Int>,
     labels: Tensor<2, Int>,
-    ahead: Vec<Ahead>,
+    ahead: Vec<MtpTargets>,
 }
 
 /// What a rank computes.
-pub(super) struct Found {
+pub(super) struct RankResult {
     /// Largest difference from the reference, if that has logits.
     pub(super) logits: Option<f64>,
     /// Path, local values and part of each gradient.
@@ -59,7 +59,7 @@ fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) ->
     Tensor::cat(stretches.to_vec(), 0)
 }
 
-impl<'a> Rank<'a> {
+impl<'a> VerifyRank<'a> {
     pub(super) fn new(
         reference: &'a Reference,
         groups: ProcessGroups,
@@ -77,7 +77,7 @@ impl<'a> Rank<'a> {
         let sharding =
             ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
         let sharding = sharding
-            .with_apart(pipeline.shared())
+            .with_cross_stage(pipeline.shared())
             .with_experts(experts(&plan));
         let sharding = sharding.init(&model, &groups)?;
         let optimizer = reference.optimizer.adamw().init(&sharding)?;
@@ -89,7 +89,7 @@ impl<'a> Rank<'a> {
             .map(|all| share(all, &groups));
         let of_depth = |[tokens, labels]: [Tensor<2, Int>; 2]| {
             let [tokens, labels] = [tokens, labels].map(|all| share(all, &groups));
-            Ahead {
+            MtpTargets {
                 tokens,
                 labels,
                 counted: None,
@@ -120,7 +120,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
-    pub(super) fn run(mut self) -> Result<Found, TrainError> {
+    pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
         let logits = self.logits_difference()?;
         let steps = self
             .reference
@@ -137,7 +137,7 @@ impl<'a> Rank<'a> {
             let lr = self.reference.optimizer.lr;
             self.model = self.optimizer.step(lr, self.model, &self.grads)?;
         }
-        Ok(Found {
+        Ok(RankResult {
             logits,
             grads: first.expect("there is a first step"),
             losses,
@@ -152,7 +152,7 @@ impl<'a> Rank<'a> {
         let expected = Tensor::<3>::from_data(expected, &self.tokens.device());
         let schedule = self.pipeline.forward_only(1)?;
         let model = self.model.valid();
-        let mut pass = WholeBatch::new(&model, &self.tokens, None);
+        let mut pass = VerifyExecutor::new(&model, &self.tokens, None);
         run(&schedule, &self.wire(), &mut pass)?;
         // Another stage has them.
         let Some(found) = pass.logits else {
@@ -176,7 +176,7 @@ impl<'a> Rank<'a> {
     fn backward(&mut self) -> Result<Vec<f64>, TrainError> {
         self.grads.reset();
         let (schedule, wire) = (self.pipeline.training(1)?, self.wire());
-        let mut pass = WholeBatch::new(&self.model, &self.tokens, Some(&self.labels));
+        let mut pass = VerifyExecutor::new(&self.model, &self.tokens, Some(&self.labels));
         (pass.ahead, pass.scaling_factor) = (&self.ahead, self.reference.mtp_loss_scaling_factor);
         pass.grads = Some(&mut self.grads);
         run(&schedule, &wire, &mut pass)?;
@@ -197,12 +197,12 @@ impl<'a> Rank<'a> {
             .all_reduce(mine[..].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         self.grads.reduce()?;
-        self.pipeline.sum_copies(&mut self.grads)?;
+        self.pipeline.all_reduce_tied(&mut self.grads)?;
         self.grads.scale(1.0 / all[0]);
         Ok(all[1..].iter().map(|sum| sum / all[0]).collect())
     }
 
-    fn wire(&self) -> Wire {
+    fn wire(&self) -> P2pSpec {
         let [len, samples] = self.tokens.dims();
         self.pipeline.wire(
             [len * self.groups.cp.size(), samples],

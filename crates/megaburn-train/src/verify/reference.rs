@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::Layout;
-use megaburn_models::{ModelError, decoder::ahead_in_row, source::ModelSource};
+use megaburn_models::{ModelError, decoder::shift_for_depth, source::ModelSource};
 use megaburn_optim::{AdamWConfig, Sharding};
 use megaburn_parallel::ContextComm;
 use serde::Deserialize;
@@ -251,7 +251,7 @@ impl Reference {
             [(&own[0], 0), (&own[1], IGNORED)].map(|(all, none)| {
                 let all: Vec<i64> = all.to_data().iter::<i64>().collect();
                 let rows = all.chunks(seq_len);
-                let ahead = rows.flat_map(|row| ahead_in_row(row, &[0, seq_len], depth, none));
+                let ahead = rows.flat_map(|row| shift_for_depth(row, &[0, seq_len], depth, none));
                 let ahead = TensorData::new(ahead.collect::<Vec<_>>(), [batch, seq_len]);
                 Tensor::from_data(ahead, device)
             })

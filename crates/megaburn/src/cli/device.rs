@@ -50,7 +50,7 @@ pub(super) fn launch_silently(
     ranks: usize,
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Outcome, TrainError> {
-    watch(&LaunchOptions::this_program(ranks, arguments).with_silent_end())
+    watch(&LaunchOptions::this_program(ranks, arguments).without_cause_report())
 }
 
 fn watch(options: &LaunchOptions) -> Result<Outcome, TrainError> {

@@ -214,7 +214,10 @@ impl VerifyArgs {
                 [checkpoint(a) as &dyn TensorSource, checkpoint(b)]
             }
             _ => {
-                let [a, b] = [ModelSource::open_whole(a)?, ModelSource::open_whole(b)?];
+                let [a, b] = [
+                    ModelSource::open_verified(a)?,
+                    ModelSource::open_verified(b)?,
+                ];
                 return self.print(&*a.as_hf()?, &*b.as_hf()?);
             }
         };
@@ -262,7 +265,7 @@ impl Side {
         // Of any architecture: its tensors need no meaning to be compared.
         match path.join("config.json").is_file() {
             true => Ok(Self::Hf(HfDir::open(path)?)),
-            false => Ok(Self::Model(Box::new(ModelSource::open_whole(path)?))),
+            false => Ok(Self::Model(Box::new(ModelSource::open_verified(path)?))),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! the other; scores have that orientation, and pass from one product to the next in registers.
 
 use super::dropped::Dropped;
-use super::products::Products;
+use super::products::MmaKind;
 use super::tile::row_len;
 use super::visible::Mask;
 
@@ -27,7 +27,7 @@ pub(super) struct Backward {
     /// Which gradients of keys and of values: both, if there are registers for them.
     pub(super) of_keys: bool,
     pub(super) of_values: bool,
-    pub(super) products: Products,
+    pub(super) products: MmaKind,
 }
 
 impl Backward {

@@ -7,7 +7,7 @@ use super::backward::Backward;
 use super::dropped::{Dropout, factors_of_keys};
 use super::products::{add_columns, meet, multiply_rows, settle};
 use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
-use super::tile::{Pair, Rows, copy_tile, from_behind, row_len, steps, write_row, zeros};
+use super::tile::{Pair, Rows, copy_tile, reversed_index, row_len, steps, write_row, zeros};
 use super::visible::{Side, Visible, hide, keys_of};
 
 /// Cubes `[tiles of queries, hq, b]`.
@@ -57,7 +57,7 @@ pub(super) fn flash_backward_queries<F: Float>(
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     let (s_q, s_k) = (of_q.len, of_k.len);
     // The last queries see the most keys: they go first.
-    let first = from_behind(CUBE_POS_X, CUBE_COUNT_X) * comptime!(own_rows as u32);
+    let first = reversed_index(CUBE_POS_X, CUBE_COUNT_X) * comptime!(own_rows as u32);
     let of_head = (head / group) as usize;
     let start_q = batch as usize * of_q.batch + head as usize * of_q.head;
     let start_dout = batch as usize * of_dout.batch + head as usize * of_dout.head;

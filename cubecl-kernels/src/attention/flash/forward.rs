@@ -10,10 +10,10 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::dropped::{Dropout, Dropped};
-use super::products::{Products, add_columns, meet, multiply_rows, settle};
+use super::products::{MmaKind, add_columns, meet, multiply_rows, settle};
 use super::score::Scale;
-use super::softmax::{Place, Softmax};
-use super::tile::{Pair, Rows, copy_tile, from_behind, row_len, steps, write_row, zeros};
+use super::softmax::{RowPosition, Softmax};
+use super::tile::{Pair, Rows, copy_tile, reversed_index, row_len, steps, write_row, zeros};
 use super::visible::{Mask, Visible, keys_of};
 
 /// The shape of the work of a cube.
@@ -31,7 +31,7 @@ pub(super) struct Forward {
     /// Whether scores are under a cap.
     pub(super) capped: bool,
     pub(super) dropped: Dropped,
-    pub(super) products: Products,
+    pub(super) products: MmaKind,
 }
 
 impl Forward {
@@ -104,7 +104,7 @@ pub(super) fn flash_forward<F: Float>(
 
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     // The last queries see the most keys: they go first.
-    let first = from_behind(CUBE_POS_X, CUBE_COUNT_X) * comptime!(queries as u32);
+    let first = reversed_index(CUBE_POS_X, CUBE_COUNT_X) * comptime!(queries as u32);
     let (s_q, s_k) = (of_q.len, of_k.len);
     let of_head = (head / group) as usize;
     let start_q = batch as usize * of_q.batch + head as usize * of_q.head;
@@ -122,7 +122,7 @@ pub(super) fn flash_forward<F: Float>(
     let mut sums = zeros(stretches, columns);
     let mut softmax = Softmax::new(stretches);
     let query = first + UNIT_POS_Y * comptime!(16 * stretches as u32) + UNIT_POS_X / 4;
-    let place = Place {
+    let place = RowPosition {
         batch,
         head,
         query,
@@ -161,7 +161,7 @@ pub(super) fn flash_forward<F: Float>(
         settle(&mut scores, num_scores, 0usize, products);
         // Whether some query of the cube does not see some key of the tile.
         let masked = next as i32 > of_first.end || (begin as i32) < of_last.begin;
-        softmax.take(
+        softmax.online_update(
             &mut scores,
             &place,
             begin,
@@ -195,7 +195,7 @@ pub(super) fn flash_forward<F: Float>(
             );
             settle(&mut later, num_scores, 1usize, products);
             let masked = after as i32 > of_first.end || (next as i32) < of_last.begin;
-            softmax.take(
+            softmax.online_update(
                 &mut later, &place, next, masked, &visible, bounds, &of_scores, &dropout, shape,
             );
             settle(
@@ -204,7 +204,7 @@ pub(super) fn flash_forward<F: Float>(
                 0usize,
                 products,
             );
-            softmax.shrink(&mut sums, stretches, columns);
+            softmax.rescale(&mut sums, stretches, columns);
             #[unroll]
             for i in 0..num_scores {
                 scores[i] = later[i];

@@ -30,7 +30,7 @@ use backward_queries::flash_backward_queries;
 use dropped::Dropout;
 use forward::flash_forward;
 pub(super) use packed::OnGpu;
-use products::Products;
+use products::MmaKind;
 use score::Scale;
 use shapes::{backward_shapes, forward_shape, products_of};
 use tile::RowsLaunch;
@@ -69,7 +69,7 @@ fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
 }
 
 /// What the largest of the kernels takes of shared memory.
-fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: Products) -> usize {
+fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: MmaKind) -> usize {
     let backward = backward_shapes(d, d_v, options, products);
     let elements = backward
         .iter()

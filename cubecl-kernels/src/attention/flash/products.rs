@@ -8,14 +8,14 @@ use super::wgmma;
 
 /// Whose instructions multiply.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) enum Products {
+pub(super) enum MmaKind {
     /// A plane's, `mma.sync`, for 16 rows at a time.
     OfPlane,
     /// Those of four planes together, `wgmma`, for 64 rows of this dtype.
     OfFourPlanes(&'static str),
 }
 
-impl Products {
+impl MmaKind {
     /// These if a cube of `planes` can have them.
     pub(super) fn of_planes(self, planes: usize) -> Self {
         if planes.is_multiple_of(wgmma::PLANES) {
@@ -28,9 +28,9 @@ impl Products {
 
 /// The tiles that this unit has asked for are there, those of all units, for whoever multiplies them.
 #[cube]
-pub(super) fn meet(#[comptime] products: Products) {
+pub(super) fn meet(#[comptime] products: MmaKind) {
     wait_for_copies();
-    if comptime!(products != Products::OfPlane) {
+    if comptime!(products != MmaKind::OfPlane) {
         wgmma::show_to_tensor_cores();
     }
     sync_cube();
@@ -43,9 +43,9 @@ pub(super) fn settle(
     result: &mut Array<Pair<f32>>,
     #[comptime] count: usize,
     #[comptime] pending: usize,
-    #[comptime] products: Products,
+    #[comptime] products: MmaKind,
 ) {
-    if comptime!(products != Products::OfPlane && count > 0) {
+    if comptime!(products != MmaKind::OfPlane && count > 0) {
         wgmma::settle(result, count, pending);
     }
 }
@@ -66,13 +66,13 @@ pub(super) fn multiply_rows<F: Float>(
     #[comptime] stretches: usize,
     #[comptime] columns: usize,
     #[comptime] d: usize,
-    #[comptime] products: Products,
+    #[comptime] products: MmaKind,
 ) -> Array<Pair<f32>> {
     match comptime!(products) {
-        Products::OfFourPlanes(dtype) => {
+        MmaKind::OfFourPlanes(dtype) => {
             wgmma::multiply_rows::<F>(tiles, at_left, at_right, left_rows, columns, d, dtype)
         }
-        Products::OfPlane => {
+        MmaKind::OfPlane => {
             let row = UNIT_POS_Y * comptime!(16 * stretches as u32);
             tile::multiply_rows::<F>(
                 mma, tiles, at_left, row, at_right, left_rows, stretches, columns, d,
@@ -97,13 +97,13 @@ pub(super) fn add_columns<F: Float>(
     #[comptime] stretches: usize,
     #[comptime] rows: usize,
     #[comptime] d: usize,
-    #[comptime] products: Products,
+    #[comptime] products: MmaKind,
 ) {
     match comptime!(products) {
-        Products::OfFourPlanes(dtype) => {
+        MmaKind::OfFourPlanes(dtype) => {
             wgmma::add_columns::<F>(weights, tiles, at_right, sums, rows, d, dtype)
         }
-        Products::OfPlane => {
+        MmaKind::OfPlane => {
             tile::add_columns::<F>(mma, weights, tiles, at_right, sums, stretches, rows, d)
         }
     }

@@ -10,7 +10,7 @@ use super::AttentionOptions;
 use super::backward::Backward;
 use super::dropped::Dropped;
 use super::forward::Forward;
-use super::products::Products;
+use super::products::MmaKind;
 use super::tile::row_len;
 use super::visible::Mask;
 use super::wgmma;
@@ -22,11 +22,11 @@ use crate::cube::tensor_cores::is_hopper;
 pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
 
 /// The instructions that `x`'s GPU multiplies by: Hopper has its own, which no other GPU has.
-pub(super) fn products_of(x: &CubeTensor) -> Products {
+pub(super) fn products_of(x: &CubeTensor) -> MmaKind {
     match x.dtype {
-        _ if !is_hopper(x) || chosen().mma => Products::OfPlane,
-        DType::F16 => Products::OfFourPlanes("f16"),
-        _ => Products::OfFourPlanes("bf16"),
+        _ if !is_hopper(x) || chosen().mma => MmaKind::OfPlane,
+        DType::F16 => MmaKind::OfFourPlanes("f16"),
+        _ => MmaKind::OfFourPlanes("bf16"),
     }
 }
 
@@ -34,19 +34,19 @@ pub(super) fn forward_shape(
     d: usize,
     d_v: usize,
     options: &AttentionOptions,
-    products: Products,
+    products: MmaKind,
 ) -> Forward {
     let [planes, stretches, keys] = chosen().forward.unwrap_or(match products {
-        Products::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
-        Products::OfFourPlanes(_) => [8, 1, 64],
+        MmaKind::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
+        MmaKind::OfFourPlanes(_) => [8, 1, 64],
         // Two pairs of tiles fit 99 KB, which every GPU since Ampere has.
-        Products::OfPlane if row_len(d) + row_len(d_v) <= 256 => [4, 1, 64],
-        Products::OfPlane => [4, 1, 32],
+        MmaKind::OfPlane if row_len(d) + row_len(d_v) <= 256 => [4, 1, 64],
+        MmaKind::OfPlane => [4, 1, 32],
     });
     let products = if stretches == 1 {
         products.of_planes(planes)
     } else {
-        Products::OfPlane
+        MmaKind::OfPlane
     };
     Forward {
         d,
@@ -66,7 +66,7 @@ pub(super) fn backward_shapes(
     d: usize,
     d_v: usize,
     options: &AttentionOptions,
-    products: Products,
+    products: MmaKind,
 ) -> Vec<Backward> {
     let shape = |[planes, tile]: [usize; 2], of_keys, of_values| Backward {
         d,
@@ -80,8 +80,8 @@ pub(super) fn backward_shapes(
         of_values,
         products: products.of_planes(planes),
     };
-    let Choice { queries, keys, .. } = chosen();
-    let planes = if products == Products::OfPlane {
+    let ShapeChoice { queries, keys, .. } = chosen();
+    let planes = if products == MmaKind::OfPlane {
         4
     } else {
         2 * wgmma::PLANES
@@ -89,7 +89,7 @@ pub(super) fn backward_shapes(
     // Own rows and two pairs of tiles are in shared memory, of which a multiprocessor of Hopper has 227 KB.
     let padded = row_len(d) + row_len(d_v);
     let (room, of_queries) = match products {
-        Products::OfPlane => (64, 64),
+        MmaKind::OfPlane => (64, 64),
         _ if padded <= 256 => (64, 128),
         _ if padded <= 448 => (64, 64),
         _ => (32, 32),
@@ -100,8 +100,8 @@ pub(super) fn backward_shapes(
     let halves = (d + d_v) / 2;
     shapes.extend(match products {
         _ if halves <= 128 => vec![shape(of_keys(64), true, true)],
-        Products::OfPlane if halves <= 160 => vec![shape(of_keys(32), true, true)],
-        Products::OfPlane => vec![
+        MmaKind::OfPlane if halves <= 160 => vec![shape(of_keys(32), true, true)],
+        MmaKind::OfPlane => vec![
             shape(of_keys(32), true, false),
             shape(of_keys(32), false, true),
         ],
@@ -115,22 +115,22 @@ pub(super) fn backward_shapes(
 
 /// Whether the variable asks for any.
 pub(super) fn are_asked() -> bool {
-    chosen() != Choice::default()
+    chosen() != ShapeChoice::default()
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Choice {
+struct ShapeChoice {
     forward: Option<[usize; 3]>,
     queries: Option<[usize; 2]>,
     keys: Option<[usize; 2]>,
     mma: bool,
 }
 
-fn chosen() -> Choice {
-    static CHOSEN: OnceLock<Choice> = OnceLock::new();
+fn chosen() -> ShapeChoice {
+    static CHOSEN: OnceLock<ShapeChoice> = OnceLock::new();
     *CHOSEN.get_or_init(|| {
         let text = env::var(VARIABLE).unwrap_or_default();
-        Choice::parse(&text).unwrap_or_else(|| {
+        ShapeChoice::parse(&text).unwrap_or_else(|| {
             panic!(
                 "{VARIABLE}={text:?} is not of the form `forward=4,1,64 queries=4,64 keys=4,64`: \
                  planes of 1 to 16, stretches of 1 or 2, rows of a tile in multiples of 16 up to 256, of `keys` up to 32 for each plane"
@@ -139,7 +139,7 @@ fn chosen() -> Choice {
     })
 }
 
-impl Choice {
+impl ShapeChoice {
     fn parse(text: &str) -> Option<Self> {
         let mut choice = Self::default();
         for part in text.split_whitespace() {
@@ -182,7 +182,7 @@ mod tests {
         let options = AttentionOptions::causal();
         let sizes = || (8..=256).step_by(8);
         for (d, d_v) in sizes().flat_map(|d| sizes().map(move |d_v| (d, d_v))) {
-            for products in [Products::OfFourPlanes("bf16"), Products::OfPlane] {
+            for products in [MmaKind::OfFourPlanes("bf16"), MmaKind::OfPlane] {
                 let bytes = super::super::shared_bytes(d, d_v, &options, products);
                 assert!(bytes <= 227 * 1024, "{d} {d_v} {products:?}: {bytes}");
             }
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn shapes_are_read_and_others_refused() {
-        assert_eq!(Choice::parse(""), Some(Choice::default()));
-        let some = Choice::parse("keys=8,32 forward=4,2,32").unwrap();
+        assert_eq!(ShapeChoice::parse(""), Some(ShapeChoice::default()));
+        let some = ShapeChoice::parse("keys=8,32 forward=4,2,32").unwrap();
         assert_eq!(
             (some.forward, some.queries, some.keys),
             (Some([4, 2, 32]), None, Some([8, 32]))
@@ -206,7 +206,7 @@ mod tests {
             "keys=1,64",
             "rows=4,64",
         ] {
-            assert_eq!(Choice::parse(bad), None, "{bad}");
+            assert_eq!(ShapeChoice::parse(bad), None, "{bad}");
         }
     }
 }

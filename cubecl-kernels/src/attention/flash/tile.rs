@@ -62,16 +62,16 @@ pub(super) fn copy_tile<F: Float>(
     #[comptime] units: usize,
 ) {
     let chunks = comptime!(steps(d) * STEP / CHUNK);
-    let total = comptime!(rows * chunks);
+    let row_sum = comptime!(rows * chunks);
     // Where a unit's chunks are all in one column, it computes their places once for all tiles.
     let in_column = comptime!(units.is_multiple_of(8 * chunks));
     let step = comptime!(if in_column { units / chunks } else { 0 });
     #[unroll]
-    for i in 0..comptime!(total.div_ceil(units)) {
+    for i in 0..comptime!(row_sum.div_ceil(units)) {
         let ahead = comptime!(if in_column { 0 } else { i * units });
         let index = UNIT_POS + comptime!(ahead as u32);
-        let all = comptime!(total.is_multiple_of(units));
-        if all || UNIT_POS + comptime!((i * units) as u32) < comptime!(total as u32) {
+        let all = comptime!(row_sum.is_multiple_of(units));
+        if all || UNIT_POS + comptime!((i * units) as u32) < comptime!(row_sum as u32) {
             let (row, chunk) = (
                 index / comptime!(chunks as u32),
                 index % comptime!(chunks as u32),
@@ -131,7 +131,7 @@ fn block<F: Float>(
 /// Rows `row..row + 16` as the columns of two right operands of 8, summed over columns
 /// `16 step..16 step + 16` of the tile.
 #[cube]
-fn right_of_rows<F: Float>(
+fn mma_b_of_rows<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
     tile: &Shared<[F]>,
     at: usize,
@@ -171,7 +171,7 @@ fn add_products<F: Float>(
 
 /// The sums of columns `16 step..16 step + 16` as a left operand, without leaving the registers.
 #[cube]
-fn as_left<F: Float>(
+fn as_mma_a<F: Float>(
     sums: &Array<Pair<f32>>,
     #[comptime] at: usize,
     #[comptime] step: usize,
@@ -226,7 +226,7 @@ pub(super) fn multiply_rows<F: Float>(
         #[unroll]
         for pair in 0..comptime!(columns / 16) {
             let row = comptime!(16 * pair as u32).runtime();
-            let b = right_of_rows::<F>(mma, tiles, at_right, row, step, columns);
+            let b = mma_b_of_rows::<F>(mma, tiles, at_right, row, step, columns);
             #[unroll]
             for stretch in 0..stretches {
                 let at = comptime!(stretch * columns / 8 + 2 * pair);
@@ -259,7 +259,7 @@ pub(super) fn add_columns<F: Float>(
         let mut a = Sequence::<Array<Pair<F>>>::new();
         #[unroll]
         for stretch in 0..stretches {
-            a.push(as_left::<F>(weights, comptime!(stretch * rows / 8), step));
+            a.push(as_mma_a::<F>(weights, comptime!(stretch * rows / 8), step));
         }
         #[unroll]
         for pair in 0..comptime!(steps(d)) {
@@ -295,7 +295,7 @@ pub(super) fn write_row<F: Float>(
 
 /// The place of `index` counted from the end.
 #[cube]
-pub(super) fn from_behind(index: u32, count: u32) -> u32 {
+pub(super) fn reversed_index(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
@@ -309,13 +309,13 @@ pub(super) fn exp2(x: f32) -> f32 {
 
 /// Sums or maxima of a row lie in four neighbouring lanes.
 #[cube]
-pub(super) fn max_of_row(x: f32) -> f32 {
+pub(super) fn reduce_row_max(x: f32) -> f32 {
     let x = max(x, plane_shuffle_xor(x, 1u32));
     max(x, plane_shuffle_xor(x, 2u32))
 }
 
 #[cube]
-pub(super) fn sum_of_row(x: f32) -> f32 {
+pub(super) fn reduce_row_sum(x: f32) -> f32 {
     let x = x + plane_shuffle_xor(x, 1u32);
     x + plane_shuffle_xor(x, 2u32)
 }

@@ -11,7 +11,7 @@ use super::{
     BalanceLoss, NUM_VALUES, RouterGradients, RouterLossTerms, RouterLosses, RouterScores,
 };
 use crate::bias::ColumnSum;
-use crate::cube::Rows;
+use crate::cube::RowView;
 use crate::moe::cube::{floats, on_gpu, wrap};
 use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
 
@@ -28,7 +28,7 @@ pub(super) fn terms(
     losses: &RouterLosses,
 ) -> RouterLossTerms {
     let [tokens, e] = scores.dims();
-    let rows = |x: Tensor<2>| Rows::of(floats(x.cast(DType::F32)));
+    let rows = |x: Tensor<2>| RowView::of(floats(x.cast(DType::F32)));
     let whole = |x: Tensor<2>| tensor::contiguous(floats(x.cast(DType::F32)));
     let (logits, scores) = (rows(logits), rows(scores));
     let has_counted = counted.is_some();

@@ -9,16 +9,16 @@
 //! <https://arxiv.org/abs/2202.08906>; Megatron-LM `megatron/core/transformer/moe/moe_utils.py`,
 //! `switch_load_balancing_loss_func` and `z_loss_func`.
 
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 
 use burn::tensor::Tensor;
 
 use super::router::{RouterGradients, RouterScores};
-use crate::operands::{self, float};
+use crate::arg_check::{self, float};
 
 /// A balancing loss.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ impl RouterLosses {
     fn check(&self, op: &str, [rows, e]: [usize; 2]) {
         let all = [&self.micro_batch, &self.sequences, &self.global_batch];
         for counts in all.into_iter().flatten().map(|loss| &loss.counts) {
-            operands::check(op, [float("counts", counts)]);
+            arg_check::check(op, [float("counts", counts)]);
             let [sequences, experts] = counts.dims();
             assert!(
                 experts == e && sequences > 0 && rows.is_multiple_of(sequences),
@@ -98,7 +98,7 @@ pub fn router_losses(
     losses: &RouterLosses,
 ) -> RouterLossTerms {
     let name = "router_losses";
-    operands::check(name, [float("logits", &logits), float("scores", &scores)]);
+    arg_check::check(name, [float("logits", &logits), float("scores", &scores)]);
     let [rows, e] = scores.dims();
     assert_eq!(logits.dims(), [rows, e], "{name}: logits and scores");
     if let Some(counted) = &counted {
@@ -113,7 +113,7 @@ pub fn router_losses(
     if cube::takes(&scores) {
         return cube::terms(logits, scores, counted, losses);
     }
-    composed::terms(logits, scores, counted, losses)
+    fallback::terms(logits, scores, counted, losses)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use megaburn_cuda::tensor;
 
 use crate::moe::cube::{UNITS, ints, wrap_ints};
 
-pub(super) fn ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
+pub(super) fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
     let experts = ints(experts);
     let [t, k] = experts.shape().dims();
     let (client, dtype) = (experts.client.clone(), dtype_to_storage_type(experts.dtype));

@@ -3,13 +3,13 @@
 //! Source: DeepSeek-AI, DeepEP (<https://github.com/deepseek-ai/DeepEP>), and Megatron-LM's flex dispatcher
 //! (`megatron/core/transformer/moe/token_dispatcher.py`), which send a token once to each rank.
 
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 
 use burn::tensor::{Int, Tensor};
 
-use crate::operands::{self, int};
+use crate::arg_check::{self, int};
 
 /// The rank of each slot's expert, where ranks have `of_rank` experts each, by number: once a token, at the first of
 /// its slots that go there. The others, and those without an expert, have -1.
@@ -19,14 +19,14 @@ use crate::operands::{self, int};
 ///
 /// # Panics
 /// If ranks have no experts.
-pub fn ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
-    operands::check("ranks_of_experts", [int("experts", &experts)]);
+pub fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
+    arg_check::check("ranks_of_experts", [int("experts", &experts)]);
     assert!(of_rank > 0, "ranks_of_experts: ranks have no experts");
     #[cfg(feature = "cuda")]
     if experts.shape().num_elements() > 0 && super::cube::ints_on_gpu(&experts) {
-        return cube::ranks_of_experts(experts, of_rank);
+        return cube::ep_ranks_of_experts(experts, of_rank);
     }
-    composed::ranks_of_experts(experts, of_rank)
+    fallback::ep_ranks_of_experts(experts, of_rank)
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
     fn ranks(experts: &[i64], shape: [usize; 2], of_rank: usize) -> Vec<i64> {
         let experts = TensorData::new(experts.to_vec(), shape);
         let experts = Tensor::from_data(experts, (&device().inner(), DType::I32));
-        let found = ranks_of_experts(experts, of_rank);
+        let found = ep_ranks_of_experts(experts, of_rank);
         assert_eq!((found.dims(), found.dtype()), (shape, DType::I32));
         found.into_data().iter().collect()
     }

@@ -6,8 +6,10 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::kernels::{ChoiceOf, Plan, gradient_kernel, route_kernel};
-use super::{Choice, Chosen, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores};
-use crate::cube::Rows;
+use super::{
+    Chosen, ExpertChoice, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores,
+};
+use crate::cube::RowView;
 use crate::moe::cube::{floats, ints, on_gpu, wrap, wrap_ints};
 use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
 
@@ -17,17 +19,17 @@ pub(super) fn takes(x: &Tensor<2>) -> bool {
     t > 0 && e <= MOST_EXPERTS && on_gpu(x)
 }
 
-pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions) -> Routed {
+pub(super) fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterOptions) -> Routed {
     let ([t, e], k) = (logits.dims(), options.top_k);
-    let logits = Rows::of(floats(logits));
+    let logits = RowView::of(floats(logits));
     let (choice_of, bias, given) = match choice {
-        Choice::Best(None) => (ChoiceOf::Scores, None, None),
-        Choice::Best(Some(bias)) => (
+        ExpertChoice::Best(None) => (ChoiceOf::Scores, None, None),
+        ExpertChoice::Best(Some(bias)) => (
             ChoiceOf::Biased,
             Some(tensor::contiguous(floats(bias))),
             None,
         ),
-        Choice::Given(experts) => (ChoiceOf::Others, None, Some(ints(experts))),
+        ExpertChoice::Given(experts) => (ChoiceOf::Others, None, Some(ints(experts))),
     };
     let [scores, weights] =
         [e, k].map(|columns| tensor::empty(&logits.tensor, [t, columns], DType::F32));
@@ -68,7 +70,7 @@ pub(super) fn gradient(
     let experts = ints(chosen.experts);
     let extra = [extra.of_scores, extra.of_logits].map(|gradient| {
         let gradient = gradient?.cast(DType::F32).expand(shape);
-        Some(Rows::of(floats(gradient)))
+        Some(RowView::of(floats(gradient)))
     });
     let has = extra.each_ref().map(Option::is_some);
     let [of_scores, of_logits] = extra.map(|gradient| match gradient {

@@ -9,12 +9,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Tensor};
 
+use crate::arg_check::{self, float};
+use crate::backend_ops::as_row;
 use crate::backends::on_every_backend;
-use crate::linear::{Again, LinearOptions, linear};
-use crate::operands::{self, float};
-use crate::primitive::as_row;
-use crate::products::{Products, reproducible};
-use crate::recompute::Operands;
+use crate::checkpoint_function::CheckpointFunction;
+use crate::gemm_ops::{GemmOps, deterministic};
+use crate::linear::{LinearOptions, RecomputeFn, linear};
 
 /// `x w`, in f32 whatever `x` is of. The weight's gradient is f32, and that of `x` rounded once.
 ///
@@ -29,7 +29,7 @@ use crate::recompute::Operands;
 ///
 /// Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `router_gating_linear`.
 pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>) -> Tensor<2> {
-    operands::check("router_logits", [float("x", &x), float("weight", &weight)]);
+    arg_check::check("router_logits", [float("x", &x), float("weight", &weight)]);
     let ([t, d], [inputs, e]) = (x.dims(), weight.dims());
     assert!(
         d == inputs && weight.dtype() == DType::F32,
@@ -52,7 +52,7 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
     }
     let source = x.clone().inner();
     let y = product(source.clone(), narrow.clone(), DType::F32);
-    let mut operands = Operands::new(&device);
+    let mut operands = CheckpointFunction::new(&device);
     operands.add(x);
     operands.add(weight);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
@@ -69,12 +69,12 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
 fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     // The rows are kept by nobody in f32 where they are narrower.
     let source = (x.dtype() != DType::F32).then(|| super::off_graph(&x));
-    let again = source.map(|rows| Again::new(move || rows.clone().cast(DType::F32)));
+    let again = source.map(|rows| RecomputeFn::new(move || rows.clone().cast(DType::F32)));
     let options = LinearOptions {
         again,
         ..Default::default()
     };
-    reproducible(|| linear(x.cast(DType::F32), weight, None, options))
+    deterministic(|| linear(x.cast(DType::F32), weight, None, options))
 }
 
 /// Three numbers of bf16 whose sum each number is, in three matrices side by side.
@@ -90,7 +90,7 @@ fn parts(x: Tensor<2>) -> Tensor<2> {
 /// The same on every rank that has the same tokens.
 fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
     let (a, b) = (a.into_dispatch(), b.into_dispatch());
-    Tensor::from_dispatch(reproducible(|| {
+    Tensor::from_dispatch(deterministic(|| {
         <Dispatch as LogitOps>::wide_product(a, b, dtype)
     }))
 }

@@ -5,9 +5,9 @@
 //! `modeling_deepseek_v3.py`.
 
 mod choose;
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod logits;
@@ -18,9 +18,9 @@ use burn::tensor::{DType, Int, Tensor};
 pub use choose::{choose_experts, expert_weights, router_scores};
 pub use logits::router_logits;
 
-use crate::operands::{self, float, int};
-use crate::primitive::as_row;
-use crate::recompute::Operands;
+use crate::arg_check::{self, float, int};
+use crate::backend_ops::as_row;
+use crate::checkpoint_function::CheckpointFunction;
 
 /// What a router makes of its logits before it chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ pub fn route(
     extra: impl FnOnce(&Routed) -> RouterGradients,
 ) -> Routed {
     let of_bias = bias.iter().map(|bias| float("bias", bias));
-    operands::check(
+    arg_check::check(
         "route",
         [float("logits", &logits)].into_iter().chain(of_bias),
     );
@@ -147,7 +147,7 @@ pub fn route(
         assert_eq!(bias.dims(), [logits.dims()[1]], "route: one bias an expert");
         off_graph(&bias).cast(DType::F32)
     });
-    routed("route", logits, Choice::Best(bias), options, extra)
+    routed("route", logits, ExpertChoice::Best(bias), options, extra)
 }
 
 /// [`route`] to experts that somebody else chose: in turn, or as another pass did.
@@ -164,20 +164,20 @@ pub fn route_to(
     extra: impl FnOnce(&Routed) -> RouterGradients,
 ) -> Routed {
     let of = [float("logits", &logits), int("experts", &experts)];
-    operands::check("route_to", of);
+    arg_check::check("route_to", of);
     let shape = [logits.dims()[0], options.top_k];
     assert_eq!(experts.dims(), shape, "route_to: experts are not [t, k]");
     routed(
         "route_to",
         logits,
-        Choice::Given(experts.cast(DType::I32)),
+        ExpertChoice::Given(experts.cast(DType::I32)),
         options,
         extra,
     )
 }
 
 /// How experts are chosen.
-enum Choice {
+enum ExpertChoice {
     /// The best, with a bias where there is one.
     Best(Option<Tensor<1>>),
     Given(Tensor<2, Int>),
@@ -186,7 +186,7 @@ enum Choice {
 fn routed(
     op: &str,
     logits: Tensor<2>,
-    choice: Choice,
+    choice: ExpertChoice,
     options: &RouterOptions,
     extra: impl FnOnce(&Routed) -> RouterGradients,
 ) -> Routed {
@@ -216,7 +216,7 @@ fn routed(
         experts,
         scores,
     } = routed;
-    let mut operands = Operands::new(&device);
+    let mut operands = CheckpointFunction::new(&device);
     operands.add(logits);
     let (found, options) = ((experts.clone(), scores.clone()), options.clone());
     let [weights] = operands.results([Tensor::from_inner(weights)], move |[dweights]| {
@@ -243,12 +243,12 @@ struct Chosen {
     scores: Tensor<2>,
 }
 
-fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions) -> Routed {
+fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterOptions) -> Routed {
     #[cfg(feature = "cuda")]
     if cube::takes(&logits) {
         return cube::forward(logits, choice, options);
     }
-    composed::forward(logits, choice, options)
+    fallback::forward(logits, choice, options)
 }
 
 fn gradient(chosen: Chosen, extra: RouterGradients, options: &RouterOptions) -> Tensor<2> {
@@ -256,7 +256,7 @@ fn gradient(chosen: Chosen, extra: RouterGradients, options: &RouterOptions) -> 
     if cube::takes(&chosen.scores) {
         return cube::gradient(chosen, extra, options);
     }
-    composed::gradient(chosen, extra, options)
+    fallback::gradient(chosen, extra, options)
 }
 
 fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {

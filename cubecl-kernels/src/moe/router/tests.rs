@@ -84,15 +84,15 @@ fn tokens_go_where_they_are_sent(
             logits.grad(&grads).unwrap(),
         )
     };
-    let in_turn: Vec<i64> = (0..shape[0] * top_k)
+    let round_robin: Vec<i64> = (0..shape[0] * top_k)
         .map(|slot| (slot % shape[1]) as i64)
         .collect();
-    let sent = TensorData::new(in_turn.clone(), [shape[0], top_k]);
+    let sent = TensorData::new(round_robin.clone(), [shape[0], top_k]);
     let sent = Tensor::from_data(sent, (&logits.device().inner(), dtype));
     let (experts, weights, gradient) = weighed(route_to(logits.clone(), sent, &how, nothing));
-    assert_eq!(experts, in_turn);
+    assert_eq!(experts, round_robin);
     // By the steps.
-    let chosen: Vec<u32> = in_turn.iter().map(|&expert| expert as u32).collect();
+    let chosen: Vec<u32> = round_robin.iter().map(|&expert| expert as u32).collect();
     if shape[0] > 0 {
         let scores = router_scores(logits.clone(), how.scores);
         let expected = expert_weights(scores, &chosen, &how);

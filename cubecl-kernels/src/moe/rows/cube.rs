@@ -6,16 +6,16 @@ use burn::tensor::{Int, Tensor};
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use crate::cube::{Rows, address_type, lanes};
+use crate::cube::{RowView, address_type, lanes};
 use crate::moe::cube::{UNITS, floats, ints, wrap};
 
 /// Terms that a unit reads together.
 const AHEAD: usize = 4;
 
-pub(super) fn take_rows(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
+pub(super) fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     let (x, index) = (floats(x), ints(index));
     let [num_rows, n] = x.shape().dims();
-    let x = Rows::of(x);
+    let x = RowView::of(x);
     let out = tensor::empty(&x.tensor, [index.meta.num_elements(), n], x.tensor.dtype);
     let lanes = lanes(out.dtype, &[n, x.stride]);
     let vectors = out.meta.num_elements() / lanes;
@@ -38,10 +38,10 @@ pub(super) fn take_rows(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     wrap(out)
 }
 
-pub(super) fn sum_rows(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
+pub(super) fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     let (y, index) = (floats(y), ints(index));
     let ([num_rows, n], [t, k]) = (y.shape().dims(), index.shape().dims());
-    let y = Rows::of(y);
+    let y = RowView::of(y);
     let out = tensor::empty(&y.tensor, [t, n], y.tensor.dtype);
     let lanes = lanes(out.dtype, &[n, y.stride]);
     let vectors = out.meta.num_elements() / lanes;

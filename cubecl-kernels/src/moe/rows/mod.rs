@@ -2,15 +2,15 @@
 //!
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute` and `unpermute`.
 
-mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
+mod fallback;
 
 #[cfg(feature = "cuda")]
 use burn::tensor::DType;
 use burn::tensor::{Int, Tensor};
 
-use crate::operands::{self, float, int};
+use crate::arg_check::{self, float, int};
 
 /// The rows that `index` names, in its order; some may be named often, others never. Without a graph.
 ///
@@ -19,8 +19,8 @@ use crate::operands::{self, float, int};
 ///
 /// # Panics
 /// On a CPU for a number that no row has. On a GPU, where nobody reads them, that row of the result is NaN.
-pub fn take_rows(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
-    operands::check("take_rows", [float("x", &x), int("index", &index)]);
+pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
+    arg_check::check("take_rows", [float("x", &x), int("index", &index)]);
     let ([m, n], [r]) = (x.dims(), index.dims());
     check("take_rows", m);
     if r * n == 0 {
@@ -28,12 +28,12 @@ pub fn take_rows(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     }
     #[cfg(feature = "cuda")]
     if super::cube::on_gpu(&x) {
-        return cube::take_rows(x, index);
+        return cube::permute(x, index);
     }
-    composed::take_rows(x, index)
+    fallback::permute(x, index)
 }
 
-/// The sums of the rows that each row of `index` names; `m` names none. The transpose of [`take_rows`]:
+/// The sums of the rows that each row of `index` names; `m` names none. The transpose of [`permute`]:
 /// what was taken there often is summed here, in f32, in the order of `index`: the same bits each time.
 /// Without a graph.
 ///
@@ -41,9 +41,9 @@ pub fn take_rows(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
 /// `y`: `[m, n]`, `index`: `[t, k]`, result `[t, n]` in the dtype of `y`
 ///
 /// # Panics
-/// As [`take_rows`].
-pub fn sum_rows(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
-    operands::check("sum_rows", [float("y", &y), int("index", &index)]);
+/// As [`permute`].
+pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
+    arg_check::check("sum_rows", [float("y", &y), int("index", &index)]);
     let ([m, n], [t, k]) = (y.dims(), index.dims());
     check("sum_rows", m);
     if t * n == 0 || k == 0 {
@@ -51,9 +51,9 @@ pub fn sum_rows(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     }
     #[cfg(feature = "cuda")]
     if y.dtype() != DType::F64 && super::cube::on_gpu(&y) {
-        return cube::sum_rows(y, index);
+        return cube::unpermute(y, index);
     }
-    composed::sum_rows(y, index)
+    fallback::unpermute(y, index)
 }
 
 /// Kernels count rows in 32 bits.
@@ -83,18 +83,18 @@ mod tests {
     fn rows_are_taken_and_summed() {
         let x = constant([3, 2]).inner();
         let of = values(x.clone());
-        let taken = take_rows(x.clone(), ids(vec![2, 0, 2, 1], [4]));
+        let taken = permute(x.clone(), ids(vec![2, 0, 2, 1], [4]));
         assert_eq!(
             values(taken),
             [of[4], of[5], of[0], of[1], of[4], of[5], of[2], of[3]]
         );
-        let sums = values(sum_rows(x.clone(), ids(vec![2, 0, 3, 1, 3, 3], [3, 2])));
+        let sums = values(unpermute(x.clone(), ids(vec![2, 0, 3, 1, 3, 3], [3, 2])));
         let expected = [of[4] + of[0], of[5] + of[1], of[2], of[3], 0.0, 0.0];
         sums.iter()
             .zip(expected)
             .for_each(|(a, b)| assert!((a - b).abs() < 1e-6));
         assert_eq!(
-            values(sum_rows(
+            values(unpermute(
                 Tensor::empty([0, 2], &x.device()),
                 ids(vec![0, 0], [2, 1])
             )),
@@ -106,7 +106,7 @@ mod tests {
     fn narrow_rows_are_summed_wide() {
         let ones = Tensor::<2>::ones([300, 1], &crate::testing::device().inner());
         let all = ids((0..300).collect(), [1, 300]);
-        assert_eq!(values(sum_rows(ones.cast(DType::BF16), all)), [300.0]);
+        assert_eq!(values(unpermute(ones.cast(DType::BF16), all)), [300.0]);
     }
 
     /// By numbers that the host has.
@@ -139,7 +139,7 @@ mod tests {
         let expected = summed(&values(y.clone()), n, &index, k);
         let expected = TensorData::new(expected, [t, n]);
         let on = (&y.device(), DType::F64);
-        let found = sum_rows(y.clone(), ids(index.clone(), [t, k]).cast(of_index));
+        let found = unpermute(y.clone(), ids(index.clone(), [t, k]).cast(of_index));
         assert_eq!(found.dtype(), dtype);
         if t > 0 {
             assert_close(found, Tensor::from_data(expected, on), tolerance);
@@ -147,7 +147,7 @@ mod tests {
         // Of one row each: what is taken, where there is anything.
         let some: Vec<i64> = index.into_iter().filter(|&row| row < m as i64).collect();
         let len = some.len();
-        let taken = take_rows(y.clone(), ids(some.clone(), [len]).cast(of_index));
+        let taken = permute(y.clone(), ids(some.clone(), [len]).cast(of_index));
         assert_eq!(taken.dims(), [len, n]);
         assert_eq!(values(taken), summed(&values(y), n, &some, 1));
     }
@@ -155,21 +155,18 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let x = || constant([3, 2]).inner();
+        assert_refused(|| permute(x(), ids(vec![3], [1])), "index 3 out of bounds");
         assert_refused(
-            || take_rows(x(), ids(vec![3], [1])),
-            "index 3 out of bounds",
-        );
-        assert_refused(
-            || sum_rows(x(), ids(vec![0, 4], [1, 2])),
+            || unpermute(x(), ids(vec![0, 4], [1, 2])),
             "index 4 out of bounds",
         );
         assert_refused(
-            || take_rows(quantized([4, 4]), ids(vec![0], [1])),
+            || permute(quantized([4, 4]), ids(vec![0], [1])),
             "x is qfloat",
         );
         let narrow = ids(vec![0], [1, 1]).cast(DType::U8);
         assert_refused(
-            || sum_rows(x(), narrow),
+            || unpermute(x(), narrow),
             "sum_rows: index is u8, not i64 or i32",
         );
     }

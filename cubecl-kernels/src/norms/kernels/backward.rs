@@ -1,8 +1,8 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::Flavor;
-use crate::cube::{Team, place, row_sums};
+use super::NormVariant;
+use crate::cube::{RowGroup, place, row_sums};
 
 /// Each team takes every `teams`-th row. With stages, so many rows less one are on their way from
 /// memory while it works on another: each unit copies the vectors that it will need itself into places of
@@ -26,8 +26,8 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     dsum_stride: u32,
     len: f32,
     teams: u32,
-    #[comptime] team: Team,
-    #[comptime] flavor: Flavor,
+    #[comptime] team: RowGroup,
+    #[comptime] flavor: NormVariant,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
     // Two places for the sums, in turns: one barrier a row is enough.
@@ -235,7 +235,7 @@ fn load<F: Float, N: Size>(
     into: &mut Array<Vector<F, N>>,
     unit: u32,
     width: u32,
-    #[comptime] team: Team,
+    #[comptime] team: RowGroup,
 ) {
     #[unroll]
     for i in 0..comptime!(team.held as usize) {
@@ -248,7 +248,7 @@ fn load<F: Float, N: Size>(
 
 /// Where this unit's vector `i` of a stage is.
 #[cube]
-fn slot(stage: u32, i: u32, #[comptime] team: Team) -> usize {
+fn slot(stage: u32, i: u32, #[comptime] team: RowGroup) -> usize {
     let all = comptime!(team.planes * team.rows * 32);
     ((stage * comptime!(team.held) + i) * all + UNIT_POS) as usize
 }
@@ -262,7 +262,7 @@ fn fetch<F: Float, N: Size>(
     stage: u32,
     unit: u32,
     width: u32,
-    #[comptime] team: Team,
+    #[comptime] team: RowGroup,
 ) {
     let lanes = N::value();
     #[unroll]

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
-use super::Flavor;
-use crate::cube::{Team, place, row_sum};
+use super::NormVariant;
+use crate::cube::{RowGroup, place, row_sum};
 
 /// Reads each row once and keeps it in registers. Buffers that the flavor has no use for may be any.
 #[cube(launch, address_type = "dynamic")]
@@ -20,8 +20,8 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     residual_stride: u32,
     len: f32,
     epsilon: f32,
-    #[comptime] team: Team,
-    #[comptime] flavor: Flavor,
+    #[comptime] team: RowGroup,
+    #[comptime] flavor: NormVariant,
     #[define(F, G, H)] _dtypes: [ElemType; 3],
 ) {
     let mut shared = Shared::new_slice(64usize);

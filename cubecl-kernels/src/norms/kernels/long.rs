@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::Flavor;
-use crate::cube::{Team, place, row_sum, row_sums};
+use super::NormVariant;
+use crate::cube::{RowGroup, place, row_sum, row_sums};
 
 /// As [`forward_kernel`](super::forward_kernel).
 #[cube(launch, address_type = "dynamic")]
@@ -22,8 +22,8 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     residual_stride: u32,
     len: f32,
     epsilon: f32,
-    #[comptime] team: Team,
-    #[comptime] flavor: Flavor,
+    #[comptime] team: RowGroup,
+    #[comptime] flavor: NormVariant,
     #[define(F, G, H)] _dtypes: [ElemType; 3],
 ) {
     let mut shared = Shared::new_slice(64usize);
@@ -118,8 +118,8 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     dsum_stride: u32,
     len: f32,
     teams: u32,
-    #[comptime] team: Team,
-    #[comptime] flavor: Flavor,
+    #[comptime] team: RowGroup,
+    #[comptime] flavor: NormVariant,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
     let mut shared = Shared::new_slice(128usize);

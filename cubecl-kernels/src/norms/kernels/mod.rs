@@ -10,7 +10,7 @@ pub(super) use long::{long_backward_kernel, long_forward_kernel};
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Flavor {
+pub(super) struct NormVariant {
     /// Layer norm.
     pub(super) centered: bool,
     /// Rows are scaled by `1 + gamma`.

@@ -16,7 +16,7 @@ pub(super) type Quad = Vector<f32, Const<4>>;
 pub(super) const QUAD: u64 = 16;
 
 /// Quads that a cube has.
-const STRETCH: usize = 16 << 10;
+const QUADS_PER_CHUNK: usize = 16 << 10;
 
 /// Whether a buffer is f32 in quads.
 pub(super) fn is_in_quads(x: &CubeTensor) -> bool {
@@ -40,9 +40,9 @@ pub(super) fn entries<const N: usize>(
 ) -> Vec<Entry> {
     let of_set = |(set, len): (usize, usize)| {
         let quads = len / 4;
-        (0..quads).step_by(STRETCH).flat_map(move |start| {
-            let place = move |i| Entry::Behind(set * N + i, bytes[i] * start as u64);
-            let count = STRETCH.min(quads - start) as u64;
+        (0..quads).step_by(QUADS_PER_CHUNK).flat_map(move |start| {
+            let place = move |i| Entry::Offset(set * N + i, bytes[i] * start as u64);
+            let count = QUADS_PER_CHUNK.min(quads - start) as u64;
             (0..N).map(place).chain([Entry::Number(count)])
         })
     };

@@ -7,7 +7,7 @@ use crate::optimizer::{SgdState, SgdStep};
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Flavor {
+struct SgdVariant {
     decays: bool,
     /// There is a momentum buffer.
     momentum: bool,
@@ -41,7 +41,7 @@ pub(in crate::optimizer) fn sgd(
         weight_decay,
         grad_factor,
     } = *step;
-    let flavor = Flavor {
+    let flavor = SgdVariant {
         decays: weight_decay != 0.0,
         momentum: momentum_buffer.is_some(),
         nesterov,
@@ -95,7 +95,7 @@ fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
     momentum: f32,
     weight_decay: f32,
     lr: f32,
-    #[comptime] flavor: Flavor,
+    #[comptime] flavor: SgdVariant,
     #[define(G, P, B, R)] _dtypes: [ElemType; 4],
 ) {
     if ABSOLUTE_POS < vectors {

@@ -5,8 +5,8 @@ use burn::{
     tensor::{DType, Tensor, TensorData},
 };
 use megaburn_kernels::{
-    AttentionKernel, AttentionOptions, AttentionPart, AttentionSum, add_rows, attention_part,
-    attention_part_gradients, set_attention_kernel,
+    AttentionKernel, AttentionOptions, OnlineSoftmaxMerge, PartialAttention, add_rows,
+    partial_attention, partial_attention_gradients, set_attention_kernel,
 };
 
 use super::compare::*;
@@ -42,7 +42,7 @@ fn parts() -> Result<(), String> {
             };
             let ranges = [part(0, split), part(split, s - split)];
             let [first, second] = ranges.each_ref().map(|([k, v], options)| {
-                attention_part(q.clone(), k.clone(), v.clone(), options.clone())
+                partial_attention(q.clone(), k.clone(), v.clone(), options.clone())
             });
             let whole = first.join(second);
             let mut found = host(whole.out.clone())?;
@@ -50,7 +50,7 @@ fn parts() -> Result<(), String> {
             for ([k, v], options) in ranges {
                 let inputs = [q.clone(), k, v];
                 for gradient in
-                    attention_part_gradients(inputs, whole.clone(), dout.clone(), options)
+                    partial_attention_gradients(inputs, whole.clone(), dout.clone(), options)
                 {
                     found.extend(host(gradient)?);
                 }
@@ -95,15 +95,17 @@ fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
             let [k, v] = [&k, &v].map(|x| x.clone().narrow(0, *start, *len));
             ([q.clone(), k, v], options.clone())
         };
-        let mut sum = AttentionSum::new([len, 2, 4, d]);
+        let mut sum = OnlineSoftmaxMerge::new([len, 2, 4, d]);
         for ([q, k, v], options) in parts.iter().map(of) {
-            sum.add(0, attention_part(q, k, v, options));
+            sum.add(0, partial_attention(q, k, v, options));
         }
         let whole = sum.finish(dtype);
         let mut found = host(whole.out.clone())?;
         found.extend(host(whole.lse.clone())?);
         for (inputs, options) in parts.iter().map(of) {
-            for gradient in attention_part_gradients(inputs, whole.clone(), dout.clone(), options) {
+            for gradient in
+                partial_attention_gradients(inputs, whole.clone(), dout.clone(), options)
+            {
                 found.extend(host(gradient)?);
             }
         }
@@ -140,25 +142,25 @@ fn sums() -> Result<(), String> {
                 part(of_some, dtype),
             ];
             let run = |device: &Device, dtype| {
-                let [first, second, third] = parts.each_ref().map(|[out, lse]| AttentionPart {
+                let [first, second, third] = parts.each_ref().map(|[out, lse]| PartialAttention {
                     out: Tensor::from_data(out.clone(), (device, dtype)),
                     lse: Tensor::from_data(lse.clone(), (device, DType::F32)),
                 });
-                let mut sum = AttentionSum::new(shape);
+                let mut sum = OnlineSoftmaxMerge::new(shape);
                 sum.add(0, first);
                 sum.add(start, second.clone());
                 // Of no key.
                 let lse = Tensor::full_like(&third.lse, f32::NEG_INFINITY);
-                let none = AttentionPart { lse, ..third };
+                let none = PartialAttention { lse, ..third };
                 sum.add(start, none.clone());
                 let whole = sum.finish(DType::F32);
                 // Who still holds one keeps it as it is, as the queue of launches may for a while.
-                let mut further = AttentionSum::new(shape);
+                let mut further = OnlineSoftmaxMerge::new(shape);
                 further.add(0, whole.clone());
                 further.add(start, second);
                 let further = further.finish(DType::F32);
                 // Queries before the first that is added have seen none.
-                let mut late = AttentionSum::new(shape);
+                let mut late = OnlineSoftmaxMerge::new(shape);
                 late.add(start, none);
                 let mut found = host(whole.out)?;
                 found.extend(host(whole.lse)?);

@@ -9,8 +9,8 @@ use burn::{
 };
 use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
 use megaburn_kernels::{
-    GroupWeight, GroupedOptions, GroupedProducts, MainGrad, Pass, grouped_linear, room_in,
-    set_grouped_products,
+    GroupWeight, GroupedGemmChoice, GroupedOptions, LinearPass, MainGrad, bucket_slice,
+    grouped_linear, set_grouped_gemm,
 };
 
 use super::compare::*;
@@ -49,21 +49,21 @@ fn stretches() -> Result<(), String> {
 struct Chosen;
 
 impl Chosen {
-    fn new(products: GroupedProducts) -> Self {
-        set_grouped_products(products);
+    fn new(products: GroupedGemmChoice) -> Self {
+        set_grouped_gemm(products);
         Self
     }
 }
 
 impl Drop for Chosen {
     fn drop(&mut self) {
-        set_grouped_products(GroupedProducts::Auto);
+        set_grouped_gemm(GroupedGemmChoice::Auto);
     }
 }
 
 /// Tiles that are whole and not in every direction, stretches of nothing, and matrices read transposed.
 fn together() -> Result<(), String> {
-    let _chosen = Chosen::new(GroupedProducts::Together);
+    let _chosen = Chosen::new(GroupedGemmChoice::Together);
     for (dtype, tolerance) in DTYPES {
         for [inputs, outputs] in [[256, 512], [64, 256], [200, 328], [8, 40], [1032, 96]] {
             for rows in [
@@ -102,7 +102,7 @@ fn together() -> Result<(), String> {
 /// In memory of their own or in room cut out of a buffer, begun one by one or together; who listens hears of
 /// all, in their order.
 fn summed_together() -> Result<(), String> {
-    use GroupedProducts::{Each, Together};
+    use GroupedGemmChoice::{Each, Together};
     for (dtype, ways) in [
         (DType::BF16, [Together, Together, Together]),
         (DType::BF16, [Each, Together, Each]),
@@ -132,8 +132,8 @@ fn summed_together() -> Result<(), String> {
                         main_grad.attach();
                         let (buffer, heard) = (buffer.clone(), heard.clone());
                         // (Every other one has none.)
-                        main_grad.with_room(move || match i % 2 {
-                            0 => room_in(&buffer, i * len, [inputs, outputs]),
+                        main_grad.with_out_buffer(move || match i % 2 {
+                            0 => bucket_slice(&buffer, i * len, [inputs, outputs]),
                             _ => None,
                         });
                         main_grad.on_gradient(move || heard.lock().expect("nobody panics").push(i));
@@ -180,7 +180,7 @@ fn summed_together() -> Result<(), String> {
 /// Once a pass and in their order, as ranks send them, also where the kernel cannot and where no product can be
 /// written into its place.
 fn read_once() -> Result<(), String> {
-    let _chosen = Chosen::new(GroupedProducts::Together);
+    let _chosen = Chosen::new(GroupedGemmChoice::Together);
     let (device, dtype, rows) = (Device::cuda(0), DType::BF16, [3, 0, 5]);
     for [inputs, outputs] in [[64, 256], [64, 20], [20, 64]] {
         let all = rows.map(|_| leaf::<2>(&normal([inputs, outputs], dtype), &device, dtype));
@@ -216,7 +216,7 @@ fn read_once() -> Result<(), String> {
             close(&format!("kept {inputs}->{outputs}"), found, expected, 1e-6)?;
         }
         let asked = std::mem::take(&mut *asked.lock().expect("nobody panics"));
-        let once = [Pass::Forward, Pass::Backward].into_iter();
+        let once = [LinearPass::Forward, LinearPass::Backward].into_iter();
         let once: Vec<_> = once
             .flat_map(|pass| (0..3).map(move |i| (pass, i)))
             .collect();
@@ -230,7 +230,7 @@ fn read_once() -> Result<(), String> {
 /// Of rows that were never written there is no gradient, whichever way it is summed.
 fn failed() -> Result<(), String> {
     let (device, rows) = (Device::cuda(0).autodiff(), [8, 8]);
-    for products in [GroupedProducts::Together, GroupedProducts::Each] {
+    for products in [GroupedGemmChoice::Together, GroupedGemmChoice::Each] {
         let _chosen = Chosen::new(products);
         let main_grads = [0; 2].map(|_| MainGrad::default());
         let group = |main_grad: &MainGrad| {

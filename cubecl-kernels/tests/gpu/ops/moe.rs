@@ -4,7 +4,9 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Distribution, Tensor, TensorData},
 };
-use megaburn_kernels::{ExpertRows, ranks_of_experts, rows_by_expert, sum_rows, take_rows};
+use megaburn_kernels::{
+    ExpertPermutation, ep_ranks_of_experts, permutation_by_expert, permute, unpermute,
+};
 
 use super::compare::*;
 
@@ -73,8 +75,8 @@ fn rows() -> Result<(), String> {
                     .collect();
                 let run = |device: &Device, dtype| -> Result<_, String> {
                     let x = || Tensor::<2>::from_data(x.clone(), (device, dtype));
-                    let taken = take_rows(x(), ints(&some, [some.len()], device, of_index));
-                    let summed = sum_rows(x(), ints(&index, [t, k], device, of_index));
+                    let taken = permute(x(), ints(&some, [some.len()], device, of_index));
+                    let summed = unpermute(x(), ints(&index, [t, k], device, of_index));
                     Ok([host(taken)?, host(summed)?])
                 };
                 let [taken, summed] = run(&Device::flex(), DType::F32)?;
@@ -104,8 +106,8 @@ fn views() -> Result<(), String> {
     for (i, cut) in cuts.into_iter().enumerate() {
         let run = |device: &Device| -> Result<_, String> {
             let x = || cut(Tensor::<2>::from_data(x.clone(), device));
-            let taken = take_rows(x(), ints(&index, [24], device, DType::I32));
-            let summed = sum_rows(
+            let taken = permute(x(), ints(&index, [24], device, DType::I32));
+            let summed = unpermute(
                 x(),
                 ints(&index, [3, 8], device, DType::I32).narrow(1, 1, 5),
             );
@@ -120,9 +122,9 @@ fn views() -> Result<(), String> {
 fn unknown() -> Result<(), String> {
     let device = Device::cuda(0);
     let x = || Tensor::<2>::ones([3, 4], &device);
-    let taken = host(take_rows(x(), ints(&[-1, 2, 3], [3], &device, DType::I64)))?;
+    let taken = host(permute(x(), ints(&[-1, 2, 3], [3], &device, DType::I64)))?;
     let index = ints(&[0, -1, 1, 3, 4, 2], [3, 2], &device, DType::I32);
-    let summed = host(sum_rows(x(), index))?;
+    let summed = host(unpermute(x(), index))?;
     let is_nan = |x: &[f32]| {
         x.chunks(4)
             .map(|row| row.iter().all(|x| x.is_nan()))
@@ -151,12 +153,12 @@ fn order() -> Result<(), String> {
                     .for_each(|expert| *expert = -1);
                 let run = |device: &Device| -> Result<_, String> {
                     let experts = ints(&experts, [t, k], device, of_experts);
-                    let ExpertRows {
+                    let ExpertPermutation {
                         counts,
                         slots,
                         tokens,
                         rows,
-                    } = rows_by_expert(experts, num_experts);
+                    } = permutation_by_expert(experts, num_experts);
                     let dtypes = [counts.dtype(), slots.dtype(), tokens.dtype(), rows.dtype()];
                     if dtypes != [DType::I32; 4] || rows.dims() != [t, k] {
                         return Err(format!("{what}: {dtypes:?} and rows {:?}", rows.dims()));
@@ -200,7 +202,7 @@ fn ranks() -> Result<(), String> {
                 .filter(|e| **e >= last)
                 .for_each(|expert| *expert = -1);
             let run = |device: &Device| {
-                numbers(ranks_of_experts(
+                numbers(ep_ranks_of_experts(
                     ints(&experts, [t, k], device, dtype),
                     of_rank,
                 ))

@@ -230,12 +230,12 @@ fn sent() -> Result<(), String> {
         if weighed(&device, Some(&best.0))? != best {
             return Err(format!("{case:?}: other bits of the best experts"));
         }
-        let in_turn: Vec<_> = (0..TOKENS * top_k)
+        let round_robin: Vec<_> = (0..TOKENS * top_k)
             .map(|slot| (slot % num_experts) as i64)
             .collect();
-        let (experts, found) = weighed(&device, Some(&in_turn))?;
-        let (_, expected) = weighed(&Device::flex(), Some(&in_turn))?;
-        if experts != in_turn {
+        let (experts, found) = weighed(&device, Some(&round_robin))?;
+        let (_, expected) = weighed(&Device::flex(), Some(&round_robin))?;
+        if experts != round_robin {
             return Err(format!("{case:?}: other experts than those in turn"));
         }
         for (found, expected) in found.iter().zip(&expected) {

@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
-use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled, rounding_room};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled, bf16_out_slice};
 
 use super::compare::{close, host, normal};
 
@@ -150,7 +150,7 @@ fn rooms() -> Result<(), String> {
         for place in &places {
             let random = || Tensor::<1>::from_data(normal([place.len()], DType::F32), &gpu);
             let (param, exp_avg, exp_avg_sq) = (random(), random(), random().abs());
-            let rounded = Some(rounding_room(&buffer, place.clone()).ok_or("no room")?);
+            let rounded = Some(bf16_out_slice(&buffer, place.clone()).ok_or("no room")?);
             all.insert(
                 1,
                 (

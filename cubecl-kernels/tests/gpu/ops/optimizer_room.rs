@@ -7,7 +7,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use megaburn_kernels::{
-    AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, lion, rounding_room, sgd,
+    AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, bf16_out_slice, lion, sgd,
 };
 
 use super::compare::{host, normal};
@@ -106,7 +106,7 @@ fn rooms() -> Result<(), String> {
                 let [param, grad] =
                     [0; 2].map(|_| Tensor::<1>::from_data(normal([part.len()], DType::F32), &gpu));
                 let room =
-                    rounding_room(&buffer, part.clone()).ok_or(format!("{what}: no room"))?;
+                    bf16_out_slice(&buffer, part.clone()).ok_or(format!("{what}: no room"))?;
                 let (param, rounded) = rule(param, room, grad);
                 let rounded = rounded.filter(|x| x.dims() == [part.len()] && x.dtype() == dtype);
                 let rounded = host(rounded.ok_or(format!("{what}: another tensor"))?)?;
@@ -131,11 +131,11 @@ fn rooms() -> Result<(), String> {
 fn refused() -> Result<(), String> {
     let of = |device: &Device| Tensor::<1>::zeros([1000], (device, DType::BF16));
     for part in [5..37, 128..256, 512..1001, 1024..1025] {
-        if rounding_room(&of(&Device::cuda(0)), part.clone()).is_some() {
+        if bf16_out_slice(&of(&Device::cuda(0)), part.clone()).is_some() {
             return Err(format!("there is room in {part:?} of 1000"));
         }
     }
-    match rounding_room(&of(&Device::flex()), 0..256) {
+    match bf16_out_slice(&of(&Device::flex()), 0..256) {
         None => Ok(()),
         Some(_) => Err("there is room on a CPU".into()),
     }

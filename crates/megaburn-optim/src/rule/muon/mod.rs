@@ -15,16 +15,16 @@ use megaburn_collective::Group;
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 use megaburn_mesh::ParamSpec;
 
-use super::{Force, Values, zeros};
+use super::{ParamState, UpdateInputs, zeros};
 use crate::{
     GradientAccumulator, Moment, OptimError, Rates,
-    entry::Entry,
     offload::{Key, Store},
+    param_grad::ParamGrad,
     sharding::ParamKind,
 };
 pub use config::{MuonConfig, MuonScale, MuonTpMode};
 pub use newton_schulz::NewtonSchulz;
-use owners::Owners;
+use owners::MatrixOwners;
 use shards::Orthogonalizer;
 
 /// A [`MuonConfig`] and who shares a matrix.
@@ -70,7 +70,7 @@ impl Muon {
         let matrices = grads.entries.iter();
         let matrices = matrices.filter(|(path, _)| grads.sharding.kind_of(path) == kind);
         let matrices = matrices.filter(|(path, e)| self.config.is_orthogonalized(path, &e.spec));
-        let matrices: BTreeMap<&str, &Entry> = matrices.map(|(p, e)| (p.as_str(), e)).collect();
+        let matrices: BTreeMap<&str, &ParamGrad> = matrices.map(|(p, e)| (p.as_str(), e)).collect();
         let momenta = matrices.iter().map(|(path, entry)| {
             let key = Key::moment(path, Moment::MomentumBuffer);
             (path.to_string(), self.momentum(grads, entry, key, state))
@@ -92,7 +92,7 @@ impl Muon {
         let sizes = matrices
             .iter()
             .map(|(path, entry)| (*path, &entry.spec.shard));
-        Owners::new(&grads.sharding, kind, sizes).each_whole(momenta, local)
+        MatrixOwners::new(&grads.sharding, kind, sizes).each_full_matrix(momenta, local)
     }
 
     /// The mean of gradients with this one, or ahead of it; f32. Where the gradient is not finite the
@@ -100,7 +100,7 @@ impl Muon {
     fn momentum(
         &self,
         grads: &GradientAccumulator,
-        entry: &Entry,
+        entry: &ParamGrad,
         key: Key,
         state: &mut Store,
     ) -> Tensor<1> {
@@ -135,7 +135,7 @@ impl Muon {
         if nesterov { ahead(new) } else { new }
     }
 
-    pub(super) fn update(&self, old: Values, force: Force) -> Values {
+    pub(super) fn update(&self, old: ParamState, force: UpdateInputs) -> ParamState {
         let Some(direction) = force.direction else {
             return self.config.adamw.update(old, force);
         };
@@ -160,7 +160,7 @@ impl Muon {
             Some(factor) => sgd_scaled(old, direction, factor * 0.0 + 1.0, &step),
             None => sgd(old, direction, &step),
         };
-        Values {
+        ParamState {
             param,
             rounded,
             moments,

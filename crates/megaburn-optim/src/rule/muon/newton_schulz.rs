@@ -2,7 +2,7 @@ use burn::{
     Tensor,
     tensor::{DType, FloatDType},
 };
-use megaburn_kernels::{LinearOptions, linear, reproducible};
+use megaburn_kernels::{LinearOptions, deterministic, linear};
 use serde::{Deserialize, Serialize};
 
 use crate::OptimError;
@@ -87,7 +87,7 @@ pub(super) fn orthogonalized(
     split: Option<(usize, Sum<'_>)>,
 ) -> Result<Tensor<2>, OptimError> {
     // Ranks that hold copies compute it each for itself.
-    reproducible(|| iterated(x, coefficients, dtype, split))
+    deterministic(|| iterated(x, coefficients, dtype, split))
 }
 
 fn iterated(

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Which of the ranks that share out a model works on which matrix, and where its stretches are.
-pub(super) struct Owners<'a> {
+pub(super) struct MatrixOwners<'a> {
     group: &'a Group,
     matrices: BTreeMap<String, Owned>,
 }
@@ -21,7 +21,7 @@ struct Owned {
     kept: Vec<Range<usize>>,
 }
 
-impl<'a> Owners<'a> {
+impl<'a> MatrixOwners<'a> {
     /// Of matrices of a kind; by their sizes, so that all have about the same work.
     pub(super) fn new<'m>(
         sharding: &'a Sharding,
@@ -29,7 +29,7 @@ impl<'a> Owners<'a> {
         matrices: impl Iterator<Item = (&'m str, &'m ShardSpec)>,
     ) -> Self {
         let group = sharding.replicas(kind).share();
-        let owners = dealt(matrices, group.size());
+        let owners = assign_to_owners(matrices, group.size());
         let mut all = BTreeMap::new();
         for bucket in sharding.buckets() {
             for slot in &bucket.slots {
@@ -54,7 +54,7 @@ impl<'a> Owners<'a> {
     /// # Collective
     /// All ranks of the group; each sends what it keeps of others' matrices, and what others keep of its
     /// own.
-    pub(super) fn each_whole(
+    pub(super) fn each_full_matrix(
         &self,
         mut kept: BTreeMap<String, Tensor<1>>,
         mut f: impl FnMut(&str, Tensor<1>) -> Result<Tensor<1>, OptimError>,
@@ -150,7 +150,7 @@ impl<'a> Owners<'a> {
 }
 
 /// Matrices by owner: the largest first, each to who has the least work.
-fn dealt<'m>(
+fn assign_to_owners<'m>(
     matrices: impl Iterator<Item = (&'m str, &'m ShardSpec)>,
     ranks: usize,
 ) -> BTreeMap<&'m str, usize> {
@@ -217,10 +217,11 @@ mod tests {
             let whole = Tensor::<1>::from_floats(number.as_slice(), &device.inner());
             let plan = plan_of(rows, 6, 0, 1);
             let spec = &plan.get("matrix").unwrap().shard;
-            let owners = Owners::new(&sharding, ParamKind::Dense, [("matrix", spec)].into_iter());
+            let owners =
+                MatrixOwners::new(&sharding, ParamKind::Dense, [("matrix", spec)].into_iter());
             let kept = BTreeMap::from([("matrix".to_string(), sharding.cut("matrix", whole))]);
             let mut calls = 0;
-            let found = owners.each_whole(kept, |path, x| {
+            let found = owners.each_full_matrix(kept, |path, x| {
                 calls += 1;
                 assert_eq!((path, values(x.clone())), ("matrix", number.clone()));
                 Ok(x * 2.0)
@@ -247,7 +248,7 @@ mod tests {
                 )
             })
             .collect();
-        let owners = dealt(shards.iter().map(|(path, shard)| (path.as_str(), shard)), 3);
+        let owners = assign_to_owners(shards.iter().map(|(path, shard)| (path.as_str(), shard)), 3);
         let mut loads = [0.0; 3];
         owners
             .iter()

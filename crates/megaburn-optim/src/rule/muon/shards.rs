@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use burn::{Tensor, tensor::DType};
 use megaburn_collective::{Group, ReduceOp, tensors};
-use megaburn_mesh::{Piece, ShardSpec};
+use megaburn_mesh::{ShardPiece, ShardSpec};
 
 use super::{
     MuonConfig, MuonTpMode,
@@ -147,7 +147,7 @@ impl<'a> Orthogonalizer<'a> {
 }
 
 /// Where a piece is, with the padding behind it that a single one may have, on any rank.
-fn range_of(shard: &ShardSpec, piece: &Piece) -> Range<usize> {
+fn range_of(shard: &ShardSpec, piece: &ShardPiece) -> Range<usize> {
     match shard.pieces.len() {
         1 => 0..shard.local_len,
         _ => piece.local.clone(),
@@ -171,7 +171,7 @@ fn padded(parts: Vec<Tensor<2>>, dim: usize, len: usize) -> Tensor<2> {
 mod tests {
     use burn::tensor::{Device, Distribution, FloatDType};
     use megaburn_collective::{GroupOptions, run_threads};
-    use megaburn_mesh::{Axis, Part, pad_vocab};
+    use megaburn_mesh::{Axis, FusedPart, pad_vocab};
     use rstest::rstest;
 
     use super::*;
@@ -182,9 +182,13 @@ mod tests {
         let mut shape = [6, 6];
         shape[dim] = if kind == "padded" { 21 } else { 24 };
         let parts = match kind {
-            "plain" => vec![Part::new(24)],
+            "plain" => vec![FusedPart::new(24)],
             // Four heads of query, two of key and value, of which four ranks hold copies.
-            "fused" => vec![Part::units(4, 3), Part::units(2, 3), Part::units(2, 3)],
+            "fused" => vec![
+                FusedPart::units(4, 3),
+                FusedPart::units(2, 3),
+                FusedPart::units(2, 3),
+            ],
             "whole" => return ShardSpec::whole(&shape, Axis::Tp, rank, ranks),
             _ => {
                 let padded = pad_vocab(21, 4, ranks);

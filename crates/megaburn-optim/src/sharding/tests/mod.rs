@@ -226,8 +226,8 @@ impl Setup {
             *net = optimizer.step(1e-2, net.clone(), grads)?;
             sharding.settle();
         }
-        assert_eq!(rank.optimizer.state.num_late, 0);
-        let state = rank.optimizer.whole_state(|_| true)?.moments.into_iter();
+        assert_eq!(rank.optimizer.state.num_late_tensors, 0);
+        let state = rank.optimizer.full_state(|_| true)?.moments.into_iter();
         let state = state.map(|(key, state)| (key, state.read().unwrap().try_to_vec().unwrap()));
         let state = state.collect();
         let params = rank.sharding.whole(rank.net)?.values();

@@ -36,7 +36,7 @@ fn state_of_one_rank_is_read_under_any_layout(
                     Ok::<_, OptimError>(local(path, &one.state[&(moment, path.to_string())]))
                 })?;
                 let is_wanted = |path: &str| plan.get(path).unwrap().is_expert();
-                let moments = optimizer.whole_state(is_wanted)?.moments;
+                let moments = optimizer.full_state(is_wanted)?.moments;
                 let shared = |path: &str| sharding.num_shares(path) > 1;
                 let keys = one
                     .state

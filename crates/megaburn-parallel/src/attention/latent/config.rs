@@ -92,7 +92,7 @@ impl MultiLatentAttentionConfig {
                 why,
             });
         }
-        let parts = Parts {
+        let parts = MlaBuilder {
             config: self,
             group,
             device,
@@ -138,13 +138,13 @@ impl MultiLatentAttentionConfig {
 const LAYER: &str = "MultiLatentAttention";
 
 /// What the layer is made of, with what its parts have in common.
-struct Parts<'a> {
+struct MlaBuilder<'a> {
     config: &'a MultiLatentAttentionConfig,
     group: &'a Group,
     device: &'a Device,
 }
 
-impl Parts<'_> {
+impl MlaBuilder<'_> {
     fn path(&self, field: &str) -> Option<String> {
         self.config
             .path

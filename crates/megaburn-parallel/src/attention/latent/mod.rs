@@ -5,14 +5,16 @@ use megaburn_collective::{
     Group,
     region::{copy_to, gather_from_sequence},
 };
-use megaburn_kernels::{Cut, RopeTable, apply_rope, repeat_heads, split_last, split_last_with};
+use megaburn_kernels::{
+    RopeTable, SliceMode, apply_rope, repeat_heads, split_last, split_last_with,
+};
 
 pub use config::MultiLatentAttentionConfig;
 
 use super::core_attention::CoreAttention;
 use crate::{
-    ContextParallel, Input, KvCache, Norm, Packed, ParallelError, ParallelLinear, PlanBuilder,
-    ReplicatedLinear, Sharded, TokenContext,
+    ContextParallel, KvCache, Norm, Packed, ParallelError, ParallelLinear, PlanBuilder,
+    Recomputable, ReplicatedLinear, Sharded, TokenContext,
 };
 
 /// Multi-head latent attention: keys and values of all heads are made of one small latent of each token,
@@ -126,7 +128,7 @@ impl MultiLatentAttention {
     /// `[seq, batch, d_model]`, unchanged (with sequence and context parallelism `seq` is this rank's
     /// stretch); `rope` is for heads of `qk_rope_head_dim` and holds all positions of the tensor-parallel
     /// group, none where nothing is rotated.
-    pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Recomputable<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
         self.forward_in(x, &TokenContext::new(rope.cloned()))
     }
 
@@ -135,7 +137,7 @@ impl MultiLatentAttention {
     ///
     /// # Shapes
     /// As [`forward`](Self::forward).
-    pub fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+    pub fn forward_in(&self, x: impl Into<Recomputable<3>>, context: &TokenContext) -> Tensor<3> {
         let queries_keys_values = self.queries_keys_values(x.into(), context.rope.as_ref());
         self.output
             .forward(self.core.forward(queries_keys_values, context))
@@ -153,7 +155,7 @@ impl MultiLatentAttention {
     /// values.
     pub fn forward_cached(
         &self,
-        x: impl Into<Input<3>>,
+        x: impl Into<Recomputable<3>>,
         rope: Option<&RopeTable>,
         packed: &Packed,
         cache: &mut KvCache,
@@ -183,7 +185,7 @@ impl MultiLatentAttention {
     }
 
     /// Rotated, of this rank's heads: `[seq, batch, heads, nope + rope]` twice, and `[.., v]`.
-    fn queries_keys_values(&self, x: Input<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
+    fn queries_keys_values(&self, x: Recomputable<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
         let LatentPlan {
             heads,
             nope,
@@ -205,11 +207,11 @@ impl MultiLatentAttention {
         // Backward reads values: as a view they would keep the keys that they lie beside, of which it
         // reads others.
         let cut = if keys_values.device().is_autodiff() {
-            Cut::Copy
+            SliceMode::Copy
         } else {
-            Cut::View
+            SliceMode::View
         };
-        let [k, v] = split_last_with(keys_values, [nope, values], [Cut::View, cut]);
+        let [k, v] = split_last_with(keys_values, [nope, values], [SliceMode::View, cut]);
         let k_rope = self.for_all_heads(k_rope).reshape([seq, batch, 1, rotated]);
         let k_rope = repeat_heads(rotate(k_rope), heads);
         let beside = |x: Tensor<4>, rotated: Tensor<4>| Tensor::cat(vec![x, rotated], 3);
@@ -217,7 +219,7 @@ impl MultiLatentAttention {
     }
 
     /// Of this rank's heads, `[seq, batch, heads * (nope + rope)]`.
-    fn queries(&self, x: Input<3>) -> Tensor<3> {
+    fn queries(&self, x: Recomputable<3>) -> Tensor<3> {
         let x = match (&self.q_down, &self.q_norm) {
             (Some(down), Some(norm)) => norm.forward(down.forward(x)).into(),
             _ => x,

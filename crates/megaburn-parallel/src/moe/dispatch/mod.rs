@@ -5,27 +5,27 @@
 //! beside what is sent: the shared expert forward, products that give experts' weights their gradients backward,
 //! and both ways a share of the products that were put off in other passes ([`Spare`](megaburn_kernels::Spare)).
 
-mod arranged;
-mod exchanged;
-mod gathered;
-mod on_the_way;
-mod once;
+mod all_gather;
+mod all_to_all;
+mod dedup_all_to_all;
+mod expert_sorted;
+mod in_flight;
 mod plan;
+mod row_permutation;
 mod rows;
-mod sorted;
 
 use std::{fmt::Debug, sync::Arc};
 
+use all_gather::AllGatherDispatch;
+use all_to_all::AllToAllDispatch;
 use burn::{
     config::Config,
     tensor::{Float, Int, Tensor},
 };
-use exchanged::Exchanged;
-use gathered::Gathered;
-use megaburn_collective::{CollectiveError, region::FAILED_REGION, tensors::Pending};
-use megaburn_kernels::Beside;
-pub(super) use on_the_way::OnTheWay;
-use once::Once;
+use dedup_all_to_all::DedupAllToAllDispatch;
+pub(super) use in_flight::InFlight;
+use megaburn_collective::{CollectiveError, region::FAILED_REGION, tensors::AsyncCollective};
+use megaburn_kernels::OverlappedWgrads;
 
 use super::ExpertGroups;
 
@@ -42,16 +42,16 @@ pub enum Dispatcher {
 /// The way of one pass's tokens to the experts of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch {
-    way: Arc<dyn Way>,
+    way: Arc<dyn TokenDispatcher>,
     num_slots: usize,
-    beside: Beside,
+    beside: OverlappedWgrads,
 }
 
 /// What a slot, one of the `top_k` of a token, has instead of an expert if it goes to none.
 pub(super) const DROPPED: i32 = -1;
 
 /// The experts of all slots.
-pub(super) struct Slots {
+pub(super) struct Assignments {
     /// `[tokens, top_k]` in i32, off the autodiff device.
     pub(super) experts: Tensor<2, Int>,
     /// What is sent of tokens, `[tokens, d_model]`, likewise.
@@ -63,21 +63,21 @@ pub(super) struct Slots {
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum Payload {
     /// A row a token, which goes to all its experts.
     Tokens,
     /// A row a slot.
-    Slots,
+    Assignments,
 }
 
 /// Where it goes; each is the other's transpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum To {
+enum Direction {
     Experts,
     Tokens,
 }
 
-impl To {
+impl Direction {
     fn back(self) -> Self {
         match self {
             Self::Experts => Self::Tokens,
@@ -86,65 +86,77 @@ impl To {
     }
 }
 
-trait Way: Debug + Send + Sync {
+trait TokenDispatcher: Debug + Send + Sync {
     /// Whether anything is sent that other work can run beside.
     fn sends(&self) -> bool;
 
     /// Sends what goes to somebody else. (What tokens send may have been taken before: then `x` is not looked at.)
-    fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError>;
+    fn start(
+        &self,
+        x: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Result<AsyncCollective<2, Float>, CollectiveError>;
 
     /// What is made of it when it has come.
-    fn finish(&self, came: Tensor<2>, of: Of, to: To) -> Result<Tensor<2>, CollectiveError>;
+    fn finish(
+        &self,
+        came: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Result<Tensor<2>, CollectiveError>;
 
     /// Rows of each expert of this rank.
-    fn rows_of_experts(&self) -> &[usize];
+    fn rows_per_expert(&self) -> &[usize];
 }
 
 impl Dispatch {
     /// # Collective
     /// All ranks of `groups.experts`, which tell each other what goes where.
-    pub(super) fn new(slots: Slots, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
+    pub(super) fn new(slots: Assignments, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
         let ([tokens, top_k], device) = (slots.experts.dims(), slots.experts.device());
         let num_slots = tokens * top_k;
-        let way: Arc<dyn Way> = match dispatcher {
-            Dispatcher::AllToAll if Once::pays(slots.num_experts, top_k, groups) => {
-                Arc::new(ok(Once::new(slots, groups, &device)))
+        let way: Arc<dyn TokenDispatcher> = match dispatcher {
+            Dispatcher::AllToAll
+                if DedupAllToAllDispatch::pays(slots.num_experts, top_k, groups) =>
+            {
+                Arc::new(ok(DedupAllToAllDispatch::new(slots, groups, &device)))
             }
-            Dispatcher::AllToAll => Arc::new(ok(Exchanged::new(slots, groups, &device))),
-            Dispatcher::AllGather => Arc::new(ok(Gathered::new(slots, groups, &device))),
+            Dispatcher::AllToAll => Arc::new(ok(AllToAllDispatch::new(slots, groups, &device))),
+            Dispatcher::AllGather => Arc::new(ok(AllGatherDispatch::new(slots, groups, &device))),
         };
         Self {
             way,
             num_slots,
-            beside: Beside::default(),
+            beside: OverlappedWgrads::default(),
         }
     }
 
     /// Rows of each expert of this rank.
-    pub(super) fn rows_of_experts(&self) -> &[usize] {
-        self.way.rows_of_experts()
+    pub(super) fn rows_per_expert(&self) -> &[usize] {
+        self.way.rows_per_expert()
     }
 
     /// Sends each token to the ranks of its experts, and the weight of each slot to where its row goes.
     ///
     /// # Shapes
     /// `[tokens, d_model]` to `[rows, d_model]`; `[tokens, top_k]` to `[rows, 1]`
-    pub(super) fn start_there(&self, x: Tensor<2>, weights: Tensor<2>) -> [OnTheWay; 2] {
+    pub(super) fn dispatch(&self, x: Tensor<2>, weights: Tensor<2>) -> [InFlight; 2] {
         let weights = weights.reshape([self.num_slots, 1]);
-        [(x, Of::Tokens), (weights, Of::Slots)]
-            .map(|(x, of)| OnTheWay::start(self, x, of, To::Experts))
+        [(x, Payload::Tokens), (weights, Payload::Assignments)]
+            .map(|(x, of)| InFlight::start(self, x, of, Direction::Experts))
     }
 
     /// The sum of what each token's experts made of it.
     ///
     /// # Shapes
     /// `[rows, d_model]` to `[tokens, d_model]`
-    pub(super) fn rows_back(&self, y: Tensor<2>) -> Tensor<2> {
-        OnTheWay::start(self, y, Of::Tokens, To::Tokens).arrived()
+    pub(super) fn combine(&self, y: Tensor<2>) -> Tensor<2> {
+        InFlight::start(self, y, Payload::Tokens, Direction::Tokens).wait()
     }
 
     /// What shall be computed beside what backward sends from the experts, if it sends anything.
-    pub(super) fn beside(&self) -> Option<&Beside> {
+    pub(super) fn beside(&self) -> Option<&OverlappedWgrads> {
         self.way.sends().then_some(&self.beside)
     }
 }

@@ -69,7 +69,7 @@ impl Exchange {
                 send,
                 recv,
                 shown,
-                order: Order::as_they_are(rows),
+                order: Order::identity(rows),
             };
         }
         let shown = came
@@ -141,7 +141,7 @@ pub(super) struct Order {
 
 impl Order {
     /// Of rows that stand as they are read.
-    pub(super) fn as_they_are(rows: Vec<usize>) -> Self {
+    pub(super) fn identity(rows: Vec<usize>) -> Self {
         let num_places = rows.iter().sum();
         Self {
             places: None,
@@ -232,11 +232,11 @@ mod tests {
         assert_eq!((first.num_rows(), second.num_rows()), ([6, 6], [7, 7]));
         assert_eq!(
             (first.shown, &first.order),
-            (6, &Order::as_they_are(vec![5, 1]))
+            (6, &Order::identity(vec![5, 1]))
         );
         assert_eq!(
             (second.shown, &second.order),
-            (7, &Order::as_they_are(vec![2, 5]))
+            (7, &Order::identity(vec![2, 5]))
         );
         assert!(first.order.places().is_none() && !first.order.is_padded());
     }
@@ -297,12 +297,12 @@ mod tests {
         );
         assert_eq!(padded.back(places), [0, 4, 1, 2, 5]);
         assert!(padded.is_padded());
-        let padded = Order::as_they_are(vec![0, 2]).padded(2);
+        let padded = Order::identity(vec![0, 2]).padded(2);
         assert_eq!(
             (padded.places(), &padded.rows[..]),
             (Some(&[2, 2, 0, 1][..]), &[2, 2][..])
         );
-        assert!(Order::as_they_are(vec![2, 2]).padded(2).places().is_none());
+        assert!(Order::identity(vec![2, 2]).padded(2).places().is_none());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, tensors};
-use megaburn_kernels::{read_meanwhile, sum_rows, take_rows};
+use megaburn_kernels::{permute, read_overlapped, unpermute};
 
 /// Numbers of rows, on the device.
 pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
@@ -11,19 +11,19 @@ pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Ten
     Tensor::from_data(TensorData::new(of, [len]), (device, DType::I32))
 }
 
-/// [`take_rows`] of the first `len` numbers, where there may be none.
+/// [`permute`] of the first `len` numbers, where there may be none.
 pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<2> {
     match len {
         0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
-        _ => take_rows(x, index.clone().narrow(0, 0, len)),
+        _ => permute(x, index.clone().narrow(0, 0, len)),
     }
 }
 
-/// [`sum_rows`], where there may be none.
+/// [`unpermute`], where there may be none.
 pub(super) fn summed(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     match index.dims()[0] {
         0 => Tensor::empty([0, y.dims()[1]], (&y.device(), y.dtype())),
-        _ => sum_rows(y, index),
+        _ => unpermute(y, index),
     }
 }
 
@@ -70,7 +70,7 @@ pub(super) fn as_row(x: Tensor<2>) -> Tensor<2> {
 
 /// What all ranks tell of themselves, one rank's behind the other's. The device does `meanwhile` while the host waits
 /// for it.
-pub(super) fn told<T>(
+pub(super) fn exchange_counts<T>(
     own: Tensor<1, Int>,
     group: &Group,
     meanwhile: impl FnOnce() -> T,
@@ -80,7 +80,7 @@ pub(super) fn told<T>(
     } else {
         tensors::all_gather(own, group)?
     };
-    let (numbers, done) = read_meanwhile(all, meanwhile);
+    let (numbers, done) = read_overlapped(all, meanwhile);
     Ok((
         numbers.into_iter().map(|number| number as usize).collect(),
         done,

@@ -9,8 +9,8 @@ use burn::{
 use megaburn_kernels::{RouterOptions, router_logits};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::{Balance, Capacity, ExpertGroups, ExpertLoad};
-use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
+use super::{Capacity, ExpertGroups, ExpertLoad, LoadBalance};
+use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replica};
 
 /// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
 ///
@@ -27,17 +27,17 @@ pub struct Router {
     #[module(skip)]
     replica: Replica,
     #[module(skip)]
-    how: How,
+    how: RouterPlan,
 }
 
 /// What the router holds beside its parameters.
 #[derive(Clone, Debug)]
-struct How {
+struct RouterPlan {
     name: Option<String>,
     num_experts: usize,
     options: RouterOptions,
     groups: ExpertGroups,
-    balance: Balance,
+    balance: LoadBalance,
     capacity: Option<Capacity>,
     load: ExpertLoad,
 }
@@ -64,7 +64,7 @@ impl Router {
         } = parts;
         let tp = &groups.tp;
         let shape = [d_model, num_experts];
-        let draw = Draw {
+        let draw = InitDraw {
             layer: "Router",
             name: parts.path.as_deref(),
             field: "weight",
@@ -81,12 +81,12 @@ impl Router {
             weight: draw.param(&spec, tp, device)?,
             bias: parts.expert_bias.then(bias),
             replica: Replica::of(tp, parts.sequence_parallel),
-            how: How {
+            how: RouterPlan {
                 name: parts.path,
                 num_experts,
                 options: parts.options,
                 groups,
-                balance: Balance::default(),
+                balance: LoadBalance::default(),
                 capacity: None,
                 load: ExpertLoad::default(),
             },
@@ -118,7 +118,7 @@ impl Router {
         self.bias = self.bias.take().map(|bias| bias.map(value));
     }
 
-    pub(super) fn with_balance(mut self, balance: Balance) -> Self {
+    pub(super) fn with_balance(mut self, balance: LoadBalance) -> Self {
         self.how.balance = balance;
         self
     }
@@ -130,7 +130,7 @@ impl Router {
 
     pub(super) fn whole_sequence(mut self) -> Self {
         self.how.capacity = None;
-        self.replica = self.replica.of_all_rows();
+        self.replica = self.replica.with_all_rows();
         self
     }
 

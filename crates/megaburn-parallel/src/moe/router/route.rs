@@ -1,13 +1,13 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 use megaburn_collective::region::FAILED_REGION;
-use megaburn_kernels::{Pass, RouterGradients, choose_experts, route, route_to, sum_columns};
+use megaburn_kernels::{LinearPass, RouterGradients, choose_experts, route, route_to, sum_columns};
 
-use super::{How, Router, off_graph, read};
+use super::{Router, RouterPlan, off_graph, read};
 use crate::{
     TokenContext,
     moe::{
-        balance::{Balance, Choice, Tokens, in_turn},
-        capacity::SharedSlots,
+        balance::{BalanceChoice, LoadBalance, Tokens, round_robin},
+        capacity::CapacityInputs,
         dispatch::DROPPED,
         sinkhorn::sinkhorn_biases,
     },
@@ -26,13 +26,13 @@ pub(in crate::moe) struct Routed {
 
 impl Router {
     /// The experts of each token and their weights. On a GPU the host waits for none of it, unless experts are chosen by
-    /// [Sinkhorn's algorithm](Choice::Sinkhorn), margins are counted, some tokens dropped or there are more than 512
+    /// [Sinkhorn's algorithm](BalanceChoice::Sinkhorn), margins are counted, some tokens dropped or there are more than 512
     /// experts, which is the host's work.
     ///
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
     pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
-        let How {
+        let RouterPlan {
             options, groups, ..
         } = &self.how;
         let [seq, batch, _] = x.dims();
@@ -48,8 +48,8 @@ impl Router {
         let given = self.given(&plain, counted, context);
         let mut seen = None;
         // What is computed once more was counted.
-        let is_counted = context.loss_factor.is_some() && !Pass::is_backward();
-        let is_seen = is_counted || self.how.balance.is_some();
+        let loss_mask_values = context.loss_factor.is_some() && !LinearPass::is_backward();
+        let is_seen = loss_mask_values || self.how.balance.is_some();
         let extra = |routed: &megaburn_kernels::Routed| {
             let Some(factor) = context.loss_factor.filter(|_| is_seen) else {
                 return RouterGradients::default();
@@ -72,11 +72,13 @@ impl Router {
             experts,
             scores,
         } = routed;
-        let Balance {
-            choice, margins, ..
+        let LoadBalance {
+            choice,
+            quantile_counts,
+            ..
         } = self.how.balance;
-        if is_counted && margins && choice == Choice::Scores {
-            self.add_margins(scores, counted);
+        if loss_mask_values && quantile_counts && choice == BalanceChoice::Scores {
+            self.add_quantile_counts(scores, counted);
         }
         let experts = match &tokens.counted {
             Some(counted) => {
@@ -86,7 +88,7 @@ impl Router {
             None => experts,
         };
         let (experts, dropped, padded) = self.drop_from(experts, &weights, [seq, batch], context);
-        if let Some((counts, sums)) = seen.filter(|_| is_counted) {
+        if let Some((counts, sums)) = seen.filter(|_| loss_mask_values) {
             let all = sum_columns(counts).flatten::<1>(0, 1).int();
             self.load().add(all.cast(DType::I64), dropped, sums);
         }
@@ -104,7 +106,7 @@ impl Router {
         counted: Option<&[bool]>,
         context: &TokenContext,
     ) -> Option<Tensor<2, Int>> {
-        let How {
+        let RouterPlan {
             num_experts,
             options,
             groups,
@@ -112,15 +114,17 @@ impl Router {
             ..
         } = &self.how;
         let experts: Vec<i32> = match balance.choice {
-            Choice::InTurn => in_turn(logits.dims()[0] * options.top_k, *num_experts),
-            Choice::Sinkhorn if context.loss_factor.is_some() => {
+            BalanceChoice::RoundRobin => {
+                round_robin(logits.dims()[0] * options.top_k, *num_experts)
+            }
+            BalanceChoice::Sinkhorn if context.loss_factor.is_some() => {
                 let logits = read(logits.clone().flatten(0, 1));
                 let biases = sinkhorn_biases(&logits, *num_experts, counted, &groups.tp_cp);
                 let biases = biases.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
                 let chosen = choose_experts(&logits, *num_experts, Some(&biases), options);
                 chosen.into_iter().map(|expert| expert as i32).collect()
             }
-            Choice::Scores | Choice::Sinkhorn => return None,
+            BalanceChoice::Scores | BalanceChoice::Sinkhorn => return None,
         };
         Some(as_slots(experts, options.top_k, logits))
     }
@@ -134,7 +138,7 @@ impl Router {
         tokens: &Tokens<'_>,
         factor: f64,
     ) -> (Tensor<2>, Option<Tensor<1>>, RouterGradients) {
-        let How {
+        let RouterPlan {
             options, balance, ..
         } = &self.how;
         let counts = tokens.sent(&routed.experts, &routed.scores);
@@ -146,8 +150,8 @@ impl Router {
         (counts, Some(found.sums), found.gradients)
     }
 
-    fn add_margins(&self, scores: Tensor<2>, counted: Option<&[bool]>) {
-        let How {
+    fn add_quantile_counts(&self, scores: Tensor<2>, counted: Option<&[bool]>) {
+        let RouterPlan {
             num_experts,
             options,
             ..
@@ -155,11 +159,12 @@ impl Router {
         let Some(biases) = self.biases() else { return };
         let scores = read(scores.flatten(0, 1));
         let rows = scores.chunks_exact(*num_experts).enumerate();
-        let is_counted = |token: usize| counted.is_none_or(|all| all[token]);
+        let loss_mask_values = |token: usize| counted.is_none_or(|all| all[token]);
         let rows = rows
-            .filter(|(token, _)| is_counted(*token))
+            .filter(|(token, _)| loss_mask_values(*token))
             .map(|(_, row)| row);
-        self.load().add_margins(rows, &biases, options.top_k);
+        self.load()
+            .add_quantile_counts(rows, &biases, options.top_k);
     }
 
     /// Drops what is too much for some experts: how many slots, and rows that every expert is given.
@@ -170,7 +175,7 @@ impl Router {
         [seq, batch]: [usize; 2],
         context: &TokenContext,
     ) -> (Tensor<2, Int>, u64, Option<usize>) {
-        let How {
+        let RouterPlan {
             num_experts,
             options,
             groups,
@@ -182,7 +187,7 @@ impl Router {
         };
         let documents = context.documents.as_ref();
         let (top_k, num_experts) = (options.top_k, *num_experts);
-        let slots = SharedSlots {
+        let slots = CapacityInputs {
             seq,
             batch,
             top_k,
@@ -237,7 +242,7 @@ impl Tokens<'_> {
 fn as_column(counted: &[bool], like: &Tensor<2>) -> Tensor<2> {
     let values: Vec<f32> = counted
         .iter()
-        .map(|&is_counted| f32::from(is_counted))
+        .map(|&loss_mask_values| f32::from(loss_mask_values))
         .collect();
     Tensor::from_data(
         TensorData::new(values, [counted.len(), 1]),

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, convert::Infallible};
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::ProcessGroups;
 use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling, YarnScaling};
-use megaburn_mesh::Documents;
+use megaburn_mesh::PackedRows;
 use megaburn_parallel::{
     ContextComm, ContextParallel, MultiLatentAttention, MultiLatentAttentionConfig, ParallelError,
     TokenContext, load_params, read_params,
@@ -112,10 +112,10 @@ impl Subject for Case {
             )
     }
 
-    fn documents(&self) -> Option<Documents> {
+    fn documents(&self) -> Option<PackedRows> {
         self.documents
             .clone()
-            .map(|rows| Documents::new(rows).unwrap())
+            .map(|rows| PackedRows::new(rows).unwrap())
     }
 
     fn layer(

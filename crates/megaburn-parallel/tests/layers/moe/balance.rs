@@ -1,7 +1,7 @@
 //! Losses that balance experts, against their formulas, and choices that do.
 
 use burn::tensor::{Tensor, TensorData, activation};
-use megaburn_parallel::{Balance, Choice, ExpertGroups, TokenContext};
+use megaburn_parallel::{BalanceChoice, ExpertGroups, LoadBalance, TokenContext};
 use rstest::rstest;
 
 use super::{
@@ -11,13 +11,13 @@ use super::{
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, on_ranks};
 
 #[rstest]
-#[case::micro_batch(Balance { aux_loss: 0.7, ..Balance::default() })]
-#[case::sequence(Balance { seq_aux_loss: 0.7, ..Balance::default() })]
-#[case::global(Balance { global_aux_loss: 0.7, ..Balance::default() })]
-#[case::z(Balance { z_loss: 0.7, ..Balance::default() })]
-#[case::all(Balance { aux_loss: 0.4, seq_aux_loss: 0.3, global_aux_loss: 0.2, z_loss: 0.1, ..Balance::default() })]
+#[case::micro_batch(LoadBalance { aux_loss: 0.7, ..LoadBalance::default() })]
+#[case::sequence(LoadBalance { seq_aux_loss: 0.7, ..LoadBalance::default() })]
+#[case::global(LoadBalance { global_aux_loss: 0.7, ..LoadBalance::default() })]
+#[case::z(LoadBalance { z_loss: 0.7, ..LoadBalance::default() })]
+#[case::all(LoadBalance { aux_loss: 0.4, seq_aux_loss: 0.3, global_aux_loss: 0.2, z_loss: 0.1, ..LoadBalance::default() })]
 fn balancing_losses_have_the_gradients_of_their_formulas(
-    #[case] balance: Balance,
+    #[case] balance: LoadBalance,
     #[values(false, true)] sigmoid: bool,
     #[values([4, 2, 6], [5, 3, 7])] shape: [usize; 3],
 ) {
@@ -33,7 +33,7 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         let last = vec![0.5, 0.25, 0.0, 0.05, 0.2];
         layer.router.load().set_last(Some(last.clone()));
         let seed = fresh_seed();
-        let run = |balance: Balance, factor: f64| {
+        let run = |balance: LoadBalance, factor: f64| {
             let layer = layer.clone().with_balance(balance);
             let x = leaf::<3>(case.input(seed));
             let context = TokenContext {
@@ -48,7 +48,7 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
                 layer.router.load().take().unwrap(),
             )
         };
-        let (x_plain, router_plain, seen) = run(Balance::default(), 1.0);
+        let (x_plain, router_plain, seen) = run(LoadBalance::default(), 1.0);
         let (x_found, router_found, found) = run(balance, factor);
         assert_eq!(seen.tokens, found.tokens);
 
@@ -126,9 +126,9 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
 fn experts_chosen_by_sinkhorn_are_the_same_under_every_grid_and_balanced(
     #[values(false, true)] recompute: bool,
 ) {
-    let balance = Balance {
-        choice: Choice::Sinkhorn,
-        ..Balance::default()
+    let balance = LoadBalance {
+        choice: BalanceChoice::Sinkhorn,
+        ..LoadBalance::default()
     };
     let case = Case {
         balance,
@@ -146,9 +146,9 @@ fn sinkhorn_balances_experts_of_which_one_is_liked_best() {
         ..Case::new([32, 4, 8], mixtral(8, 4, 4, 1).with_normalise(false))
     };
     let most = |choice| {
-        let balance = Balance {
+        let balance = LoadBalance {
             choice,
-            ..Balance::default()
+            ..LoadBalance::default()
         };
         let done = Case {
             balance,
@@ -157,7 +157,7 @@ fn sinkhorn_balances_experts_of_which_one_is_liked_best() {
         .run("dp1", 5);
         *done.load.tokens.iter().max().unwrap()
     };
-    let [plain, balanced] = [Choice::Scores, Choice::Sinkhorn].map(most);
+    let [plain, balanced] = [BalanceChoice::Scores, BalanceChoice::Sinkhorn].map(most);
     println!("{plain} {balanced}");
     // Of 128 tokens, 32 for each at best.
     assert!(plain > 64 && balanced < 44, "{plain} {balanced}");

@@ -2,7 +2,7 @@
 //! were put off.
 
 use burn::tensor::{DType, Tensor};
-use megaburn_kernels::{Spare, WeightGradients};
+use megaburn_kernels::{Spare, WgradQueue};
 use megaburn_parallel::{Dispatcher, TokenContext, main_grads};
 use rstest::rstest;
 
@@ -76,7 +76,7 @@ fn passes_wait_twice_and_compute_what_was_put_off(
         let all = 2 * layer.experts.iter().flatten().count();
         let input = |name: &str| normal(&case.shape, seed, &format!("{name} {}", world.rank()));
         let x = leaf::<3>(input("input"));
-        let put_off = WeightGradients::default();
+        let put_off = WgradQueue::default();
         let backward = || {
             layer
                 .forward(x.clone(), &TokenContext::default())

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    Balance, Capacity, Dispatcher, ExpertGroups, LoadCounts, Moe, MoeConfig, MoeOptions,
+    Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe, MoeConfig, MoeOptions,
     TokenContext, read_params, shard_plan,
 };
 
@@ -26,7 +26,7 @@ pub(crate) struct Done {
 pub(crate) struct Case {
     pub(crate) shape: [usize; 3],
     pub(crate) config: MoeConfig,
-    pub(crate) balance: Balance,
+    pub(crate) balance: LoadBalance,
     pub(crate) capacity: Option<Capacity>,
     pub(crate) dispatcher: Dispatcher,
     /// What the inputs of all tokens have in common, so that a router likes some experts.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{Tensor, activation};
 use case::{Case, Done, assert_same, deepseek, groups, mixtral};
 use megaburn_mesh::Layout;
-use megaburn_parallel::{Balance, Dispatcher, ExpertGroups, Moe, MoeConfig};
+use megaburn_parallel::{Dispatcher, ExpertGroups, LoadBalance, Moe, MoeConfig};
 use rstest::rstest;
 
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks};
@@ -147,11 +147,11 @@ fn every_grid_computes_what_one_rank_does(
     #[values(false, true)] recompute: bool,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
-    let balance = Balance {
+    let balance = LoadBalance {
         aux_loss: 0.3,
         seq_aux_loss: 0.2,
         z_loss: 0.1,
-        ..Balance::default()
+        ..LoadBalance::default()
     };
     // Of the last two tokens go once to each of two ranks, and of four.
     let configs = [
@@ -194,11 +194,11 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
     let (aux_loss, seq_aux_loss, z_loss) = (0.1, 0.1, 1e-3);
-    let balance = Balance {
+    let balance = LoadBalance {
         aux_loss,
         seq_aux_loss,
         z_loss,
-        ..Balance::default()
+        ..LoadBalance::default()
     };
     let num = config.num_experts;
     let case = Case {

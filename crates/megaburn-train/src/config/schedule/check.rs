@@ -1,8 +1,8 @@
 use megaburn_optim::{Decay, LrSchedule};
 
 use super::{
-    super::check::{not_negative, positive, require},
-    LoopConfig, LrDecayStyle, OptimizerConfig,
+    super::rules::{not_negative, positive, require},
+    LrDecayStyle, OptimizerConfig, TrainingConfig,
 };
 use crate::TrainError;
 
@@ -10,7 +10,7 @@ impl OptimizerConfig {
     /// Refuses schedules that cannot be.
     pub(in crate::config) fn validate_schedules(
         &self,
-        train: &LoopConfig,
+        train: &TrainingConfig,
     ) -> Result<(), TrainError> {
         let Self {
             lr,
@@ -68,7 +68,7 @@ impl OptimizerConfig {
         self.validate_lengths(train)
     }
 
-    fn validate_lengths(&self, train: &LoopConfig) -> Result<(), TrainError> {
+    fn validate_lengths(&self, train: &TrainingConfig) -> Result<(), TrainError> {
         for (key, given, other, instead) in [
             (
                 "optimizer.warmup_fraction",

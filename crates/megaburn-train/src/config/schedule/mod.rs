@@ -6,7 +6,7 @@ use megaburn_data::BatchSchedule;
 use megaburn_optim::{Decay, LrSchedule, WeightDecaySchedule};
 use serde::{Deserialize, Serialize};
 
-use super::{LoopConfig, OptimizerConfig};
+use super::{OptimizerConfig, TrainingConfig};
 
 /// How the learning rate falls behind the warm-up (Megatron's `--lr-decay-style`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +128,7 @@ impl OptimizerConfig {
 
     /// Spells out over how many updates learning rate and weight decay change, so that another number of
     /// steps is seen to change them.
-    pub(in crate::config) fn resolve_horizons(&mut self, train: &LoopConfig) {
+    pub(in crate::config) fn resolve_horizons(&mut self, train: &TrainingConfig) {
         let Ok(batches) = train.batch_schedule() else {
             return;
         };
@@ -311,9 +311,9 @@ mod tests {
         for steps in [50, 100, 200] {
             assert_eq!(pinned.weight_decay_schedule(steps, &batches), schedule);
         }
-        let train = LoopConfig {
+        let train = TrainingConfig {
             steps: 70,
-            ..LoopConfig::default()
+            ..TrainingConfig::default()
         };
         let mut resolved = OptimizerConfig {
             weight_decay_steps: None,
@@ -321,7 +321,7 @@ mod tests {
         };
         resolved.resolve_horizons(&train);
         assert_eq!(resolved.weight_decay_steps, Some(70));
-        resolved.resolve_horizons(&LoopConfig { steps: 90, ..train });
+        resolved.resolve_horizons(&TrainingConfig { steps: 90, ..train });
         assert_eq!(resolved.weight_decay_steps, Some(70));
     }
 }

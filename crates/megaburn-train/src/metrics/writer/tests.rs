@@ -99,7 +99,7 @@ fn lines_that_no_run_wrote_are_kept() {
         "the end",
     ];
     fs::write(&path, text.concat()).unwrap();
-    let expected = Found {
+    let expected = FoundLines {
         starts: 1,
         evaluated: Some(2),
         other_lines: 3,
@@ -114,9 +114,9 @@ fn lines_that_no_run_wrote_are_kept() {
     );
     assert_eq!(
         open(&path, 0).found(),
-        Found {
+        FoundLines {
             starts: 1,
-            ..Found::default()
+            ..FoundLines::default()
         }
     );
     assert_eq!(fs::read_to_string(&path).unwrap(), [start, mine].concat());

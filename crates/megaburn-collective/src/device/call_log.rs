@@ -1,0 +1,203 @@
+//! What members say to each other about the calls that they made on the GPU: NCCL itself checks
+//! nothing, and ranks that disagree hang or compute garbage.
+
+use std::collections::{HashSet, VecDeque};
+
+use burn::tensor::DType;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::{
+    busy::Busy,
+    message::{Call, OpKind},
+};
+
+/// Calls that are remembered one by one.
+const KEPT: usize = 64;
+/// After so many calls the hash of all calls so far is remembered.
+const MARK: u64 = 64;
+/// Marks that are remembered: a member may be this many behind.
+const MARKS: usize = 256;
+
+/// The calls of one group on this rank's GPU.
+#[derive(Debug, Default)]
+pub(crate) struct CallLog {
+    made: u64,
+    hash: u64,
+    recent: VecDeque<Call>,
+    marks: VecDeque<(u64, u64)>,
+    kinds: HashSet<(OpKind, DType, Vec<usize>)>,
+}
+
+/// What a member says about its calls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CallDigest {
+    /// Whether it wants an answer: it waits for something.
+    pub(crate) asks: bool,
+    /// What it is at, if that is long work.
+    pub(crate) busy: Option<Busy>,
+    /// Calls that it made.
+    pub(crate) made: u64,
+    /// A number of calls, and their hash.
+    mark: Option<(u64, u64)>,
+    /// The latest calls, oldest first.
+    pub(crate) recent: Vec<Call>,
+}
+
+/// How two members differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Disagreement {
+    /// In these calls, this member's and the other's.
+    At(Box<[Call; 2]>),
+    /// In one of so many first calls, which nobody remembers.
+    Before(u64),
+}
+
+impl CallLog {
+    /// Adds a call; true if it is the first of its operation, type and shape.
+    pub(crate) fn push(&mut self, call: &Call) -> bool {
+        // Where shapes may differ by rank, they say nothing about agreement.
+        let shape = if call.any_shape() {
+            Vec::new()
+        } else {
+            call.shape.clone()
+        };
+        let kind = (call.op, call.dtype, shape);
+        self.hash = xxh3_64_with_seed(format!("{kind:?}").as_bytes(), self.hash);
+        self.made += 1;
+        if self.recent.len() == KEPT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(call.clone());
+        if self.made.is_multiple_of(MARK) {
+            if self.marks.len() == MARKS {
+                self.marks.pop_front();
+            }
+            self.marks.push_back((self.made, self.hash));
+        }
+        self.kinds.insert(kind)
+    }
+
+    /// Calls made.
+    pub(crate) fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// The latest call.
+    pub(crate) fn last(&self) -> Option<&Call> {
+        self.recent.back()
+    }
+
+    pub(crate) fn bulletin(&self, asks: bool) -> CallDigest {
+        let (mark, recent) = (
+            self.marks.back().copied(),
+            self.recent.iter().cloned().collect(),
+        );
+        CallDigest {
+            asks,
+            busy: None,
+            made: self.made,
+            mark,
+            recent,
+        }
+    }
+
+    /// Where a member's calls differ from these, as far as both have made them. The first calls that
+    /// differ are named where both still remember them.
+    pub(crate) fn differs(&self, theirs: &CallDigest) -> Option<Disagreement> {
+        let both = self.recent.iter().filter_map(|mine| {
+            let theirs = theirs.recent.iter().find(|theirs| theirs.seq == mine.seq)?;
+            (!mine.agrees(theirs)).then(|| Box::new([mine.clone(), theirs.clone()]))
+        });
+        if let Some(calls) = both.into_iter().next() {
+            return Some(Disagreement::At(calls));
+        }
+        let (made, hash) = theirs.mark?;
+        let mine = self.marks.iter().find(|(mine, _)| *mine == made)?.1;
+        (mine != hash).then_some(Disagreement::Before(made))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(op: OpKind, seq: u64, shape: &[usize]) -> Call {
+        Call {
+            op,
+            seq,
+            dtype: DType::BF16,
+            shape: shape.to_vec(),
+        }
+    }
+
+    fn log(calls: impl IntoIterator<Item = Call>) -> CallLog {
+        let mut log = CallLog::default();
+        calls.into_iter().for_each(|call| _ = log.push(&call));
+        log
+    }
+
+    fn sums(count: u64) -> Vec<Call> {
+        (0..count)
+            .map(|seq| call(OpKind::AllReduceSum, seq, &[4, 8]))
+            .collect()
+    }
+
+    #[test]
+    fn the_first_call_of_a_shape_is_told_from_later_ones() {
+        let mut log = CallLog::default();
+        let ops = [OpKind::AllReduceSum, OpKind::AllGather];
+        let first = ops.map(|op| log.push(&call(op, 0, &[2, 3])));
+        let again = ops.map(|op| log.push(&call(op, 1, &[2, 3])));
+        assert_eq!((first, again), ([true; 2], [false; 2]));
+        assert!(log.push(&call(OpKind::AllGather, 2, &[3, 2])));
+        // Each member's part of an uneven all-to-all has a shape of its own, in every call.
+        assert!(log.push(&call(OpKind::AllToAll, 3, &[5])));
+        assert!(!log.push(&call(OpKind::AllToAll, 4, &[6])));
+    }
+
+    #[test]
+    fn members_that_agree_do_not_differ_wherever_they_are() {
+        for (mine, theirs) in [
+            (0, 0),
+            (5, 5),
+            (5, 3),
+            (3, 5),
+            (500, 500),
+            (500, 437),
+            (64, 300),
+        ] {
+            let (mine, theirs) = (log(sums(mine)), log(sums(theirs)));
+            assert_eq!(mine.differs(&theirs.bulletin(true)), None);
+        }
+    }
+
+    #[test]
+    fn the_first_calls_that_differ_are_named() {
+        let mut calls = sums(100);
+        calls[70] = call(OpKind::AllReduceSum, 70, &[4, 9]);
+        calls[80] = call(OpKind::AllGather, 80, &[4, 8]);
+        let found = log(sums(90)).differs(&log(calls.clone()).bulletin(false));
+        let expected = [sums(100)[70].clone(), calls[70].clone()];
+        assert_eq!(found, Some(Disagreement::At(Box::new(expected))));
+    }
+
+    #[test]
+    fn a_difference_long_ago_is_found_by_its_hash() {
+        let mut calls = sums(1000);
+        calls[70] = call(OpKind::AllReduceSum, 70, &[8, 4]);
+        let found = log(sums(980)).differs(&log(calls).bulletin(false));
+        // The last mark that both have passed.
+        assert_eq!(found, Some(Disagreement::Before(960)));
+    }
+
+    #[test]
+    fn a_bulletin_survives_the_wire() {
+        let bulletin = log(sums(70)).bulletin(true);
+        let sent = serde_json::to_vec(&bulletin).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<CallDigest>(&sent).unwrap(),
+            bulletin
+        );
+    }
+}

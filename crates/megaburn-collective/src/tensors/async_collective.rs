@@ -1,0 +1,55 @@
+use burn::tensor::Tensor;
+#[cfg(feature = "cuda")]
+pub(super) use megaburn_cuda::nccl::Lane;
+
+use super::CollectiveElement;
+
+/// Where a collective runs; without GPUs there is nothing to run beside.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Copy)]
+pub(super) enum Lane {
+    InOrder,
+    Overlapped,
+}
+
+/// A collective that was started: its result, once waited for. Dropping it waits too.
+#[derive(Debug)]
+#[must_use = "what a collective gives is had by waiting for it"]
+pub struct AsyncCollective<const D: usize, K: CollectiveElement>(CollectiveState<D, K>);
+
+#[derive(Debug)]
+enum CollectiveState<const D: usize, K: CollectiveElement> {
+    Done(Tensor<D, K>),
+    #[cfg(feature = "cuda")]
+    Started(megaburn_cuda::Started),
+}
+
+impl<const D: usize, K: CollectiveElement> AsyncCollective<D, K> {
+    pub(super) fn done(x: Tensor<D, K>) -> Self {
+        Self(CollectiveState::Done(x))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn started(x: megaburn_cuda::Started) -> Self {
+        Self(CollectiveState::Started(x))
+    }
+
+    /// The result before it is there: for what is computed behind [`wait`](Self::wait), and for nothing
+    /// else.
+    pub fn peek(&self) -> Tensor<D, K> {
+        match &self.0 {
+            CollectiveState::Done(x) => x.clone(),
+            #[cfg(feature = "cuda")]
+            CollectiveState::Started(x) => K::from_gpu(x.peek()),
+        }
+    }
+
+    /// The result. On a GPU, what is computed from now on waits for it; the host does not.
+    pub fn wait(self) -> Tensor<D, K> {
+        match self.0 {
+            CollectiveState::Done(x) => x,
+            #[cfg(feature = "cuda")]
+            CollectiveState::Started(x) => K::from_gpu(x.wait()),
+        }
+    }
+}

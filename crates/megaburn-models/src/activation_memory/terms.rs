@@ -1,0 +1,223 @@
+//! What a block holds, term by term.
+
+use megaburn_kernels::AttentionOptions;
+
+use super::{ActivationMemory, ID, STATISTIC, Scores};
+use crate::decoder::{DecoderConfig, Experts, Mla, Positions, Recompute};
+
+/// Bytes of what is called so.
+type Term = (&'static str, usize);
+
+/// Features, and heads, of one rank.
+pub(super) struct Sizes {
+    pub(super) query: usize,
+    pub(super) key_value: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) ffn: usize,
+    pub(super) up: usize,
+}
+
+impl ActivationMemory {
+    /// What a rank holds of block `index` for a micro-batch, if that is not computed once more as a whole,
+    /// term by term.
+    pub fn layer_terms(&self, index: usize) -> Vec<Term> {
+        let (r, e, hidden) = (self.rows(), self.element, self.model.hidden);
+        let mut terms = vec![
+            ("residual stream of the norms", 2 * e * hidden * r),
+            ("statistics of the norms", 2 * self.statistics() * r),
+            ("what the norms give", self.normed(index)),
+        ];
+        terms.extend(match &self.model.latent {
+            Some(latent) => self.of_latent_attention(latent, index),
+            None => self.of_attention(index),
+        });
+        if self.recompute.mlp {
+            return terms;
+        }
+        terms.extend(match self.model.layer_experts(index) {
+            Some(experts) => self.of_experts(experts),
+            None => self.of_mlp(self.tokens(), self.model.ffn / self.tp),
+        });
+        terms
+    }
+
+    /// What the norms give. Experts read it in several ways, and do not compute it once more.
+    fn normed(&self, index: usize) -> usize {
+        let one = self.element * self.model.hidden * self.rows();
+        let Recompute { norm, mlp, .. } = self.recompute;
+        let has_experts = self.model.layer_experts(index).is_some();
+        match (norm, has_experts && !mlp) {
+            (false, _) => 2 * one,
+            (true, true) => one,
+            (true, false) => 0,
+        }
+    }
+
+    fn of_attention(&self, index: usize) -> Vec<Term> {
+        let (n, e, sizes) = (self.tokens(), self.element, self.sizes());
+        let Sizes {
+            query,
+            key_value,
+            heads,
+            kv_heads,
+            ..
+        } = sizes;
+        let DecoderConfig {
+            hidden, qk_norm, ..
+        } = self.model;
+        let qkv = query + 2 * key_value;
+        let is_rotary = matches!(self.model.positions, Positions::Rotary { .. });
+        let alone = is_rotary || qk_norm;
+        let before_norms = if qk_norm {
+            e * (query + key_value) + STATISTIC * (heads + kv_heads)
+        } else {
+            0
+        };
+        // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
+        // one more.
+        let is_grouped = self.is_fallback() && heads > kv_heads && !self.recompute.core_attention;
+        let copied = if is_grouped && !alone { e * query } else { 0 };
+        let copies = self.model.kv_heads < self.tp;
+        let mut terms = vec![
+            ("queries, keys and values", (e * qkv + copied) * n),
+            ("queries and keys before their norms", before_norms * n),
+            (
+                "the weight of qkv put together",
+                if copies { e * hidden * qkv } else { 0 },
+            ),
+        ];
+        terms.extend(self.of_core(index, heads, query));
+        terms
+    }
+
+    /// The latents of tokens of this rank's stream, and what is made of them for this rank's heads.
+    fn of_latent_attention(&self, latent: &Mla, index: usize) -> Vec<Term> {
+        let (n, r, e) = (self.tokens(), self.rows(), self.element);
+        let Sizes { query, heads, .. } = self.sizes();
+        let values = heads * latent.v_head_dim;
+        let of_queries = latent
+            .q_lora_rank
+            .map_or(0, |rank| 2 * e * rank + STATISTIC);
+        let of_keys = e * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim) + STATISTIC;
+        let mut terms = vec![
+            ("queries, keys and values", e * (2 * query + values) * n),
+            (
+                "latents before their norms and behind",
+                (of_queries + of_keys) * r,
+            ),
+        ];
+        terms.extend(self.of_core(index, heads, values));
+        terms
+    }
+
+    /// Of attention between its matrices, which gives so many features.
+    fn of_core(&self, index: usize, heads: usize, given: usize) -> [Term; 2] {
+        let (n, e) = (self.tokens(), self.element);
+        let in_heads = if self.shares_heads { e * given * n } else { 0 };
+        let (again, of_scores) = match self.is_fallback() {
+            _ if self.recompute.core_attention => (0, 0),
+            false => (in_heads, STATISTIC * heads * n),
+            true => (e * given * n, e * heads * self.pairs(index)),
+        };
+        [
+            ("what attention gives", e * given * n + again),
+            ("scores of attention", of_scores),
+        ]
+    }
+
+    /// What is kept of the attention of so many blocks that are computed once more.
+    pub(super) fn kept_attention(&self, num_blocks: usize) -> usize {
+        let Sizes { query, heads, .. } = self.sizes();
+        let given = self
+            .model
+            .latent
+            .as_ref()
+            .map_or(query, |latent| heads * latent.v_head_dim);
+        let of_block = (self.element * given + STATISTIC * heads) * self.tokens();
+        if self.recompute.keep_attention {
+            num_blocks * of_block
+        } else {
+            0
+        }
+    }
+
+    /// Of an MLP with so many features on this rank, of so many tokens.
+    fn of_mlp(&self, tokens: usize, ffn: usize) -> Vec<Term> {
+        let up = if self.model.activation.is_gated() {
+            2 * ffn
+        } else {
+            ffn
+        };
+        let activated = if self.recompute.activation { 0 } else { ffn };
+        vec![
+            ("what up gives", self.element * up * tokens),
+            (
+                "what the activation gives",
+                self.element * activated * tokens,
+            ),
+        ]
+    }
+
+    /// Of experts of which each gets as many of the tokens as any other.
+    fn of_experts(&self, experts: &Experts) -> Vec<Term> {
+        let (r, e, hidden) = (self.rows(), self.element, self.model.hidden);
+        let slots = experts.top_k * r;
+        // Ranks that share an expert all read its rows.
+        let rows = self.etp * slots;
+        let weight = if e < STATISTIC {
+            STATISTIC * hidden * experts.num
+        } else {
+            0
+        };
+        let mut terms = vec![
+            ("scores of experts", STATISTIC * experts.num * r),
+            ("the router's weight in f32", weight),
+            ("rows of experts", e * hidden * rows),
+            ("their weights", STATISTIC * (rows + slots)),
+            ("where they come from", 4 * ID * slots),
+        ];
+        terms.extend(self.of_mlp(rows, experts.ffn / self.etp));
+        if let Some(ffn) = experts.shared_ffn {
+            terms.extend(self.of_mlp(self.tokens(), ffn / self.tp));
+        }
+        terms
+    }
+
+    fn is_fallback(&self) -> bool {
+        self.scores == Scores::Kept && self.cp == 1
+    }
+
+    /// Pairs of positions whose probabilities a head of the composed attention holds.
+    fn pairs(&self, index: usize) -> usize {
+        let window = self.model.layer_window(index);
+        let options = AttentionOptions {
+            window,
+            ..AttentionOptions::causal()
+        };
+        self.micro_batch * options.fallback_pairs(self.seq_len)
+    }
+
+    /// What this rank has of the features.
+    pub(super) fn sizes(&self) -> Sizes {
+        let DecoderConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            ffn,
+            activation,
+            ..
+        } = self.model;
+        let (heads, kv_heads) = (heads / self.tp, (kv_heads / self.tp).max(1));
+        let ffn = ffn / self.tp;
+        let up = if activation.is_gated() { 2 * ffn } else { ffn };
+        Sizes {
+            query: heads * head_dim,
+            key_value: kv_heads * head_dim,
+            heads,
+            kv_heads,
+            ffn,
+            up,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use burn::{Tensor, tensor::Float};
+use megaburn_collective::{
+    CollectiveError, ReduceOp,
+    tensors::{self, AsyncCollective},
+};
+
+use super::{ParamKind, Sharding};
+
+/// Buckets on their way at a time: one that is sent, and one behind it.
+const IN_FLIGHT: usize = 2;
+
+/// Sums over ranks of buckets of gradients, a few on their way at a time, whose memory is taken: first over
+/// those that share, and behind it over those that have the same share.
+#[derive(Debug)]
+pub(crate) struct GradReduceQueue {
+    sharding: Sharding,
+    /// The oldest first, each with its number and kind.
+    inner: VecDeque<(usize, ParamKind, AsyncCollective<1, Float>)>,
+    outer: VecDeque<(usize, AsyncCollective<1, Float>)>,
+    /// Of those that are over, by their numbers: kinds overtake each other.
+    shares: BTreeMap<usize, Tensor<1>>,
+    num_started: usize,
+}
+
+impl GradReduceQueue {
+    pub(crate) fn new(sharding: Sharding) -> Self {
+        let (inner, outer, shares, num_started) = Default::default();
+        Self {
+            sharding,
+            inner,
+            outer,
+            shares,
+            num_started,
+        }
+    }
+
+    /// Starts to sum this rank's gradients of the next bucket, of this kind, with the other ranks'.
+    pub(crate) fn start(
+        &mut self,
+        kind: ParamKind,
+        whole: Tensor<1>,
+    ) -> Result<(), CollectiveError> {
+        let replicas = self.sharding.replicas(kind);
+        let number = self.num_started;
+        self.num_started += 1;
+        match replicas.num_shares() {
+            1 => {
+                let sum = tensors::start_all_reduce(whole, ReduceOp::Sum, replicas.copies())?;
+                self.outer.push_back((number, sum));
+            }
+            _ => {
+                let sum = tensors::start_reduce_scatter(whole, ReduceOp::Sum, replicas.share())?;
+                self.inner.push_back((number, kind, sum));
+            }
+        }
+        self.advance(IN_FLIGHT)
+    }
+
+    /// This rank's shares of the sums of all that were started, in order.
+    pub(crate) fn finish(&mut self) -> Result<Vec<Tensor<1>>, CollectiveError> {
+        self.advance(0)?;
+        self.num_started = 0;
+        Ok(std::mem::take(&mut self.shares).into_values().collect())
+    }
+
+    /// Waits until no more than so many are on their way.
+    fn advance(&mut self, most: usize) -> Result<(), CollectiveError> {
+        while self.inner.len() > most {
+            let Some((number, kind, sum)) = self.inner.pop_front() else {
+                break;
+            };
+            let (sum, copies) = (sum.wait(), self.sharding.replicas(kind).copies());
+            if copies.size() == 1 {
+                self.shares.insert(number, sum);
+            } else {
+                let sum = tensors::start_all_reduce(sum, ReduceOp::Sum, copies)?;
+                self.outer.push_back((number, sum));
+            }
+        }
+        while self.outer.len() > most {
+            let Some((number, sum)) = self.outer.pop_front() else {
+                break;
+            };
+            self.shares.insert(number, sum.wait());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use burn::{Tensor, tensor::Float};
+use megaburn_collective::tensors::AsyncCollective;
+use megaburn_kernels::MainGrad;
+
+use super::Bucket;
+
+/// New parameters on their way from the ranks that updated them.
+///
+/// A bucket of weights whose layers say when they use them is waited for by the first that does, so that
+/// it is on its way while layers before it compute; any other at once.
+///
+/// Source: Megatron-LM `--overlap-param-gather`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ParamAllGather(Arc<Mutex<GatherState>>);
+
+#[derive(Debug, Default)]
+struct GatherState {
+    /// By the first parameter of their bucket.
+    pending: BTreeMap<String, AsyncCollective<1, Float>>,
+    /// The first parameter of the bucket of each that tells.
+    first_of: BTreeMap<String, String>,
+}
+
+impl ParamAllGather {
+    /// From now on buckets all of whose parameters are in `weights` are waited for by layers.
+    pub(super) fn wait_on_use(&self, buckets: &[Bucket], weights: &BTreeMap<String, MainGrad>) {
+        let tells = |bucket: &&Bucket| {
+            bucket
+                .slots
+                .iter()
+                .all(|slot| weights.contains_key(&slot.path))
+        };
+        for bucket in buckets.iter().filter(tells) {
+            let first = &bucket.slots[0].path;
+            for slot in &bucket.slots {
+                self.lock()
+                    .first_of
+                    .insert(slot.path.clone(), first.clone());
+                // A layer may outlive the optimizer.
+                let (state, first) = (Arc::downgrade(&self.0), first.clone());
+                weights[&slot.path].on_use(move || {
+                    if let Some(state) = state.upgrade() {
+                        Self(state).arrive(&first);
+                    }
+                });
+            }
+        }
+    }
+
+    /// The values of a bucket, which may not be there yet.
+    pub(super) fn of(&self, bucket: &Bucket, started: AsyncCollective<1, Float>) -> Tensor<1> {
+        let first = &bucket.slots[0].path;
+        let mut state = self.lock();
+        let values = started.peek();
+        // A copy of what is not there yet would never be there.
+        let is_cut_in_place = bucket.is_cut_in_place(values.dtype().size());
+        if !state.first_of.contains_key(first) || !is_cut_in_place {
+            return started.wait();
+        }
+        state.pending.insert(first.clone(), started);
+        values
+    }
+
+    fn arrive(&self, first: &str) {
+        let started = self.lock().pending.remove(first);
+        started.map(AsyncCollective::wait);
+    }
+
+    pub(super) fn settle(&self) {
+        let pending = std::mem::take(&mut self.lock().pending);
+        pending
+            .into_values()
+            .for_each(|started| drop(started.wait()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GatherState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use megaburn_collective::{Group, tensors::start_all_gather};
+    use megaburn_kernels::{LinearOptions, linear};
+
+    use super::*;
+    use crate::{sharding::ParamKind, testing::values};
+
+    #[test]
+    fn a_bucket_is_waited_for_by_the_layer_that_uses_it_and_others_at_once() {
+        let params = [("a", 256), ("b", 256), ("c", 256), ("d", 100)];
+        let params = params.map(|(path, len)| (path.to_string(), len));
+        // [a, b], [c, d].
+        let buckets = Bucket::fill(ParamKind::Dense, 0, params, 512, 1);
+        let weights: BTreeMap<_, _> = ["a", "b", "c", "d"]
+            .map(|path| (path.to_string(), MainGrad::default()))
+            .into();
+        let gathering = ParamAllGather::default();
+        let gathered = |bucket: &Bucket| {
+            let flat = Tensor::<1>::ones([bucket.len], &Device::flex());
+            let started = start_all_gather(flat, &Group::single(0)).unwrap();
+            assert_eq!(values(gathering.of(bucket, started)), vec![1.0; bucket.len]);
+            gathering.lock().pending.keys().cloned().collect::<Vec<_>>()
+        };
+        assert!(gathered(&buckets[0]).is_empty(), "no layer waits yet");
+        gathering.wait_on_use(&buckets, &weights);
+        assert_eq!(gathered(&buckets[0]), ["a"]);
+        assert_eq!(
+            gathered(&buckets[1]),
+            ["a"],
+            "d ends where memory cannot be cut"
+        );
+        let used = |path: &str| {
+            let options = LinearOptions {
+                main_grad: Some(weights[path].clone()),
+                ..Default::default()
+            };
+            let x = Tensor::<2>::ones([1, 16], &Device::flex());
+            linear(x, Tensor::ones([16, 16], &Device::flex()), None, options);
+            gathering.lock().pending.len()
+        };
+        assert_eq!(used("c"), 1);
+        assert_eq!(used("b"), 0);
+        gathered(&buckets[0]);
+        gathering.settle();
+        assert!(gathering.lock().pending.is_empty());
+    }
+}

@@ -1,0 +1,67 @@
+//! All keys and values on every rank that shares a sequence.
+//!
+//! Source: Grattafiori et al. (2024), "The Llama 3 Herd of Models", section 3.3.2.
+
+use burn::tensor::Tensor;
+use megaburn_collective::{Group, ReduceOp, tensors};
+use megaburn_kernels::{OnlineSoftmaxMerge, PartialAttention};
+use megaburn_mesh::Zigzag;
+
+use super::{
+    Mask,
+    attend::{GradientSum, attend, gradients},
+    order::{Order, Span},
+    parts::with_all_keys,
+    sure,
+};
+
+fn stretch(group: &Group) -> Zigzag {
+    Zigzag::new(group.rank(), group.size())
+}
+
+/// Keys and values as they are here, then those of whole sequences.
+fn gathered(kv: [Tensor<4>; 2], order: &Order, group: &Group) -> [Tensor<4>; 2] {
+    kv.map(|x| order.to_sequence(sure(tensors::all_gather(x, group))))
+}
+
+/// As [`ring::forward`](super::ring::forward).
+pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> PartialAttention {
+    let ([len, b, hq, _], [.., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
+    let order = Order::of(mask, Span::of_all(group.size()), [len, b], &q.device());
+    let [k, v] = gathered([k, v], &order, group);
+    let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
+    for part in with_all_keys(mask, stretch(group), len) {
+        sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
+    }
+    sum.finish(dtype)
+}
+
+/// As [`ring::backward`](super::ring::backward): keys and values are gathered once more.
+pub(super) fn backward(
+    [q, k, v]: [Tensor<4>; 3],
+    whole: &PartialAttention,
+    dout: Tensor<4>,
+    mask: &Mask,
+    group: &Group,
+) -> [Tensor<4>; 3] {
+    let ([len, b, ..], wide, device) = (q.dims(), whole.lse.dtype(), q.device());
+    let order = Order::of(mask, Span::of_all(group.size()), [len, b], &device);
+    let [k, v] = gathered([k, v], &order, group);
+    let mut sums = [&q, &k, &v].map(|x| GradientSum::new(x.dims(), wide));
+    for part in with_all_keys(mask, stretch(group), len) {
+        let found = gradients(&part, [&q, &k, &v], whole, &dout);
+        let starts = [part.queries.start, part.keys.start, part.keys.start];
+        for ((sum, start), found) in sums.iter_mut().zip(starts).zip(found) {
+            sum.add(start, found);
+        }
+    }
+    let [dq, dk, dv] = sums.map(|sum| sum.finish(&device));
+    let [dk, dv] = [dk, dv].map(|sum| {
+        sure(tensors::reduce_scatter(
+            order.to_members(sum),
+            ReduceOp::Sum,
+            group,
+        ))
+    });
+    [dq, dk, dv]
+}

@@ -1,0 +1,141 @@
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
+use megaburn_collective::{
+    CollectiveError, Group, ReduceOp,
+    tensors::{self, AsyncCollective},
+};
+
+use super::{
+    Assignments, DROPPED, Direction, Payload, TokenDispatcher,
+    expert_sorted::{ExpertSorted, PendingCounts},
+    plan::Order,
+    row_permutation::RowPermutation,
+    rows::{exchange_counts, index, lengthened, shortened},
+};
+use crate::moe::ExpertGroups;
+
+/// All tokens go to all ranks, each of which takes those of its experts; sums of what they made of them come back.
+#[derive(Debug)]
+pub(super) struct AllGatherDispatch {
+    taken: ExpertSorted,
+    rows_per_expert: Vec<usize>,
+    /// Where there is padding.
+    arranged: Option<RowPermutation>,
+    top_k: usize,
+    /// Tokens of this rank, and of the one that has the most: as many each shows the others.
+    tokens: usize,
+    shown: usize,
+    groups: ExpertGroups,
+}
+
+impl AllGatherDispatch {
+    /// # Collective
+    /// All ranks of `groups.experts`, which tell each other the experts of their tokens.
+    pub(super) fn new(
+        slots: Assignments,
+        groups: &ExpertGroups,
+        device: &Device,
+    ) -> Result<Self, CollectiveError> {
+        let [tokens, top_k] = slots.experts.dims();
+        let shown = match groups.experts.size() {
+            1 => tokens,
+            _ => {
+                let (all, ()) = exchange_counts(index([tokens], device), &groups.experts, || ())?;
+                all.into_iter().max().expect("this rank is one of them")
+            }
+        };
+        let own = groups.own(slots.num_experts);
+        let all = tensors::all_gather(with_remote_experts(slots.experts, shown), &groups.experts)?;
+        // Numbers of others' experts are none of this rank's.
+        let all = if shown == 0 {
+            all
+        } else {
+            all - own.start as i32
+        };
+        let taken = PendingCounts::new(all, own.len());
+        let (counts, ()) = exchange_counts(taken.counts(), &Group::single(0), || ())?;
+        let order = Order::identity(counts.clone());
+        let order = match slots.padded {
+            Some(rows) => order.padded(rows),
+            None => order,
+        };
+        Ok(Self {
+            taken: taken.with_rows(counts.iter().sum()),
+            arranged: RowPermutation::new(&order, device),
+            rows_per_expert: order.rows,
+            top_k,
+            tokens,
+            shown,
+            groups: groups.clone(),
+        })
+    }
+
+    /// Rows that this rank has of what is sent, and that each shows.
+    fn lens(&self, of: Payload) -> [usize; 2] {
+        let of_token = match of {
+            Payload::Tokens => 1,
+            Payload::Assignments => self.top_k,
+        };
+        [self.tokens * of_token, self.shown * of_token]
+    }
+}
+
+impl TokenDispatcher for AllGatherDispatch {
+    fn sends(&self) -> bool {
+        self.groups.experts.size() > 1
+    }
+
+    fn start(
+        &self,
+        x: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Result<AsyncCollective<2, Float>, CollectiveError> {
+        let group = &self.groups.experts;
+        if to == Direction::Experts {
+            let [_, shown] = self.lens(of);
+            return tensors::start_all_gather(lengthened(x, shown), group);
+        }
+        let rows = match &self.arranged {
+            Some(arranged) => arranged.back(x),
+            None => x,
+        };
+        tensors::start_reduce_scatter(self.taken.back(rows, of), ReduceOp::Sum, group)
+    }
+
+    fn finish(
+        &self,
+        came: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Result<Tensor<2>, CollectiveError> {
+        if to == Direction::Tokens {
+            let [own, _] = self.lens(of);
+            return Ok(shortened(came, own));
+        }
+        let rows = self.taken.there(came, of);
+        Ok(match &self.arranged {
+            Some(arranged) => arranged.there(rows),
+            None => rows,
+        })
+    }
+
+    fn rows_per_expert(&self) -> &[usize] {
+        &self.rows_per_expert
+    }
+}
+
+/// With tokens behind that go to nobody, so that there are `len`.
+fn with_remote_experts(experts: Tensor<2, Int>, len: usize) -> Tensor<2, Int> {
+    let [tokens, top_k] = experts.dims();
+    if tokens == len {
+        return experts;
+    }
+    let nobodys = vec![DROPPED; (len - tokens) * top_k];
+    let nobodys = TensorData::new(nobodys, [len - tokens, top_k]);
+    let nobodys = Tensor::from_data(nobodys, (&experts.device(), DType::I32));
+    if tokens == 0 {
+        nobodys
+    } else {
+        Tensor::cat(vec![experts, nobodys], 0)
+    }
+}

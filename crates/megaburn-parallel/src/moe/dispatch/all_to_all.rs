@@ -1,0 +1,133 @@
+use burn::tensor::{Device, Float, Tensor};
+use megaburn_collective::{
+    CollectiveError, Group, ReduceOp,
+    tensors::{self, AsyncCollective},
+};
+
+use super::{
+    Assignments, Direction, Payload, TokenDispatcher,
+    expert_sorted::{ExpertSorted, PendingCounts, Prefetched},
+    plan::{Exchange, Place},
+    row_permutation::RowPermutation,
+    rows::{exchange_counts, lengthened, shortened},
+};
+use crate::moe::ExpertGroups;
+
+/// Each row goes to the rank of its expert and no other (all-to-all over `ep`), and from there to those that share
+/// the expert's matrices (all-gather over `etp`).
+#[derive(Debug)]
+pub(super) struct AllToAllDispatch {
+    sent: ExpertSorted,
+    exchange: Exchange,
+    /// Rows that come from `ep`.
+    num_received: usize,
+    arranged: Option<RowPermutation>,
+    ahead: Prefetched,
+    groups: ExpertGroups,
+}
+
+impl AllToAllDispatch {
+    /// # Collective
+    /// All ranks of `groups.experts`, which tell each other how many rows go where.
+    pub(super) fn new(
+        slots: Assignments,
+        groups: &ExpertGroups,
+        device: &Device,
+    ) -> Result<Self, CollectiveError> {
+        let [_, top_k] = slots.experts.dims();
+        let sent = PendingCounts::new(slots.experts, slots.num_experts);
+        let (counts, ahead) = exchange_counts(sent.counts(), &groups.experts, || {
+            sent.ahead(slots.tokens, top_k)
+        })?;
+        let counts: Vec<_> = counts
+            .chunks(slots.num_experts)
+            .map(<[usize]>::to_vec)
+            .collect();
+        let place = |group: &Group| Place {
+            rank: group.rank(),
+            ranks: group.size(),
+        };
+        let [ep, etp] = [&groups.ep, &groups.etp].map(place);
+        let mut exchange = Exchange::new(&counts, ep, etp, slots.padded.is_some());
+        if let Some(rows) = slots.padded {
+            exchange.order = exchange.order.padded(rows);
+        }
+        let [num_sent, num_received] = exchange.num_rows();
+        Ok(Self {
+            sent: sent.with_rows(num_sent),
+            num_received,
+            arranged: RowPermutation::new(&exchange.order, device),
+            exchange,
+            ahead: Prefetched::new(ahead),
+            groups: groups.clone(),
+        })
+    }
+}
+
+impl TokenDispatcher for AllToAllDispatch {
+    fn rows_per_expert(&self) -> &[usize] {
+        &self.exchange.order.rows
+    }
+
+    fn sends(&self) -> bool {
+        self.groups.ep.size() > 1
+    }
+
+    fn start(
+        &self,
+        x: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Result<AsyncCollective<2, Float>, CollectiveError> {
+        let Self {
+            sent,
+            exchange: Exchange { send, recv, .. },
+            arranged,
+            ahead,
+            groups,
+            ..
+        } = self;
+        if to == Direction::Experts {
+            let rows = match ahead.take(of) {
+                Some(ahead) => sent.prefetch_numbers(ahead),
+                None => sent.there(x, of),
+            };
+            return tensors::start_all_to_all_between(rows, send, recv, &groups.ep);
+        }
+        let mut rows = match arranged {
+            Some(arranged) => arranged.back(x),
+            None => x,
+        };
+        if groups.etp.size() > 1 {
+            let shown = tensors::reduce_scatter(rows, ReduceOp::Sum, &groups.etp)?;
+            rows = shortened(shown, self.num_received);
+        }
+        tensors::start_all_to_all_between(rows, recv, send, &groups.ep)
+    }
+
+    fn finish(
+        &self,
+        came: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Result<Tensor<2>, CollectiveError> {
+        let Self {
+            sent,
+            exchange: Exchange { shown, .. },
+            arranged,
+            groups,
+            ..
+        } = self;
+        if to == Direction::Tokens {
+            return Ok(sent.back(came, of));
+        }
+        let rows = match groups.etp.size() {
+            1 => came,
+            _ => tensors::all_gather(lengthened(came, *shown), &groups.etp)?,
+        };
+        Ok(match arranged {
+            Some(arranged) => arranged.there(rows),
+            None => rows,
+        })
+    }
+}

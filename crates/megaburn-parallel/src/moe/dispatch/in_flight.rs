@@ -1,0 +1,132 @@
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{Float, Tensor};
+use megaburn_collective::tensors::AsyncCollective;
+use megaburn_kernels::{CheckpointFunction, Spare};
+
+use super::{Direction, Dispatch, Payload, ok, rows::as_row};
+
+/// Rows that were sent, and what is computed until they are [there](Self::arrived) runs beside. In the graph these are
+/// two operations, of which each one's backward is the transpose of the other, so that backward sends in the
+/// same place.
+#[must_use = "rows have to arrive"]
+pub(in crate::moe) struct InFlight {
+    dispatch: Dispatch,
+    of: Payload,
+    to: Direction,
+    state: TransferState,
+}
+
+enum TransferState {
+    /// Nothing was sent, or nobody goes backward.
+    Plain(AsyncCollective<2, Float>),
+    /// All of it, one operation.
+    Done(Tensor<2>),
+    TrackedTransfer(Box<TrackedTransfer>),
+}
+
+struct TrackedTransfer {
+    received: AsyncCollective<2, Float>,
+    /// A number that stands for what comes in the graph, where what is not there yet shall not be touched.
+    sign: Tensor<2>,
+    /// What backward sends.
+    backward: Sent,
+}
+
+/// What backward has sent, once it has.
+type Sent = Arc<Mutex<Option<AsyncCollective<2, Float>>>>;
+
+impl InFlight {
+    pub(super) fn start(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Self {
+        let (way, device) = (dispatch.way.clone(), x.device());
+        let state = if !device.is_autodiff() {
+            TransferState::Plain(ok(way.start(x, of, to)))
+        } else if way.sends() {
+            TransferState::TrackedTransfer(Box::new(tracked(dispatch, x, of, to)))
+        } else {
+            let go = move |x, to| ok(way.finish(ok(way.start(x, of, to)).wait(), of, to));
+            let y = go(x.clone().inner(), to);
+            TransferState::Done(function(x, y, move |dy| go(dy, to.back())))
+        };
+        Self {
+            dispatch: dispatch.clone(),
+            of,
+            to,
+            state,
+        }
+    }
+
+    /// Waits for them; on a GPU the host does not.
+    pub(in crate::moe) fn wait(self) -> Tensor<2> {
+        let Self {
+            dispatch: Dispatch { way, .. },
+            of,
+            to,
+            state,
+        } = self;
+        if of == Payload::Tokens && way.sends() {
+            Spare::compute_share();
+        }
+        match state {
+            TransferState::Plain(received) => ok(way.finish(received.wait(), of, to)),
+            TransferState::Done(y) => y,
+            TransferState::TrackedTransfer(tracked) => {
+                let TrackedTransfer {
+                    received,
+                    sign,
+                    backward,
+                } = *tracked;
+                let y = ok(way.finish(received.wait(), of, to));
+                function(sign, y, move |dy| {
+                    let sign = scalar_tensor(&dy);
+                    let sent = ok(way.start(dy, of, to.back()));
+                    *backward.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
+                    sign
+                })
+            }
+        }
+    }
+}
+
+fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> TrackedTransfer {
+    let Dispatch { way, beside, .. } = dispatch.clone();
+    let received = ok(way.start(x.clone().inner(), of, to));
+    let backward = Sent::default();
+    let sent = backward.clone();
+    let sign = function(x, scalar_tensor(&received.peek()), move |_| {
+        let received = sent.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if of == Payload::Tokens {
+            if to == Direction::Experts {
+                beside.compute();
+            }
+            Spare::compute_share();
+        }
+        let received = received
+            .expect("backward sent it before it came here")
+            .wait();
+        ok(way.finish(received, of, to.back()))
+    });
+    TrackedTransfer {
+        received,
+        sign,
+        backward,
+    }
+}
+
+fn scalar_tensor(like: &Tensor<2>) -> Tensor<2> {
+    Tensor::empty([1, 1], (&like.device(), like.dtype()))
+}
+
+/// `y` as a function of `x`, with this gradient of it.
+fn function(
+    x: Tensor<2>,
+    y: Tensor<2>,
+    gradient: impl FnOnce(Tensor<2>) -> Tensor<2> + Send + 'static,
+) -> Tensor<2> {
+    let mut operands = CheckpointFunction::new(&x.device());
+    operands.add(x);
+    let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
+        vec![Some(as_row(gradient(dy.expect("backward came from it"))))]
+    });
+    y
+}

@@ -1,0 +1,84 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn::tensor::Device;
+use megaburn_collective::{CollectiveError, Group, tensors};
+
+use crate::Stages;
+
+/// Whom a rank of a pipeline sends to and receives from. Each way between two ranks is a group of its
+/// own, so that on GPUs what goes one way waits for nothing that goes another.
+#[derive(Clone, Debug)]
+pub struct P2pGroups {
+    group: Group,
+    /// By the sender's and the receiver's rank in the pipeline.
+    links: BTreeMap<(usize, usize), Group>,
+}
+
+impl P2pGroups {
+    /// Of this rank of `group`, the ranks of the pipeline.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    /// # Collective
+    /// Nothing is sent; every rank of the pipeline must have the same stages.
+    ///
+    /// # Panics
+    /// If the stages are of another number of ranks.
+    pub fn new(group: &Group, stages: Stages) -> Result<Self, CollectiveError> {
+        assert!(stages.num_ranks == group.size(), "stages of other ranks");
+        let ranks: Vec<usize> = (0..stages.num_stages())
+            .map(|of| stages.rank_of(of))
+            .collect();
+        let both = |two: &[usize]| [(two[0], two[1]), (two[1], two[0])];
+        let links: BTreeSet<_> = ranks.windows(2).flat_map(both).collect();
+        let mine = links.into_iter().filter(|(from, to)| {
+            from != to && [from, to].into_iter().any(|rank| *rank == group.rank())
+        });
+        let link = |(from, to): (usize, usize)| {
+            let mut members = [from, to].map(|rank| group.members()[rank]);
+            members.sort_unstable();
+            let pair = group.subgroup(&format!("pp {from} to {to}"), &members)?;
+            Ok::<_, CollectiveError>(((from, to), pair))
+        };
+        Ok(Self {
+            group: group.clone(),
+            links: mine.map(link).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The ranks of the pipeline.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Lets neighbours know each other's GPUs before anything is sent: a rank that met one neighbour at
+    /// its first transfer would hold up another's.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    /// # Collective
+    /// All ranks of the pipeline.
+    pub fn rendezvous(&self, device: &Device) -> Result<(), CollectiveError> {
+        self.links
+            .values()
+            .try_for_each(|link| tensors::rendezvous(device, link))
+    }
+
+    /// The group in which this rank sends to `peer`, and its number there.
+    pub(crate) fn to(&self, peer: usize) -> (&Group, usize) {
+        self.link((self.group.rank(), peer))
+    }
+
+    /// The group in which this rank receives from `peer`, and its number there.
+    pub(crate) fn from(&self, peer: usize) -> (&Group, usize) {
+        self.link((peer, self.group.rank()))
+    }
+
+    fn link(&self, link: (usize, usize)) -> (&Group, usize) {
+        let group = self
+            .links
+            .get(&link)
+            .expect("stages that follow each other have a way");
+        (group, 1 - group.rank())
+    }
+}

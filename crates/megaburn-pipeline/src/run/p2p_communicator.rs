@@ -1,0 +1,115 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use burn::tensor::{Float, Tensor};
+use megaburn_collective::{
+    CollectiveError,
+    tensors::{self, Receiving, Sending},
+};
+
+use super::P2pSpec;
+use crate::{Action, Message, Schedule};
+
+/// Passes for which a send has time, before what is computed next waits for it.
+const PASSES_TO_SEND: usize = 2;
+
+/// What goes from stage to stage, on its way to a pass of this rank or to another rank.
+pub(super) struct P2pCommunicator<'a> {
+    schedule: &'a Schedule,
+    wire: &'a P2pSpec,
+    rank: usize,
+    receiving: BTreeMap<Message, Receiving<3, Float>>,
+    /// What a pass of this rank takes.
+    arrived: BTreeMap<Message, Tensor<3>>,
+    /// What is to be sent.
+    outgoing: BTreeMap<Message, Tensor<3>>,
+    /// What is on its way, and in which pass it left.
+    sending: VecDeque<(usize, Sending)>,
+    /// Passes up to now.
+    num_passes: usize,
+}
+
+impl<'a> P2pCommunicator<'a> {
+    pub(super) fn new(schedule: &'a Schedule, wire: &'a P2pSpec) -> Self {
+        let rank = wire.neighbours.group().rank();
+        let (receiving, arrived, outgoing, sending) = Default::default();
+        Self {
+            schedule,
+            wire,
+            rank,
+            receiving,
+            arrived,
+            outgoing,
+            sending,
+            num_passes: 0,
+        }
+    }
+
+    /// Gives a tensor to a stage: to a pass of this rank to come, or to the send that follows.
+    pub(super) fn send_local(&mut self, message: Message, x: Tensor<3>) {
+        let is_here = self.schedule.stages.rank_of(message.to_stage) == self.rank;
+        let to = if is_here {
+            &mut self.arrived
+        } else {
+            &mut self.outgoing
+        };
+        to.insert(message, x.cast(self.wire.dtype));
+    }
+
+    /// What a pass needs.
+    pub(super) fn take(&mut self, message: Message) -> Result<Tensor<3>, CollectiveError> {
+        match self.receiving.remove(&message) {
+            Some(coming) => coming.wait(),
+            None => Ok(self
+                .arrived
+                .remove(&message)
+                .expect("a schedule that was proven")),
+        }
+    }
+
+    /// Starts a receive, and waits for it where nothing receives by itself.
+    pub(super) fn receive(&mut self, action: Action) -> Result<(), CollectiveError> {
+        let P2pSpec {
+            neighbours,
+            shape,
+            dtype,
+            device,
+        } = self.wire;
+        let (peer, message) = self.transfer(action);
+        let (group, from) = neighbours.from(peer);
+        let coming = tensors::start_recv(*shape, (device, *dtype), from, group)?;
+        match coming.is_started() {
+            true => drop(self.receiving.insert(message, coming)),
+            false => drop(self.arrived.insert(message, coming.wait()?)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, action: Action) -> Result<(), CollectiveError> {
+        let (peer, message) = self.transfer(action);
+        let x = self
+            .outgoing
+            .remove(&message)
+            .expect("a schedule that was proven");
+        let (group, to) = self.wire.neighbours.to(peer);
+        self.sending
+            .push_back((self.num_passes, tensors::start_send(x, to, group)?));
+        Ok(())
+    }
+
+    /// Before a pass: waits for sends that had their time.
+    pub(super) fn end_sends(&mut self) {
+        self.num_passes += 1;
+        let is_over = |left: usize| left + PASSES_TO_SEND < self.num_passes;
+        while self.sending.front().is_some_and(|(left, _)| is_over(*left)) {
+            self.sending.pop_front();
+        }
+    }
+
+    fn transfer(&self, action: Action) -> (usize, Message) {
+        let stages = self.schedule.stages;
+        let both = stages
+            .peer(self.rank, action)
+            .zip(stages.message(self.rank, action));
+        both.expect("a schedule that was proven")
+    }
+}

@@ -1,0 +1,164 @@
+use megaburn_models::decoder::Mla;
+use serde::{Deserialize, Serialize};
+
+use super::rules::{at_least_one, require};
+use crate::TrainError;
+
+/// `[model.latent]`: the sizes of the attention of a family whose keys and values are made of a latent, under
+/// Hugging Face's names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MlaConfig {
+    /// Width of the latent of queries. Default: they have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub q_lora_rank: Option<usize>,
+    /// Width of the latent of keys and values.
+    pub kv_lora_rank: usize,
+    /// What of a head's queries and keys is not rotated.
+    pub qk_nope_head_dim: usize,
+    /// What of them is rotated.
+    pub qk_rope_head_dim: usize,
+    /// Width of a head's values.
+    pub v_head_dim: usize,
+}
+
+impl Default for MlaConfig {
+    fn default() -> Self {
+        Self {
+            q_lora_rank: None,
+            kv_lora_rank: 32,
+            qk_nope_head_dim: 32,
+            qk_rope_head_dim: 16,
+            v_head_dim: 32,
+        }
+    }
+}
+
+impl MlaConfig {
+    /// Of a family whose parts are `parts`.
+    pub(super) fn latent(&self, parts: &Mla) -> Mla {
+        let Self {
+            q_lora_rank,
+            kv_lora_rank,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+        } = *self;
+        Mla {
+            q_lora_rank,
+            kv_lora_rank,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+            ..parts.clone()
+        }
+    }
+
+    /// The section that says what `latent` is.
+    pub(super) fn of(latent: &Mla) -> Self {
+        Self {
+            q_lora_rank: latent.q_lora_rank,
+            kv_lora_rank: latent.kv_lora_rank,
+            qk_nope_head_dim: latent.qk_nope_head_dim,
+            qk_rope_head_dim: latent.qk_rope_head_dim,
+            v_head_dim: latent.v_head_dim,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        at_least_one("model.latent.q_lora_rank", self.q_lora_rank.unwrap_or(1))?;
+        at_least_one("model.latent.kv_lora_rank", self.kv_lora_rank)?;
+        at_least_one("model.latent.qk_nope_head_dim", self.qk_nope_head_dim)?;
+        at_least_one("model.latent.v_head_dim", self.v_head_dim)?;
+        let rope = self.qk_rope_head_dim;
+        let rule = "even and at least 2, for rotary embeddings turn pairs";
+        let even = rope > 0 && rope.is_multiple_of(2);
+        require(even, "model.latent.qk_rope_head_dim", rope, rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_models::Family;
+    use rstest::rstest;
+
+    use crate::{ConfigLayers, TrainConfig, TrainError};
+
+    fn load(text: &str) -> Result<TrainConfig, TrainError> {
+        ConfigLayers::new()
+            .with_text("m.toml", text)
+            .and_then(ConfigLayers::load)
+    }
+
+    #[rstest]
+    #[case("deepseek_v2")]
+    #[case("deepseek_v3")]
+    fn a_family_with_latents_has_its_sizes_and_says_them_again(#[case] family: &str) {
+        let text = format!(
+            "[model]\nfamily = \"{family}\"\nkv_heads = 4\n[model.latent]\nq_lora_rank = 24\nv_head_dim = 20\n
+             [model.rope_scaling]\nkind = \"yarn\"\nmscale_all_dim = 0.7\nbeta_fast = 16\n"
+        );
+        let config = load(&text).unwrap();
+        let model = config.model.decoder(64, 100);
+        let latent = model.latent.as_ref().unwrap();
+        assert_eq!(
+            (latent.q_lora_rank, latent.v_head_dim, latent.interleaved),
+            (Some(24), 20, true)
+        );
+        assert_eq!((model.head_dim, model.kv_heads), (48, 4));
+        let experts = model.experts.as_ref().unwrap();
+        let v3 = model.family == Family::DeepseekV3;
+        assert_eq!(
+            (experts.normalise, experts.bias, experts.sigmoid),
+            (v3, v3, v3)
+        );
+        assert_eq!(experts.shared_ffn, Some(model.ffn));
+        let again = super::super::ModelConfig::of(&model);
+        assert_eq!(again.decoder(64, 1), model);
+        // What really ran is read again.
+        let layout = config.layout(Some(2)).unwrap();
+        load(&config.resolved(&layout, &model).to_toml()).unwrap();
+    }
+
+    #[rstest]
+    #[case(
+        "[model.latent]\nkv_lora_rank = 8",
+        "`model.latent` is set: it must be absent, for llama"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 2",
+        "`model.kv_heads` is 2: it must be model.heads 4, or absent: the heads of deepseek_v3"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 4\nhead_dim = 32",
+        "`model.head_dim` is 32: it must be 48, for heads of deepseek_v3 are as model.latent says"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 4\nwindow = 8",
+        "`window` is 8, and the config.json of a deepseek_v3 has no word for that"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v2\"\nkv_heads = 4\n[model.latent]\nqk_rope_head_dim = 5",
+        "`model.latent.qk_rope_head_dim` is 5: it must be even"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v2\"\nkv_heads = 4\n[model.latent]\nv_head_dim = 0",
+        "`model.latent.v_head_dim` is 0: it must be at least 1"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v2\"\nkv_heads = 4\n[model.experts]\ngroups = [4, 2, 2]",
+        "the config.json of a deepseek_v2 has no word for that"
+    )]
+    #[case(
+        "[model.rope_scaling]\nkind = \"yarn\"\nbeta_fast = 1",
+        "is 1: it must be finite and more than beta_slow 1"
+    )]
+    #[case(
+        "[model.rope_scaling]\nkind = \"yarn\"\nmscale = -1",
+        "`model.rope_scaling.mscale` is -1: it must be at least 0"
+    )]
+    fn latents_are_those_that_a_family_has(#[case] text: &str, #[case] message: &str) {
+        let error = load(text).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+}

@@ -1,0 +1,350 @@
+use std::{borrow::Cow, sync::Arc};
+
+use burn::{
+    prelude::{Device, Int},
+    tensor::{Tensor, TensorData},
+};
+use megaburn_mesh::{MeshError, PackedRows, Zigzag};
+use megaburn_models::decoder::{MtpTargets, shift_for_depth};
+use megaburn_parallel::{ContextParallel, PackedDocuments};
+
+use super::packed_row::{Document, IGNORED, PackedRow};
+
+/// How samples become what a rank's model reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Collator {
+    /// Tokens of a sequence.
+    pub(super) seq_len: usize,
+    /// Those that it is padded with included.
+    pub(super) padded: usize,
+    /// What of each sequence the rank holds.
+    pub(super) zigzag: Zigzag,
+    /// Where samples are documents that do not see each other.
+    pub(super) documents: Option<Split>,
+    /// How many further tokens are predicted.
+    pub(super) mtp_depths: usize,
+}
+
+/// How a sample is split into documents.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Split {
+    /// The token that ends one.
+    pub(super) eos: u32,
+    /// Each is padded to a multiple of this.
+    pub(super) multiple: usize,
+}
+
+/// What a model reads, and what it is asked for.
+pub(super) struct Batch {
+    /// `[seq_len / n, samples]` on `n` ranks that share sequences.
+    pub(super) tokens: Tensor<2, Int>,
+    /// One place on, of the same shape.
+    pub(super) labels: Tensor<2, Int>,
+    /// Labels of these that take part in the loss.
+    pub(super) counted: usize,
+    /// Which; none: all.
+    pub(super) loss_mask_values: Option<Arc<[bool]>>,
+    /// The same of further tokens, depth by depth.
+    pub(super) ahead: Vec<MtpTargets>,
+    /// How long documents are, without what they are padded with.
+    pub(super) lens: Vec<usize>,
+    /// Ranks that share them.
+    pub(super) ranks: usize,
+    pub(super) documents: Option<PackedDocuments>,
+    /// The ranks that share these sequences, where each pass has others.
+    pub(super) parallel: Option<ContextParallel>,
+}
+
+impl Collator {
+    /// Samples of one token more than they have labels, on the device without autodiff. Only the first
+    /// `counted` of them take part in the loss.
+    ///
+    /// # Errors
+    /// Documents that ranks do not divide.
+    pub(super) fn batch(
+        &self,
+        samples: &[Vec<u32>],
+        counted: usize,
+        device: &Device,
+    ) -> Result<Batch, MeshError> {
+        let row = |(index, sample): (usize, &Vec<u32>)| {
+            let documents = self.documents_of(sample).into_iter();
+            let loss_mask_values = index < counted;
+            let documents = documents.map(|of| if loss_mask_values { of } else { of.ignored() });
+            self.row(documents)
+        };
+        let rows: Vec<PackedRow> = samples.iter().enumerate().map(row).collect();
+        batch(
+            &rows,
+            self.zigzag,
+            self.documents.is_some(),
+            self.mtp_depths,
+            device,
+        )
+    }
+
+    /// The documents of a sample: itself, where they are not split. What does not fit into a sequence is
+    /// cut off.
+    pub(super) fn documents_of(&self, sample: &[u32]) -> Vec<Document> {
+        let Some(Split { eos, multiple }) = self.documents else {
+            return vec![Document::of(sample)];
+        };
+        let mut room = self.seq_len;
+        // An eos is what the last token of its document is asked for, and read by nobody.
+        let documents = sample
+            .split_inclusive(|token| *token == eos)
+            .filter_map(|tokens| {
+                let document = Document::of(tokens).cut(room);
+                room -= document.len().next_multiple_of(multiple).min(room);
+                (document.len() > 0).then_some(document)
+            });
+        documents.collect()
+    }
+
+    /// A sequence of some documents.
+    fn row(&self, documents: impl Iterator<Item = Document>) -> PackedRow {
+        let mut row = PackedRow::default();
+        for document in documents {
+            let room = self.seq_len - row.tokens.len();
+            let multiple = self.documents.map_or(1, |split| split.multiple);
+            let len = document.len().next_multiple_of(multiple).min(room);
+            row.put(document, len);
+        }
+        row.fill(self.padded)
+    }
+}
+
+/// What a rank holds of rows of one length, whose documents do not see each other if they are `split`, where
+/// so many further tokens are predicted.
+///
+/// # Errors
+/// Documents that ranks do not divide.
+pub(super) fn batch(
+    rows: &[PackedRow],
+    zigzag: Zigzag,
+    split: bool,
+    mtp_depths: usize,
+    device: &Device,
+) -> Result<Batch, MeshError> {
+    let documents = match split {
+        false => None,
+        true => {
+            let documents = PackedRows::new(rows.iter().map(|row| row.bounds.clone()).collect())?;
+            documents.check(zigzag)?;
+            Some(documents)
+        }
+    };
+    let (seq_len, count) = (rows.first().map_or(0, |row| row.tokens.len()), rows.len());
+    let held: Vec<Vec<usize>> = match &documents {
+        Some(all) => (0..count)
+            .map(|row| all.tokens(row, zigzag).collect())
+            .collect(),
+        None => vec![zigzag.positions(seq_len).collect(); count],
+    };
+    let len = seq_len / zigzag.ranks();
+    let matrix = |of: &dyn Fn(&PackedRow) -> Cow<'_, [i64]>| -> Vec<i64> {
+        let whole: Vec<_> = rows.iter().map(of).collect();
+        let place = |at: usize| {
+            whole
+                .iter()
+                .zip(&held)
+                .map(move |(row, held)| row[held[at]])
+        };
+        (0..len).flat_map(place).collect()
+    };
+    let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
+    // Further tokens are those of whole rows, of which this rank may hold others.
+    let ahead = (1..=mtp_depths).map(|depth| {
+        let tokens = matrix(&|PackedRow { tokens, bounds, .. }| {
+            shift_for_depth(tokens, bounds, depth, 0).into()
+        });
+        let labels = matrix(&|PackedRow { labels, bounds, .. }| {
+            shift_for_depth(labels, bounds, depth, IGNORED).into()
+        });
+        let (_, counted) = counted(&labels);
+        MtpTargets {
+            tokens: tensor(tokens),
+            labels: tensor(labels),
+            counted,
+        }
+    });
+    let ahead = ahead.collect();
+    let (tokens, labels) = (
+        matrix(&|row| (&row.tokens).into()),
+        matrix(&|row| (&row.labels).into()),
+    );
+    let (counted, loss_mask_values) = counted(&labels);
+    let documents = documents.map(PackedDocuments::new);
+    let (tokens, labels) = (tensor(tokens), tensor(labels));
+    let (lens, ranks) = (
+        rows.iter().flat_map(|row| row.lens.clone()).collect(),
+        zigzag.ranks(),
+    );
+    let parallel = None;
+    Ok(Batch {
+        tokens,
+        labels,
+        counted,
+        loss_mask_values,
+        ahead,
+        lens,
+        ranks,
+        documents,
+        parallel,
+    })
+}
+
+/// How many labels take part in the loss, and which; none: all.
+fn counted(labels: &[i64]) -> (usize, Option<Arc<[bool]>>) {
+    let loss_mask_values = || labels.iter().map(|label| *label != IGNORED);
+    let count = loss_mask_values().filter(|is| *is).count();
+    (
+        count,
+        (count < labels.len()).then(|| loss_mask_values().collect()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const NO: i64 = IGNORED;
+
+    fn batching(seq_len: usize, documents: Option<Split>) -> Collator {
+        Collator {
+            seq_len,
+            padded: seq_len,
+            zigzag: Zigzag::WHOLE,
+            documents,
+            mtp_depths: 0,
+        }
+    }
+
+    fn matrix(of: Tensor<2, Int>) -> Vec<i64> {
+        of.into_data().iter::<i64>().collect()
+    }
+
+    #[rstest]
+    #[case(&[1, 2, 3, 4, 5], &[1, 2, 3, 4, 0, 0], &[2, 3, 4, 5, NO, NO])]
+    #[case(&[1, 2, 3, 4, 5, 6, 7], &[1, 2, 3, 4, 5, 6], &[2, 3, 4, 5, 6, 7])]
+    fn samples_are_padded_behind(
+        #[case] sample: &[u32],
+        #[case] tokens: &[i64],
+        #[case] labels: &[i64],
+    ) {
+        let of = batching(6, None);
+        let row = of.row(of.documents_of(sample).into_iter());
+        assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
+        assert_eq!(row.bounds, [0, 6]);
+    }
+
+    #[rstest]
+    // 9 ends documents. Two, the second of which has the room that is left.
+    #[case(&[1, 2, 9, 3, 4, 5], &[1, 2, 3, 4, 0, 0, 0, 0], &[2, 9, 4, 5, NO, NO, NO, NO], &[0, 2, 8])]
+    // One of nothing but its end, one that is cut, one without room.
+    #[case(&[9, 1, 2, 3, 9, 4, 5, 6, 7, 8, 9, 1, 2], &[1, 2, 3, 0, 4, 5, 6, 7], &[2, 3, 9, NO, 5, 6, 7, 8], &[0, 4, 8])]
+    #[case(&[9, 9, 9], &[0; 8], &[NO; 8], &[0, 8])]
+    fn documents_are_padded_each(
+        #[case] sample: &[u32],
+        #[case] tokens: &[i64],
+        #[case] labels: &[i64],
+        #[case] bounds: &[usize],
+    ) {
+        let of = batching(
+            8,
+            Some(Split {
+                eos: 9,
+                multiple: 2,
+            }),
+        );
+        let row = of.row(of.documents_of(sample).into_iter());
+        assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
+        assert_eq!(row.bounds, bounds);
+    }
+
+    #[test]
+    fn ranks_hold_what_the_zigzag_says() {
+        let device = Device::flex();
+        let samples: [Vec<u32>; 2] = [(0..9).collect(), (10..19).collect()];
+        let of = Collator {
+            zigzag: Zigzag::new(0, 2),
+            ..batching(8, None)
+        };
+        let batch = of.batch(&samples, 1, &device).unwrap();
+        assert_eq!(matrix(batch.tokens), [0, 10, 1, 11, 6, 16, 7, 17]);
+        assert_eq!(matrix(batch.labels), [1, NO, 2, NO, 7, NO, 8, NO]);
+        assert_eq!(batch.counted, 4);
+        // Documents of 4 and 12 tokens, then of 8 and 8.
+        let split = Split {
+            eos: 99,
+            multiple: 4,
+        };
+        let of = Collator {
+            zigzag: Zigzag::new(1, 2),
+            documents: Some(split),
+            ..batching(16, None)
+        };
+        let sample = |end: u32| [(1..end).collect(), vec![99], (50..70).collect()].concat();
+        let batch = of.batch(&[sample(5), sample(9)], 2, &device).unwrap();
+        let columns: Vec<i64> = matrix(batch.tokens);
+        let row = |at: usize| {
+            columns
+                .iter()
+                .copied()
+                .skip(at)
+                .step_by(2)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(row(0), [2, 53, 54, 55, 3, 56, 57, 58]);
+        assert_eq!(row(1), [3, 4, 52, 53, 5, 6, 54, 55]);
+        assert!(batch.documents.is_some());
+    }
+
+    #[test]
+    fn further_tokens_are_those_of_whole_documents() {
+        let device = Device::flex();
+        // Documents of 4 and 12 tokens, the second padded.
+        let sample = [vec![1, 2, 3, 4, 99], (50..60).collect()].concat();
+        let split = Some(Split {
+            eos: 99,
+            multiple: 4,
+        });
+        let of = |zigzag, mtp_depths| {
+            let of = Collator {
+                zigzag,
+                mtp_depths,
+                ..batching(16, split)
+            };
+            of.batch(std::slice::from_ref(&sample), 1, &device).unwrap()
+        };
+        let whole = of(Zigzag::WHOLE, 4);
+        let [first, .., last] = &whole.ahead[..] else {
+            panic!("four depths")
+        };
+        let tokens = [2, 3, 4, 0, 51, 52, 53, 54, 55, 56, 57, 58, 0, 0, 0, 0];
+        assert_eq!(matrix(first.tokens.clone()), tokens);
+        let labels = [3, 4, 99, NO, 52, 53, 54, 55, 56, 57, 58, 59, NO, NO, NO, NO];
+        assert_eq!(matrix(first.labels.clone()), labels);
+        assert_eq!(
+            first.counted.as_deref().unwrap(),
+            labels.map(|label| label != NO)
+        );
+        let labels = [
+            NO, NO, NO, NO, 55, 56, 57, 58, 59, NO, NO, NO, NO, NO, NO, NO,
+        ];
+        assert_eq!(matrix(last.labels.clone()), labels);
+        // Chunks 1 and 2 of four of each document: the first ones, then the others.
+        let part = of(Zigzag::new(1, 2), 1);
+        assert_eq!(
+            matrix(part.ahead[0].tokens.clone()),
+            [3, 54, 55, 56, 4, 57, 58, 0]
+        );
+        assert_eq!(
+            matrix(part.ahead[0].labels.clone()),
+            [4, 55, 56, 57, 99, 58, 59, NO]
+        );
+        assert_eq!(part.counted, 8);
+    }
+}

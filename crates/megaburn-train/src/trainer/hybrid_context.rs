@@ -1,0 +1,132 @@
+//! Documents of uneven lengths, each on as many ranks as it needs (`parallel.max_tokens_per_rank`).
+
+use burn::prelude::Device;
+use megaburn_collective::ProcessGroups;
+use megaburn_models::DecoderConfig;
+use megaburn_parallel::{ContextParallel, ContextShare, HybridContextParallel, ParallelError};
+
+use super::{
+    collator::{Batch, batch},
+    packed_row::{Document, PackedRow},
+};
+use crate::{TrainConfig, TrainError};
+
+/// How a rank takes part.
+#[derive(Clone, Debug)]
+pub(super) struct HybridContext {
+    context: HybridContextParallel,
+    rank: usize,
+    /// Those that share sequences with this rank, by the power of two of how many they are.
+    groups: Vec<ContextParallel>,
+    /// What this rank computes in each pass of the step.
+    passes: Vec<RankBatch>,
+    /// How many further tokens are predicted.
+    mtp_depths: usize,
+}
+
+/// What a rank computes in a pass: a row of documents, with others.
+#[derive(Clone, Debug)]
+struct RankBatch {
+    row: PackedRow,
+    group: usize,
+}
+
+impl HybridContext {
+    /// Of the ranks that hold copies of the model, if the run is one of this kind.
+    ///
+    /// # Errors
+    /// A group of ranks that cannot be made; the configuration was checked.
+    /// # Collective
+    /// Nothing is sent.
+    pub(super) fn new(
+        config: &TrainConfig,
+        model: &DecoderConfig,
+        groups: &ProcessGroups,
+    ) -> Result<Option<Self>, TrainError> {
+        let (layout, all) = (groups.layout(), &groups.dp_cp);
+        let Some(context) = config.hybrid_context(&layout, model) else {
+            return Ok(None);
+        };
+        let sizes = (0..)
+            .map(|power| 1usize << power)
+            .take_while(|size| *size <= all.size());
+        let shared = |size: usize| -> Result<Option<ContextParallel>, TrainError> {
+            let comm = config.way_of_documents(&layout, model, size);
+            let start = all.rank() / size * size;
+            if start + size > all.size() {
+                // The last ranks of a number that is no power of two.
+                return Ok(None);
+            }
+            // With communicators of their own, also where they are all: gradients go over those.
+            let members = &all.members()[start..start + size];
+            let group = all.subgroup(&format!("dynamic cp{size}"), members)?;
+            Ok(Some(ContextParallel::new(&group, comm).map_err(refused)?))
+        };
+        let found: Result<Vec<_>, _> = sizes.map(shared).collect();
+        let groups = found?.into_iter().flatten().collect();
+        let (passes, mtp_depths) = (Vec::new(), model.mtp_layers);
+        Ok(Some(Self {
+            context,
+            rank: all.rank(),
+            groups,
+            passes,
+            mtp_depths,
+        }))
+    }
+
+    /// Deals out the documents of a global batch, which all ranks know.
+    ///
+    /// # Errors
+    /// A document that is too long for all ranks.
+    pub(super) fn assign(&mut self, documents: &[Document]) -> Result<(), TrainError> {
+        let lens: Vec<usize> = documents.iter().map(Document::len).collect();
+        let all = self.context.passes(&lens).map_err(refused)?;
+        let mine = |shares: &Vec<ContextShare>| {
+            let share = shares.iter().find(|share| share.ranks.contains(&self.rank));
+            let ContextShare { ranks, sequences } = share.expect("every rank has a share");
+            let mut row = PackedRow::default();
+            let mut tokens = 0;
+            for index in sequences {
+                let len = self.context.padded(lens[*index], ranks.len());
+                row.put(documents[*index].clone(), len);
+                tokens += len;
+            }
+            let len = self.context.row_len(tokens, ranks.len());
+            RankBatch {
+                row: row.fill(len),
+                group: ranks.len().ilog2() as usize,
+            }
+        };
+        self.passes = all.iter().map(mine).collect();
+        if self.passes.is_empty() {
+            // All samples were nothing but ends of documents.
+            let row = PackedRow::default().fill(self.context.row_len(0, 1));
+            self.passes.push(RankBatch { row, group: 0 });
+        }
+        Ok(())
+    }
+
+    /// Passes of the step.
+    pub(super) fn num_passes(&self) -> usize {
+        self.passes.len()
+    }
+
+    /// What this rank reads in pass `index`.
+    ///
+    /// # Errors
+    /// None, of documents that were padded for their ranks.
+    pub(super) fn batch(&self, index: usize, device: &Device) -> Result<Batch, TrainError> {
+        let RankBatch { row, group } = &self.passes[index];
+        let parallel = &self.groups[*group];
+        let rows = std::slice::from_ref(row);
+        let batch = batch(rows, parallel.zigzag(), true, self.mtp_depths, device)?;
+        Ok(Batch {
+            parallel: Some(parallel.clone()),
+            ..batch
+        })
+    }
+}
+
+fn refused(error: ParallelError) -> TrainError {
+    megaburn_models::ModelError::from(error).into()
+}

@@ -1,0 +1,91 @@
+use burn::{
+    prelude::Int,
+    tensor::{Gradients, Tensor},
+};
+use megaburn_models::{
+    Decoder,
+    decoder::{MtpTargets, StageLosses},
+};
+use megaburn_optim::GradientAccumulator;
+use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
+
+use crate::TrainError;
+
+/// All samples of a rank as one micro-batch: to their logits, or with labels to the loss and back.
+pub(super) struct VerifyExecutor<'a> {
+    model: &'a Decoder,
+    tokens: &'a Tensor<2, Int>,
+    labels: Option<&'a Tensor<2, Int>>,
+    /// What depths that predict further tokens read.
+    pub(super) ahead: &'a [MtpTargets],
+    /// What their losses count.
+    pub(super) scaling_factor: f64,
+    /// What takes the gradients.
+    pub(super) grads: Option<&'a mut GradientAccumulator>,
+    /// On the last stage.
+    pub(super) logits: Option<Tensor<3>>,
+    /// On the last stage.
+    pub(super) losses: Option<StageLosses>,
+}
+
+impl<'a> VerifyExecutor<'a> {
+    pub(super) fn new(
+        model: &'a Decoder,
+        tokens: &'a Tensor<2, Int>,
+        labels: Option<&'a Tensor<2, Int>>,
+    ) -> Self {
+        let (ahead, scaling_factor) = Default::default();
+        let (grads, logits, losses) = Default::default();
+        Self {
+            model,
+            tokens,
+            labels,
+            ahead,
+            scaling_factor,
+            grads,
+            logits,
+            losses,
+        }
+    }
+}
+
+impl StageExecutor for VerifyExecutor<'_> {
+    type Error = TrainError;
+
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        input: Option<Tensor<3>>,
+    ) -> Result<Output, TrainError> {
+        let stage = self.model.stage(pass.chunk);
+        let x = match input {
+            Some(input) => stage.from_stream(input),
+            None => stage.from_tokens(self.tokens.clone()),
+        };
+        if !stage.layers().loss {
+            return Ok(Output::Stream(x.sum()));
+        }
+        let Some(labels) = self.labels else {
+            self.logits = Some(stage.full_logits(x));
+            return Ok(Output::Nothing);
+        };
+        let losses = stage.losses(x, labels.clone(), self.ahead);
+        self.losses = Some(losses.inner());
+        Ok(Output::Loss(losses.total(self.scaling_factor)))
+    }
+
+    fn backward(
+        &mut self,
+        pass: MicroBatchStep,
+        run: impl FnOnce() -> Gradients,
+    ) -> Result<(), TrainError> {
+        let Some(sums) = &mut self.grads else {
+            drop(run());
+            return Ok(());
+        };
+        sums.begin_micro_batch(pass.is_last);
+        let mut grads = run();
+        sums.accumulate(self.model, &mut grads);
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! What operations ask of their tensors before anything is launched: dtypes that they compute with,
+//! and one device for all.
+
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+
+/// What most operations compute with.
+const FLOATS: &[DType] = &[DType::F64, DType::F32, DType::BF16, DType::F16];
+/// Tokens and labels, which are compared with numbers below zero.
+const INTS: &[DType] = &[DType::I64, DType::I32];
+
+/// A tensor as far as it is known without its elements.
+#[derive(Clone, Debug)]
+pub(crate) struct ArgCheck {
+    name: &'static str,
+    dtype: DType,
+    /// Dtypes that it may have; none stands for any.
+    allowed: &'static [DType],
+    device: Device,
+}
+
+impl ArgCheck {
+    /// The same with other dtypes allowed.
+    pub(crate) fn of(self, allowed: &'static [DType]) -> Self {
+        Self { allowed, ..self }
+    }
+}
+
+pub(crate) fn float<const D: usize>(name: &'static str, x: &Tensor<D>) -> ArgCheck {
+    ArgCheck {
+        name,
+        dtype: x.dtype(),
+        allowed: FLOATS,
+        device: x.device(),
+    }
+}
+
+pub(crate) fn int<const D: usize>(name: &'static str, x: &Tensor<D, Int>) -> ArgCheck {
+    ArgCheck {
+        name,
+        dtype: x.dtype(),
+        allowed: INTS,
+        device: x.device(),
+    }
+}
+
+pub(crate) fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> ArgCheck {
+    ArgCheck {
+        name,
+        dtype: x.dtype(),
+        allowed: &[],
+        device: x.device(),
+    }
+}
+
+/// Panics unless each operand is of a dtype that it may have, and all are on one device. It may be
+/// differentiated for some and not for others: those are constants.
+pub(crate) fn check(op: &str, operands: impl IntoIterator<Item = ArgCheck>) {
+    let mut first: Option<ArgCheck> = None;
+    for operand in operands {
+        let ArgCheck {
+            name,
+            dtype,
+            allowed,
+            ref device,
+        } = operand;
+        assert!(
+            allowed.is_empty() || allowed.contains(&dtype),
+            "{op}: {name} is {}, not {}: cast or dequantize it first",
+            dtype.name(),
+            allowed
+                .iter()
+                .map(DType::name)
+                .collect::<Vec<_>>()
+                .join(" or ")
+        );
+        if let Some(first) = &first {
+            let (other, there) = (first.name, &first.device);
+            assert!(
+                there == device,
+                "{op}: {other} is on {there:?} and {name} on {device:?}: move one of them"
+            );
+        }
+        first.get_or_insert(operand);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_refused, constant, device, quantized};
+
+    #[test]
+    fn a_dtype_that_nothing_computes_with_is_refused() {
+        let x = || float("x", &constant([2]));
+        check("op", [x(), x().of(&[DType::F32])]);
+        assert_refused(
+            || {
+                check(
+                    "op",
+                    [float("x", &constant([2])), float("y", &quantized([2, 4]))],
+                )
+            },
+            "op: y is qfloat, not f64 or f32 or bf16 or f16: cast or dequantize it first",
+        );
+        assert_refused(
+            || {
+                check(
+                    "op",
+                    [float("x", &constant([2]).cast(DType::F64)).of(&[DType::F32])],
+                )
+            },
+            "op: x is f64, not f32: cast",
+        );
+        let ids = Tensor::<1, Int>::from_data([1, 2], &device()).cast(DType::U8);
+        check("op", [int("ids", &ids.clone().cast(DType::I32))]);
+        assert_refused(
+            || check("op", [int("ids", &ids)]),
+            "op: ids is u8, not i64 or i32",
+        );
+    }
+
+    #[test]
+    fn operands_may_be_differentiated_or_not() {
+        let x = constant([2]);
+        check("op", [float("x", &x), float("y", &x.clone().inner())]);
+    }
+}

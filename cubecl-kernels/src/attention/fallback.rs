@@ -1,0 +1,218 @@
+//! Attention composed of products and a softmax, sequence by sequence and block of queries by block
+//! of queries, with its backward.
+//!
+//! A block leaves out the keys that none of its queries sees: of a causal square, nearly half.
+
+use std::ops::Range;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
+
+use super::AttentionOptions;
+use super::block::{self, Block, accumulate, by_head, by_position};
+use super::options::Piece;
+use super::scores::Scores;
+use crate::backend_ops::{cast, compute_dtype};
+use crate::gemm_ops::GemmOps;
+
+/// What the gradients are made from.
+#[derive(Clone, Debug)]
+pub(super) struct FallbackAttention<T> {
+    /// Nothing is attended where there is no query or no key.
+    pieces: Vec<(Piece, Option<Attended<T>>)>,
+    /// Of `q`, `k` and `v`.
+    shapes: [Shape; 3],
+    dtypes: [DType; 3],
+    /// That all was computed in.
+    common: FloatDType,
+}
+
+/// A piece that was attended.
+#[derive(Clone, Debug)]
+struct Attended<T> {
+    blocks: Vec<Block<T>>,
+    /// `[rows, hkv, keys, d]`.
+    k: T,
+    /// `[rows, hkv, keys, d_v]`.
+    v: T,
+}
+
+/// `[s_q, b, hq, d_v]`, from `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]`.
+pub(super) fn forward<B: GemmOps + Scores>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    options: &AttentionOptions,
+) -> (FloatTensor<B>, FallbackAttention<FloatTensor<B>>) {
+    let dtypes = [q.dtype(), k.dtype(), v.dtype()];
+    let common = match dtypes.iter().all(|&dtype| dtype == dtypes[0]) {
+        true => dtypes[0].into(),
+        false => compute_dtype(dtypes[0]),
+    };
+    let [q, k, v] = [q, k, v].map(|x| cast::<B>(x, common));
+    let mut shape = q.shape();
+    let (s_q, b, s_k) = (shape[0], shape[1], k.shape()[0]);
+    shape[3] = v.shape()[3];
+    let (mut outputs, mut pieces) = (Vec::new(), Vec::new());
+    for piece in options.pieces(b, s_q, s_k) {
+        let mut attended = None;
+        if !piece.keys.is_empty() && !piece.queries.is_empty() {
+            let own = cut::<B>(q.clone(), &piece.queries, &piece.rows);
+            let [k, v] =
+                [&k, &v].map(|x| by_head::<B>(cut::<B>(x.clone(), &piece.keys, &piece.rows)));
+            let (output, blocks) = attend::<B>(own, &k, &v, &piece.options);
+            outputs.push(BlockPart::new(&piece, &piece.queries, Some(output)));
+            attended = Some(Attended { blocks, k, v });
+        } else {
+            outputs.push(BlockPart::new(&piece, &piece.queries, None));
+        }
+        pieces.push((piece, attended));
+    }
+    let y = cast::<B>(joined::<B>(outputs, &shape, &q), dtypes[0].into());
+    let shapes = [q.shape(), k.shape(), v.shape()];
+    (
+        y,
+        FallbackAttention {
+            pieces,
+            shapes,
+            dtypes,
+            common,
+        },
+    )
+}
+
+fn attend<B: GemmOps + Scores>(
+    q: FloatTensor<B>,
+    k: &FloatTensor<B>,
+    v: &FloatTensor<B>,
+    options: &AttentionOptions,
+) -> (FloatTensor<B>, Vec<Block<FloatTensor<B>>>) {
+    let (outputs, blocks) = options
+        .blocks(q.shape()[0])
+        .map(|queries| block::forward::<B>(q.clone(), queries, k.clone(), v.clone(), options))
+        .unzip();
+    (B::float_cat(outputs, 0), blocks)
+}
+
+/// The gradients of `q`, `k` and `v`, from that of the result, `[s_q, b, hq, d_v]`.
+pub(super) fn backward<B: GemmOps + Scores>(
+    saved: FallbackAttention<FloatTensor<B>>,
+    dy: FloatTensor<B>,
+) -> [FloatTensor<B>; 3] {
+    let FallbackAttention {
+        pieces,
+        shapes,
+        dtypes,
+        common,
+    } = saved;
+    let dy = cast::<B>(dy, common);
+    let mut parts = [const { Vec::new() }; 3];
+    for (piece, attended) in pieces {
+        let gradients = match attended {
+            Some(attended) => {
+                let dy = cut::<B>(dy.clone(), &piece.queries, &piece.rows);
+                gradients::<B>(attended, dy, &piece.options).map(Some)
+            }
+            None => [None, None, None],
+        };
+        let positions = [&piece.queries, &piece.keys, &piece.keys];
+        for ((parts, positions), gradient) in parts.iter_mut().zip(positions).zip(gradients) {
+            parts.push(BlockPart::new(&piece, positions, gradient));
+        }
+    }
+    let mut wholes = shapes.into_iter().zip(dtypes);
+    parts.map(|parts| {
+        let (shape, dtype) = wholes.next().expect("one for each");
+        cast::<B>(joined::<B>(parts, &shape, &dy), dtype.into())
+    })
+}
+
+/// Of one piece: `[queries, rows, hq, d]`, and of keys and values in the compute dtype.
+fn gradients<B: GemmOps + Scores>(
+    attended: Attended<FloatTensor<B>>,
+    dy: FloatTensor<B>,
+    options: &AttentionOptions,
+) -> [FloatTensor<B>; 3] {
+    let Attended { blocks, k, v } = attended;
+    let [_, _, s_k, d] = k.shape().dims();
+    let scale = options.factor(d);
+    let (mut dq, mut dk, mut dv) = (Vec::with_capacity(blocks.len()), None, None);
+    // From the last block, which sees the most keys: its share often is the first total whole.
+    for block in blocks.into_iter().rev() {
+        let part = block::backward::<B>(block, dy.clone(), k.clone(), v.clone(), scale);
+        dq.push(part.q);
+        dk = Some(accumulate::<B>(dk, part.k, &part.keys, s_k));
+        dv = Some(accumulate::<B>(dv, part.v, &part.keys, s_k));
+    }
+    dq.reverse();
+    let [dk, dv] = [dk, dv].map(|sum| by_position::<B>(sum.expect("a piece has a block")));
+    [B::float_cat(dq, 0), dk, dv]
+}
+
+/// A stretch of positions in some rows of the batch; nothing stands for zeros.
+struct BlockPart<T> {
+    row: usize,
+    positions: Range<usize>,
+    content: Option<T>,
+}
+
+impl<T> BlockPart<T> {
+    fn new(piece: &Piece, positions: &Range<usize>, content: Option<T>) -> Self {
+        Self {
+            row: piece.rows.start,
+            positions: positions.clone(),
+            content,
+        }
+    }
+}
+
+/// `positions` of `rows` out of `[s, b, ..]`.
+fn cut<B: Backend>(
+    x: FloatTensor<B>,
+    positions: &Range<usize>,
+    rows: &Range<usize>,
+) -> FloatTensor<B> {
+    let shape = x.shape();
+    if (positions.len(), rows.len()) == (shape[0], shape[1]) {
+        return x;
+    }
+    B::float_slice(
+        x,
+        &[Slice::from(positions.clone()), Slice::from(rows.clone())],
+    )
+}
+
+/// `[s, b, ..]` of `shape` out of its parts, in order.
+fn joined<B: Backend>(
+    parts: Vec<BlockPart<FloatTensor<B>>>,
+    shape: &Shape,
+    like: &FloatTensor<B>,
+) -> FloatTensor<B> {
+    let dtype = parts
+        .iter()
+        .find_map(|part| part.content.as_ref())
+        .unwrap_or(like)
+        .dtype();
+    let mut rows: Vec<Vec<FloatTensor<B>>> = Vec::new();
+    for BlockPart {
+        row,
+        positions,
+        content,
+    } in parts
+    {
+        rows.resize_with(row + 1, Vec::new);
+        if !positions.is_empty() {
+            let zeros = || {
+                let mut shape = shape.clone();
+                (shape[0], shape[1]) = (positions.len(), 1);
+                B::float_zeros(shape, &like.device(), dtype.into())
+            };
+            rows[row].push(content.unwrap_or_else(zeros));
+        }
+    }
+    B::float_cat(
+        rows.into_iter().map(|row| B::float_cat(row, 0)).collect(),
+        1,
+    )
+}

@@ -1,0 +1,106 @@
+use burn::tensor::Tensor;
+
+use crate::arg_check::{self, float};
+
+/// What attention to some keys gives, with what it takes to join it with attention to others.
+#[derive(Clone, Debug)]
+pub struct PartialAttention {
+    /// The result over these keys alone, `[s_q, b, hq, d_v]`.
+    pub out: Tensor<4>,
+    /// The natural logarithms of the sums of exponentials of the scores, `[b, hq, s_q]` in f32 (f64
+    /// for f64); minus infinity for a query that sees no key.
+    pub lse: Tensor<3>,
+}
+
+impl PartialAttention {
+    /// Attention to the keys of both, which have none in common. The result is in the dtype of the
+    /// logarithms.
+    ///
+    /// # Shapes
+    /// Both of the same.
+    ///
+    /// # Panics
+    /// If they are not, or logarithms of two dtypes.
+    pub fn join(self, other: Self) -> Self {
+        let shapes = |part: &Self| (part.out.dims(), part.lse.dims());
+        assert_eq!(
+            shapes(&self),
+            shapes(&other),
+            "AttentionPart::join: parts of other shapes"
+        );
+        let ([s_q, b, hq, _], of_lse) = shapes(&self);
+        assert_eq!(
+            of_lse,
+            [b, hq, s_q],
+            "AttentionPart::join: lse is not out's [b, hq, s_q]"
+        );
+        let dtypes = [self.lse.dtype(), other.lse.dtype()];
+        assert_eq!(
+            dtypes[0], dtypes[1],
+            "AttentionPart::join: logarithms of two dtypes"
+        );
+        let operands = [&self, &other].map(|x| [float("out", &x.out), float("lse", &x.lse)]);
+        arg_check::check("AttentionPart::join", operands.into_iter().flatten());
+        let highest = self
+            .lse
+            .clone()
+            .max_pair(other.lse.clone())
+            .clamp_min(LOWEST);
+        let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
+        let [a, b] = weights.each_ref().map(Clone::clone);
+        let sum = a + b;
+        // Where neither sees a key, nothing is divided by nothing.
+        let over = sum.clone().clamp_min(f32::MIN_POSITIVE);
+        let dtype = sum.dtype();
+        let parts = [self.out, other.out].into_iter().zip(weights);
+        let mut outs = parts.map(|(out, weight)| {
+            let share = (weight / over.clone()).permute([2, 0, 1]);
+            out.cast(dtype) * share.unsqueeze_dim(3)
+        });
+        let both = "two parts";
+        let out = outs.next().expect(both) + outs.next().expect(both);
+        Self {
+            out,
+            lse: sum.log() + highest,
+        }
+    }
+}
+
+/// Stands for minus infinity where that would be taken from itself.
+pub(super) const LOWEST: f64 = -1e30;
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_refused, constant};
+
+    fn part(out: [usize; 4], lse: [usize; 3]) -> PartialAttention {
+        PartialAttention {
+            out: constant(out),
+            lse: constant(lse),
+        }
+    }
+
+    fn joined(out: [usize; 4], lse: [usize; 3]) {
+        part([3, 2, 4, 6], lse).join(part(out, lse));
+    }
+
+    fn of_two_dtypes() {
+        let [one, other] = [0; 2].map(|_| part([3, 2, 4, 6], [2, 4, 3]));
+        one.join(PartialAttention {
+            lse: other.lse.cast(DType::F64),
+            ..other
+        });
+    }
+
+    #[rstest]
+    #[case(|| joined([3, 2, 4, 8], [2, 4, 3]), "AttentionPart::join: parts of other shapes")]
+    #[case(|| joined([3, 2, 4, 6], [2, 4, 1]), "lse is not out's [b, hq, s_q]")]
+    #[case(of_two_dtypes, "logarithms of two dtypes")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

@@ -1,0 +1,248 @@
+//! Attention to a part of the keys, to be joined with attention to others: what ring attention (Liu
+//! et al., 2023, arXiv:2310.01889) and decoding by stretches of a cache are made of.
+
+#[cfg(feature = "cuda")]
+mod cube;
+mod fallback;
+mod merge;
+mod online_softmax;
+#[cfg(feature = "cuda")]
+mod sum_cube;
+
+use burn::tensor::Tensor;
+
+use super::{AttentionOptions, checked};
+use crate::arg_check::{self, float};
+pub use merge::PartialAttention;
+pub use online_softmax::{OnlineSoftmaxMerge, add_rows};
+
+/// [`attention`](crate::attention) with the logarithms of its sums, and without automatic
+/// differentiation: [`partial_attention_gradients`] gives its gradients.
+///
+/// Tensors of a device with automatic differentiation are taken without their graph; the result is
+/// on the device without it.
+///
+/// # Shapes
+/// As [`attention`](crate::attention)'s; with keys that begin at key `j` of all, queries that begin at
+/// query `i` have the offset `i - j`. Queries in front of `j` see none of such keys causally: they are
+/// left out.
+///
+/// # Panics
+/// As [`attention`](crate::attention).
+pub fn partial_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    options: AttentionOptions,
+) -> PartialAttention {
+    let options = checked([&q, &k, &v], options);
+    let inputs = [q, k, v].map(untracked);
+    #[cfg(feature = "cuda")]
+    if let Some(part) = cube::forward(&inputs, &options) {
+        return part;
+    }
+    fallback::forward(&inputs, &options)
+}
+
+/// The gradients of `q`, `k` and `v` of a part, in their dtypes: from the result and the logarithms
+/// of all parts joined, and the gradient of that result. Those of `q` of all parts are to be summed.
+///
+/// # Shapes
+/// As [`partial_attention`]'s; `dout` as the result
+///
+/// # Panics
+/// As [`partial_attention`], and if `whole` or `dout` are of other shapes.
+pub fn partial_attention_gradients(
+    [q, k, v]: [Tensor<4>; 3],
+    whole: PartialAttention,
+    dout: Tensor<4>,
+    options: AttentionOptions,
+) -> [Tensor<4>; 3] {
+    let options = checked([&q, &k, &v], options);
+    let ([s_q, b, hq, _], [.., d_v]) = (q.dims(), v.dims());
+    let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
+    let name = "attention_part_gradients";
+    assert!(
+        (whole.out.dims(), whole.lse.dims()) == expected && dout.dims() == expected.0,
+        "{name}: out {:?}, lse {:?}, dout {:?} for {expected:?}",
+        whole.out.dims(),
+        whole.lse.dims(),
+        dout.dims()
+    );
+    let others = [
+        float("out", &whole.out),
+        float("lse", &whole.lse),
+        float("dout", &dout),
+    ];
+    arg_check::check(name, [float("q", &q)].into_iter().chain(others));
+    let inputs = [q, k, v].map(untracked);
+    let whole = PartialAttention {
+        out: untracked(whole.out),
+        lse: untracked(whole.lse),
+    };
+    let dout = untracked(dout);
+    #[cfg(feature = "cuda")]
+    if let Some(gradients) = cube::backward(&inputs, &whole, &dout, &options) {
+        return gradients;
+    }
+    fallback::backward(&inputs, &whole, &dout, &options)
+}
+
+fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.device().is_autodiff() {
+        x.inner()
+    } else {
+        x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_mesh::{PositionRng, Purpose};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_close, assert_refused, constant, normal};
+    use crate::{AttentionDropout, DropoutKey, PackedSequences};
+
+    fn causal() -> AttentionOptions {
+        AttentionOptions::causal()
+    }
+
+    #[rstest]
+    #[case(causal())]
+    #[case(AttentionOptions { soft_cap: Some(0.8), ..causal() })]
+    #[case(AttentionOptions { causal: false, window: Some(3), ..causal() })]
+    #[case(AttentionOptions { sequences: Some(PackedSequences::new([[0, 4, 9]; 2])), ..causal() })]
+    fn one_part_is_all_of_attention(#[case] options: AttentionOptions) {
+        let [q, k, v] = [
+            normal([9, 2, 4, 8]),
+            normal([9, 2, 2, 8]),
+            normal([9, 2, 2, 6]),
+        ];
+        let dout = constant([9, 2, 4, 6]);
+        let y = crate::attention(q.clone(), k.clone(), v.clone(), options.clone());
+        let grads = (y.clone() * Tensor::from_inner(dout.clone().reshape([9, 2, 24])))
+            .sum()
+            .backward();
+        let part = partial_attention(q.clone(), k.clone(), v.clone(), options.clone());
+        assert_close(part.out.clone().reshape([9, 2, 24]), y.inner(), 1e-6);
+        let inputs = [q, k, v];
+        let found = partial_attention_gradients(inputs.clone(), part, dout, options);
+        for (input, found) in inputs.iter().zip(found) {
+            assert_close(found, input.grad(&grads).unwrap(), 1e-5);
+        }
+    }
+
+    #[rstest]
+    #[case(None, None)]
+    // The last queries see nothing of the first part.
+    #[case(Some(5), None)]
+    #[case(None, Some(0.3))]
+    fn parts_of_the_keys_join_to_the_whole_and_so_do_their_gradients(
+        #[case] window: Option<usize>,
+        #[case] dropped: Option<f64>,
+    ) {
+        // The last queries of twelve, and keys in three parts.
+        let (s_q, offset) = (5, 7);
+        let [q, k, v] = [
+            constant([s_q, 2, 4, 8]),
+            constant([12, 2, 2, 8]),
+            constant([12, 2, 2, 8]),
+        ];
+        let options = |start: usize| {
+            let rng = PositionRng::new(3, Purpose::Dropout, "parts");
+            let key = DropoutKey::new(rng, &[2, 4, s_q, 12]).with_offset(3, start);
+            let dropout = dropped.map(|p| AttentionDropout::new(p, key));
+            AttentionOptions {
+                query_offset: offset - start,
+                window,
+                dropout,
+                ..causal()
+            }
+        };
+        let whole = partial_attention(q.clone(), k.clone(), v.clone(), options(0));
+        let part = |start: usize, len: usize| {
+            [
+                q.clone(),
+                k.clone().narrow(0, start, len),
+                v.clone().narrow(0, start, len),
+            ]
+        };
+        let ranges = [(0, 3), (3, 4), (7, 5)];
+        let joined = ranges.map(|(start, len)| {
+            let [q, k, v] = part(start, len);
+            partial_attention(q, k, v, options(start))
+        });
+        let joined = joined.into_iter().reduce(PartialAttention::join).unwrap();
+        assert_close(joined.out.clone(), whole.out.clone(), 1e-6);
+        assert_close(joined.lse.clone(), whole.lse.clone(), 1e-6);
+        let dout = constant([s_q, 2, 4, 8]);
+        let expected = partial_attention_gradients(
+            [q.clone(), k.clone(), v.clone()],
+            whole,
+            dout.clone(),
+            options(0),
+        );
+        let found = ranges.map(|(start, len)| {
+            partial_attention_gradients(
+                part(start, len),
+                joined.clone(),
+                dout.clone(),
+                options(start),
+            )
+        });
+        let [[q_0, k_0, v_0], [q_1, k_1, v_1], [q_2, k_2, v_2]] = found;
+        let found = [
+            q_0 + q_1 + q_2,
+            Tensor::cat(vec![k_0, k_1, k_2], 0),
+            Tensor::cat(vec![v_0, v_1, v_2], 0),
+        ];
+        for (found, expected) in found.into_iter().zip(expected) {
+            assert_close(found, expected, 1e-5);
+        }
+    }
+
+    #[test]
+    fn parts_without_keys_join_to_nothing() {
+        let [q, k, v] = [
+            constant([2, 1, 1, 4]),
+            constant([3, 1, 1, 4]),
+            constant([3, 1, 1, 4]),
+        ];
+        let options = AttentionOptions {
+            query_offset: 30,
+            window: Some(2),
+            ..causal()
+        };
+        let part = || partial_attention(q.clone(), k.clone(), v.clone(), options.clone());
+        let PartialAttention { out, lse } = part().join(part());
+        assert!(out.into_data().iter::<f32>().all(|x| x == 0.0));
+        assert!(lse.into_data().iter::<f32>().all(|x| x < -1e29));
+    }
+
+    fn gradients(out: [usize; 4], lse: [usize; 3], dout: [usize; 4]) {
+        let whole = PartialAttention {
+            out: constant(out),
+            lse: constant(lse),
+        };
+        let inputs = [
+            constant([3, 2, 4, 8]),
+            constant([5, 2, 2, 8]),
+            constant([5, 2, 2, 6]),
+        ];
+        partial_attention_gradients(inputs, whole, constant(dout), causal());
+    }
+
+    #[rstest]
+    #[case(|| gradients([3, 2, 4, 8], [2, 4, 3], [3, 2, 4, 6]), "attention_part_gradients: out [3, 2, 4, 8]")]
+    #[case(|| gradients([3, 2, 4, 6], [4, 2, 3], [3, 2, 4, 6]), "lse [4, 2, 3]")]
+    #[case(|| gradients([3, 2, 4, 6], [2, 4, 3], [3, 2, 1, 6]), "dout [3, 2, 1, 6]")]
+    #[case(
+        || drop(partial_attention(constant([3, 2, 4, 8]), constant([0, 2, 2, 8]), constant([0, 2, 2, 8]), causal())),
+        "no empty dimension"
+    )]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

@@ -1,0 +1,232 @@
+//! Sums that attention to one part of the keys after the other adds to.
+
+use burn::tensor::{DType, Tensor};
+
+use super::PartialAttention;
+use super::merge::LOWEST;
+use crate::arg_check::{self, float};
+use crate::backend_ops::compute_dtype;
+
+/// Attention to parts of the keys, joined as they come, in f32 (f64 for f64): on GPUs each in one pass
+/// over the queries that it is of, in the memory of those before.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Distribution, Tensor};
+/// use megaburn_kernels::{AttentionOptions, OnlineSoftmaxMerge, partial_attention};
+///
+/// let x = |s| Tensor::<4>::random([s, 1, 2, 8], Distribution::Default, &Device::flex());
+/// let (q, k, v) = (x(4), x(6), x(6));
+/// let part = |keys: std::ops::Range<usize>, queries: std::ops::Range<usize>| {
+///     let [k, v] = [&k, &v].map(|x| x.clone().slice(keys.clone()));
+///     partial_attention(q.clone().slice(queries), k, v, AttentionOptions::default())
+/// };
+/// let mut sum = OnlineSoftmaxMerge::new([4, 1, 2, 8]);
+/// sum.add(0, part(0..2, 0..4));
+/// // The last two queries see the other keys too.
+/// sum.add(2, part(2..6, 2..4));
+/// let found = sum.finish(DType::F32).out.slice(2..4);
+/// let apart = (found - part(0..6, 2..4).out).abs().max();
+/// assert!(apart.into_scalar::<f32>() < 1e-6);
+/// ```
+#[derive(Debug)]
+pub struct OnlineSoftmaxMerge {
+    shape: [usize; 4],
+    joined: Option<PartialAttention>,
+}
+
+impl OnlineSoftmaxMerge {
+    /// Of queries that have seen no key.
+    ///
+    /// # Shapes
+    /// Of the result, `[s_q, b, hq, d_v]`.
+    pub fn new(shape: [usize; 4]) -> Self {
+        Self {
+            shape,
+            joined: None,
+        }
+    }
+
+    /// Adds what the queries from `start` on see of further keys.
+    ///
+    /// # Panics
+    /// For a part of other queries, or of another dtype than those before.
+    pub fn add(&mut self, start: usize, part: PartialAttention) {
+        let ([s_q, b, hq, d_v], [n, ..]) = (self.shape, part.out.dims());
+        assert!(
+            start + n <= s_q && part.out.dims() == [n, b, hq, d_v] && part.lse.dims() == [b, hq, n],
+            "AttentionSum::add: a part of queries {start}.., out {:?} and lse {:?}, of {:?}",
+            part.out.dims(),
+            part.lse.dims(),
+            self.shape
+        );
+        let operands = [float("out", &part.out), float("lse", &part.lse)];
+        arg_check::check("AttentionSum::add", operands);
+        self.joined = Some(match self.joined.take() {
+            None if n == s_q => PartialAttention {
+                out: part.out.cast(compute_dtype(part.lse.dtype())),
+                ..part
+            },
+            joined => add(joined.unwrap_or_else(|| self.nothing(&part)), start, part),
+        });
+    }
+
+    /// The result in `dtype`, and the logarithms of its sums.
+    ///
+    /// # Panics
+    /// If nothing was added.
+    pub fn finish(self, dtype: DType) -> PartialAttention {
+        let PartialAttention { out, lse } = self.joined.expect("AttentionSum: nothing was added");
+        PartialAttention {
+            out: out.cast(dtype),
+            lse,
+        }
+    }
+
+    fn nothing(&self, like: &PartialAttention) -> PartialAttention {
+        let ([s_q, b, hq, d_v], on) = (self.shape, (&like.lse.device(), like.lse.dtype()));
+        PartialAttention {
+            out: Tensor::zeros([s_q, b, hq, d_v], on),
+            lse: Tensor::full([b, hq, s_q], LOWEST, on),
+        }
+    }
+}
+
+fn add(joined: PartialAttention, start: usize, part: PartialAttention) -> PartialAttention {
+    #[cfg(feature = "cuda")]
+    if super::sum_cube::takes(&joined, &part) {
+        return super::sum_cube::join(joined, start, part);
+    }
+    let PartialAttention { out, lse } = joined;
+    let [n, b, hq, d_v] = part.out.dims();
+    let of_queries = PartialAttention {
+        out: out.clone().narrow(0, start, n),
+        lse: lse.clone().narrow(2, start, n),
+    };
+    let both = of_queries.join(part);
+    let queries = start..start + n;
+    PartialAttention {
+        out: out.slice_assign([queries.clone(), 0..b, 0..hq, 0..d_v], both.out),
+        lse: lse.slice_assign([0..b, 0..hq, queries], both.lse),
+    }
+}
+
+/// `sum` with `x` added to its rows from `start` on, in the dtype of `sum`: in place where nobody else
+/// holds it. Without a graph.
+///
+/// # Shapes
+/// `sum: [s, b, h, d]`, `x: [n, b, h, d]`
+///
+/// # Panics
+/// If the rows are not there, or others.
+pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
+    let (of, [n, rest @ ..]) = (sum.dims(), x.dims());
+    assert!(
+        start + n <= of[0] && rest == of[1..],
+        "add_rows: rows {start}.. of {of:?}, of {:?}",
+        x.dims()
+    );
+    arg_check::check("add_rows", [float("sum", &sum), float("x", &x)]);
+    #[cfg(feature = "cuda")]
+    if crate::cube::on_gpu(&sum).is_some() {
+        return super::sum_cube::add_rows(sum, start, x);
+    }
+    let x = x.cast(sum.dtype()) + sum.clone().narrow(0, start, n);
+    let [_, b, h, d] = of;
+    sum.slice_assign([start..start + n, 0..b, 0..h, 0..d], x)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_close, assert_refused, constant};
+
+    fn part([s_q, b, hq, d_v]: [usize; 4]) -> PartialAttention {
+        PartialAttention {
+            out: constant([s_q, b, hq, d_v]),
+            lse: constant([b, hq, s_q]),
+        }
+    }
+
+    fn stretch(part: &PartialAttention, start: usize, len: usize) -> PartialAttention {
+        let PartialAttention { out, lse } = part.clone();
+        PartialAttention {
+            out: out.narrow(0, start, len),
+            lse: lse.narrow(2, start, len),
+        }
+    }
+
+    #[rstest]
+    #[case([7, 2, 4, 6], 0)]
+    #[case([5, 1, 3, 8], 2)]
+    fn what_is_added_is_joined(#[case] shape: [usize; 4], #[case] start: usize) {
+        let parts = [part(shape), part(shape), part(shape)];
+        let len = shape[0] - start;
+        let mut sum = OnlineSoftmaxMerge::new(shape);
+        // The second is of the queries from `start` on, the third of those before too.
+        sum.add(0, parts[0].clone());
+        sum.add(start, stretch(&parts[1], start, len));
+        sum.add(0, parts[2].clone());
+        let found = sum.finish(DType::F32);
+        let [a, b, c] = parts;
+        let all = a.clone().join(b).join(c.clone());
+        let without = a.join(c);
+        let halves = [(all, start, len), (without, 0, start)];
+        for (expected, start, len) in halves.into_iter().filter(|(.., len)| *len > 0) {
+            let (found, expected) = (stretch(&found, start, len), stretch(&expected, start, len));
+            assert_close(found.out, expected.out, 1e-6);
+            assert_close(found.lse, expected.lse, 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_first_part_of_some_queries_leaves_the_others_without_keys() {
+        let first = part([3, 1, 2, 4]);
+        let mut sum = OnlineSoftmaxMerge::new([5, 1, 2, 4]);
+        sum.add(2, first.clone());
+        let found = sum.finish(DType::F32);
+        assert_close(found.out.clone().narrow(0, 2, 3), first.out, 1e-6);
+        assert!(
+            found
+                .out
+                .narrow(0, 0, 2)
+                .into_data()
+                .iter::<f32>()
+                .all(|x| x == 0.0)
+        );
+        assert!(
+            found
+                .lse
+                .narrow(2, 0, 2)
+                .into_data()
+                .iter::<f32>()
+                .all(|x| x < -1e29)
+        );
+    }
+
+    #[test]
+    fn rows_are_added_in_the_dtype_of_the_sum() {
+        let (sum, x) = (
+            constant([5, 2, 1, 3]),
+            constant([2, 2, 1, 3]).cast(DType::BF16),
+        );
+        let found = add_rows(sum.clone(), 3, x.clone());
+        assert_close(
+            found.clone().narrow(0, 0, 3),
+            sum.clone().narrow(0, 0, 3),
+            0.0,
+        );
+        let expected = sum.narrow(0, 3, 2) + x.cast(DType::F32);
+        assert_close(found.narrow(0, 3, 2), expected, 0.0);
+    }
+
+    #[rstest]
+    #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(2, part([3, 1, 2, 8])), "AttentionSum::add: a part of queries 2.., out [3, 1, 2, 8]")]
+    #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(0, part([4, 2, 2, 8])), "of [4, 1, 2, 8]")]
+    #[case(|| drop(OnlineSoftmaxMerge::new([4, 1, 2, 8]).finish(DType::F32)), "nothing was added")]
+    #[case(|| drop(add_rows(constant([4, 1, 2, 8]), 3, constant([2, 1, 2, 8]))), "add_rows: rows 3.. of [4, 1, 2, 8], of [2, 1, 2, 8]")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

@@ -1,0 +1,123 @@
+//! The backward from any gradient, where Burn's own begins with ones.
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{Shape, Tensor};
+
+use crate::arg_check::{self, float};
+use crate::backends::on_every_backend;
+
+/// One number whose `backward` gives the gradients that `y` has where its own gradient is `grad`. Only
+/// that counts: the number is 0, and a factor that it is multiplied with is lost.
+///
+/// `(y * grad).sum()` has the same gradients and makes three passes over `y` for them; this makes none.
+///
+/// # Shapes
+/// `y` and `grad` alike; result `[1]`
+///
+/// # Panics
+/// If the shapes or dtypes differ.
+pub fn backward_from<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
+    assert_eq!(
+        y.dims(),
+        grad.dims(),
+        "seed: the gradient has another shape than its tensor"
+    );
+    assert_eq!(
+        y.dtype(),
+        grad.dtype(),
+        "seed: the gradient has another dtype than its tensor"
+    );
+    arg_check::check("seed", [float("y", &y), float("grad", &grad)]);
+    Tensor::from_dispatch(<Dispatch as BackwardFromOps>::seed_backward(
+        y.into_dispatch(),
+        grad.into_dispatch(),
+    ))
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait BackwardFromOps: Backend {
+    /// `y` and `grad` of one shape to `[1]`. (`backward_from` is taken by Burn's `Backend`.)
+    fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl BackwardFromOps {
+        fn seed_backward(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::float_zeros(Shape::from([1]), &y.device(), y.dtype().into())
+        }
+    }
+}
+
+#[derive(Debug)]
+struct BackwardFromBackward;
+
+impl<B: BackwardFromOps> Backward<B, 1> for BackwardFromBackward {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        grads.consume::<B>(&ops.node);
+        let [parent] = ops.parents;
+        if let Some(node) = parent {
+            grads.register::<B>(node.id, ops.state);
+        }
+    }
+}
+
+impl<B: BackwardFromOps, C: CheckpointStrategy> BackwardFromOps for Autodiff<B, C> {
+    fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ((y, node), (grad, _)) = (y.into_parts(), grad.into_parts());
+        match BackwardFromBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
+            OpsKind::Tracked(op) => op.finish(grad.clone(), B::seed_backward(y, grad)),
+            OpsKind::UnTracked(op) => op.finish(B::seed_backward(y, grad)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_refused, constant, distance, leaf, normal, quantized, values};
+
+    #[test]
+    fn gradients_are_those_of_the_weighted_sum() {
+        let (x, weight) = (normal([3, 5]), constant([3, 5]));
+        let y = |x: &Tensor<2>| x.clone().exp();
+        let expected = x.grad(&(y(&x) * weight.clone()).sum().backward()).unwrap();
+        let x = leaf(x);
+        let found = backward_from(y(&x), Tensor::from_inner(weight.inner()));
+        assert_eq!(found.dims(), [1]);
+        assert_eq!(distance(x.grad(&found.backward()).unwrap(), expected), 0.0);
+    }
+
+    #[rstest]
+    #[case([2, 3])]
+    #[case([0, 3])]
+    fn views_and_nothing_have_their_gradients(#[case] shape: [usize; 2]) {
+        let (x, grad) = (normal(shape), constant([shape[1], shape[0]]));
+        let found = x
+            .grad(&backward_from(x.clone() * 2.0, grad.clone().transpose()).backward())
+            .unwrap();
+        assert_eq!(values(found), values(grad.transpose() * 2.0));
+    }
+
+    #[rstest]
+    #[case(|| drop(backward_from(normal([2, 2]), constant([2, 1]))), "seed: the gradient has another shape")]
+    #[case(|| drop(backward_from(normal([2, 2]), constant([2, 2]).cast(DType::F64))), "seed: the gradient has another dtype")]
+    #[case(|| drop(backward_from(quantized([2, 4]), quantized([2, 4]))), "seed: y is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

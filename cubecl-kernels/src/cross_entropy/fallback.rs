@@ -1,0 +1,154 @@
+//! The three steps composed of tensor operations.
+
+use burn::prelude::Bool;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+
+use super::CrossEntropyOptions;
+use crate::backend_ops::compute_dtype;
+
+/// The least maximum of a row: that of a part without tokens, whose sum of exponentials is 0. It is
+/// finite, since the difference of two infinities is not a number.
+pub(super) const LOWEST: f32 = -3.0e38;
+
+/// See [`super::op::Parts::statistics`].
+pub(super) fn statistics(
+    logits: Tensor<3>,
+    labels: Tensor<2, Int>,
+    options: CrossEntropyOptions,
+) -> Tensor<3> {
+    let columns = Columns::new(&logits, labels, options);
+    let x = columns.only_tokens(columns.wide(logits), f64::NEG_INFINITY);
+    let max = x.clone().max_dim(1).clamp_min(LOWEST);
+    let [rows, _] = x.dims();
+    let target = x
+        .clone()
+        .gather(1, columns.local.clone())
+        .mask_fill(columns.elsewhere(), 0.0);
+    let x = x - max.clone();
+    let sum = x.clone().exp().sum_dim(1);
+    let excess = columns.only_tokens(x, 0.0).sum_dim(1);
+    Tensor::cat(vec![max, sum, target, excess], 1)
+        .transpose()
+        .reshape([1, 4, rows])
+}
+
+/// See [`super::op::Parts::combined`].
+pub(super) fn combined(
+    statistics: Tensor<3>,
+    labels: Tensor<2, Int>,
+    columns: usize,
+    options: CrossEntropyOptions,
+) -> Tensor<2> {
+    let [parts, _, rows] = statistics.dims();
+    let of = |which| {
+        statistics
+            .clone()
+            .narrow(1, which, 1)
+            .reshape([parts, rows])
+    };
+    let max = of(0).max_dim(0);
+    let above = of(0) - max.clone();
+    let labels = labels.reshape([1, rows]);
+    let is_token = labels.clone().greater_equal_elem(0);
+    let is_token = is_token.bool_and(labels.clone().lower_elem(options.vocab as i64));
+    let sum = (of(1) * above.clone().exp())
+        .sum_dim(0)
+        .mask_fill(is_token.bool_not(), f64::NAN);
+    let target = of(2).sum_dim(0) - max.clone();
+    let mut loss = sum.clone().log() - target * options.on_target();
+    if options.smoothing > 0.0 {
+        let tokens = (0..parts)
+            .map(|part| options.tokens_of(part, columns) as f64)
+            .collect();
+        let tokens = TensorData::new::<f64, _>(tokens, [parts, 1]);
+        let tokens = Tensor::from_data(tokens, (&loss.device(), loss.dtype()));
+        let excess = (of(3) + above * tokens).sum_dim(0);
+        loss = loss - excess * options.on_each();
+    }
+    let ignored = labels.equal_elem(options.ignore_index);
+    Tensor::cat(vec![max, sum, loss.mask_fill(ignored, 0.0)], 0)
+}
+
+/// See [`super::op::Parts::logit_gradient`].
+pub(super) fn logit_gradient(
+    logits: Tensor<3>,
+    labels: Tensor<2, Int>,
+    rows: Tensor<2>,
+    grad: Tensor<2>,
+    options: CrossEntropyOptions,
+) -> Tensor<3> {
+    let (shape, dtype) = (logits.dims(), logits.dtype());
+    let columns = Columns::new(&logits, labels, options);
+    let x = columns.only_tokens(columns.wide(logits), f64::NEG_INFINITY);
+    let [num_rows, width] = x.dims();
+    let of = |which| rows.clone().narrow(0, which, 1).reshape([num_rows, 1]);
+    let p = (x - of(0)).exp() / of(1);
+    let target = columns
+        .local
+        .clone()
+        .expand([num_rows, width])
+        .equal(columns.index());
+    let target = target.bool_and(columns.elsewhere().bool_not().expand([num_rows, width]));
+    let wanted = p.zeros_like().mask_fill(target, options.on_target());
+    let wanted = columns.only_tokens(wanted.add_scalar(options.on_each()), 0.0);
+    let grad = grad.cast(p.dtype()).reshape([num_rows, 1]);
+    let ignored = columns.ignored.clone().expand([num_rows, width]);
+    ((p - wanted) * grad)
+        .mask_fill(ignored, 0.0)
+        .cast(dtype)
+        .reshape(shape)
+}
+
+/// The columns that are here and what the labels are among them.
+struct Columns {
+    shape: [usize; 2],
+    /// Columns that belong to tokens: the first.
+    tokens: usize,
+    /// The label's column, `[rows, 1]`; 0 if it is another part's.
+    local: Tensor<2, Int>,
+    here: Tensor<2, Bool>,
+    ignored: Tensor<2, Bool>,
+}
+
+impl Columns {
+    fn new(logits: &Tensor<3>, labels: Tensor<2, Int>, options: CrossEntropyOptions) -> Self {
+        let [s, b, columns] = logits.dims();
+        let tokens = options.tokens_of(options.part, columns);
+        let labels = labels.reshape([s * b, 1]);
+        let ignored = labels.clone().equal_elem(options.ignore_index);
+        let local = labels - options.first(columns) as i64;
+        let here = local.clone().greater_equal_elem(0);
+        let here = here.bool_and(local.clone().lower_elem(tokens as i64));
+        let local = local.mask_fill(here.clone().bool_not(), 0);
+        Self {
+            shape: [s * b, columns],
+            tokens,
+            local,
+            here,
+            ignored,
+        }
+    }
+
+    fn wide(&self, logits: Tensor<3>) -> Tensor<2> {
+        let dtype: DType = compute_dtype(logits.dtype()).into();
+        logits.cast(dtype).reshape(self.shape)
+    }
+
+    fn elsewhere(&self) -> Tensor<2, Bool> {
+        self.here.clone().bool_not()
+    }
+
+    /// The number of each column.
+    fn index(&self) -> Tensor<2, Int> {
+        let index = Tensor::<1, Int>::arange(0..self.shape[1] as i64, &self.local.device());
+        index.unsqueeze::<2>().expand(self.shape)
+    }
+
+    /// `x` with `value` in the columns of padding.
+    fn only_tokens(&self, x: Tensor<2>, value: f64) -> Tensor<2> {
+        match self.tokens < self.shape[1] {
+            true => x.mask_fill(self.index().greater_equal_elem(self.tokens as i64), value),
+            false => x,
+        }
+    }
+}

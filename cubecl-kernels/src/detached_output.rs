@@ -1,0 +1,193 @@
+//! Where a graph ends whose gradient comes from elsewhere: the output of a pipeline's stage.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{Shape, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::into_primitive::IntoPrimitive;
+
+/// The end of a graph that waits for its gradient. It holds what backward needs and not the output
+/// itself, whose memory is free once it was sent.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use megaburn_kernels::DetachedOutput;
+///
+/// let x = Tensor::<3>::ones([2, 1, 3], &Device::flex().autodiff()).require_grad();
+/// let detached_output = DetachedOutput::of(x.clone() * 2.0);
+/// let gradient = Tensor::full([2, 1, 3], 0.5, &Device::flex());
+/// let grads = detached_output.backward(gradient.clone());
+/// assert_eq!(x.grad(&grads).unwrap().into_data(), (gradient * 2.0).into_data());
+/// ```
+///
+/// Source: Megatron-LM `megatron/core/pipeline_parallel/schedules.py`, `deallocate_output_tensor` and
+/// `custom_backward`.
+#[derive(Debug)]
+pub struct DetachedOutput {
+    end: Tensor<1>,
+    gradient: Slot,
+    shape: [usize; 3],
+}
+
+/// Where the gradient will be, as rows.
+type Slot = Arc<Mutex<Option<Tensor<2>>>>;
+
+impl DetachedOutput {
+    /// Ends the graph of `y`.
+    ///
+    /// # Panics
+    /// If `y` is in no graph.
+    pub fn of(y: Tensor<3>) -> Self {
+        assert!(
+            y.is_tracked(),
+            "outlet: nothing that it is made of needs a gradient"
+        );
+        let (shape, gradient) = (y.dims(), Slot::default());
+        Self {
+            end: detached_output(y, gradient.clone()),
+            gradient,
+            shape,
+        }
+    }
+
+    /// Goes backward from `gradient`, which is taken as it is.
+    ///
+    /// # Shapes
+    /// That of the output, off the autodiff device, in its type.
+    ///
+    /// # Panics
+    /// If the shape is another one.
+    pub fn backward(self, gradient: Tensor<3>) -> burn::tensor::Gradients {
+        Self::backward_all([(self, gradient)])
+    }
+
+    /// Goes backward from several at once, each with its gradient.
+    ///
+    /// # Panics
+    /// If there are none, or a shape is another one.
+    pub fn backward_all(
+        outlets: impl IntoIterator<Item = (Self, Tensor<3>)>,
+    ) -> burn::tensor::Gradients {
+        let ends = outlets.into_iter().map(
+            |(
+                Self {
+                    end,
+                    gradient: slot,
+                    shape,
+                },
+                gradient,
+            )| {
+                let found = gradient.dims();
+                assert!(found == shape, "outlet: a gradient {found:?} of {shape:?}");
+                let rows = gradient.flatten(0, 1);
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
+                end
+            },
+        );
+        let end = ends.reduce(|a, b| a + b);
+        end.expect("outlet: backward goes from one at least")
+            .backward()
+    }
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait DetachedOutputOps: Backend {
+    /// `y` to `[1]`, which stands for it.
+    fn detached_output_of(y: FloatTensor<Self>, gradient: Slot) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl DetachedOutputOps {
+        fn detached_output_of(y: FloatTensor<Self>, _: Slot) -> FloatTensor<Self> {
+            placeholder::<Self>(y)
+        }
+    }
+}
+
+fn placeholder<B: Backend>(y: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_zeros(Shape::from([1]), &y.device(), y.dtype().into())
+}
+
+fn detached_output(y: Tensor<3>, gradient: Slot) -> Tensor<1> {
+    Tensor::from_dispatch(<Dispatch as DetachedOutputOps>::detached_output_of(
+        y.into_dispatch(),
+        gradient,
+    ))
+}
+
+#[derive(Debug)]
+struct DetachedOutputBackward;
+
+impl<B: DetachedOutputOps + IntoPrimitive> Backward<B, 1> for DetachedOutputBackward {
+    type State = (Slot, Shape);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (slot, shape) = ops.state;
+        grads.consume::<B>(&ops.node);
+        let gradient = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gradient = gradient.expect("outlet: backward goes from `Outlet::backward`");
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::float_reshape(B::unwrap(gradient), shape));
+        }
+    }
+}
+
+impl<B: DetachedOutputOps + IntoPrimitive, C: CheckpointStrategy> DetachedOutputOps
+    for Autodiff<B, C>
+{
+    fn detached_output_of(y: FloatTensor<Self>, gradient: Slot) -> FloatTensor<Self> {
+        let (y, node) = y.into_parts();
+        let shape = y.shape();
+        let end = B::detached_output_of(y, gradient.clone());
+        match DetachedOutputBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
+            OpsKind::Tracked(op) => op.finish((gradient, shape), end),
+            OpsKind::UnTracked(op) => op.finish(end),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{constant, leaf, values};
+
+    #[rstest]
+    fn the_gradient_that_is_given_goes_backward_as_it_is(
+        #[values(DType::F32, DType::BF16)] dtype: DType,
+    ) {
+        let x = leaf(constant([5, 2, 3]).cast(dtype));
+        let other = leaf(constant([5, 2, 3]).cast(dtype));
+        let detached_output = DetachedOutput::of(x.clone() + other.clone() + x.clone());
+        let gradient = constant([5, 2, 3]).cast(dtype).inner();
+        let grads = detached_output.backward(gradient.clone());
+        assert_eq!(
+            values(other.grad(&grads).unwrap()),
+            values(gradient.clone())
+        );
+        assert_eq!(
+            values(x.grad(&grads).unwrap()),
+            values(gradient.clone() + gradient)
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "a gradient [2, 1, 3] of [1, 2, 3]")]
+    fn a_gradient_of_another_shape_is_refused() {
+        let detached_output = DetachedOutput::of(leaf(constant([1, 2, 3])));
+        detached_output.backward(constant([2, 1, 3]).inner());
+    }
+}

@@ -1,0 +1,230 @@
+//! Matrix products, as each backend computes them best: Flex by its own GEMM, CUDA through cuBLASLt,
+//! other GPUs by CubeCL's.
+
+use burn::backend::ops::ModuleOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use crate::backend_ops::cast;
+use crate::backends::on_every_backend;
+
+/// Runs `work`, in which equal matrices have equal products, to the bit, on every device of a kind: no product
+/// is computed by what is found to be fastest on this one. For what several ranks compute each for itself.
+pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
+    #[cfg(feature = "cuda")]
+    return megaburn_cuda::gemm::deterministic(work);
+    #[cfg(not(feature = "cuda"))]
+    work()
+}
+
+/// What a backend must be able to multiply. Inputs may be views, transposed or cut from others.
+pub(crate) trait GemmOps: Backend {
+    /// `a b * scale` in `dtype`, summed in f32 at least.
+    ///
+    /// # Shapes
+    /// `a: [.., m, k]`, `b: [.., k, n]` of one dtype
+    fn product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        gemm_in_f32::<Self>(a, b, scale, dtype)
+    }
+
+    /// `x w + bias` in the dtype of `x`.
+    ///
+    /// # Shapes
+    /// `x: [t, k]`, `w: [k, n]`, `bias: [n]`
+    fn affine(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::linear(x, w, bias)
+    }
+
+    /// `sum + xᵀ dy` in f32, `sum` being zero where there is none; the result may stand in `room` then.
+    /// `sum` and `room` may be written in place.
+    ///
+    /// # Shapes
+    /// `x: [t, k]`, `dy: [t, n]`; sum, room and result `[k, n]`
+    fn add_weight_gradient(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        sum: Option<Tensor<2>>,
+        room: Option<Tensor<2>>,
+    ) -> Tensor<2>;
+}
+
+/// `a b` in the dtype of both, of tensors without a graph. (Burn's own rounds f32 to tf32 on GPUs, with ten bits of
+/// mantissa, where its autotuning finds that faster.)
+///
+/// # Shapes
+/// `a: [.., m, k]`, `b: [.., k, n]`
+pub(crate) fn multiply<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    let product = <Dispatch as PlainGemm>::plain_gemm(a.into_dispatch(), b.into_dispatch());
+    Tensor::from_dispatch(product)
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+trait PlainGemm: Backend {
+    fn plain_gemm(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl PlainGemm {
+        fn plain_gemm(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+            let dtype = TensorMetadata::dtype(&a).into();
+            Self::product(a, b, 1.0, dtype)
+        }
+    }
+}
+
+fn gemm_in_f32<B: Backend>(
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+    scale: f64,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let wide = crate::backend_ops::compute_dtype(a.dtype());
+    let a = cast::<B>(a, wide);
+    let a = if scale == 1.0 {
+        a
+    } else {
+        B::float_mul_scalar(a, scale.into())
+    };
+    cast::<B>(B::float_matmul(a, cast::<B>(b, wide)), dtype)
+}
+
+/// The rows of `w` swapped with its columns.
+pub(crate) fn swapped<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
+    let rank = w.rank();
+    B::float_swap_dims(w, rank - 2, rank - 1)
+}
+
+fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
+    let term = term.cast(DType::F32);
+    match sum {
+        Some(sum) => sum + term,
+        None => term,
+    }
+}
+
+#[cfg(feature = "flex")]
+impl GemmOps for burn::backend::Flex {
+    fn add_weight_gradient(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        sum: Option<Tensor<2>>,
+        _: Option<Tensor<2>>,
+    ) -> Tensor<2> {
+        // A narrow product would be rounded before it is summed.
+        let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
+        plus(
+            sum,
+            Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
+        )
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cube {
+    use burn::backend::Cube;
+    use megaburn_cuda::{CudaQueue, gemm, tensor};
+
+    use super::*;
+
+    impl GemmOps for Cube {
+        fn product(
+            a: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+            scale: f64,
+            dtype: FloatDType,
+        ) -> FloatTensor<Self> {
+            if let Some(zeros) = without_terms::<Self>(&a, &b, dtype) {
+                return zeros;
+            }
+            let (a, b) = (tensor::from_backend(a), tensor::from_backend(b));
+            let out = DType::from(dtype);
+            if CudaQueue::of(&a).is_some() && gemm::takes(a.dtype, b.dtype, out) {
+                return tensor::into_backend(done(gemm::product(a, b, None, scale as f32, out)));
+            }
+            gemm_in_f32::<Self>(
+                tensor::into_backend(a),
+                tensor::into_backend(b),
+                scale,
+                dtype,
+            )
+        }
+
+        fn affine(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+        ) -> FloatTensor<Self> {
+            let (x, w) = (tensor::from_backend(x), tensor::from_backend(w));
+            let bias = bias.map(tensor::from_backend);
+            if CudaQueue::of(&x).is_some() && gemm::takes(x.dtype, w.dtype, x.dtype) {
+                let dtype = x.dtype;
+                return tensor::into_backend(done(gemm::product(x, w, bias, 1.0, dtype)));
+            }
+            let bias = bias.map(tensor::into_backend);
+            Self::linear(tensor::into_backend(x), tensor::into_backend(w), bias)
+        }
+
+        fn add_weight_gradient(
+            x: FloatTensor<Self>,
+            dy: FloatTensor<Self>,
+            sum: Option<Tensor<2>>,
+            room: Option<Tensor<2>>,
+        ) -> Tensor<2> {
+            if x.shape()[0] == 0 {
+                let none = Self::product(swapped::<Self>(x), dy, 1.0, FloatDType::F32);
+                return plus(sum, Tensor::from_primitive::<Self>(none));
+            }
+            let (x, dy) = (tensor::from_backend(x), tensor::from_backend(dy));
+            if CudaQueue::of(&x).is_none() || !gemm::takes(x.dtype, dy.dtype, DType::F32) {
+                let [x, dy] =
+                    [x, dy].map(|x| cast::<Self>(tensor::into_backend(x), FloatDType::F32));
+                return plus(
+                    sum,
+                    Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
+                );
+            }
+            let (x, add) = (tensor::transposed(x), sum.is_some());
+            let sum = match sum.or(room) {
+                None => done(gemm::product(x, dy, None, 1.0, DType::F32)),
+                Some(sum) => {
+                    let sum = sum.try_into_primitive::<Self>();
+                    let sum = tensor::from_backend(sum.expect("a gradient is where its weight is"));
+                    done(gemm::product_into(x, dy, &sum, add));
+                    sum
+                }
+            };
+            Tensor::from_primitive::<Self>(tensor::into_backend(sum))
+        }
+    }
+
+    /// `a b` where it is a sum of nothing, as weights' gradients of no rows are: no library knows of
+    /// such products.
+    fn without_terms<B: Backend>(
+        a: &FloatTensor<B>,
+        b: &FloatTensor<B>,
+        dtype: FloatDType,
+    ) -> Option<FloatTensor<B>> {
+        let (mut shape, last) = (a.shape(), a.rank() - 1);
+        if shape[last] > 0 {
+            return None;
+        }
+        shape[last] = b.shape()[last];
+        Some(B::float_zeros(shape, &a.device(), dtype))
+    }
+
+    /// Shapes and types are checked before a product is asked for; what fails on the device shows at
+    /// the next read.
+    fn done<T>(result: Result<T, megaburn_cuda::CudaError>) -> T {
+        result.unwrap_or_else(|error| panic!("{error}"))
+    }
+}

@@ -1,0 +1,243 @@
+use std::{fmt, sync::Arc};
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape, Tensor};
+
+use crate::backend_ops::rows;
+use crate::into_primitive::IntoPrimitive;
+
+/// How the input of a product is computed once more, for one that does not keep it until backward
+/// (Megatron's `CheckpointWithoutOutput`): from tensors that others keep anyway.
+///
+/// It must give the very numbers of the input. The tensors that it holds must be without autodiff: Burn
+/// holds a lock on their graph while it goes backward.
+#[derive(Clone)]
+pub struct RecomputeFn(Arc<dyn Fn() -> Tensor<2> + Send + Sync>);
+
+impl RecomputeFn {
+    /// By `compute`, which is called once for each backward that needs the input, by the thread that
+    /// goes backward.
+    ///
+    /// # Shapes
+    /// `compute`: `[.., in]`, as many rows as the input has
+    pub fn new<const D: usize>(compute: impl Fn() -> Tensor<D> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move || {
+            let x = compute();
+            let dims = x.dims();
+            x.reshape([dims[..D - 1].iter().product::<usize>(), dims[D - 1]])
+        }))
+    }
+
+    /// What `f` makes of it.
+    ///
+    /// # Shapes
+    /// `f`: `[rows, in]` to whatever the input is then
+    pub fn map(self, f: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move || f(self.compute())))
+    }
+
+    /// The input, `[rows, in]`.
+    pub fn compute(&self) -> Tensor<2> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for RecomputeFn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Again").finish_non_exhaustive()
+    }
+}
+
+/// The input of a product, from forward to backward.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedInput<T> {
+    /// Nothing where it is computed again.
+    x: Option<T>,
+    again: Option<RecomputeFn>,
+    pub(crate) shape: Shape,
+    dtype: DType,
+}
+
+impl<T: TensorMetadata> SavedInput<T> {
+    /// Of `x`, itself only where nobody computes it again.
+    pub(crate) fn new(x: T, again: Option<RecomputeFn>) -> Self {
+        let (shape, dtype) = (x.shape(), x.dtype());
+        Self {
+            x: again.is_none().then_some(x),
+            again,
+            shape,
+            dtype,
+        }
+    }
+
+    /// The input, `[rows, in]`.
+    pub(crate) fn rows<B: IntoPrimitive<FloatTensorPrimitive = T>>(self) -> FloatTensor<B> {
+        let Self {
+            x,
+            again,
+            shape,
+            dtype,
+        } = self;
+        let x = x.or_else(|| again.map(|again| B::unwrap(again.compute())));
+        let x = rows::<B>(x.expect("it is kept or computed again"));
+        let (found, n) = (x.shape(), shape[shape.num_dims() - 1]);
+        assert!(
+            found.num_elements() == shape.num_elements() && found[1] == n && x.dtype() == dtype,
+            "linear: what was computed again is {:?} {}, not rows of {:?} {}",
+            found.as_slice(),
+            x.dtype().name(),
+            shape.as_slice(),
+            dtype.name()
+        );
+        x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use burn::tensor::{Int, TensorData, activation};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_refused, constant, device, leaf, normal};
+    use crate::{CrossEntropyOptions, LinearOptions, MainGrad, linear, linear_cross_entropy};
+
+    /// What a layer gives of `tanh(x)`, which it may not keep: result and gradients of `x`, the weight
+    /// and the bias; and how often the input was computed again.
+    fn trained(
+        what: &str,
+        [x, w]: [Tensor<2>; 2],
+        bias: Option<Tensor<1>>,
+        main: &MainGrad,
+        out_in: bool,
+        forgotten: bool,
+    ) -> (Vec<TensorData>, usize) {
+        let (x, w, bias) = (leaf(x), leaf(w), bias.map(leaf));
+        let rows = x.dims()[0];
+        // A view, `[2, rows, ..]` with its halves swapped.
+        let view = move |x: Tensor<2>| x.reshape([rows / 2, 2, 8]).swap_dims(0, 1);
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (noted, source) = (calls.clone(), x.clone().inner());
+        let again = forgotten.then(|| {
+            RecomputeFn::new(move || {
+                noted.fetch_add(1, Ordering::Relaxed);
+                view(activation::tanh(source.clone()))
+            })
+        });
+        let options = LinearOptions {
+            out_in,
+            main_grad: Some(main.clone()),
+            again,
+            ..Default::default()
+        };
+        let y = view(activation::tanh(x.clone()));
+        let y = match what {
+            "linear" => linear(y, w.clone(), bias.clone(), options),
+            _ => {
+                let ids = (0..rows).map(|i| (i % 6) as i64).collect();
+                let ids = TensorData::new::<i64, _>(ids, [2, rows / 2]);
+                let ids = Tensor::<2, Int>::from_data(ids, &device());
+                let how = CrossEntropyOptions::new(6);
+                linear_cross_entropy(y, w.clone(), ids, options, how, 3, |own| own).unsqueeze_dim(2)
+            }
+        };
+        let found = y.clone().inner().into_data();
+        let grads = (y.clone() * y).sum().backward();
+        let of_w = main.take().or_else(|| w.grad(&grads)).expect("a gradient");
+        let of_x = x.grad(&grads).expect("a gradient");
+        let of_bias = bias
+            .filter(|_| what == "linear")
+            .and_then(|bias| bias.grad(&grads));
+        let mut all = vec![found, of_x.into_data(), of_w.into_data()];
+        all.extend(of_bias.map(Tensor::into_data));
+        (all, calls.load(Ordering::Relaxed))
+    }
+
+    #[rstest]
+    fn an_input_that_is_computed_again_gives_the_same_bits(
+        #[values("linear", "loss")] what: &str,
+        #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
+        #[values(true, false)] out_in: bool,
+        #[values(true, false)] attached: bool,
+        #[values(true, false)] with_bias: bool,
+    ) {
+        let main = MainGrad::default();
+        if attached {
+            main.attach();
+        }
+        for rows in [6, 10] {
+            let shape = if out_in { [6, 8] } else { [8, 6] };
+            let matrices = || [constant([rows, 8]), constant(shape)].map(|x| x.cast(dtype));
+            let (inputs, bias) = (matrices(), with_bias.then(|| constant([6]).cast(dtype)));
+            let run =
+                |forgotten| trained(what, inputs.clone(), bias.clone(), &main, out_in, forgotten);
+            let ((kept, none), (found, calls)) = (run(false), run(true));
+            assert_eq!((none, calls), (0, 1));
+            assert!(kept == found, "the bits differ");
+        }
+    }
+
+    #[test]
+    fn without_a_gradient_of_the_weight_nothing_is_computed_again() {
+        let again = RecomputeFn::new(|| -> Tensor<2> { panic!("it was computed again") });
+        let options = LinearOptions {
+            again: Some(again),
+            ..Default::default()
+        };
+        let (x, w) = (normal([3, 4]), constant([4, 5]));
+        let y = linear(x.clone(), w.clone(), None, options.clone());
+        assert!(x.grad(&y.sum().backward()).is_some());
+        // Nor without any.
+        let inner = linear(x.inner(), w.inner(), None, options);
+        assert_eq!(inner.dims(), [3, 5]);
+    }
+
+    #[test]
+    fn no_rows_are_computed_again() {
+        let (x, w) = (normal([0, 2, 4]), normal([4, 3]));
+        let source = x.clone().inner();
+        let again = Some(RecomputeFn::new(move || source.clone()));
+        let y = linear(
+            x.clone(),
+            w.clone(),
+            None,
+            LinearOptions {
+                again,
+                ..Default::default()
+            },
+        );
+        let grads = y.sum().backward();
+        assert_eq!(x.grad(&grads).unwrap().dims(), [0, 2, 4]);
+        assert_eq!(crate::testing::values(w.grad(&grads).unwrap()), [0.0; 12]);
+    }
+
+    #[test]
+    fn steps_follow_one_another() {
+        let x = constant([3, 4]).inner();
+        let half = x.clone();
+        let again = RecomputeFn::new(move || half.clone()).map(|x| x.clone() + x);
+        assert_eq!(again.compute().into_data(), (x * 2.0).into_data());
+    }
+
+    #[rstest]
+    #[case([4, 4], DType::F32, "what was computed again is [4, 4] f32, not rows of [3, 4] f32")]
+    #[case([6, 2], DType::F32, "what was computed again is [6, 2] f32, not rows of [3, 4] f32")]
+    #[case([3, 4], DType::BF16, "what was computed again is [3, 4] bf16, not rows of [3, 4] f32")]
+    fn another_input_is_refused(
+        #[case] shape: [usize; 2],
+        #[case] dtype: DType,
+        #[case] message: &str,
+    ) {
+        let other = constant(shape).cast(dtype).inner();
+        let again = Some(RecomputeFn::new(move || other.clone()));
+        let options = LinearOptions {
+            again,
+            ..Default::default()
+        };
+        let y = linear(normal([3, 4]), normal([4, 5]), None, options);
+        assert_refused(|| y.sum().backward(), message);
+    }
+}

@@ -1,0 +1,66 @@
+use burn::tensor::{DType, Int, Tensor};
+
+/// Numbers of i32 for the host, and what `meanwhile` gives. On a GPU they are on their way before what that enqueues,
+/// which is started before the host waits for them.
+///
+/// # Panics
+/// If they are of another dtype, or the device failed before.
+pub fn read_overlapped<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (Vec<i64>, T) {
+    assert_eq!(
+        x.dtype(),
+        DType::I32,
+        "read_meanwhile: numbers are not of i32"
+    );
+    #[cfg(feature = "cuda")]
+    if super::cube::ints_on_gpu(&x) {
+        return cube::read_overlapped(x, meanwhile);
+    }
+    let done = meanwhile();
+    (x.into_data().iter().collect(), done)
+}
+
+#[cfg(feature = "cuda")]
+mod cube {
+    use burn::tensor::{Int, Tensor};
+    use cubecl::future::block_on;
+    use megaburn_cuda::CudaQueue;
+
+    use crate::moe::cube::ints;
+
+    pub(super) fn read_overlapped<T>(
+        x: Tensor<1, Int>,
+        meanwhile: impl FnOnce() -> T,
+    ) -> (Vec<i64>, T) {
+        let ([len], x) = (x.dims(), ints(x));
+        let queue = CudaQueue::of(&x);
+        let coming = x.client.read_async(vec![x.handle]);
+        let done = meanwhile();
+        if let Some(queue) = queue {
+            // A few launches would wait for more of them.
+            queue.flush();
+        }
+        let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_meanwhile: {error}"));
+        let (numbers, _) = bytes[0].as_chunks();
+        let numbers = numbers[..len]
+            .iter()
+            .map(|&number| i32::from_ne_bytes(number));
+        (numbers.map(i64::from).collect(), done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+
+    use super::*;
+    use crate::testing::{assert_refused, device};
+
+    #[test]
+    fn numbers_are_read_and_others_refused() {
+        let numbers = || TensorData::from([3i32, -1, i32::MAX]);
+        let on = |dtype| Tensor::<1, Int>::from_data(numbers(), (&device().inner(), dtype));
+        let found = read_overlapped(on(DType::I32), || "done");
+        assert_eq!(found, (vec![3, -1, i64::from(i32::MAX)], "done"));
+        assert_refused(|| read_overlapped(on(DType::I64), || ()), "not of i32");
+    }
+}

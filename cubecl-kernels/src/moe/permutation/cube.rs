@@ -1,0 +1,204 @@
+//! The kernels: a counting sort of 256 slots at a time, in which each unit has a slot and some experts.
+//!
+//! Who counts reads all slots, so that nobody adds to what another adds to, and all comes in its order.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::{DType, Int, Tensor};
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::ExpertPermutation;
+use crate::moe::cube::{UNITS, ints, wrap_ints};
+
+/// The most cubes: each reads what all have counted.
+const CUBES: usize = 128;
+
+pub(super) fn permutation_by_expert(
+    experts: Tensor<2, Int>,
+    num_experts: usize,
+) -> ExpertPermutation {
+    let experts = ints(experts);
+    let [t, k] = experts.shape().dims();
+    let slots = t * k;
+    let of_cube = slots.div_ceil(CUBES).next_multiple_of(UNITS);
+    let cubes = slots.div_ceil(of_cube);
+    let (client, dtype) = (experts.client.clone(), dtype_to_storage_type(experts.dtype));
+    let [parts, counts, in_order, tokens] = [cubes * (num_experts + 1), num_experts, slots, slots]
+        .map(|len| tensor::empty(&experts, [len], DType::I32));
+    let rows = tensor::empty(&experts, [t, k], DType::I32);
+    count_kernel::launch(
+        &client,
+        CubeCount::Static(cubes as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        experts.clone().into_buffer_arg(),
+        parts.clone().into_buffer_arg(),
+        slots as u32,
+        of_cube as u32,
+        num_experts as u32,
+        dtype,
+    );
+    place_kernel::launch(
+        &client,
+        CubeCount::Static(cubes as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        experts.into_buffer_arg(),
+        parts.into_buffer_arg(),
+        counts.clone().into_buffer_arg(),
+        in_order.clone().into_buffer_arg(),
+        tokens.clone().into_buffer_arg(),
+        rows.clone().into_buffer_arg(),
+        slots as u32,
+        of_cube as u32,
+        k as u32,
+        num_experts as u32,
+        dtype,
+    );
+    ExpertPermutation {
+        counts: wrap_ints(counts),
+        slots: wrap_ints(in_order),
+        tokens: wrap_ints(tokens),
+        rows: wrap_ints(rows),
+    }
+}
+
+/// The expert of a slot; `num_experts` if it is nobody's, one more behind the `end` of the slots.
+#[cube]
+fn bucket<I: Numeric>(experts: &[I], slot: u32, end: u32, #[comptime] num_experts: u32) -> u32 {
+    let mut bucket = comptime!(num_experts + 1).runtime();
+    if slot < end {
+        // In 64 bits, of which the lower half may be an expert's.
+        let expert = i64::cast_from(experts[slot as usize]);
+        bucket = num_experts.runtime();
+        if expert >= 0 && expert < comptime!(num_experts as i64) {
+            bucket = u32::cast_from(expert);
+        }
+    }
+    bucket
+}
+
+/// How many of the first `end` slots of a chunk are of `bucket`.
+#[cube]
+fn found(chunk: &Shared<[u32]>, bucket: u32, end: u32) -> u32 {
+    let mut sum = 0u32;
+    for i in 0..end {
+        if chunk[i as usize] == bucket {
+            sum += 1;
+        }
+    }
+    sum
+}
+
+/// Slots of each bucket among those of each cube, `[cubes, num_experts + 1]`.
+#[cube(launch)]
+fn count_kernel<I: Numeric>(
+    experts: &[I],
+    counts: &mut [i32],
+    slots: u32,
+    of_cube: u32,
+    #[comptime] num_experts: u32,
+    #[define(I)] _dtype: ElemType,
+) {
+    let mut chunk = Shared::new_slice(256usize);
+    let mut sums = Shared::new_slice(comptime!(num_experts as usize + 1));
+    let mut mine = UNIT_POS;
+    while mine <= num_experts {
+        sums[mine as usize] = 0u32;
+        mine += 256;
+    }
+    let mut start = CUBE_POS_X * of_cube;
+    let end = min(start + of_cube, slots);
+    while start < end {
+        chunk[UNIT_POS as usize] = bucket::<I>(experts, start + UNIT_POS, end, num_experts);
+        sync_cube();
+        let mut mine = UNIT_POS;
+        while mine <= num_experts {
+            sums[mine as usize] += found(&chunk, mine, 256u32);
+            mine += 256;
+        }
+        // Nobody replaces what another still reads.
+        sync_cube();
+        start += 256;
+    }
+    let mut mine = UNIT_POS;
+    while mine <= num_experts {
+        let at = CUBE_POS_X * comptime!(num_experts + 1) + mine;
+        counts[at as usize] = i32::cast_from(sums[mine as usize]);
+        mine += 256;
+    }
+}
+
+/// Puts each cube's slots behind those of the cubes before.
+#[cube(launch)]
+#[expect(clippy::too_many_arguments, reason = "one a result and a size")]
+fn place_kernel<I: Numeric>(
+    experts: &[I],
+    parts: &[i32],
+    counts: &mut [i32],
+    in_order: &mut [i32],
+    tokens: &mut [i32],
+    rows: &mut [i32],
+    slots: u32,
+    of_cube: u32,
+    top_k: u32,
+    #[comptime] num_experts: u32,
+    #[define(I)] _dtype: ElemType,
+) {
+    let mut chunk = Shared::new_slice(256usize);
+    let mut totals = Shared::new_slice(comptime!(num_experts as usize + 1));
+    // Where the next slot of a bucket goes.
+    let mut next = Shared::new_slice(comptime!(num_experts as usize + 1));
+    let mut num_rows = Shared::new_slice(1usize);
+    let mut mine = UNIT_POS;
+    while mine <= num_experts {
+        let mut before = 0u32;
+        let mut total = 0u32;
+        for cube in 0..CUBE_COUNT_X {
+            let part = u32::cast_from(parts[(cube * comptime!(num_experts + 1) + mine) as usize]);
+            total += part;
+            if cube < CUBE_POS_X {
+                before += part;
+            }
+        }
+        totals[mine as usize] = total;
+        next[mine as usize] = before;
+        mine += 256;
+    }
+    sync_cube();
+    let mut mine = UNIT_POS;
+    while mine <= num_experts {
+        let mut first = 0u32;
+        for other in 0..mine {
+            first += totals[other as usize];
+        }
+        next[mine as usize] += first;
+        if mine == num_experts {
+            num_rows[0] = first;
+        } else if CUBE_POS_X == 0 {
+            counts[mine as usize] = i32::cast_from(totals[mine as usize]);
+        }
+        mine += 256;
+    }
+    let mut start = CUBE_POS_X * of_cube;
+    let end = min(start + of_cube, slots);
+    while start < end {
+        let slot = start + UNIT_POS;
+        let bucket = bucket::<I>(experts, slot, end, num_experts);
+        chunk[UNIT_POS as usize] = bucket;
+        sync_cube();
+        if slot < end {
+            let at = next[bucket as usize] + found(&chunk, bucket, UNIT_POS);
+            in_order[at as usize] = i32::cast_from(slot);
+            tokens[at as usize] = i32::cast_from(slot / top_k);
+            rows[slot as usize] = i32::cast_from(min(at, num_rows[0]));
+        }
+        sync_cube();
+        let mut mine = UNIT_POS;
+        while mine <= num_experts {
+            next[mine as usize] += found(&chunk, mine, 256u32);
+            mine += 256;
+        }
+        sync_cube();
+        start += 256;
+    }
+}

@@ -1,0 +1,135 @@
+//! Norms composed of a backend's primitives.
+//!
+//! With `n = (x - mean) / deviation` (no mean in RMS norm) and `g = dy * gamma`:
+//! `dbeta = sum_rows(dy)`, `dgamma = sum_rows(dy * n)`,
+//! `dx = (g - mean(g) - n * mean(g * n)) / deviation`.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::FloatDType;
+
+use super::{Norm, NormGrads, NormInput, NormInputGrads, SavedNorm};
+use crate::backend_ops::{cast, compute_dtype, row, rows};
+use crate::bias::{ColumnSum, bias_gradient};
+
+pub(super) fn normed<B: Backend>(norm: Norm, input: NormInput<FloatTensor<B>>) -> FloatTensor<B> {
+    if norm.bit_exact_with_training
+        || !norm.centered
+        || norm.options.zero_centered_gamma
+        || input.residual.is_some()
+    {
+        return forward::<B>(norm, input).0;
+    }
+    // The backend's own loop, the one that `burn::nn::LayerNorm` runs.
+    let NormInput { x, gamma, beta, .. } = input;
+    let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
+    let [x, gamma] = [x, gamma].map(|t| cast::<B>(t, wide));
+    let beta = beta.map(|beta| cast::<B>(beta, wide));
+    cast::<B>(
+        B::layer_norm(x, gamma, beta, norm.options.epsilon),
+        dtype.into(),
+    )
+}
+
+/// The norm, operation by operation in the order of Burn's composed one, for equal bits.
+pub(super) fn forward<B: Backend>(
+    norm: Norm,
+    input: NormInput<FloatTensor<B>>,
+) -> (FloatTensor<B>, FloatTensor<B>, SavedNorm<FloatTensor<B>>) {
+    let NormInput {
+        x,
+        residual,
+        gamma,
+        beta,
+    } = input;
+    let (shape, dtype, wide) = (x.shape(), x.dtype(), compute_dtype(x.dtype()));
+    let sum = match residual {
+        Some(residual) => {
+            let sum = B::float_add(cast::<B>(x, wide), cast::<B>(residual, wide));
+            cast::<B>(sum, dtype.into())
+        }
+        None => x,
+    };
+    let x = cast::<B>(rows::<B>(sum.clone()), wide);
+    let mean = norm.centered.then(|| B::float_mean_dim(x.clone(), 1));
+    let centered = less::<B>(x, mean.clone());
+    let squares = B::float_mean_dim(B::float_mul(centered.clone(), centered.clone()), 1);
+    let deviation = B::float_sqrt(B::float_add_scalar(squares, norm.options.epsilon.into()));
+    let n = B::float_div(centered, deviation.clone());
+    let y = B::float_mul(n, scale::<B>(norm, gamma.clone(), wide));
+    let types = beta.as_ref().map(|beta| beta.dtype());
+    let y = match beta {
+        Some(beta) => B::float_add(y, row::<B>(beta, wide)),
+        None => y,
+    };
+    let y = B::float_reshape(cast::<B>(y, dtype.into()), shape);
+    let saved = SavedNorm {
+        x: sum.clone(),
+        mean,
+        deviation,
+        gamma,
+        beta: types,
+        dtype,
+    };
+    (y, sum, saved)
+}
+
+/// Rows without their means, where there are such.
+fn less<B: Backend>(x: FloatTensor<B>, mean: Option<FloatTensor<B>>) -> FloatTensor<B> {
+    match mean {
+        Some(mean) => B::float_sub(x, mean),
+        None => x,
+    }
+}
+
+/// What normalised rows are multiplied by, `[1, n]`.
+fn scale<B: Backend>(norm: Norm, gamma: FloatTensor<B>, wide: FloatDType) -> FloatTensor<B> {
+    let gamma = row::<B>(gamma, wide);
+    match norm.options.zero_centered_gamma {
+        true => B::float_add_scalar(gamma, 1.0.into()),
+        false => gamma,
+    }
+}
+
+pub(super) fn backward<B: ColumnSum>(
+    norm: Norm,
+    saved: SavedNorm<FloatTensor<B>>,
+    dy: FloatTensor<B>,
+    dsum: Option<FloatTensor<B>>,
+    sums: &NormGrads,
+) -> NormInputGrads<FloatTensor<B>> {
+    let SavedNorm {
+        x,
+        mean,
+        deviation,
+        gamma,
+        beta,
+        dtype,
+    } = saved;
+    let (shape, wide) = (dy.shape(), compute_dtype(dtype));
+    // The very numbers of the forward.
+    let n = B::float_div(
+        less::<B>(cast::<B>(rows::<B>(x), wide), mean),
+        deviation.clone(),
+    );
+    let dy = cast::<B>(rows::<B>(dy), wide);
+    let dy_n = B::float_mul(n.clone(), dy.clone());
+    let dbeta = beta.and_then(|dtype| bias_gradient::<B>(dy.clone(), dtype, sums.beta.as_ref()));
+    let dgamma = bias_gradient::<B>(dy_n.clone(), gamma.dtype(), sums.gamma.as_ref());
+    let gamma = scale::<B>(norm, gamma, wide);
+    let mean_gn = B::float_mean_dim(B::float_mul(dy_n, gamma.clone()), 1);
+    let mut g = B::float_mul(dy, gamma);
+    if norm.centered {
+        g = B::float_sub(g.clone(), B::float_mean_dim(g, 1));
+    }
+    let mut dx = B::float_div(B::float_sub(g, B::float_mul(n, mean_gn)), deviation);
+    if let Some(dsum) = dsum {
+        dx = B::float_add(dx, cast::<B>(rows::<B>(dsum), wide));
+    }
+    let dx = B::float_reshape(cast::<B>(dx, dtype.into()), shape);
+    NormInputGrads {
+        x: dx,
+        gamma: dgamma,
+        beta: dbeta,
+    }
+}

@@ -109,7 +109,8 @@ fn over_tcp<T: Send>(
     body: impl Fn(Group) -> Result<T, CollectiveError> + Sync,
 ) -> Result<Vec<T>, Failure> {
     let master_port = free_port()?;
-    let (world_size, body) = (ranks, &body);
+    let world_size = ranks;
+    let body = &body;
     thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {

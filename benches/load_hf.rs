@@ -140,10 +140,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
     report.table(&table);
 
-    let (imported, exported) = (
-        folder.path().join("imported"),
-        folder.path().join("exported"),
-    );
+    let imported = folder.path().join("imported");
+    let exported = folder.path().join("exported");
     let mut table = Table::new(
         "converting, one process".to_string(),
         &["what", "peak anonymous, GB", "seconds", "of the copy's"],
@@ -281,7 +279,8 @@ fn finish(mut child: Child) -> Result<Loaded, Failure> {
 /// One process: loads its shard, or converts, and says how large the shard is, the peak of its
 /// memory and the time.
 fn child(model: &Path) -> Result<(), Failure> {
-    let (peak, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let peak = AtomicU64::new(0);
+    let done = AtomicBool::new(false);
     let (shard, seconds) = thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {

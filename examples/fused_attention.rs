@@ -48,17 +48,21 @@ impl Recall {
     fn forward(&self, tokens: Tensor<2, Int>, rope: &RopeTable, fused: bool) -> Tensor<3> {
         let [seq, batch] = tokens.dims();
         let x = self.embed.forward(tokens);
-        let x = match fused {
-            false => self.norm.forward(x),
-            true => rms_norm(x, self.norm.gamma.val(), 1e-5),
+        let x = if fused {
+            rms_norm(x, self.norm.gamma.val(), 1e-5)
+        } else {
+            self.norm.forward(x)
         };
         let parts = self.qkv.forward(x).chunk(3, 2).into_iter();
         let mut parts = parts.map(|part| part.reshape([seq, batch, HEADS, HEAD]));
         let mut part = || parts.next().expect("there are three");
-        let (q, k, v) = (apply_rope(part(), rope), apply_rope(part(), rope), part());
-        let y = match fused {
-            false => burn_attention(q, k, v),
-            true => fused_attention(q, k, v),
+        let q = apply_rope(part(), rope);
+        let k = apply_rope(part(), rope);
+        let v = part();
+        let y = if fused {
+            fused_attention(q, k, v)
+        } else {
+            burn_attention(q, k, v)
         };
         self.head.forward(y)
     }
@@ -66,7 +70,8 @@ impl Recall {
 
 /// The same as one operation. On a GPU the kernel takes bf16, as a model in bf16 has anyway.
 fn fused_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<3> {
-    let (dtype, options) = (q.dtype(), AttentionOptions::causal());
+    let dtype = q.dtype();
+    let options = AttentionOptions::causal();
     if !is_on_gpu(&q) {
         return attention(q, k, v, options);
     }

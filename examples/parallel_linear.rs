@@ -48,7 +48,8 @@ fn train(group: &Group) -> Result<(f32, f32), ParallelError> {
     // Every rank sees the same data: tensor parallelism splits the layers, not the batch.
     let points = grid(24);
     let surface = (points.clone() * 3.0).sin().prod_dim(1);
-    let (points, surface) = (Tensor::from_inner(points), Tensor::from_inner(surface));
+    let points = Tensor::from_inner(points);
+    let surface = Tensor::from_inner(surface);
     let mut losses = (0.0, 0.0);
     for step in 0..200 {
         let loss = (net.forward(points.clone()) - surface.clone())

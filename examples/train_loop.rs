@@ -16,7 +16,8 @@ use megaburn::{
     mesh::Layout,
     models::{DecoderConfig, Family},
     optim::{
-        AdamWConfig, Decay, GradientAccumulator, LrSchedule, ShardingConfig, ShardingLevel, DeviceScalar,
+        AdamWConfig, Decay, DeviceScalar, GradientAccumulator, LrSchedule, ShardingConfig,
+        ShardingLevel,
     },
     parallel::shard_plan,
     prelude::{Group, GroupOptions, ProcessGroups, run_threads},
@@ -95,7 +96,8 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
             losses.0 = losses.1;
         }
         if groups.is_main() && (step == 1 || step % 10 == 0) {
-            let (loss, norm) = (losses.1, norm.read()?);
+            let loss = losses.1;
+            let norm = norm.read()?;
             println!("step {step:3}/{STEPS}  loss {loss:.4}  grad norm {norm:.3}  lr {lr:.2e}");
         }
     }

@@ -217,13 +217,16 @@ fn measured(
             .collect();
         Tensor::<2, Int>::from_data(TensorData::new::<i64, _>(ids, shape), &plain)
     };
-    let (tokens, labels) = (ids(7919), ids(104_729));
+    let tokens = ids(7919);
+    let labels = ids(104_729);
     let allocated = || cuda::memory::allocated(&plain).ok_or("it is no GPU");
-    let (mut held, mut times) = (0, Vec::new());
+    let mut held = 0;
+    let mut times = Vec::new();
     // The first ones load kernels and choose products.
     for pass in 0..args.passes + 3 {
         plain.sync()?;
-        let (before, started) = (allocated()?, Instant::now());
+        let before = allocated()?;
+        let started = Instant::now();
         let loss = model.loss(tokens.clone(), labels.clone());
         held = allocated()?.saturating_sub(before);
         drop(loss.backward());

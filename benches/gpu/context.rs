@@ -66,7 +66,9 @@ struct Part {
 
 /// The parts of rank `rank`, in the order of a ring: see `megaburn_parallel`'s `context/parts.rs`.
 fn ring(rank: usize, ranks: usize, len: usize) -> Vec<Part> {
-    let (all, front, back) = ([0, len], [0, len / 2], [len / 2, len - len / 2]);
+    let all = [0, len];
+    let front = [0, len / 2];
+    let back = [len / 2, len - len / 2];
     let of_step = |step: usize| match (rank + ranks - step) % ranks {
         other if other == rank => Part {
             queries: all,

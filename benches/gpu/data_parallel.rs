@@ -90,7 +90,8 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
             &[],
         )?;
         config.train.global_batch = group.size() * args.micro_batches;
-        (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
+        config.parallel.zero = zero;
+        config.parallel.overlap = overlap;
         found.push((
             way,
             rank.steps(config, group, Steps::of(args.steps), args.memory)?,

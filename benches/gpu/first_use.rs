@@ -75,7 +75,8 @@ fn compare(args: &FirstUseArgs, program: &OsString) -> Result<(), Failure> {
         };
         Ok(text.lines().filter_map(line).collect())
     };
-    let (first, second) = (run()?, run()?);
+    let first = run()?;
+    let second = run()?;
     let again: BTreeMap<_, _> = second.iter().cloned().collect();
     let mut table = Table::new(
         "First calls",
@@ -147,8 +148,10 @@ fn measure() -> Result<(), Failure> {
     let on = FirstUse { device, queue };
     // Burn's own kernels of random numbers and conversions.
     drop(on.timed("the first kernel", || on.normal([8, 8]).cast(DType::F32))?);
-    let (x, residual) = (on.normal([64, 1, 256]), on.normal([64, 1, 256]));
-    let (gamma, beta) = (on.normal([256]), on.normal([256]));
+    let x = on.normal([64, 1, 256]);
+    let residual = on.normal([64, 1, 256]);
+    let gamma = on.normal([256]);
+    let beta = on.normal([256]);
     on.both("rms_norm", || rms_norm(x.clone(), gamma.clone(), 1e-5))?;
     on.both("rms_norm_add", || {
         rms_norm_add(

@@ -130,7 +130,9 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
                 (&device, DType::BF16),
             )
         };
-        let (x, w, dy) = (random(t, i), random(i, o), random(t, o));
+        let x = random(t, i);
+        let w = random(i, o);
+        let dy = random(t, o);
         let queue = CudaQueue::of(&cube(&x)).ok_or("no CUDA tensor")?;
         let sum = Tensor::<2>::zeros([i, o], (&device, DType::F32));
         for (name, form) in FORMS {

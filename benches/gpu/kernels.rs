@@ -172,7 +172,8 @@ impl Bench {
             let time = self.clock.forward(|| drop(x.clone() * 1.5))?;
             self.row("copy", 2 * e, time);
         }
-        let (gamma, beta) = (self.normal([H]), self.normal([H]));
+        let gamma = self.normal([H]);
+        let beta = self.normal([H]);
         self.both(
             "rms_norm",
             [2 * e, 3 * e],
@@ -295,7 +296,8 @@ impl Bench {
 
     /// Both directions over sequences of `s`, by the kernel that was chosen.
     fn attention_of(&mut self, s: usize, by: &str) -> Result<(), Failure> {
-        let (b, name) = (T / s, format!("attention {s}"));
+        let b = T / s;
+        let name = format!("attention {s}");
         let inputs = [32, 8, 8].map(|heads| self.normal([s, b, heads, 128]));
         let attend = |[q, k, v]: [Tensor<4>; 3]| attention(q, k, v, AttentionOptions::causal());
         let plans = cuda::cudnn::num_plans();

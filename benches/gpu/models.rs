@@ -215,7 +215,8 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
             ],
             None => [String::new(), String::new()],
         };
-        let ([eager, by_eager], [compiled, by_compiled]) = (peer("eager"), peer("compile"));
+        let [eager, by_eager] = peer("eager");
+        let [compiled, by_compiled] = peer("compile");
         table.row(vec![
             case.name.to_string(),
             format!("{:.1}", found.seconds * 1e3),

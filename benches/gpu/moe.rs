@@ -213,17 +213,20 @@ fn measured(
         let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
         Tensor::<3>::from_inner(x.cast(DType::BF16))
     };
-    let (x, dy) = (normal(), normal());
+    let x = normal();
+    let dy = normal();
     let context = TokenContext {
         loss_factor: Some(1.0),
         ..TokenContext::default()
     };
     let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
-    let (mut times, mut held) = ([Times::default(), Times::default()], 0);
+    let mut times = [Times::default(), Times::default()];
+    let mut held = 0;
     for pass in 0..passes + 5 {
         let x = x.clone().require_grad();
         groups.world.barrier()?;
-        let (mut y, mut done) = (None, None);
+        let mut y = None;
+        let mut done = None;
         let forward = elapsed(&queue, || y = Some(layer.forward(x.clone(), &context)))?;
         held = held.max(cuda::memory::allocated(device).unwrap_or(0));
         let loss = backward_from(y.take().expect("it was computed"), dy.clone());

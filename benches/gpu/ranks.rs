@@ -174,7 +174,9 @@ impl GpuRank {
         let groups = ProcessGroups::new(group, layout)?;
         let device = self.device.clone().autodiff();
         let mut trainer = Trainer::new(Arc::new(config), groups, device.clone(), data)?;
-        let (mut times, mut rates, mut last) = (Vec::new(), [const { Vec::new() }; 2], None);
+        let mut times = Vec::new();
+        let mut rates = [const { Vec::new() }; 2];
+        let mut last = None;
         let all = || -> Result<(), Failure> {
             for step in 0..steps.warmup + steps.timed {
                 let started = Instant::now();
@@ -233,7 +235,8 @@ impl GpuRank {
 /// 8000, about half of all letters. (Where `longest` cuts off nothing.)
 fn long_tail(tokens: usize, longest: usize) -> String {
     let rng = PositionRng::new(1, Purpose::Sampling, "documents");
-    let (mut text, mut index) = (String::new(), 0);
+    let mut text = String::new();
+    let mut index = 0;
     while text.len() < tokens {
         let mut normal = [0.0];
         rng.fill_normal(index, &mut normal);

@@ -182,8 +182,10 @@ pub(super) fn steps(timing: Timing, config: TrainConfig) -> Result<Found, Failur
     let data = Arc::new(RunData::load(&config)?);
     let device = Device::cuda(0).autodiff();
     let mut trainer = Trainer::new(config.clone(), ProcessGroups::single(0), device, data)?;
-    let (mut times, mut host_times) = (Vec::new(), Vec::new());
-    let (mut loss, mut memory) = (f64::NAN, 0);
+    let mut times = Vec::new();
+    let mut host_times = Vec::new();
+    let mut loss = f64::NAN;
+    let mut memory = 0;
     for step in 0..timing.steps + 4 {
         let started = Instant::now();
         let metrics = trainer.step()?;
@@ -195,7 +197,8 @@ pub(super) fn steps(timing: Timing, config: TrainConfig) -> Result<Found, Failur
             host * 1e3,
             metrics.loss
         );
-        (loss, memory) = (metrics.loss, metrics.memory_bytes);
+        loss = metrics.loss;
+        memory = metrics.memory_bytes;
         if step >= 4 {
             times.push(seconds);
             host_times.push(host);

@@ -113,15 +113,15 @@ fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
     let card = machine.split([',', ';']).next()?.to_string();
     // Behind the commit there may be a remark.
     let commit = fact("commit")?.split_whitespace().next()?.to_string();
-    let (mut title, mut head, mut figures) = ("", Vec::new(), BTreeMap::new());
+    let mut title = "";
+    let mut head = Vec::new();
+    let mut figures = BTreeMap::new();
     for line in text.lines() {
         if let Some(text) = line.strip_prefix("##") {
             // What stands in parentheses is a remark.
             let text = text.trim_start_matches('#').trim();
-            (title, head) = (
-                text.split_once(" (").map_or(text, |(title, _)| title),
-                Vec::new(),
-            );
+            title = text.split_once(" (").map_or(text, |(title, _)| title);
+            head = Vec::new();
         }
         let Some(cells) = cells(line) else {
             head.clear();

@@ -115,7 +115,8 @@ struct PlainBlock {
 
 impl PlainLlama {
     fn new(from: &Decoder, seq_len: usize, device: &Device) -> Self {
-        let (config, weights) = (from.config(), Weights::of(from, device));
+        let config = from.config();
+        let weights = Weights::of(from, device);
         let mut embedding = EmbeddingConfig::new(config.vocab, config.hidden).init(device);
         embedding.weight = Param::from_tensor(weights.matrix("embedding.weight").narrow(
             0,
@@ -148,10 +149,8 @@ impl PlainLlama {
 impl PlainBlock {
     fn new(config: &DecoderConfig, index: usize, weights: &Weights) -> Self {
         let at = |field: &str| format!("blocks.{index}.{field}");
-        let (query, kv) = (
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-        );
+        let query = config.heads * config.head_dim;
+        let kv = config.kv_heads * config.head_dim;
         let qkv = |columns| weights.linear(&at("attention.qkv.weight"), columns);
         let gate_up = |columns| weights.linear(&at("mlp.up.weight"), columns);
         let norm = |field| weights.norm(&at(field), config.norm_eps);
@@ -180,7 +179,8 @@ impl PlainBlock {
 
     fn attention(&self, x: Tensor<3>, rope: &Rope) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let heads = self.heads;
+        let kv_heads = self.kv_heads;
         let by_head = |x: Tensor<3>, heads: usize| {
             let head_dim = x.dims()[2] / heads;
             x.reshape([batch, seq, heads, head_dim]).swap_dims(1, 2)
@@ -228,10 +228,8 @@ impl Rope {
     /// Half-rotation of `[batch, heads, seq, head_dim]`.
     fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
         let half = x.dims()[3] / 2;
-        let (first, second) = (
-            x.clone().narrow(3, 0, half),
-            x.clone().narrow(3, half, half),
-        );
+        let first = x.clone().narrow(3, 0, half);
+        let second = x.clone().narrow(3, half, half);
         let turned = Tensor::cat(vec![-second, first], 3);
         x * self.cos.clone().unsqueeze() + turned * self.sin.clone().unsqueeze()
     }

@@ -216,22 +216,21 @@ fn machine() -> String {
         .cpus()
         .first()
         .map_or("unknown processor", |cpu| cpu.brand().trim());
-    let (cores, memory) = (
-        system.cpus().len(),
-        system.total_memory() as f64 / (1u64 << 30) as f64,
-    );
+    let cores = system.cpus().len();
+    let memory = system.total_memory() as f64 / (1u64 << 30) as f64;
     let os = System::long_os_version().unwrap_or_default();
     let gpus = output(
         "nvidia-smi",
         &["--query-gpu=name,driver_version", "--format=csv,noheader"],
     );
-    let gpus = match gpus.starts_with("unknown") {
-        true => String::new(),
-        false => format!(
+    let gpus = if gpus.starts_with("unknown") {
+        String::new()
+    } else {
+        format!(
             "{} GPUs, {}; ",
             gpus.lines().count(),
             gpus.lines().next().unwrap_or("")
-        ),
+        )
     };
     format!("{gpus}{cpu}, {cores} cores, {memory:.0} GiB memory, {os}")
 }

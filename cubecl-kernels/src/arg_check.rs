@@ -74,7 +74,8 @@ pub(crate) fn check(op: &str, operands: impl IntoIterator<Item = ArgCheck>) {
                 .join(" or ")
         );
         if let Some(first) = &first {
-            let (other, there) = (first.name, &first.device);
+            let other = first.name;
+            let there = &first.device;
             assert!(
                 there == device,
                 "{op}: {other} is on {there:?} and {name} on {device:?}: move one of them"

@@ -70,7 +70,8 @@ pub(crate) fn slice_rows<B: Backend>(
 
 /// The two halves of the last dimension: views where the backend has them.
 pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
-    let (last, n) = (x.rank() - 1, last_dim(&x.shape()));
+    let last = x.rank() - 1;
+    let n = last_dim(&x.shape());
     (
         slice_rows::<B>(x.clone(), last, 0..n / 2),
         slice_rows::<B>(x, last, n / 2..n),
@@ -107,8 +108,9 @@ pub(crate) fn reshaped<const D: usize, const E: usize>(
     x: Tensor<D>,
     shape: [usize; E],
 ) -> Tensor<E> {
-    match shape.contains(&0) {
-        true => Tensor::empty(shape, (&x.device(), x.dtype())),
-        false => x.reshape(shape),
+    if shape.contains(&0) {
+        Tensor::empty(shape, (&x.device(), x.dtype()))
+    } else {
+        x.reshape(shape)
     }
 }

@@ -71,7 +71,8 @@ impl<B: BackwardFromOps> Backward<B, 1> for BackwardFromBackward {
 
 impl<B: BackwardFromOps, C: CheckpointStrategy> BackwardFromOps for Autodiff<B, C> {
     fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ((y, node), (grad, _)) = (y.into_parts(), grad.into_parts());
+        let (y, node) = y.into_parts();
+        let (grad, _) = grad.into_parts();
         match BackwardFromBackward
             .prepare::<C>([node])
             .compute_bound()
@@ -93,7 +94,8 @@ mod tests {
 
     #[test]
     fn gradients_are_those_of_the_weighted_sum() {
-        let (x, weight) = (normal([3, 5]), constant([3, 5]));
+        let x = normal([3, 5]);
+        let weight = constant([3, 5]);
         let y = |x: &Tensor<2>| x.clone().exp();
         let expected = x.grad(&(y(&x) * weight.clone()).sum().backward()).unwrap();
         let x = leaf(x);
@@ -106,7 +108,8 @@ mod tests {
     #[case([2, 3])]
     #[case([0, 3])]
     fn views_and_nothing_have_their_gradients(#[case] shape: [usize; 2]) {
-        let (x, grad) = (normal(shape), constant([shape[1], shape[0]]));
+        let x = normal(shape);
+        let grad = constant([shape[1], shape[0]]);
         let found = x
             .grad(&backward_from(x.clone() * 2.0, grad.clone().transpose()).backward())
             .unwrap();

@@ -101,7 +101,8 @@ impl CheckpointFunction {
         let mut places = 0..;
         results.map(|y| {
             let place = places.next().expect("it has no end");
-            let (end, mailbox) = (end.clone(), work.mailbox.clone());
+            let end = end.clone();
+            let mailbox = work.mailbox.clone();
             let y = <Dispatch as RecomputeOps>::result(end, y.into_dispatch(), mailbox, place);
             Tensor::from_dispatch(y)
         })
@@ -193,7 +194,8 @@ impl<B: RecomputeOps + IntoPrimitive> Backward<B, 2> for OperandBackward {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that there are gradients, and again for the operands before.
         let sign = grads.consume::<B>(&ops.node);
-        let ([end, x], (place, shape)) = (ops.parents, ops.state);
+        let [end, x] = ops.parents;
+        let (place, shape) = ops.state;
         if let Some((node, gradient)) = x.zip(place.take()) {
             grads.register::<B>(node.id, B::float_reshape(B::unwrap(gradient), shape));
         }
@@ -212,7 +214,8 @@ impl<B: RecomputeOps + IntoPrimitive> Backward<B, 1> for RecomputeBackward {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that the mailbox is not empty.
         drop(grads.consume::<B>(&ops.node));
-        let ([end], CheckpointBackward { mailbox, backward }) = (ops.parents, ops.state);
+        let [end] = ops.parents;
+        let CheckpointBackward { mailbox, backward } = ops.state;
         let as_row = |gradient: FloatTensor<B>| {
             let row = Shape::from([1, gradient.shape().num_elements()]);
             B::wrap(B::float_reshape(gradient, row))
@@ -239,7 +242,8 @@ impl<B: RecomputeOps + IntoPrimitive> Backward<B, 1> for RecomputeBackward {
 
 impl<B: RecomputeOps + IntoPrimitive, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
     fn operand(end: FloatTensor<Self>, x: FloatTensor<Self>, place: GradSlot) -> FloatTensor<Self> {
-        let ((end, for_end), (x, for_x)) = (end.into_parts(), x.into_parts());
+        let (end, for_end) = end.into_parts();
+        let (x, for_x) = x.into_parts();
         match OperandBackward
             .prepare::<C>([for_end, for_x])
             .compute_bound()
@@ -310,7 +314,8 @@ mod tests {
         #[values([true, true], [true, false], [false, true])] used: [bool; 2],
     ) {
         let run = |f: fn([Tensor<3>; 2]) -> [Tensor<3>; 2], [x, w]: &[Tensor<3>; 2]| {
-            let (x, w) = (leaf(x.clone()), leaf(w.clone()));
+            let x = leaf(x.clone());
+            let w = leaf(w.clone());
             // Neither operand is a leaf.
             let ys = f([x.clone() * 2.0, w.clone().exp()]);
             let found = ys.clone().map(|y| y.inner().into_data());

@@ -49,7 +49,8 @@ impl DetachedOutput {
             y.is_tracked(),
             "outlet: nothing that it is made of needs a gradient"
         );
-        let (shape, gradient) = (y.dims(), Slot::default());
+        let shape = y.dims();
+        let gradient = Slot::default();
         Self {
             end: detached_output(y, gradient.clone()),
             gradient,

@@ -146,7 +146,8 @@ mod cube {
             if let Some(zeros) = without_terms::<Self>(&a, &b, dtype) {
                 return zeros;
             }
-            let (a, b) = (tensor::from_backend(a), tensor::from_backend(b));
+            let a = tensor::from_backend(a);
+            let b = tensor::from_backend(b);
             let out = DType::from(dtype);
             if CudaQueue::of(&a).is_some() && gemm::takes(a.dtype, b.dtype, out) {
                 return tensor::into_backend(done(gemm::product(a, b, None, scale as f32, out)));
@@ -164,7 +165,8 @@ mod cube {
             w: FloatTensor<Self>,
             bias: Option<FloatTensor<Self>>,
         ) -> FloatTensor<Self> {
-            let (x, w) = (tensor::from_backend(x), tensor::from_backend(w));
+            let x = tensor::from_backend(x);
+            let w = tensor::from_backend(w);
             let bias = bias.map(tensor::from_backend);
             if CudaQueue::of(&x).is_some() && gemm::takes(x.dtype, w.dtype, x.dtype) {
                 let dtype = x.dtype;
@@ -184,7 +186,8 @@ mod cube {
                 let none = Self::product(swapped::<Self>(x), dy, 1.0, FloatDType::F32);
                 return plus(sum, Tensor::from_primitive::<Self>(none));
             }
-            let (x, dy) = (tensor::from_backend(x), tensor::from_backend(dy));
+            let x = tensor::from_backend(x);
+            let dy = tensor::from_backend(dy);
             if CudaQueue::of(&x).is_none() || !gemm::takes(x.dtype, dy.dtype, DType::F32) {
                 let [x, dy] =
                     [x, dy].map(|x| cast::<Self>(tensor::into_backend(x), FloatDType::F32));
@@ -193,7 +196,8 @@ mod cube {
                     Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
                 );
             }
-            let (x, add) = (tensor::transposed(x), sum.is_some());
+            let x = tensor::transposed(x);
+            let add = sum.is_some();
             let sum = match sum.or(room) {
                 None => done(gemm::product(x, dy, None, 1.0, DType::F32)),
                 Some(sum) => {
@@ -214,7 +218,8 @@ mod cube {
         b: &FloatTensor<B>,
         dtype: FloatDType,
     ) -> Option<FloatTensor<B>> {
-        let (mut shape, last) = (a.shape(), a.rank() - 1);
+        let mut shape = a.shape();
+        let last = a.rank() - 1;
         if shape[last] > 0 {
             return None;
         }

@@ -71,7 +71,8 @@ impl<B: Backend> Backward<B, 1> for MultiOutputBackward {
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([parent], (mailbox, place)) = (ops.parents, ops.state);
+        let [parent] = ops.parents;
+        let (mailbox, place) = ops.state;
         let first = mailbox.leave(place, Box::new(grad.clone()));
         if let (Some(node), true) = (parent, first) {
             grads.register::<B>(node.id, grad);

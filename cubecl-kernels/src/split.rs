@@ -141,7 +141,8 @@ impl<B: SplitOps> Backward<B, 1> for SplitBackward {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that there are gradients.
         let device = grads.consume::<B>(&ops.node).device();
-        let ([parent], (parts, shape, dtype)) = (ops.parents, ops.state);
+        let [parent] = ops.parents;
+        let (parts, shape, dtype) = ops.state;
         let Some(node) = parent else { return };
         let last = shape.num_dims() - 1;
         let taken = parts.mailbox.take::<B>();
@@ -169,7 +170,8 @@ impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
             .stateful()
         {
             OpsKind::Tracked(op) => {
-                let (shape, dtype) = (x.shape(), x.dtype());
+                let shape = x.shape();
+                let dtype = x.dtype();
                 op.finish((parts.clone(), shape, dtype), B::split_tensor(x, parts))
             }
             OpsKind::UnTracked(op) => op.finish(B::split_tensor(x, parts)),

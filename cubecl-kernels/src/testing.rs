@@ -60,7 +60,8 @@ pub(crate) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
 /// Largest difference relative to the largest element of `b` (at least one).
 pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
     assert_eq!(a.dims(), b.dims());
-    let (a, b) = (values(a), values(b));
+    let a = values(a);
+    let b = values(b);
     let size = b.iter().fold(1.0f64, |m, v| m.max(v.abs()));
     a.iter()
         .zip(&b)
@@ -82,7 +83,8 @@ pub(crate) fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance
 
 /// Asserts that two tensors are equal bit for bit.
 pub(crate) fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
-    let (a, b) = (a.into_data(), b.into_data());
+    let a = a.into_data();
+    let b = b.into_data();
     assert_eq!((a.shape(), a.dtype()), (b.shape(), b.dtype()));
     assert_eq!(a.as_bytes(), b.as_bytes(), "the bits differ");
 }

@@ -218,12 +218,13 @@ impl Case {
             ended = !job.is_running();
             ended || check::last_step(&self.run()) >= step
         })?;
-        match ended && check::last_step(&self.run()) < step {
-            true => Err(format!(
+        if ended && check::last_step(&self.run()) < step {
+            Err(format!(
                 "the job ended before step {step}: {}",
                 job.printed()
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -237,11 +238,13 @@ impl Case {
                 fs::metadata(&metrics).map_or(0, |m| m.len()),
             )
         };
-        let (mut last, mut since) = (seen(job), Instant::now());
+        let mut last = seen(job);
+        let mut since = Instant::now();
         while job.is_running() {
             let now = seen(job);
             if now != last {
-                (last, since) = (now, Instant::now());
+                last = now;
+                since = Instant::now();
             }
             if since.elapsed() > ENDS {
                 return Err(format!(
@@ -262,7 +265,8 @@ impl Case {
         let known = KNOWN.lock().unwrap().entry(layout).or_default().clone();
         let train = || {
             let mut case = Case::new("reference", 0, 0);
-            (case.layout, case.launched) = (layout, false);
+            case.layout = layout;
+            case.launched = false;
             let mut job = case.start(case.train(layout, STEPS, &[]));
             job.wait(PATIENCE)?.expect(&[0])?;
             check::numbers(&case.run())

@@ -79,9 +79,10 @@ fn check<const D: usize, K: tensors::CollectiveElement>(
 ) -> Outcome {
     let host = x.to_data();
     let what = |op: &str| format!("{op} of {what} {:?} {:?}", x.dtype(), x.dims());
-    let ops = match x.dtype().is_float() {
-        true => vec![ReduceOp::Sum, ReduceOp::Max, ReduceOp::Mean],
-        false => vec![ReduceOp::Sum, ReduceOp::Max],
+    let ops = if x.dtype().is_float() {
+        vec![ReduceOp::Sum, ReduceOp::Max, ReduceOp::Mean]
+    } else {
+        vec![ReduceOp::Sum, ReduceOp::Max]
     };
     for op in ops {
         let got = tensors::all_reduce(x.clone(), op, world).map_err(text)?;
@@ -116,7 +117,8 @@ fn check<const D: usize, K: tensors::CollectiveElement>(
 }
 
 fn every_type(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
+    let rank = world.rank();
+    let n = world.size();
     for (rows, cols) in [(1, 1), (1, 33), (5, 33), (3, 64), (7, 1000), (64, 4097)] {
         for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
             check(world, &floats(rank, [rows * n, cols], dtype), "plain")?;
@@ -131,7 +133,8 @@ fn every_type(world: &Group) -> Outcome {
 
 /// Tensors whose memory is not one element behind the other.
 fn views(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
+    let rank = world.rank();
+    let n = world.size();
     for dtype in [DType::BF16, DType::F32] {
         let x = floats(rank, [6 * n, 33], dtype);
         check(world, &x.clone().slice([0..6 * n, 1..32]), "columns")?;
@@ -175,8 +178,10 @@ fn nothing(world: &Group) -> Outcome {
 }
 
 fn pairs(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
-    let (next, last) = ((rank + 1) % n, (rank + n - 1) % n);
+    let rank = world.rank();
+    let n = world.size();
+    let next = (rank + 1) % n;
+    let last = (rank + n - 1) % n;
     for shape in [[5, 33], [1, 1], [100, 4096]] {
         let like = Tensor::<2>::zeros(shape, (&this_gpu(), DType::BF16));
         let mine = floats(rank, shape, DType::BF16);
@@ -199,7 +204,8 @@ fn pairs(world: &Group) -> Outcome {
 }
 
 fn nan(world: &Group) -> Outcome {
-    let (inf, rank) = (f32::INFINITY, world.rank());
+    let inf = f32::INFINITY;
+    let rank = world.rank();
     for dtype in [DType::F32, DType::BF16] {
         let mut values = [1.0 + rank as f32, -inf, inf, 0.0, -2.0, 7.0];
         values[3 + rank % 3] = f32::NAN;
@@ -215,7 +221,8 @@ fn nan(world: &Group) -> Outcome {
 
 /// Many rounds, nothing waited for on the host until the end.
 fn overlapped(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
+    let rank = world.rank();
+    let n = world.size();
     let total = (n * (n + 1) / 2) as f32;
     let mut found = Vec::new();
     for round in 0..40 {
@@ -228,7 +235,8 @@ fn overlapped(world: &Group) -> Outcome {
         let max = tensors::all_reduce(x.clone(), ReduceOp::Max, world).map_err(text)?;
         // One that nobody waits for.
         drop(tensors::start_reduce_scatter(x, ReduceOp::Sum, world).map_err(text)?);
-        let (sum, whole) = (sum.wait() + busy.unsqueeze(), whole.wait());
+        let sum = sum.wait() + busy.unsqueeze();
+        let whole = whole.wait();
         let ends = [
             sum.clone().min(),
             sum.max(),
@@ -255,7 +263,8 @@ fn overlapped(world: &Group) -> Outcome {
 
 /// Where memory is cut, and, by shares of another length, where it is not.
 fn in_place(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
+    let rank = world.rank();
+    let n = world.size();
     for (share, dtype) in [
         (256, DType::BF16),
         (128, DType::F32),

@@ -108,7 +108,8 @@ fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
                     continue;
                 }
                 let comm = format!("parallel.cp_comm=[{comm:?}]");
-                let (again, zero) = ("recompute.method=\"uniform\"", "parallel.zero=3");
+                let again = "recompute.method=\"uniform\"";
+                let zero = "parallel.zero=3";
                 let dealt = "parallel.max_tokens_per_rank=32";
                 let kept = "recompute.keep_attention=true";
                 let plain: &[&[&str]] = &[
@@ -156,9 +157,10 @@ fn exact(world: &Group) -> Result<(), String> {
         for (again, comm) in (0..3).flat_map(|again| COMMS.map(|comm| (again, comm))) {
             let many = layer(world, comm, shape, DType::F32, &kind)?;
             for (name, all) in &alone {
-                let expected = match all.len() == tokens * batch * HIDDEN {
-                    true => rows_of(all, &kind.held(world, shape), shape),
-                    false => all.clone(),
+                let expected = if all.len() == tokens * batch * HIDDEN {
+                    rows_of(all, &kind.held(world, shape), shape)
+                } else {
+                    all.clone()
                 };
                 let apart = distance(&many[name], &expected);
                 if apart.is_nan() || apart > 1e-5 {
@@ -218,20 +220,28 @@ fn kinds() -> [(usize, usize, Kind); 5] {
 /// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
 fn bf16(world: &Group) -> Result<(), String> {
     for (tokens, batch, kind) in kinds().iter().filter(|_| part::is_mine()) {
-        let (tokens, batch) = (*tokens, *batch);
+        let tokens = *tokens;
+        let batch = *batch;
         let shape = [tokens, batch, HIDDEN];
         let one = Group::single(world.seed());
         let alone = |dtype| layer(&one, ContextComm::P2p, shape, dtype, kind);
-        let (exact, one) = (alone(DType::F32)?, alone(DType::BF16)?);
+        let exact = alone(DType::F32)?;
+        let one = alone(DType::BF16)?;
         for comm in COMMS {
             let many = layer(world, comm, shape, DType::BF16, kind)?;
             for (name, exact) in &exact {
-                let held = |all: &Vec<f32>| match all.len() == tokens * batch * HIDDEN {
-                    true => rows_of(all, &kind.held(world, shape), shape),
-                    false => all.clone(),
+                let held = |all: &Vec<f32>| {
+                    if all.len() == tokens * batch * HIDDEN {
+                        rows_of(all, &kind.held(world, shape), shape)
+                    } else {
+                        all.clone()
+                    }
                 };
-                let (exact, one, many) = (held(exact), held(&one[name]), &many[name]);
-                let (of_one, of_many) = (distance(&one, &exact), distance(many, &exact));
+                let exact = held(exact);
+                let one = held(&one[name]);
+                let many = &many[name];
+                let of_one = distance(&one, &exact);
+                let of_many = distance(many, &exact);
                 if of_many.is_nan() || of_many > 2.0 * of_one {
                     return Err(format!(
                         "{comm}, {tokens} tokens, {kind:?}, {name}: {of_many:.2e} from f32, one GPU {of_one:.2e}"

@@ -61,8 +61,13 @@ fn many(world: &Group) -> Result<(), String> {
     ];
     let runs = layouts.flat_map(|layout| {
         kinds.map(|(family, drops)| {
-            let (experts, top_k, batch) = (8, 5, 4 * layout.dp);
-            let (ffn, kv_heads, layers, seq_len) = (12, 2, 4, 16);
+            let experts = 8;
+            let top_k = 5;
+            let batch = 4 * layout.dp;
+            let ffn = 12;
+            let kv_heads = 2;
+            let layers = 4;
+            let seq_len = 16;
             let model = Model {
                 experts,
                 top_k,
@@ -99,7 +104,9 @@ fn grids(world: &Group) -> Result<(), String> {
         ));
     }
     let run = |row: Row| {
-        let (name, model, layout) = (format!("{row:?}"), row.model(), row.layout());
+        let name = format!("{row:?}");
+        let model = row.model();
+        let layout = row.layout();
         Run {
             name,
             model,

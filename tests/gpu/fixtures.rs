@@ -63,7 +63,8 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
     layouts.retain(|layout| layout.world_size() == world.size());
     layouts.sort_by_key(Layout::to_string);
     layouts.dedup();
-    let (mut compared, mut wrong) = (0, Vec::new());
+    let mut compared = 0;
+    let mut wrong = Vec::new();
     for fixture in &fixtures {
         let reference = Reference::open(fixture).map_err(|error| error.to_string())?;
         for layout in &layouts {
@@ -76,11 +77,12 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
                     // single experts show it, losses hardly.
                     let has_experts = reference.has_experts();
                     let losses = [report.loss_abs, report.train_losses_max_abs];
-                    let is_ok = match has_experts && dtype == Dtype::Bf16 {
-                        true => losses
+                    let is_ok = if has_experts && dtype == Dtype::Bf16 {
+                        losses
                             .iter()
-                            .all(|loss| loss.is_some_and(|off| off <= 1e-2)),
-                        false => report.ok && report.skipped.is_empty(),
+                            .all(|loss| loss.is_some_and(|off| off <= 1e-2))
+                    } else {
+                        report.ok && report.skipped.is_empty()
                     };
                     if !is_ok {
                         wrong.push(format!("{}: {report:?}", fixture.display()));

@@ -58,7 +58,8 @@ fn held() -> Result<(), String> {
                 .collect();
             Tensor::<2, Int>::from_data(TensorData::new::<i64, _>(ids, TOKENS), &plain)
         };
-        let (tokens, labels) = (ids(7), ids(11));
+        let tokens = ids(7);
+        let labels = ids(11);
         let allocated = || cuda::memory::allocated(&plain).ok_or("no GPU");
         let mut held = 0;
         for _ in 0..3 {

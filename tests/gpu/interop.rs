@@ -53,7 +53,8 @@ fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 
 /// Copies on a stream, as a library would.
 fn copy(stream: Stream, buffers: &Buffers) -> Result<(), CudaError> {
-    let (from, to) = (buffers.reads[0], buffers.writes[0]);
+    let from = buffers.reads[0];
+    let to = buffers.writes[0];
     // SAFETY: both buffers are live allocations of as many bytes, as the test makes them.
     unsafe { sys::cuMemcpyDtoDAsync_v2(to.ptr, from.ptr, from.bytes as usize, stream.0) }
         .result()
@@ -110,7 +111,8 @@ fn another_stream() -> Result<(), String> {
     let queue = CudaQueue::of(&any).ok_or("no CUDA tensor")?;
     let side = queue.on_device_thread(|| Stream::create(Priority::High));
     let side = side.map_err(|error| error.to_string())?;
-    let (mut results, mut expected) = (Vec::new(), Vec::new());
+    let mut results = Vec::new();
+    let mut expected = Vec::new();
     for round in 0..ROUNDS {
         let source = Tensor::<2>::full([2048, 2048], round as f32, &Device::cuda(0)) + 1.0;
         let produced = contiguous(cube(&source));
@@ -196,10 +198,8 @@ fn through_foreign_work() -> Result<(), String> {
 fn events() -> Result<(), String> {
     let queue = CudaQueue::of(&cube(&random([1, 1]))).ok_or("no CUDA tensor")?;
     let run = || -> Result<(), CudaError> {
-        let (first, second) = (
-            Stream::create(Priority::Normal)?,
-            Stream::create(Priority::High)?,
-        );
+        let first = Stream::create(Priority::Normal)?;
+        let second = Stream::create(Priority::High)?;
         for _ in 0..10_000 {
             let [one, other] = [Event::record(first)?, Event::record(second)?];
             one.blocks_stream(second)?;
@@ -209,11 +209,12 @@ fn events() -> Result<(), String> {
         second.synchronize()?;
         let last = Event::record(first)?;
         first.synchronize()?;
-        match last.is_done()? {
-            true => Ok(()),
-            false => Err(CudaError::Refused(
+        if last.is_done()? {
+            Ok(())
+        } else {
+            Err(CudaError::Refused(
                 "an event behind a finished stream is not done".into(),
-            )),
+            ))
         }
     };
     queue

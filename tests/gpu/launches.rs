@@ -121,9 +121,10 @@ fn known_only() -> Result<(), String> {
     }
     // What is left behind in a folder of temporary files harms nobody.
     let _ = std::fs::remove_dir_all(&folder);
-    match unknown.is_empty() {
-        true => Ok(()),
-        false => Err(format!("unknown kernels:\n{}", unknown.join("\n"))),
+    if unknown.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("unknown kernels:\n{}", unknown.join("\n")))
     }
 }
 
@@ -135,8 +136,9 @@ fn a_sum_is_unknown() -> Result<(), String> {
     if sum != 512.0 * 64.0 {
         return Err(format!("the sum is {sum}"));
     }
-    match counts.keys().any(|kernel| is_unknown(kernel)) {
-        true => Ok(()),
-        false => Err(format!("Burn's sum is no unknown kernel: {counts:?}")),
+    if counts.keys().any(|kernel| is_unknown(kernel)) {
+        Ok(())
+    } else {
+        Err(format!("Burn's sum is no unknown kernel: {counts:?}"))
     }
 }

@@ -84,7 +84,8 @@ fn matrix(world: &Group) -> Result<(), String> {
             global_batch,
             ..
         } = row;
-        let (model, path) = (&models[name], folder.join(format!("{name}.txt")));
+        let model = &models[name];
+        let path = folder.join(format!("{name}.txt"));
         write_random_text(&path, 200 * model.seq_len, seed);
         let data = path.to_str().expect("the folder's name is text");
         let key = (name.clone(), *global_batch);

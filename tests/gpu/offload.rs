@@ -141,7 +141,8 @@ fn in_order() -> Result<(), String> {
     // What is added to begin with has been halved away.
     for host in &hosts {
         let found = host.read().map_err(told)?;
-        let (found, expected) = (found.iter::<f32>(), expected.iter::<f32>());
+        let found = found.iter::<f32>();
+        let expected = expected.iter::<f32>();
         let worst = found
             .zip(expected)
             .map(|(a, b)| (a - b).abs())
@@ -173,7 +174,8 @@ fn clones() -> Result<(), String> {
 fn failures() -> Result<(), String> {
     let x = random(777);
     let good = read(x.clone())?;
-    let (queue, bad) = (CudaQueue::of(&cube(x.clone())), cube(random(777)));
+    let queue = CudaQueue::of(&cube(x.clone()));
+    let bad = cube(random(777));
     let mut host = HostTensor::like(&bad).map_err(told)?;
     let empty = host.read().err().ok_or("nothing was read")?.to_string();
     equal(&empty, &empty.contains("nothing was copied"), &true)?;
@@ -222,7 +224,8 @@ fn steps() -> Result<(), String> {
                 .into_iter()
                 .filter(|_| part::is_mine())
             {
-                (config.optimizer.name, config.train.dtype) = (name, dtype);
+                config.optimizer.name = name;
+                config.train.dtype = dtype;
                 let mut run = |fraction| {
                     config.optimizer.cpu_offload_fraction = fraction;
                     trained(&config).map_err(|error| error.to_string())
@@ -251,9 +254,8 @@ const NUM: usize = 6;
 
 /// Bytes that live tensors take, with a fraction of AdamW's state in host memory.
 fn allocated(fraction: f64) -> Result<f64, String> {
-    let (device, text) = (Device::cuda(0), |error: megaburn::optim::OptimError| {
-        error.to_string()
-    });
+    let device = Device::cuda(0);
+    let text = |error: megaburn::optim::OptimError| error.to_string();
     let mut plan = ShardPlan::new();
     for i in 0..NUM {
         let shard = ShardSpec::whole(&SHAPE, Axis::Tp, 0, 1);

@@ -10,7 +10,8 @@ use crate::collectives::{Outcome, floats, same, text};
 
 /// Member r sends `(r + 2 m) % 3` rows to member m: none to some.
 pub(crate) fn uneven(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
+    let rank = world.rank();
+    let n = world.size();
     for (width, dtype) in [(33, DType::BF16), (1, DType::F32), (512, DType::F32)] {
         for round in 0..4 {
             let rows = |from: usize, to: usize| (from + 2 * to + round) % 3;
@@ -41,12 +42,14 @@ pub(crate) fn uneven(world: &Group) -> Outcome {
 
 /// Three stretches to each member, of none to some rows, which come to stand by stretch and then by member.
 pub(crate) fn placed(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
+    let rank = world.rank();
+    let n = world.size();
     for (width, dtype) in [(33, DType::BF16), (1, DType::F32), (4096, DType::BF16)] {
         for round in 0..4 {
             let len = |from: usize, to: usize, part: usize| (from + 2 * to + 3 * part + round) % 5;
             let places = |pairs: &[(usize, usize)], len: &dyn Fn(usize, usize) -> usize| {
-                let (mut end, mut places) = (0, vec![vec![0..0; 3]; n]);
+                let mut end = 0;
+                let mut places = vec![vec![0..0; 3]; n];
                 for &(other, part) in pairs {
                     places[other][part] = end..end + len(other, part);
                     end = places[other][part].end;

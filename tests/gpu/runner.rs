@@ -94,9 +94,12 @@ fn run_named(mut command: Vec<OsString>) -> Result<bool, String> {
         ));
     }
     let is_named = |case: &Case| {
-        let is = |text: &String| match arguments.exact {
-            true => case.name == *text,
-            false => case.name.contains(text.as_str()),
+        let is = |text: &String| {
+            if arguments.exact {
+                case.name == *text
+            } else {
+                case.name.contains(text.as_str())
+            }
         };
         arguments.filter.as_ref().is_none_or(is)
             && !arguments.skip.iter().any(is)
@@ -150,14 +153,14 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
         parts.len()
     );
     let rooms: Vec<_> = parts.iter().map(|(case, _)| case.room(places)).collect();
-    let (started, done, gpus) = (Instant::now(), Mutex::new(Vec::new()), Gpus::new());
+    let started = Instant::now();
+    let done = Mutex::new(Vec::new());
+    let gpus = Gpus::new();
     let locked = || done.lock().expect("nothing panics here");
     run_all(places, &rooms, |index| {
         let (case, part) = parts[index];
-        let (begun, gpu) = (
-            Instant::now(),
-            matches!(case.run, Run::Here(_)).then(|| gpus.take()),
-        );
+        let begun = Instant::now();
+        let gpu = matches!(case.run, Run::Here(_)).then(|| gpus.take());
         let outcome = in_a_process(case, part, gpu.map(|gpu| gpus.from(gpu)), places);
         gpu.inspect(|&gpu| gpus.give_back(gpu));
         let name = match part {
@@ -175,7 +178,8 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
             seconds,
             is_ok: outcome.is_ok(),
         });
-        let (so_far, all) = (done.len(), parts.len());
+        let so_far = done.len();
+        let all = parts.len();
         let elapsed = started.elapsed().as_secs();
         println!("[{elapsed:4} s {so_far:3}/{all}] test {name} ... {word} ({seconds:.1} s)");
         if !output.is_empty() {

@@ -88,7 +88,8 @@ impl Folder {
     }
 
     fn arguments(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<OsString> {
-        let (config, data) = (self.path("config.toml"), self.path("text.txt"));
+        let config = self.path("config.toml");
+        let data = self.path("text.txt");
         let run = format!("run.dir={}", self.path("run").display());
         let mut arguments = ["megaburn", "train", "--layout", layout]
             .map(OsString::from)

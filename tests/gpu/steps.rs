@@ -104,7 +104,8 @@ pub(crate) const OPTIMIZERS: [OptimizerName; 4] = [
 /// In steps so short that what rounding turns round does not show.
 fn optimizers() -> Result<(), String> {
     with_config(|mut config| {
-        (config.optimizer.lr, config.optimizer.clip_grad) = (1e-4, 0.05);
+        config.optimizer.lr = 1e-4;
+        config.optimizer.clip_grad = 0.05;
         for name in OPTIMIZERS {
             config.optimizer.name = name;
             let expected = numbers(&config, Device::flex())?;
@@ -119,7 +120,9 @@ fn optimizers() -> Result<(), String> {
 fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<f64>, String> {
     let trainer = trainer(config, device.clone()).map_err(|error| error.to_string())?;
     let model = trainer.model();
-    let (samples, s, vocab) = (3, config.data.seq_len, 50);
+    let samples = 3;
+    let s = config.data.seq_len;
+    let vocab = 50;
     let numbers = |step: usize| {
         let ids = (0..samples * s).map(|i| (i * step + i / 5) % vocab);
         let ids = TensorData::new(ids.map(|id| id as i64).collect(), [samples, s]);
@@ -203,7 +206,8 @@ fn recompute() -> Result<(), String> {
             .flat_map(|family| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (family, dtype)))
             .filter(|_| part::is_mine())
         {
-            (config.model.family, config.train.dtype) = (family, dtype);
+            config.model.family = family;
+            config.train.dtype = dtype;
             let drops = family == Family::Gpt2;
             config.model.head_dim = (family == Family::Llama).then_some(16);
             config.train.hidden_dropout = if drops { 0.2 } else { 0.0 };
@@ -234,17 +238,20 @@ fn recompute() -> Result<(), String> {
 
 fn not_finite() -> Result<(), String> {
     with_config(|mut config| {
-        (config.optimizer.lr, config.optimizer.clip_grad) = (1e30, 1.0);
+        config.optimizer.lr = 1e30;
+        config.optimizer.clip_grad = 1.0;
         let dtypes = [Dtype::F32, Dtype::Bf16];
         let each = OPTIMIZERS
             .into_iter()
             .flat_map(|n| dtypes.map(|dtype| (n, dtype)));
         for (name, dtype) in each.filter(|_| part::is_mine()) {
-            (config.optimizer.name, config.train.dtype) = (name, dtype);
+            config.optimizer.name = name;
+            config.train.dtype = dtype;
             let told = |error: TrainError| error.to_string();
             let mut trainer = trainer(&config, Device::cuda(0)).map_err(told)?;
             trainer.step().map_err(told)?;
-            let (params, progress) = (read_params(trainer.model()), trainer.progress());
+            let params = read_params(trainer.model());
+            let progress = trainer.progress();
             for _ in 0..2 {
                 match trainer.step() {
                     Err(TrainError::NonFinite { step: 2, .. }) => {}

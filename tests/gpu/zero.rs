@@ -80,7 +80,8 @@ fn stages(world: &Group) -> Result<(), String> {
                 .with_data(path.to_str().expect("it is text"))?
                 .load()?;
             config.train.global_batch = 2 * micro_batches * world.size();
-            (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
+            config.parallel.zero = zero;
+            config.parallel.overlap = overlap;
             Ok(config)
         };
     let run = || -> Result<(), String> {

@@ -56,7 +56,8 @@ impl AtomicDir {
     }
 
     fn make(target: &Path, made: Vec<PathBuf>, mark: SetMark) -> Result<Self, CheckpointError> {
-        let (path, target) = (sibling_path(target, TMP), target.to_path_buf());
+        let path = sibling_path(target, TMP);
+        let target = target.to_path_buf();
         let mut staging = Self {
             path,
             target,
@@ -184,7 +185,8 @@ fn put_in_place(
             old
         }
         Err(source) => {
-            let (action, path) = ("exchange with the new folder", target.to_path_buf());
+            let action = "exchange with the new folder";
+            let path = target.to_path_buf();
             return Err(not_marked(
                 CheckpointError::Io {
                     action,

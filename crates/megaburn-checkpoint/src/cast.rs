@@ -70,10 +70,12 @@ fn to_odd(x: f64) -> f32 {
 const TOGETHER: usize = 64;
 
 fn from_f16<const B: usize>(from: &[u8], to: &mut [u8], store: impl Fn(f32) -> [u8; B]) {
-    let (mut half, mut single) = ([f16::ZERO; TOGETHER], [0.0; TOGETHER]);
+    let mut half = [f16::ZERO; TOGETHER];
+    let mut single = [0.0; TOGETHER];
     let from = from.as_chunks().0.chunks(TOGETHER);
     for (from, to) in from.zip(to.as_chunks_mut().0.chunks_mut(TOGETHER)) {
-        let (half, single) = (&mut half[..from.len()], &mut single[..from.len()]);
+        let half = &mut half[..from.len()];
+        let single = &mut single[..from.len()];
         half.iter_mut()
             .zip(from)
             .for_each(|(x, from)| *x = f16::from_le_bytes(*from));
@@ -85,10 +87,12 @@ fn from_f16<const B: usize>(from: &[u8], to: &mut [u8], store: impl Fn(f32) -> [
 }
 
 fn to_f16<const A: usize>(from: &[u8], to: &mut [u8], load: impl Fn([u8; A]) -> f32) {
-    let (mut half, mut single) = ([f16::ZERO; TOGETHER], [0.0; TOGETHER]);
+    let mut half = [f16::ZERO; TOGETHER];
+    let mut single = [0.0; TOGETHER];
     let from = from.as_chunks().0.chunks(TOGETHER);
     for (from, to) in from.zip(to.as_chunks_mut().0.chunks_mut(TOGETHER)) {
-        let (half, single) = (&mut half[..from.len()], &mut single[..from.len()]);
+        let half = &mut half[..from.len()];
+        let single = &mut single[..from.len()];
         single
             .iter_mut()
             .zip(from)
@@ -130,9 +134,12 @@ mod tests {
             return magnitude > infinity;
         }
         // Infinity stands where the next number would.
-        let at = |bits: u16| match bits == infinity {
-            true => beyond,
-            false => value(&bits.to_le_bytes(), dtype),
+        let at = |bits: u16| {
+            if bits == infinity {
+                beyond
+            } else {
+                value(&bits.to_le_bytes(), dtype)
+            }
         };
         let x_abs = x.abs().min(beyond);
         let far = (x_abs - at(magnitude)).abs();

@@ -89,7 +89,8 @@ impl Chunks<'_> {
         hash: u64,
         file: &PlainFile,
     ) -> Result<(), CheckpointError> {
-        let (found, written) = (hex(hash), &self.hashes[chunk]);
+        let found = hex(hash);
+        let written = &self.hashes[chunk];
         if found != *written {
             let Range { start, end } = bytes;
             let why = format!(

@@ -134,7 +134,8 @@ fn pairs(
     a: Vec<TensorHeader>,
     b: Vec<TensorHeader>,
 ) -> impl Iterator<Item = (Option<TensorHeader>, Option<TensorHeader>)> {
-    let (mut a, mut b) = (a.into_iter().peekable(), b.into_iter().peekable());
+    let mut a = a.into_iter().peekable();
+    let mut b = b.into_iter().peekable();
     iter::from_fn(move || {
         let order = match (a.peek(), b.peek()) {
             (None, None) => return None,
@@ -152,7 +153,8 @@ fn pairs(
 type Side<'a> = (&'a dyn TensorSource, &'a TensorHeader);
 
 fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> {
-    let (header, row) = (a.1, a.1.row_len());
+    let header = a.1;
+    let row = a.1.row_len();
     let mut found = BlockDifference {
         equal: header.dtype == b.1.dtype,
         num: 0,
@@ -189,9 +191,11 @@ struct BlockDifference {
 impl BlockDifference {
     /// Looks at the elements from number `start` on.
     fn look_at(&mut self, a: &TensorData, b: &TensorData, start: usize) {
-        let (type_a, type_b) = (a.dtype(), b.dtype());
+        let type_a = a.dtype();
+        let type_b = b.dtype();
         let difference = difference(type_a, type_b);
-        let (size_a, size_b) = (type_a.size(), type_b.size());
+        let size_a = type_a.size();
+        let size_b = type_b.size();
         let stretches_a = a.as_bytes().chunks(COMPARE_CHUNK * size_a);
         let stretches_b = b.as_bytes().chunks(COMPARE_CHUNK * size_b);
         for (number, (a, b)) in stretches_a.zip(stretches_b).enumerate() {
@@ -222,7 +226,8 @@ fn difference(a: DType, b: DType) -> Difference {
         // Large integers are closer together than f64 can tell.
         (Some(a), Some(b)) => Box::new(move |x, y| a(x).abs_diff(b(y)) as f64),
         _ => {
-            let (a, b) = (float(a), float(b));
+            let a = float(a);
+            let b = float(b);
             Box::new(move |x, y| match (a(x), b(y)) {
                 (x, y) if x == y || (x.is_nan() && y.is_nan()) => 0.0,
                 (x, y) if x.is_nan() || y.is_nan() => f64::INFINITY,

@@ -115,7 +115,8 @@ mod tests {
     use super::*;
 
     fn failing(code: i32) -> CheckpointError {
-        let (action, path) = ("read", "step-00000007/manifest.json".into());
+        let action = "read";
+        let path = "step-00000007/manifest.json".into();
         CheckpointError::Io {
             action,
             path,

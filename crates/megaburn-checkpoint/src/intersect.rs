@@ -19,9 +19,10 @@ impl DimSlice {
     fn offset(&self, shape: &[usize], at: &[usize]) -> usize {
         shape.iter().enumerate().fold(0, |offset, (dim, &size)| {
             let index = at.get(dim).copied().unwrap_or(0);
-            match dim == self.dim {
-                true => offset * self.len + (index - self.global.start + self.start),
-                false => offset * size + index,
+            if dim == self.dim {
+                offset * self.len + (index - self.global.start + self.start)
+            } else {
+                offset * size + index
             }
         })
     }
@@ -99,7 +100,8 @@ mod tests {
         #[case] dim_a: usize,
         #[case] dim_b: usize,
     ) {
-        let (size_a, size_b) = (shape[dim_a], shape[dim_b]);
+        let size_a = shape[dim_a];
+        let size_b = shape[dim_b];
         for (from_a, to_a) in (0..size_a).flat_map(|i| (i..=size_a).map(move |j| (i, j))) {
             for (from_b, to_b) in (0..size_b).flat_map(|i| (i..=size_b).map(move |j| (i, j))) {
                 let a = DimSlice {
@@ -114,7 +116,8 @@ mod tests {
                     start: 2,
                     len: size_b + 3,
                 };
-                let (source, wanted) = (held(shape, &a), held(shape, &b));
+                let source = held(shape, &a);
+                let wanted = held(shape, &b);
                 let mut copied = vec![usize::MAX; wanted.len()];
                 for_each_shared_run(shape, &a, &b, |x, y, n| {
                     assert!(copied[y..y + n].iter().all(|&c| c == usize::MAX));

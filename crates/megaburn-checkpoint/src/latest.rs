@@ -202,7 +202,8 @@ fn judge_together(world: &Group, path: &Path, mine: Result<Checkpoint, Checkpoin
         Verdict::Refuse { why } => Ok(Err(why)),
         Verdict::Stop { rank, message } => Err(match mine {
             Err(error) if Fault::of(&error) == Fault::Missing => {
-                let (host, path) = (host_name(), path.to_path_buf());
+                let host = host_name();
+                let path = path.to_path_buf();
                 CheckpointError::NotEverywhere { host, path }
             }
             Err(error) if Fault::of(&error) != Fault::Damaged => error,
@@ -251,11 +252,9 @@ mod tests {
                 message: format!("{fault:?}"),
             })
         };
-        let (damaged, missing, unreadable) = (
-            found(Fault::Damaged),
-            found(Fault::Missing),
-            found(Fault::Unreadable),
-        );
+        let damaged = found(Fault::Damaged);
+        let missing = found(Fault::Missing);
+        let unreadable = found(Fault::Unreadable);
         let stop = |rank, message: &str| Verdict::Stop {
             rank,
             message: message.to_string(),

@@ -148,7 +148,8 @@ impl Manifest {
                 let elements = num_elements(&shape).expect("it is no larger than the tensor");
                 let bytes = (elements * dtype::size(info.dtype)) as u64;
                 let Some(rest) = room.checked_sub(bytes) else {
-                    let (name, has) = (&file.name, file.bytes);
+                    let name = &file.name;
+                    let has = file.bytes;
                     return refuse(format!("{name} has {has} bytes, too few for its {shape:?}"));
                 };
                 room = rest;
@@ -165,9 +166,10 @@ impl Manifest {
 
 fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
     let Some(first) = pieces.first() else {
-        return match shape.contains(&0) {
-            true => Ok(()),
-            false => Err(format!("no rank owns any of its {shape:?}")),
+        return if shape.contains(&0) {
+            Ok(())
+        } else {
+            Err(format!("no rank owns any of its {shape:?}"))
         };
     };
     let dim = first.dim;
@@ -188,16 +190,18 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
             } else {
                 "two ranks own"
             };
-            let (from, to) = (end.min(range.start), end.max(range.start));
+            let from = end.min(range.start);
+            let to = end.max(range.start);
             return Err(format!("{what} {from}..{to} of dim {dim} of {shape:?}"));
         }
         end = range.end;
     }
-    match end == size {
-        true => Ok(()),
-        false => Err(format!(
+    if end == size {
+        Ok(())
+    } else {
+        Err(format!(
             "its pieces end at {end} of {size} along dim {dim} of {shape:?}"
-        )),
+        ))
     }
 }
 

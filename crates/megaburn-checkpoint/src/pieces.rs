@@ -85,10 +85,13 @@ impl Checkpoint {
         shard: &ShardSpec,
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
-        let (info, stored) = (self.info(name)?, self.dtype(name)?);
-        let (path, name) = (self.path.clone(), name.to_string());
+        let info = self.info(name)?;
+        let stored = self.dtype(name)?;
+        let path = self.path.clone();
+        let name = name.to_string();
         if info.global_shape != shard.global_shape {
-            let (expected, found) = (shard.global_shape.clone(), info.global_shape.clone());
+            let expected = shard.global_shape.clone();
+            let found = info.global_shape.clone();
             return Err(CheckpointError::GlobalShape {
                 path,
                 name,
@@ -97,7 +100,8 @@ impl Checkpoint {
             });
         }
         let Some(copy) = cast::copy(stored, dtype) else {
-            let (expected, found) = (format!("{dtype:?}"), info.dtype.to_string());
+            let expected = format!("{dtype:?}");
+            let found = info.dtype.to_string();
             return Err(CheckpointError::Dtype {
                 path,
                 name,
@@ -106,7 +110,8 @@ impl Checkpoint {
             });
         };
         let shape = at_least_1d(&shard.global_shape);
-        let (from_size, to_size) = (stored.size(), dtype.size());
+        let from_size = stored.size();
+        let to_size = dtype.size();
         let local_shape = shard.local_shape();
         filled(local_shape, dtype, |local| {
             for &(file, number) in self.index.get(&name).into_iter().flatten() {
@@ -117,15 +122,18 @@ impl Checkpoint {
                 }
                 let wanted = |runs: &mut Runs| {
                     for wanted in shard.pieces.iter().filter(shared) {
-                        let (range, dim) = (piece.range.clone(), piece.dim);
+                        let range = piece.range.clone();
+                        let dim = piece.dim;
                         let stored = DimSlice {
                             dim,
                             len: range.len(),
                             global: range,
                             start: 0,
                         };
-                        let (global, start) = (wanted.global.clone(), wanted.local.start);
-                        let (dim, len) = (shard.dim, shard.local_len);
+                        let global = wanted.global.clone();
+                        let start = wanted.local.start;
+                        let dim = shard.dim;
+                        let len = shard.local_len;
                         let wanted = DimSlice {
                             dim,
                             len,
@@ -158,7 +166,8 @@ impl Checkpoint {
         let piece = &self.manifest.files[file].pieces[number];
         let stored = self.stored(&opened.file, piece)?;
         let seen = &opened.seen[number];
-        let (tensor, hashes) = (piece.tensor.as_str(), piece.chunks.as_slice());
+        let tensor = piece.tensor.as_str();
+        let hashes = piece.chunks.as_slice();
         let chunks = self.manifest.chunk_bytes.map(|len| Chunks {
             tensor,
             len,
@@ -214,6 +223,7 @@ impl Checkpoint {
 
 /// Whether a stored piece can hold elements of a wanted one.
 fn shares(stored: &PieceInfo, dim: usize, wanted: &ShardPiece) -> bool {
-    let (a, b) = (&stored.range, &wanted.global);
+    let a = &stored.range;
+    let b = &wanted.global;
     stored.dim != dim || (a.start < b.end && b.start < a.end)
 }

@@ -66,7 +66,8 @@ pub(crate) fn retain(
     if own.len() <= keep {
         return Ok(());
     }
-    let (mut own, mut kept) = (own.into_iter(), 0);
+    let mut own = own.into_iter();
+    let mut kept = 0;
     while kept < keep
         && let Some((name, is_whole)) = own.next()
     {

@@ -43,7 +43,8 @@ struct Run {
 impl Runs {
     /// Of a tensor whose bytes are checked in chunks of this length, if they are.
     pub(crate) fn new(stored: &Stored<'_>, chunk: Option<u64>) -> Self {
-        let (unit, elements) = (unit(chunk) / stored.size, stored.len as usize / stored.size);
+        let unit = unit(chunk) / stored.size;
+        let elements = stored.len as usize / stored.size;
         Self {
             unit,
             stored: elements,
@@ -65,7 +66,9 @@ impl Runs {
                 to,
                 len: here,
             });
-            (from, to, len) = (from + here, to + here, len - here);
+            from = from + here;
+            to = to + here;
+            len = len - here;
         }
     }
 
@@ -93,9 +96,10 @@ impl Runs {
         let chunk_of = |run: &Run| ((run.from * stored.size) as u64 / chunks.len) as usize;
         for runs in self.runs.chunk_by(|a, b| chunk_of(a) == chunk_of(b)) {
             let chunk = chunk_of(&runs[0]);
-            match chunks.is_seen(chunk) {
-                true => read_windows(stored, runs, &mut buffer, &mut copy)?,
-                false => read_chunk(stored, (&chunks, chunk), runs, &mut buffer, &mut copy)?,
+            if chunks.is_seen(chunk) {
+                read_windows(stored, runs, &mut buffer, &mut copy)?
+            } else {
+                read_chunk(stored, (&chunks, chunk), runs, &mut buffer, &mut copy)?
             }
         }
         Ok(())

@@ -100,7 +100,8 @@ impl SafetensorsFile {
     /// Where the bytes of a tensor are.
     pub(crate) fn stored(&self, info: &TensorInfo) -> Stored<'_> {
         let (start, end) = info.data_offsets;
-        let (file, size) = (&self.file, dtype::size(info.dtype));
+        let file = &self.file;
+        let size = dtype::size(info.dtype);
         Stored {
             file,
             start: self.data_start + start as u64,

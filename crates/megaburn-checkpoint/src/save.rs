@@ -174,7 +174,8 @@ pub fn save<'a>(
         staging.commit()
     });
     let is_main = settle(world, committed.transpose())?.is_some();
-    let (run_id, step) = (snapshot.run_id.as_deref(), snapshot.step);
+    let run_id = snapshot.run_id.as_deref();
+    let step = snapshot.step;
     if let Err(error) = retain(world, dir, run_id, step, keep, phase.progress())
         && is_main
     {
@@ -186,9 +187,10 @@ pub fn save<'a>(
 /// Whether this rank writes what it owns of a tensor: whether [`save`] asks it for the values.
 pub fn is_written_by(groups: &ProcessGroups, shard: &ShardSpec) -> bool {
     let coords = &groups.coords;
-    match shard.is_expert() {
-        true => coords.edp == 0,
-        false => coords.dp == 0 && coords.cp == 0,
+    if shard.is_expert() {
+        coords.edp == 0
+    } else {
+        coords.dp == 0 && coords.cp == 0
     }
 }
 
@@ -251,7 +253,8 @@ pub(crate) fn merge(
         model,
         trainer,
     } = snapshot.clone();
-    let (format, chunk_bytes) = (FORMAT, Some(CHUNK));
+    let format = FORMAT;
+    let chunk_bytes = Some(CHUNK);
     let manifest = Manifest {
         format,
         run_id,

@@ -39,7 +39,8 @@ impl TensorHeader {
     /// So many rows that they have about `bytes` bytes, one at least, from the first to the last.
     pub(crate) fn blocks(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> {
         let row = (self.row_len() * self.dtype.size()).max(1);
-        let (rows, num_rows) = ((bytes / row).max(1), self.num_rows());
+        let rows = (bytes / row).max(1);
+        let num_rows = self.num_rows();
         (0..num_rows)
             .step_by(rows)
             .map(move |start| start..(start + rows).min(num_rows))

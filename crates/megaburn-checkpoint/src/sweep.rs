@@ -32,7 +32,8 @@ pub(crate) fn sweep(
     }
     for entry in fs::read_dir(above).during("read the folder", above)? {
         let entry = entry.during("read the folder", above)?;
-        let (path, file_name) = (entry.path(), entry.file_name());
+        let path = entry.path();
+        let file_name = entry.file_name();
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }

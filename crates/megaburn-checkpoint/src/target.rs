@@ -40,7 +40,8 @@ impl Target<'_> {
         self.check()?;
         let path = whole();
         if path.file_name().is_none() {
-            let (what, why) = (self.what, format!("it has no `{}`", self.mark));
+            let what = self.what;
+            let why = format!("it has no `{}`", self.mark);
             return Err(CheckpointError::NotReplaced { path, what, why });
         }
         AtomicDir::create_owned(&path)

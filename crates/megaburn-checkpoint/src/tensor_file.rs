@@ -44,7 +44,8 @@ impl TensorFile {
     /// No such tensor (the nearest name is given), one of a type that is not read, or a file that
     /// cannot be read.
     pub fn read(&self, name: &str) -> Result<TensorData, CheckpointError> {
-        let (path, name) = (self.file.path().to_path_buf(), name.to_string());
+        let path = self.file.path().to_path_buf();
+        let name = name.to_string();
         let Some(info) = self.file.info(&name) else {
             let nearest = nearest(&name, self.file.keys().iter());
             return Err(CheckpointError::MissingTensor {

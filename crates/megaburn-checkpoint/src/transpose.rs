@@ -60,7 +60,8 @@ impl MatrixCopy {
             (rows, cols)
         };
         for row in 0..rows {
-            let (from, to) = (a.start + row * a.stride, b.start + row * b.stride);
+            let from = a.start + row * a.stride;
+            let to = b.start + row * b.stride;
             (self.copy)(
                 &source[from * self.from..(from + cols) * self.from],
                 &mut dest[to * self.to..(to + cols) * self.to],

@@ -82,9 +82,10 @@ pub(crate) fn remove_marked(folder: &Path) {
             if entry.file_name() == OWNER {
                 continue;
             }
-            match entry.file_type()?.is_dir() {
-                true => fs::remove_dir_all(entry.path())?,
-                false => fs::remove_file(entry.path())?,
+            if entry.file_type()?.is_dir() {
+                fs::remove_dir_all(entry.path())?
+            } else {
+                fs::remove_file(entry.path())?
             }
         }
         // It may never have been marked.

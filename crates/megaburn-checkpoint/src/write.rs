@@ -43,11 +43,13 @@ pub(crate) fn write_rank_file(
     let mut pieces = Vec::new();
     let mut header = Header::default();
     for tensor in &owned {
-        let (global_shape, dim) = (at_least_1d(&tensor.shard.global_shape), tensor.shard.dim);
+        let global_shape = at_least_1d(&tensor.shard.global_shape);
+        let dim = tensor.shard.dim;
         for ShardPiece { global, .. } in tensor.shard.owned() {
             let mut shape = global_shape.clone();
             shape[dim] = global.len();
-            let (tensor_name, start) = (&tensor.name, global.start);
+            let tensor_name = &tensor.name;
+            let start = global.start;
             let whole = shape == global_shape;
             let key = if whole {
                 tensor_name.clone()
@@ -55,7 +57,8 @@ pub(crate) fn write_rank_file(
                 format!("{tensor_name}#{start}")
             };
             header.push(key.clone(), tensor.file_dtype()?, shape);
-            let (tensor, range) = (tensor_name.clone(), global.clone());
+            let tensor = tensor_name.clone();
+            let range = global.clone();
             pieces.push(PieceInfo {
                 tensor,
                 key,
@@ -101,7 +104,8 @@ fn write_tensor(
         let why = format!("it is {:?}, and {dtype:?} was announced", data.dtype());
         return Err(CheckpointError::Source { name, why });
     }
-    let (found, expected) = (data.num_elements(), shard.local_shape().iter().product());
+    let found = data.num_elements();
+    let expected = shard.local_shape().iter().product();
     if found != expected {
         return Err(CheckpointError::LocalShape {
             name,
@@ -109,7 +113,8 @@ fn write_tensor(
             expected,
         });
     }
-    let (bytes, size) = (data.as_bytes(), dtype.size());
+    let bytes = data.as_bytes();
+    let size = dtype.size();
     let mut chunks = Vec::new();
     for piece in shard.owned() {
         let mut hasher = ChunkHasher::new();

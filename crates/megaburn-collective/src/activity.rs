@@ -83,7 +83,9 @@ impl Activity {
             _ if idle < self.options.timeout => self.options.timeout,
             _ => return None,
         };
-        let (phase, done, total) = (*phase, *done, *total);
+        let phase = *phase;
+        let done = *done;
+        let total = *total;
         Some(Busy {
             rank: self.rank,
             phase,

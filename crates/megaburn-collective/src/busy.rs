@@ -135,7 +135,8 @@ mod tests {
     #[test]
     fn a_rank_without_progress_is_described_with_what_it_has_done() {
         let busy = |done, total| {
-            let (idle, limit) = (Duration::from_secs(60), Duration::from_secs(60));
+            let idle = Duration::from_secs(60);
+            let limit = Duration::from_secs(60);
             let place = Place::Inside;
             Busy {
                 rank: 0,
@@ -164,7 +165,9 @@ mod tests {
     fn the_limit_that_is_named_is_the_one_that_held() {
         let minute = Duration::from_secs(60);
         let of = |place| {
-            let (done, total, idle) = (0, 0, Duration::ZERO);
+            let done = 0;
+            let total = 0;
+            let idle = Duration::ZERO;
             let phase = Phase::Start;
             let busy = Busy {
                 rank: 2,

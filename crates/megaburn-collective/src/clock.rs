@@ -97,9 +97,11 @@ mod tests {
 
     #[test]
     fn a_running_process_has_the_systems_time() {
-        let (begin, system) = (now(), Instant::now());
+        let begin = now();
+        let system = Instant::now();
         thread::sleep(4 * TICK);
-        let (passed, expected) = (now() - begin, system.elapsed());
+        let passed = now() - begin;
+        let expected = system.elapsed();
         assert!(
             passed + SUSPENDED > expected && passed < expected + SUSPENDED,
             "{passed:?}"

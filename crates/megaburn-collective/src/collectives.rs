@@ -287,7 +287,8 @@ impl Group {
         } else {
             0
         };
-        let (dtype, shape) = (data.dtype(), data.shape().to_vec());
+        let dtype = data.dtype();
+        let shape = data.shape().to_vec();
         Call {
             op: OpKind::Send,
             seq,

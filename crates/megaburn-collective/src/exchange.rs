@@ -64,7 +64,9 @@ pub(crate) fn fail(
 
 /// The error of a rank that waits for one that works without progress.
 pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) -> CollectiveError {
-    let (peer, limit_key, what) = (busy.rank, busy.limit_key(), busy.to_string());
+    let peer = busy.rank;
+    let limit_key = busy.limit_key();
+    let what = busy.to_string();
     CollectiveError::Stalled {
         rank,
         group,
@@ -87,7 +89,8 @@ impl Group {
             return Err(self.bad_argument(call, "a group of one has no peers"));
         };
         if let Some(first) = link.failure.get() {
-            let (rank, group) = (self.global_rank(), self.name().to_string());
+            let rank = self.global_rank();
+            let group = self.name().to_string();
             let first = Box::new(first.clone());
             return Err(CollectiveError::Unusable { rank, group, first });
         }
@@ -186,8 +189,10 @@ impl Group {
         error: TransportError,
         waited: Duration,
     ) -> CollectiveError {
-        let (rank, group) = (self.global_rank(), self.name().to_string());
-        let (call, peer) = (Box::new(call.clone()), self.0.members[member]);
+        let rank = self.global_rank();
+        let group = self.name().to_string();
+        let call = Box::new(call.clone());
+        let peer = self.0.members[member];
         match error {
             TransportError::Timeout => {
                 let seconds = waited.as_secs_f64();

@@ -44,7 +44,8 @@ pub struct GroupOptions {
 impl Default for GroupOptions {
     /// Seed 0 and ten minutes, as in Megatron-LM.
     fn default() -> Self {
-        let (timeout, phases) = (Duration::from_secs(600), PhaseLimits::default());
+        let timeout = Duration::from_secs(600);
+        let phases = PhaseLimits::default();
         Self {
             seed: 0,
             timeout,
@@ -111,7 +112,8 @@ impl Group {
 
     /// The group of all ranks of a transport.
     pub(crate) fn world(link: Arc<RankContext>, options: GroupOptions) -> Self {
-        let (rank, size) = (link.transport.rank(), link.transport.world_size());
+        let rank = link.transport.rank();
+        let size = link.transport.world_size();
         let activity = link.transport.activity().clone();
         Self::assemble(
             "world",
@@ -133,7 +135,8 @@ impl Group {
     ) -> Self {
         let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
         let pairs = Mutex::new(vec![[0; 2]; members.len()]);
-        let (name, seq) = (name.to_string(), AtomicU64::new(0));
+        let name = name.to_string();
+        let seq = AtomicU64::new(0);
         Self(Arc::new(Inner {
             name,
             members,
@@ -209,7 +212,8 @@ impl Group {
             link,
             ..
         } = &*self.0;
-        let (activity, link) = (activity.clone(), link.clone());
+        let activity = activity.clone();
+        let link = link.clone();
         Ok(Self::assemble(
             name,
             members.to_vec(),

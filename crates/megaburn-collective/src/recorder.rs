@@ -105,7 +105,8 @@ impl FlightRecorder {
             .collect();
         let left_out = lines.len().saturating_sub(Self::KEPT);
         let (first, rest) = lines.split_at(lines.len().min(Self::KEPT / 2));
-        let (first, last) = (first.concat(), rest[left_out..].concat());
+        let first = first.concat();
+        let last = rest[left_out..].concat();
         let between = match left_out {
             0 => String::new(),
             some => format!("  .. {some} more ..\n"),

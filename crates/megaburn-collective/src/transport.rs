@@ -131,7 +131,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         mailbox.forget_answers(from);
         self.say(from, TimeoutProbe::Question);
         let mut until = clock::now() + GRACE;
-        let (mut answered, mut asked_by) = (false, Vec::new());
+        let mut answered = false;
+        let mut asked_by = Vec::new();
         loop {
             let heard = mailbox.wait_overdue(from, channel, answered, until);
             for &asking in &heard.asked_by {

@@ -82,7 +82,8 @@ impl Suite {
         }
         group.barrier()?;
         if n > 1 {
-            let (next, last) = ((me + 1) % n, (me + n - 1) % n);
+            let next = (me + 1) % n;
+            let last = (me + n - 1) % n;
             group.send(inputs[me].clone(), next)?;
             let result = group.recv(last, Some(&[size, 1]), dtype)?;
             self.check("send and recv", &result, &[size, 1], bytes(last));

@@ -120,7 +120,8 @@ fn gathers_and_scatters_are_what_they_say(#[values(1, 2, 3, 4)] size: usize) {
     let results = run_threads(size, GroupOptions::default(), |group| {
         let device = Device::flex();
         let whole = Tensor::<3>::from_data(random([12, 3, 24], seed, 0), &device);
-        let (rank, n) = (group.rank(), group.size());
+        let rank = group.rank();
+        let n = group.size();
         for (dim, scatter, gather) in [
             (
                 0,

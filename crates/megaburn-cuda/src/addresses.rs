@@ -39,7 +39,8 @@ pub enum Access {
 pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> CubeTensor {
     let queue = CudaQueue::of(&tensors[0]).expect("a table is asked for where a GPU is");
     let table = tensor::empty(&tensors[0], [entries.len()], DType::U64);
-    let (num_tensors, len) = (tensors.len(), entries.len());
+    let num_tensors = tensors.len();
+    let len = entries.len();
     let op = Op::new(move || format!("a table of {len} numbers for {num_tensors} tensors"));
     let op = tensors
         .iter()

@@ -69,7 +69,8 @@ impl Join {
 
 impl Drop for Join {
     fn drop(&mut self) {
-        let (name, done) = (self.name.clone(), self.done.clone());
+        let name = self.name.clone();
+        let done = self.done.clone();
         let retained = std::mem::take(&mut self.retained);
         // It touches no buffer, so that it runs even where the call failed.
         self.queue.enqueue(

@@ -22,7 +22,8 @@ pub fn from_backend(tensor: FloatTensor<Cube>) -> CubeTensor {
 /// The inverse of [`from_backend`].
 pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
     let client = get_client::<CubeBackend>(&tensor.device);
-    let (shape, dtype) = (tensor.shape(), tensor.dtype);
+    let shape = tensor.shape();
+    let dtype = tensor.dtype;
     let made = InitOperationIr::create(shape, dtype, || {
         client.register_tensor_handle(tensor.into())
     });

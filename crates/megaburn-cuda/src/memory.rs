@@ -40,7 +40,8 @@ impl MemoryReport {
         });
         // A GPU that has failed for good says nothing more.
         let (free, total) = info.unwrap_or((0, 0));
-        let (allocated, reserved) = (usage.bytes_in_use, usage.bytes_reserved);
+        let allocated = usage.bytes_in_use;
+        let reserved = usage.bytes_reserved;
         let peak = note(reserved);
         Some(Self {
             allocated,

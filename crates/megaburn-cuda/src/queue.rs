@@ -72,7 +72,8 @@ pub struct Buffers {
 impl Op {
     /// Work that `describe` names, with its shapes: it is asked only if the work fails.
     pub fn new(describe: impl Fn() -> String + Send + 'static) -> Self {
-        let (reads, writes) = (Vec::new(), Vec::new());
+        let reads = Vec::new();
+        let writes = Vec::new();
         Self {
             describe: Box::new(describe),
             on_failure: None,
@@ -205,7 +206,8 @@ impl CudaQueue {
         retained: Option<Retained>,
         work: impl FnOnce(Stream, &Buffers) -> Result<(), CudaError> + Send + 'static,
     ) {
-        let (id, mut op) = (self.stream, op);
+        let id = self.stream;
+        let mut op = op;
         self.device.submit(move |server| {
             let hook = op.on_failure.take();
             let failed = |error: &ServerError| {

@@ -28,7 +28,8 @@ impl Stream {
     /// # Errors
     /// The driver refuses.
     pub fn create(priority: Priority) -> Result<Self, CudaError> {
-        let (mut least, mut greatest) = (0, 0);
+        let mut least = 0;
+        let mut greatest = 0;
         let mut stream = std::ptr::null_mut();
         // SAFETY: the driver writes through both pointers, which outlive the call.
         unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }

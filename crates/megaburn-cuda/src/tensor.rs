@@ -78,12 +78,14 @@ pub fn uninitialized_slice(
     start: usize,
     shape: impl Into<Shape>,
 ) -> Option<CubeTensor> {
-    let (size, shape) = (whole.dtype.size(), shape.into());
+    let size = whole.dtype.size();
+    let shape = shape.into();
     let behind = whole
         .meta
         .num_elements()
         .checked_sub(start + shape.num_elements())?;
-    let ([front, back], cut) = ([start, behind].map(|len| (len * size) as u64), cut(whole));
+    let [front, back] = [start, behind].map(|len| (len * size) as u64);
+    let cut = cut(whole);
     if !front.is_multiple_of(cut) {
         return None;
     }
@@ -92,7 +94,8 @@ pub fn uninitialized_slice(
         .clone()
         .offset_start(front)
         .offset_end(back - back % cut);
-    let (client, device) = (whole.client.clone(), whole.device.clone());
+    let client = whole.client.clone();
+    let device = whole.device.clone();
     Some(CubeTensor::new_contiguous(
         client,
         device,
@@ -154,7 +157,8 @@ impl MatrixView {
         } else {
             return None;
         };
-        let (mut batch, mut batch_stride) = (1, 0);
+        let mut batch = 1;
+        let mut batch_stride = 0;
         for (&len, &stride) in shape[..matrix].iter().zip(strides).rev() {
             if len == 1 {
                 continue;

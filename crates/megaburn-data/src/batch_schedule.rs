@@ -82,9 +82,10 @@ impl BatchSchedule {
             increments,
             samples,
         } = *self;
-        let grown = match consumed < samples {
-            true => (u128::from(consumed) * u128::from(increments) / u128::from(samples)) as u64,
-            false => increments,
+        let grown = if consumed < samples {
+            (u128::from(consumed) * u128::from(increments) / u128::from(samples)) as u64
+        } else {
+            increments
         };
         start + grown as usize * increment
     }
@@ -96,7 +97,8 @@ impl BatchSchedule {
 
     /// The samples that `updates` steps read, from the first on.
     pub fn samples_after(&self, updates: u64) -> u64 {
-        let (mut consumed, mut left) = (0u64, updates);
+        let mut consumed = 0u64;
+        let mut left = updates;
         while left > 0 {
             let batch = self.batch_size(consumed) as u64;
             let steps = self

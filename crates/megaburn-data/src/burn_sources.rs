@@ -188,7 +188,8 @@ impl Search {
                 .then(|| (place.clone(), roots))
         };
         places.iter().find_map(roots_in).ok_or_else(|| {
-            let (count, src) = (BURN_CRATES.len(), src.display());
+            let count = BURN_CRATES.len();
+            let src = src.display();
             format!("{src} does not hold all {count} Burn {BURN_VERSION} crates")
         })
     }
@@ -220,10 +221,8 @@ fn rust_files(
     };
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
-        let (path, name) = (
-            entry.path(),
-            entry.file_name().to_string_lossy().into_owned(),
-        );
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
         let label = format!("{label}/{name}");
         let kind = entry.file_type().map_err(unreadable)?;
         if kind.is_dir() && name != "target" && !name.starts_with('.') {

@@ -193,7 +193,8 @@ impl fmt::Display for Corpus {
         }
         match &self.content {
             Content::Text(documents) => {
-                let (count, bytes) = (documents.len(), self.num_bytes().unwrap_or_default());
+                let count = documents.len();
+                let bytes = self.num_bytes().unwrap_or_default();
                 let plural = if count == 1 { "" } else { "s" };
                 write!(f, ": {count} document{plural}, {bytes} bytes")?;
             }

@@ -189,7 +189,8 @@ impl Store {
 
     fn extend(&mut self, tokens: &[u32], vocab_size: usize, name: &str) -> Result<(), DataError> {
         if let Some(i) = tokens.iter().position(|&t| t as usize >= vocab_size) {
-            let (token, position) = (tokens[i], self.len() + i);
+            let token = tokens[i];
+            let position = self.len() + i;
             return Err(DataError::OutsideVocab {
                 name: name.into(),
                 token,

@@ -46,7 +46,8 @@ impl Corpus {
             Ok(single) => vec![single],
             // Not one value: objects on lines, or an array that is cut off.
             Err(error) if text.trim_start().starts_with('[') => {
-                let (path, why) = (path.into(), format!("its array is not JSON ({error})"));
+                let path = path.into();
+                let why = format!("its array is not JSON ({error})");
                 return Err(DataError::Json {
                     path,
                     why,

@@ -57,7 +57,8 @@ impl Permutation {
     }
 
     fn network(&self, place: u64) -> u64 {
-        let (mut l, mut r) = (place / self.b, place % self.b);
+        let mut l = place / self.b;
+        let mut r = place % self.b;
         for round in 0..ROUNDS {
             if round % 2 == 0 {
                 l = (l + self.rng.below(r * ROUNDS + round, self.a)) % self.a;
@@ -142,7 +143,8 @@ mod tests {
 
     #[test]
     fn neighbours_are_torn_apart() {
-        let (n, p) = (10_000, permutation(10_000, 3));
+        let n = 10_000;
+        let p = permutation(10_000, 3);
         let near = (1..n)
             .filter(|&i| p.at(i).abs_diff(p.at(i - 1)) < 100)
             .count();

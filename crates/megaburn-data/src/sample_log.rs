@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn ranks_that_read_a_sample_differently_are_found_out() {
-        let (mut a, mut b) = (SampleLog::new(), SampleLog::new());
+        let mut a = SampleLog::new();
+        let mut b = SampleLog::new();
         a.record(5, &[1, 2]).unwrap();
         b.record(5, &[1, 3]).unwrap();
         a.record(5, &[1, 2]).unwrap();

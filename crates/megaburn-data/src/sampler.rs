@@ -84,7 +84,8 @@ impl Sampler {
 
     /// The epoch of sample `index` and which sample of the text it is.
     pub fn position(&self, index: u64) -> (u64, u64) {
-        let (epoch, index) = (index / self.num_samples, index % self.num_samples);
+        let epoch = index / self.num_samples;
+        let index = index % self.num_samples;
         let sample = match self.shuffle {
             Some(rng) => Permutation::new(self.num_samples, rng.with_stream(epoch)).at(index),
             None => index,

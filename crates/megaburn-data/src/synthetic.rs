@@ -105,7 +105,8 @@ impl Synthetic {
 
     fn markov(&self, num_tokens: usize) -> Vec<u32> {
         let rng = PositionRng::new(self.seed, Purpose::Sampling, "synthetic.markov");
-        let (rows, walk) = (successors(rng.with_stream(0)), rng.with_stream(1));
+        let rows = successors(rng.with_stream(0));
+        let walk = rng.with_stream(1);
         let mut state = rng.with_stream(2).below(0, NUM_SYMBOLS as u64) as usize;
         (0..num_tokens as u64)
             .map(|t| {
@@ -122,13 +123,15 @@ impl Synthetic {
 
     fn echo(&self, num_tokens: usize, distance: usize) -> Vec<u32> {
         let rng = PositionRng::new(self.seed, Purpose::Sampling, "synthetic.echo");
-        let (repeat, draw) = (rng.with_stream(0), rng.with_stream(1));
+        let repeat = rng.with_stream(0);
+        let draw = rng.with_stream(1);
         let mut tokens: Vec<u32> = Vec::with_capacity(num_tokens);
         for t in 0..num_tokens {
             let repeats = t >= distance && f64::from(repeat.uniform(t as u64)) < REPEAT;
-            tokens.push(match repeats {
-                true => tokens[t - distance],
-                false => draw.below(t as u64, NUM_SYMBOLS as u64) as u32,
+            tokens.push(if repeats {
+                tokens[t - distance]
+            } else {
+                draw.below(t as u64, NUM_SYMBOLS as u64) as u32
             });
         }
         tokens

@@ -58,10 +58,8 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(crate) fn new() -> io::Result<Self> {
-        let (out, err) = (
-            stream("stdout", io::stdout())?,
-            stream("stderr", io::stderr())?,
-        );
+        let out = stream("stdout", io::stdout())?;
+        let err = stream("stderr", io::stderr())?;
         Ok(Self {
             out,
             err,
@@ -165,7 +163,8 @@ impl Pumps {
         pipe: impl Read + Send + 'static,
         last_words: Option<LastWords>,
     ) -> io::Result<()> {
-        let (done, streams) = (self.done.clone(), self.streams.clone());
+        let done = self.done.clone();
+        let streams = self.streams.clone();
         thread::Builder::new()
             .name(format!("output-{}", from.rank))
             .spawn(move || {

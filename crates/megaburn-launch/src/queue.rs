@@ -105,14 +105,16 @@ impl<T: Send + 'static> OutputQueue<T> {
     /// Returns when all is written, or when nothing was written for as long as `patience`. Tells
     /// whether all is written.
     pub fn flush(&self, patience: Duration) -> bool {
-        let (mut last, mut since) = (usize::MAX, Instant::now());
+        let mut last = usize::MAX;
+        let mut since = Instant::now();
         loop {
             let waiting = self.counts.waiting.load(Ordering::Acquire);
             if waiting == 0 {
                 return true;
             }
             if waiting != last {
-                (last, since) = (waiting, Instant::now());
+                last = waiting;
+                since = Instant::now();
             } else if since.elapsed() >= patience {
                 return false;
             }

@@ -33,7 +33,8 @@ impl Repeats {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let repeated: Vec<_> = known.iter().filter(|(_, ranks)| ranks.len() > 1).collect();
         let line = |(error, ranks): &&(Vec<u8>, Vec<usize>)| {
-            let (who, error) = (ranges(&ranks[1..]), String::from_utf8_lossy(error));
+            let who = ranges(&ranks[1..]);
+            let error = String::from_utf8_lossy(error);
             match repeated.len() {
                 1 => format!("{who} wrote the same error"),
                 _ => format!(

@@ -173,7 +173,8 @@ impl<'a> Supervisor<'a> {
         pumps: &mut Pumps,
     ) -> io::Result<()> {
         let mut child = start(self.options, local_rank, job)?;
-        let (out, err) = (child.stdout.take(), child.stderr.take());
+        let out = child.stdout.take();
+        let err = child.stderr.take();
         let rank = self.options.node_rank * self.options.nproc + local_rank;
         let pid = Pid::from_raw(child.id().cast_signed());
         self.guard.iter_mut().for_each(|guard| guard.add(pid));

@@ -25,7 +25,8 @@ fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
         ..LaunchOptions::new(1, vec!["sleep".into()])
     };
     let mut run = held(&options);
-    let (pid, begin) = (run.ranks[0].pid, Instant::now());
+    let pid = run.ranks[0].pid;
+    let begin = Instant::now();
     let (_sender, events) = channel();
     run.kill();
     run.supervise(&events);

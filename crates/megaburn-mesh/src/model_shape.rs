@@ -40,7 +40,8 @@ impl Layout {
             seq_len,
             experts,
         } = *model;
-        let (tp, cp) = (self.tp, self.cp);
+        let tp = self.tp;
+        let cp = self.cp;
         self.divides(
             "attention heads",
             heads,
@@ -109,7 +110,8 @@ impl Layout {
         if size > 0 && size.is_multiple_of(divisor) {
             return Ok(());
         }
-        let (layout, hint) = (self.to_string(), hint.to_string());
+        let layout = self.to_string();
+        let hint = hint.to_string();
         Err(MeshError::Indivisible {
             layout,
             what,

@@ -87,7 +87,8 @@ impl PackedRows {
         for (row, bounds) in self.rows.iter().enumerate() {
             let uneven = |ends: &&[usize]| !(ends[1] - ends[0]).is_multiple_of(multiple);
             if let Some(ends) = bounds.windows(2).find(uneven) {
-                let (start, len) = (ends[0], ends[1] - ends[0]);
+                let start = ends[0];
+                let len = ends[1] - ends[0];
                 return Err(MeshError::DocumentLength {
                     row,
                     start,

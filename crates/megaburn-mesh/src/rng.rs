@@ -94,7 +94,8 @@ impl PositionRng {
     /// `out[i] =` standard normal at `start + i` (Box-Muller on the two pairs of a block).
     pub fn fill_normal(&self, start: u64, out: &mut [f32]) {
         self.fill(start, out, |[a, b, c, d]| {
-            let ([w, x], [y, z]) = (normals(a, b), normals(c, d));
+            let [w, x] = normals(a, b);
+            let [y, z] = normals(c, d);
             [w, x, y, z]
         });
     }
@@ -142,7 +143,8 @@ fn philox4x32_10(mut ctr: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     const M: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const W: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
     for _ in 0..10 {
-        let (p, q) = (M[0] * u64::from(ctr[0]), M[1] * u64::from(ctr[2]));
+        let p = M[0] * u64::from(ctr[0]);
+        let q = M[1] * u64::from(ctr[2]);
         ctr = [
             (q >> 32) as u32 ^ ctr[1] ^ key[0],
             q as u32,

@@ -137,7 +137,8 @@ impl ShardSpec {
                 parts: sum,
             });
         }
-        let (mut start, mut local_len) = (0, 0);
+        let mut start = 0;
+        let mut local_len = 0;
         let mut pieces = Vec::with_capacity(parts.len());
         for part in parts {
             let (range, replica, replicas) = part.share(axis, rank, ranks)?;

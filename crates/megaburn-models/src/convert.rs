@@ -58,7 +58,8 @@ pub fn import(
             }
         });
         let stored = dtype.map_or_else(|| source.dtype(path), Ok)?;
-        let (source, name) = (&source, format!("{PREFIX}{path}"));
+        let source = &source;
+        let name = format!("{PREFIX}{path}");
         tensors.push(NamedTensor::lazy(
             name.clone(),
             &spec.shard,

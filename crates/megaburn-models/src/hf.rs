@@ -63,7 +63,8 @@ impl Key {
 
     /// The names, if this line is for the parameter at `path`.
     fn names(&self, path: &str) -> Option<Vec<String>> {
-        let (ours, parts) = (self.ours.split('.'), path.split('.'));
+        let ours = self.ours.split('.');
+        let parts = path.split('.');
         if ours.clone().count() != parts.clone().count() {
             return None;
         }

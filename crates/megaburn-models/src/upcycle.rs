@@ -69,8 +69,11 @@ pub fn upcycle(
             None => DType::F32,
         };
         let name = format!("{PREFIX}{path}");
-        let (source, dense, shape) = (&source, &dense, spec.shard.global_shape.clone());
-        let (own, path) = (name.clone(), path.to_string());
+        let source = &source;
+        let dense = &dense;
+        let shape = spec.shard.global_shape.clone();
+        let own = name.clone();
+        let path = path.to_string();
         tensors.push(NamedTensor::lazy(name, &spec.shard, stored, move || {
             let Some(origin) = origin else {
                 return Ok(router(&path, shape, options));
@@ -185,7 +188,8 @@ fn cut(data: TensorData, shape: &[usize], part: usize, granularity: usize) -> Te
     let values: Vec<f32> = data.convert::<f32>().try_to_vec().expect("it is f32 now");
     let is_up = rows == shape[0];
     let cut: Vec<f32> = if is_up {
-        let (half, width) = (columns / 2, columns / 2 / granularity);
+        let half = columns / 2;
+        let width = columns / 2 / granularity;
         let of_row = |row: &[f32]| {
             let gate = row[part * width..][..width].iter();
             gate.chain(&row[half + part * width..][..width])

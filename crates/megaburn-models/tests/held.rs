@@ -72,7 +72,8 @@ fn held(of: &ActivationMemory) -> usize {
                 labels: ids(of, 17 + depth, &device),
                 counted: None,
             });
-            let (stage, ahead) = (model.stage(0), ahead.collect::<Vec<_>>());
+            let stage = model.stage(0);
+            let ahead = ahead.collect::<Vec<_>>();
             let stream = stage.from_tokens(ids(of, 7, &device));
             stage
                 .losses(stream, ids(of, 11, &device), &ahead)
@@ -183,7 +184,8 @@ fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
             1,
         )
     };
-    let (found, expected) = (held(&twice) - held(of), expected(&twice) - expected(of));
+    let found = held(&twice) - held(of);
+    let expected = expected(&twice) - expected(of);
     let off = found as f64 / expected as f64 - 1.0;
     assert!(
         off.abs() < tolerance,
@@ -336,11 +338,9 @@ fn losses_without_logits_windows_and_copied_heads_are_counted() {
         ..llama.clone()
     });
     let mut windows = llama.clone();
-    (
-        windows.model.window,
-        windows.model.full_layers,
-        windows.seq_len,
-    ) = (Some(8), vec![1], 128);
+    windows.model.window = Some(8);
+    windows.model.full_layers = vec![1];
+    windows.seq_len = 128;
     windows.model.max_seq_len = 128;
     assert_held(&windows);
     let mut copied = ActivationMemory {
@@ -363,7 +363,9 @@ fn what_is_computed_again_is_not_held() {
             ..of.clone()
         })
     };
-    let (n, e, model) = (of.seq_len * of.micro_batch, of.element, &of.model);
+    let n = of.seq_len * of.micro_batch;
+    let e = of.element;
+    let model = &of.model;
     let near = |found: usize, expected: usize| {
         assert!(
             found.abs_diff(expected) < expected / 20,
@@ -387,7 +389,8 @@ fn what_is_computed_again_is_not_held() {
 /// times one and the same token plus noise.
 fn held_by_experts(factor: f32) -> (usize, Vec<u64>) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (barrier, layout) = (Barrier::new(2), "dp2-ep2".parse::<Layout>().unwrap());
+    let barrier = Barrier::new(2);
+    let layout = "dp2-ep2".parse::<Layout>().unwrap();
     let options = GroupOptions {
         seed: 3,
         ..GroupOptions::default()

@@ -57,7 +57,8 @@ impl GradientAccumulator {
             entries: BTreeMap::new(),
         };
         visit_floats(module, &mut collect);
-        let (entries, sharding) = (collect.entries, sharding.clone());
+        let entries = collect.entries;
+        let sharding = sharding.clone();
         for Bucket { kind, slots, .. } in sharding.buckets() {
             for path in slots.iter().map(|slot| slot.path.clone()) {
                 let Some(entry) = entries.get(&path) else {
@@ -68,7 +69,10 @@ impl GradientAccumulator {
                 }
             }
         }
-        let (overlap, is_open, factor, factor_on_gpu) = (None, false, 1.0, None);
+        let overlap = None;
+        let is_open = false;
+        let factor = 1.0;
+        let factor_on_gpu = None;
         Ok(Self {
             entries,
             sharding,
@@ -206,10 +210,13 @@ impl GradientAccumulator {
             overlap.reset();
         }
         for entry in self.entries.values_mut() {
-            (entry.own, entry.sum) = (None, None);
+            entry.own = None;
+            entry.sum = None;
             entry.main_grad.as_ref().map(MainGrad::take);
         }
-        (self.is_open, self.factor, self.factor_on_gpu) = (false, 1.0, None);
+        self.is_open = false;
+        self.factor = 1.0;
+        self.factor_on_gpu = None;
     }
 
     /// What this rank keeps of the gradient of the parameter at `path`; none for a frozen or unknown one.
@@ -244,11 +251,14 @@ impl FloatVisitor for Collect<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let spec = self.plan.get(&path).expect("the plan was checked").clone();
         if param.val().is_require_grad() {
-            let (device, dtype) = (param.val().device().inner(), DType::F32);
+            let device = param.val().device().inner();
+            let dtype = DType::F32;
             let kept = self
                 .sharding
                 .kept(&path, param.val().shape().num_elements());
-            let (own, sum, main_grad) = (None, None, None);
+            let own = None;
+            let sum = None;
+            let main_grad = None;
             self.entries.insert(
                 path,
                 ParamGrad {

@@ -118,7 +118,8 @@ mod tests {
         let whole = |len: usize| -> Vec<f32> { (0..len).map(|i| (i % 3) as f32).collect() };
         let found = run_threads(layout.world_size(), GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, layout)?;
-            let (rank, tp) = (groups.tp.rank(), groups.tp.size());
+            let rank = groups.tp.rank();
+            let tp = groups.tp.size();
             let device = Device::default().autodiff();
             let mut net = Net::new(5, 120, rank, tp, &device);
             let plan = plan_of(5, 120, rank, tp);

@@ -58,7 +58,8 @@ impl Optimizer {
         read: impl FnMut(&str, &[usize]) -> Result<Option<TensorData>, E>,
     ) -> Result<M, E> {
         self.choose_in(&module);
-        let (path, dtype) = (Path::default(), dtype.into());
+        let path = Path::default();
+        let dtype = dtype.into();
         let mut cast = Cast {
             path,
             dtype,
@@ -153,12 +154,14 @@ where
         if self.error.is_some() {
             return param;
         }
-        let (path, shape) = (self.path.text(), param.lazy_shape());
+        let path = self.path.text();
+        let shape = param.lazy_shape();
         let (param, is_new) = match (self.read)(&path, &shape) {
             Ok(None) => (param, false),
             Ok(Some(data)) => {
                 assert_eq!(data.shape(), &shape, "the new value of `{path}`");
-                let (id, dtype) = (param.id, data.dtype());
+                let id = param.id;
+                let dtype = data.dtype();
                 let value = Tensor::from_data(data, (&param.lazy_device(), dtype));
                 (param.transform_for_load(value, id), true)
             }

@@ -189,7 +189,8 @@ mod tests {
         let layout: Layout = layout.parse().unwrap();
         let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, layout)?;
-            let (rank, tp) = (groups.tp.rank(), groups.tp.size());
+            let rank = groups.tp.rank();
+            let tp = groups.tp.size();
             let device = Device::default().autodiff();
             let net = Net::new(5, 120, rank, tp, &device);
             let plan = plan_of(5, 120, rank, tp);

@@ -282,7 +282,8 @@ mod tests {
         let mut grads =
             GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
-        let (bias, id) = (values(net.bias.val()), net.matrix.id);
+        let bias = values(net.bias.val());
+        let id = net.matrix.id;
         for _ in 0..3 {
             let before = values(net.matrix.val());
             let loss = (net.matrix.val() * 3.0).sum() + net.bias.val().sum();

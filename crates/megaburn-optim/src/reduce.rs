@@ -83,7 +83,8 @@ impl GradientAccumulator {
             .get_mut(path)
             .expect("it is a parameter of this rank");
         let sum = tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group)?;
-        (entry.own, entry.sum) = (None, Some(sum));
+        entry.own = None;
+        entry.sum = Some(sum);
         Ok(())
     }
 
@@ -212,7 +213,8 @@ pub(crate) fn without_padding(shard: &ShardSpec, grad: Tensor<1>) -> Tensor<1> {
         return grad;
     }
     let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
-    let (held, row) = (num_held(shard), shard.local_len * inner);
+    let held = num_held(shard);
+    let row = shard.local_len * inner;
     let shape = grad.shape();
     let outer = shape.num_elements() / row;
     grad.reshape([outer, row])

@@ -71,9 +71,11 @@ impl Optimizer {
             for (moment, dtype) in self.rule.moments(path, &entry.spec) {
                 let data = read(path, moment)?;
                 let expected = entry.num_elements();
-                let (found, is) = (data.num_elements(), data.dtype());
+                let found = data.num_elements();
+                let is = data.dtype();
                 if found != expected || is != DType::F32 {
-                    let (moment, path) = (moment.name(), path.clone());
+                    let moment = moment.name();
+                    let path = path.clone();
                     let dtype = format!("{is:?}");
                     Err(OptimError::State {
                         moment,
@@ -90,7 +92,8 @@ impl Optimizer {
             }
         }
         state.settle()?;
-        (self.time, self.state) = (time, state);
+        self.time = time;
+        self.state = state;
         Ok(())
     }
 }

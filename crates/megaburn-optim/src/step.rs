@@ -84,9 +84,10 @@ impl Optimizer {
             directions,
             params: take.taken,
         };
-        match grads.sharding.is_sharded() {
-            false => step.update_all(),
-            true => step.update_shares()?,
+        if grads.sharding.is_sharded() {
+            step.update_shares()?
+        } else {
+            step.update_all()
         }
         grads.sharding.updated();
         let mut params = step.params;
@@ -133,7 +134,8 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     /// Parameters that this rank updates all of.
     fn update_whole(&mut self, paths: impl Iterator<Item = String>) {
         let mut weight = 0;
-        let (mut leaves, mut updates) = (Vec::new(), Vec::new());
+        let mut leaves = Vec::new();
+        let mut updates = Vec::new();
         for path in paths {
             let TakenParam { leaf, value } = self.params.remove(&path).expect("it was taken");
             weight += self.weight(&path, value.dims()[0]);
@@ -245,7 +247,9 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let mut new = empty(stretch.len());
         let mut starts = starts.into_iter().peekable();
         while starts.peek().is_some() {
-            let (mut places, mut updates, mut weight) = (Vec::new(), Vec::new(), 0);
+            let mut places = Vec::new();
+            let mut updates = Vec::new();
+            let mut weight = 0;
             while weight < MULTI_TENSOR_CHUNK
                 && let Some((slot, at, start)) = starts.next()
             {
@@ -292,7 +296,8 @@ impl ModuleMapper for Take<'_> {
             return param;
         }
         param.map(|tensor| {
-            let (leaf, nothing) = (Leaf::of(&tensor), Tensor::empty([0; D], &tensor.device()));
+            let leaf = Leaf::of(&tensor);
+            let nothing = Tensor::empty([0; D], &tensor.device());
             self.taken.insert(
                 path,
                 TakenParam {

@@ -29,7 +29,8 @@ impl CrossEntropyConfig {
             ..
         } = *self;
         let refuse = |why| {
-            let (layer, name) = ("CrossEntropy", format!("vocab {vocab}"));
+            let layer = "CrossEntropy";
+            let name = format!("vocab {vocab}");
             Err(ParallelError::Config { layer, name, why })
         };
         if !(0.0..1.0).contains(&label_smoothing) {

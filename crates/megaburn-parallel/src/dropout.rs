@@ -26,7 +26,8 @@ impl ParallelDropoutConfig {
     /// A share outside of `[0, 1)`.
     pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
         check("ParallelDropout", &self.name, self.prob)?;
-        let (config, group) = (self.clone(), group.clone());
+        let config = self.clone();
+        let group = group.clone();
         Ok(ParallelDropout {
             config,
             group,
@@ -102,9 +103,10 @@ impl ParallelDropout {
         };
         let stretches = stretches(self.context.ranges(len), start..start + seq);
         let dropped = stretches.into_iter().map(|(rows, position)| {
-            let part = match rows.len() == seq {
-                true => x.clone(),
-                false => x.clone().narrow(0, rows.start, rows.len()),
+            let part = if rows.len() == seq {
+                x.clone()
+            } else {
+                x.clone().narrow(0, rows.start, rows.len())
             };
             dropout(part, *prob, key.clone().with_offset(0, position))
         });

@@ -83,7 +83,8 @@ impl InitDraw<'_> {
         })?;
         let rng = PositionRng::new(group.seed(), Purpose::Init, &format!("{name}.{field}"));
         let shape = spec.local_shape();
-        let (spec, lazy_shape) = (spec.clone(), shape.clone());
+        let spec = spec.clone();
+        let lazy_shape = shape.clone();
         // Drawn when it is first used: a model that is loaded never draws.
         let draw = move |device: &Device, require_grad: bool| {
             let mut values = vec![0.0; shape.iter().product()];
@@ -113,11 +114,13 @@ fn runs_of<'a>(spec: &ShardSpec, values: &'a mut [f32]) -> Vec<(u64, &'a mut [f3
         spec.for_each_run(piece, |local, global, len| runs.push((local, global, len)));
     }
     runs.sort_unstable();
-    let (mut rest, mut at) = (values, 0);
+    let mut rest = values;
+    let mut at = 0;
     let mut stretches = Vec::new();
     for (local, global, len) in runs {
         let (run, behind) = std::mem::take(&mut rest)[local - at..].split_at_mut(len);
-        (rest, at) = (behind, local + len);
+        rest = behind;
+        at = local + len;
         let starts = (global as u64..).step_by(RUN_LEN);
         stretches.extend(starts.zip(run.chunks_mut(RUN_LEN)));
     }
@@ -230,7 +233,8 @@ mod tests {
             values
         };
         // Rows of more than a stretch, and [q | k | v] columns of which keys and values are shared.
-        let (rows, cols) = (3, 2 * RUN_LEN + 12);
+        let rows = 3;
+        let cols = 2 * RUN_LEN + 12;
         let mut whole = vec![0.0; rows * cols];
         law.fill(&rng, 0, &mut whole);
         assert_eq!(

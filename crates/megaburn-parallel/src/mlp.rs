@@ -122,10 +122,11 @@ impl MlpConfig {
             activation,
             ..
         } = *self;
-        let up = match activation.is_gated() {
-            true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
-                .with_parts([FusedPart::new(d_ffn), FusedPart::new(d_ffn)]),
-            false => ParallelLinearConfig::column(d_model, d_ffn),
+        let up = if activation.is_gated() {
+            ParallelLinearConfig::column(d_model, 2 * d_ffn)
+                .with_parts([FusedPart::new(d_ffn), FusedPart::new(d_ffn)])
+        } else {
+            ParallelLinearConfig::column(d_model, d_ffn)
         };
         let down = ParallelLinearConfig::row(d_ffn, d_model);
         let layer = |mut config: ParallelLinearConfig, field: &str, initializer: &Initializer| {
@@ -168,9 +169,10 @@ impl Mlp {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
-        let (x, bias) = match self.activation.takes_bias() {
-            true => self.up.forward_and_bias(x),
-            false => (self.up.forward(x), None),
+        let (x, bias) = if self.activation.takes_bias() {
+            self.up.forward_and_bias(x)
+        } else {
+            (self.up.forward(x), None)
         };
         self.down.forward(self.activated(x, bias))
     }

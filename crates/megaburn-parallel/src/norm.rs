@@ -136,7 +136,8 @@ impl Norm {
         if !self.recompute {
             return y.into();
         }
-        let (x, gamma) = (x.clone().inner(), self.gamma.val().inner());
+        let x = x.clone().inner();
+        let gamma = self.gamma.val().inner();
         let beta = self.beta.as_ref().map(|beta| beta.val().inner());
         let Self { epsilon, kind, .. } = *self;
         let again = move || match kind {

@@ -100,7 +100,8 @@ impl ActivationOffload {
         state.last = Some(Arc::downgrade(&kept));
         let mut places = 0..N;
         tensors.map(|x| {
-            let (offload, kept) = (self.clone(), kept.clone());
+            let offload = self.clone();
+            let kept = kept.clone();
             let place = places.next().expect("one a tensor");
             let take = move || {
                 offload.release();

@@ -126,11 +126,13 @@ where
             return param;
         }
         // A parameter that was never used is replaced without being drawn.
-        let (path, shape) = (self.path.join("."), param.lazy_shape());
+        let path = self.path.join(".");
+        let shape = param.lazy_shape();
         match (self.value)(&path, &shape) {
             Ok(data) => {
                 assert_eq!(data.shape(), &shape, "the new value of `{path}`");
-                let (id, dtype) = (param.id, data.dtype());
+                let id = param.id;
+                let dtype = data.dtype();
                 let value = Tensor::from_data(data, (&param.lazy_device(), dtype));
                 param.transform_for_load(value, id)
             }

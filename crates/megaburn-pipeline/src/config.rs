@@ -45,7 +45,9 @@ pub struct ScheduleConfig {
 impl ScheduleConfig {
     /// A schedule of `num_micro_batches` over `num_ranks`, all else as is usual for the kind.
     pub fn new(kind: ScheduleKind, num_ranks: usize, num_micro_batches: usize) -> Self {
-        let (num_chunks, group_size, placement) = (None, None, None);
+        let num_chunks = None;
+        let group_size = None;
+        let placement = None;
         Self {
             kind,
             num_ranks,
@@ -99,7 +101,8 @@ impl ScheduleConfig {
         self.check()?;
         let stages = self.stages();
         let ranks = transfers::with_transfers(orders(self, stages)?, stages)?;
-        let (kind, num_micro_batches) = (self.kind, self.num_micro_batches);
+        let kind = self.kind;
+        let num_micro_batches = self.num_micro_batches;
         let schedule = Schedule {
             kind,
             stages,

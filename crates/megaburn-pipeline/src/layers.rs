@@ -70,7 +70,8 @@ impl LayerSplit {
             Some(text) => layout_text::layers(text, num_layers, Some(num_stages))?,
             None => self.counts(num_layers, num_stages)?,
         };
-        let (mut start, last) = (0, num_stages - 1);
+        let mut start = 0;
+        let last = num_stages - 1;
         let stages = counts.into_iter().enumerate().map(|(stage, count)| {
             let layers = start..start + count;
             start = layers.end;
@@ -141,7 +142,8 @@ impl LayerSplit {
         if inner.is_empty() && places > 0 {
             return Err(few);
         }
-        let (each, rest) = (places / inner.len().max(1), places % inner.len().max(1));
+        let each = places / inner.len().max(1);
+        let rest = places % inner.len().max(1);
         let mut counts = vec![0; num_stages];
         for (index, stage) in inner.enumerate() {
             counts[stage] = each + usize::from((1..=rest).contains(&index));
@@ -160,9 +162,10 @@ impl LayerSplit {
             let is_last = stage + 1 == num_stages && (count_loss || last == Some(0));
             *count == 0 && !is_first && !is_last
         };
-        match counts.iter().enumerate().any(is_bare) {
-            true => Err(few),
-            false => Ok(counts),
+        if counts.iter().enumerate().any(is_bare) {
+            Err(few)
+        } else {
+            Ok(counts)
         }
     }
 }

@@ -55,7 +55,8 @@ impl Stages {
 
     /// The rank that has a stage.
     pub fn rank_of(self, stage: usize) -> usize {
-        let (chunk, place) = (stage / self.num_ranks, stage % self.num_ranks);
+        let chunk = stage / self.num_ranks;
+        let place = stage % self.num_ranks;
         let comes_back = self.placement == Placement::Vee && chunk % 2 == 1;
         if comes_back {
             self.num_ranks - 1 - place

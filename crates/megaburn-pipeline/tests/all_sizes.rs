@@ -108,7 +108,9 @@ fn the_formulas_are_those_of_the_papers() {
                 .unwrap()
                 .bubble_ratio()
         };
-        let (ideal, m, p) = (f64::from(p - 1) / f64::from(m), f64::from(m), f64::from(p));
+        let ideal = f64::from(p - 1) / f64::from(m);
+        let m = f64::from(m);
+        let p = f64::from(p);
         assert_eq!(ratio(ScheduleKind::GPipe, 1), ideal);
         assert_eq!(ratio(ScheduleKind::OneForwardOneBackward, 1), ideal);
         for v in 2..=4 {
@@ -199,7 +201,8 @@ fn rendezvous_costs_what_is_documented(
                 Links::PrePosted,
             ))
         };
-        let (p, m) = (config.num_ranks, config.num_micro_batches as u64);
+        let p = config.num_ranks;
+        let m = config.num_micro_batches as u64;
         let found = more(Costs::UNIT).unwrap();
         let v = schedule.stages.num_chunks as u64;
         match kind {

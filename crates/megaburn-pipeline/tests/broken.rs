@@ -18,7 +18,8 @@ enum Event {
 }
 
 fn event(stages: Stages, rank: usize, action: Action) -> Event {
-    let (stage, i) = (stages.stage(rank, action.chunk), action.micro_batch);
+    let stage = stages.stage(rank, action.chunk);
+    let i = action.micro_batch;
     match action.op {
         Op::Forward => Event::Forward(stage, i),
         Op::Backward | Op::BackwardInput => Event::Backward(stage, i),

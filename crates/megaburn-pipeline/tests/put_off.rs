@@ -93,9 +93,10 @@ impl StageExecutor for Stages {
                 if self.waits { waited_for(y) } else { y }
             });
         self.event(Event::End);
-        Ok(match self.is_last[pass.chunk] {
-            true => Output::Loss((y.clone() * y).sum()),
-            false => Output::Stream(y),
+        Ok(if self.is_last[pass.chunk] {
+            Output::Loss((y.clone() * y).sum())
+        } else {
+            Output::Stream(y)
         })
     }
 
@@ -128,12 +129,14 @@ fn trained(
     puts_off: bool,
     waits: bool,
 ) -> Vec<(Vec<Event>, Vec<Vec<f32>>)> {
-    let (schedule, stages) = (config.build().unwrap(), config.stages());
+    let schedule = config.build().unwrap();
+    let stages = config.stages();
     let ranks = run_threads(config.num_ranks, GroupOptions::default(), |world: Group| {
         let of_rank = || (0..stages.num_chunks).map(|chunk| stages.stage(world.rank(), chunk));
         let events = Events::default();
         let layer = |(chunk, stage): (usize, usize), layer: usize| {
-            let (main_grad, events) = (MainGrad::default(), events.clone());
+            let main_grad = MainGrad::default();
+            let events = events.clone();
             main_grad.attach();
             main_grad
                 .on_gradient(move || events.lock().unwrap().push(Event::Gradient(chunk, layer)));

@@ -89,7 +89,8 @@ impl StageExecutor for Sums {
 
 /// The loss, and the gradient of each stage of the ranks.
 fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
-    let (schedule, stages) = (config.build().unwrap(), config.stages());
+    let schedule = config.build().unwrap();
+    let stages = config.stages();
     let ranks = run_threads(config.num_ranks, GroupOptions::default(), |world: Group| {
         let device = Device::flex().autodiff();
         let of_rank = || (0..stages.num_chunks).map(|chunk| stages.stage(world.rank(), chunk));
@@ -212,7 +213,8 @@ fn without_backward_nothing_is_kept(
     let config = ScheduleConfig::new(ScheduleKind::ForwardOnly, 3, 1)
         .with_num_chunks(2)
         .with_placement(placement);
-    let (schedule, stages) = (config.build().unwrap(), config.stages());
+    let schedule = config.build().unwrap();
+    let stages = config.stages();
     let ranks = run_threads(3, GroupOptions::default(), |world| {
         let device = Device::flex();
         let neighbours = P2pGroups::new(&world, stages)?;

@@ -97,7 +97,8 @@ impl Facts {
         } else {
             format!("{keys} and values of {values}")
         };
-        let (kernel, dtype) = (AttentionKernel::Auto, &self.dtype);
+        let kernel = AttentionKernel::Auto;
+        let dtype = &self.dtype;
         match kernel.resolved(burn::tensor::DType::BF16, &self.head_dims) {
             AttentionKernel::Reference => format!(
                 "reference: fused kernels take heads of a multiple of 8 up to 256, and these are of {heads}"
@@ -117,7 +118,9 @@ mod tests {
     use super::*;
 
     fn plain() -> Facts {
-        let (dtype, head_dims, windows) = ("bf16".into(), [128; 2], [0, 4]);
+        let dtype = "bf16".into();
+        let head_dims = [128; 2];
+        let windows = [0, 4];
         Facts {
             dtype,
             head_dims,

@@ -44,10 +44,8 @@ impl RunData {
             .unwrap_or_default();
         let mut description = format!("{corpus}{note}");
         if !tokenizer.is_byte_level() {
-            let (path, num_ids) = (
-                String::from(config.data.tokenizer.clone()),
-                tokenizer.vocab_size(),
-            );
+            let path = String::from(config.data.tokenizer.clone());
+            let num_ids = tokenizer.vocab_size();
             description += &format!(", {} tokens of {path} ({num_ids} ids)", tokens.num_tokens());
         }
         // The byte-level hash is 0, so that such runs keep the hash of their text alone.

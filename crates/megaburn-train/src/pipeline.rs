@@ -58,7 +58,8 @@ impl Pipeline {
         groups: &ProcessGroups,
     ) -> Result<Self, TrainError> {
         let dtype: FloatDType = dtype.into();
-        let (layout, group) = (groups.layout(), &groups.pp);
+        let layout = groups.layout();
+        let group = &groups.pp;
         let stages = parallel.schedule(layout.pp, 1).stages();
         let (chunks, ends) = match layout.pp {
             1 => (vec![StageLayers::whole(model.layers)], [0, 0]),
@@ -168,7 +169,8 @@ impl Pipeline {
     pub(crate) fn wire(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
         let [seq_len, samples] = tokens;
         let shape = [seq_len / self.splits, samples, self.hidden];
-        let (neighbours, dtype) = (self.neighbours.clone(), self.dtype);
+        let neighbours = self.neighbours.clone();
+        let dtype = self.dtype;
         P2pSpec {
             neighbours,
             shape,

@@ -72,7 +72,8 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
             guarded(&world, device, run).map(|result| vec![result])
         }
         None => {
-            let (ranks, prepared) = (layout.world_size(), prepare(&Progress::none())?);
+            let ranks = layout.world_size();
+            let prepared = prepare(&Progress::none())?;
             let run = |world: &Group| in_own_pool(ranks, || rank(world, &prepared));
             root_cause(run_threads(ranks, group, |world| {
                 guarded(&world, device, run)
@@ -171,7 +172,8 @@ fn quiet_failed_regions() {
 /// The error that the others followed from: a rank's own before one it heard of, and any before
 /// those of a lost peer.
 fn root_cause<T>(ranks: Vec<Result<T, RankFailure<TrainError>>>) -> Result<Vec<T>, TrainError> {
-    let (mut values, mut errors) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut errors = Vec::new();
     for (rank, result) in ranks.into_iter().enumerate() {
         match result {
             Ok(value) => values.push(value),

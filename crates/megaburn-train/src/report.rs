@@ -69,9 +69,10 @@ impl<'a> Reporter<'a> {
             resumed.map(untrained)
         };
         // It says what the run was trained with: a start that trains nothing leaves it.
-        let config_name = match trains || !dir.join(CONFIG).exists() {
-            true => folder.write_config(&resolved.to_toml())?,
-            false => CONFIG.to_string(),
+        let config_name = if trains || !dir.join(CONFIG).exists() {
+            folder.write_config(&resolved.to_toml())?
+        } else {
+            CONFIG.to_string()
         };
         let metrics = MetricsWriter::open(dir.join(METRICS), done, &folder.id())?;
         let mut metrics = Journal::new(folder.clone(), metrics);

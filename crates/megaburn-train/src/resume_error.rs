@@ -105,7 +105,8 @@ mod tests {
         ];
         let places = places.map(|text| error.find(text).unwrap());
         assert!(places.is_sorted() && !error.contains("--fresh"), "{error}");
-        let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
+        let run = PathBuf::from("runs/a");
+        let given = "models/b".to_string();
         let error = ResumeError::OtherInit {
             run,
             recorded: RecordedInit::From("models/a".into()),
@@ -113,7 +114,8 @@ mod tests {
         };
         let error = error.to_string();
         assert!(error.contains("started from `models/a`"), "{error}");
-        let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
+        let run = PathBuf::from("runs/a");
+        let given = "models/b".to_string();
         let recorded = RecordedInit::Unknown;
         let unknown = ResumeError::OtherInit {
             run,

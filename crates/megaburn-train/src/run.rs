@@ -144,16 +144,20 @@ impl RankRun {
             if resumed.is_none() {
                 keep_assets(&config, start, &loaded.data, &folder)?;
             }
-            let (step, steps) = (trainer.progress().step, config.train.steps);
+            let step = trainer.progress().step;
+            let steps = config.train.steps;
             let state = StateFile::begin(folder.clone(), step, steps);
-            let (devices, data) = (self.devices, &loaded.data);
+            let devices = self.devices;
+            let data = &loaded.data;
             let report = Reporter::start(&config, folder, devices, &trainer, data, resumed)?;
             Ok((report, state))
         };
         let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();
         // On GPUs the first step compiles kernels and times products, each rank its own.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);
-        let (config, groups, stops) = (&config, &groups, &self.stops);
+        let config = &config;
+        let groups = &groups;
+        let stops = &self.stops;
         let has_trained = false;
         TrainLoop {
             config,

@@ -64,7 +64,8 @@ impl StopSignal {
             flag::register_usize(signal, stop.latest.clone(), signal as usize).map_err(fail)?;
         }
         let mut signals = Signals::new(listened).map_err(fail)?;
-        let (phase, first) = (stop.phase.clone(), stop.first.clone());
+        let phase = stop.phase.clone();
+        let first = stop.first.clone();
         let listen = move || {
             let mut requests = StopRequests::of_rank();
             for signal in signals.forever() {

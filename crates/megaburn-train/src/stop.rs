@@ -74,7 +74,8 @@ pub(crate) struct Stops {
 impl Stops {
     /// The clock of `train.exit_after_minutes` runs from now.
     pub(crate) fn new(config: &TrainConfig, signal: StopSignal) -> Self {
-        let (minutes, step) = (config.train.exit_after_minutes, config.train.exit_at_step);
+        let minutes = config.train.exit_after_minutes;
+        let step = config.train.exit_at_step;
         let after = (minutes > 0.0).then(|| Duration::try_from_secs_f64(60.0 * minutes));
         let after = after.map(|after| after.unwrap_or(Duration::MAX));
         // A run that gets to its end there is finished.
@@ -139,9 +140,10 @@ impl Stops {
         has_trained: bool,
         should_give_up: bool,
     ) -> Result<Option<StopReason>, TrainError> {
-        let reason = match should_give_up {
-            true => Some(StopReason::Metrics),
-            false => self.reason(step, has_trained),
+        let reason = if should_give_up {
+            Some(StopReason::Metrics)
+        } else {
+            self.reason(step, has_trained)
         };
         let mine = TensorData::from([StopReason::code(reason)]);
         let largest = groups.world.all_reduce(mine, ReduceOp::Max)?;

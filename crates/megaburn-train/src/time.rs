@@ -18,7 +18,8 @@ mod tests {
 
     #[test]
     fn a_time_is_in_utc_and_names_are_those_of_files() {
-        let (time, name) = (now(), name_of_now());
+        let time = now();
+        let name = name_of_now();
         assert!(
             time.len() == 20 && time.ends_with('Z') && time.starts_with("20"),
             "{time}"

@@ -79,7 +79,8 @@ fn launch_forward(activation: Activation, input: ActivationInput<CubeTensor>) ->
     let x = RowView::of(x);
     let lanes = lanes(dtype, &[len, x.stride]);
     let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
-    let (biased, weighted) = (bias.is_some(), weight.is_some());
+    let biased = bias.is_some();
+    let weighted = weight.is_some();
     let factor = weight
         .or_else(|| bias.clone())
         .unwrap_or_else(|| x.tensor.clone());
@@ -115,12 +116,14 @@ fn launch_backward(
     let dx = tensor::empty(&x, x.shape(), dtype);
     let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
     let [x, dy] = [x, dy].map(RowView::of);
-    let (rows, len) = (dy.count, dy.len);
+    let rows = dy.count;
+    let len = dy.len;
     let lanes = lanes(dtype, &[len, x.stride, dy.stride]);
     let address = address_type(&[&x.tensor, &dy.tensor, &dx]);
     let client = dx.client.clone();
     let [width, x_stride, dy_stride] = [len, x.stride, dy.stride].map(|n| (n / lanes) as u32);
-    let (mut dbias, mut dweight) = (None, None);
+    let mut dbias = None;
+    let mut dweight = None;
     if let Some(bias) = bias {
         let columns = (width as usize).div_ceil(UNITS).max(1);
         let parts = (CUBES / columns).clamp(1, rows.div_ceil(AHEAD as usize).max(1));

@@ -13,7 +13,8 @@ pub(super) fn forward<B: Backend>(
     activation: Activation,
     input: ActivationInput<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    let (mut shape, dtype) = (input.x.shape(), input.x.dtype());
+    let mut shape = input.x.shape();
+    let dtype = input.x.dtype();
     let wide = compute_dtype(dtype);
     let (x, up) = split::<B>(activation, input.x, input.bias, wide);
     let mut y = value::<B>(activation.curve, x);
@@ -34,7 +35,8 @@ pub(super) fn backward<B: Backend>(
     dy: FloatTensor<B>,
 ) -> ActivationGrads<FloatTensor<B>> {
     let ActivationInput { x, bias, weight } = input;
-    let (shape, dtype) = (x.shape(), x.dtype());
+    let shape = x.shape();
+    let dtype = x.dtype();
     let wide = compute_dtype(dtype);
     let for_weight = weight.as_ref().map(|weight| weight.dtype());
     let has_bias = bias.is_some();

@@ -189,7 +189,8 @@ pub(super) fn biased_backward_kernel<F: Float, G: Float, N: Size>(
             for i in 0..ahead {
                 let row = row + i * parts;
                 if row < rows {
-                    let (row, column) = (row as usize, column as usize);
+                    let row = row as usize;
+                    let column = column as usize;
                     inputs[i as usize] = x[row * x_stride as usize + column];
                     outputs[i as usize] = dy[row * dy_stride as usize + column];
                 }

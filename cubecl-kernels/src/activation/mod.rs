@@ -103,7 +103,8 @@ pub(crate) fn biased<const D: usize>(
         curve,
         gated: false,
     };
-    let (x, value) = (x.into_dispatch(), bias.value.into_dispatch());
+    let x = x.into_dispatch();
+    let value = bias.value.into_dispatch();
     let how = Biased {
         activation,
         main_grad: bias.main_grad,
@@ -143,6 +144,7 @@ pub(crate) fn weighted<const D: usize>(
     let rows = dims[..D - 1].iter().product::<usize>();
     assert_eq!(rows, length, "{name}: {length} weights for {rows} rows");
     assert!(dims[D - 1] > 0, "{name}: x is {dims:?}, rows of no element");
-    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    let x = x.into_dispatch();
+    let weight = weight.into_dispatch();
     Tensor::from_dispatch(Dispatch::weighted_activation(x, weight, activation))
 }

@@ -142,7 +142,8 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
         bias: FloatTensor<Self>,
         how: Biased,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (bias, for_bias)) = (x.into_parts(), bias.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (bias, for_bias) = bias.into_parts();
         let dtype = bias.dtype();
         let input = ActivationInput {
             x,
@@ -165,7 +166,8 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
         weight: FloatTensor<Self>,
         activation: Activation,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (weight, for_weight)) = (x.into_parts(), weight.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (weight, for_weight) = weight.into_parts();
         let input = ActivationInput {
             x,
             bias: None,

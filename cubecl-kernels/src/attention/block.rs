@@ -32,7 +32,8 @@ pub(super) fn by_position<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 /// `[s, b, hq, d]` (or `[s, b, hq * d]`) to rows.
 fn fold<B: Backend>(x: FloatTensor<B>, hkv: usize, group: usize) -> FloatTensor<B> {
     let shape = x.shape();
-    let (s, b) = (shape[0], shape[1]);
+    let s = shape[0];
+    let b = shape[1];
     let d = shape[2..].iter().product::<usize>() / (hkv * group);
     let x = B::float_reshape(x, Shape::from([s, b, hkv, group, d]));
     let x = B::float_permute(x, &[1, 2, 3, 0, 4]);
@@ -196,7 +197,8 @@ pub(super) fn backward<B: GemmOps + Scores>(
         out,
     } = block;
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
-    let (k, v) = (narrow::<B>(k, &keys), narrow::<B>(v, &keys));
+    let k = narrow::<B>(k, &keys);
+    let v = narrow::<B>(v, &keys);
     let dout = fold::<B>(
         B::float_slice(dy, &[Slice::from(queries)]),
         k.shape()[1],

@@ -46,15 +46,19 @@ pub(super) fn forward<B: GemmOps + Scores>(
     options: &AttentionOptions,
 ) -> (FloatTensor<B>, FallbackAttention<FloatTensor<B>>) {
     let dtypes = [q.dtype(), k.dtype(), v.dtype()];
-    let common = match dtypes.iter().all(|&dtype| dtype == dtypes[0]) {
-        true => dtypes[0].into(),
-        false => compute_dtype(dtypes[0]),
+    let common = if dtypes.iter().all(|&dtype| dtype == dtypes[0]) {
+        dtypes[0].into()
+    } else {
+        compute_dtype(dtypes[0])
     };
     let [q, k, v] = [q, k, v].map(|x| cast::<B>(x, common));
     let mut shape = q.shape();
-    let (s_q, b, s_k) = (shape[0], shape[1], k.shape()[0]);
+    let s_q = shape[0];
+    let b = shape[1];
+    let s_k = k.shape()[0];
     shape[3] = v.shape()[3];
-    let (mut outputs, mut pieces) = (Vec::new(), Vec::new());
+    let mut outputs = Vec::new();
+    let mut pieces = Vec::new();
     for piece in options.pieces(b, s_q, s_k) {
         let mut attended = None;
         if !piece.keys.is_empty() && !piece.queries.is_empty() {
@@ -137,7 +141,9 @@ fn gradients<B: GemmOps + Scores>(
     let Attended { blocks, k, v } = attended;
     let [_, _, s_k, d] = k.shape().dims();
     let scale = options.factor(d);
-    let (mut dq, mut dk, mut dv) = (Vec::with_capacity(blocks.len()), None, None);
+    let mut dq = Vec::with_capacity(blocks.len());
+    let mut dk = None;
+    let mut dv = None;
     // From the last block, which sees the most keys: its share often is the first total whole.
     for block in blocks.into_iter().rev() {
         let part = block::backward::<B>(block, dy.clone(), k.clone(), v.clone(), scale);
@@ -205,7 +211,8 @@ fn joined<B: Backend>(
         if !positions.is_empty() {
             let zeros = || {
                 let mut shape = shape.clone();
-                (shape[0], shape[1]) = (positions.len(), 1);
+                shape[0] = positions.len();
+                shape[1] = 1;
                 B::float_zeros(shape, &like.device(), dtype.into())
             };
             rows[row].push(content.unwrap_or_else(zeros));

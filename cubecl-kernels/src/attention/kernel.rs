@@ -47,9 +47,10 @@ impl AttentionKernel {
         let fits = d
             .iter()
             .all(|d| d.is_multiple_of(8) && (8..=256).contains(d));
-        match matches!(dtype, DType::BF16 | DType::F16) && fits {
-            true => self,
-            false => Self::Reference,
+        if matches!(dtype, DType::BF16 | DType::F16) && fits {
+            self
+        } else {
+            Self::Reference
         }
     }
 }

@@ -48,8 +48,11 @@ pub use partial::{
 /// range or for other shapes.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
     let options = checked([&q, &k, &v], options);
-    let ([s_q, b, hq, _], d_v) = (q.dims(), v.dims()[3]);
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    let [s_q, b, hq, _] = q.dims();
+    let d_v = v.dims()[3];
+    let q = q.into_dispatch();
+    let k = k.into_dispatch();
+    let v = v.into_dispatch();
     let y = <Dispatch as AttentionOps>::grouped_attention(q, k, v, options);
     Tensor::<4>::from_dispatch(y).reshape([s_q, b, hq * d_v])
 }
@@ -57,7 +60,8 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 /// The options, without a dropout that drops nothing. Panics if anything does not fit.
 fn checked([q, k, v]: [&Tensor<4>; 3], options: AttentionOptions) -> AttentionOptions {
     arg_check::check("attention", [float("q", q), float("k", k), float("v", v)]);
-    let ([s_q, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
+    let [s_q, b, hq, d] = q.dims();
+    let [s_k, b_k, hkv, d_k] = k.dims();
     let [s_v, b_v, h_v, _] = v.dims();
     let shapes = [q, k, v].map(|x| x.dims());
     assert!(

@@ -92,7 +92,8 @@ impl<B: AttentionOps + GemmOps + Scores + Fused, C: CheckpointStrategy> Attentio
         v: FloatTensor<Self>,
         options: AttentionOptions,
     ) -> FloatTensor<Self> {
-        let ((q, for_q), (k, for_k)) = (q.into_parts(), k.into_parts());
+        let (q, for_q) = q.into_parts();
+        let (k, for_k) = k.into_parts();
         let (v, for_v) = v.into_parts();
         match AttentionBackward
             .prepare::<C>([for_q, for_k, for_v])

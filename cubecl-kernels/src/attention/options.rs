@@ -101,10 +101,8 @@ impl AttentionOptions {
             );
         }
         // Kernels count positions in 32 bits.
-        let (offset, most) = (
-            self.query_offset,
-            (i32::MAX as usize).saturating_sub(s_q.max(s_k)),
-        );
+        let offset = self.query_offset;
+        let most = (i32::MAX as usize).saturating_sub(s_q.max(s_k));
         assert!(
             offset <= most,
             "attention: query offset {offset} is above {most}"

@@ -94,7 +94,8 @@ impl PackedSequences {
             }
         }
         for (queries, keys) in self.queries.iter().zip(&self.keys) {
-            let (queries, keys) = (queries.len() - 1, keys.len() - 1);
+            let queries = queries.len() - 1;
+            let keys = keys.len() - 1;
             assert_eq!(
                 queries, keys,
                 "attention: sequences of queries and of keys in one row"
@@ -104,7 +105,8 @@ impl PackedSequences {
         let counts = |rows: &[Vec<usize>], of: usize| -> Vec<usize> {
             rows.iter().map(|row| row.len() - of).collect()
         };
-        let (found, expected) = (counts(offsets, 0), counts(&self.queries, 1));
+        let found = counts(offsets, 0);
+        let expected = counts(&self.queries, 1);
         assert_eq!(
             found, expected,
             "attention: offsets, and the sequences that they are of"

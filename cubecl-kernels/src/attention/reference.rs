@@ -7,7 +7,9 @@ use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 
 /// [`attention`](crate::attention) by its definition, each head with a copy of its keys and values.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
-    let ([s_q, b, hq, d], [s_k, _, hkv, _], dtype) = (q.dims(), k.dims(), q.dtype());
+    let [s_q, b, hq, d] = q.dims();
+    let [s_k, _, hkv, _] = k.dims();
+    let dtype = q.dtype();
     debug_assert!(hq.is_multiple_of(hkv));
     let device = q.device();
     let [q, k, v] = [q, k, v].map(|x| by_head(&x, hq, compute_dtype(dtype)));

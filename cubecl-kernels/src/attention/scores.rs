@@ -78,7 +78,9 @@ pub(super) fn fallback_softmax<B: Backend>(
     if visible.iter().all(|v| v == keys) {
         return B::softmax(scores, 3);
     }
-    let (shape, device, dtype) = (scores.shape(), scores.device(), scores.dtype());
+    let shape = scores.shape();
+    let device = scores.device();
+    let dtype = scores.dtype();
     let constant = |data: Vec<f32>, shape: [usize; 3]| {
         cast::<B>(
             B::float_from_data(TensorData::new(data, shape), &device),
@@ -86,7 +88,8 @@ pub(super) fn fallback_softmax<B: Backend>(
         )
     };
     // A query without keys keeps finite scores here, and loses its row afterwards.
-    let (s, n) = (queries.len(), keys.len());
+    let s = queries.len();
+    let n = keys.len();
     let mut bias = vec![0.0; s * n];
     for (row, seen) in bias
         .chunks_mut(n)

@@ -39,7 +39,8 @@ pub(super) fn column_sum<B: Backend>(
     groups: usize,
     dtype: DType,
 ) -> FloatTensor<B> {
-    let (n, wide) = (last_dim(&x.shape()), compute_dtype(x.dtype()));
+    let n = last_dim(&x.shape());
+    let wide = compute_dtype(x.dtype());
     let result = Shape::from([groups, n]);
     let x = cast::<B>(rows::<B>(x), wide);
     if groups == 1 {

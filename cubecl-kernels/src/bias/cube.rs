@@ -105,7 +105,8 @@ fn launch_sum(x: CubeTensor, groups: usize, out: CubeTensor, add: bool) -> CubeT
         return out;
     }
     let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
-    let (rows, width) = (x.count / groups, x.len / lanes);
+    let rows = x.count / groups;
+    let width = x.len / lanes;
     let (shape, parts) = plan(rows, groups, width, add);
     let sums = match parts {
         1 => out.clone(),
@@ -141,7 +142,8 @@ fn launch_add(x: CubeTensor, addend: CubeTensor, groups: usize) -> CubeTensor {
     if elements == 0 {
         return y;
     }
-    let (x, addend) = (RowView::of(x), tensor::contiguous(addend));
+    let x = RowView::of(x);
+    let addend = tensor::contiguous(addend);
     let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
     let dtypes = [x.tensor.dtype, addend.dtype].map(dtype_to_storage_type);
     add_kernel::launch(

@@ -76,7 +76,8 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D
         groups: 1,
         main_grad: bias.main_grad,
     };
-    let (x, bias) = (x.into_dispatch(), bias.value.into_dispatch());
+    let x = x.into_dispatch();
+    let bias = bias.value.into_dispatch();
     Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, bias, addend))
 }
 
@@ -92,7 +93,8 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D
 pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     let name = "add_positions";
     arg_check::check(name, [float("x", &x), float("the positions", &positions)]);
-    let ([s, _, n], found) = (x.dims(), positions.dims());
+    let [s, _, n] = x.dims();
+    let found = positions.dims();
     assert_eq!(
         found,
         [s, 1, n],
@@ -103,7 +105,8 @@ pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
         groups: s,
         main_grad: None,
     };
-    let (x, positions) = (x.into_dispatch(), positions.into_dispatch());
+    let x = x.into_dispatch();
+    let positions = positions.into_dispatch();
     Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, positions, addend))
 }
 
@@ -126,10 +129,8 @@ mod tests {
     ) {
         let [s, _, n] = shape;
         let x = leaf(normal(shape).cast(dtype));
-        let (bias, positions) = (
-            leaf(normal([n]).cast(dtype)),
-            leaf(normal([s, 1, n]).cast(dtype)),
-        );
+        let bias = leaf(normal([n]).cast(dtype));
+        let positions = leaf(normal([s, 1, n]).cast(dtype));
         assert_same_function!(
             tolerance,
             [x, bias],
@@ -146,12 +147,12 @@ mod tests {
 
     #[test]
     fn views_are_those_of_the_reference() {
-        let (x, bias, positions) = (normal([3, 5, 12]), normal([1]), normal([8, 1, 5]));
+        let x = normal([3, 5, 12]);
+        let bias = normal([1]);
+        let positions = normal([8, 1, 5]);
         let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
-        let (bias_view, positions_view) = (
-            || bias.clone().expand([8]),
-            || positions.clone().permute([2, 1, 0]),
-        );
+        let bias_view = || bias.clone().expand([8]);
+        let positions_view = || positions.clone().permute([2, 1, 0]);
         assert_same_function!(
             5e-6,
             [x, bias],
@@ -168,7 +169,8 @@ mod tests {
 
     #[test]
     fn f32_sums_are_those_of_burn() {
-        let (x, bias) = (constant([4, 6]), constant([6]));
+        let x = constant([4, 6]);
+        let bias = constant([6]);
         assert_same_bits(add_bias(x.clone(), bias.clone()), x + bias.unsqueeze());
     }
 
@@ -176,7 +178,8 @@ mod tests {
     fn an_attached_main_grad_takes_the_gradients_sum(
         #[values(DType::F32, DType::BF16)] dtype: DType,
     ) {
-        let (bias, main_grad) = (leaf(normal([7]).cast(dtype)), MainGrad::default());
+        let bias = leaf(normal([7]).cast(dtype));
+        let main_grad = MainGrad::default();
         let with = || Bias {
             value: bias.clone(),
             main_grad: Some(main_grad.clone()),
@@ -188,10 +191,8 @@ mod tests {
         };
         let mut expected = Tensor::<1>::zeros([7], &bias.device());
         for round in 0..3 {
-            let (x, weight) = (
-                leaf(normal([5, 7]).cast(dtype)),
-                constant([5, 7]).cast(dtype),
-            );
+            let x = leaf(normal([5, 7]).cast(dtype));
+            let weight = constant([5, 7]).cast(dtype);
             if round == 0 {
                 // Not attached yet: an ordinary gradient.
                 assert!(bias.grad(&gradients(&x, &weight)).is_some());
@@ -213,7 +214,9 @@ mod tests {
     #[case([2, 3, 0])]
     fn nothing_gives_nothing_and_gradients_of_0(#[case] shape: [usize; 3]) {
         let [s, _, n] = shape;
-        let (x, bias, positions) = (normal(shape), normal([n]), normal([s, 1, n]));
+        let x = normal(shape);
+        let bias = normal([n]);
+        let positions = normal([s, 1, n]);
         let grads = add_bias(x.clone(), bias.clone()).sum().backward();
         assert_eq!(x.grad(&grads).unwrap().dims(), shape);
         assert_eq!(values(bias.grad(&grads).unwrap()), vec![0.0; n]);

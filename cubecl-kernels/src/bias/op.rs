@@ -53,11 +53,13 @@ pub(super) fn add_to_rows<B: Backend>(
     addend: FloatTensor<B>,
     groups: usize,
 ) -> FloatTensor<B> {
-    let (shape, dtype) = (x.shape(), x.dtype());
+    let shape = x.shape();
+    let dtype = x.dtype();
     if shape.num_elements() == 0 {
         return x;
     }
-    let (n, wide) = (last_dim(&shape), compute_dtype(dtype));
+    let n = last_dim(&shape);
+    let wide = compute_dtype(dtype);
     let each = shape.num_elements() / (groups * n);
     let x = B::float_reshape(cast::<B>(x, wide), Shape::from([groups, each, n]));
     let addend = B::float_reshape(cast::<B>(addend, wide), Shape::from([groups, 1, n]));
@@ -128,8 +130,10 @@ impl<B: AddOps + AddToRows, C: CheckpointStrategy> AddOps for Autodiff<B, C> {
         values: FloatTensor<Self>,
         addend: Addend,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (values, for_values)) = (x.into_parts(), values.into_parts());
-        let (shape, dtype) = (values.shape(), values.dtype());
+        let (x, for_x) = x.into_parts();
+        let (values, for_values) = values.into_parts();
+        let shape = values.shape();
+        let dtype = values.dtype();
         let y = B::rows_plus(x, values, addend.clone());
         match AddBackward
             .prepare::<C>([for_x, for_values])

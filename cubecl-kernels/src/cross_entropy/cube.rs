@@ -10,7 +10,7 @@ use megaburn_cuda::tensor;
 
 use super::CrossEntropyOptions;
 use super::kernels::{
-    MAX_PLANES, PLANE, PartLaunch, READS, combine_kernel, gradient_kernel, statistics_kernel,
+    MAX_PLANES, PLANE, READS, VocabPartLaunch, combine_kernel, gradient_kernel, statistics_kernel,
 };
 use super::op::{VocabParallelLoss, losses_of};
 use crate::backend_ops::cast;
@@ -96,12 +96,11 @@ impl VocabParallelLoss for Cube {
         let client = logits.client.clone();
         let dtypes = [logits.dtype, labels.dtype].map(dtype_to_storage_type);
         // In place a buffer is the kernel's once: CubeCL's alias of the first argument.
-        let (out, out_arg, stride) = match logits.can_mut() {
-            true => (logits.clone(), logits.as_tensor_alias(0), view.stride),
-            false => {
-                let out = tensor::empty(&logits, logits.shape(), logits.dtype);
-                (out.clone(), out.into_tensor_arg(), view.columns)
-            }
+        let (out, out_arg, stride) = if logits.can_mut() {
+            (logits.clone(), logits.as_tensor_alias(0), view.stride)
+        } else {
+            let out = tensor::empty(&logits, logits.shape(), logits.dtype);
+            (out.clone(), out.into_tensor_arg(), view.columns)
         };
         gradient_kernel::launch(
             &client,
@@ -199,8 +198,8 @@ impl Rows {
             .unwrap_or(1)
     }
 
-    fn part(&self, lanes: usize, options: CrossEntropyOptions) -> PartLaunch {
-        PartLaunch::new(
+    fn part(&self, lanes: usize, options: CrossEntropyOptions) -> VocabPartLaunch {
+        VocabPartLaunch::new(
             (self.stride / lanes) as u32,
             options.tokens_of(options.part, self.columns) as u32,
             options.first(self.columns) as i32,

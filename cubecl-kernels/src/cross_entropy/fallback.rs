@@ -77,7 +77,8 @@ pub(super) fn logit_gradient(
     grad: Tensor<2>,
     options: CrossEntropyOptions,
 ) -> Tensor<3> {
-    let (shape, dtype) = (logits.dims(), logits.dtype());
+    let shape = logits.dims();
+    let dtype = logits.dtype();
     let columns = Columns::new(&logits, labels, options);
     let x = columns.only_tokens(columns.wide(logits), f64::NEG_INFINITY);
     let [num_rows, width] = x.dims();
@@ -146,9 +147,10 @@ impl Columns {
 
     /// `x` with `value` in the columns of padding.
     fn only_tokens(&self, x: Tensor<2>, value: f64) -> Tensor<2> {
-        match self.tokens < self.shape[1] {
-            true => x.mask_fill(self.index().greater_equal_elem(self.tokens as i64), value),
-            false => x,
+        if self.tokens < self.shape[1] {
+            x.mask_fill(self.index().greater_equal_elem(self.tokens as i64), value)
+        } else {
+            x
         }
     }
 }

@@ -43,7 +43,8 @@ pub fn linear_cross_entropy(
 ) -> Tensor<2> {
     let name = "linear_cross_entropy";
     assert!(chunk > 0, "{name}: chunks of no token");
-    let ([s, b, inputs], labels) = (x.dims(), labels.inner());
+    let [s, b, inputs] = x.dims();
+    let labels = labels.inner();
     let num_rows = s * b;
     assert!(
         num_rows > 0,
@@ -81,8 +82,10 @@ pub fn linear_cross_entropy(
     let statistics = Tensor::cat(statistics.collect(), 2);
     let statistics = exchanged(name, statistics, exchange, columns, options);
     let rows = op::combined(statistics, labels.clone(), columns, options);
-    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    let (labels, rows) = (labels.into_dispatch(), rows.into_dispatch());
+    let x = x.into_dispatch();
+    let weight = weight.into_dispatch();
+    let labels = labels.into_dispatch();
+    let rows = rows.into_dispatch();
     let how = LinearLossOptions {
         linear: linear_options,
         options,
@@ -159,12 +162,14 @@ impl<B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive> Backward<B, 
         let n = x.shape()[0];
         let labels = B::int_reshape(labels, Shape::from([1, n]));
         let grad = B::float_reshape(grad, Shape::from([1, n]));
-        let [to_logits, to_x] = match how.linear.out_in {
-            true => [swapped::<B>(w.clone()), w.clone()],
-            false => [w.clone(), swapped::<B>(w.clone())],
+        let [to_logits, to_x] = if how.linear.out_in {
+            [swapped::<B>(w.clone()), w.clone()]
+        } else {
+            [w.clone(), swapped::<B>(w.clone())]
         };
         let main_grad = how.linear.main_grad.filter(MainGrad::is_attached);
-        let (mut dx, mut dw) = (Vec::new(), None);
+        let mut dx = Vec::new();
+        let mut dw = None;
         for start in (0..n).step_by(how.chunk) {
             let these = Slice::from(start..n.min(start + how.chunk));
             let x = B::float_slice(x.clone(), &[these, Slice::full()]);
@@ -226,7 +231,8 @@ where
         rows: FloatTensor<Self>,
         mut how: LinearLossOptions,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (w, for_w) = w.into_parts();
         let rows = rows.into_primitive();
         let losses = losses_of::<B>(rows.clone(), labels.shape());
         match LinearLossesBackward

@@ -45,7 +45,8 @@ pub fn cross_entropy(
     options: CrossEntropyOptions,
     exchange: impl FnOnce(Tensor<3>) -> Tensor<3>,
 ) -> Tensor<2> {
-    let (name, labels) = ("cross_entropy", labels.inner());
+    let name = "cross_entropy";
+    let labels = labels.inner();
     arg_check::check(name, [float("logits", &logits), int("labels", &labels)]);
     options.check(name, logits.dims(), labels.dims());
     let columns = logits.dims()[2];
@@ -63,11 +64,13 @@ fn exchanged(
     columns: usize,
     options: CrossEntropyOptions,
 ) -> Tensor<3> {
-    let (like, [_, each, rows]) = (float("the logits' part", &own), own.dims());
+    let like = float("the logits' part", &own);
+    let [_, each, rows] = own.dims();
     let dtype = own.dtype();
     let all = exchange(own).inner();
     arg_check::check(name, [like, float("the exchanged statistics", &all)]);
-    let (found, parts) = (all.dims(), all.dims()[0]);
+    let found = all.dims();
+    let parts = all.dims()[0];
     assert!(
         found == [parts, each, rows] && all.dtype() == dtype,
         "{name}: exchanged statistics are {found:?} {}, not [parts, {each}, {rows}] {}",
@@ -127,7 +130,8 @@ mod tests {
     #[rstest]
     fn parts_give_what_the_whole_gives(#[values(0.0, 0.2)] smoothing: f64) {
         // 7 tokens in parts of 4: the second has one column of padding, the third nothing else.
-        let (whole, columns) = (normal([2, 2, 12]), 4);
+        let whole = normal([2, 2, 12]);
+        let columns = 4;
         let labels = labels([6, 0, 3, 4]);
         let options = CrossEntropyOptions {
             smoothing,
@@ -214,7 +218,8 @@ mod tests {
     /// Who waits for gradients counts them.
     #[rstest]
     fn the_matrix_is_told_of_one_gradient_whatever_the_chunks(#[values(1, 4, 6)] chunk: usize) {
-        let (x, w) = (leaf(normal([3, 2, 4])), leaf(normal([4, 9])));
+        let x = leaf(normal([3, 2, 4]));
+        let w = leaf(normal([4, 9]));
         let labels = labels([0, -100, 2, 6, 1, 5]);
         let run = |main_grad: Option<crate::MainGrad>| {
             let linear = crate::LinearOptions {
@@ -233,7 +238,8 @@ mod tests {
             );
             losses.sum().backward()
         };
-        let (main_grad, told) = (crate::MainGrad::default(), Arc::new(AtomicUsize::new(0)));
+        let main_grad = crate::MainGrad::default();
+        let told = Arc::new(AtomicUsize::new(0));
         main_grad.attach();
         let heard = told.clone();
         main_grad.on_gradient(move || {
@@ -247,7 +253,8 @@ mod tests {
 
     #[test]
     fn views_give_what_their_copies_give() {
-        let (logits, labels) = (normal([2, 9, 4]), labels([0, -100, 2, 6]).swap_dims(0, 1));
+        let logits = normal([2, 9, 4]);
+        let labels = labels([0, -100, 2, 6]).swap_dims(0, 1);
         let options = CrossEntropyOptions::new(7);
         // Sequences in front of positions, columns in front of both.
         let view = || logits.clone().permute([2, 0, 1]).narrow(0, 1, 2);
@@ -308,7 +315,8 @@ mod tests {
     }
 
     fn chunked(x: Tensor<3>, w: Tensor<2>, labels: Tensor<2, Int>, chunk: usize) {
-        let (linear, options) = (crate::LinearOptions::default(), CrossEntropyOptions::new(9));
+        let linear = crate::LinearOptions::default();
+        let options = CrossEntropyOptions::new(9);
         linear_cross_entropy(x, w, labels, linear, options, chunk, |own| own);
     }
 

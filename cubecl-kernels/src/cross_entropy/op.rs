@@ -73,7 +73,8 @@ pub(super) fn statistics(
     labels: Tensor<2, Int>,
     options: CrossEntropyOptions,
 ) -> Tensor<3> {
-    let (logits, labels) = (logits.into_dispatch(), labels.into_dispatch());
+    let logits = logits.into_dispatch();
+    let labels = labels.into_dispatch();
     Tensor::from_dispatch(<Dispatch as VocabParallelLoss>::statistics(
         logits, labels, options,
     ))
@@ -86,7 +87,8 @@ pub(super) fn combined(
     columns: usize,
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
-    let (statistics, labels) = (statistics.into_dispatch(), labels.into_dispatch());
+    let statistics = statistics.into_dispatch();
+    let labels = labels.into_dispatch();
     Tensor::from_dispatch(<Dispatch as VocabParallelLoss>::combined(
         statistics, labels, columns, options,
     ))
@@ -99,7 +101,8 @@ pub(super) fn losses(
     rows: Tensor<2>,
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
-    let (logits, rows) = (logits.into_dispatch(), rows.into_dispatch());
+    let logits = logits.into_dispatch();
+    let rows = rows.into_dispatch();
     let losses =
         <Dispatch as VocabParallelLoss>::losses(logits, labels.into_dispatch(), rows, options);
     Tensor::from_dispatch(losses)
@@ -156,7 +159,8 @@ mod flex {
             grad: FloatTensor<Self>,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            let (rows, grad) = (wrap(rows), wrap(grad));
+            let rows = wrap(rows);
+            let grad = wrap(grad);
             unwrap(fallback::logit_gradient(
                 wrap(logits),
                 ints(labels),

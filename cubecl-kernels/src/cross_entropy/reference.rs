@@ -14,9 +14,10 @@ pub fn cross_entropy(
     let log_p = activation::log_softmax(logits.cast(wide).narrow(2, 0, options.vocab), 2);
     let ignored = labels.clone().equal_elem(options.ignore_index);
     let index = labels.mask_fill(ignored.clone(), 0).reshape([s, b, 1]);
-    let (index, ignored) = match log_p.device().is_autodiff() {
-        true => (Tensor::from_inner(index), Tensor::from_inner(ignored)),
-        false => (index, ignored),
+    let (index, ignored) = if log_p.device().is_autodiff() {
+        (Tensor::from_inner(index), Tensor::from_inner(ignored))
+    } else {
+        (index, ignored)
     };
     let target = log_p.clone().gather(2, index) * options.on_target();
     let loss = -target - log_p.sum_dim(2) * options.on_each();

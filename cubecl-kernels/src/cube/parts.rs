@@ -32,7 +32,8 @@ pub(crate) fn put_parts<const K: usize>(
     add: bool,
 ) {
     let n = sums[0].0.meta.shape()[1];
-    let (first, second) = (&sums[0], sums.get(1).unwrap_or(&sums[0]));
+    let first = &sums[0];
+    let second = sums.get(1).unwrap_or(&sums[0]);
     if n > 0 {
         parts_kernel::launch(
             &first.0.client,

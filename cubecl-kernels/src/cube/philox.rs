@@ -13,7 +13,8 @@ pub(crate) struct RandomStream {
 impl RandomStream {
     /// The argument of a launch.
     pub(crate) fn of(rng: &PositionRng) -> RandomStreamLaunch {
-        let ([key_0, key_1], [stream_0, stream_1]) = (rng.key(), rng.stream());
+        let [key_0, key_1] = rng.key();
+        let [stream_0, stream_1] = rng.stream();
         RandomStreamLaunch::new(key_0, key_1, stream_0, stream_1)
     }
 
@@ -72,7 +73,8 @@ mod tests {
     fn a_kernel_draws_what_the_host_draws() {
         for (seed, stream) in [(0, 0), (1, 7), (u64::MAX, u64::MAX - 3)] {
             let rng = PositionRng::new(seed, Purpose::Dropout, "x").with_stream(stream);
-            let ([key_0, key_1], [stream_0, stream_1]) = (rng.key(), rng.stream());
+            let [key_0, key_1] = rng.key();
+            let [stream_0, stream_1] = rng.stream();
             let random = RandomStream {
                 key_0,
                 key_1,

@@ -17,9 +17,12 @@ pub(crate) struct RowView {
 impl RowView {
     /// The tensor where it is (pitched, or a slice), or a copy where no one stride describes it.
     pub(crate) fn of(tensor: CubeTensor) -> Self {
-        let row_stride = |tensor: &CubeTensor| match tensor.meta.is_tiled() {
-            true => None,
-            false => row_stride(tensor.meta.shape(), tensor.meta.strides()),
+        let row_stride = |tensor: &CubeTensor| {
+            if tensor.meta.is_tiled() {
+                None
+            } else {
+                row_stride(tensor.meta.shape(), tensor.meta.strides())
+            }
         };
         let (tensor, stride) = match row_stride(&tensor) {
             Some(stride) => (tensor, stride),
@@ -30,7 +33,8 @@ impl RowView {
             }
         };
         let shape = tensor.meta.shape();
-        let (len, elements) = (shape[shape.num_dims() - 1], shape.num_elements());
+        let len = shape[shape.num_dims() - 1];
+        let elements = shape.num_elements();
         let count = elements.checked_div(len).unwrap_or(0);
         Self {
             tensor,

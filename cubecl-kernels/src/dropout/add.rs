@@ -100,14 +100,17 @@ mod tests {
 
     #[test]
     fn the_elements_are_dropped_that_dropout_drops() {
-        let (x, residual) = (constant([4, 6]), constant([4, 6]));
+        let x = constant([4, 6]);
+        let residual = constant([4, 6]);
         let y = bias_dropout_add(x.clone(), None, residual.clone(), 0.5, key(&[4, 6]));
         assert_close(y, residual + dropout(x, 0.5, key(&[4, 6])), 1e-6);
     }
 
     #[test]
     fn a_probability_of_zero_is_a_sum() {
-        let (x, residual, bias) = (constant([4, 6]), constant([4, 6]), constant([6]));
+        let x = constant([4, 6]);
+        let residual = constant([4, 6]);
+        let bias = constant([6]);
         let y = bias_dropout_add(
             x.clone(),
             Some(bias.clone()),
@@ -131,7 +134,9 @@ mod tests {
 
     #[test]
     fn views_are_those_of_the_reference() {
-        let (x, residual, bias) = (normal([3, 5, 12]), normal([8, 5, 3]), normal([1]));
+        let x = normal([3, 5, 12]);
+        let residual = normal([8, 5, 3]);
+        let bias = normal([1]);
         let all = |bias_dropout_add: Op| {
             let x = x.clone().swap_dims(0, 1).narrow(2, 1, 8);
             let bias = Some(bias.clone().expand([8]));
@@ -155,7 +160,9 @@ mod tests {
 
     #[rstest]
     fn no_rows_give_none_and_the_bias_a_gradient_of_0(#[values(0.0, 0.5)] p: f64) {
-        let (x, residual, bias) = (normal([0, 4]), normal([0, 4]), normal([4]));
+        let x = normal([0, 4]);
+        let residual = normal([0, 4]);
+        let bias = normal([4]);
         let some = Some(bias.clone());
         let y = bias_dropout_add(x.clone(), some, residual.clone(), p, key(&[3, 4]));
         assert_eq!(y.dims(), [0, 4]);

@@ -71,7 +71,8 @@ fn mask_arg(mask: &Mask, starts: RowStarts) -> MaskArgLaunch {
 
 fn launch_forward(mask: &Mask, input: DropoutInput<CubeTensor>) -> CubeTensor {
     let DropoutInput { x, bias, residual } = input;
-    let (dtype, starts) = (x.dtype, mask.key.row_starts(x.meta.shape()));
+    let dtype = x.dtype;
+    let starts = mask.key.row_starts(x.meta.shape());
     let y = tensor::empty(&x, x.shape(), dtype);
     let elements = y.meta.num_elements();
     if elements == 0 {
@@ -134,7 +135,8 @@ fn launch_backward(
             None,
         );
     };
-    let (dtype, starts) = (dy.dtype, mask.key.row_starts(dy.meta.shape()));
+    let dtype = dy.dtype;
+    let starts = mask.key.row_starts(dy.meta.shape());
     let dx = if dropped {
         tensor::empty(&dy, dy.shape(), dtype)
     } else {

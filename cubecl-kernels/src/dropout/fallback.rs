@@ -12,7 +12,8 @@ pub(super) fn forward<B: Backend>(
     input: DropoutInput<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let DropoutInput { x, bias, residual } = input;
-    let (shape, dtype) = (x.shape(), x.dtype());
+    let shape = x.shape();
+    let dtype = x.dtype();
     let wide = compute_dtype(dtype);
     let mut y = cast::<B>(rows::<B>(x), wide);
     if let Some(bias) = bias {
@@ -30,7 +31,8 @@ pub(super) fn backward<B: Backend>(
     dy: FloatTensor<B>,
     bias: Option<DType>,
 ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-    let (shape, dtype) = (dy.shape(), dy.dtype());
+    let shape = dy.shape();
+    let dtype = dy.dtype();
     let wide = compute_dtype(dtype);
     let dx = masked::<B>(mask, cast::<B>(rows::<B>(dy), wide), &shape, wide);
     let dbias = bias.map(|dtype| sum_rows::<B>(dx.clone(), dtype));

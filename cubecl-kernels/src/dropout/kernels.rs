@@ -57,7 +57,8 @@ fn factors<N: Size>(mask: &MaskArg, row: usize, column: usize) -> Vector<f32, N>
             factors.insert(comptime!(4 * four + 3), factor(mask, d));
         }
     } else {
-        let (block, lane) = (index / 4u64, index % 4u64);
+        let block = index / 4u64;
+        let lane = index % 4u64;
         let (a, b, c, d) = random_bits(&mask.random, block as u32, (block >> 32u64) as u32);
         let mut bits = select(lane == 0u64, a, b);
         bits = select(lane == 2u64, c, bits);

@@ -161,7 +161,9 @@ mod tests {
             .with_offset(2, 2);
         let factors = key.factors(&[3, 6, 3], 0.4);
         for (i, factor) in factors.into_iter().enumerate() {
-            let (s, b, h) = (1 + i / 18, i / 3 % 6, 2 + i % 3);
+            let s = 1 + i / 18;
+            let b = i / 3 % 6;
+            let h = 2 + i % 3;
             let dropped = rng.uniform((s * 30 + b * 5 + h) as u64) < 0.4;
             assert_eq!(factor == 0.0, dropped, "element {i}");
         }

@@ -170,7 +170,8 @@ mod tests {
 
     #[test]
     fn views_drop_what_their_copies_drop() {
-        let (x, key) = (normal([3, 5, 12]), key("a", &[5, 3, 8]));
+        let x = normal([3, 5, 12]);
+        let key = key("a", &[5, 3, 8]);
         let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
         assert_same_function!(
             1e-6,

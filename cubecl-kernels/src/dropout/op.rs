@@ -97,7 +97,8 @@ impl<B: DropoutOps + Drop, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> 
         residual: FloatTensor<Self>,
         mask: Mask,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (residual, for_residual) = residual.into_parts();
         let y = B::dropout_add(x, residual, mask.clone());
         match DropoutBackward
             .prepare::<C>([for_x, for_residual])
@@ -115,7 +116,8 @@ impl<B: DropoutOps + Drop, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> 
         bias: FloatTensor<Self>,
         mask: Mask,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (residual, for_residual) = residual.into_parts();
         let (bias, for_bias) = bias.into_parts();
         let dtype = bias.dtype();
         let y = B::bias_dropout_add(x, residual, bias, mask.clone());

@@ -40,7 +40,8 @@ pub struct EmbeddingOptions {
 /// vector of such an id is NaN.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOptions) -> Tensor<3> {
     arg_check::check("embedding", [float("the table", &table), int("ids", &ids)]);
-    let ([rows, d], first) = (table.dims(), options.first.unwrap_or(0));
+    let [rows, d] = table.dims();
+    let first = options.first.unwrap_or(0);
     assert!(
         rows > 0 && first.saturating_add(rows) <= i32::MAX as usize,
         "embedding: a table of {rows} rows from id {first} on: there must be one, and ids fit 32 bits"
@@ -49,7 +50,8 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
         main_grad.check("embedding", [rows, d]);
         main_grad.notify_use();
     }
-    let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
+    let table = table.into_dispatch();
+    let ids = ids.into_dispatch();
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(
         table, ids, options,
     ))
@@ -99,11 +101,10 @@ mod tests {
 
     #[test]
     fn a_whole_f32_table_is_bit_for_bit_burns() {
-        let (table, ids) = (normal([9, 4]), ids([5, 3], [8, 0, 3, 3, 1]));
-        let (ours, burns) = (
-            embedding(table.clone(), ids.clone(), part(None)),
-            module::embedding(table.clone(), ids),
-        );
+        let table = normal([9, 4]);
+        let ids = ids([5, 3], [8, 0, 3, 3, 1]);
+        let ours = embedding(table.clone(), ids.clone(), part(None));
+        let burns = module::embedding(table.clone(), ids);
         assert_same_bits(ours.clone(), burns.clone());
         let grad = |y: Tensor<3>| table.grad(&y.powf_scalar(2.0).sum().backward()).unwrap();
         assert_same_bits(grad(ours), grad(burns));
@@ -146,10 +147,8 @@ mod tests {
 
     #[test]
     fn tables_and_ids_may_be_views() {
-        let (table, ids) = (
-            normal([5, 9]),
-            ids([2, 6], [1, 6, 0, 1, 1, 3]).swap_dims(0, 1),
-        );
+        let table = normal([5, 9]);
+        let ids = ids([2, 6], [1, 6, 0, 1, 1, 3]).swap_dims(0, 1);
         let view = || table.clone().transpose().narrow(0, 1, 7);
         let slow = reference::embedding(view(), ids.clone(), part(None));
         assert_same_function!(

@@ -52,7 +52,8 @@ fn forward<B: Rows + IntoPrimitive>(
     ids: IntTensor<B>,
     options: &EmbeddingOptions,
 ) -> FloatTensor<B> {
-    let ([s, b], d) = (ids.shape().dims(), last_dim(&table.shape()));
+    let [s, b] = ids.shape().dims();
+    let d = last_dim(&table.shape());
     let table = read_weight::<B>(table, options.main_grad.as_ref(), LinearPass::Forward);
     let vectors = B::take_rows(table, flat::<B>(ids, options));
     B::float_reshape(vectors, Shape::from([s, b, d]))
@@ -82,7 +83,8 @@ impl<B: EmbeddingOps + Rows + IntoPrimitive> Backward<B, 1> for EmbeddingBackwar
         let dy = rows::<B>(grads.consume::<B>(&ops.node));
         let [parent] = ops.parents;
         let Some(node) = parent else { return };
-        let (shape, device) = (Shape::from([num_rows, last_dim(&dy.shape())]), dy.device());
+        let shape = Shape::from([num_rows, last_dim(&dy.shape())]);
+        let device = dy.device();
         let zeros = |dtype| B::float_zeros(shape.clone(), &device, dtype);
         let tokens = flat::<B>(ids, &options);
         match options.main_grad.filter(MainGrad::is_attached) {
@@ -113,7 +115,8 @@ impl<B: EmbeddingOps + Rows + IntoPrimitive, C: CheckpointStrategy> EmbeddingOps
             .stateful()
         {
             OpsKind::Tracked(op) => {
-                let (num_rows, dtype) = (table.shape()[0], table.dtype());
+                let num_rows = table.shape()[0];
+                let dtype = table.dtype();
                 let y = forward::<B>(table, ids.clone(), &options);
                 op.finish(
                     SavedIds {

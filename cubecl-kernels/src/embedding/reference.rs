@@ -5,7 +5,8 @@ use crate::backend_ops::compute_dtype;
 
 /// [`embedding`](crate::embedding) by its definition.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOptions) -> Tensor<3> {
-    let (dtype, rows) = (table.dtype(), table.dims()[0] as i64);
+    let dtype = table.dtype();
+    let rows = table.dims()[0] as i64;
     let table = table.cast(compute_dtype(dtype));
     let Some(first) = options.first else {
         return module::embedding(table, ids).cast(dtype);

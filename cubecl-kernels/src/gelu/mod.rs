@@ -97,7 +97,8 @@ mod tests {
     fn values_and_gradients_with_a_bias_are_those_of_the_reference(
         #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
     ) {
-        let (x, bias) = (leaf((normal([5, 3, 7]) * 2.0).cast(dtype)), normal([7]));
+        let x = leaf((normal([5, 3, 7]) * 2.0).cast(dtype));
+        let bias = normal([7]);
         assert_same_function!(
             tolerance,
             [x, bias],
@@ -114,14 +115,13 @@ mod tests {
 
     #[test]
     fn views_are_those_of_the_reference() {
-        let (x, bias) = (normal([3, 5, 12]), normal([1]));
+        let x = normal([3, 5, 12]);
+        let bias = normal([1]);
         let view = || x.clone().swap_dims(0, 2).narrow(0, 3, 8);
         let biased = || (view(), bias.clone().expand([3]));
         assert_same_function!(2e-6, [x], gelu(view()), reference::gelu(view()));
-        let (fast, slow) = (
-            |(x, bias)| bias_gelu_tanh::<3>(x, bias),
-            |(x, bias)| reference::bias_gelu_tanh::<3>(x, bias),
-        );
+        let fast = |(x, bias)| bias_gelu_tanh::<3>(x, bias);
+        let slow = |(x, bias)| reference::bias_gelu_tanh::<3>(x, bias);
         // One bias gets the sum of all, each added in another order.
         assert_same_function!(1e-5, [x, bias], fast(biased()), slow(biased()));
     }
@@ -130,7 +130,8 @@ mod tests {
     #[case([0, 3, 4])]
     #[case([2, 3, 0])]
     fn nothing_gives_nothing_and_a_bias_a_gradient_of_0(#[case] shape: [usize; 3]) {
-        let (x, bias) = (normal(shape), normal([shape[2]]));
+        let x = normal(shape);
+        let bias = normal([shape[2]]);
         let y = bias_gelu(x.clone(), bias.clone());
         assert_eq!((y.dims(), gelu(x.clone()).dims()), (shape, shape));
         let grads = y.sum().backward();

@@ -59,7 +59,8 @@ pub(super) fn sums(shape: &Shape) -> String {
     let Shape {
         columns, stages, ..
     } = *shape;
-    let (count, inputs) = (columns / 2, Inputs::from(columns / 2));
+    let count = columns / 2;
+    let inputs = Inputs::from(columns / 2);
     // A stage is written while the products of the step before the last one may still read theirs.
     let ahead = stages - 1 - PENDING;
     let mut text = String::from(
@@ -69,7 +70,8 @@ pub(super) fn sums(shape: &Shape) -> String {
     for i in 0..count {
         let _ = writeln!(text, "mov.f32 %{i}, 0f00000000;");
     }
-    let (terms, [left, right]) = (inputs.terms, inputs.descriptors);
+    let terms = inputs.terms;
+    let [left, right] = inputs.descriptors;
     let _ = writeln!(
         text,
         "mov.b32 left, %{terms};\nmov.b32 coming, %{terms};\nmov.b32 slot, 0;\nmov.b32 reading, 0;\n\
@@ -104,9 +106,11 @@ pub(super) fn sums(shape: &Shape) -> String {
 /// Begins the products of a step.
 fn products(shape: &Shape) -> String {
     let Shape { columns, dtype, .. } = *shape;
-    let (sums, mut text) = (registers(0..columns / 2), String::new());
+    let sums = registers(0..columns / 2);
+    let mut text = String::new();
     let swapped = |major: Major| u32::from(major == Major::Lines);
-    let (of_left, of_right) = (swapped(shape.left), swapped(shape.right));
+    let of_left = swapped(shape.left);
+    let of_right = swapped(shape.right);
     for step in 0..TERMS / STEP {
         let [a, b] = [shape.left, shape.right].map(|major| match major {
             Major::Terms => step * STEP * 2 / CHUNK,
@@ -140,7 +144,8 @@ fn copies(shape: &Shape, inputs: &Inputs) -> String {
 
 /// The same of one operand.
 fn copies_of(side: Side, i: usize, inputs: &Inputs) -> String {
-    let (limit, first) = (inputs.limit[i], inputs.first[i]);
+    let limit = inputs.limit[i];
+    let first = inputs.first[i];
     let mut text = match side.major {
         Major::Terms => {
             format!("setp.gt.s32 p, coming, %{first};\nselp.b32 count, %{limit}, 0, p;\n")

@@ -36,7 +36,8 @@ struct Copies {
 #[cube]
 fn copies(from: u64, stride: u32, lines: u32, at: u32, #[comptime] side: Side) -> Copies {
     let (chunks, apart) = comptime!((side.chunks() as u32, side.rows_between_pieces() as u32));
-    let (chunk, row) = (UNIT_POS % chunks, UNIT_POS / chunks);
+    let chunk = UNIT_POS % chunks;
+    let row = UNIT_POS / chunks;
     let row_bytes = u64::cast_from(stride) * 2;
     let place = (chunk / 8) * comptime!((side.panel_rows() * TERMS * 2) as u32)
         + row * comptime!((TERMS * 2) as u32)
@@ -99,14 +100,21 @@ fn multiply<F: Float>(
     );
     let descriptor_b = descriptor(at_b, comptime!(of_b.panel_rows()));
     size_is::<Sums>(comptime!(shape.columns / 2));
-    let (to_a, to_b) = (value::<u32>(a.to), value::<u32>(b.to));
-    let (from_a, from_b) = (value::<u64>(a.from), value::<u64>(b.from));
-    let (jump_a, jump_b) = (value::<u64>(a.jump), value::<u64>(b.jump));
-    let (ahead_a, ahead_b) = (value::<u64>(a.ahead), value::<u64>(b.ahead));
-    let (limit_a, limit_b) = (value::<u32>(a.limit), value::<u32>(b.limit));
-    let (first_a, first_b) = (value::<u32>(a.first), value::<u32>(b.first));
+    let to_a = value::<u32>(a.to);
+    let to_b = value::<u32>(b.to);
+    let from_a = value::<u64>(a.from);
+    let from_b = value::<u64>(b.from);
+    let jump_a = value::<u64>(a.jump);
+    let jump_b = value::<u64>(b.jump);
+    let ahead_a = value::<u64>(a.ahead);
+    let ahead_b = value::<u64>(b.ahead);
+    let limit_a = value::<u32>(a.limit);
+    let limit_b = value::<u32>(b.limit);
+    let first_a = value::<u32>(a.first);
+    let first_b = value::<u32>(b.first);
     let terms = value::<u32>(terms);
-    let (descriptor_a, descriptor_b) = (value::<u64>(descriptor_a), value::<u64>(descriptor_b));
+    let descriptor_a = value::<u64>(descriptor_a);
+    let descriptor_b = value::<u64>(descriptor_b);
     let text = comptime!(sums(&shape));
     let found: Vector<f32, Sums>;
     gpu_asm!(
@@ -167,11 +175,9 @@ pub(super) fn rows_kernel<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let entry = CUBE_POS_Y as usize * 3;
-    let (matrix, first, rows) = (
-        table[entry],
-        table[entry + 1] as usize,
-        u32::cast_from(table[entry + 2]),
-    );
+    let matrix = table[entry];
+    let first = table[entry + 1] as usize;
+    let rows = u32::cast_from(table[entry + 2]);
     let column = CUBE_POS_X * comptime!(shape.columns as u32);
     let from = place_of::<F>(x, first * of_x as usize);
     let apart = if comptime!(shape.right == Major::Terms) {
@@ -227,19 +233,15 @@ pub(super) fn weights_kernel<F: Float>(
         done[0] = 1u32;
     }
     let entry = CUBE_POS_Z as usize * 4;
-    let (sum, first, terms) = (
-        table[entry],
-        table[entry + 1] as usize,
-        u32::cast_from(table[entry + 2]),
-    );
+    let sum = table[entry];
+    let first = table[entry + 1] as usize;
+    let terms = u32::cast_from(table[entry + 2]);
     let adds = table[entry + 3] > 0;
     if terms == 0 && adds {
         terminate!();
     }
-    let (top, column) = (
-        CUBE_POS_Y * comptime!(ROWS as u32),
-        CUBE_POS_X * comptime!(shape.columns as u32),
-    );
+    let top = CUBE_POS_Y * comptime!(ROWS as u32);
+    let column = CUBE_POS_X * comptime!(shape.columns as u32);
     if adds {
         prefetch_tile(sum, top, column, m, n, shape);
     }
@@ -289,10 +291,8 @@ fn prefetch_tile(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] sh
 #[cube]
 fn add_at(at: u64, numbers: Pair<f32>, adds: bool) {
     let at = value::<u64>(at);
-    let (low, high) = (
-        value::<f32>(numbers.extract(0usize)),
-        value::<f32>(numbers.extract(1usize)),
-    );
+    let low = value::<f32>(numbers.extract(0usize));
+    let high = value::<f32>(numbers.extract(1usize));
     if adds {
         gpu_asm!("red.global.add.v2.f32 [{}], {{{}, {}}};", in(_) at, in(_) low, in(_) high);
     } else {

@@ -131,7 +131,8 @@ impl Gradients {
     /// # Shapes
     /// `x: [r, m]`, `dy: [r, n]`
     pub(crate) fn of(x: CubeTensor, dy: CubeTensor) -> Option<Self> {
-        let ((x, of_x), (dy, of_dy)) = (MatrixView::of(x), MatrixView::of(dy));
+        let (x, of_x) = MatrixView::of(x);
+        let (dy, of_dy) = MatrixView::of(dy);
         let shape = Shape {
             dtype: dtype_name(x.dtype)?,
             ..GRADIENTS
@@ -231,9 +232,12 @@ impl Gradients {
 
 /// How all the matrices lie, if they lie alike.
 fn same_view(matrices: &[CubeTensor]) -> Option<MatrixView> {
-    let view = |x: &CubeTensor| match x.meta.is_tiled() {
-        true => None,
-        false => MatrixView::new(x.meta.shape(), x.meta.strides()),
+    let view = |x: &CubeTensor| {
+        if x.meta.is_tiled() {
+            None
+        } else {
+            MatrixView::new(x.meta.shape(), x.meta.strides())
+        }
     };
     let first = view(matrices.first()?)?;
     matrices

@@ -121,7 +121,8 @@ mod tests {
         {
             let side = Side { lines, major };
             let place = |unit: usize, piece: usize| {
-                let (chunk, row) = (unit % side.chunks(), unit / side.chunks());
+                let chunk = unit % side.chunks();
+                let row = unit / side.chunks();
                 let in_panel = row * TERMS * ELEMENT + ((chunk % 8) ^ (row % 8)) * CHUNK;
                 let panel = chunk / 8 * side.panel_rows() * TERMS * ELEMENT;
                 panel + in_panel + piece * side.between_pieces()

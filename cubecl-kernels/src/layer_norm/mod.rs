@@ -78,7 +78,8 @@ fn normed<const D: usize>(
     call: NormCall,
 ) -> Tensor<D> {
     check("layer_norm", &x, &gamma, beta.as_ref(), &call);
-    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
+    let x = x.into_dispatch();
+    let gamma = gamma.into_dispatch();
     Tensor::from_dispatch(match beta {
         Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), call),
         None => Dispatch::scaled_norm(x, gamma, call),
@@ -126,7 +127,9 @@ mod tests {
         #[values(1e-5, 0.3)] epsilon: f64,
     ) {
         let n = shape[2];
-        let (x, gamma, beta) = (normal(shape), normal([n]), normal([n]));
+        let x = normal(shape);
+        let gamma = normal([n]);
+        let beta = normal([n]);
         assert_same_function!(
             3e-6,
             [x, gamma, beta],
@@ -225,7 +228,8 @@ mod tests {
         #[values((true, true), (true, false), (false, true))] (of_gamma, of_beta): (bool, bool),
         #[values(true, false)] with_residual: bool,
     ) {
-        let (gamma, beta) = (normal([7]), normal([7]));
+        let gamma = normal([7]);
+        let beta = normal([7]);
         let grad = |is_some: bool| is_some.then(MainGrad::default);
         let main_grads = NormGrads {
             gamma: grad(of_gamma),
@@ -238,13 +242,18 @@ mod tests {
         let mut expected = [0; 2].map(|_| vec![0.0; 7]);
         let mut found = expected.clone();
         for _ in 0..3 {
-            let (x, residual, weight) = (normal([4, 7]), normal([4, 7]), constant([4, 7]));
+            let x = normal([4, 7]);
+            let residual = normal([4, 7]);
+            let weight = constant([4, 7]);
             let loss = |main_grads: NormGrads| {
                 let options = NormOptions::new(1e-5).with_main_grads(main_grads);
-                let (x, gamma, beta) = (x.clone(), gamma.clone(), Some(beta.clone()));
-                let y = match with_residual {
-                    true => layer_norm_add(x, residual.clone(), gamma, beta, options).0,
-                    false => layer_norm_with(x, gamma, beta, options),
+                let x = x.clone();
+                let gamma = gamma.clone();
+                let beta = Some(beta.clone());
+                let y = if with_residual {
+                    layer_norm_add(x, residual.clone(), gamma, beta, options).0
+                } else {
+                    layer_norm_with(x, gamma, beta, options)
                 };
                 (y * weight.clone()).sum().backward()
             };
@@ -276,7 +285,8 @@ mod tests {
 
     #[test]
     fn views_are_normed_as_their_copies() {
-        let (x, vectors) = (normal([3, 5, 12]), normal([8, 2]));
+        let x = normal([3, 5, 12]);
+        let vectors = normal([8, 2]);
         let inputs = || {
             let x = x.clone().swap_dims(0, 1).narrow(2, 2, 8);
             let [gamma, beta] = [0, 1].map(|i| vectors.clone().narrow(1, i, 1).squeeze_dim(1));
@@ -289,7 +299,9 @@ mod tests {
 
     #[test]
     fn norms_of_no_rows_are_none_and_vectors_have_gradients_of_0() {
-        let (x, gamma, beta) = (normal([0, 3, 4]), normal([4]), normal([4]));
+        let x = normal([0, 3, 4]);
+        let gamma = normal([4]);
+        let beta = normal([4]);
         let y = layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-5);
         let grads = y.clone().sum().backward();
         assert_eq!(
@@ -330,7 +342,8 @@ mod tests {
             let (gamma, beta) = inner();
             layer_norm_recompute(x.inner(), gamma, beta, 1e-5)
         };
-        let (x, residual) = (tensor(), tensor());
+        let x = tensor();
+        let residual = tensor();
         let y = layer_norm(x.clone(), gamma.clone(), beta.clone(), 1e-5);
         assert_same_bits(y.inner(), again(x.clone()));
         let (y, sum) = layer_norm_add(x, residual, gamma.clone(), beta.clone(), 1e-5);

@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn what_is_put_off_is_added_later_in_the_same_order() {
-        let (x, heard) = (leaf(constant([5, 2, 6])), Arc::new(Mutex::new(Vec::new())));
+        let x = leaf(constant([5, 2, 6]));
+        let heard = Arc::new(Mutex::new(Vec::new()));
         let bias = leaf(constant([6]));
         let layer = |name: &'static str| {
             let main_grad = MainGrad::default();
@@ -164,7 +165,8 @@ mod tests {
         };
         let taken = || layers.each_ref().map(|(_, main)| main.take().map(values));
         let at_once = loss().backward();
-        let (expected, order) = (taken(), std::mem::take(&mut *heard.lock().unwrap()));
+        let expected = taken();
+        let order = std::mem::take(&mut *heard.lock().unwrap());
         assert_eq!(order, ["second", "first"]);
 
         let put_off = WgradQueue::default();

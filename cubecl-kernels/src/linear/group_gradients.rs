@@ -73,7 +73,8 @@ fn of_weight(
 }
 
 fn product(x: Tensor<2>, dy: Tensor<2>, sum: Option<MainGrad>) -> Tensor<2> {
-    let (x, dy) = (x.into_dispatch(), dy.into_dispatch());
+    let x = x.into_dispatch();
+    let dy = dy.into_dispatch();
     Tensor::from_dispatch(<Dispatch as GroupOps>::of_weight(x, dy, sum))
 }
 
@@ -144,7 +145,8 @@ mod cube {
             return false;
         }
         MainGrad::update_all(&main_grads, |before| {
-            let (mut sums, mut are_there) = (Vec::new(), Vec::new());
+            let mut sums = Vec::new();
+            let mut are_there = Vec::new();
             for AccumTarget { sum, room } in before {
                 are_there.push(sum.is_some());
                 let found = sum

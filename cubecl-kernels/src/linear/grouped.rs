@@ -53,7 +53,8 @@ pub fn grouped_linear(
     options: GroupedOptions,
 ) -> Tensor<2> {
     let GroupedOptions { again, beside } = options;
-    let ([num_rows, inputs], shape) = (x.dims(), weights.first().map(|w| w.weight.dims()));
+    let [num_rows, inputs] = x.dims();
+    let shape = weights.first().map(|w| w.weight.dims());
     let [_, outputs] = shape.expect("grouped_linear: there is one matrix at least");
     assert!(
         rows.len() == weights.len() && rows.iter().sum::<usize>() == num_rows,
@@ -83,7 +84,8 @@ pub fn grouped_linear(
     if !device.is_autodiff() {
         return deterministic(|| products(&x, &row_ranges, &weights, LinearPass::Forward));
     }
-    let (source, groups) = (x.clone().inner(), plain(&weights));
+    let source = x.clone().inner();
+    let groups = plain(&weights);
     // Rows are others each time: what is fastest for so many is not worth finding out.
     let y = deterministic(|| products(&source, &row_ranges, &groups, LinearPass::Forward));
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
@@ -241,10 +243,8 @@ mod tests {
 
     #[test]
     fn gradients_put_beside_something_are_there_when_they_are_computed() {
-        let (x, w) = (
-            leaf(normal([3, 4])),
-            [leaf(normal([4, 2])), leaf(normal([4, 2]))],
-        );
+        let x = leaf(normal([3, 4]));
+        let w = [leaf(normal([4, 2])), leaf(normal([4, 2]))];
         let group = |w: &Tensor<2>, main_grad: &MainGrad| GroupWeight {
             weight: w.clone(),
             main_grad: Some(main_grad.clone()),
@@ -273,7 +273,8 @@ mod tests {
     /// A frozen matrix first, so that another one keeps the graph.
     #[test]
     fn sums_get_gradients_of_rows_that_need_none() {
-        let (x, dy) = (constant([3, 4]), constant([3, 2]));
+        let x = constant([3, 4]);
+        let dy = constant([3, 2]);
         let w = [constant([4, 2]), leaf(normal([4, 2])), leaf(normal([4, 2]))];
         let sums = [0; 3].map(|_| MainGrad::default());
         sums.iter().for_each(MainGrad::attach);
@@ -294,10 +295,8 @@ mod tests {
 
     #[test]
     fn no_rows_at_all_read_every_matrix_and_give_gradients_of_0() {
-        let (x, w) = (
-            leaf(normal([0, 4])),
-            [leaf(normal([4, 3])), leaf(normal([4, 3]))],
-        );
+        let x = leaf(normal([0, 4]));
+        let w = [leaf(normal([4, 3])), leaf(normal([4, 3]))];
         let y = grouped(x, &[0, 0], &w, None, None);
         assert_eq!(y.dims(), [0, 3]);
         let grads = y.sum().backward();
@@ -307,10 +306,8 @@ mod tests {
 
     #[test]
     fn frozen_matrices_get_no_gradient() {
-        let (x, w) = (
-            leaf(normal([3, 4])),
-            [constant([4, 3]), leaf(normal([4, 3]))],
-        );
+        let x = leaf(normal([3, 4]));
+        let w = [constant([4, 3]), leaf(normal([4, 3]))];
         let main_grads = [MainGrad::default(), MainGrad::default()];
         main_grads.iter().for_each(MainGrad::attach);
         grouped(x, &[2, 1], &w, Some(&main_grads), None)

@@ -41,9 +41,10 @@ pub(super) fn products(
         .map(|(slice_of, w)| product(part(x, slice_of), w, pass));
     let parts: Vec<_> = parts.collect();
     let (some, mut none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|y| y.dims()[0] > 0);
-    match some.is_empty() {
-        true => none.swap_remove(0),
-        false => Tensor::cat(some, 0),
+    if some.is_empty() {
+        none.swap_remove(0)
+    } else {
+        Tensor::cat(some, 0)
     }
 }
 
@@ -77,7 +78,8 @@ mod cube {
         pass: LinearPass,
     ) -> Option<Tensor<2>> {
         let [num_rows, _] = x.dims();
-        let (dtype, [inputs, outputs]) = (x.dtype(), weights[0].weight.dims());
+        let dtype = x.dtype();
+        let [inputs, outputs] = weights[0].weight.dims();
         let columns = if pass == LinearPass::Forward {
             outputs
         } else {
@@ -108,10 +110,12 @@ mod cube {
             return Some(wrap(y));
         }
         let whole = tensor::empty(&like, [num_rows * columns], dtype);
-        let room = |slice_of: &Range<usize>| match slice_of.is_empty() {
-            true => Some(None),
-            false => {
-                let (start, shape) = (slice_of.start * columns, [slice_of.len(), columns]);
+        let room = |slice_of: &Range<usize>| {
+            if slice_of.is_empty() {
+                Some(None)
+            } else {
+                let start = slice_of.start * columns;
+                let shape = [slice_of.len(), columns];
                 Some(Some(tensor::slice_of(&whole, start, shape)?))
             }
         };

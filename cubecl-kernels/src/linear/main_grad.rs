@@ -248,7 +248,8 @@ mod tests {
     fn of(what: &str, weight: Tensor<2>, main: &MainGrad, x: Tensor<3>) -> Vec<Vec<f64>> {
         let ids = TensorData::new((0..12).map(|i| i % 9).collect::<Vec<i64>>(), [4, 3]);
         let ids = Tensor::<2, Int>::from_data(ids, &device());
-        let (x, main_grad) = (leaf(x), Some(main.clone()));
+        let x = leaf(x);
+        let main_grad = Some(main.clone());
         let linear_options = LinearOptions {
             out_in: true,
             main_grad: main_grad.clone(),
@@ -304,9 +305,11 @@ mod tests {
             main
         };
         let expected = of(what, leaf(weight.clone()), &main(), x.clone());
-        let (kept, weight) = (main(), weight.inner());
+        let kept = main();
+        let weight = weight.inner();
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let (noted, whole) = (asked.clone(), weight.clone());
+        let noted = asked.clone();
+        let whole = weight.clone();
         kept.with_source(move |pass| {
             noted.lock().unwrap().push(pass);
             whole.clone()

@@ -94,7 +94,8 @@ pub fn linear<const D: usize>(
     if let Some(bias_grad) = options.bias_grad.as_ref().filter(|_| bias.is_some()) {
         bias_grad.check("linear", [1, outputs]);
     }
-    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    let x = x.into_dispatch();
+    let weight = weight.into_dispatch();
     Tensor::from_dispatch(match bias {
         Some(bias) => <Dispatch as LinearOps>::affine_map(x, weight, bias.into_dispatch(), options),
         None => <Dispatch as LinearOps>::linear_map(x, weight, options),
@@ -133,10 +134,8 @@ mod tests {
             [inputs, outputs]
         };
         let x = leaf(normal([s, b, inputs]).cast(dtype));
-        let (w, bias) = (
-            leaf(normal(shape).cast(dtype)),
-            leaf(normal([outputs]).cast(dtype)),
-        );
+        let w = leaf(normal(shape).cast(dtype));
+        let bias = leaf(normal([outputs]).cast(dtype));
         assert_same_function!(
             tolerance,
             [x, w],
@@ -153,7 +152,9 @@ mod tests {
 
     #[test]
     fn f32_results_are_bit_for_bit_those_of_burn() {
-        let (x, w, bias) = (constant([5, 3, 14]), constant([14, 9]), constant([9]));
+        let x = constant([5, 3, 14]);
+        let w = constant([14, 9]);
+        let bias = constant([9]);
         let ours = linear(x.clone(), w.clone(), Some(bias.clone()), options(false));
         assert_same_bits(ours, module::linear(x, w, Some(bias)));
     }
@@ -199,7 +200,9 @@ mod tests {
 
     #[test]
     fn views_give_what_the_reference_gives() {
-        let (x, w, bias) = (normal([3, 5, 9]), normal([9, 12]), normal([1]));
+        let x = normal([3, 5, 9]);
+        let w = normal([9, 12]);
+        let bias = normal([1]);
         let all = |linear: Op| {
             let x = x.clone().swap_dims(0, 1).narrow(2, 1, 8);
             let w = w.clone().narrow(0, 1, 8).narrow(1, 3, 7);
@@ -212,7 +215,9 @@ mod tests {
 
     #[rstest]
     fn no_rows_give_none_and_gradients_of_0(#[values(false, true)] attached: bool) {
-        let (x, w, bias) = (normal([0, 2, 4]), normal([4, 3]), normal([3]));
+        let x = normal([0, 2, 4]);
+        let w = normal([4, 3]);
+        let bias = normal([3]);
         let main_grad = MainGrad::default();
         if attached {
             main_grad.attach();

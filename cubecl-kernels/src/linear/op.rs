@@ -97,7 +97,8 @@ fn register<B: GemmOps + IntoPrimitive>(
     grads: &mut Gradients,
 ) -> FloatTensor<B> {
     let SavedLinear { x, w, options } = saved;
-    let (shape, dtype) = (x.shape.clone(), w.dtype());
+    let shape = x.shape.clone();
+    let dtype = w.dtype();
     let dy = cast::<B>(rows::<B>(dy), dtype.into());
     if let Some(id) = for_x {
         let w = read_weight::<B>(w.clone(), options.main_grad.as_ref(), LinearPass::Backward);
@@ -173,7 +174,8 @@ impl<B: LinearOps + GemmOps + ColumnSum, C: CheckpointStrategy> LinearOps for Au
         w: FloatTensor<Self>,
         options: LinearOptions,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (w, for_w) = w.into_parts();
         match LinearBackward
             .prepare::<C>([for_x, for_w])
             .compute_bound()
@@ -193,7 +195,8 @@ impl<B: LinearOps + GemmOps + ColumnSum, C: CheckpointStrategy> LinearOps for Au
         bias: FloatTensor<Self>,
         options: LinearOptions,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (w, for_w) = w.into_parts();
         let (bias, for_bias) = bias.into_parts();
         match AffineBackward
             .prepare::<C>([for_x, for_w, for_bias])

@@ -62,7 +62,8 @@ pub(crate) struct SavedInput<T> {
 impl<T: TensorMetadata> SavedInput<T> {
     /// Of `x`, itself only where nobody computes it again.
     pub(crate) fn new(x: T, again: Option<RecomputeFn>) -> Self {
-        let (shape, dtype) = (x.shape(), x.dtype());
+        let shape = x.shape();
+        let dtype = x.dtype();
         Self {
             x: again.is_none().then_some(x),
             again,
@@ -81,7 +82,8 @@ impl<T: TensorMetadata> SavedInput<T> {
         } = self;
         let x = x.or_else(|| again.map(|again| B::unwrap(again.compute())));
         let x = rows::<B>(x.expect("it is kept or computed again"));
-        let (found, n) = (x.shape(), shape[shape.num_dims() - 1]);
+        let found = x.shape();
+        let n = shape[shape.num_dims() - 1];
         assert!(
             found.num_elements() == shape.num_elements() && found[1] == n && x.dtype() == dtype,
             "linear: what was computed again is {:?} {}, not rows of {:?} {}",
@@ -115,12 +117,15 @@ mod tests {
         out_in: bool,
         forgotten: bool,
     ) -> (Vec<TensorData>, usize) {
-        let (x, w, bias) = (leaf(x), leaf(w), bias.map(leaf));
+        let x = leaf(x);
+        let w = leaf(w);
+        let bias = bias.map(leaf);
         let rows = x.dims()[0];
         // A view, `[2, rows, ..]` with its halves swapped.
         let view = move |x: Tensor<2>| x.reshape([rows / 2, 2, 8]).swap_dims(0, 1);
         let calls = Arc::new(AtomicUsize::new(0));
-        let (noted, source) = (calls.clone(), x.clone().inner());
+        let noted = calls.clone();
+        let source = x.clone().inner();
         let again = forgotten.then(|| {
             RecomputeFn::new(move || {
                 noted.fetch_add(1, Ordering::Relaxed);
@@ -171,10 +176,12 @@ mod tests {
         for rows in [6, 10] {
             let shape = if out_in { [6, 8] } else { [8, 6] };
             let matrices = || [constant([rows, 8]), constant(shape)].map(|x| x.cast(dtype));
-            let (inputs, bias) = (matrices(), with_bias.then(|| constant([6]).cast(dtype)));
+            let inputs = matrices();
+            let bias = with_bias.then(|| constant([6]).cast(dtype));
             let run =
                 |forgotten| trained(what, inputs.clone(), bias.clone(), &main, out_in, forgotten);
-            let ((kept, none), (found, calls)) = (run(false), run(true));
+            let (kept, none) = run(false);
+            let (found, calls) = run(true);
             assert_eq!((none, calls), (0, 1));
             assert!(kept == found, "the bits differ");
         }
@@ -187,7 +194,8 @@ mod tests {
             again: Some(again),
             ..Default::default()
         };
-        let (x, w) = (normal([3, 4]), constant([4, 5]));
+        let x = normal([3, 4]);
+        let w = constant([4, 5]);
         let y = linear(x.clone(), w.clone(), None, options.clone());
         assert!(x.grad(&y.sum().backward()).is_some());
         // Nor without any.
@@ -197,7 +205,8 @@ mod tests {
 
     #[test]
     fn no_rows_are_computed_again() {
-        let (x, w) = (normal([0, 2, 4]), normal([4, 3]));
+        let x = normal([0, 2, 4]);
+        let w = normal([4, 3]);
         let source = x.clone().inner();
         let again = Some(RecomputeFn::new(move || source.clone()));
         let y = linear(

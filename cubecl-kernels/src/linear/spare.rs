@@ -98,7 +98,9 @@ mod tests {
     fn put_off(later: &WgradQueue, names: &[&str], heard: &Heard) {
         // Backward comes to the last one first.
         let through = |x, name: &&str| {
-            let (main_grad, heard, name) = (MainGrad::default(), heard.clone(), name.to_string());
+            let main_grad = MainGrad::default();
+            let heard = heard.clone();
+            let name = name.to_string();
             main_grad.attach();
             main_grad.on_gradient(move || heard.lock().unwrap().push(name.clone()));
             let options = LinearOptions {

@@ -13,7 +13,8 @@ pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     if !device.is_autodiff() {
         return x;
     }
-    let (shape, value) = (x.dims(), Tensor::from_inner(x.clone().inner()));
+    let shape = x.dims();
+    let value = Tensor::from_inner(x.clone().inner());
     let mut operands = CheckpointFunction::new(&device);
     operands.add(x);
     let [y] = operands.results([value], move |[dy]| {
@@ -32,11 +33,13 @@ mod tests {
     #[test]
     fn the_gradient_of_another_loss_is_added() {
         for shape in [[3, 4], [1, 7]] {
-            let (x, other) = (leaf(constant(shape)), constant([1, shape[1]]));
+            let x = leaf(constant(shape));
+            let other = constant([1, shape[1]]);
             let y = with_gradient(x.clone(), other.clone().inner());
             assert_eq!(values(y.clone().inner()), values(x.clone().inner()));
             let found = x.grad(&(y.sin() * 2.0).sum().backward()).unwrap();
-            let (x, plain) = (x.inner(), other.inner());
+            let x = x.inner();
+            let plain = other.inner();
             assert_close(found, x.cos() * 2.0 + plain, 1e-6);
         }
     }

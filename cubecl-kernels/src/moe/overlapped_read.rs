@@ -31,7 +31,8 @@ mod cube {
         x: Tensor<1, Int>,
         meanwhile: impl FnOnce() -> T,
     ) -> (Vec<i64>, T) {
-        let ([len], x) = (x.dims(), ints(x));
+        let [len] = x.dims();
+        let x = ints(x);
         let queue = CudaQueue::of(&x);
         let coming = x.client.read_async(vec![x.handle]);
         let done = meanwhile();

@@ -134,7 +134,8 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
         gamma: FloatTensor<Self>,
         call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (residual, for_residual) = residual.into_parts();
         let (gamma, for_gamma) = gamma.into_parts();
         let input = NormInput {
             x,
@@ -163,8 +164,10 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
         beta: FloatTensor<Self>,
         call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
-        let ((gamma, for_gamma), (beta, for_beta)) = (gamma.into_parts(), beta.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (residual, for_residual) = residual.into_parts();
+        let (gamma, for_gamma) = gamma.into_parts();
+        let (beta, for_beta) = beta.into_parts();
         let input = NormInput {
             x,
             residual: Some(residual),

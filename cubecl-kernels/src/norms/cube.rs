@@ -99,9 +99,11 @@ fn launch_forward(
         gamma,
         beta,
     } = input;
-    let (shape, dtype) = (x.shape(), x.dtype);
+    let shape = x.shape();
+    let dtype = x.dtype;
     let x = RowView::of(x);
-    let (rows, n) = (x.count, x.len);
+    let rows = x.count;
+    let n = x.len;
     let gamma = tensor::contiguous(gamma);
     let beta = beta.map(tensor::contiguous);
     let flavor = NormVariant {
@@ -193,7 +195,8 @@ fn launch_backward(
     } = saved;
     let shape = dy.shape();
     let [x, dy] = [x, dy].map(RowView::of);
-    let (rows, n) = (x.count, x.len);
+    let rows = x.count;
+    let n = x.len;
     let add = dsum.is_some();
     let dsum = dsum.map(RowView::of);
     let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
@@ -223,7 +226,8 @@ fn launch_backward(
     let dx = tensor::empty(&dy.tensor, shape, dtype);
     // Without rows there is a team of nobody, whose sums are not read.
     let parts = || tensor::empty(&dx, [teams.max(1) as usize, n], DType::F32);
-    let (dgamma_parts, dbeta_parts) = (parts(), beta.map(|_| parts()));
+    let dgamma_parts = parts();
+    let dbeta_parts = beta.map(|_| parts());
     let dsum = dsum.map_or_else(|| dy.tensor.clone(), |dsum| dsum.tensor);
     let launch = match team.vecs_per_thread {
         0 => long_backward_kernel::launch,

@@ -85,9 +85,10 @@ fn less<B: Backend>(x: FloatTensor<B>, mean: Option<FloatTensor<B>>) -> FloatTen
 /// What normalised rows are multiplied by, `[1, n]`.
 fn scale<B: Backend>(norm: Norm, gamma: FloatTensor<B>, wide: FloatDType) -> FloatTensor<B> {
     let gamma = row::<B>(gamma, wide);
-    match norm.options.zero_centered_gamma {
-        true => B::float_add_scalar(gamma, 1.0.into()),
-        false => gamma,
+    if norm.options.zero_centered_gamma {
+        B::float_add_scalar(gamma, 1.0.into())
+    } else {
+        gamma
     }
 }
 
@@ -106,7 +107,8 @@ pub(super) fn backward<B: ColumnSum>(
         beta,
         dtype,
     } = saved;
-    let (shape, wide) = (dy.shape(), compute_dtype(dtype));
+    let shape = dy.shape();
+    let wide = compute_dtype(dtype);
     // The very numbers of the forward.
     let n = B::float_div(
         less::<B>(cast::<B>(rows::<B>(x), wide), mean),

@@ -76,7 +76,8 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         gamma: FloatTensor<Self>,
         call: NormCall,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (gamma, for_gamma) = gamma.into_parts();
         let input = NormInput {
             x,
             residual: None,
@@ -100,7 +101,8 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         beta: FloatTensor<Self>,
         call: NormCall,
     ) -> FloatTensor<Self> {
-        let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
+        let (x, for_x) = x.into_parts();
+        let (gamma, for_gamma) = gamma.into_parts();
         let (beta, for_beta) = beta.into_parts();
         let input = NormInput {
             x,

@@ -173,7 +173,9 @@ fn stepped(
 ) -> AdamwState {
     step.check(name);
     check(name, &state, &grad, factor.as_ref());
-    let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
+    let state = state.inner();
+    let grad = grad.inner();
+    let factor = factor.map(Tensor::inner);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
         return cube::adamw(state, grad, factor, step);
@@ -259,7 +261,8 @@ mod tests {
         for i in 0..37 {
             let [p, g, m, v] = [0, 1, 2, 3].map(|which| before[which][i]);
             let g = 0.5 * g;
-            let (m, v) = (0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g);
+            let m = 0.9 * m + 0.1 * g;
+            let v = 0.95 * v + 0.05 * g * g;
             let root = (v / (1.0 - 0.95f64.powi(7))).sqrt() + 1e-8;
             let p = p * (1.0 - 1e-2 * 0.1) - 1e-2 * (m / (1.0 - 0.9f64.powi(7))) / root;
             for (found, expected) in [0, 1, 2].map(|which| after[which][i]).iter().zip([p, m, v]) {

@@ -16,7 +16,8 @@ use crate::arg_check::{self, float};
 /// If `x` or `factor` is anything else.
 pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
     arg_check::check("scaled", [kept("x", &x), one("scaled", &factor)]);
-    let (x, factor) = (x.inner(), factor.inner());
+    let x = x.inner();
+    let factor = factor.inner();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
         return cube::scaled(x, factor);

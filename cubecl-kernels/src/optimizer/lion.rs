@@ -117,7 +117,9 @@ fn stepped(
     } = &state;
     let kept = [("param", param), ("exp_avg", exp_avg)];
     checks::buffers(name, kept, rounded.as_ref(), &grad, factor.as_ref());
-    let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
+    let state = state.inner();
+    let grad = grad.inner();
+    let factor = factor.map(Tensor::inner);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
         return cube::lion(state, grad, factor, step);
@@ -147,7 +149,8 @@ mod tests {
     #[case(LionStep { weight_decay: 0.0, ..STEP })]
     fn steps_are_the_papers(#[case] step: LionStep) {
         // Means as small as a gradient's share of them, so that signs are of both.
-        let (param, exp_avg) = (constant([37]), constant([37]).mul_scalar(0.05));
+        let param = constant([37]);
+        let exp_avg = constant([37]).mul_scalar(0.05);
         let mut expected: Vec<_> = values(param.clone())
             .into_iter()
             .zip(values(exp_avg.clone()))

@@ -149,7 +149,8 @@ fn decayed(param: Tensor<1>, decay: f64) -> Tensor<1> {
 
 /// 1, -1, of 0 itself, and of NaN too: Burn's sign of NaN is 0 on some backends.
 fn sign(x: Tensor<1>) -> Tensor<1> {
-    let (above, below) = (x.clone().greater_elem(0.0), x.clone().lower_elem(0.0));
+    let above = x.clone().greater_elem(0.0);
+    let below = x.clone().lower_elem(0.0);
     x.mask_fill(above, 1.0).mask_fill(below, -1.0)
 }
 

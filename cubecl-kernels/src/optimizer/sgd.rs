@@ -118,7 +118,8 @@ fn stepped(
         momentum_buffer,
         rounded,
     } = &state;
-    let (momentum, is_kept) = (step.momentum, momentum_buffer.is_some());
+    let momentum = step.momentum;
+    let is_kept = momentum_buffer.is_some();
     assert!(
         momentum == 0.0 || is_kept,
         "{name}: momentum {momentum} takes a momentum_buffer"
@@ -132,7 +133,9 @@ fn stepped(
         .map(|buffer| ("momentum_buffer", buffer));
     let kept = [("param", param)].into_iter().chain(buffer);
     checks::buffers(name, kept, rounded.as_ref(), &grad, factor.as_ref());
-    let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
+    let state = state.inner();
+    let grad = grad.inner();
+    let factor = factor.map(Tensor::inner);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
         return cube::sgd(state, grad, factor, step);
@@ -172,7 +175,8 @@ mod tests {
             momentum_buffer,
             rounded: None,
         };
-        let (mut params, mut buffers) = (values(param), vec![0.0; 37]);
+        let mut params = values(param);
+        let mut buffers = vec![0.0; 37];
         for (time, grad) in grads.into_iter().enumerate() {
             state = sgd(state, grad.clone(), &step);
             for ((p, b), g) in params.iter_mut().zip(&mut buffers).zip(values(grad)) {

@@ -36,10 +36,12 @@ impl<B: RepeatOps + ColumnSum> Backward<B, 1> for RepeatBackward {
     type State = Shape;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (dy, shape) = (grads.consume::<B>(&ops.node), ops.state);
+        let dy = grads.consume::<B>(&ops.node);
+        let shape = ops.state;
         let [parent] = ops.parents;
         if let Some(node) = parent {
-            let ([s, b, _, _], dtype) = (shape.dims(), dy.dtype());
+            let [s, b, _, _] = shape.dims();
+            let dtype = dy.dtype();
             let dx = B::float_reshape(B::column_sum(dy, s * b, dtype), shape);
             grads.register::<B>(node.id, dx);
         }

@@ -39,7 +39,8 @@ pub fn rms_norm_with<const D: usize>(
 ) -> Tensor<D> {
     let call = NormCall::rms(options);
     check("rms_norm", &x, &gamma, None, &call);
-    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
+    let x = x.into_dispatch();
+    let gamma = gamma.into_dispatch();
     Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, call))
 }
 
@@ -81,7 +82,8 @@ mod tests {
         #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
         #[values(1e-5, 0.3)] epsilon: f64,
     ) {
-        let (x, gamma) = (normal(shape), normal([shape[2]]));
+        let x = normal(shape);
+        let gamma = normal([shape[2]]);
         assert_same_function!(
             2e-6,
             [x, gamma],
@@ -127,7 +129,8 @@ mod tests {
         #[values((DType::F32, 3e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
     ) {
         let x = leaf(normal(shape).cast(dtype));
-        let (residual, gamma) = (leaf(normal(shape).cast(dtype)), normal([shape[2]]));
+        let residual = leaf(normal(shape).cast(dtype));
+        let gamma = normal([shape[2]]);
         let options = NormOptions::new(1e-3).with_zero_centered_gamma(true);
         assert_same_function!(
             tolerance,
@@ -156,7 +159,9 @@ mod tests {
 
     #[test]
     fn a_residual_sum_has_gradients_of_whichever_result_is_used() {
-        let (x, residual, gamma) = (normal([4, 6]), normal([4, 6]), normal([6]));
+        let x = normal([4, 6]);
+        let residual = normal([4, 6]);
+        let gamma = normal([6]);
         let both = || rms_norm_add(x.clone(), residual.clone(), gamma.clone(), 1e-5);
         let grads = both().1.sum().backward();
         assert_close(
@@ -183,7 +188,9 @@ mod tests {
 
     #[test]
     fn views_are_normed_as_their_copies() {
-        let (x, residual, gamma) = (normal([3, 5, 12]), normal([5, 3, 8]), normal([1]));
+        let x = normal([3, 5, 12]);
+        let residual = normal([5, 3, 8]);
+        let gamma = normal([1]);
         let inputs = || {
             let x = x.clone().swap_dims(0, 1).narrow(2, 2, 8);
             (x, residual.clone(), gamma.clone().expand([8]))
@@ -197,7 +204,8 @@ mod tests {
 
     #[test]
     fn norms_of_no_rows_are_none_and_gamma_has_a_gradient_of_0() {
-        let (x, gamma) = (normal([0, 3, 4]), normal([4]));
+        let x = normal([0, 3, 4]);
+        let gamma = normal([4]);
         let y = rms_norm(x.clone(), gamma.clone(), 1e-5);
         let grads = y.clone().sum().backward();
         assert_eq!(
@@ -209,7 +217,8 @@ mod tests {
 
     #[test]
     fn an_input_that_needs_no_gradient_gets_none() {
-        let (x, gamma) = (constant([4, 6]), normal([6]));
+        let x = constant([4, 6]);
+        let gamma = normal([6]);
         let grads = rms_norm(x.clone(), gamma.clone(), 1e-5).sum().backward();
         assert!(x.grad(&grads).is_none() && gamma.grad(&grads).is_some());
     }

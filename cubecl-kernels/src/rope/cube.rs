@@ -31,12 +31,16 @@ impl Rotate for Cube {
         let x = if is_view { x } else { tensor::contiguous(x) };
         let [cos, sin] = [cos, sin].map(|t| tensor::contiguous(tensor::from_backend(t)));
         let y = tensor::empty(&x, x.shape(), x.dtype);
-        let ([s, b, h, d], [_, each, _, half]) = (x.meta.shape().dims(), cos.meta.shape().dims());
+        let [s, b, h, d] = x.meta.shape().dims();
+        let [_, each, _, half] = cos.meta.shape().dims();
         let strides = x.meta.strides();
-        let (by_s, by_b, by_h) = (strides[0], strides[1], strides[2]);
+        let by_s = strides[0];
+        let by_b = strides[1];
+        let by_h = strides[2];
         let lanes = lanes(x.dtype, &[half, d, by_s, by_b, by_h]);
         // What units do of a head: pairs of vectors, and vectors that are copied.
-        let (width, rest) = (half / lanes, (d - 2 * half) / lanes);
+        let width = half / lanes;
+        let rest = (d - 2 * half) / lanes;
         let items = s * b * h * (width + rest);
         if items == 0 {
             return tensor::into_backend(y);
@@ -126,7 +130,8 @@ fn rotate_kernel<F: Float, T: Float, N: Size>(
                 sin = -sin;
             }
             if comptime!(steps.interleaved) {
-                let (at, to) = (from + 2 * column, to + 2 * column);
+                let at = from + 2 * column;
+                let to = to + 2 * column;
                 let (first, second) = unzipped(
                     Vector::<f32, N>::cast_from(x[at]),
                     Vector::<f32, N>::cast_from(x[at + 1]),
@@ -135,7 +140,8 @@ fn rotate_kernel<F: Float, T: Float, N: Size>(
                 y[to] = Vector::cast_from(left);
                 y[to + 1] = Vector::cast_from(right);
             } else {
-                let (at, to) = (from + column, to + column);
+                let at = from + column;
+                let to = to + column;
                 let first = Vector::<f32, N>::cast_from(x[at]);
                 let second = Vector::<f32, N>::cast_from(x[at + width]);
                 y[to] = Vector::cast_from(first * cos - second * sin);

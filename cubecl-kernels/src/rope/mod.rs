@@ -51,7 +51,8 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
         "apply_rope: {b} sequences, the table has those of {each}"
     );
     let broadcast = |t: &Tensor<3>| t.clone().reshape([s, each, 1, half]).into_dispatch();
-    let (cos, sin) = (broadcast(table.cos()), broadcast(table.sin()));
+    let cos = broadcast(table.cos());
+    let sin = broadcast(table.sin());
     let y = <Dispatch as RopeOps>::rope(x.into_dispatch(), cos, sin, table.layout());
     Tensor::from_dispatch(y)
 }
@@ -91,7 +92,8 @@ mod tests {
 
     #[test]
     fn a_rotation_keeps_lengths_and_depends_on_distance_only() {
-        let (q, k) = (constant([1, 1, 1, 12]), constant([1, 1, 1, 12]));
+        let q = constant([1, 1, 1, 12]);
+        let k = constant([1, 1, 1, 12]);
         let at = |x: &Tensor<4>, p: usize| apply_rope(x.clone(), &table(12, [p]));
         let score = |i, j| (at(&q, i) * at(&k, j)).sum();
         assert_close(score(9, 2), score(107, 100), 1e-5);
@@ -129,9 +131,10 @@ mod tests {
         let sequences: Vec<Vec<usize>> = (0..b)
             .map(|b| packed_positions(&[0, b + 1, s]).expect("they ascend"))
             .collect();
-        let table = match each {
-            true => config.init_each(&sequences, &device()),
-            false => config.init(sequences[0].iter().copied(), &device()),
+        let table = if each {
+            config.init_each(&sequences, &device())
+        } else {
+            config.init(sequences[0].iter().copied(), &device())
         };
         let table = table.expect("a valid configuration");
         let x = normal(shape);
@@ -167,7 +170,8 @@ mod tests {
     /// keys alike, and rotates those.
     #[test]
     fn neighbours_give_the_scores_of_transformers() {
-        let (q, k) = (constant([5, 2, 3, 8]), constant([5, 2, 1, 8]));
+        let q = constant([5, 2, 3, 8]);
+        let k = constant([5, 2, 1, 8]);
         let config = RopeConfig::new(8).with_theta(100.0);
         let [neighbours, halves] = [RopeLayout::Interleaved, RopeLayout::Halves].map(|layout| {
             config
@@ -207,7 +211,8 @@ mod tests {
     fn views_are_rotated_as_their_copies(
         #[values(RopeLayout::Halves, RopeLayout::Interleaved)] layout: RopeLayout,
     ) {
-        let (x, one) = (normal([2, 6, 5, 10]), normal([5, 2, 1, 8]));
+        let x = normal([2, 6, 5, 10]);
+        let one = normal([5, 2, 1, 8]);
         let config = RopeConfig::new(8)
             .with_layout(layout)
             .with_rotary_percent(0.5);

@@ -68,7 +68,8 @@ pub(super) fn composed<B: Backend>(
     turn: RopeDirection,
 ) -> FloatTensor<B> {
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
-    let ([s, b, h, d], [_, each, _, half]) = (x.shape().dims(), cos.shape().dims());
+    let [s, b, h, d] = x.shape().dims();
+    let [_, each, _, half] = cos.shape().dims();
     let rest = (2 * half < d).then(|| slice_rows::<B>(x.clone(), 3, 2 * half..d));
     let x = if rest.is_some() {
         slice_rows::<B>(x, 3, 0..2 * half)
@@ -137,7 +138,8 @@ impl<B: RopeOps + Rotate, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
         layout: RopeLayout,
     ) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
+        let cos = cos.into_primitive();
+        let sin = sin.into_primitive();
         let y = B::rope(x, cos.clone(), sin.clone(), layout);
         match RopeBackward.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(op) => op.finish((cos, sin, layout), y),

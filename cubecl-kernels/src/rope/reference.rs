@@ -26,12 +26,11 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
             t
         }
     };
-    let (cos, sin) = (for_pairs(table.cos()), for_pairs(table.sin()));
+    let cos = for_pairs(table.cos());
+    let sin = for_pairs(table.sin());
     let pairs = x.clone().narrow(3, 0, 2 * half).cast(wide).reshape(shape);
-    let (first, second) = (
-        pairs.clone().narrow(dim, 0, 1),
-        pairs.clone().narrow(dim, 1, 1),
-    );
+    let first = pairs.clone().narrow(dim, 0, 1);
+    let second = pairs.clone().narrow(dim, 1, 1);
     let turned = Tensor::cat(vec![-second, first], dim);
     let rotated = (pairs * cos + turned * sin)
         .cast(dtype)

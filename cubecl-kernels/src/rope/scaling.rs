@@ -115,7 +115,8 @@ mod tests {
     }
 
     fn llama3(factor: f64, original_max_position: usize) -> RopeScaling {
-        let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
+        let low_freq_factor = 1.0;
+        let high_freq_factor = 4.0;
         RopeScaling::Llama3 {
             factor,
             low_freq_factor,
@@ -157,8 +158,10 @@ mod tests {
 
     #[test]
     fn a_band_without_width_is_refused() {
-        let (factor, original_max_position) = (8.0, 32);
-        let (low_freq_factor, high_freq_factor) = (4.0, 4.0);
+        let factor = 8.0;
+        let original_max_position = 32;
+        let low_freq_factor = 4.0;
+        let high_freq_factor = 4.0;
         let scaling = RopeScaling::Llama3 {
             factor,
             low_freq_factor,

@@ -85,7 +85,8 @@ impl RopeConfig {
     ) -> Result<RopeTable, KernelError> {
         let frequencies = self.frequencies()?;
         let factor = self.scaling.table_factor();
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        let mut cos = Vec::new();
+        let mut sin = Vec::new();
         for (s, b) in (0..s).flat_map(|s| (0..b).map(move |b| (s, b))) {
             let position = position(s, b) as f64;
             for frequency in &frequencies {
@@ -166,10 +167,8 @@ impl RopeTable {
     /// If the table is of several sequences already, or those asked for are of several lengths.
     pub fn rows<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Self {
         let [positions, one, half] = self.cos.dims();
-        let (n, b) = (
-            sequences.first().map_or(0, |rows| rows.as_ref().len()),
-            sequences.len(),
-        );
+        let n = sequences.first().map_or(0, |rows| rows.as_ref().len());
+        let b = sequences.len();
         assert!(
             one == 1 && sequences.iter().all(|rows| rows.as_ref().len() == n),
             "RopeTable::rows: sequences of several lengths, or of a table of {one} sequences"

@@ -99,12 +99,15 @@ impl YarnScaling {
         let pair = |turns: f64| {
             d * (self.original_max_position as f64 / (turns * TAU)).ln() / (2.0 * theta.ln())
         };
-        let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
+        let mut first = pair(self.beta_fast);
+        let mut last = pair(self.beta_slow);
         if self.truncate {
-            (first, last) = (first.floor(), last.ceil());
+            first = first.floor();
+            last = last.ceil();
         }
         // The last of the elements, not of the pairs, as Hugging Face and DeepSeek have it.
-        (first, last) = (first.max(0.0), last.min(d - 1.0));
+        first = first.max(0.0);
+        last = last.min(d - 1.0);
         if first == last {
             last += 0.001;
         }
@@ -204,7 +207,8 @@ mod tests {
         let long = yarn(4.0, 64, [None; 2]).with_attention_factor(Some(1.25));
         let plain = yarn(4.0, 64, [None; 2]).with_attention_factor(Some(1.0));
         let [long, plain] = [long, plain].map(|yarn| config(8, 1e4, yarn).init(0..5, &device()));
-        let (long, plain) = (long.unwrap(), plain.unwrap());
+        let long = long.unwrap();
+        let plain = plain.unwrap();
         for (long, plain) in [(long.cos(), plain.cos()), (long.sin(), plain.sin())] {
             let pairs = values(long.clone()).into_iter().zip(values(plain.clone()));
             pairs.for_each(|(long, plain)| assert!((long - 1.25 * plain).abs() < 1e-7));

@@ -44,7 +44,8 @@ impl ScoreSoftmax for Cube {
     ) -> FloatTensor<Self> {
         let [p, dp] = [p, dp].map(|x| tensor::contiguous(tensor::from_backend(x)));
         let grid = Grid::of(&p, causal, false);
-        let (client, dtype) = (p.client.clone(), dtype_to_storage_type(p.dtype));
+        let client = p.client.clone();
+        let dtype = dtype_to_storage_type(p.dtype);
         let (out, out_arg) = place(&dp, 1);
         gradient_kernel::launch(
             &client,
@@ -76,7 +77,8 @@ fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: boo
     });
     // A kernel is given a buffer for each argument, also for those that it does not look at.
     let mask = mask.unwrap_or_else(|| tensor::empty(&scores, [1], DType::F32));
-    let (client, dtypes) = (scores.client.clone(), [scores.dtype, mask.dtype]);
+    let client = scores.client.clone();
+    let dtypes = [scores.dtype, mask.dtype];
     let (out, out_arg) = place(&scores, 0);
     softmax_kernel::launch(
         &client,

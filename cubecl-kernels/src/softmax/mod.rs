@@ -54,7 +54,8 @@ pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> T
             name,
             [float("scores", &scores), arg_check::bool("the mask", mask)],
         );
-        let (found, [b, h, s_q, s_k]) = (mask.dims(), scores.dims());
+        let found = mask.dims();
+        let [b, h, s_q, s_k] = scores.dims();
         assert!(
             (found[0] == b || found[0] == 1)
                 && (found[1] == h || found[1] == 1)
@@ -131,7 +132,8 @@ mod tests {
             assert!((a - b).abs() < 1e-6, "{a} {b}");
         }
         // dx = scale * p * (w - sum(p * w)), which is 0 wherever p is.
-        let (w, dx) = (values(weight), values(scores.grad(&grads).unwrap()));
+        let w = values(weight);
+        let dx = values(scores.grad(&grads).unwrap());
         for start in (0..w.len()).step_by(s_k) {
             let row = start..start + s_k;
             let dot: f64 = row.clone().map(|i| expected[i] * w[i]).sum();

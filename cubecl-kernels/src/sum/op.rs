@@ -22,7 +22,8 @@ pub(crate) trait SumAll: Backend {
 #[cfg(feature = "flex")]
 impl SumAll for burn::backend::Flex {
     fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (count, dtype) = (column.shape()[0], column.dtype());
+        let count = column.shape()[0];
+        let dtype = column.dtype();
         let row = cast::<Self>(column, compute_dtype(dtype));
         let row = Self::float_reshape(row, Shape::from([1, count]));
         let sum = Self::float_reshape(Self::float_sum_dim(row, 1), Shape::from([1]));
@@ -69,7 +70,8 @@ impl<B: SumOps> Backward<B, 1> for SumBackward {
     type State = Shape;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (dy, shape) = (grads.consume::<B>(&ops.node), ops.state);
+        let dy = grads.consume::<B>(&ops.node);
+        let shape = ops.state;
         let [parent] = ops.parents;
         if let Some(node) = parent {
             // Of all elements the gradient is one number, of columns a row.

@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn views_are_those_of_the_reference() {
-        let (x, weight) = (normal([3, 5, 12]), normal([5, 2]));
+        let x = normal([3, 5, 12]);
+        let weight = normal([5, 2]);
         let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
         let weights = || {
             weight

@@ -23,10 +23,8 @@ fn exported(case: &Case) -> Result<Command, String> {
         .expect(&[0])?;
     let target = case.path("out").join("hf");
     fs::create_dir_all(case.path("out")).unwrap();
-    let (run, target) = (
-        case.run().display().to_string(),
-        target.display().to_string(),
-    );
+    let run = case.run().display().to_string();
+    let target = target.display().to_string();
     let export = || megaburn(["convert", "export", &run, &target]);
     case.start(export()).wait(PATIENCE)?.expect(&[0])?;
     // What a person has beside it is theirs, whatever it is called.
@@ -45,9 +43,10 @@ fn beside(case: &Case) -> BTreeSet<String> {
 
 fn only_the_export(case: &Case) -> Result<(), String> {
     let expected: BTreeSet<String> = ["hf", "hf.tmp-mine"].map(String::from).into();
-    match beside(case) == expected {
-        true => Ok(()),
-        false => Err(format!("beside the export stand {:?}", beside(case))),
+    if beside(case) == expected {
+        Ok(())
+    } else {
+        Err(format!("beside the export stand {:?}", beside(case)))
     }
 }
 
@@ -101,7 +100,8 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
             .set_modified(SystemTime::now() - Duration::from_secs(120))
             .unwrap();
     }
-    let (run, target) = (case.run().display().to_string(), case.path("out/hf"));
+    let run = case.run().display().to_string();
+    let target = case.path("out/hf");
     let target = target.display().to_string();
     let whole = megaburn(["convert", "export", &run, &target, "--force"]);
     case.start(whole).wait(PATIENCE)?.expect(&[0])?;

@@ -91,9 +91,10 @@ pub(super) fn all(case: &Case) -> Result<(), String> {
         .wait(PATIENCE)?
         .expect(&[2])?;
     ended.says(&["step-0000000"])?;
-    match files() == before {
-        true => Ok(()),
-        false => Err("the refused start removed a checkpoint".to_string()),
+    if files() == before {
+        Ok(())
+    } else {
+        Err("the refused start removed a checkpoint".to_string())
     }
 }
 

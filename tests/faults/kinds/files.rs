@@ -79,23 +79,20 @@ pub(super) fn size_limit(case: &Case) -> Result<(), String> {
     let args = case.train_args(case.layout, STEPS, &["train.checkpoint_interval=2"]);
     let limited = format!("ulimit -f {}; exec \"$@\"", 8 + case.below(60));
     let shell = ["-c".to_string(), limited, "sh".into()];
-    let command: Command = match case.launched {
-        true => {
-            let launch = case.launch(case.layout, &args);
-            let launch = launch
-                .get_args()
-                .map(|arg| arg.to_string_lossy().into_owned());
-            let all = [crate::job::binary().display().to_string()]
-                .into_iter()
-                .chain(launch);
-            plain("bash", shell.into_iter().chain(all))
-        }
-        false => {
-            let all = [crate::job::binary().display().to_string()]
-                .into_iter()
-                .chain(args);
-            plain("bash", shell.into_iter().chain(all))
-        }
+    let command: Command = if case.launched {
+        let launch = case.launch(case.layout, &args);
+        let launch = launch
+            .get_args()
+            .map(|arg| arg.to_string_lossy().into_owned());
+        let all = [crate::job::binary().display().to_string()]
+            .into_iter()
+            .chain(launch);
+        plain("bash", shell.into_iter().chain(all))
+    } else {
+        let all = [crate::job::binary().display().to_string()]
+            .into_iter()
+            .chain(args);
+        plain("bash", shell.into_iter().chain(all))
     };
     let ended = case.start(command).wait(PATIENCE)?.expect(&[0, 1, 2])?;
     if ended.code != 0 {

@@ -262,9 +262,12 @@ pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
         .expect(&[0])?;
     let weights = || count(&case.run(), "manifest.json");
     let before = weights();
-    let is_kept = || match weights() >= before {
-        true => Ok(()),
-        false => Err("--fresh removed checkpoints before the new run had one".to_string()),
+    let is_kept = || {
+        if weights() >= before {
+            Ok(())
+        } else {
+            Err("--fresh removed checkpoints before the new run had one".to_string())
+        }
     };
     let mut killed = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
     killed.arg("--fresh");

@@ -12,7 +12,8 @@ pub(super) fn absurd_rate(case: &Case) -> Result<(), String> {
         .wait(PATIENCE)?
         .expect(&[0])?;
     let rate = case.one_of(&["1e20", "1e30", "1e38", "3e38"]);
-    let (lr, interval) = (format!("optimizer.lr={rate}"), 1 + case.below(3));
+    let lr = format!("optimizer.lr={rate}");
+    let interval = 1 + case.below(3);
     let interval = format!("train.checkpoint_interval={interval}");
     let sets = [
         lr.as_str(),

@@ -34,12 +34,11 @@ fn ask(case: &Case) -> Signal {
 pub(super) fn stop(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(1 + case.below(9), &["train.checkpoint_interval=0"])?;
     let signal = ask(case);
-    match case.launched && case.below(3) == 0 {
-        true => {
-            let rank = case.below(world_size(case.layout) as u64) as usize;
-            kill(rank_process(case, job.pid(), rank)?, signal);
-        }
-        false => job.signal(signal),
+    if case.launched && case.below(3) == 0 {
+        let rank = case.below(world_size(case.layout) as u64) as usize;
+        kill(rank_process(case, job.pid(), rank)?, signal);
+    } else {
+        job.signal(signal)
     }
     saved_and_ended(case, &mut job, 0)?;
     case.recover()
@@ -117,10 +116,8 @@ fn saved_and_ended(case: &Case, job: &mut Job, code: i32) -> Result<(), String> 
     let ended = job.wait(ENDS)?;
     case.took(ended.seconds);
     ended.expect(&[code])?;
-    let (step, saved) = (
-        check::last_step(&case.run()),
-        check::last_checkpoint(&case.run()),
-    );
+    let step = check::last_step(&case.run());
+    let saved = check::last_checkpoint(&case.run());
     if saved != step {
         return Err(format!("step {step} was done, but step {saved} was saved"));
     }

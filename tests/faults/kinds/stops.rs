@@ -83,7 +83,8 @@ pub(super) fn everything(case: &Case) -> Result<(), String> {
 
 /// Nobody reads what the run prints for longer than the limit of a collective, as with Ctrl-S: it goes on.
 pub(super) fn reader(case: &Case) -> Result<(), String> {
-    let (fifo, said) = (case.path("fifo"), case.path("said"));
+    let fifo = case.path("fifo");
+    let said = case.path("said");
     mkfifo(&fifo, Mode::S_IRWXU).map_err(|error| error.to_string())?;
     // Opened for both, so that nobody waits for the other end; it holds some forty lines.
     let open = || {
@@ -93,10 +94,8 @@ pub(super) fn reader(case: &Case) -> Result<(), String> {
             .open(&fifo)
             .unwrap()
     };
-    let (held, mut command) = (
-        open(),
-        case.train(case.layout, ENDLESS, &["train.timeout_seconds=1.0"]),
-    );
+    let held = open();
+    let mut command = case.train(case.layout, ENDLESS, &["train.timeout_seconds=1.0"]);
     fcntl(&held, FcntlArg::F_SETPIPE_SZ(4096)).map_err(|error| error.to_string())?;
     command.stdout(open()).stderr(open());
     let mut job = Job::start_with_output(command, said);

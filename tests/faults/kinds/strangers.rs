@@ -134,7 +134,8 @@ pub(super) fn noise(case: &Case) -> Result<(), String> {
 
 /// A second job at the same port ends by itself; the first, which waits for a rank, goes on.
 pub(super) fn same_port(case: &Case) -> Result<(), String> {
-    let (layout, port) = (case.layout_of(2), free_port().to_string());
+    let layout = case.layout_of(2);
+    let port = free_port().to_string();
     let args = case.train_args(layout, STEPS, &[]);
     let binary = crate::job::binary().display().to_string();
     let launch = [

@@ -43,7 +43,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let group = connect(&ConnectOptions::new(env))?;
     let points = grid(24, &device);
     let surface = (points.clone() * 3.0).sin().prod_dim(1);
-    let (points, surface) = (Tensor::from_inner(points), Tensor::from_inner(surface));
+    let points = Tensor::from_inner(points);
+    let surface = Tensor::from_inner(surface);
     let mut net = Net::new(&group, &device.autodiff())?;
     let mut optimizer = AdamWConfig::new().init();
     let mut losses = Vec::new();
@@ -54,7 +55,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         net = optimizer.step(5e-3, net, grads);
     }
     let losses: Vec<f32> = Tensor::cat(losses, 0).into_data().try_to_vec()?;
-    let (rank, ranks) = (group.rank(), group.size());
+    let rank = group.rank();
+    let ranks = group.size();
     println!("rank {rank} of {ranks}: loss {:.6} -> {:.6}", losses[0], losses[199]);
     Ok(())
 }

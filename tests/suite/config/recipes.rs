@@ -129,7 +129,8 @@ fn every_recipe_is_tested_and_has_a_run_of_its_own() {
 /// What takes long has limits of its own, so that a larger one only hides a rank that hangs.
 #[rstest]
 fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4)] index: usize) {
-    let (found, default) = (read(PUBLISHED[index].0).train, TrainConfig::default().train);
+    let found = read(PUBLISHED[index].0).train;
+    let default = TrainConfig::default().train;
     assert_eq!(
         (found.timeout(), found.phase_limits(), found.step_timeout()),
         (

@@ -217,7 +217,8 @@ fn a_loss_that_is_not_finite_leaves_the_weights_of_every_rank_untouched(
     let run = Run::new();
     let mut config = run.config("tp2-dp2-sp", 4);
     config.train.dtype = dtype;
-    (config.optimizer.lr, config.optimizer.warmup_steps) = (1e30, 0);
+    config.optimizer.lr = 1e30;
+    config.optimizer.warmup_steps = 0;
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());
     let config = Arc::new(config);
@@ -226,7 +227,8 @@ fn a_loss_that_is_not_finite_leaves_the_weights_of_every_rank_untouched(
         let device = Device::flex().autodiff();
         let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
         trainer.step()?;
-        let (params, progress) = (read_params(trainer.model()), trainer.progress());
+        let params = read_params(trainer.model());
+        let progress = trainer.progress();
         for _ in 0..2 {
             let error = trainer.step().unwrap_err();
             assert!(

@@ -234,7 +234,8 @@ fn assert_as_one_rank(rows: impl IntoIterator<Item = Row>) {
     let texts = Texts::write();
     let mut one_rank: BTreeMap<Model, Trained> = BTreeMap::new();
     for row in rows {
-        let (model, data) = (row.model(), texts.path(row.packed));
+        let model = row.model();
+        let data = texts.path(row.packed);
         let expected = one_rank.entry(model).or_insert_with(|| {
             let text = model.text(&data, model.batch);
             let config = ConfigLayers::new()

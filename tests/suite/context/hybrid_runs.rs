@@ -50,7 +50,8 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     // Of which the loss without all logits makes more or fewer parts.
     let fused = "train.fused_linear_cross_entropy=true";
     let sets = [dtype, zero, batch, fused, "train.check_replicas_interval=1"];
-    let (whole, halves) = (dealt(&sets), dealt(&sets));
+    let whole = dealt(&sets);
+    let halves = dealt(&sets);
     Ranks::threads(&args(&whole, layout, 8)).finish();
     Ranks::threads(&args(&halves, layout, 4)).finish();
     Ranks::threads(&args(&halves, layout, 8)).finish();
@@ -64,12 +65,14 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
 #[test]
 fn a_run_goes_on_where_documents_are_dealt_out_to_other_ranks() {
     let layouts = ["dp2", "tp2-cp2-sp", "dp2-cp2", "cp4", "dp4"];
-    let (whole, halves) = (dealt(&[]), dealt(&[]));
+    let whole = dealt(&[]);
+    let halves = dealt(&[]);
     Ranks::threads(&args(&whole, "dp2", 10)).finish();
     for (index, layout) in layouts.iter().enumerate() {
         Ranks::threads(&args(&halves, layout, 2 * (index as u64 + 1))).finish();
     }
-    let (found, expected) = (halves.0.steps(), whole.0.steps());
+    let found = halves.0.steps();
+    let expected = whole.0.steps();
     assert_eq!((found.len(), expected.len()), (10, 10));
     for (found, expected) in found.iter().zip(&expected) {
         assert_eq!(found.tokens, expected.tokens);

@@ -67,7 +67,8 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
     let of: Layout = layout.parse().unwrap();
     let ranks = of.dp * of.cp;
     // Longer than any rank takes alone, where there are several.
-    let (heads, batch) = ([16, 16], 2 * of.dp);
+    let heads = [16, 16];
+    let batch = 2 * of.dp;
     let model = Model {
         heads,
         layers: 2,
@@ -181,7 +182,8 @@ fn what_ranks_cannot_share_is_one_error(
         .layout(Some(layout.world_size()))
         .map(|_| config)
         .and_then(|config| {
-            let (config, options) = (Arc::new(config), GroupOptions::default());
+            let config = Arc::new(config);
+            let options = GroupOptions::default();
             let data = Arc::new(RunData::load(&config)?);
             let ranks = run_threads(layout.world_size(), options, |world| {
                 let groups = ProcessGroups::new(&world, layout)?;

@@ -108,8 +108,13 @@ fn assert_text_as_one_rank(
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
     write(&path);
-    let (experts, ffn, kv_heads, layers) = (8, 12, 2, 4);
-    let (seq_len, batch, drops) = (SEQ_LEN, 4 * layout.dp, false);
+    let experts = 8;
+    let ffn = 12;
+    let kv_heads = 2;
+    let layers = 4;
+    let seq_len = SEQ_LEN;
+    let batch = 4 * layout.dp;
+    let drops = false;
     let model = Model {
         experts,
         top_k,
@@ -123,9 +128,10 @@ fn assert_text_as_one_rank(
     };
     let text = model.text(path.to_str().unwrap());
     // Groups have no quantiles.
-    let text = match moe.contains("quantile") {
-        true => text.replace("groups = [2, 1, 2]\n", ""),
-        false => text,
+    let text = if moe.contains("quantile") {
+        text.replace("groups = [2, 1, 2]\n", "")
+    } else {
+        text
     };
     let text = text.replacen("[moe]", &format!("[moe]\n{moe}"), 1);
     let load = |text: &str| {

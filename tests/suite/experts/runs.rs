@@ -38,7 +38,8 @@ fn a_resumed_run_with_experts_equals_the_uninterrupted_one_to_the_bit(
     #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &'static str,
     #[values("parallel.zero=0", "parallel.zero=3")] zero: &'static str,
 ) {
-    let (whole, halves) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let halves = Run::new();
     let sets = mixtral(&[dtype, zero]);
     Ranks::threads(&whole.args(layout, 8, &sets)).finish();
     Ranks::threads(&halves.args(layout, 4, &sets)).finish();
@@ -60,7 +61,8 @@ fn a_resumed_run_with_biases_equals_the_uninterrupted_one_to_the_bit(
     #[values("moe.bias_update=sign", "moe.bias_update=quantile")] update: &str,
     #[values("train.dtype=bf16", "train.dtype=f16")] dtype: &str,
 ) {
-    let (whole, halves) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let halves = Run::new();
     let sets = [
         "model.family=deepseek_v3",
         "model.kv_heads=4",
@@ -87,7 +89,8 @@ fn runs_go_on_under_other_expert_grids() {
     let config = |layout: &str| {
         let mut config = run.config(layout, STEPS);
         config.model.family = "mixtral".parse().unwrap();
-        (config.moe.aux_loss, config.moe.global_aux_loss) = (0.02, 0.02);
+        config.moe.aux_loss = 0.02;
+        config.moe.global_aux_loss = 0.02;
         config
     };
     let whole = train(config("dp4-ep4"), STEPS, STEPS / 2);
@@ -106,7 +109,8 @@ fn runs_go_on_under_other_expert_grids() {
 
 #[test]
 fn processes_with_experts_train_as_threads_do() {
-    let (threads, processes) = (Run::new(), Run::new());
+    let threads = Run::new();
+    let processes = Run::new();
     fs::copy(threads.path("text.txt"), processes.path("text.txt")).unwrap();
     let sets = mixtral(&["parallel.zero=1"]);
     Ranks::threads(&threads.args("tp2-dp2-ep2-etp2-sp", 3, &sets)).finish();
@@ -254,7 +258,8 @@ fn experts_without_tokens_are_ordinary(
 ) {
     // Tokens that are equal give an expert equal weights, but for rounding.
     let capacity = [capacity, "moe.drop_policy=position"];
-    let (one, many) = (Run::new(), Run::new());
+    let one = Run::new();
+    let many = Run::new();
     for run in [&one, &many] {
         fs::write(run.path("text.txt"), "a".repeat(10_000)).unwrap();
     }
@@ -262,7 +267,8 @@ fn experts_without_tokens_are_ordinary(
     Ranks::threads(&many.args(layout, 3, &mixtral(&[&[zero], &capacity[..]].concat()))).finish();
     assert_eq!((one.steps().len(), many.steps().len()), (3, 3));
     for (one, many) in one.steps().into_iter().zip(many.steps()) {
-        let (told, of_many) = (one.experts.unwrap(), many.experts.unwrap());
+        let told = one.experts.unwrap();
+        let of_many = many.experts.unwrap();
         // The first layer sees one token, whatever its position.
         assert_eq!((told.busiest[0], told.idlest[0]), (4.0, 0.0));
         assert_eq!((of_many.busiest[0], of_many.idlest[0]), (4.0, 0.0));
@@ -278,7 +284,8 @@ fn experts_without_tokens_are_ordinary(
 
 #[test]
 fn evaluation_and_the_sample_are_those_of_one_rank() {
-    let (one, many) = (Run::new(), Run::new());
+    let one = Run::new();
+    let many = Run::new();
     fs::copy(one.path("text.txt"), many.path("text.txt")).unwrap();
     // A small epsilon makes rounding of tiny gradients into updates.
     let sets = mixtral(&[
@@ -327,7 +334,8 @@ fn a_trained_model_is_written_with_under_every_grid_and_goes_out_and_in_again(
     #[values("mixtral", "qwen3-moe", "qwen3-moe-plain")] name: &str,
 ) {
     let dir = tempfile::tempdir().unwrap();
-    let (hf, checkpoint) = (fixture(name), dir.path().join("checkpoint"));
+    let hf = fixture(name);
+    let checkpoint = dir.path().join("checkpoint");
     let out = dir.path().join("hf");
     let [hf, checkpoint, out] = [&hf, &checkpoint, &out].map(|path| path.to_str().unwrap());
     Ranks::command(&["convert", "import", hf, checkpoint]).finish();

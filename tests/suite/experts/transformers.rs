@@ -96,7 +96,8 @@ fn in_bf16_losses_are_those_of_transformers(
 ) {
     let (name, _) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
-    let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::Bf16));
+    let layout = layout.parse().unwrap();
+    let tolerances = Tolerances::of(Dtype::Bf16);
     let report = verify(
         &reference,
         &layout,

@@ -11,7 +11,8 @@ fn an_upcycled_model_computes_what_the_dense_one_does(
     #[values("1", "4")] granularity: &str,
 ) {
     let dir = tempfile::tempdir().unwrap();
-    let (hf, up) = (fixture(name), dir.path().join("up"));
+    let hf = fixture(name);
+    let up = dir.path().join("up");
     let [hf, up] = [&hf, &up].map(|path| path.to_str().unwrap());
     let cuts = ["--experts", "4", "--granularity", granularity];
     let told = Ranks::command(&[&["convert", "upcycle", hf, up], &cuts[..]].concat()).finish();
@@ -63,7 +64,8 @@ fn what_cannot_become_experts_is_refused(
     #[case] message: &str,
 ) {
     let dir = tempfile::tempdir().unwrap();
-    let (hf, up) = (fixture(name), dir.path().join("up"));
+    let hf = fixture(name);
+    let up = dir.path().join("up");
     let args = [
         "convert",
         "upcycle",

@@ -87,9 +87,10 @@ fn a_file_holds_one_idea() {
             files += 1;
             let code = fs::read_to_string(path).unwrap();
             let name = path.strip_prefix(root()).unwrap().display().to_string();
-            let (lines, limit) = match is_test_file(&name) {
-                true => (code.lines().count(), LONGEST_TEST_FILE),
-                false => (lines_without_tests(&code), LONGEST_FILE),
+            let (lines, limit) = if is_test_file(&name) {
+                (code.lines().count(), LONGEST_TEST_FILE)
+            } else {
+                (lines_without_tests(&code), LONGEST_FILE)
             };
             if lines > limit && !LONG_FILES.contains(&name.as_str()) {
                 long.push(format!("{name}: {lines} lines, at most {limit}"));
@@ -200,7 +201,8 @@ fn lines_with_unsafe(code: &str) -> usize {
     let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == '"';
     let is_unsafe = |line: &str| {
         line.match_indices("unsafe").any(|(at, word)| {
-            let (before, after) = (&line[..at], &line[at + word.len()..]);
+            let before = &line[..at];
+            let after = &line[at + word.len()..];
             !before.ends_with(is_name) && !after.starts_with(is_name)
         })
     };

@@ -24,16 +24,17 @@ fn trained(
 ) -> (Vec<[f64; 2]>, f64) {
     let run = Run::new();
     let mut config = config(&run, layout, Dtype::F32);
-    (
-        config.train.global_batch,
-        config.train.micro_batch,
-        config.model.layers,
-    ) = (12, 1, 4);
-    (config.train.hidden_dropout, config.train.attention_dropout) = (hidden, attention);
+    config.train.global_batch = 12;
+    config.train.micro_batch = 1;
+    config.model.layers = 4;
+    config.train.hidden_dropout = hidden;
+    config.train.attention_dropout = attention;
     config.optimizer.lr = 1e-3;
     change(&mut config);
-    let (layout, seed) = (config.layout(None).unwrap(), config.run.seed);
-    let (data, config) = (Arc::new(RunData::load(&config).unwrap()), Arc::new(config));
+    let layout = config.layout(None).unwrap();
+    let seed = config.run.seed;
+    let data = Arc::new(RunData::load(&config).unwrap());
+    let config = Arc::new(config);
     let options = GroupOptions {
         seed,
         ..Default::default()
@@ -125,7 +126,8 @@ fn each_share_is_dropped_in_training_and_none_in_evaluation() {
 #[case([0.0, -0.1], "`train.attention_dropout` is -0.1: it must be at least 0 and below 1")]
 fn shares_that_cannot_be_dropped_are_refused(#[case] shares: [f64; 2], #[case] message: &str) {
     let mut config = config(&Run::new(), "tp1", Dtype::F32);
-    (config.train.hidden_dropout, config.train.attention_dropout) = (shares[0], shares[1]);
+    config.train.hidden_dropout = shares[0];
+    config.train.attention_dropout = shares[1];
     let error = config.validate().unwrap_err().to_string();
     assert!(error.contains(message), "{error}");
 }

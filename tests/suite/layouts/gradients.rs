@@ -50,7 +50,8 @@ const LAYOUTS: [(&str, usize, u8, Option<usize>); 20] = [
 fn keeping_gradients(run: &Run, layout: &str, tied: bool) -> TrainConfig {
     let mut config = config(run, layout, Dtype::F32);
     config.model.tied = tied;
-    (config.optimizer.beta1, config.optimizer.clip_grad) = (0.0, 0.0);
+    config.optimizer.beta1 = 0.0;
+    config.optimizer.clip_grad = 0.0;
     // Without momentum every element moves by the rate. At the usual one, ten steps lead to weights that
     // magnify the rounding of tensor-parallel sums a hundredfold.
     config.optimizer.lr = 1e-3;
@@ -92,7 +93,8 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
     of_one.train.micro_batch = of_one.train.global_batch;
     train(of_one.clone(), 0);
     let runs = LAYOUTS.map(|layout| (layout, Run::new()));
-    let (mut largest, mut before) = ((0.0, String::new()), FullParams::new());
+    let mut largest = (0.0, String::new());
+    let mut before = FullParams::new();
     for step in 0..STEPS {
         let checkpoint = newest(&one.checkpoints())
             .unwrap()
@@ -120,7 +122,8 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
             let mut config = keeping_gradients(run, layout, tied);
             config.train.micro_batch = *micro_batch;
             let parallel = &mut config.parallel;
-            (parallel.zero, parallel.zero_ranks) = (*zero, *zero_ranks);
+            parallel.zero = *zero;
+            parallel.zero_ranks = *zero_ranks;
             // Several buckets, and parameters that ranks cut.
             parallel.bucket_size = Some(3000);
             let steps = train(config, step + 1).len();

@@ -233,7 +233,8 @@ pub(crate) fn assert_every_pair<const N: usize>(
     all: impl IntoIterator<Item = [String; N]>,
     least: usize,
 ) {
-    let (found, expected) = (pairs(list), pairs(all));
+    let found = pairs(list);
+    let expected = pairs(all);
     let missing: Vec<_> = expected.difference(&found).collect();
     assert!(expected.len() > least && missing.is_empty(), "{missing:?}");
 }

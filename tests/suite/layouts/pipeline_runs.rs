@@ -87,7 +87,8 @@ fn it_evaluates_writes_and_saves_as_one_rank_does(
         });
         (sample, first, evals.collect::<Vec<_>>(), run.steps())
     };
-    let (one, found) = (Run::new(), Run::new());
+    let one = Run::new();
+    let found = Run::new();
     let (sample, model, evals, steps) = of(&found, layout, keys(schedule, zero));
     let expected = of(&one, "tp1", vec!["model.layers=4".into()]);
     assert_eq!((sample, model), (expected.0, expected.1));
@@ -165,7 +166,8 @@ fn a_split_backward_gives_the_same_bits(
     let found = ["1f1b", "zb-h1"].map(|schedule| {
         let run = Run::new();
         let mut config = of_keys(&run, layout, schedule, Dtype::F32);
-        (config.model.tied, config.parallel.zero) = (tied, zero);
+        config.model.tied = tied;
+        config.parallel.zero = zero;
         config.parallel.bucket_size = Some(5000);
         train(config, 3);
         saved(&run)

@@ -168,7 +168,8 @@ impl Row {
             recompute,
             ..
         } = self;
-        let (num_stages, layers) = (self.num_stages(), self.num_layers());
+        let num_stages = self.num_stages();
+        let layers = self.num_layers();
         let split = match split {
             Split::Even => String::new(),
             Split::Uneven => "first_stage_layers = 2".into(),
@@ -281,7 +282,8 @@ fn stages_without_layers_at_the_ends_train_as_one_rank_does(
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
     write_random_text(&path, 4000, fresh_seed());
-    let (data, layers) = (path.to_str().unwrap(), ConfigLayers::new());
+    let data = path.to_str().unwrap();
+    let layers = ConfigLayers::new();
     let text = format!("{}\n[parallel]\n{keys}", base(data, 2, tied, 3, 1));
     let config = layers
         .clone()

@@ -32,7 +32,8 @@ fn assert_same_bits(
         let mut config = config(&run, layout, dtype);
         config.train.global_batch = 12;
         let mut config = in_order(config);
-        (config.train.micro_batch, config.model.layers) = (2, 3);
+        config.train.micro_batch = 2;
+        config.model.layers = 3;
         change(&mut config);
         config.recompute = recompute.clone();
         let steps = train(config, 4);
@@ -104,7 +105,8 @@ fn four_steps_are_the_same_to_the_bit(
     #[values(Dtype::F32, Dtype::Bf16, Dtype::F16)] dtype: Dtype,
 ) {
     assert_same_bits(layout, dtype, &ways(), |config| {
-        (config.train.hidden_dropout, config.train.attention_dropout) = (0.2, 0.3);
+        config.train.hidden_dropout = 0.2;
+        config.train.attention_dropout = 0.3;
         config.model.family = family;
         if family == Family::Gpt2 {
             config.model.kv_heads = config.model.heads;
@@ -141,13 +143,12 @@ fn so_are_those_of_other_runs(
         ways.push(with_attention_kept(layers(Uniform, 2)));
     }
     assert_same_bits(layout, dtype, &ways, |config| {
-        (
-            config.model.family,
-            config.model.kv_heads,
-            config.model.tied,
-        ) = (family, kv_heads, tied);
+        config.model.family = family;
+        config.model.kv_heads = kv_heads;
+        config.model.tied = tied;
         config.train.fused_linear_cross_entropy = fused_loss;
-        (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
+        config.parallel.zero = zero;
+        config.parallel.bucket_size = Some(5000);
     });
 }
 
@@ -181,7 +182,8 @@ fn so_are_those_of_pipelines(
     assert_same_bits(layout, dtype, &ways, |config| {
         config.model.layers = 6;
         config.train.hidden_dropout = 0.1;
-        (config.parallel.schedule, config.parallel.chunks) = (Some(schedule), Some(chunks));
+        config.parallel.schedule = Some(schedule);
+        config.parallel.chunks = Some(chunks);
         config.parallel.zero = zero;
     });
 }
@@ -207,8 +209,10 @@ fn attention_that_ranks_share_is_kept_to_the_bit(
         &ways.map(with_attention_kept),
         |config| {
             config.parallel.cp_comm = vec![CpComm::Way(comm.parse().unwrap())];
-            (config.model.heads, config.model.kv_heads) = (8, 8);
-            (config.data.documents, config.data.document_multiple) = (documents, 8);
+            config.model.heads = 8;
+            config.model.kv_heads = 8;
+            config.data.documents = documents;
+            config.data.document_multiple = 8;
         },
     );
 }
@@ -225,16 +229,15 @@ fn attention_that_is_kept_changes_numbers_by_rounding(
         // Not a fresh one: of two experts that are all but equally good, rounding chooses.
         write_random_text(&run.path("text.txt"), 10_000, SEED);
         let mut config = config(&run, layout, Dtype::F32);
-        (
-            config.model.family,
-            config.model.layers,
-            config.model.kv_heads,
-        ) = (family, 4, 4);
+        config.model.family = family;
+        config.model.layers = 4;
+        config.model.kv_heads = 4;
         config.data.documents = documents;
         if !documents {
             config.train.attention_dropout = 0.3;
         }
-        (config.optimizer.lr, config.optimizer.eps) = (1e-3, 1e-5);
+        config.optimizer.lr = 1e-3;
+        config.optimizer.eps = 1e-5;
         config.recompute = recompute;
         let steps = train(config, 4);
         let numbers = steps.iter().flat_map(|step| [step.loss, step.grad_norm]);

@@ -16,7 +16,8 @@ use megaburn_test_support::text::fresh_seed;
 /// A model of 300 token ids with the byte-level tokenizer that `megaburn tokenize` writes.
 fn model_with_tokenizer() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let (hf, corpus) = (dir.path().join("hf"), dir.path().join("corpus.txt"));
+    let hf = dir.path().join("hf");
+    let corpus = dir.path().join("corpus.txt");
     fs::create_dir(&hf).unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(fixture("qwen3-tied").join(file), hf.join(file)).unwrap();
@@ -183,7 +184,8 @@ fn a_pipeline_writes_what_its_tp_alone_writes(
             .collect();
         ids.join(",")
     });
-    let (hf, seed) = (fixture(name), seed.to_string());
+    let hf = fixture(name);
+    let seed = seed.to_string();
     let mut ask = vec!["generate", text(&hf), "--max-tokens", "12", "--ignore-eos"];
     ask.extend(["--temperature", temperature, "--seed", &seed]);
     prompts

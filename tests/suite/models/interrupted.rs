@@ -50,7 +50,8 @@ fn interrupted(args: &[&str], signal: Signal, after: Duration) -> Option<i32> {
 fn a_conversion_that_is_interrupted_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let [checkpoint, hf] = ["checkpoint", "hf"].map(|name| dir.path().join(name));
-    let (from, hf_fixture) = (text(&checkpoint).to_string(), fixture("qwen3-tied"));
+    let from = text(&checkpoint).to_string();
+    let hf_fixture = fixture("qwen3-tied");
     succeed(&["convert", "import", text(&hf_fixture), &from]);
     let begin = Instant::now();
     succeed(&["convert", "export", &from, text(&hf)]);

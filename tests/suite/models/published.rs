@@ -217,7 +217,8 @@ fn biases_of_experts_stay_wide_in_a_narrow_model() {
                 }
                 if narrow {
                     let upper = bytes.chunks(4).flat_map(|value| value[2..].to_vec());
-                    (*to, *bytes) = (Dtype::BF16, upper.collect());
+                    *to = Dtype::BF16;
+                    *bytes = upper.collect();
                 }
             }
         }
@@ -295,7 +296,8 @@ fn half_precision_comes_back_as_it_was(#[case] name: &str, #[case] dtype: Dtype)
                     .map(|x| f32::from_le_bytes(x.try_into().unwrap()));
                 // The upper half of an f32 is a bf16; as an f16 those bits are other small numbers.
                 let halves = values.map(|x| ((x.to_bits() >> 16) as u16 & 0xBFFF).to_le_bytes());
-                (*to, *bytes) = (dtype, halves.flatten().collect());
+                *to = dtype;
+                *bytes = halves.flatten().collect();
             }
         },
         |config| {

@@ -140,7 +140,8 @@ fn a_checkpoint_with_a_flipped_bit_is_used_for_nothing() {
 #[test]
 fn what_stands_there_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
-    let (hf, out) = (fixture("llama"), dir.path().join("out"));
+    let hf = fixture("llama");
+    let out = dir.path().join("out");
     fs::create_dir(&out).unwrap();
     fs::write(out.join("notes"), "mine").unwrap();
     for force in [&[][..], &["--force"]] {

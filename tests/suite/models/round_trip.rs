@@ -162,7 +162,8 @@ impl Started {
     }
 
     pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Ended {
-        let (dir, data) = (self.run.path("run"), self.run.path("text.txt"));
+        let dir = self.run.path("run");
+        let data = self.run.path("text.txt");
         let mut args: Vec<String> = ["train", "--layout", layout, "--steps"]
             .map(String::from)
             .into();

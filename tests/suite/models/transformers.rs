@@ -125,7 +125,8 @@ fn a_model_equals_transformers_where_ranks_share_sequences(
     for (layout, comm) in CONTEXTS {
         let comm = CpComm::try_from(comm.to_string()).unwrap();
         let reference = Reference::open(&fixture(name)).unwrap().with_cp_comm(comm);
-        let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::F32));
+        let layout = layout.parse().unwrap();
+        let tolerances = Tolerances::of(Dtype::F32);
         let report = verify(
             &reference,
             &layout,

@@ -52,7 +52,8 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,
     #[values("parallel.zero=0", "parallel.zero=3")] zero: &str,
 ) {
-    let (whole, halves) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let halves = Run::new();
     let sets = [&DEEPSEEK[..], &[dtype, zero]].concat();
     Ranks::threads(&whole.args(layout, 8, &sets)).finish();
     Ranks::threads(&halves.args(layout, 4, &sets)).finish();
@@ -82,7 +83,8 @@ fn runs_go_on_under_other_layouts() {
     let run = Run::new();
     let config = |layout: &str| {
         let mut config = run.config(layout, STEPS);
-        (config.model.mtp_layers, config.model.tied) = (2, false);
+        config.model.mtp_layers = 2;
+        config.model.tied = false;
         config
     };
     let whole = train(config("pp2-dp2"), STEPS, STEPS / 2);
@@ -95,7 +97,9 @@ fn runs_go_on_under_other_layouts() {
 /// The model alone: what is reported as its loss is the same with further tokens and without.
 #[test]
 fn evaluation_reports_each_depth_beside_the_loss() {
-    let (with, without, many) = (Run::new(), Run::new(), Run::new());
+    let with = Run::new();
+    let without = Run::new();
+    let many = Run::new();
     let sets = [
         "model.mtp_layers=2",
         "train.eval_interval=1",
@@ -104,7 +108,8 @@ fn evaluation_reports_each_depth_beside_the_loss() {
     ];
     Ranks::threads(&with.args("tp1", 3, &sets)).finish();
     Ranks::threads(&without.args("tp1", 3, &sets[1..])).finish();
-    let (of_both, of_one) = (with.steps(), without.steps());
+    let of_both = with.steps();
+    let of_one = without.steps();
     assert_eq!(of_both[0].loss.to_bits(), of_one[0].loss.to_bits());
     assert!(
         of_both[2].loss != of_one[2].loss,
@@ -200,7 +205,12 @@ fn batch(
 /// Losses of the model and of two depths.
 fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
     let device = Device::flex();
-    let (heads, kv_heads, head_dim, hidden, ffn, layers) = (2, 2, 8, 16, 24, 2);
+    let heads = 2;
+    let kv_heads = 2;
+    let head_dim = 8;
+    let hidden = 16;
+    let ffn = 24;
+    let layers = 2;
     let sizes = DecoderConfig {
         vocab: VOCAB,
         hidden,
@@ -241,7 +251,8 @@ fn documents_of_a_row_do_not_see_each_other_at_any_depth() {
             .map(|at| (seed + at * at * 7) % VOCAB as i64)
             .collect::<Vec<_>>()
     };
-    let (short, long) = (row(3, 6), row(8, 10));
+    let short = row(3, 6);
+    let long = row(8, 10);
     let both = vec![[short.clone(), long.clone()].concat()];
     let packed = losses(&both, &[0, 6, 16], true);
     let alone = [

@@ -20,8 +20,10 @@ fn by(
     fraction: f64,
 ) -> TrainConfig {
     let mut config = config(run, layout, dtype);
-    (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
-    (config.optimizer.name, config.optimizer.cpu_offload_fraction) = (name, fraction);
+    config.parallel.zero = zero;
+    config.parallel.bucket_size = Some(5000);
+    config.optimizer.name = name;
+    config.optimizer.cpu_offload_fraction = fraction;
     config
 }
 
@@ -70,7 +72,8 @@ fn a_skipped_step_changes_none_of_it(
         );
         (losses(&steps), saved(&run))
     };
-    let (found, expected) = (run(0.6), run(0.0));
+    let found = run(0.6);
+    let expected = run(0.0);
     assert_eq!(found.0, expected.0);
     assert!(bits(&found.1) == bits(&expected.1));
 }

@@ -18,7 +18,8 @@ use megaburn_test_support::{gather::relative_distance, run::Run};
 /// A run by `name`, several parameters to a bucket and several buckets.
 fn by(run: &Run, name: OptimizerName, layout: &str, zero: u8) -> TrainConfig {
     let mut config = config(run, layout, Dtype::F32);
-    (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
+    config.parallel.zero = zero;
+    config.parallel.bucket_size = Some(5000);
     config.optimizer.name = name;
     config.optimizer.lr = match name {
         OptimizerName::Sgd => 0.3,
@@ -41,7 +42,8 @@ fn ten_steps_shared_out_are_the_same_to_the_bit(
         config.train.dtype = dtype;
         train(config, 10)
     };
-    let (steps, without) = (run(&found, zero), run(&expected, 0));
+    let steps = run(&found, zero);
+    let without = run(&expected, 0);
     assert_eq!(losses(&steps), losses(&without));
     assert_eq!(bits(&saved(&found)), bits(&saved(&expected)));
     assert!(
@@ -61,10 +63,12 @@ fn ten_steps_under_another_layout_are_the_same(
         let mut config = by(run, name, layout, zero);
         config.optimizer.lr /= 10.0;
         // What is little more than rounding does not become an update.
-        (config.optimizer.clip_grad, config.optimizer.eps) = (0.5, 1e-5);
+        config.optimizer.clip_grad = 0.5;
+        config.optimizer.eps = 1e-5;
         train(config, 10)
     };
-    let (steps, alone) = (run(&found, layout, 1), run(&expected, "tp1", 0));
+    let steps = run(&found, layout, 1);
+    let alone = run(&expected, "tp1", 0);
     for (found, expected) in steps.iter().zip(&alone) {
         assert!(
             relative(found.loss, expected.loss) < 1e-5,
@@ -86,7 +90,8 @@ fn ranks_that_work_on_a_matrix_together_are_one(#[values(Dtype::F32, Dtype::Bf16
     let [found, expected] = [0; 2].map(|_| Run::new());
     let run = |run: &Run, layout, mode| {
         let mut config = by(run, OptimizerName::Muon, layout, 1);
-        (config.train.dtype, config.optimizer.muon.tp_mode) = (dtype, mode);
+        config.train.dtype = dtype;
+        config.optimizer.muon.tp_mode = mode;
         config.optimizer.lr /= 10.0;
         train(config, 4)
     };

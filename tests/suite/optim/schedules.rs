@@ -67,7 +67,8 @@ fn a_run_resumed_on_a_ramp_equals_the_uninterrupted_one_to_the_bit(
     #[case] sets: &[&str],
 ) {
     let sets = [&RAMP[..], sets].concat();
-    let (whole, halves) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let halves = Run::new();
     let end = ["optimizer.decay_steps=24", "train.checkpoint_interval=0"];
     let sets = [&sets[..], &end].concat();
     Ranks::threads(&whole.args(layout, 24, &sets)).finish();
@@ -133,15 +134,18 @@ fn embedding_and_head_move_at_their_own_rate() {
     let update = |decoupled_lr| {
         let config = |run: &Run| {
             let mut config = plain_descent(run, "tp2", Dtype::F32);
-            (config.model.tied, config.optimizer.decoupled_lr) = (false, decoupled_lr);
+            config.model.tied = false;
+            config.optimizer.decoupled_lr = decoupled_lr;
             config
         };
         first_update(config).1
     };
-    let (all, own) = (update(None), update(Some(250.0)));
+    let all = update(None);
+    let own = update(Some(250.0));
     let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     for (name, found) in &own {
-        let (found, expected) = (length(found), length(&all[name]));
+        let found = length(found);
+        let expected = length(&all[name]);
         let is_own = name.starts_with("model.embedding.") || name.starts_with("model.head.");
         // Up to the minimum at the schedule's end, which both share.
         let ratio = if is_own { 0.25 } else { 1.0 };
@@ -157,16 +161,15 @@ fn an_update_uses_the_weight_decay_of_its_samples() {
     let update = |start, end| {
         let config = |run: &Run| {
             let mut config = plain_descent(run, "tp1", Dtype::F32);
-            (
-                config.optimizer.weight_decay,
-                config.optimizer.end_weight_decay,
-            ) = (start, end);
+            config.optimizer.weight_decay = start;
+            config.optimizer.end_weight_decay = end;
             config
         };
         first_update(config).1
     };
     // The first of twenty updates, from 0 to 0.002.
-    let (found, expected) = (update(0.0, Some(2e-3)), update(1e-4, None));
+    let found = update(0.0, Some(2e-3));
+    let expected = update(1e-4, None);
     assert_ne!(found, update(0.0, None));
     assert_eq!(found, expected);
 }

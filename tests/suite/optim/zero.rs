@@ -16,7 +16,8 @@ use megaburn_test_support::{gather::relative_distance, run::Run};
 /// A run that shares out, several parameters to a bucket and several buckets.
 fn shared(run: &Run, layout: &str, dtype: Dtype, zero: u8) -> TrainConfig {
     let mut config = config(run, layout, dtype);
-    (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
+    config.parallel.zero = zero;
+    config.parallel.bucket_size = Some(5000);
     config
 }
 
@@ -78,9 +79,11 @@ fn ten_clipped_steps_of_many_micro_batches_are_the_same(
         config.optimizer.clip_grad = 0.5;
         // What is little more than rounding does not become an update, and steps are so short that
         // the gradient after ten of them does not magnify it.
-        (config.optimizer.eps, config.optimizer.lr) = (1e-5, 1e-3);
+        config.optimizer.eps = 1e-5;
+        config.optimizer.lr = 1e-3;
     }
-    let (steps, without) = (train(with, 10), train(without, 10));
+    let steps = train(with, 10);
+    let without = train(without, 10);
     for (found, expected) in steps.iter().zip(&without) {
         assert!(
             relative(found.loss, expected.loss) < 1e-6,
@@ -187,8 +190,10 @@ fn zeros_and_the_norm_of_parameters_are_the_same_under_every_layout_and_stage() 
     let steps = |layout, zero| {
         let run = Run::new();
         let mut config = shared(&run, layout, Dtype::F32, zero);
-        (config.train.log_num_zeros, config.train.log_params_norm) = (true, true);
-        (config.optimizer.eps, config.model.tied) = (1e-5, false);
+        config.train.log_num_zeros = true;
+        config.train.log_params_norm = true;
+        config.optimizer.eps = 1e-5;
+        config.model.tied = false;
         train(config, 3)
     };
     let expected = steps("tp1", 0);

@@ -45,7 +45,8 @@ pub(crate) fn plain_descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfi
 /// Plain descent in steps so short that ten of them do not double what rounding does to the first.
 fn gentle_descent(run: &Run, dtype: Dtype) -> TrainConfig {
     let mut config = plain_descent(run, "tp1", dtype);
-    (config.optimizer.lr, config.optimizer.min_lr) = (1e2, 1e2);
+    config.optimizer.lr = 1e2;
+    config.optimizer.min_lr = 1e2;
     config
 }
 
@@ -262,8 +263,10 @@ fn a_learning_rate_below_bf16s_resolution_trains_all_the_same() {
     let run = Run::new();
     let slow = || {
         let mut config = config(&run, "tp2", Dtype::Bf16);
-        (config.optimizer.lr, config.optimizer.warmup_steps) = (1e-6, 0);
-        (config.optimizer.min_lr, config.optimizer.weight_decay) = (1e-6, 0.0);
+        config.optimizer.lr = 1e-6;
+        config.optimizer.warmup_steps = 0;
+        config.optimizer.min_lr = 1e-6;
+        config.optimizer.weight_decay = 0.0;
         config
     };
     train(slow(), 0);
@@ -295,13 +298,16 @@ fn the_loss_curve_of_the_tiny_example_is_that_of_f32() {
         let mut config = TrainConfig::default();
         config.run.dir = dir.path().join(format!("{dtype}")).display().to_string();
         config.parallel.ranks = Some(1);
-        (config.parallel.tp, config.train.dtype) = (Some(1), dtype);
+        config.parallel.tp = Some(1);
+        config.train.dtype = dtype;
         // With its learning rate and half of its batch, two f32 layouts would part too.
-        (config.train.global_batch, config.optimizer.lr) = (4, 1e-3);
+        config.train.global_batch = 4;
+        config.optimizer.lr = 1e-3;
         let losses = train(config, 30).into_iter().map(|step| step.loss);
         losses.collect::<Vec<_>>()
     };
-    let (found, expected) = (curve(Dtype::Bf16), curve(Dtype::F32));
+    let found = curve(Dtype::Bf16);
+    let expected = curve(Dtype::F32);
     assert!(
         expected[29] < 0.7 * expected[0],
         "it does not learn: {expected:?}"

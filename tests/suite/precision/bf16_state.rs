@@ -18,8 +18,10 @@ use megaburn_test_support::run::Run;
 fn narrow(run: &Run, layout: &str) -> TrainConfig {
     let mut config = config(run, layout, Dtype::Bf16);
     let optimizer = &mut config.optimizer;
-    (optimizer.main_params_dtype, optimizer.main_grads_dtype) = (Dtype::Bf16, Dtype::Bf16);
-    (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (Dtype::Bf16, Dtype::Bf16);
+    optimizer.main_params_dtype = Dtype::Bf16;
+    optimizer.main_grads_dtype = Dtype::Bf16;
+    optimizer.exp_avg_dtype = Dtype::Bf16;
+    optimizer.exp_avg_sq_dtype = Dtype::Bf16;
     config
 }
 
@@ -56,10 +58,8 @@ fn each_part_of_the_state_is_kept_in_its_own_type() {
         let run = Run::new();
         let mut config = config(&run, "tp1", Dtype::Bf16);
         config.optimizer.main_params_dtype = masters;
-        (
-            config.optimizer.exp_avg_dtype,
-            config.optimizer.exp_avg_sq_dtype,
-        ) = (exp_avg, exp_avg_sq);
+        config.optimizer.exp_avg_dtype = exp_avg;
+        config.optimizer.exp_avg_sq_dtype = exp_avg_sq;
         // Resumed in between: what is read is kept in the same types.
         train(config.clone(), 1);
         train(config, 2);

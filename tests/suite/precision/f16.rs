@@ -63,7 +63,8 @@ fn the_scale_is_what_keeps_small_gradients() {
         let of = |(name, found): (&String, &Vec<f32>)| relative_distance(found, &of_f32[name]);
         update.iter().map(of).fold(0.0, f64::max)
     };
-    let (small, right) = (distance(&update(2f64.powi(-9))), distance(&update(1024.0)));
+    let small = distance(&update(2f64.powi(-9)));
+    let right = distance(&update(1024.0));
     assert!(
         right < 5e-3 && small > 10.0 * right,
         "{right} with a scale, {small} with too small a one"
@@ -132,7 +133,8 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
         "optimizer.decay_steps=24",
     ];
     let sets = [&sets[..], &["optimizer.loss_scale_window=4"]].concat();
-    let (whole, halves) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let halves = Run::new();
     Ranks::threads(&whole.args(layout, 24, &sets)).finish();
     Ranks::threads(&halves.args(layout, until, &sets)).finish();
     Ranks::threads(&halves.args(layout, 24, &sets)).finish();

@@ -102,7 +102,8 @@ fn what_changes_numbers_is_told() {
 
 #[test]
 fn a_run_is_resumed_by_its_folder_alone_wherever_it_was_moved() {
-    let (whole, run) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let run = Run::new();
     fs::copy(whole.path("text.txt"), run.path("text.txt")).unwrap();
     let sets = [
         "train.dtype=bf16",
@@ -190,11 +191,10 @@ fn copy(from: &Path, to: &Path) {
 
 /// A run that starts from `init`.
 fn start_from(run: &Run, init: &str, steps: &str, more: &[&str]) -> Ended {
-    let (dir, data) = (run.path("run"), run.path("text.txt"));
-    let (dir, data) = (
-        format!("run.dir={}", dir.display()),
-        format!("data.path={}", data.display()),
-    );
+    let dir = run.path("run");
+    let data = run.path("text.txt");
+    let dir = format!("run.dir={}", dir.display());
+    let data = format!("data.path={}", data.display());
     let args = [
         "train", "--init", init, "--layout", "tp1", "--steps", steps, "--set", &dir,
     ];
@@ -213,7 +213,8 @@ fn start_from(run: &Run, init: &str, steps: &str, more: &[&str]) -> Ended {
 fn another_model_to_start_from_is_refused_and_the_same_is_said_not_to_be_read() {
     let run = Run::new();
     write_random_text(&run.path("text.txt"), 20_000, fresh_seed());
-    let (first, other) = (run.path("first"), run.path("other"));
+    let first = run.path("first");
+    let other = run.path("other");
     copy(&fixture("qwen3-tied"), &first);
     copy(&fixture("qwen3-tied"), &other);
     let ended = start_from(&run, text(&first), "1", &[]);
@@ -298,7 +299,8 @@ fn a_damaged_newest_checkpoint_hides_no_older_whole_one_from_any_reader() {
     let step = |step: u64| -> PathBuf { run.checkpoints().join(format!("step-{step:08}")) };
     shorten(&step(3));
     flip(&step(2));
-    let (dir, hf) = (run.path("run"), run.path("hf"));
+    let dir = run.path("run");
+    let hf = run.path("hf");
     let next = Run::new();
     fs::copy(run.path("text.txt"), next.path("text.txt")).unwrap();
     let readers = [

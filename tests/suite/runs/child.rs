@@ -108,7 +108,8 @@ impl Ranks {
     }
 
     fn each_with(args: &[Vec<String>]) -> Self {
-        let (port, world_size) = (free_port().unwrap().to_string(), args.len());
+        let port = free_port().unwrap().to_string();
+        let world_size = args.len();
         let rank = |rank: usize| {
             let mut command = megaburn(&args[rank]);
             command

@@ -29,7 +29,8 @@ fn the_smallest_rows_of_the_matrix_give_the_same_bits_as_processes_and_as_thread
     let smallest = |row: &&Row| row.layout.world_size() == 2;
     let mut run_rows = 0;
     for row in rows.iter().filter(smallest) {
-        let (threads, processes) = (Run::new(), Run::new());
+        let threads = Run::new();
+        let processes = Run::new();
         for run in [&threads, &processes] {
             let data = run.path("text.txt");
             let model = &models[&row.model];
@@ -107,10 +108,8 @@ fn a_rank_that_cannot_start_ends_the_others_at_once_with_its_error(
 ) {
     let run = Run::new();
     let begin = Instant::now();
-    let (good, bad) = (
-        run.args("dp2", ENDLESS, &[]),
-        run.args("dp2", ENDLESS, &[wrong]),
-    );
+    let good = run.args("dp2", ENDLESS, &[]);
+    let bad = run.args("dp2", ENDLESS, &[wrong]);
     for ended in Ranks::different(&[good, bad]).wait_all() {
         assert_eq!(ended.code, Some(2), "{ended:?}");
         let key = wrong.split('=').next().unwrap();

@@ -19,7 +19,8 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     #[values("tp1", "tp2-dp2-sp")] layout: &str,
     #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,
 ) {
-    let (whole, halves) = (Run::new(), Run::new());
+    let whole = Run::new();
+    let halves = Run::new();
     Ranks::threads(&whole.args(layout, STEPS, &[dtype])).finish();
     Ranks::threads(&halves.args(layout, STEPS / 2, &[dtype])).finish();
     assert_eq!(halves.steps().len() as u64, STEPS / 2);
@@ -131,7 +132,8 @@ fn the_first_thousand_samples_are_the_same_for_every_data_parallel_degree() {
         config.model.hidden = 8;
         config.model.ffn = 8;
         config.model.layers = 1;
-        (config.train.global_batch, config.train.micro_batch) = (40, micro_batch);
+        config.train.global_batch = 40;
+        config.train.micro_batch = micro_batch;
         train(config, 25, 0)
             .samples
             .digest(1000)

@@ -45,7 +45,8 @@ impl Row {
     /// The configuration of this row's run.
     pub fn config(&self, model: &Model, data: &str) -> TrainConfig {
         let mut config = model.config(data, self.global_batch, self.micro_batch);
-        (config.parallel.zero, config.parallel.zero_ranks) = (self.zero, self.zero_ranks);
+        config.parallel.zero = self.zero;
+        config.parallel.zero_ranks = self.zero_ranks;
         // Several buckets, and parameters that ranks cut.
         config.parallel.bucket_size = Some(3000);
         config

@@ -92,10 +92,8 @@ impl Run {
 
     /// The command line of this run, with `sets` as further `--set KEY=VALUE` arguments.
     pub fn args(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<String> {
-        let (config, steps) = (
-            self.path("config.toml").display().to_string(),
-            steps.to_string(),
-        );
+        let config = self.path("config.toml").display().to_string();
+        let steps = steps.to_string();
         let mut args = vec!["--config", &config, "--layout", layout, "--steps", &steps];
         args.extend(sets.iter().flat_map(|set| ["--set", set]));
         args.into_iter().map(String::from).collect()

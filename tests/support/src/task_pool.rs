@@ -16,7 +16,8 @@ pub enum TaskSize {
 
 /// Calls `work` with the index of each task, on one thread a task. Tasks start in the order of the list.
 pub fn run_all(places: usize, tasks: &[TaskSize], work: impl Fn(usize) + Sync) {
-    let (free, freed) = (Mutex::new(places), Condvar::new());
+    let free = Mutex::new(places);
+    let freed = Condvar::new();
     let lock = || free.lock().unwrap_or_else(PoisonError::into_inner);
     thread::scope(|scope| {
         for (index, task) in tasks.iter().enumerate() {
@@ -29,7 +30,9 @@ pub fn run_all(places: usize, tasks: &[TaskSize], work: impl Fn(usize) + Sync) {
                 .unwrap_or_else(PoisonError::into_inner);
             *left -= taken;
             drop(left);
-            let (work, lock, freed) = (&work, &lock, &freed);
+            let work = &work;
+            let lock = &lock;
+            let freed = &freed;
             scope.spawn(move || {
                 work(index);
                 *lock() += taken;

@@ -76,7 +76,8 @@ impl HfDir {
         for (name, &file) in &opened.index {
             let (file, info) = opened.info(file, name);
             if dtype::from_hf(info.dtype).is_none() {
-                let (file, name) = (file.path().to_path_buf(), name.clone());
+                let file = file.path().to_path_buf();
+                let name = name.clone();
                 let dtype = info.dtype.to_string();
                 return Err(CheckpointError::UnreadableDtype { file, name, dtype });
             }
@@ -111,7 +112,8 @@ impl HfDir {
     /// # Errors
     /// One of them is not there (the nearest name is given), or cannot be read.
     pub fn are_equal(&self, a: &str, b: &str) -> Result<bool, CheckpointError> {
-        let ((_, header_a, stored_a), (_, header_b, stored_b)) = (self.find(a)?, self.find(b)?);
+        let (_, header_a, stored_a) = self.find(a)?;
+        let (_, header_b, stored_b) = self.find(b)?;
         if (header_a.dtype, &header_a.shape) != (header_b.dtype, &header_b.shape) {
             return Ok(false);
         }
@@ -143,7 +145,8 @@ impl HfDir {
         name: &str,
     ) -> Result<(&Path, TensorHeader, Stored<'_>), CheckpointError> {
         let Some(&index) = self.index.get(name) else {
-            let (path, name) = (self.path.clone(), name.to_string());
+            let path = self.path.clone();
+            let name = name.to_string();
             let nearest = nearest(&name, self.index.keys());
             return Err(CheckpointError::MissingTensor {
                 path,

@@ -65,7 +65,8 @@ impl HfDir {
         filled(local_shape, dtype, |local| {
             for part in &parts {
                 let Some(copy) = MatrixCopy::new(part.header.dtype, dtype) else {
-                    let (path, name) = (self.path().to_path_buf(), part.header.name.clone());
+                    let path = self.path().to_path_buf();
+                    let name = part.header.name.clone();
                     let found = format!("{:?}", part.header.dtype);
                     let expected = format!("{dtype:?}");
                     return Err(CheckpointError::Dtype {
@@ -181,7 +182,8 @@ impl Matrices {
         let shape = [&vec![1; missing], spec.global_shape.as_slice()].concat();
         let (outer, matrix) = shape.split_at(shape.len() - 2);
         let dim = spec.dim + missing.min(1);
-        let (rows, cols) = (matrix[0], matrix[1]);
+        let rows = matrix[0];
+        let cols = matrix[1];
         Self {
             outer: outer.to_vec(),
             rows,
@@ -238,13 +240,19 @@ impl Matrices {
         } = *self;
         let num_outer = self.outer.len();
         // What the piece has of a dim, and how far it stands from there in the local tensor.
-        let held = |dim: usize, len: usize| match dim == self.dim {
-            true => (piece.global.clone(), local_len),
-            false => (0..len, len),
+        let held = |dim: usize, len: usize| {
+            if dim == self.dim {
+                (piece.global.clone(), local_len)
+            } else {
+                (0..len, len)
+            }
         };
-        let to_local = |dim: usize, at: usize| match dim == self.dim {
-            true => at - piece.global.start + piece.local.start,
-            false => at,
+        let to_local = |dim: usize, at: usize| {
+            if dim == self.dim {
+                at - piece.global.start + piece.local.start
+            } else {
+                at
+            }
         };
         let (row_range, local_rows) = held(num_outer, rows);
         let (col_range, local_cols) = held(num_outer + 1, cols);
@@ -254,27 +262,28 @@ impl Matrices {
         if row_range.is_empty() || col_range.is_empty() {
             return Vec::new();
         }
-        let (row, col) = (row_range.start, col_range.start - part.columns.start);
-        let (to_row, to_col) = (
-            to_local(num_outer, row),
-            to_local(num_outer + 1, col_range.start),
-        );
+        let row = row_range.start;
+        let col = col_range.start - part.columns.start;
+        let to_row = to_local(num_outer, row);
+        let to_col = to_local(num_outer + 1, col_range.start);
         let size = (row_range.len(), col_range.len());
         let rectangle = |(from, to): (usize, usize)| {
-            let (base, matrix) = (to * local_rows * local_cols, from * rows * width);
+            let base = to * local_rows * local_cols;
+            let matrix = from * rows * width;
             let to = MatrixBlock {
                 start: base + to_row * local_cols + to_col,
                 stride: local_cols,
             };
-            let from = match transposed {
-                true => MatrixBlock {
+            let from = if transposed {
+                MatrixBlock {
                     start: matrix + col * rows + row,
                     stride: rows,
-                },
-                false => MatrixBlock {
+                }
+            } else {
+                MatrixBlock {
                     start: matrix + row * width + col,
                     stride: width,
-                },
+                }
             };
             Rectangle { from, to, size }
         };
@@ -292,7 +301,8 @@ impl Matrices {
         let mut pairs = Vec::new();
         for b in 0..before {
             for (from, to) in piece.global.clone().zip(piece.local.clone()) {
-                let (from, to) = (b * len + from, b * self.local_len + to);
+                let from = b * len + from;
+                let to = b * self.local_len + to;
                 pairs.extend((0..after).map(|a| (from * after + a, to * after + a)));
             }
         }
@@ -322,12 +332,11 @@ fn read_transposed(
         let lines = lines.min(cols - first);
         let at = |line: usize| stored.start + ((from.start + line * from.stride) * size) as u64;
         let buffer = &mut buffer[..(lines - 1) * line + rows * size];
-        match is_near {
-            true => stored.file.read_at(buffer, at(first))?,
-            false => {
-                for (number, line) in buffer.chunks_mut(line).enumerate() {
-                    stored.file.read_at(line, at(first + number))?;
-                }
+        if is_near {
+            stored.file.read_at(buffer, at(first))?
+        } else {
+            for (number, line) in buffer.chunks_mut(line).enumerate() {
+                stored.file.read_at(line, at(first + number))?;
             }
         }
         let to = MatrixBlock {

@@ -46,7 +46,8 @@ impl<'a> HfView<'a> {
                 ..
             } = entry.clone();
             let refuse = |why: String| {
-                let (name, shape) = (name.clone(), shape.clone());
+                let name = name.clone();
+                let shape = shape.clone();
                 Err(CheckpointError::Entry {
                     name,
                     tensor,
@@ -92,7 +93,8 @@ impl TensorSource for HfView<'_> {
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
         let Some((entry, dtype, shape)) = self.entries.get(name) else {
-            let (path, name) = (self.checkpoint.path().to_path_buf(), name.to_string());
+            let path = self.checkpoint.path().to_path_buf();
+            let name = name.to_string();
             let nearest = nearest(&name, self.entries.keys());
             return Err(CheckpointError::MissingTensor {
                 path,
@@ -126,9 +128,10 @@ impl TensorSource for HfView<'_> {
                     *num_rows
                 };
                 let data = read(0, rows)?;
-                match !*transposed && *columns == (0..*num_cols) {
-                    true => Ok(data),
-                    false => arranged(&data, (num_rows, *num_cols), columns.clone(), *transposed),
+                if !*transposed && *columns == (0..*num_cols) {
+                    Ok(data)
+                } else {
+                    arranged(&data, (num_rows, *num_cols), columns.clone(), *transposed)
                 }
             }
         }
@@ -142,7 +145,8 @@ fn arranged(
     columns: Range<usize>,
     transposed: bool,
 ) -> Result<TensorData, CheckpointError> {
-    let (dtype, source) = (data.dtype(), data.as_bytes());
+    let dtype = data.dtype();
+    let source = data.as_bytes();
     let copy = MatrixCopy::new(dtype, dtype).expect("every type is its own");
     let mut shape = data.shape().to_vec();
     *shape.last_mut().expect("it has a matrix at least") = columns.len();
@@ -155,21 +159,18 @@ fn arranged(
                 stride: cols,
             };
             let start = matrix * rows * width;
-            match transposed {
-                true => {
-                    let to = MatrixBlock {
-                        start,
-                        stride: rows,
-                    };
-                    copy.transposed((source, from), (dest, to), (width, rows));
-                }
-                false => {
-                    let to = MatrixBlock {
-                        start,
-                        stride: width,
-                    };
-                    copy.straight((source, from), (dest, to), (rows, width));
-                }
+            if transposed {
+                let to = MatrixBlock {
+                    start,
+                    stride: rows,
+                };
+                copy.transposed((source, from), (dest, to), (width, rows));
+            } else {
+                let to = MatrixBlock {
+                    start,
+                    stride: width,
+                };
+                copy.straight((source, from), (dest, to), (rows, width));
             }
         }
         Ok(())

@@ -98,7 +98,8 @@ pub fn write_hf(
         is_part,
     };
     let plan = plan(source, options)?;
-    let (num_tensors, num_bytes) = (plan.len(), plan.iter().map(|t| t.num_bytes).sum());
+    let num_tensors = plan.len();
+    let num_bytes = plan.iter().map(|t| t.num_bytes).sum();
     let shards = shards(plan, options.max_shard_bytes);
     let staging = target.stage()?;
     let mut files = Vec::new();
@@ -147,7 +148,8 @@ fn plan(
         let wanted = wanted.map(|dtype| if is_wide { DType::F32 } else { dtype });
         let dtype = wanted.filter(is_float).unwrap_or(header.dtype);
         let Some(file_dtype) = dtype::to_hf(dtype) else {
-            let (name, dtype) = (header.name, format!("{dtype:?}"));
+            let name = header.name;
+            let dtype = format!("{dtype:?}");
             return Err(CheckpointError::UnsupportedDtype { name, dtype });
         };
         let num_bytes = (header.shape.iter().product::<usize>() * dtype.size()) as u64;

@@ -36,7 +36,8 @@ fn compared(dir: &Path, a: &[Stored], b: &[Stored]) -> (Comparison, Vec<TensorCo
 #[test]
 fn names_shapes_types_and_values_that_differ_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let inf = f32::INFINITY;
+    let nan = f32::NAN;
     let bits = |name, bytes: &[u8], dtype| Stored {
         name: String::from(name),
         dtype,
@@ -152,11 +153,9 @@ fn checkpoints_of_two_layouts_are_identical_and_of_two_steps_are_not() {
         let path = save_as(&dir.path().join(name), 1, step, layout);
         megaburn_checkpoint::Checkpoint::open(&path).unwrap()
     };
-    let (a, b, later) = (
-        open("a", 5, "tp4"),
-        open("b", 5, "tp2-dp2"),
-        open("c", 6, "tp4"),
-    );
+    let a = open("a", 5, "tp4");
+    let b = open("b", 5, "tp2-dp2");
+    let later = open("c", 6, "tp4");
     assert!(compare(&a, &b, |_| {}).unwrap().is_identical());
     let found = compare(&a, &later, |_| {}).unwrap();
     assert!(found.values_differ.len() == found.num_tensors && !found.is_identical());

@@ -45,7 +45,8 @@ fn a_flipped_bit_anywhere_is_found() {
         let path = newest.join(name);
         let whole = fs::read(&path).unwrap();
         let mut bytes = whole.clone();
-        let (at, bit) = (random.below(bytes.len() as u64) as usize, random.below(8));
+        let at = random.below(bytes.len() as u64) as usize;
+        let bit = random.below(8);
         bytes[at] ^= 1 << bit;
         fs::write(&path, bytes).unwrap();
         // A flip in either manifest file is a disagreement of the two.

@@ -14,9 +14,11 @@ const NUM_EXPERTS: usize = 4;
 
 /// What a rank has: of its experts one matrix is split, and a bias whole.
 fn tensors(groups: &ProcessGroups) -> Vec<(String, ShardSpec)> {
-    let (coords, layout) = (groups.coords, groups.layout());
+    let coords = groups.coords;
+    let layout = groups.layout();
     let split = |axis| {
-        let (rank, ranks) = (coords.get(axis), layout.degree(axis));
+        let rank = coords.get(axis);
+        let ranks = layout.degree(axis);
         ShardSpec::split(&[3, 8], 1, &[FusedPart::new(8)], axis, rank, ranks).unwrap()
     };
     let whole = |axis| ShardSpec::whole(&[5], axis, coords.get(axis), layout.degree(axis));
@@ -70,7 +72,8 @@ fn experts_saved_under_one_layout_load_under_any(
         let groups = ProcessGroups::new(&world, layout)?;
         let mine = tensors(&groups);
         let named = mine.iter().map(|(name, shard)| {
-            let (groups, asked) = (&groups, &asked);
+            let groups = &groups;
+            let asked = &asked;
             NamedTensor::lazy(name.clone(), shard, DType::F32, move || {
                 assert!(
                     is_written_by(groups, shard),

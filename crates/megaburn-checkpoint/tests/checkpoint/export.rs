@@ -31,7 +31,10 @@ struct Param {
 
 fn params(random: &mut Random) -> Vec<Param> {
     let mut size = |max: u64| 1 + random.below(max) as usize;
-    let (hidden, head, ffn, vocab) = (size(90), size(9), 12 * size(9), 12 * size(20));
+    let hidden = size(90);
+    let head = size(9);
+    let ffn = 12 * size(9);
+    let vocab = 12 * size(20);
     let heads = vec![
         FusedPart::units(12, head),
         FusedPart::units(2, head),
@@ -52,7 +55,8 @@ fn params(random: &mut Random) -> Vec<Param> {
         dim,
         dtype,
     };
-    let (all, two) = (|n| vec![FusedPart::new(n)], |n| vec![FusedPart::new(n); 2]);
+    let all = |n| vec![FusedPart::new(n)];
+    let two = |n| vec![FusedPart::new(n); 2];
     vec![
         row(
             "qkv",
@@ -186,7 +190,8 @@ fn import(hf: &HfDir, params: &[Param], dir: &Path, layout: &str) -> Checkpoint 
     let layout: Layout = layout.parse().unwrap();
     let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
         let groups = ProcessGroups::new(&world, layout)?;
-        let (rank, size) = (groups.tp.rank(), groups.tp.size());
+        let rank = groups.tp.rank();
+        let size = groups.tp.size();
         let specs: Vec<_> = params.iter().map(|param| param.spec(rank, size)).collect();
         let tensors = params
             .iter()
@@ -228,10 +233,8 @@ fn through_a_checkpoint_of_any_layout_every_tensor_comes_back_byte_for_byte(
         for _ in 0..4 {
             let from = random.below(tensor.shape[0] as u64 + 1) as usize;
             let to = from + random.below((tensor.shape[0] - from) as u64 + 1) as usize;
-            let (of_view, of_hf) = (
-                view.read_rows(&tensor.name, from..to),
-                hf.read_rows(&tensor.name, from..to),
-            );
+            let of_view = view.read_rows(&tensor.name, from..to);
+            let of_hf = hf.read_rows(&tensor.name, from..to);
             assert_eq!(
                 of_view.unwrap(),
                 of_hf.unwrap(),
@@ -381,7 +384,8 @@ fn floats_are_cast_on_the_way_out_and_other_types_are_not() {
 fn an_existing_target_is_replaced_only_with_force_and_only_a_published_model() {
     let mut random = Random::fresh();
     let dir = tempfile::tempdir().unwrap();
-    let (hf, target) = (dir.path().join("hf"), dir.path().join("out"));
+    let hf = dir.path().join("hf");
+    let target = dir.path().join("out");
     publish(&hf, &[Stored::random("w", DType::F32, &[4], &mut random)]);
     let hf = HfDir::open(&hf).unwrap();
     let write = |force| {

@@ -115,7 +115,8 @@ fn an_index_of_files_that_are_missing_or_lack_the_tensor_or_is_invalid() {
 fn a_file_of_another_length_than_its_header_says() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), &tensors());
-    let (path, whole) = (dir.path().join(SINGLE), serialized(&tensors()));
+    let path = dir.path().join(SINGLE);
+    let whole = serialized(&tensors());
     let mut random = Random::fresh();
     let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
     let data = header + random.below((whole.len() - header) as u64) as usize;

@@ -26,7 +26,10 @@ struct Param {
 /// anything.
 fn params(random: &mut Random) -> Vec<Param> {
     let mut size = |max| 1 + random.below(max) as usize;
-    let (hidden, head, ffn, vocab) = (size(150), size(9), 12 * size(30), size(300));
+    let hidden = size(150);
+    let head = size(9);
+    let ffn = 12 * size(30);
+    let vocab = size(300);
     let split = |dim: usize, parts: Vec<FusedPart>| -> Cut {
         Box::new(move |shape, rank, tp| {
             ShardSpec::split(shape, dim, &parts, Axis::Tp, rank, tp).unwrap()
@@ -130,7 +133,8 @@ fn a_shard_is_what_cutting_the_assembled_parameter_gives(
 ) {
     let mut random = Random::fresh();
     let params = params(&mut random);
-    let (mut tensors, mut shapes) = (Vec::new(), Vec::new());
+    let mut tensors = Vec::new();
+    let mut shapes = Vec::new();
     for Param {
         name,
         outer,
@@ -171,9 +175,10 @@ fn a_shard_is_what_cutting_the_assembled_parameter_gives(
         })
         .collect();
     let dir = tempfile::tempdir().unwrap();
-    match sharded {
-        false => publish(dir.path(), &tensors),
-        true => publish_sharded(dir.path(), tensors, 3),
+    if sharded {
+        publish_sharded(dir.path(), tensors, 3)
+    } else {
+        publish(dir.path(), &tensors)
     }
     let hf = HfDir::open(dir.path()).unwrap();
     for ((param, shape), whole) in params.iter().zip(&shapes).zip(&wholes) {

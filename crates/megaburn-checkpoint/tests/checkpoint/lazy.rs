@@ -42,7 +42,9 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
     // What a closure holds; gone with it.
     let alive = Rc::new(());
     let tensors = specs.iter().enumerate().map(|(number, tensor)| {
-        let ((spec, dtype), asked, held) = (tensor, &asked, alive.clone());
+        let (spec, dtype) = tensor;
+        let asked = &asked;
+        let held = alive.clone();
         let name = format!("t{number}");
         NamedTensor::lazy(name, spec, *dtype, move || {
             asked

@@ -72,7 +72,8 @@ pub(crate) fn global_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
 
 /// A rank's part of it, padding zero.
 pub(crate) fn local_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
-    let (global, size) = (global_bytes(tensor, step), tensor.dtype.size());
+    let global = global_bytes(tensor, step);
+    let size = tensor.dtype.size();
     let mut local = vec![0; tensor.shard.local_shape().iter().product::<usize>() * size];
     for piece in &tensor.shard.pieces {
         tensor.shard.for_each_run(piece, |l, g, n| {
@@ -89,10 +90,8 @@ pub(crate) fn named(tensor: &Tensor, step: u64) -> NamedTensor<'_> {
 }
 
 pub(crate) fn snapshot(step: u64) -> Snapshot {
-    let (model, trainer) = (
-        json!({"hidden": 6}),
-        json!({"samples": step * 8, "lr": 0.1}),
-    );
+    let model = json!({"hidden": 6});
+    let trainer = json!({"samples": step * 8, "lr": 0.1});
     Snapshot {
         run_id: None,
         step,

@@ -89,10 +89,8 @@ impl CallLog {
     }
 
     pub(crate) fn bulletin(&self, asks: bool) -> CallDigest {
-        let (mark, recent) = (
-            self.marks.back().copied(),
-            self.recent.iter().cloned().collect(),
-        );
+        let mark = self.marks.back().copied();
+        let recent = self.recent.iter().cloned().collect();
         CallDigest {
             asks,
             busy: None,
@@ -167,7 +165,8 @@ mod tests {
             (500, 437),
             (64, 300),
         ] {
-            let (mine, theirs) = (log(sums(mine)), log(sums(theirs)));
+            let mine = log(sums(mine));
+            let theirs = log(sums(theirs));
             assert_eq!(mine.differs(&theirs.bulletin(true)), None);
         }
     }

@@ -204,7 +204,8 @@ impl Group {
         let Some(first) = self.failure() else {
             return Ok(());
         };
-        let (rank, group) = (self.global_rank(), self.name().to_string());
+        let rank = self.global_rank();
+        let group = self.name().to_string();
         Err(CollectiveError::Unusable {
             rank,
             group,

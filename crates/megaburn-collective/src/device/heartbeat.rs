@@ -45,7 +45,8 @@ impl HeartbeatRound {
         group: &Watched,
         transport: &dyn Transport,
     ) -> Option<(usize, Disagreement)> {
-        let (mut asked, mut news) = (false, false);
+        let mut asked = false;
+        let mut news = false;
         for peer in group.others() {
             while let Some(message) = transport.arrived(peer, group.channel) {
                 let said = serde_json::from_slice::<CallDigest>(message.payload.as_slice());
@@ -104,7 +105,8 @@ impl HeartbeatRound {
             let next = next.map(|me| group.members[(me + 1) % group.members.len()]);
             send(group, transport, false, next.into_iter());
         }
-        (self.told, self.told_made) = (Some(now), made);
+        self.told = Some(now);
+        self.told_made = made;
     }
 
     /// The member that most likely keeps the others waiting for call `seq`: one that does not even

@@ -13,8 +13,10 @@ pub(crate) fn nan_propagating_max<B: Backend, E>(
     x: FloatTensor<B>,
     max: impl FnOnce(FloatTensor<B>) -> Result<FloatTensor<B>, E>,
 ) -> Result<FloatTensor<B>, E> {
-    let (shape, device) = (x.shape(), x.device());
-    let (count, dtype) = (shape.num_elements(), FloatDType::from(x.dtype()));
+    let shape = x.shape();
+    let device = x.device();
+    let count = shape.num_elements();
+    let dtype = FloatDType::from(x.dtype());
     let bools = get_device_settings::<B>(&device).bool_dtype;
     let x = B::float_reshape(x, Shape::new([1, count]));
     let nan = B::float_is_nan(x.clone(), bools);

@@ -62,7 +62,8 @@ impl RankContext {
             watchdog, groups, ..
         } = &self.device;
         let watchdog = watchdog.get_or_init(|| {
-            let (transport, recorder) = (self.transport.clone(), self.recorder.clone());
+            let transport = self.transport.clone();
+            let recorder = self.recorder.clone();
             let watch = Watch::new(transport, recorder, self.failure.clone(), groups.clone());
             Watchdog::start(WatchObserver {
                 watch,

@@ -62,7 +62,8 @@ impl Group {
             let timeout = self.0.options.timeout;
             let deadline = Deadline::after(timeout);
             let communicator = control.join(link, &call, deadline, &queue, id)?;
-            let (name, members) = (control.name(), self.members().to_vec());
+            let name = control.name();
+            let members = self.members().to_vec();
             // Bulletins come when they come: on a channel of this communicator alone, not of the
             // next one of a group of the same name and members.
             let channel = xxh3_64(&id.0);
@@ -136,7 +137,8 @@ impl Group {
     }
 
     pub(super) fn device_error(&self, call: &Call, why: String) -> CollectiveError {
-        let (rank, group) = (self.global_rank(), self.name().to_string());
+        let rank = self.global_rank();
+        let group = self.name().to_string();
         CollectiveError::Device {
             rank,
             group,

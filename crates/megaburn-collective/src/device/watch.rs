@@ -56,7 +56,8 @@ impl Watch {
         failure: Arc<OnceLock<CollectiveError>>,
         groups: Groups,
     ) -> Self {
-        let (rounds, faulty_since) = (HashMap::new(), None);
+        let rounds = HashMap::new();
+        let faulty_since = None;
         Self {
             transport,
             recorder,
@@ -152,7 +153,8 @@ impl Watch {
                 .then(|| (group.stalled(call, &busy), oldest));
         }
         let peer = round.unresponsive_peer(group, call.seq);
-        let (rank, name) = (group.rank, group.name.clone());
+        let rank = group.rank;
+        let name = group.name.clone();
         let seconds = group.timeout.as_secs_f64();
         tracing::error!("{}", round.dump(group));
         let call = Box::new(call);

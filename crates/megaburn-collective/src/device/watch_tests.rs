@@ -26,9 +26,11 @@ struct Rank {
 
 fn world(size: usize, timeout: Duration) -> Vec<Rank> {
     let rank = |transport: ThreadTransport| {
-        let (transport, recorder) = (Arc::new(transport), Arc::new(FlightRecorder::default()));
+        let transport = Arc::new(transport);
+        let recorder = Arc::new(FlightRecorder::default());
         let failure = Arc::new(OnceLock::new());
-        let (rank, members) = (transport.rank(), (0..size).collect());
+        let rank = transport.rank();
+        let members = (0..size).collect();
         let group = Arc::new(Watched::new("tp", rank, members, CHANNEL, timeout));
         let groups = super::Groups::default();
         groups.lock().unwrap().push(group.clone());

@@ -60,7 +60,9 @@ impl Watched {
     }
 
     pub(super) fn transport_error(&self, call: Call, error: TransportError) -> CollectiveError {
-        let (rank, group, call) = (self.rank, self.name.clone(), Box::new(call));
+        let rank = self.rank;
+        let group = self.name.clone();
+        let call = Box::new(call);
         match error {
             TransportError::Lost { peer, why } => CollectiveError::PeerLost {
                 rank,
@@ -94,7 +96,9 @@ impl Watched {
     }
 
     pub(super) fn device_error(&self, call: Call, why: String) -> CollectiveError {
-        let (rank, group, call) = (self.rank, self.name.clone(), Box::new(call));
+        let rank = self.rank;
+        let group = self.name.clone();
+        let call = Box::new(call);
         CollectiveError::Device {
             rank,
             group,
@@ -109,7 +113,8 @@ impl Watched {
         peer: usize,
         found: Disagreement,
     ) -> CollectiveError {
-        let (rank, group) = (self.rank, self.name.clone());
+        let rank = self.rank;
+        let group = self.name.clone();
         match found {
             Disagreement::At(calls) => {
                 let [mine, theirs] = calls.map(Box::new);

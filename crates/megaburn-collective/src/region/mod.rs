@@ -160,13 +160,11 @@ pub fn all_to_all<const D: usize>(
     concat: usize,
     group: &Group,
 ) -> Tensor<D> {
-    let (there, back) = (
-        Move::AllToAll { split, concat },
-        Move::AllToAll {
-            split: concat,
-            concat: split,
-        },
-    );
+    let there = Move::AllToAll { split, concat };
+    let back = Move::AllToAll {
+        split: concat,
+        concat: split,
+    };
     op::apply(x, there, back, group)
 }
 

@@ -50,7 +50,8 @@ pub(crate) fn run(
             if group.at(by) == group.rank() {
                 return Ok(data);
             }
-            let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+            let shape = data.shape().to_vec();
+            let dtype = data.dtype();
             group.send(data, group.at(by))?;
             group.recv(group.at(-by), Some(&shape), dtype)
         }

@@ -93,7 +93,8 @@ fn cut<T: TensorMetadata>(
         let outer = shape[..dim].iter().product::<usize>();
         return Ok([outer, shape.num_elements() / outer.max(1) / group.size()]);
     }
-    let (len, size) = (shape[dim], group.size());
+    let len = shape[dim];
+    let size = group.size();
     let shape = shape.as_slice().to_vec();
     let call = Call {
         op,

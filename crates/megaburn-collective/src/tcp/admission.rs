@@ -69,7 +69,8 @@ pub(super) fn check(
         ..
     } = hello;
     let mistake = |why: String| Err(Refusal::of_mistake(why, hello, env));
-    let (mine, own) = (build::name(), env.world_size);
+    let mine = build::name();
+    let own = env.world_size;
     if build != mine {
         return mistake(format!(
             "rank {rank} runs build {build}, rank 0 build {mine}: install the same program on every host"
@@ -98,12 +99,11 @@ pub(super) fn check(
 /// Refuses a caller whose rank is taken, or is none.
 pub(super) fn check_seat(hello: &Hello, env: &RankEnv, is_free: bool) -> Result<(), Refusal> {
     let rank = hello.rank;
-    match rank > 0 && rank < env.world_size && is_free {
-        true => Ok(()),
-        false => {
-            let why = format!("two processes were started with RANK={rank}");
-            Err(Refusal::of_mistake(why, hello, env))
-        }
+    if rank > 0 && rank < env.world_size && is_free {
+        Ok(())
+    } else {
+        let why = format!("two processes were started with RANK={rank}");
+        Err(Refusal::of_mistake(why, hello, env))
     }
 }
 
@@ -145,7 +145,8 @@ mod tests {
     fn a_mistake_ends_the_job_only_if_it_is_the_jobs_own_for_certain() {
         let secret = JobToken::secret("s");
         for (token, ends_all) in [(secret, true), (JobToken::default(), false)] {
-            let (env, good) = (env(token.clone()), hello(&token));
+            let env = env(token.clone());
+            let good = hello(&token);
             check(&good, &env, 7, false).unwrap();
             let wrong = [
                 (

@@ -194,7 +194,8 @@ impl<'a> Coordinator<'a> {
         };
         self.received[hello.rank] = true;
         self.hosts.joined(hello.rank, &hello.host, hello.on_host);
-        let (host, port) = (from.ip().to_canonical(), hello.port);
+        let host = from.ip().to_canonical();
+        let port = hello.port;
         if let Some(failure) = &self.failure {
             let _ = say(&stream, &ControlMessage::CannotStart(failure.clone()));
         }
@@ -303,7 +304,8 @@ impl<'a> Coordinator<'a> {
         }
         let (left, never): (Vec<usize>, Vec<usize>) =
             missing.into_iter().partition(|&rank| self.received[rank]);
-        let (world_size, master) = (self.env.world_size, self.env.master());
+        let world_size = self.env.world_size;
+        let master = self.env.master();
         let mut why = match (late, never.is_empty()) {
             (Some(late), false) => late,
             (_, true) => format!("ranks {left:?} of {world_size} left rank 0 at {master}"),

@@ -134,9 +134,10 @@ impl RankEnv {
 
     /// Where rank 0 listens, as text.
     pub(crate) fn master(&self) -> String {
-        match self.master_addr.contains(':') {
-            true => format!("[{}]:{}", self.master_addr, self.master_port),
-            false => format!("{}:{}", self.master_addr, self.master_port),
+        if self.master_addr.contains(':') {
+            format!("[{}]:{}", self.master_addr, self.master_port)
+        } else {
+            format!("{}:{}", self.master_addr, self.master_port)
         }
     }
 }

@@ -53,13 +53,14 @@ impl Hosts {
                 && now.saturating_duration_since(known.first) >= self.limit
         };
         let (host, known) = self.known.iter().find(late)?;
-        let whose = match known.size == world_size {
-            true => format!("ranks {missing:?} of {world_size}"),
-            false => format!(
+        let whose = if known.size == world_size {
+            format!("ranks {missing:?} of {world_size}")
+        } else {
+            format!(
                 "{} of the {} ranks of host {host} (some of {missing:?})",
                 known.size - known.ranks.len(),
                 known.size
-            ),
+            )
         };
         Some(format!(
             "{whose} did not join within {:.1} s of the first rank of their host (`train.timeout_seconds`): they are stopped or hang in their start",

@@ -87,7 +87,8 @@ impl Introductions {
 
     /// Listens on a thread, or, where none can be had, here for a moment.
     fn listen_in_background(&self, id: u64, stream: TcpStream, from: SocketAddr) {
-        let (done, here) = (self.done.clone(), stream.try_clone());
+        let done = self.done.clone();
+        let here = stream.try_clone();
         let beside = move || {
             // The rendezvous may be over by now.
             let _ = done.send((id, listen(stream, from, PATIENCE)));

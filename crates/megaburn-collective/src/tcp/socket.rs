@@ -129,7 +129,8 @@ pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)?;
     #[cfg(target_os = "linux")]
     {
-        let (mine, theirs) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+        let mine = stream.local_addr()?.ip();
+        let theirs = stream.peer_addr()?.ip();
         let same_host =
             mine.to_canonical() == theirs.to_canonical() || theirs.to_canonical().is_loopback();
         socket.set_tcp_user_timeout(if same_host { None } else { Some(VANISHED) })?;

@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn tokens_are_drawn_anew_and_never_printed() {
-        let (one, other) = (JobToken::draw().unwrap(), JobToken::draw().unwrap());
+        let one = JobToken::draw().unwrap();
+        let other = JobToken::draw().unwrap();
         assert_eq!(one.text().len(), 32);
         assert!(
             one.agrees(&one.clone()) && !one.agrees(&other) && !one.agrees(&JobToken::default())

@@ -65,7 +65,8 @@ impl TcpTransport {
         options: GroupOptions,
         streams: Vec<Option<TcpStream>>,
     ) -> std::io::Result<Self> {
-        let (mailbox, activity) = (Arc::new(Mailbox::default()), Activity::new(rank, options));
+        let mailbox = Arc::new(Mailbox::default());
+        let activity = Activity::new(rank, options);
         let peers = Vec::with_capacity(streams.len());
         let mut transport = Self {
             rank,

@@ -67,7 +67,8 @@ fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
 
 #[test]
 fn a_failure_elsewhere_frees_who_is_stuck_writing() {
-    let ((to_stopped, _stopped), (to_other, other)) = (pair(), pair());
+    let (to_stopped, _stopped) = pair();
+    let (to_other, other) = pair();
     let streams = vec![None, Some(to_stopped), Some(to_other)];
     let transport = Arc::new(TcpTransport::new(0, GroupOptions::default(), streams).unwrap());
     let stuck = transport.clone();
@@ -144,8 +145,13 @@ fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
     let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
     thread::spawn(move || {
         let busy = |limit| {
-            let (phase, place, limit) = (Phase::Save, Place::Inside, Duration::from_millis(limit));
-            let (rank, done, total, idle) = (0, 1, 2, Duration::ZERO);
+            let phase = Phase::Save;
+            let place = Place::Inside;
+            let limit = Duration::from_millis(limit);
+            let rank = 0;
+            let done = 1;
+            let total = 2;
+            let idle = Duration::ZERO;
             TimeoutProbe::Busy(Busy {
                 rank,
                 phase,

@@ -155,7 +155,8 @@ pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
     from.read_exact(&mut header[4..])?;
     let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
     let word_len = u32::from_le_bytes(header[4..8].try_into().expect("4 bytes")) as usize;
-    let (payload_len, channel) = (number(8), number(16));
+    let payload_len = number(8);
+    let channel = number(16);
     if word_len > LONGEST_WORD {
         return Err(invalid("its word is too long"));
     }

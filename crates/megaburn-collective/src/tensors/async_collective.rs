@@ -21,7 +21,7 @@ pub struct AsyncCollective<const D: usize, K: CollectiveElement>(CollectiveState
 enum CollectiveState<const D: usize, K: CollectiveElement> {
     Done(Tensor<D, K>),
     #[cfg(feature = "cuda")]
-    Started(megaburn_cuda::Started),
+    Started(megaburn_cuda::AsyncOp),
 }
 
 impl<const D: usize, K: CollectiveElement> AsyncCollective<D, K> {
@@ -30,7 +30,7 @@ impl<const D: usize, K: CollectiveElement> AsyncCollective<D, K> {
     }
 
     #[cfg(feature = "cuda")]
-    pub(super) fn started(x: megaburn_cuda::Started) -> Self {
+    pub(super) fn started(x: megaburn_cuda::AsyncOp) -> Self {
         Self(CollectiveState::Started(x))
     }
 

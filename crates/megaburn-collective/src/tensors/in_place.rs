@@ -19,7 +19,8 @@ pub fn start_all_gather_in_place<K: CollectiveElement>(
     whole: Tensor<1, K>,
     group: &Group,
 ) -> Result<AsyncCollective<1, K>, CollectiveError> {
-    let ([len], size) = (whole.dims(), group.size());
+    let [len] = whole.dims();
+    let size = group.size();
     if size == 1 {
         return Ok(AsyncCollective::done(whole));
     }
@@ -28,7 +29,8 @@ pub fn start_all_gather_in_place<K: CollectiveElement>(
         let why = format!("{len} elements do not divide into {size} shares");
         return group.run(&call, |_, _| Err(group.bad_argument(&call, why)));
     }
-    let (start, share) = (group.rank() * (len / size), len / size);
+    let start = group.rank() * (len / size);
+    let share = len / size;
     #[cfg(feature = "cuda")]
     if let Some(whole) = K::to_gpu(&whole).map(tensor::contiguous)
         && let Some(own) = tensor::slice_of(&whole, start, [share])

@@ -276,7 +276,8 @@ fn run<const D: usize, K: CollectiveElement>(
     if let Some(x) = K::to_gpu(&x) {
         return on_gpu(x).map(AsyncCollective::started);
     }
-    let (device, dtype) = (x.device(), x.dtype());
+    let device = x.device();
+    let dtype = x.dtype();
     let data = on_host(x.into_data())?;
     Ok(AsyncCollective::done(Tensor::from_data(
         data,

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use burn::tensor::{DType, Device, Shape, Tensor};
 #[cfg(feature = "cuda")]
-use megaburn_cuda::{Started, nccl::Lane};
+use megaburn_cuda::{AsyncOp, nccl::Lane};
 
 use super::{AsyncCollective, CollectiveElement};
 use crate::{CollectiveError, Group};
@@ -106,7 +106,7 @@ pub fn start_shift<const D: usize, K: CollectiveElement>(
 #[must_use = "dropped at once, it is waited for at once"]
 pub struct Sending {
     #[cfg(feature = "cuda")]
-    _started: Option<Started>,
+    _started: Option<AsyncOp>,
 }
 
 /// As [`send`], beside what follows. On the host it is done when this returns.
@@ -154,7 +154,7 @@ enum ReceiveState<const D: usize> {
         group: Group,
     },
     #[cfg(feature = "cuda")]
-    Started(Started),
+    Started(AsyncOp),
 }
 
 /// As [`recv`], for what the member may send later, beside what follows: a tensor of this shape, device and

@@ -53,7 +53,8 @@ impl Group {
         send: &[Vec<Range<usize>>],
         recv: &[Vec<Range<usize>>],
     ) -> Result<TensorData, CollectiveError> {
-        let (mut shape, dtype) = (x.shape().to_vec(), x.dtype());
+        let mut shape = x.shape().to_vec();
+        let dtype = x.dtype();
         let refuse = |x: &TensorData, why: String| {
             let call = self.next_call(OpKind::AllToAll, x);
             self.run(&call, |_, _| Err(self.bad_argument(&call, why)))

@@ -106,7 +106,8 @@ fn rows_go_to_where_they_are_wanted() {
             .collect();
         let x = joined(pairs.iter().copied().map(by_member).collect());
         let places = |pairs: &[(usize, usize)]| {
-            let (mut end, mut places) = (0, vec![vec![0..0; 2]; 3]);
+            let mut end = 0;
+            let mut places = vec![vec![0..0; 2]; 3];
             for &(other, part) in pairs {
                 let start = end;
                 end += lens(me, other)[part];
@@ -135,7 +136,8 @@ fn rows_go_to_where_they_are_wanted() {
 #[test]
 #[expect(clippy::single_range_in_vec_init, reason = "a member has one stretch")]
 fn stretches_that_do_not_hold_each_row_once_are_refused_on_every_rank() {
-    let (all, twice) = ([vec![0..1], vec![1..3]], [vec![0..2], vec![1..3]]);
+    let all = [vec![0..1], vec![1..3]];
+    let twice = [vec![0..2], vec![1..3]];
     for (send, recv) in [(&all, &twice), (&twice, &all)] {
         let results = run_threads(2, GroupOptions::default(), |group| {
             let x = Tensor::<2>::ones([3, 2], &Device::flex());
@@ -167,7 +169,8 @@ fn a_group_of_one_gives_back_what_it_gets() {
 fn what_others_have_is_gathered_around_the_own_stretch() {
     for (len, size) in [(12, 3), (3, 3), (0, 2), (5, 1), (4096, 2)] {
         let results = run_threads(size, GroupOptions::default(), |group| {
-            let (share, nan) = (len / size, vec![f32::NAN; len]);
+            let share = len / size;
+            let nan = vec![f32::NAN; len];
             let own = group.rank() * share..(group.rank() + 1) * share;
             // What is elsewhere must not be seen.
             let mut values = nan;

@@ -61,7 +61,8 @@ impl AttentionShape {
                 dtype.name()
             ));
         }
-        let ([s_q, b, hq, d], [s_k, _, hkv, d_v]) = (q.sizes, v.sizes);
+        let [s_q, b, hq, d] = q.sizes;
+        let [s_k, _, hkv, d_v] = v.sizes;
         let fits = k.sizes == [s_k, b, hkv, d] && v.sizes[1] == b;
         if !fits || [s_q, s_k, b, hkv, d, d_v].contains(&0) || !hq.is_multiple_of(hkv) {
             return Err("its shapes do not fit each other".into());
@@ -152,7 +153,8 @@ impl AttentionShape {
         if !self.causal {
             return Ok(scores);
         }
-        let (query, key) = (graph.index(scores, 2)?, graph.index(scores, 3)?);
+        let query = graph.index(scores, 2)?;
+        let key = graph.index(scores, 3)?;
         let seen = graph.between(scores.layout, DataType::Bool)?;
         let seen = graph.pointwise((Pointwise::AtLeast, DataType::Bool), &[query, key], seen)?;
         let unseen = graph.number(Number::Unseen)?;
@@ -168,10 +170,8 @@ impl AttentionShape {
     pub(super) fn forward(&self, api: &'static Api) -> Result<Graph, CudaError> {
         let mut graph = Graph::new(api);
         let g = &mut graph;
-        let (q, kt) = (
-            self.outside(g, Role::Queries)?,
-            self.outside_transposed(g, Role::Keys)?,
-        );
+        let q = self.outside(g, Role::Queries)?;
+        let kt = self.outside_transposed(g, Role::Keys)?;
         let scores = g.between(self.scores(), DataType::F32)?;
         let scores = g.multiply(q, kt, scores)?;
         let scale = g.number(Number::Scale)?;
@@ -190,7 +190,8 @@ impl AttentionShape {
 
         let p = g.between(self.scores(), self.elements())?;
         let p = g.pointwise((Pointwise::Divide, DataType::F32), &[powers, sum], p)?;
-        let (v, out) = (self.outside(g, Role::Values)?, self.outside(g, Role::Out)?);
+        let v = self.outside(g, Role::Values)?;
+        let out = self.outside(g, Role::Out)?;
         g.multiply(p, v, out)?;
         Ok(graph)
     }
@@ -204,12 +205,11 @@ impl AttentionShape {
         let q = self.outside(g, Role::Queries)?;
         let kt = self.outside_transposed(g, Role::Keys)?;
         let vt = self.outside_transposed(g, Role::Values)?;
-        let (out, dout) = (
-            self.outside(g, Role::Out)?,
-            self.outside(g, Role::OutGradient)?,
-        );
+        let out = self.outside(g, Role::Out)?;
+        let dout = self.outside(g, Role::OutGradient)?;
         let lse = self.outside(g, Role::Lse)?;
-        let (scale, one) = (g.number(Number::Scale)?, g.number(Number::One)?);
+        let scale = g.number(Number::Scale)?;
+        let one = g.number(Number::One)?;
 
         let products = g.between(self.rows(self.v.sizes[3] as i64), DataType::F32)?;
         let products = g.pointwise((Pointwise::Multiply, DataType::F32), &[dout, out], products)?;

@@ -98,7 +98,8 @@ pub(super) fn prepare(attention: &AttentionShape) -> Result<Workspaces, CudaErro
         if let Some(plans) = library.plans.get(attention) {
             return Ok(plans.workspaces());
         }
-        let (api, target) = (library.api, Target::Gpu(library.handle));
+        let api = library.api;
+        let target = Target::Gpu(library.handle);
         let plans = Plans {
             forward: Plan::find(api, &target, attention.forward(api)?)?,
             backward: Plan::find(api, &target, attention.backward(api)?)?,
@@ -155,7 +156,8 @@ pub(super) fn run(
             AttentionPass::Backward => &plans.backward,
         };
         if plan.workspace > workspace.bytes {
-            let (needed, found) = (plan.workspace, workspace.bytes);
+            let needed = plan.workspace;
+            let found = workspace.bytes;
             return Err(CudaError::Refused(format!(
                 "a workspace of {found} bytes, not {needed}"
             )));

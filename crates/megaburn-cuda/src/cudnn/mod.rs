@@ -73,7 +73,8 @@ impl AttentionShape {
 
 impl fmt::Display for AttentionShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, dtype) = (if self.causal { "causal " } else { "" }, self.dtype.name());
+        let kind = if self.causal { "causal " } else { "" };
+        let dtype = self.dtype.name();
         let [q, k, v] = [self.q, self.k, self.v].map(|heads| heads.sizes);
         write!(
             f,
@@ -169,7 +170,8 @@ pub fn forward(
     let attention = AttentionShape::of(inputs, causal)?;
     let [q, _, _] = inputs;
     let (queue, workspaces) = prepared(attention, q)?;
-    let ([s_q, b, hq, _], [.., d_v]) = (attention.q.sizes, attention.v.sizes);
+    let [s_q, b, hq, _] = attention.q.sizes;
+    let [.., d_v] = attention.v.sizes;
     let out = empty(q, [s_q, b, hq, d_v], q.dtype);
     let lse = empty(q, [b, hq, s_q], DType::F32);
     let call = Call {
@@ -211,7 +213,8 @@ pub fn backward(
         scale,
     };
     let [dq, dk, dv] = &gradients;
-    let (reads, writes) = ([q, k, v, &out, &lse, &dout], [dq, dk, dv, &delta, &sum]);
+    let reads = [q, k, v, &out, &lse, &dout];
+    let writes = [dq, dk, dv, &delta, &sum];
     call.submit(&queue, &reads, &writes, workspaces.backward);
     Ok(gradients)
 }

@@ -126,7 +126,9 @@ fn views_into_one_tensor_have_engines() -> Result<(), CudaError> {
     let Some(api) = library() else { return Ok(()) };
     let gpu = h200(api)?;
     // Queries and grouped keys and values side by side.
-    let (s, b, d) = (70, 2, 64);
+    let s = 70;
+    let b = 2;
+    let d = 64;
     let part = |heads: usize| Heads {
         sizes: [s, b, heads, d],
         strides: [b * 8 * d, 8 * d, d, 1],

@@ -28,7 +28,9 @@ impl Key {
         add: bool,
         tf32: bool,
     ) -> Result<Self, String> {
-        let (m, k, n) = (a.rows, a.cols, b.cols);
+        let m = a.rows;
+        let k = a.cols;
+        let n = b.cols;
         if !super::takes(of_a, of_b, of_a) {
             return Err("they must both be bf16, f16 or f32".into());
         }
@@ -54,7 +56,8 @@ impl Key {
                 output.name()
             ));
         }
-        let (input, bias) = (of_a, bias.is_some());
+        let input = of_a;
+        let bias = bias.is_some();
         let tf32 = tf32 && input == DType::F32;
         Ok(Self {
             m,
@@ -88,9 +91,13 @@ impl Key {
     pub(super) fn with_rows(&self, rows: usize) -> Self {
         let mut other = *self;
         if !self.a.transposed {
-            (other.m, other.a.rows, other.out.rows) = (rows, rows, rows);
+            other.m = rows;
+            other.a.rows = rows;
+            other.out.rows = rows;
         } else if !self.b.transposed {
-            (other.k, other.a.cols, other.b.rows) = (rows, rows, rows);
+            other.k = rows;
+            other.a.cols = rows;
+            other.b.rows = rows;
         }
         other
     }
@@ -121,7 +128,8 @@ mod tests {
             }
         };
         let key = |[m, k, n]: [usize; 3], a_transposed, b_transposed, out| {
-            let (a, b) = (view(m, k, a_transposed), view(k, n, b_transposed));
+            let a = view(m, k, a_transposed);
+            let b = view(k, n, b_transposed);
             Key::new(
                 [a, b, view(m, n, false)],
                 [BF16, BF16, out],

@@ -156,7 +156,8 @@ fn multiply(
         return Ok(());
     }
     let shapes = [&a, &b].map(|x| x.meta.shape().clone());
-    let ((a, view_a), (b, view_b)) = (MatrixView::of(a), MatrixView::of(b));
+    let (a, view_a) = MatrixView::of(a);
+    let (b, view_b) = MatrixView::of(b);
     let bias = bias.map(crate::tensor::contiguous);
     let view_out = MatrixView::new(out.meta.shape(), out.meta.strides());
     let view_out = view_out.filter(|view| !view.transposed);

@@ -70,7 +70,8 @@ pub(super) fn run(
             Some(library) => library,
             None => library.insert(Library::load()?),
         };
-        let (handle, workspace) = (library.handle, library.workspace);
+        let handle = library.handle;
+        let workspace = library.workspace;
         let launch = |plan: &Plan, out: u64| {
             plan.launch(
                 handle,
@@ -175,9 +176,10 @@ impl Library {
             Entry::Occupied(known) => *known.get(),
             Entry::Vacant(new) => *new.insert(Plan::new(&round)?.candidates(handle, aligned)?[0]),
         };
-        match round == *key || suggestions::can_run(handle, plan.desc, plan.layouts, &algorithm) {
-            true => Ok(algorithm),
-            false => Ok(plan.candidates(handle, aligned)?[0]),
+        if round == *key || suggestions::can_run(handle, plan.desc, plan.layouts, &algorithm) {
+            Ok(algorithm)
+        } else {
+            Ok(plan.candidates(handle, aligned)?[0])
         }
     }
 }
@@ -200,9 +202,10 @@ fn data_type(dtype: DType) -> cudaDataType {
 impl Plan {
     /// Descriptors for `key`, still without an algorithm.
     fn new(key: &Key) -> Result<Self, CudaError> {
-        let compute = match key.tf32 {
-            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => Compute::CUBLAS_COMPUTE_32F,
+        let compute = if key.tf32 {
+            Compute::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            Compute::CUBLAS_COMPUTE_32F
         };
         let desc = lt::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)
             .map_err(failed("cublasLtMatmulDescCreate"))?;
@@ -333,7 +336,8 @@ fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t
         lt::create_matrix_layout(data_type(dtype), wide as u64, long as u64, view.ld as i64)
             .map_err(failed("cublasLtMatrixLayoutCreate"))?;
     if view.batch > 1 {
-        let (count, stride) = (view.batch as i32, view.batch_stride as i64);
+        let count = view.batch as i32;
+        let stride = view.batch_stride as i64;
         let set = |attribute, value: *const c_void, size| {
             // SAFETY: `value` points to `size` bytes of the type that the attribute has.
             unsafe { lt::set_matrix_layout_attribute(layout, attribute, value, size) }

@@ -53,7 +53,8 @@ pub(super) fn candidates(
     let most = tune::tuning().suggestions.max(1);
     // SAFETY: numbers and a status, for all of which zero is a value.
     let nothing: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-    let (mut found, mut count) = (vec![nothing; most], 0);
+    let mut found = vec![nothing; most];
+    let mut count = 0;
     // SAFETY: `found` has room for as many results as are asked for; all handles are live.
     let status = unsafe {
         lts::cublasLtMatmulAlgoGetHeuristic(

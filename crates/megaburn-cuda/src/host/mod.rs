@@ -59,11 +59,13 @@ impl HostTensor {
     pub fn like(x: &CubeTensor) -> Result<Self, CudaError> {
         let on_no_gpu = || CudaError::Refused(format!("a tensor on {:?} is on no GPU", x.device));
         let queue = CudaQueue::of(x).ok_or_else(on_no_gpu)?;
-        let (len, dtype) = (x.meta.num_elements(), x.dtype);
+        let len = x.meta.num_elements();
+        let dtype = x.dtype;
         assert!(len > 0, "a tensor with elements");
         let pinned = Arc::new(Pinned::new(CopyStreams::of(&queue)?, len * dtype.size())?);
         let name = format!("host copy of [{len}] {dtype:?}").into();
-        let (client, device) = (x.client.clone(), x.device.clone());
+        let client = x.client.clone();
+        let device = x.device.clone();
         Ok(Self(Arc::new(HostTensorParts {
             pinned,
             client,
@@ -93,9 +95,12 @@ impl HostTensor {
     pub fn store(&mut self, x: CubeTensor) -> D2hCopy {
         assert!(self.takes(&x), "{:?} was not made for {x:?}", self.0.name);
         let HostTensorParts { pinned, queue, .. } = &*self.0;
-        let (x, failed) = (contiguous(x), pinned.clone());
+        let x = contiguous(x);
+        let failed = pinned.clone();
         let op = self.op().reads(&x).on_failure(move |why| failed.fail(why));
-        let (pinned, retained, done) = (pinned.clone(), Retained::default(), Done::default());
+        let pinned = pinned.clone();
+        let retained = Retained::default();
+        let done = Done::default();
         let point = done.clone();
         queue.enqueue_retaining(op, &retained, move |stream, buffers| {
             let stored = pinned.store(buffers.reads[0], stream)?;
@@ -122,7 +127,9 @@ impl HostTensor {
         let shape = [*len].into();
         let out = empty_device_contiguous_dtype(client.clone(), device.clone(), shape, *dtype);
         let op = self.op().writes(&out);
-        let (pinned, retained, done) = (pinned.clone(), Retained::default(), Done::default());
+        let pinned = pinned.clone();
+        let retained = Retained::default();
+        let done = Done::default();
         let point = done.clone();
         queue.enqueue_retaining(op, &retained, move |stream, buffers| {
             let fetched = pinned.fetch(buffers.writes[0], stream)?;

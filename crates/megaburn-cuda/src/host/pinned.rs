@@ -88,7 +88,8 @@ impl Pinned {
         stream: Stream,
     ) -> Result<Arc<PooledEvent>, CudaError> {
         let Memory { at, bytes } = *self.memory();
-        let (lane, mut uses) = (self.lanes.outward, self.uses());
+        let lane = self.lanes.outward;
+        let mut uses = self.uses();
         assert!(
             from.bytes >= bytes as u64,
             "a tensor is as long as its host memory"
@@ -123,7 +124,8 @@ impl Pinned {
         stream: Stream,
     ) -> Result<Arc<PooledEvent>, CudaError> {
         let Memory { at, bytes } = *self.memory();
-        let (lane, mut uses) = (self.lanes.inward, self.uses());
+        let lane = self.lanes.inward;
+        let mut uses = self.uses();
         assert!(
             to.bytes >= bytes as u64,
             "a tensor is as long as its host memory"

@@ -89,9 +89,11 @@ impl Communicator {
             return Ok(AsyncOp::done(out));
         }
         let op = self.op(&label).reads(&x).writes(&out);
-        let (calls, id) = (self.calls.clone(), label.id);
+        let calls = self.calls.clone();
+        let id = label.id;
         let make = move |stream: Stream, buffers: &Buffers| {
-            let (x, out) = (buffers.reads[0].ptr as *const c_void, buffers.writes[0].ptr);
+            let x = buffers.reads[0].ptr as *const c_void;
+            let out = buffers.writes[0].ptr;
             let run = |api: &Api, comm| call(api, comm, x, out as *mut c_void, stream.0.cast());
             calls.make(id, stream, run)
         };
@@ -114,8 +116,9 @@ impl Communicator {
                 AsyncOp::done(out)
             }
             Lane::Overlapped => {
-                let (side, retained, done) =
-                    (self.side_stream()?, Retained::default(), Done::default());
+                let side = self.side_stream()?;
+                let retained = Retained::default();
+                let done = Done::default();
                 let point = done.clone();
                 queue.enqueue_retaining(op, &retained, move |stream, buffers| {
                     side.wait_for(stream)?;
@@ -130,7 +133,8 @@ impl Communicator {
     }
 
     pub(super) fn op(&self, label: &Label) -> Op {
-        let (text, calls) = (label.text.clone(), self.calls.clone());
+        let text = label.text.clone();
+        let calls = self.calls.clone();
         Op::new(move || text.to_string()).on_failure(move |why| calls.note_fault(&cause(why)))
     }
 

@@ -93,7 +93,8 @@ impl Calls {
             return Look::default();
         }
         let error = self.handles.fault();
-        let (mut log, mut fault) = (self.log(), None);
+        let mut log = self.log();
+        let mut fault = None;
         let mut finished = Vec::new();
         while let Some((id, event, _)) = log.running.front() {
             match event.is_done() {

@@ -40,8 +40,10 @@ impl Communicator {
         how: Reduction,
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
-        let (dtype, how) = (self.data_type(&x, &label)?, reduction(how));
-        let (count, x) = (elements(&x), contiguous(x));
+        let dtype = self.data_type(&x, &label)?;
+        let how = reduction(how);
+        let count = elements(&x);
+        let x = contiguous(x);
         let out = empty(&x, x.meta.shape().clone(), x.dtype);
         let call: Call = Box::new(move |api, comm, x, out, stream| {
             // SAFETY: see `Communicator::call`.
@@ -79,7 +81,8 @@ impl Communicator {
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
         let dtype = self.data_type(&x, &label)?;
-        let (count, room) = (elements(&x), elements(&out));
+        let count = elements(&x);
+        let room = elements(&out);
         if room != count * self.members.size || out.dtype != x.dtype {
             let why = format!("{room} {:?} take no {count} of each member", out.dtype);
             return Err(refused(&label, &why));
@@ -104,7 +107,8 @@ impl Communicator {
         how: Reduction,
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
-        let (dtype, how) = (self.data_type(&x, &label)?, reduction(how));
+        let dtype = self.data_type(&x, &label)?;
+        let how = reduction(how);
         let rows = x.meta.shape()[0];
         if !rows.is_multiple_of(self.members.size) {
             let why = format!(
@@ -136,8 +140,10 @@ impl Communicator {
         root: usize,
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
-        let (dtype, root) = (self.data_type(&x, &label)?, self.peer(root, &label)?);
-        let (count, x) = (elements(&x), contiguous(x));
+        let dtype = self.data_type(&x, &label)?;
+        let root = self.peer(root, &label)?;
+        let count = elements(&x);
+        let x = contiguous(x);
         let out = empty(&x, x.meta.shape().clone(), x.dtype);
         let call: Call = Box::new(move |api, comm, x, out, stream| {
             // SAFETY: see `Communicator::call`.

@@ -80,7 +80,8 @@ impl Communicator {
         let api = Api::get()?;
         let context = Context::of(queue.device_id())?;
         let handles = context.scope(|| Handles::join(api, context, id, members, &end))?;
-        let (calls, queue) = (Arc::new(Calls::new(handles)), queue.clone());
+        let calls = Arc::new(Calls::new(handles));
+        let queue = queue.clone();
         Ok(Self {
             calls,
             queue,

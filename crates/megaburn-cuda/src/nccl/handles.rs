@@ -82,7 +82,8 @@ impl Handles {
         match met {
             Ok(worker) => {
                 let state = Mutex::new(HandleState::Live(Pair { parent, worker }));
-                let (calling, gone) = (Mutex::default(), AtomicBool::new(false));
+                let calling = Mutex::default();
+                let gone = AtomicBool::new(false);
                 Ok(Self {
                     api,
                     context,
@@ -186,7 +187,8 @@ impl Handles {
         let Some(Pair { parent, worker }) = self.end("its group has ended") else {
             return;
         };
-        let (api, context) = (self.api, self.context);
+        let api = self.api;
+        let context = self.context;
         let (done, finished) = mpsc::channel();
         let finalize = move || {
             // All of it, and not the handle's only field.

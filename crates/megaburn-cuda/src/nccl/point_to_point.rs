@@ -37,7 +37,8 @@ impl Communicator {
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
         let dtype = self.data_type(&x, &label)?;
-        let (rows, size) = (x.meta.shape()[0], self.members.size);
+        let rows = x.meta.shape()[0];
+        let size = self.members.size;
         let num_rows = recv.iter().flatten().map(Range::len).sum();
         let are_of = |all: &[Vec<Range<usize>>], rows| {
             all.len() == size && all.iter().flatten().all(|part| part.end <= rows)
@@ -50,7 +51,8 @@ impl Communicator {
         let x = contiguous(x);
         let out = self.rows(&x, num_rows);
         let row: usize = x.meta.shape()[1..].iter().product();
-        let (send, recv) = (messages(send, row), messages(recv, row));
+        let send = messages(send, row);
+        let recv = messages(recv, row);
         let bytes = x.dtype.size();
         let call: Call = Box::new(move |api, comm, x, out, stream| {
             grouped(api, |code| {
@@ -85,9 +87,11 @@ impl Communicator {
         from: usize,
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
-        let (dtype, to) = (self.data_type(&x, &label)?, self.peer(to, &label)?);
+        let dtype = self.data_type(&x, &label)?;
+        let to = self.peer(to, &label)?;
         let from = self.peer(from, &label)?;
-        let (count, x) = (elements(&x), contiguous(x));
+        let count = elements(&x);
+        let x = contiguous(x);
         let out = empty(&x, x.meta.shape().clone(), x.dtype);
         let call: Call = Box::new(move |api, comm, x, out, stream| {
             grouped(api, |code| {
@@ -111,8 +115,10 @@ impl Communicator {
         to: usize,
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
-        let (dtype, to) = (self.data_type(&x, &label)?, self.peer(to, &label)?);
-        let (count, x) = (elements(&x), contiguous(x));
+        let dtype = self.data_type(&x, &label)?;
+        let to = self.peer(to, &label)?;
+        let count = elements(&x);
+        let x = contiguous(x);
         // Nothing is written: an empty tensor stands for it.
         let out = empty(&x, [1], x.dtype);
         let call: Call = Box::new(move |api, comm, x, _, stream| {
@@ -133,13 +139,16 @@ impl Communicator {
         from: usize,
         lane: Lane,
     ) -> Result<AsyncOp, CudaError> {
-        let (dtype, from) = (self.data_type(&out, &label)?, self.peer(from, &label)?);
+        let dtype = self.data_type(&out, &label)?;
+        let from = self.peer(from, &label)?;
         let count = elements(&out);
         if count == 0 {
             return Ok(AsyncOp::done(out));
         }
-        let (queue, op) = (self.queue_of(&out, &label)?, self.op(&label).writes(&out));
-        let (calls, id) = (self.calls.clone(), label.id);
+        let queue = self.queue_of(&out, &label)?;
+        let op = self.op(&label).writes(&out);
+        let calls = self.calls.clone();
+        let id = label.id;
         let make = move |stream: Stream, buffers: &Buffers| {
             let out = buffers.writes[0].ptr as *mut c_void;
             // SAFETY: see `Communicator::call`.

@@ -39,15 +39,17 @@ pub(super) fn init(api: &Api, id: UniqueId, members: Membership) -> Result<Handl
     let id = ncclUniqueId {
         internal: id.0.map(|byte| byte as c_char),
     };
-    let (size, rank) = (number(members.size)?, number(members.rank)?);
+    let size = number(members.size)?;
+    let rank = number(members.rank)?;
     let mut comm: ncclComm_t = ptr::null_mut();
     let mut config = Config::non_blocking();
     // SAFETY: NCCL writes the handle through the first pointer and reads as much of the config as
     // its field `size` says; both outlive the call.
     let code = unsafe { (api.comm_init_rank_config)(&mut comm, size, id, rank, &mut config) };
-    match code.is_fine() && !comm.is_null() {
-        true => Ok(Handle(comm)),
-        false => Err(api.error("ncclCommInitRankConfig", code, None)),
+    if code.is_fine() && !comm.is_null() {
+        Ok(Handle(comm))
+    } else {
+        Err(api.error("ncclCommInitRankConfig", code, None))
     }
 }
 
@@ -74,11 +76,12 @@ pub(super) fn split(
     settle(api, parent, "ncclCommSplit", end)?;
     // SAFETY: it came from a box, and NCCL is done with it.
     let (comm, _) = *unsafe { Box::from_raw(place) };
-    match comm.is_null() {
-        false => Ok(Handle(comm)),
-        true => Err(CudaError::Refused(
+    if comm.is_null() {
+        Err(CudaError::Refused(
             "ncclCommSplit gave no communicator".into(),
-        )),
+        ))
+    } else {
+        Ok(Handle(comm))
     }
 }
 

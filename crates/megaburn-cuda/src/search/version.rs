@@ -82,7 +82,8 @@ mod tests {
     #[test]
     fn the_header_of_a_wheel_says_it() {
         let folder = tempfile::tempdir().unwrap();
-        let (lib, include) = (folder.path().join("lib"), folder.path().join("include"));
+        let lib = folder.path().join("lib");
+        let include = folder.path().join("include");
         [&lib, &include]
             .iter()
             .for_each(|folder| fs::create_dir(folder).unwrap());

@@ -86,10 +86,8 @@ impl Machine {
 #[test]
 fn cargo_and_the_registry_lead_to_the_same_text() {
     let machine = Machine::new();
-    let (by_cargo, by_scan) = (
-        machine.search().find().unwrap(),
-        machine.search_without_cargo().find().unwrap(),
-    );
+    let by_cargo = machine.search().find().unwrap();
+    let by_scan = machine.search_without_cargo().find().unwrap();
     let what = "Rust sources of 9 Burn 0.22.1 crates";
     assert_eq!(by_cargo.name(), format!("{what} (found by cargo metadata)"));
     let place = machine.path("home/registry/src/index-1");
@@ -186,10 +184,8 @@ fn with_nothing_at_all_the_error_names_what_was_tried() {
 
 #[test]
 fn this_machine_has_sources_and_gives_them_twice_the_same() {
-    let (first, second) = (
-        Corpus::burn_sources().unwrap(),
-        Corpus::burn_sources().unwrap(),
-    );
+    let first = Corpus::burn_sources().unwrap();
+    let second = Corpus::burn_sources().unwrap();
     assert_eq!(first.hash(), second.hash());
     assert_eq!(first.name(), second.name());
     assert!(first.documents().iter().any(|d| d.contains("fn ")));

@@ -78,7 +78,8 @@ impl HfTokenizer {
         hash.update(bytes);
         // Which token stands between documents is not in the file, but part of what is learnt.
         hash.update(&special.eos.to_le_bytes());
-        let (prompt, hash) = (OnceLock::new(), hash.digest());
+        let prompt = OnceLock::new();
+        let hash = hash.digest();
         Ok(Self {
             path,
             plain,

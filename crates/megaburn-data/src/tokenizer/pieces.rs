@@ -62,13 +62,16 @@ pub(super) fn short_words(text: &str) -> Vec<&str> {
 }
 
 fn cut_words(text: &str) -> Vec<&str> {
-    let (mut pieces, mut start, mut word) = (Vec::new(), 0, 0);
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    let mut word = 0;
     for (at, char) in text.char_indices() {
         if char.is_whitespace() {
             word = at + char.len_utf8();
         } else if at + char.len_utf8() - word > LONGEST_WORD {
             pieces.push(&text[start..at]);
-            (start, word) = (at, at);
+            start = at;
+            word = at;
         }
     }
     pieces.push(&text[start..]);
@@ -76,7 +79,8 @@ fn cut_words(text: &str) -> Vec<&str> {
 }
 
 fn cut<E>(text: &str, harmless: impl Fn(usize) -> Result<bool, E>) -> Result<Vec<&str>, E> {
-    let (mut pieces, mut start) = (Vec::new(), 0);
+    let mut pieces = Vec::new();
+    let mut start = 0;
     while text.len() - start > PIECE {
         let from = ceil(text, start + PIECE / 2);
         let mut at = None;

@@ -83,7 +83,8 @@ impl TokenizerTrainer {
     /// A vocabulary without room for bytes and special tokens, a special token that text could be,
     /// a corpus without text.
     pub fn train(&self, corpus: &Corpus) -> Result<TrainedTokenizer, DataError> {
-        let (vocab_size, num_special) = (self.vocab_size, self.special.len());
+        let vocab_size = self.vocab_size;
+        let num_special = self.special.len();
         if vocab_size < 256 + num_special {
             return Err(DataError::SmallVocab {
                 vocab_size,

@@ -25,10 +25,8 @@ fn refusal(path: &Path) -> String {
 #[test]
 fn a_file_and_the_folder_that_holds_it_are_the_same_tokenizer() {
     let folder = folder("llama2");
-    let (a, b) = (
-        HfTokenizer::open(&folder).unwrap(),
-        folder.join("tokenizer.json"),
-    );
+    let a = HfTokenizer::open(&folder).unwrap();
+    let b = folder.join("tokenizer.json");
     let b = HfTokenizer::open(b).unwrap();
     assert_eq!((a.path(), a.eos(), a.hash()), (b.path(), b.eos(), b.hash()));
     assert_eq!(a.vocab_size(), b.vocab_size());

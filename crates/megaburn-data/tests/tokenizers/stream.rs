@@ -13,7 +13,8 @@ static TOKENIZERS: LazyLock<Vec<HfTokenizer>> =
 
 /// The text so far after each token, and at the end.
 fn stream(tokenizer: &HfTokenizer, tokens: &[u32]) -> Vec<String> {
-    let (mut stream, mut text) = (tokenizer.stream(), String::new());
+    let mut stream = tokenizer.stream();
+    let mut text = String::new();
     let mut seen = Vec::new();
     for &token in tokens {
         text += &stream.push(token);

@@ -42,7 +42,8 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn the_same_corpus_gives_the_same_files() {
-    let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let a = TempDir::new().unwrap();
+    let b = TempDir::new().unwrap();
     train(400).save(a.path(), false).unwrap();
     for _ in 0..5 {
         train(400).save(b.path(), true).unwrap();
@@ -63,10 +64,8 @@ fn what_is_saved_is_what_was_trained() {
     let trained = trainer.train(&corpus()).unwrap();
     let file = trained.save(dir.path().join("a/b"), false).unwrap();
     assert_eq!(file, dir.path().join("a/b/tokenizer.json"));
-    let (mine, read) = (
-        trained.tokenizer(),
-        HfTokenizer::open(dir.path().join("a/b")).unwrap(),
-    );
+    let mine = trained.tokenizer();
+    let read = HfTokenizer::open(dir.path().join("a/b")).unwrap();
     assert_eq!((mine.vocab_size(), mine.hash()), (380, read.hash()));
     assert_eq!(read.vocab_size(), 380);
     let id = |token| read.token_to_id(token);
@@ -89,7 +88,9 @@ fn what_is_saved_is_what_was_trained() {
 fn a_larger_vocabulary_needs_fewer_tokens() {
     let text = corpus().documents().concat();
     let count = |vocab| train(vocab).tokenizer().encode(&text).unwrap().len();
-    let (none, some, many) = (count(259), count(300), count(400));
+    let none = count(259);
+    let some = count(300);
+    let many = count(400);
     assert_eq!(none, text.len(), "without merges a token is a byte");
     assert!(many < some && some < none, "{none} {some} {many}");
 }

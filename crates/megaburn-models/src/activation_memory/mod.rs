@@ -180,9 +180,10 @@ impl ActivationMemory {
             (false, _) => blocks.map(|index| self.layer(index)).sum(),
         };
         let groups = self.segments(blocks.clone()).filter(|group| group.again);
-        let (leave, stay): (Vec<_>, Vec<_>) = match self.recompute.offload {
-            true => groups.partition(|group| group.blocks.end < blocks.end || !ends.last),
-            false => Default::default(),
+        let (leave, stay): (Vec<_>, Vec<_>) = if self.recompute.offload {
+            groups.partition(|group| group.blocks.end < blocks.end || !ends.last)
+        } else {
+            Default::default()
         };
         let has_stayed = 2 * stream * stay.len();
         let leaving = if leave.is_empty() { 0 } else { 2 * stream };
@@ -252,7 +253,8 @@ impl ActivationMemory {
 
     /// What the head and the loss hold beside what the norm gives.
     fn head(&self) -> usize {
-        let (n, e) = (self.tokens(), self.element);
+        let n = self.tokens();
+        let e = self.element;
         let columns = pad_vocab(self.model.vocab, VOCAB_MULTIPLE, self.tp) / self.tp;
         let logits = if self.fused_loss { 0 } else { e * columns * n };
         logits + (3 * STATISTIC + ID) * n
@@ -265,12 +267,11 @@ impl ActivationMemory {
         let of_depth = |depth: usize| {
             let is_kept = !self.recompute.norm || (depth > 0 && is_again(depth - 1));
             let ended_in = if is_kept { 0 } else { stream };
-            let held = match is_again(depth) {
-                true => 2 * stream + self.kept_attention(1) + self.head(),
-                false => {
-                    let joined = 3 * stream + 2 * self.statistics() * self.rows();
-                    joined + self.layer(self.model.layers + depth) + self.last()
-                }
+            let held = if is_again(depth) {
+                2 * stream + self.kept_attention(1) + self.head()
+            } else {
+                let joined = 3 * stream + 2 * self.statistics() * self.rows();
+                joined + self.layer(self.model.layers + depth) + self.last()
             };
             self.first() + ended_in + held
         };

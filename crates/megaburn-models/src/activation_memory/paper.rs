@@ -12,7 +12,8 @@ impl ActivationMemory {
     /// model has not, are counted as its norms are: by what they read. Of a model with latents or experts it is that
     /// of a block without.
     pub fn layer_by_paper_formula(&self) -> usize {
-        let (n, r) = (self.tokens(), self.rows());
+        let n = self.tokens();
+        let r = self.rows();
         let Sizes {
             query,
             key_value,
@@ -23,7 +24,8 @@ impl ActivationMemory {
         let DecoderConfig {
             hidden, qk_norm, ..
         } = self.model;
-        let (norms, masks) = (2 * 2 * hidden, 2 * hidden);
+        let norms = 2 * 2 * hidden;
+        let masks = 2 * hidden;
         let inputs = if self.recompute.norm {
             0
         } else {

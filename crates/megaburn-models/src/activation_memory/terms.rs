@@ -22,7 +22,9 @@ impl ActivationMemory {
     /// What a rank holds of block `index` for a micro-batch, if that is not computed once more as a whole,
     /// term by term.
     pub fn layer_terms(&self, index: usize) -> Vec<Term> {
-        let (r, e, hidden) = (self.rows(), self.element, self.model.hidden);
+        let r = self.rows();
+        let e = self.element;
+        let hidden = self.model.hidden;
         let mut terms = vec![
             ("residual stream of the norms", 2 * e * hidden * r),
             ("statistics of the norms", 2 * self.statistics() * r),
@@ -55,7 +57,9 @@ impl ActivationMemory {
     }
 
     fn of_attention(&self, index: usize) -> Vec<Term> {
-        let (n, e, sizes) = (self.tokens(), self.element, self.sizes());
+        let n = self.tokens();
+        let e = self.element;
+        let sizes = self.sizes();
         let Sizes {
             query,
             key_value,
@@ -93,7 +97,9 @@ impl ActivationMemory {
 
     /// The latents of tokens of this rank's stream, and what is made of them for this rank's heads.
     fn of_latent_attention(&self, latent: &Mla, index: usize) -> Vec<Term> {
-        let (n, r, e) = (self.tokens(), self.rows(), self.element);
+        let n = self.tokens();
+        let r = self.rows();
+        let e = self.element;
         let Sizes { query, heads, .. } = self.sizes();
         let values = heads * latent.v_head_dim;
         let of_queries = latent
@@ -113,7 +119,8 @@ impl ActivationMemory {
 
     /// Of attention between its matrices, which gives so many features.
     fn of_core(&self, index: usize, heads: usize, given: usize) -> [Term; 2] {
-        let (n, e) = (self.tokens(), self.element);
+        let n = self.tokens();
+        let e = self.element;
         let in_heads = if self.shares_heads { e * given * n } else { 0 };
         let (again, of_scores) = match self.is_fallback() {
             _ if self.recompute.core_attention => (0, 0),
@@ -161,7 +168,9 @@ impl ActivationMemory {
 
     /// Of experts of which each gets as many of the tokens as any other.
     fn of_experts(&self, experts: &Experts) -> Vec<Term> {
-        let (r, e, hidden) = (self.rows(), self.element, self.model.hidden);
+        let r = self.rows();
+        let e = self.element;
+        let hidden = self.model.hidden;
         let slots = experts.top_k * r;
         // Ranks that share an expert all read its rows.
         let rows = self.etp * slots;
@@ -208,7 +217,8 @@ impl ActivationMemory {
             activation,
             ..
         } = self.model;
-        let (heads, kv_heads) = (heads / self.tp, (kv_heads / self.tp).max(1));
+        let heads = heads / self.tp;
+        let kv_heads = (kv_heads / self.tp).max(1);
         let ffn = ffn / self.tp;
         let up = if activation.is_gated() { 2 * ffn } else { ffn };
         Sizes {

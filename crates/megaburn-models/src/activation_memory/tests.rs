@@ -73,7 +73,8 @@ fn a_block_never_holds_more_than_the_papers(
             recompute,
             ..ActivationMemory::new(model.clone(), 4096, 2)
         };
-        let (ours, papers) = (activations.layer(0), activations.layer_by_paper_formula());
+        let ours = activations.layer(0);
+        let papers = activations.layer_by_paper_formula();
         assert!(
             ours <= papers,
             "{recompute:?}: {ours} bytes, the paper's {papers}"
@@ -143,13 +144,11 @@ fn of_whole_blocks_a_stream_is_held_for_each_group_and_one_group_beside() {
             ..ActivationMemory::new(llama_3_8b(), 4096, 1)
         }
     };
-    let (n, none) = (
-        4096,
-        StageEnds {
-            first: false,
-            last: false,
-        },
-    );
+    let n = 4096;
+    let none = StageEnds {
+        first: false,
+        last: false,
+    };
     let stream = n * (2 * 4096 + 4);
     let block = ActivationMemory::new(llama_3_8b(), 4096, 1).layer(0);
     let uniform = of(RecomputeBlocks::Uniform(2));
@@ -181,7 +180,8 @@ fn a_stage_holds_its_blocks_for_every_micro_batch_in_flight() {
     let activations = ActivationMemory::new(llama_3_8b(), 4096, 1);
     let stage =
         |first, last, in_flight| activations.stage(0..4, StageEnds { first, last }, in_flight);
-    let (n, block) = (4096, activations.layer(0));
+    let n = 4096;
+    let block = activations.layer(0);
     assert_eq!(stage(false, false, 1), 4 * block);
     assert_eq!(stage(false, false, 3), 12 * block);
     assert_eq!(stage(true, false, 2), 2 * (4 * block + 8 * n));

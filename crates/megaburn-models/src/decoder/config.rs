@@ -117,7 +117,8 @@ impl DecoderConfig {
                 return refuse(format!("`{name}` is {count}, which no model has"));
             }
         }
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let heads = self.heads;
+        let kv_heads = self.kv_heads;
         if !heads.is_multiple_of(kv_heads) {
             return refuse(format!(
                 "{kv_heads} key/value heads do not divide {heads} query heads"
@@ -270,7 +271,8 @@ impl DecoderConfig {
             mtp_layers,
             ..
         } = *self;
-        let (query, key_value) = (heads * head_dim, self.kv_heads * head_dim);
+        let query = heads * head_dim;
+        let key_value = self.kv_heads * head_dim;
         let (attention, values) = match &self.latent {
             Some(latent) => (latent.weights(hidden, heads), heads * latent.v_head_dim),
             None => (2 * hidden * (query + key_value), query),

@@ -43,7 +43,8 @@ impl Decoder {
         }
         let zigzag = Zigzag::new(group.rank(), group.size());
         self.dropout = self.dropout.map(|dropout| dropout.with_context(zigzag));
-        (self.parts.zigzag, self.parts.context) = (zigzag, group.clone());
+        self.parts.zigzag = zigzag;
+        self.parts.context = group.clone();
         Ok(self)
     }
 

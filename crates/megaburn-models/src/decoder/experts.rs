@@ -133,12 +133,14 @@ impl Experts {
     /// # Errors
     /// It cannot, with the numbers.
     pub(super) fn check_grid(&self, groups: &ExpertGroups) -> Result<(), ModelError> {
-        let (ep, num) = (groups.ep.size(), self.num);
-        match num.is_multiple_of(ep) {
-            true => Ok(()),
-            false => Err(ModelError::Config(format!(
+        let ep = groups.ep.size();
+        let num = self.num;
+        if num.is_multiple_of(ep) {
+            Ok(())
+        } else {
+            Err(ModelError::Config(format!(
                 "{num} experts do not divide over ep {ep}"
-            ))),
+            )))
         }
     }
 }

@@ -38,7 +38,8 @@ impl Mla {
             v_head_dim,
             ..
         } = *self;
-        let (nope, rope) = (qk_nope_head_dim, qk_rope_head_dim);
+        let nope = qk_nope_head_dim;
+        let rope = qk_rope_head_dim;
         MultiLatentAttentionConfig::new(d_model, heads, kv_lora_rank, nope, rope, v_head_dim)
             .with_q_lora_rank(self.q_lora_rank)
             .with_norm_epsilon(1e-6)
@@ -46,10 +47,8 @@ impl Mla {
 
     /// Weights of a block's matrices.
     pub(super) fn weights(&self, hidden: usize, heads: usize) -> usize {
-        let (query, key_value) = (
-            heads * self.qk_head_dim(),
-            heads * (self.qk_nope_head_dim + self.v_head_dim),
-        );
+        let query = heads * self.qk_head_dim();
+        let key_value = heads * (self.qk_nope_head_dim + self.v_head_dim);
         let queries = match self.q_lora_rank {
             Some(rank) => rank * (hidden + query),
             None => hidden * query,

@@ -107,11 +107,12 @@ impl Decoder {
             for Segment { blocks, again } in recompute.segments(stage.layers.len()) {
                 for place in blocks.clone() {
                     let block = &mut self.blocks[stage.layers.start + place];
-                    *block = block.take().map(|block| match again {
-                        true => {
+                    *block = block.take().map(|block| {
+                        if again {
                             block.as_checkpoint_member(place == blocks.start && !recompute.offload)
+                        } else {
+                            block.with_recompute(recompute)
                         }
-                        false => block.with_recompute(recompute),
                     });
                 }
             }
@@ -148,9 +149,10 @@ impl Decoder {
         labels: Tensor<2, Int>,
     ) -> Tensor<1> {
         let loss = &self.parts.loss;
-        let losses = match self.parts.fused_loss {
-            true => self.output().losses(normed, labels, loss),
-            false => loss.forward(self.output().logits(normed), labels),
+        let losses = if self.parts.fused_loss {
+            self.output().losses(normed, labels, loss)
+        } else {
+            loss.forward(self.output().logits(normed), labels)
         };
         sum_all(losses)
     }

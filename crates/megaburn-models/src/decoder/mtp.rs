@@ -198,11 +198,12 @@ impl Stage<'_> {
                 .as_ref()
                 .expect("a stage with a loss has it");
             let vectors = embedding.forward(tokens.clone());
-            before = match again {
-                true => model.parts.recompute.with_selective_save(|| {
+            before = if again {
+                model.parts.recompute.with_selective_save(|| {
                     block.predict_again(vectors, before.into_tensor(), context)
-                }),
-                false => block.predict(vectors, before.into_tensor(), &context),
+                })
+            } else {
+                block.predict(vectors, before.into_tensor(), &context)
             };
             mtp.push(model.loss_from_normed(before.clone(), labels.clone()));
         }
@@ -214,22 +215,25 @@ impl Decoder {
     /// The blocks that predict further tokens, where the model ends here, and whether backward computes
     /// them once more.
     fn mtp_blocks(&self) -> impl Iterator<Item = (&Block, bool)> {
-        let (layers, before) = (self.config().layers, self.blocks_of_last_stage());
+        let layers = self.config().layers;
+        let before = self.blocks_of_last_stage();
         let blocks = self.blocks[layers..].iter().flatten().enumerate();
         blocks.map(move |(depth, block)| (block, self.parts.recompute.is_behind(before + depth)))
     }
 
     /// The same model, whose blocks that predict further tokens know what backward computes once more.
     pub(super) fn with_mtp_recompute(mut self) -> Self {
-        let (layers, before) = (self.config().layers, self.blocks_of_last_stage());
+        let layers = self.config().layers;
+        let before = self.blocks_of_last_stage();
         let recompute = self.parts.recompute;
         for (depth, place) in self.blocks[layers..].iter_mut().enumerate() {
-            *place = place
-                .take()
-                .map(|block| match recompute.is_behind(before + depth) {
-                    true => block.as_checkpoint_member(false),
-                    false => block.with_recompute(recompute),
-                });
+            *place = place.take().map(|block| {
+                if recompute.is_behind(before + depth) {
+                    block.as_checkpoint_member(false)
+                } else {
+                    block.with_recompute(recompute)
+                }
+            });
         }
         self
     }

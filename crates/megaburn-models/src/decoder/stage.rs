@@ -57,10 +57,8 @@ impl Decoder {
     /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
     pub fn chunk_of(&self, path: &str) -> usize {
         let mut names = path.split('.');
-        let (name, number) = (
-            names.next(),
-            names.next().and_then(|n| n.parse::<usize>().ok()),
-        );
+        let name = names.next();
+        let number = names.next().and_then(|n| n.parse::<usize>().ok());
         let has = |stage: &StageLayers| match (name, number) {
             (Some("blocks"), Some(number)) if number < self.config().layers => {
                 stage.layers.contains(&number)
@@ -153,9 +151,10 @@ impl<'a> Stage<'a> {
             ..
         } = self;
         let len = tokens.dims()[0] * self.zigzag().ranks();
-        let positions = match model.has_position_vectors() {
-            true => model.positions_of(len, self.zigzag(), documents.as_ref()),
-            false => Vec::new(),
+        let positions = if model.has_position_vectors() {
+            model.positions_of(len, self.zigzag(), documents.as_ref())
+        } else {
+            Vec::new()
         };
         let device = tokens.device();
         let x = model.embed(tokens, &positions);
@@ -214,9 +213,12 @@ impl<'a> Stage<'a> {
             if !again {
                 return blocks.iter().fold(x, |x, block| block.forward(x, &context));
             }
-            recompute.with_selective_save(|| match recompute.offload {
-                false => forward_checkpointed(blocks, x, context.clone()),
-                true => forward_offloaded(blocks, x, context.clone(), offload, is_last),
+            recompute.with_selective_save(|| {
+                if recompute.offload {
+                    forward_offloaded(blocks, x, context.clone(), offload, is_last)
+                } else {
+                    forward_checkpointed(blocks, x, context.clone())
+                }
             })
         };
         segments.into_iter().fold(x, through)
@@ -295,8 +297,14 @@ mod tests {
 
     /// The chunk of each parameter, by the first part of its path, and a block's number.
     fn chunks(family: Family, tied: bool, stages: &[StageLayers]) -> Vec<(String, usize)> {
-        let (vocab, hidden, layers) = (16, 8, 6);
-        let (ffn, heads, kv_heads, head_dim, max_seq_len) = (8, 2, 2, 4, 4);
+        let vocab = 16;
+        let hidden = 8;
+        let layers = 6;
+        let ffn = 8;
+        let heads = 2;
+        let kv_heads = 2;
+        let head_dim = 4;
+        let max_seq_len = 4;
         let sizes = DecoderConfig {
             vocab,
             hidden,

@@ -110,7 +110,8 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("scale_attn_by_inverse_layer_idx", false)?;
     json.only("reorder_and_upcast_attn", false)?;
     json.only("add_cross_attention", false)?;
-    let (hidden, heads) = (json.size("n_embd")?, json.size("n_head")?);
+    let hidden = json.size("n_embd")?;
+    let heads = json.size("n_head")?;
     if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(format!(
             "`n_embd` {hidden} is no multiple of `n_head` {heads}"

@@ -53,11 +53,12 @@ impl<'a> HfJson<'a> {
             self.default(key)
                 .is_some_and(|of| of.absent != Meaning::Nothing)
         };
-        found.ok_or_else(|| match has_default() {
-            true => {
+        found.ok_or_else(|| {
+            if has_default() {
                 format!("`{key}` is null, which the family's model cannot use: write its value")
+            } else {
+                format!("`{key}` is missing")
             }
-            false => format!("`{key}` is missing"),
         })
     }
 

@@ -148,7 +148,8 @@ pub(super) fn read_sizes(
     template: DecoderConfig,
 ) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "silu")?;
-    let (hidden, heads) = (json.size("hidden_size")?, json.size("num_attention_heads")?);
+    let hidden = json.size("hidden_size")?;
+    let heads = json.size("num_attention_heads")?;
     Ok(DecoderConfig {
         vocab: json.size("vocab_size")?,
         hidden,

@@ -61,10 +61,8 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // Transformers' only at training.
     json.only("router_jitter_noise", 0.0)?;
     let config = llama::read_sizes(json, template())?;
-    let (num, top_k) = (
-        json.size("num_local_experts")?,
-        json.size("num_experts_per_tok")?,
-    );
+    let num = json.size("num_local_experts")?;
+    let top_k = json.size("num_experts_per_tok")?;
     let experts = Some(Experts::new(num, top_k, config.ffn));
     Ok(DecoderConfig {
         window: json.optional_size("sliding_window")?,

@@ -10,7 +10,12 @@ use crate::{DecoderConfig, Family};
 
 fn tiny(family: Family, max_seq_len: usize) -> DecoderConfig {
     let template = family.template();
-    let (vocab, hidden, ffn, layers, heads, head_dim) = (37, 16, 24, 2, 4, 4);
+    let vocab = 37;
+    let hidden = 16;
+    let ffn = 24;
+    let layers = 2;
+    let heads = 4;
+    let head_dim = 4;
     let kv_heads = template.kv_heads.min(heads);
     let window = (family == Family::Mistral).then_some(3);
     DecoderConfig {
@@ -231,11 +236,9 @@ fn the_seed_decides_a_text_whatever_stands_beside_it() {
             },
         )
     };
-    let (all, again, other) = (
-        drawn(&prompts(), 1),
-        drawn(&prompts(), 1),
-        drawn(&prompts(), 2),
-    );
+    let all = drawn(&prompts(), 1);
+    let again = drawn(&prompts(), 1);
+    let other = drawn(&prompts(), 2);
     assert_eq!(all, again);
     assert_ne!(all, other);
     assert_eq!(drawn(&prompts()[..1], 1)[0], all[0]);

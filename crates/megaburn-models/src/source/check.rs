@@ -32,7 +32,8 @@ pub(super) fn check_tensors(
     copies: &[Copied],
 ) -> Result<(), ModelError> {
     let fail = |name: &str, why: String| {
-        let (path, name) = (dir.path().to_path_buf(), name.to_string());
+        let path = dir.path().to_path_buf();
+        let name = name.to_string();
         Err(ModelError::Tensor { path, name, why })
     };
     let mut known: BTreeSet<&str> = copies.iter().map(|copy| copy.name.as_str()).collect();

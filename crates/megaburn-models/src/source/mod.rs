@@ -96,12 +96,11 @@ impl ModelSource {
         } else if kind(&checkpoints)? == SourceKind::Folder {
             chosen(choose(&checkpoints)?, &checkpoints)?
         } else {
-            let why = match kind(path)? == SourceKind::Folder {
-                true => {
-                    "holds neither config.json (a Hugging Face model), manifest.json (a \
+            let why = if kind(path)? == SourceKind::Folder {
+                "holds neither config.json (a Hugging Face model), manifest.json (a \
                      checkpoint) nor checkpoints/ (a run)"
-                }
-                false => "is no folder; give a Hugging Face model, a checkpoint or a run",
+            } else {
+                "is no folder; give a Hugging Face model, a checkpoint or a run"
             };
             return Err(ModelError::File {
                 path: path.to_path_buf(),

@@ -27,7 +27,8 @@ impl ModelSource {
     pub(crate) fn as_published(&self) -> Result<Box<dyn TensorSource + '_>, ModelError> {
         let entry = |Copied { name, path }: Copied| {
             let param = &self.params[path];
-            let (columns, transposed) = (param.parts[0].columns.clone(), param.transposed);
+            let columns = param.parts[0].columns.clone();
+            let transposed = param.transposed;
             HfEntry {
                 name,
                 tensor: format!("{PREFIX}{path}"),

@@ -73,7 +73,8 @@ fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: Float
         GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
     for taken in 1..=100 {
         net = step(net, &mut optimizer, &mut grads, 1e-4);
-        let (master, matrix) = (values(optimizer.master("matrix").unwrap()), &net.matrix);
+        let master = values(optimizer.master("matrix").unwrap());
+        let matrix = &net.matrix;
         let expected = 1.0 - 1e-4 * taken as f32;
         assert!(
             master.iter().all(|x| (x - expected).abs() < 1e-5),
@@ -154,7 +155,8 @@ fn only_trainable_narrow_parameters_have_masters_and_casting_again_changes_nothi
 
 /// A net that counts how often its matrix was drawn.
 fn lazy_net(drawn: &Arc<AtomicUsize>) -> Net {
-    let (device, drawn) = (Device::default().autodiff(), drawn.clone());
+    let device = Device::default().autodiff();
+    let drawn = drawn.clone();
     let draw = move |device: &Device, requires_grad: bool| {
         drawn.fetch_add(1, Ordering::Relaxed);
         Tensor::ones([3, 4], device).set_require_grad(requires_grad)

@@ -26,7 +26,8 @@ impl OffloadChoice {
     /// the update of another.
     pub(super) fn choose<'a>(&mut self, params: impl IntoIterator<Item = (&'a str, usize)>) {
         self.paths.clear();
-        let (mut seen, mut chosen) = (0.0, 0.0);
+        let mut seen = 0.0;
+        let mut chosen = 0.0;
         for (path, len) in params.into_iter().filter(|(_, len)| *len > 0) {
             let len = len as f64;
             seen += len;

@@ -41,7 +41,8 @@ impl Optimizer {
     /// [`Optimizer::step`] and [`Optimizer::load_state`].
     pub fn with_cpu_offload(mut self, fraction: f64) -> Result<Self, OptimError> {
         if !(0.0..=1.0).contains(&fraction) {
-            let (name, must_be) = ("cpu_offload_fraction", "at least 0 and at most 1");
+            let name = "cpu_offload_fraction";
+            let must_be = "at least 0 and at most 1";
             return Err(OptimError::BadConfig {
                 name,
                 value: fraction,

@@ -303,7 +303,8 @@ fn saved_state_goes_on_with_any_fraction() {
             let len = values.len();
             Ok::<_, OptimError>(TensorData::new(values, [len]))
         };
-        let (time, grads) = (first.optimizer.time(), &second.grads);
+        let time = first.optimizer.time();
+        let grads = &second.grads;
         second.optimizer.load_state(time, grads, read).unwrap();
         assert!(
             whole(&second.optimizer) == saved,
@@ -328,12 +329,14 @@ fn a_clone_has_state_of_its_own() {
         let optimizer = optimizer(rule, &Sharding::none(), 1.0);
         let mut training = Training::new(&start, &Sharding::none(), optimizer, FloatDType::BF16);
         training.step(0, 1.0);
-        let (net, before) = (training.net.clone(), training.optimizer.clone());
+        let net = training.net.clone();
+        let before = training.optimizer.clone();
         let saved = whole(&before);
         training.step(1, 1.0);
         let after = (training.net.bits(), whole(&training.optimizer));
         assert!(whole(&before) == saved && after.1 != saved);
-        (training.net, training.optimizer) = (net, before);
+        training.net = net;
+        training.optimizer = before;
         training.step(1, 1.0);
         assert!(
             (training.net.bits(), whole(&training.optimizer)) == after,

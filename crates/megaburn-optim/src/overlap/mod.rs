@@ -100,12 +100,16 @@ impl Overlap {
                     continue;
                 };
                 let first = slots[0].path.clone();
-                let (len, start, chunk) = (*len, *start, *chunk);
-                let expected = match sharding.is_cross_stage(path) {
-                    true => Expected::Others,
-                    false => Expected::Unknown,
+                let len = *len;
+                let start = *start;
+                let chunk = *chunk;
+                let expected = if sharding.is_cross_stage(path) {
+                    Expected::Others
+                } else {
+                    Expected::Unknown
                 };
-                let (arrived, is_complete) = (0, false);
+                let arrived = 0;
+                let is_complete = false;
                 let weight = BucketGrad {
                     main_grad,
                     spec,
@@ -120,7 +124,9 @@ impl Overlap {
                 direct.insert(path.clone(), weight);
             }
         }
-        let (is_last, comes_late, is_whole) = (false, false, true);
+        let is_last = false;
+        let comes_late = false;
+        let is_whole = true;
         let (buffers, given, started, error) = Default::default();
         let sums = GradReduceQueue::new(sharding.clone());
         let state = OverlapState {
@@ -146,13 +152,15 @@ impl Overlap {
         let on_gpu = is_on_gpu(&Tensor::<1>::empty([1], &state.device));
         for (path, direct) in &state.direct {
             // A layer may outlive who sums its gradients.
-            let (weak, own) = (Arc::downgrade(&self.0), path.clone());
+            let weak = Arc::downgrade(&self.0);
+            let own = path.clone();
             direct.main_grad.on_gradient(move || {
                 if let Some(state) = weak.upgrade() {
                     Self(state).lock().arrived(&own);
                 }
             });
-            let (weak, own) = (Arc::downgrade(&self.0), path.clone());
+            let weak = Arc::downgrade(&self.0);
+            let own = path.clone();
             if on_gpu {
                 direct
                     .main_grad
@@ -242,7 +250,8 @@ impl OverlapState {
         direct.arrived += 1;
         let is_all = direct.expected == Expected::Gradients(direct.arrived);
         direct.is_complete |= self.is_last && is_all;
-        let (chunk, sharding) = (direct.chunk, self.sharding.clone());
+        let chunk = direct.chunk;
+        let sharding = self.sharding.clone();
         let is_own =
             |bucket: &Bucket| bucket.chunk == chunk && !sharding.replicas(bucket.kind).is_alone();
         let mut own = sharding

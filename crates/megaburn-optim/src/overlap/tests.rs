@@ -132,9 +132,10 @@ fn how_many_gradients_come_is_seen_where_none_come_late() {
                     let is_last = micro_batch == 1;
                     grads.begin_micro_batch(is_last);
                     let later = WgradQueue::default();
-                    let mut of_others = match is_last || !late {
-                        true => loss.backward(),
-                        false => later.defer(|| loss.backward()),
+                    let mut of_others = if is_last || !late {
+                        loss.backward()
+                    } else {
+                        later.defer(|| loss.backward())
                     };
                     // One of the two.
                     let spare = Spare {

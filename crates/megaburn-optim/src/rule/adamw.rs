@@ -286,7 +286,8 @@ mod tests {
                 lr: if i.is_multiple_of(2) { 1e-1 } else { 3e-1 },
                 weight_decay: 0.1,
             };
-            let (factor_on_gpu, direction) = (Some(Tensor::from_floats([0.5], &device)), None);
+            let factor_on_gpu = Some(Tensor::from_floats([0.5], &device));
+            let direction = None;
             let grad = tensor(-2.0);
             (
                 old,

@@ -46,9 +46,10 @@ impl SgdConfig {
     }
 
     pub(super) fn moments(&self) -> Vec<(Moment, FloatDType)> {
-        match self.momentum > 0.0 {
-            true => vec![(Moment::MomentumBuffer, self.momentum_buffer)],
-            false => Vec::new(),
+        if self.momentum > 0.0 {
+            vec![(Moment::MomentumBuffer, self.momentum_buffer)]
+        } else {
+            Vec::new()
         }
     }
 

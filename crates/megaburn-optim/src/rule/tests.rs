@@ -18,7 +18,8 @@ struct Element {
 }
 
 fn sgd(config: &SgdConfig) -> impl Fn(&mut Element, f64, f64) {
-    let (momentum, nesterov) = (config.momentum, config.nesterov);
+    let momentum = config.momentum;
+    let nesterov = config.nesterov;
     move |e, g, decay| {
         let g = g + decay * e.p;
         e.m = momentum * e.m + g;

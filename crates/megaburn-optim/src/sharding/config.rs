@@ -122,7 +122,8 @@ impl ShardingConfig {
         let replicas = |kind: ParamKind| &of_kinds[kind as usize];
         let mut params = Params::of(self, module);
         let shapes = std::mem::take(&mut params.shapes);
-        let (mut buckets, mut shared) = (Vec::new(), Vec::new());
+        let mut buckets = Vec::new();
+        let mut shared = Vec::new();
         for (order, bucket) in params.buckets(|kind| self.sizes(replicas(kind))) {
             let share = replicas(bucket.kind).share();
             let is_sharded = order != Order::Deferred && self.level == ShardingLevel::Parameters;
@@ -160,9 +161,10 @@ impl ShardingConfig {
             ShardingLevel::None => 1,
             _ => self.ranks.unwrap_or(replicas),
         };
-        match ranks > 0 && replicas.is_multiple_of(ranks) {
-            true => Ok(ranks),
-            false => Err(OptimError::BadSharding { ranks, replicas }),
+        if ranks > 0 && replicas.is_multiple_of(ranks) {
+            Ok(ranks)
+        } else {
+            Err(OptimError::BadSharding { ranks, replicas })
         }
     }
 

@@ -71,7 +71,8 @@ impl GradReduceQueue {
             let Some((number, kind, sum)) = self.inner.pop_front() else {
                 break;
             };
-            let (sum, copies) = (sum.wait(), self.sharding.replicas(kind).copies());
+            let sum = sum.wait();
+            let copies = self.sharding.replicas(kind).copies();
             if copies.size() == 1 {
                 self.shares.insert(number, sum);
             } else {

@@ -88,15 +88,14 @@ impl<'a> Params<'a> {
 
 impl FloatVisitor for Params<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let dtype = match param.is_initialized() {
-            false => DType::F32,
-            true => {
-                let value = param.val();
-                if !value.is_require_grad() {
-                    return;
-                }
-                value.dtype()
+        let dtype = if param.is_initialized() {
+            let value = param.val();
+            if !value.is_require_grad() {
+                return;
             }
+            value.dtype()
+        } else {
+            DType::F32
         };
         let shape = param.lazy_shape();
         let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();

@@ -42,7 +42,8 @@ impl ParamAllGather {
                     .first_of
                     .insert(slot.path.clone(), first.clone());
                 // A layer may outlive the optimizer.
-                let (state, first) = (Arc::downgrade(&self.0), first.clone());
+                let state = Arc::downgrade(&self.0);
+                let first = first.clone();
                 weights[&slot.path].on_use(move || {
                     if let Some(state) = state.upgrade() {
                         Self(state).arrive(&first);

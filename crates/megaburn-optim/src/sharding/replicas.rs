@@ -83,10 +83,8 @@ impl Replicas {
             experts,
             ..
         } = groups;
-        let (names, known) = (
-            ["expert-share", "expert-copies"],
-            [&dense.share, &dense.copies],
-        );
+        let names = ["expert-share", "expert-copies"];
+        let known = [&dense.share, &dense.copies];
         let (share, copies) = share_and_copies(world, edp, ranks, names, &known)?;
         let members = around(groups, &share, &[Axis::Etp, Axis::Ep]);
         let norm = world.subgroup_among("expert-norm", &members, &[experts, &dense.norm, world])?;

@@ -201,11 +201,12 @@ impl Zero3Params {
         let stretch = bucket.share(group.rank(), group.size());
         let slot = bucket.slots.iter().find(|slot| slot.path == path)?;
         let kept = slot.within(&stretch);
-        Some(match kept.is_empty() {
-            true => Tensor::empty([0], (&share.device(), share.dtype())),
-            false => share
+        Some(if kept.is_empty() {
+            Tensor::empty([0], (&share.device(), share.dtype()))
+        } else {
+            share
                 .clone()
-                .narrow(0, slot.start + kept.start - stretch.start, kept.len()),
+                .narrow(0, slot.start + kept.start - stretch.start, kept.len())
         })
     }
 
@@ -244,7 +245,8 @@ impl Zero3Params {
         state.prefetches = prefetches;
         for path in state.places.keys() {
             // A layer may outlive the optimizer, but not compute without it.
-            let (shares, own) = (self.clone(), path.clone());
+            let shares = self.clone();
+            let own = path.clone();
             if let Some(weight) = weights.get(path) {
                 weight.with_source(move |pass| shares.lock().read(&own, pass));
             }

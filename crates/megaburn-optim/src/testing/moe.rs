@@ -48,9 +48,11 @@ struct Expert {
 
 /// What a rank has.
 pub(crate) fn plan_of(groups: &ProcessGroups) -> ShardPlan {
-    let (coords, layout) = (groups.coords, groups.layout());
+    let coords = groups.coords;
+    let layout = groups.layout();
     let split = |shape: &[usize], dim: usize, axis| {
-        let (rank, ranks) = (coords.get(axis), layout.degree(axis));
+        let rank = coords.get(axis);
+        let ranks = layout.degree(axis);
         ShardSpec::split(shape, dim, &[FusedPart::new(shape[dim])], axis, rank, ranks)
             .expect("divides")
     };
@@ -81,9 +83,10 @@ pub(crate) fn experts_of(plan: &ShardPlan) -> Vec<String> {
 
 /// How many ranks have gradients of a parameter to be summed.
 pub(crate) fn num_replicas(layout: &Layout, spec: &ParamSpec) -> usize {
-    match spec.is_expert() {
-        true => layout.degree(Axis::Edp),
-        false => layout.dp * layout.cp,
+    if spec.is_expert() {
+        layout.degree(Axis::Edp)
+    } else {
+        layout.dp * layout.cp
     }
 }
 
@@ -136,7 +139,8 @@ impl Moe {
 
     /// In the order in which layers use them.
     fn params(&self) -> (Tensors<2>, Tensors<1>) {
-        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        let mut matrices = Vec::new();
+        let mut vectors = Vec::new();
         for (b, block) in self.blocks.iter().enumerate() {
             let Some(block) = block else { continue };
             matrices.push((format!("blocks.{b}.attention"), block.attention.val()));

@@ -132,7 +132,8 @@ impl CoreAttention {
         } = context;
         let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
         let is_trained = queries_keys_values[0].device().is_autodiff();
-        let (block, documents) = (block.filter(|_| is_trained), documents.clone());
+        let block = block.filter(|_| is_trained);
+        let documents = documents.clone();
         // What is kept need not be computed once more by itself.
         if !self.recompute || is_attention_saved() {
             return self.whole(queries_keys_values, block, documents, &parallel);

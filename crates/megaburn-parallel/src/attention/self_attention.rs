@@ -225,11 +225,9 @@ impl SelfAttention {
         let Self {
             qkv, output, core, ..
         } = self;
-        let (qkv, output, core) = (
-            qkv.whole_sequence(),
-            output.whole_sequence(),
-            core.whole_sequence(),
-        );
+        let qkv = qkv.whole_sequence();
+        let output = output.whole_sequence();
+        let core = core.whole_sequence();
         Self {
             qkv,
             output,

@@ -26,7 +26,9 @@ fn gathered(kv: [Tensor<4>; 2], order: &Order, group: &Group) -> [Tensor<4>; 2] 
 
 /// As [`ring::forward`](super::ring::forward).
 pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> PartialAttention {
-    let ([len, b, hq, _], [.., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
+    let [len, b, hq, _] = q.dims();
+    let [.., d_v] = v.dims();
+    let dtype = q.dtype();
     let order = Order::of(mask, Span::of_all(group.size()), [len, b], &q.device());
     let [k, v] = gathered([k, v], &order, group);
     let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
@@ -44,7 +46,9 @@ pub(super) fn backward(
     mask: &Mask,
     group: &Group,
 ) -> [Tensor<4>; 3] {
-    let ([len, b, ..], wide, device) = (q.dims(), whole.lse.dtype(), q.device());
+    let [len, b, ..] = q.dims();
+    let wide = whole.lse.dtype();
+    let device = q.device();
     let order = Order::of(mask, Span::of_all(group.size()), [len, b], &device);
     let [k, v] = gathered([k, v], &order, group);
     let mut sums = [&q, &k, &v].map(|x| GradientSum::new(x.dims(), wide));

@@ -149,9 +149,10 @@ pub(super) fn gradients(
     } = part;
     let of_queries = PartialAttention {
         out: rows(&whole.out, queries),
-        lse: match queries.len() == whole.lse.dims()[2] {
-            true => whole.lse.clone(),
-            false => whole.lse.clone().narrow(2, queries.start, queries.len()),
+        lse: if queries.len() == whole.lse.dims()[2] {
+            whole.lse.clone()
+        } else {
+            whole.lse.clone().narrow(2, queries.start, queries.len())
         },
     };
     let inputs = [rows(q, queries), rows(k, keys), rows(v, keys)];

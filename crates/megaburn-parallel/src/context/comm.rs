@@ -75,7 +75,8 @@ impl ContextComm {
     pub fn check(self, ranks: usize, heads: [usize; 2]) -> Result<(), ParallelError> {
         let low = self.low(ranks);
         let refuse = |why| {
-            let (layer, name) = ("ContextParallel", self.to_string());
+            let layer = "ContextParallel";
+            let name = self.to_string();
             Err(ParallelError::Config { layer, name, why })
         };
         if low == 0 || !ranks.is_multiple_of(low) {

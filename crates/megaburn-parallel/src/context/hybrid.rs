@@ -104,7 +104,8 @@ impl HybridContextParallel {
             .take_while(|size| *size <= self.num_ranks);
         let mut sizes = sizes.into_iter();
         sizes.find(|size| self.padded(len, *size) / size <= self.max_tokens).ok_or_else(|| {
-            let (most, ranks) = (self.max_tokens, 1usize << self.num_ranks.max(1).ilog2());
+            let most = self.max_tokens;
+            let ranks = 1usize << self.num_ranks.max(1).ilog2();
             let why = format!(
                     "a sequence of {len} tokens is too long for {ranks} ranks of {most} tokens each: raise parallel.max_tokens_per_rank to {} or more, or take more ranks",
                     self.padded(len, ranks).div_ceil(ranks)
@@ -165,7 +166,8 @@ impl HybridContextParallel {
     /// Gives ranks of a pass that have nothing to those with the most work.
     fn widen(&self, lens: &[usize], pass: &mut PackedBatch) {
         loop {
-            let (taken, drafts) = (pass.taken, &mut pass.drafts);
+            let taken = pass.taken;
+            let drafts = &mut pass.drafts;
             let Some(busiest) = drafts.iter_mut().max_by_key(|assignment| assignment.work) else {
                 return;
             };

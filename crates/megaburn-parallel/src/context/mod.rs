@@ -56,12 +56,16 @@ impl ContextParallel {
     /// # Collective
     /// Nothing is sent. Layers of one way share one of these, with the communicators that are made for it.
     pub fn new(group: &Group, comm: ContextComm) -> Result<Self, ParallelError> {
-        let (rank, ranks) = (group.rank(), group.size());
+        let rank = group.rank();
+        let ranks = group.size();
         comm.check(ranks, [0, 0])?;
         let low = comm.low(ranks);
-        let of = |name: &str, members: Vec<usize>| match members.len() == ranks {
-            true => Ok(group.clone()),
-            false => group.subgroup(&format!("{} {name}", group.name()), &members),
+        let of = |name: &str, members: Vec<usize>| {
+            if members.len() == ranks {
+                Ok(group.clone())
+            } else {
+                group.subgroup(&format!("{} {name}", group.name()), &members)
+            }
         };
         let members = group.members();
         let first = rank - rank % low;
@@ -125,8 +129,9 @@ fn sure<T>(result: Result<T, CollectiveError>) -> T {
 
 /// Rows of the first dimension.
 fn rows(x: &Tensor<4>, of: &std::ops::Range<usize>) -> Tensor<4> {
-    match *of == (0..x.dims()[0]) {
-        true => x.clone(),
-        false => x.clone().narrow(0, of.start, of.len()),
+    if *of == (0..x.dims()[0]) {
+        x.clone()
+    } else {
+        x.clone().narrow(0, of.start, of.len())
     }
 }

@@ -90,7 +90,8 @@ impl Order {
 
 /// Rows, in the order of positions and then of sequences, as `whole` has them, by where members do.
 fn of_documents(documents: &PackedRows, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
-    let (b, len) = (documents.num_rows(), documents.row_len());
+    let b = documents.num_rows();
+    let len = documents.row_len();
     // Where each token of each sequence is.
     let mut places = vec![0; len * b];
     let per_member = len / members[0].ranks();
@@ -112,7 +113,8 @@ fn of_documents(documents: &PackedRows, members: &[Zigzag], whole: Zigzag) -> Ve
 }
 
 fn taken(x: Tensor<4>, order: &Tensor<2, Int>) -> Tensor<4> {
-    let (shape, rows) = (x.dims(), order.dims()[0]);
+    let shape = x.dims();
+    let rows = order.dims()[0];
     let table = x.reshape([rows, shape.iter().product::<usize>() / rows]);
     embedding(table, order.clone(), EmbeddingOptions::default()).reshape(shape)
 }

@@ -22,15 +22,18 @@ pub(super) fn with_peer_keys(
     theirs: Zigzag,
     len: usize,
 ) -> Vec<KeyValuePart> {
-    let (all, chunk) = (0..len, len / 2);
-    let (front, back) = (0..chunk, chunk..len);
+    let all = 0..len;
+    let chunk = len / 2;
+    let front = 0..chunk;
+    let back = chunk..len;
     let full = mask.open();
     let part = |queries: &Range<usize>, keys: &Range<usize>, options| KeyValuePart {
         queries: queries.clone(),
         keys: keys.clone(),
         options,
     };
-    let ([at, _], [other, _]) = (mine.chunks(), theirs.chunks());
+    let [at, _] = mine.chunks();
+    let [other, _] = theirs.chunks();
     match mask.is_plain() {
         // One rank's stretch is the sequence as it is.
         _ if mine.ranks() == 1 => vec![part(&all, &all, mask.whole())],
@@ -102,7 +105,8 @@ pub(super) fn with_all_keys(mask: &Mask, mine: Zigzag, len: usize) -> Vec<KeyVal
     }
     let halves = [0..chunk, chunk..len].into_iter().zip(mine.chunks());
     let parts = halves.flat_map(|(queries, at)| {
-        let (start, end) = (at * chunk, (at + 1) * chunk);
+        let start = at * chunk;
+        let end = (at + 1) * chunk;
         if mask.is_plain() {
             // Two calls, which take any kernel, for one of queries that begin behind their keys.
             let before = KeyValuePart {

@@ -53,7 +53,8 @@ impl Piece {
 
 /// What `rank` of `ranks` reads.
 fn pieces(segments: &[Segment], rank: usize, ranks: usize) -> Vec<Piece> {
-    let (chunks, mut end) = (2 * ranks, 0);
+    let chunks = 2 * ranks;
+    let mut end = 0;
     let of_segment = |(index, segment): (usize, &Segment)| {
         [rank, chunks - 1 - rank].map(|chunk| {
             let len = segment.rows.len();
@@ -138,7 +139,8 @@ impl PackedShare {
 
     /// This rank's row of a row of the pass, if it has it.
     pub(crate) fn place(&self, row: usize) -> Option<usize> {
-        let (rank, own) = (self.places[row] / self.len, self.places[row] % self.len);
+        let rank = self.places[row] / self.len;
+        let own = self.places[row] % self.len;
         (rank == self.group.rank()).then_some(own)
     }
 

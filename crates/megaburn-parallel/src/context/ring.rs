@@ -36,7 +36,9 @@ fn pass_on<const N: usize>(
 /// # Shapes
 /// `q: [len, b, hq, d]`, `k, v: [len, b, hkv, d]`, off the autodiff device
 pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> PartialAttention {
-    let ([len, b, hq, _], [.., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
+    let [len, b, hq, _] = q.dims();
+    let [.., d_v] = v.dims();
+    let dtype = q.dtype();
     let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
     let mut here = [k, v];
     for step in 0..group.size() {
@@ -62,8 +64,10 @@ pub(super) fn backward(
     mask: &Mask,
     group: &Group,
 ) -> [Tensor<4>; 3] {
-    let (len, wide) = (q.dims()[0], whole.lse.dtype());
-    let (shapes, device) = ([k.dims(), v.dims()], q.device());
+    let len = q.dims()[0];
+    let wide = whole.lse.dtype();
+    let shapes = [k.dims(), v.dims()];
+    let device = q.device();
     let mut of_queries = GradientSum::new(q.dims(), wide);
     let mut here = [k, v];
     // The sums, up to the rank before this one, of what is here.

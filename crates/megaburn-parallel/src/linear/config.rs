@@ -98,7 +98,8 @@ impl ParallelLinearConfig {
             .fused
             .clone()
             .unwrap_or_else(|| vec![FusedPart::new(size)]);
-        let (rank, ranks) = (group.rank(), group.size());
+        let rank = group.rank();
+        let ranks = group.size();
         self.check_even(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
             ShardSpec::split(shape, dim, &parts, self.axis, rank, ranks).map_err(|source| {
@@ -148,7 +149,9 @@ impl ParallelLinearConfig {
 
     fn validate(&self) -> Result<(), ParallelError> {
         let refuse = |why: &str| {
-            let (layer, name, why) = ("ParallelLinear", self.label(), why.to_string());
+            let layer = "ParallelLinear";
+            let name = self.label();
+            let why = why.to_string();
             Err(ParallelError::Config { layer, name, why })
         };
         match self.split {
@@ -182,7 +185,8 @@ impl ParallelLinearConfig {
             Split::Column => "output",
             Split::Row => "input",
         };
-        let (size, step) = (part.size(), ranks * part.unit);
+        let size = part.size();
+        let step = ranks * part.unit;
         let why = format!(
             "{size} {features} features do not divide over {ranks} ranks; take a multiple of \
              {step}, or Burn's `Linear` for a small layer"

@@ -96,9 +96,12 @@ impl ParallelLinear {
     ) -> (Tensor<D>, Option<Tensor<1>>) {
         let (y, bias) = self.forward_and_bias(x);
         let is_gathered = self.plan.config.split == Split::Column;
-        let gathered = |bias: Bias| match is_gathered {
-            true => self.gathered(bias.value),
-            false => bias.value,
+        let gathered = |bias: Bias| {
+            if is_gathered {
+                self.gathered(bias.value)
+            } else {
+                bias.value
+            }
         };
         (y, bias.map(gathered))
     }
@@ -149,9 +152,10 @@ impl ParallelLinear {
 
     fn reduced<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
         let LinearPlan { config, group, .. } = &self.plan;
-        let x = match config.input_is_parallel {
-            true => x,
-            false => scatter_to_last_dim(x.into_tensor(), group).into(),
+        let x = if config.input_is_parallel {
+            x
+        } else {
+            scatter_to_last_dim(x.into_tensor(), group).into()
         };
         let partial = Partial::new(self.product(x, None), group);
         if config.sequence_parallel {
@@ -164,7 +168,8 @@ impl ParallelLinear {
     /// `x W + bias` on this rank's shard.
     fn product<const D: usize>(&self, x: Recomputable<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let (x, again) = x.into_parts();
-        let (main_grad, bias_grad) = (self.main_grad(), self.bias_grad());
+        let main_grad = self.main_grad();
+        let bias_grad = self.bias_grad();
         let options = LinearOptions {
             out_in: false,
             main_grad,

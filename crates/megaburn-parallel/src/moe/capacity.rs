@@ -68,13 +68,14 @@ impl Capacity {
     ) -> Result<u64, CollectiveError> {
         let group = &slots.groups.tp_cp;
         let is_shared = self.scope == CapacityScope::Sequence && group.size() > 1;
-        let all: Vec<(i32, f32)> = match is_shared {
-            true => gathered(experts, weights, slots.groups, device)?,
-            false => experts
+        let all: Vec<(i32, f32)> = if is_shared {
+            gathered(experts, weights, slots.groups, device)?
+        } else {
+            experts
                 .iter()
                 .copied()
                 .zip(weights.iter().copied())
-                .collect(),
+                .collect()
         };
         let own = if is_shared { group.rank() } else { 0 };
         let places = slots.places(self.scope);
@@ -86,7 +87,8 @@ impl Capacity {
             .enumerate()
             .filter(|(_, (expert, _))| *expert != DROPPED);
         for (index, &(expert, weight)) in sent {
-            let (rank, slot) = (index / experts.len(), index % experts.len());
+            let rank = index / experts.len();
+            let slot = index % experts.len();
             let token = slot / slots.top_k;
             let (queue, place) = match self.scope {
                 CapacityScope::Sequence => (
@@ -191,7 +193,8 @@ impl CapacityInputs<'_> {
 
     /// Where each token of each rank stands in its sequence, `[ranks, seq, batch]`.
     fn places(&self, scope: CapacityScope) -> Vec<usize> {
-        let (tps, all) = (self.groups.tp.size(), self.groups.tp_cp.size());
+        let tps = self.groups.tp.size();
+        let all = self.groups.tp_cp.size();
         if scope == CapacityScope::Rank {
             return Vec::new();
         }

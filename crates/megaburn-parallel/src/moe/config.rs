@@ -102,10 +102,11 @@ impl MoeConfig {
             activation,
             ..
         } = *self;
-        let up = match activation.is_gated() {
-            true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
-                .with_parts([FusedPart::new(d_ffn), FusedPart::new(d_ffn)]),
-            false => ParallelLinearConfig::column(d_model, d_ffn),
+        let up = if activation.is_gated() {
+            ParallelLinearConfig::column(d_model, 2 * d_ffn)
+                .with_parts([FusedPart::new(d_ffn), FusedPart::new(d_ffn)])
+        } else {
+            ParallelLinearConfig::column(d_model, d_ffn)
         };
         let down = ParallelLinearConfig::row(d_ffn, d_model);
         let matrix = |mut config: ParallelLinearConfig, field, initializer: &Initializer| {
@@ -178,7 +179,8 @@ impl MoeConfig {
         let Self {
             num_experts, top_k, ..
         } = *self;
-        let (tp, ep) = (groups.tp.size(), groups.ep.size());
+        let tp = groups.tp.size();
+        let ep = groups.ep.size();
         if top_k == 0 || top_k > num_experts {
             return refuse(format!("{top_k} experts a token of {num_experts}"));
         }

@@ -22,7 +22,8 @@ impl ExpertGroups {
     /// # Panics
     /// If the ranks do not divide them.
     pub(super) fn own(&self, num_experts: usize) -> std::ops::Range<usize> {
-        let (rank, ranks) = (self.ep.rank(), self.ep.size());
+        let rank = self.ep.rank();
+        let ranks = self.ep.size();
         assert!(
             num_experts.is_multiple_of(ranks),
             "{num_experts} experts on {ranks} ranks"

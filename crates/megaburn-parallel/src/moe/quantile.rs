@@ -82,7 +82,9 @@ mod tests {
 
     #[test]
     fn a_batch_routed_again_with_its_own_biases_is_balanced() {
-        let (tokens, experts, top_k) = (4000usize, 8usize, 2usize);
+        let tokens = 4000usize;
+        let experts = 8usize;
+        let top_k = 2usize;
         // Some experts are liked better than others.
         let rng = PositionRng::new(3, Purpose::Sampling, "scores");
         let score = |token: usize, expert: usize| {

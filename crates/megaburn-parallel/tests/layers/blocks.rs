@@ -73,7 +73,8 @@ fn a_norm_adds_the_last_term_of_the_residual_stream(
         let x = x.clone() + layer.forward(x);
         layer.forward(x.clone()) + x
     };
-    let (found, expected) = (setting.run(build, stream), setting.run(build, words));
+    let found = setting.run(build, stream);
+    let expected = setting.run(build, words);
     assert_close("output", &found.output, &expected.output, 1e-6);
     assert_close("gradient", &found.input_grad, &expected.input_grad, 3e-6);
     for (path, grad) in &found.grads {
@@ -198,7 +199,8 @@ fn a_window_changes_what_late_tokens_see() {
         });
         crate::support::floats(&trial.output)
     };
-    let (all, windowed) = (output(None), output(Some(2)));
+    let all = output(None);
+    let windowed = output(Some(2));
     assert_eq!(all[..16], windowed[..16]); // tokens 0 and 1 have nothing behind the window
     assert!(
         all[16..]

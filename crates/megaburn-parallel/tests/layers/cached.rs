@@ -81,7 +81,8 @@ fn sequences_of_any_length_go_on_side_by_side(
             })
             .with_sequence_parallel(ranks > 1)
             .with_name("attention");
-        (config.window, config.qk_norm) = (window, qk_norm);
+        config.window = window;
+        config.qk_norm = qk_norm;
         let layer = config.init(&group, &device.clone().autodiff()).unwrap();
         let layer: SelfAttention = layer.valid().whole_sequence();
         let rope = |positions: Vec<usize>| {

@@ -33,7 +33,8 @@ const HIDDEN: usize = 12;
 
 impl Case {
     fn plain(tokens: [usize; 2], heads: [usize; 2]) -> Self {
-        let (window, documents) = (None, None);
+        let window = None;
+        let documents = None;
         Self {
             tokens,
             heads,

@@ -27,7 +27,8 @@ fn dense(
 ) -> (TensorData, TensorData) {
     let k = config.vocab as f64;
     let smoothing = config.label_smoothing * k / (k - 1.0);
-    let (mut losses, mut jacobian) = (Vec::new(), Vec::new());
+    let mut losses = Vec::new();
+    let mut jacobian = Vec::new();
     for (row, label) in floats(logits).chunks(config.vocab).zip(ints(labels)) {
         if label == config.ignore_index {
             losses.push(0.0);
@@ -78,7 +79,9 @@ fn run(
 ) -> (TensorData, TensorData) {
     let padded = pad_vocab(config.vocab, multiple, ranks);
     let mut results = on_ranks(ranks, 1, |group| {
-        let (rank, size, shape) = (group.rank(), group.size(), logits.shape());
+        let rank = group.rank();
+        let size = group.size();
+        let shape = logits.shape();
         let spec = ShardSpec::split_padded(shape, 2, padded, Axis::Tp, rank, size).unwrap();
         let mine = poison(&cut(logits, &spec, false), &spec, rank as u64);
         let labels = Tensor::<2, Int>::from_data(labels.clone(), &autodiff());

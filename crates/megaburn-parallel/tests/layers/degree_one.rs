@@ -119,7 +119,8 @@ fn an_embedding_is_burns(
     #[values([6, 2], [5, 3])] shape: [usize; 2],
 ) {
     let seed = fresh_seed();
-    let (vocab, d_model) = (13, 5);
+    let vocab = 13;
+    let d_model = 5;
     let mut config =
         VocabParallelEmbeddingConfig::new(vocab, d_model).with_pad_multiple(pad_multiple);
     if named {

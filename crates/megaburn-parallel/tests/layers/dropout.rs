@@ -62,7 +62,8 @@ fn every_layout_drops_the_same_elements(
         }
         .run(build, |layer: &Dropped, x| layer.dropout.forward(x, &block))
     };
-    let (one, many) = (run(1, false), run(ranks, sequence_parallel));
+    let one = run(1, false);
+    let many = run(ranks, sequence_parallel);
     assert_bits("output", &many.output, &one.output);
     assert_bits("gradient", &many.input_grad, &one.input_grad);
     let zeros = floats(&one.output)

@@ -150,7 +150,8 @@ fn a_tied_matrix_gets_the_gradients_of_both_uses(
     assert_same_under_layout(&setting, build, forward);
     // Without all logits too, and it is the same.
     let fused = |tied: &Tied, x| tied.fused(&ids, &labels, x);
-    let (found, expected) = (setting.run(build, fused), setting.run(build, forward));
+    let found = setting.run(build, fused);
+    let expected = setting.run(build, forward);
     assert_close("losses", &found.output, &expected.output, 1e-6);
     assert_close(
         "input gradient",

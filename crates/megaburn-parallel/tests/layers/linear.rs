@@ -109,7 +109,8 @@ fn fused_parts_are_split_each_by_itself(
         FusedPart::units(kv_heads, 3),
         FusedPart::units(kv_heads, 3),
     ];
-    let (seq, d_output) = (ranks * 3, parts.iter().map(FusedPart::size).sum());
+    let seq = ranks * 3;
+    let d_output = parts.iter().map(FusedPart::size).sum();
     let config = ParallelLinearConfig::column(10, d_output)
         .with_parts(parts)
         .with_sequence_parallel(sequence_parallel);
@@ -206,7 +207,8 @@ fn tensors_of_any_rank_pass() {
             let layer = config.init(&group, &autodiff()).unwrap();
             let x = crate::support::leaf::<4>(crate::support::normal(&[2, 3, 1, 4], seed, "x"));
             let flat = x.clone().slice([0..1, 0..1, 0..1, 0..4]).reshape([4]);
-            let (four, one) = (layer.forward(x), layer.forward(flat));
+            let four = layer.forward(x);
+            let one = layer.forward(flat);
             (four.into_data(), one.into_data())
         })
     };
@@ -224,7 +226,8 @@ fn a_matrix_that_all_hold_sees_all_tokens_or_its_own(
 ) {
     let seed = fresh_seed();
     for [per_rank, batch, d_input, d_output] in [[2, 2, 8, 12], [1, 3, 7, 5]] {
-        let (seq, end) = (per_rank * ranks, stream(sequence_parallel));
+        let seq = per_rank * ranks;
+        let end = stream(sequence_parallel);
         let shapes = [[seq, batch, d_input], [seq, batch, d_output]];
         let setting = Setting {
             ranks,

@@ -284,7 +284,8 @@ fn two_layers_of_one_name_are_refused() {
         }
     }
     let pair = |names: [&str; 2]| {
-        let (group, device) = (Group::single(0), autodiff());
+        let group = Group::single(0);
+        let device = autodiff();
         let tokens = VocabParallelEmbeddingConfig::new(4, 4).with_name(names[0]);
         let up = ParallelLinearConfig::new(4, 4).with_name(names[1]);
         Pair {

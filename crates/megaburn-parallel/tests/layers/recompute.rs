@@ -49,7 +49,8 @@ impl Block {
             bias,
             ..
         } = *shape;
-        let (sp, device) = (shape.sequence_parallel, autodiff());
+        let sp = shape.sequence_parallel;
+        let device = autodiff();
         let norm = NormConfig::new(hidden, norm).with_sequence_parallel(sp);
         let attention = SelfAttentionConfig::new(hidden, heads, kv_heads, 4)
             .with_qkv_bias(bias)
@@ -177,7 +178,8 @@ fn what_is_computed_again_is_split_like_the_rest(
     #[values(true, false)] sequence_parallel: bool,
     #[values(NormKind::Rms, NormKind::Layer)] kind: NormKind,
 ) {
-    let (shape, end) = ([2 * ranks, 3, 7], stream(sequence_parallel));
+    let shape = [2 * ranks, 3, 7];
+    let end = stream(sequence_parallel);
     let setting = Setting {
         ranks,
         seed: fresh_seed(),
@@ -257,13 +259,12 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
                 let block = TokenBlock::new(3, 2, 0);
                 part.dropout.forward(part.mlp.forward(x), &block)
             };
-            let y = match again {
-                false => forward(&part, x.clone()),
-                true => {
-                    let of = [x.clone().into()];
-                    let [y] = recomputed(&part, of, move |part, [x]| [forward(part, x)]);
-                    y
-                }
+            let y = if again {
+                let of = [x.clone().into()];
+                let [y] = recomputed(&part, of, move |part, [x]| [forward(part, x)]);
+                y
+            } else {
+                forward(&part, x.clone())
             };
             let grads = (y.clone() * y.clone()).sum().backward();
             let Mlp { up, down, .. } = &part.mlp;
@@ -282,7 +283,8 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
             all.map(|(name, found)| found.map(|found| (name, found)))
         })
     };
-    let (kept, again) = (run(false), run(true));
+    let kept = run(false);
+    let again = run(true);
     for (found, expected) in again.iter().flatten().zip(kept.iter().flatten()) {
         let name = expected.as_ref().map_or("x", |(name, _)| name);
         assert_eq!(expected.is_some(), name != "x" || input_learns, "{name}");
@@ -350,9 +352,11 @@ fn attention_that_is_kept_is_not_computed_again() {
             (sent, x.grad(&grads).unwrap().into_data())
         })
     };
-    let (again, kept) = (run(false), run(true));
+    let again = run(false);
+    let kept = run(true);
     // Two tensors each time, of which each is sent and received.
-    let (forward, backward) = (2 * 2 * 2, 2 * (2 * 2 + 3 * 2));
+    let forward = 2 * 2 * 2;
+    let backward = 2 * (2 * 2 + 3 * 2);
     for ((sent_again, again), (sent_kept, kept)) in again.iter().zip(&kept) {
         assert_eq!(
             (*sent_again, *sent_kept),

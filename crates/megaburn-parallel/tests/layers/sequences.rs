@@ -58,7 +58,8 @@ fn held(case: &impl Subject, zigzag: Zigzag) -> Vec<[Vec<usize>; 2]> {
 /// `[s, b, ..]` of which `held` says what a rank has, and of that a tensor-parallel rank's stretch.
 fn rows(whole: &TensorData, held: &[[Vec<usize>; 2]], [tp, tps]: [usize; 2]) -> TensorData {
     let shape = whole.shape().to_vec();
-    let (b, width) = (shape[1], shape[2]);
+    let b = shape[1];
+    let width = shape[2];
     let values: Vec<f32> = whole.clone().try_to_vec().unwrap();
     let len = held[0][0].len() / tps;
     let places = (tp * len..(tp + 1) * len).flat_map(|at| (0..b).map(move |row| (at, row)));
@@ -153,7 +154,8 @@ fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> 
 
 /// Asserts that ranks compute what one does.
 pub(crate) fn check(case: &impl Subject, layout: &str, comm: ContextComm) {
-    let (layout, seed) = (layout.parse::<Layout>().unwrap(), fresh_seed());
+    let layout = layout.parse::<Layout>().unwrap();
+    let seed = fresh_seed();
     let alone = on_ranks(1, seed, |world| {
         on_rank(case, &world, Layout::SINGLE, ContextComm::P2p, seed)
     });

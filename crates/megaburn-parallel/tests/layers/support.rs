@@ -104,7 +104,8 @@ pub(crate) fn join(what: &str, shards: &[(ShardSpec, TensorData)]) -> TensorData
         for piece in &spec.pieces {
             spec.for_each_run(piece, |l, g, n| {
                 for i in 0..n {
-                    let (at, value) = (&mut whole[g + i], local[l + i]);
+                    let at = &mut whole[g + i];
+                    let value = local[l + i];
                     let first = *at.get_or_insert(value);
                     assert_eq!(
                         first.to_bits(),
@@ -133,7 +134,8 @@ pub(crate) fn join(what: &str, shards: &[(ShardSpec, TensorData)]) -> TensorData
 pub(crate) fn assert_close(what: &str, a: &TensorData, b: &TensorData, tolerance: f64) {
     assert_eq!(a.shape(), b.shape(), "{what}");
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let (a, b) = (floats(a), floats(b));
+    let a = floats(a);
+    let b = floats(b);
     let off = norm(&mut a.iter().zip(&b).map(|(&a, &b)| f64::from(a) - f64::from(b)));
     let size = norm(&mut b.iter().map(|&b| f64::from(b)));
     assert!(

@@ -95,7 +95,8 @@ impl Setting {
         } = self;
         let ranks = on_ranks(*ranks, *seed, |group| {
             let spec = |end: &End, shape| end.spec(shape, group.rank(), group.size());
-            let (input_spec, output_spec) = (spec(at_input, *input), spec(at_output, *output));
+            let input_spec = spec(at_input, *input);
+            let output_spec = spec(at_output, *output);
             let module = build(&group).unwrap();
             let plan = shard_plan(&module).unwrap();
             let shard = |(path, data): (String, TensorData)| {

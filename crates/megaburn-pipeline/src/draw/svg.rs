@@ -29,7 +29,8 @@ pub fn svg(schedule: &Schedule, timing: &Timing) -> String {
     let num_ranks = timing.ranks.len();
     let bottom = TOP + num_ranks as f64 * (HEIGHT + GAP);
     // The title and the legend need some room, however short the schedule is.
-    let (width, height) = ((LEFT + makespan * unit + 24.0).max(560.0), bottom + 44.0);
+    let width = (LEFT + makespan * unit + 24.0).max(560.0);
+    let height = bottom + 44.0;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
          viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -51,10 +52,8 @@ pub fn svg(schedule: &Schedule, timing: &Timing) -> String {
         let idle = makespan * unit;
         put_rect(&mut svg, LEFT, y, idle, "#eceef1");
         for span in spans.iter().filter(|span| span.end > span.start) {
-            let (x, width) = (
-                LEFT + span.start as f64 * unit,
-                (span.end - span.start) as f64 * unit,
-            );
+            let x = LEFT + span.start as f64 * unit;
+            let width = (span.end - span.start) as f64 * unit;
             put_rect(
                 &mut svg,
                 x,

@@ -87,9 +87,12 @@ impl DeferredWgrads {
             return if is_split { work.defer(run) } else { run() };
         }
         let is_deferred = is_split || self.share > 0;
-        let (done, backward) = self.spare().beside_waits_of(|| match is_deferred {
-            true => work.defer(run),
-            false => work.measure(run),
+        let (done, backward) = self.spare().beside_waits_of(|| {
+            if is_deferred {
+                work.defer(run)
+            } else {
+                work.measure(run)
+            }
         });
         let waits = self.waits.entry(pass.chunk).or_default();
         waits[1] = backward;

@@ -310,7 +310,8 @@ impl Runner<'_> {
             (End::Loss(loss), _) => loss.backward(),
             (End::DetachedOutput(_), None) => unreachable!("it was taken"),
         };
-        let (pass, deferred_wgrads) = (self.pass(action), &mut self.deferred_wgrads);
+        let pass = self.pass(action);
+        let deferred_wgrads = &mut self.deferred_wgrads;
         chunks.backward(pass, || deferred_wgrads.backward(pass, is_split, whole))?;
         if let Some(inlet) = inlet {
             let gradient = inlet.gradient().expect("a stage's input is used");

@@ -77,9 +77,10 @@ impl<'a> P2pCommunicator<'a> {
         let (peer, message) = self.transfer(action);
         let (group, from) = neighbours.from(peer);
         let coming = tensors::start_recv(*shape, (device, *dtype), from, group)?;
-        match coming.is_started() {
-            true => drop(self.receiving.insert(message, coming)),
-            false => drop(self.arrived.insert(message, coming.wait()?)),
+        if coming.is_started() {
+            drop(self.receiving.insert(message, coming))
+        } else {
+            drop(self.arrived.insert(message, coming.wait()?))
         }
         Ok(())
     }

@@ -12,7 +12,8 @@ type Slot = Arc<Mutex<Option<Tensor<3>>>>;
 impl StageInput {
     /// Of what another stage made: as the input of a graph.
     pub(super) fn of(x: Tensor<3>) -> (Tensor<3>, Self) {
-        let (x, slot) = (Tensor::<3>::from_inner(x), Slot::default());
+        let x = Tensor::<3>::from_inner(x);
+        let slot = Slot::default();
         let mut operands = CheckpointFunction::new(&x.device());
         operands.add(Tensor::<1>::empty([1], &x.device()).require_grad());
         let came = slot.clone();

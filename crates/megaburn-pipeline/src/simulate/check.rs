@@ -7,7 +7,8 @@ use crate::{Action, Message, Op, PipelineError, Schedule};
 
 /// Everything but whether the lists come to their ends.
 pub(super) fn check(schedule: &Schedule) -> Result<Proof, PipelineError> {
-    let (found, expected) = (schedule.ranks.len(), schedule.stages.num_ranks);
+    let found = schedule.ranks.len();
+    let expected = schedule.stages.num_ranks;
     if found != expected {
         return Err(PipelineError::Ranks { found, expected });
     }
@@ -23,7 +24,8 @@ pub(super) fn check(schedule: &Schedule) -> Result<Proof, PipelineError> {
 
 /// Each action is there as often as the stages ask for it: once or not at all.
 fn counts(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
-    let (chunks, micro_batches) = (schedule.stages.num_chunks, schedule.num_micro_batches);
+    let chunks = schedule.stages.num_chunks;
+    let micro_batches = schedule.num_micro_batches;
     let mut counts = vec![0; Op::ALL.len() * chunks * micro_batches];
     let place =
         |Action {
@@ -104,26 +106,28 @@ fn in_order(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
 /// What the same rank must have done before.
 fn needs(schedule: &Schedule, rank: usize, action: Action) -> [Option<Action>; 2] {
     let stages = schedule.stages;
-    let backward = match schedule.kind.splits_backward() {
-        true => Op::BackwardInput,
-        false => Op::Backward,
+    let backward = if schedule.kind.splits_backward() {
+        Op::BackwardInput
+    } else {
+        Op::Backward
     };
     let same = |op| Some(Action { op, ..action });
     // From the neighbouring stage: received, or made by this rank in another chunk.
     let from = |stage: Option<usize>, receive, made| {
-        stage.and_then(|stage| match stages.rank_of(stage) == rank {
-            true => Some(Action {
-                op: made,
-                chunk: stages.chunk_of(stage),
-                ..action
-            }),
-            false => same(receive),
+        stage.and_then(|stage| {
+            if stages.rank_of(stage) == rank {
+                Some(Action {
+                    op: made,
+                    chunk: stages.chunk_of(stage),
+                    ..action
+                })
+            } else {
+                same(receive)
+            }
         })
     };
-    let (before, after) = (
-        stages.before(rank, action.chunk),
-        stages.after(rank, action.chunk),
-    );
+    let before = stages.before(rank, action.chunk);
+    let after = stages.after(rank, action.chunk);
     match action.op {
         Op::ReceiveActivation | Op::ReceiveGradient => [None, None],
         Op::Forward => [from(before, Op::ReceiveActivation, Op::Forward), None],
@@ -160,7 +164,8 @@ fn matched(schedule: &Schedule) -> Result<(), PipelineError> {
             .get(&(from, to))
             .map_or(&[][..], |messages| messages);
         for index in 0..sent.len().max(received.len()) {
-            let (sent, received) = (sent.get(index).copied(), received.get(index).copied());
+            let sent = sent.get(index).copied();
+            let received = received.get(index).copied();
             if sent != received {
                 return Err(PipelineError::Unmatched {
                     from,
@@ -176,7 +181,8 @@ fn matched(schedule: &Schedule) -> Result<(), PipelineError> {
 }
 
 fn peak(actions: &[Action], has_backward: bool) -> usize {
-    let (mut live, mut peak) = (0_usize, 0);
+    let mut live = 0_usize;
+    let mut peak = 0;
     for action in actions {
         match action.op {
             Op::Forward if has_backward => live += 1,

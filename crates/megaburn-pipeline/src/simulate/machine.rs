@@ -128,7 +128,8 @@ impl Machine<'_> {
     /// Transfers if the other rank is at the other end of the same transfer, or returns that rank.
     fn meet(&mut self, rank: usize, action: Action) -> Option<usize> {
         let stages = self.schedule.stages;
-        let (peer, message) = (stages.peer(rank, action)?, stages.message(rank, action)?);
+        let peer = stages.peer(rank, action)?;
+        let message = stages.message(rank, action)?;
         let at_peer = self.schedule.ranks[peer].get(self.at[peer]);
         if at_peer.and_then(|action| stages.message(peer, *action)) != Some(message) {
             return Some(peer);
@@ -148,7 +149,8 @@ impl Machine<'_> {
     /// Sends without waiting.
     fn post(&mut self, rank: usize, action: Action) -> Option<usize> {
         let stages = self.schedule.stages;
-        let (peer, message) = (stages.peer(rank, action)?, stages.message(rank, action)?);
+        let peer = stages.peer(rank, action)?;
+        let message = stages.message(rank, action)?;
         let free = self.busy_until.entry((rank, peer)).or_insert(0);
         *free = (*free).max(self.clocks[rank]) + self.costs[rank].transfer;
         self.arrived.insert(message, *free);

@@ -90,7 +90,8 @@ impl Schedule {
     /// The schedule is not sound, or there are not as many costs as ranks.
     pub fn simulate(&self, costs: &[Costs], links: Links) -> Result<Timing, PipelineError> {
         check::check(self)?;
-        let (found, expected) = (costs.len(), self.stages.num_ranks);
+        let found = costs.len();
+        let expected = self.stages.num_ranks;
         if found != expected {
             return Err(PipelineError::Costs { found, expected });
         }

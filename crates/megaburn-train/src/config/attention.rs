@@ -44,9 +44,10 @@ impl AttentionName {
         head_dims: [usize; 2],
     ) -> Result<AttentionKernel, TrainError> {
         let asked = AttentionKernel::from(self);
-        let found = match on_gpu {
-            true => asked.resolved(DType::from(FloatDType::from(dtype)), &head_dims),
-            false => AttentionKernel::Reference,
+        let found = if on_gpu {
+            asked.resolved(DType::from(FloatDType::from(dtype)), &head_dims)
+        } else {
+            AttentionKernel::Reference
         };
         let device = if on_gpu { "GPU" } else { "CPU" };
         let [keys, values] = head_dims.map(|size| size.to_string());

@@ -89,7 +89,8 @@ pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value>
 /// Compares two records key by key.
 pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     let defaults = leaves(&json!(TrainConfig::default()));
-    let (saved, mine) = (leaves(saved), leaves(mine));
+    let saved = leaves(saved);
+    let mine = leaves(mine);
     let mut found = Changes::default();
     let keys = saved
         .keys()
@@ -97,10 +98,8 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     for key in keys {
         // A record from before there was the key: the version that wrote it did what is the default.
         let old = saved.get(key).or_else(|| defaults.get(key));
-        let (old, new) = (
-            old.unwrap_or(&Value::Null),
-            mine.get(key).unwrap_or(&Value::Null),
-        );
+        let old = old.unwrap_or(&Value::Null);
+        let new = mine.get(key).unwrap_or(&Value::Null);
         let is_same = match key.as_str() {
             "model.init" => same_init(old, new),
             _ => same(old, new),
@@ -134,7 +133,8 @@ pub(crate) fn same_start(recorded: &str, given: &str) -> bool {
             .or_else(|_| std::path::absolute(path))
             .ok()
     };
-    let (recorded, given) = (Path::new(recorded), Path::new(given));
+    let recorded = Path::new(recorded);
+    let given = Path::new(given);
     let of_run = |checkpoint: &Path| {
         let folder = checkpoint.parent()?;
         let is_checkpoint = folder.file_name()? == "checkpoints";
@@ -296,7 +296,8 @@ mod tests {
             .to_toml();
         let resumed = ConfigLayers::new().with_text("config.toml", &file).unwrap();
         let longer = |layers: ConfigLayers| layers.with_set("train.steps=200").unwrap().load();
-        let (resumed, repeated) = (longer(resumed).unwrap(), longer(begun).unwrap());
+        let resumed = longer(resumed).unwrap();
+        let repeated = longer(begun).unwrap();
         assert_eq!(resumed.optimizer, repeated.optimizer);
         let batches = resumed.train.batch_schedule().unwrap();
         let schedule = resumed.optimizer.lr_schedule(200, &batches);

@@ -69,7 +69,8 @@ fn heads_of_rank(layout: &Layout, model: &DecoderConfig) -> [usize; 2] {
 impl TrainConfig {
     /// Tokens of a sequence, those that it is padded with for context parallelism included.
     pub(crate) fn padded_seq_len(&self, layout: &Layout) -> usize {
-        let (seq_len, Layout { cp, tp, sp, .. }) = (self.data.seq_len, *layout);
+        let seq_len = self.data.seq_len;
+        let Layout { cp, tp, sp, .. } = *layout;
         match self.parallel.cp_pad && cp > 1 {
             // Two chunks, and as much for each tensor-parallel rank.
             true if sp => seq_len.next_multiple_of(cp * if tp % 2 == 0 { tp } else { 2 * tp }),
@@ -88,7 +89,9 @@ impl TrainConfig {
 
     /// Whether what is trained on can be shared by ranks as `layout` says.
     pub(crate) fn check_context(&self, layout: &Layout) -> Result<(), TrainError> {
-        let (data, train, cp) = (&self.data, &self.train, layout.cp);
+        let data = &self.data;
+        let train = &self.train;
+        let cp = layout.cp;
         if self.padded_seq_len(layout) != data.seq_len {
             let rule = "0 where sequences are padded (parallel.cp_pad), or a data.seq_len that needs no padding";
             let share = train.attention_dropout;
@@ -119,7 +122,8 @@ impl TrainConfig {
         if self.parallel.max_tokens_per_rank.is_some() {
             return Ok(());
         }
-        let (multiple, chunks) = (data.document_multiple, 2 * cp);
+        let multiple = data.document_multiple;
+        let chunks = 2 * cp;
         let rule = format!("a multiple of the {chunks} chunks that cp {cp} cuts documents into");
         require(
             multiple.is_multiple_of(chunks),

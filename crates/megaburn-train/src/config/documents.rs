@@ -38,7 +38,8 @@ impl TrainConfig {
         let Some(hybrid_context) = self.hybrid_context(layout, model) else {
             return Ok(());
         };
-        let (len, most) = (self.data.seq_len, hybrid_context.max_tokens);
+        let len = self.data.seq_len;
+        let most = hybrid_context.max_tokens;
         let ranks = 1usize << hybrid_context.num_ranks.ilog2();
         let padded = hybrid_context.padded(len, ranks);
         let least = padded.div_ceil(ranks);

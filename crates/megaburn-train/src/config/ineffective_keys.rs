@@ -15,9 +15,11 @@ pub struct IneffectiveKey {
 impl TrainConfig {
     /// Keys that have another value than their default, to no effect because of another key's.
     pub fn ineffective_keys(&self) -> Vec<IneffectiveKey> {
-        let (mine, default) = (&self.optimizer, &Self::default().optimizer);
+        let mine = &self.optimizer;
+        let default = &Self::default().optimizer;
         let is_wsd = mine.lr_decay_style == LrDecayStyle::Wsd;
-        let (adamw, name) = (mine.name.has_adamw(), |name| mine.name == name);
+        let adamw = mine.name.has_adamw();
+        let name = |name| mine.name == name;
         let [sgd, lion, muon] =
             [OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon].map(name);
         let is_f16 = self.train.dtype == Dtype::F16;

@@ -48,12 +48,13 @@ impl TrainConfig {
             return Ok(None);
         };
         let checkpoints = Path::new(&self.run.dir).join("checkpoints");
-        let own = match fresh {
-            true => Latest {
+        let own = if fresh {
+            Latest {
                 checkpoint: None,
                 refused: Vec::new(),
-            },
-            false => newest(&checkpoints)?,
+            }
+        } else {
+            newest(&checkpoints)?
         };
         if let (None, Some(newest)) = (&own.checkpoint, own.refused.into_iter().next()) {
             return Err(ResumeError::AllDamaged {
@@ -161,7 +162,8 @@ pub(super) fn fill_in(
         match recorded {
             RecordedInit::From(recorded) if same_start(&recorded, given) => init = Some(recorded),
             recorded => {
-                let (run, given) = (run.to_path_buf(), given.clone());
+                let run = run.to_path_buf();
+                let given = given.clone();
                 return Err(ResumeError::OtherInit {
                     run,
                     recorded,
@@ -172,7 +174,8 @@ pub(super) fn fill_in(
         }
     }
     let section = |model: &ModelConfig| Table::try_from(model).expect("a section is a table");
-    let (said, found) = (section(&config.model), ModelConfig::of(source.config()));
+    let said = section(&config.model);
+    let found = ModelConfig::of(source.config());
     let actual = section(&found);
     let given_in = |section: &str| given.get(section).and_then(|section| section.as_table());
     for key in given_in("model").into_iter().flatten().map(|(key, _)| key) {

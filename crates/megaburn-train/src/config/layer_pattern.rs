@@ -73,9 +73,10 @@ impl TryFrom<String> for LayerPattern {
         let text: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
         let mut reader = Reader { text: &text, at: 0 };
         let list = reader.sum()?;
-        match reader.at == text.len() {
-            true => Ok(Self::List(list)),
-            false => Err(reader.expected("the end")),
+        if reader.at == text.len() {
+            Ok(Self::List(list))
+        } else {
+            Err(reader.expected("the end"))
         }
     }
 }
@@ -95,12 +96,13 @@ impl Reader<'_> {
         while self.takes('+') {
             list.extend(self.product()?);
         }
-        match list.len() <= MOST_LAYERS {
-            true => Ok(list),
-            false => Err(format!(
+        if list.len() <= MOST_LAYERS {
+            Ok(list)
+        } else {
+            Err(format!(
                 "a list of {} layers, which no model has",
                 list.len()
-            )),
+            ))
         }
     }
 

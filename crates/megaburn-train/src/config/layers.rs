@@ -224,7 +224,8 @@ mod tests {
     #[test]
     fn later_layers_override_earlier_ones_key_by_key() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a.toml"), dir.path().join("b.toml"));
+        let a = dir.path().join("a.toml");
+        let b = dir.path().join("b.toml");
         fs::write(
             &a,
             "[train]\nsteps = 10\nglobal_batch = 16\n[run]\nseed = 1",

@@ -49,7 +49,8 @@ impl TrainingConfig {
 impl TrainConfig {
     /// The seed and the limits of the run's groups.
     pub(crate) fn group_options(&self) -> GroupOptions {
-        let (timeout, phases) = (self.train.timeout(), self.train.phase_limits());
+        let timeout = self.train.timeout();
+        let phases = self.train.phase_limits();
         GroupOptions {
             seed: self.run.seed,
             timeout,

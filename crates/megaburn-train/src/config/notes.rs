@@ -10,10 +10,8 @@ impl TrainConfig {
         let mut notes = Vec::new();
         if let Ok(batches) = self.train.batch_schedule() {
             let steps = self.train.steps;
-            let (schedule, end) = (
-                self.optimizer.lr_schedule(steps, &batches),
-                batches.samples_after(steps),
-            );
+            let schedule = self.optimizer.lr_schedule(steps, &batches);
+            let end = batches.samples_after(steps);
             if schedule.warmup_samples > end {
                 notes.push(format!(
                     "the warm-up of {} samples is longer than the run of {end}: the learning rate ends at {:.2e} and never reaches optimizer.lr; set a smaller optimizer.warmup_steps",

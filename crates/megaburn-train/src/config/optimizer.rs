@@ -188,10 +188,8 @@ impl OptimizerConfig {
         )?;
         self.validate_loss_scale()?;
         let fraction = self.cpu_offload_fraction;
-        let (key, ok) = (
-            "optimizer.cpu_offload_fraction",
-            (0.0..=1.0).contains(&fraction),
-        );
+        let key = "optimizer.cpu_offload_fraction";
+        let ok = (0.0..=1.0).contains(&fraction);
         require(ok, key, fraction, "at least 0 and at most 1")?;
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),

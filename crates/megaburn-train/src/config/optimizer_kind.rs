@@ -202,7 +202,8 @@ impl OptimizerConfig {
             )?;
         }
         positive("optimizer.eps", self.eps)?;
-        let (sgd, muon) = (&self.sgd, &self.muon);
+        let sgd = &self.sgd;
+        let muon = &self.muon;
         let rule = "more than 0 where optimizer.sgd.nesterov is true";
         require(
             !sgd.nesterov || sgd.momentum > 0.0,
@@ -218,10 +219,8 @@ impl OptimizerConfig {
         require(dtype != Dtype::F16, "optimizer.muon.dtype", dtype, rule)?;
         // Rounded to 8 bits, a mean that a step takes less than 1/256 off stays what it is.
         let rule = "at most 0.996 where its mean is kept in bf16, or the mean would never fall";
-        let (name, of) = (
-            self.name,
-            |is_used: bool, beta| if is_used { beta } else { 0.0 },
-        );
+        let name = self.name;
+        let of = |is_used: bool, beta| if is_used { beta } else { 0.0 };
         for (key, beta, dtype) in [
             (
                 "optimizer.beta1",

@@ -86,9 +86,18 @@ pub struct ParallelConfig {
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        let (ranks, tp, dp, sp) = (None, None, None, None);
-        let (zero_ranks, bucket_size) = (None, None);
-        let (cp, pp, ep, etp, zero, overlap) = (1, 1, 1, 1, 0, true);
+        let ranks = None;
+        let tp = None;
+        let dp = None;
+        let sp = None;
+        let zero_ranks = None;
+        let bucket_size = None;
+        let cp = 1;
+        let pp = 1;
+        let ep = 1;
+        let etp = 1;
+        let zero = 0;
+        let overlap = true;
         let (schedule, chunks, micro_batch_group, pipeline_layout) = Default::default();
         let (first_stage_layers, last_stage_layers) = Default::default();
         Self {

@@ -22,7 +22,8 @@ impl ParallelConfig {
             None | Some(1) => ScheduleKind::OneForwardOneBackward,
             Some(_) => ScheduleKind::Interleaved,
         });
-        let (num_chunks, group_size) = (self.chunks, self.micro_batch_group);
+        let num_chunks = self.chunks;
+        let group_size = self.micro_batch_group;
         let config = ScheduleConfig::new(kind, pp, num_micro_batches);
         ScheduleConfig {
             num_chunks,
@@ -64,7 +65,8 @@ impl ParallelConfig {
     /// Whether a model of so many layers can be split over the pipeline; without one, whether it could be
     /// over some.
     pub(crate) fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
-        let (first, last) = (self.first_stage_layers.unwrap_or(0), self.last_stage_layers);
+        let first = self.first_stage_layers.unwrap_or(0);
+        let last = self.last_stage_layers;
         let rule = format!("at most the model's {num_layers} layers (model.layers)");
         require(
             first <= num_layers,
@@ -72,7 +74,8 @@ impl ParallelConfig {
             first,
             rule,
         )?;
-        let (left, last) = (num_layers - first, last.unwrap_or(0));
+        let left = num_layers - first;
+        let last = last.unwrap_or(0);
         let rule = format!(
             "at most {left}: the model has {num_layers} layers (model.layers), and the first stage {first} of them (parallel.first_stage_layers)"
         );

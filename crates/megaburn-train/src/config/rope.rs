@@ -145,7 +145,8 @@ impl RopeScalingConfig {
         let rule = format!("finite and more than low_freq_factor {low}");
         let ok = high > low && high.is_finite();
         require(ok, "model.rope_scaling.high_freq_factor", high, rule)?;
-        let (slow, fast) = (self.beta_slow, self.beta_fast);
+        let slow = self.beta_slow;
+        let fast = self.beta_fast;
         positive("model.rope_scaling.beta_slow", slow)?;
         let rule = format!("finite and more than beta_slow {slow}");
         let ok = fast > slow && fast.is_finite();

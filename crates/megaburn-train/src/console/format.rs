@@ -15,7 +15,8 @@ pub fn human_duration(duration: Duration) -> String {
         return format!("{:.1} s", duration.as_secs_f64());
     }
     let seconds = duration.as_secs() + u64::from(duration.subsec_millis() >= 500);
-    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    let minutes = seconds / 60;
+    let hours = seconds / 3600;
     match (hours, hours / 24) {
         (0, _) => format!("{minutes} m {:02} s", seconds % 60),
         (_, 0) => format!("{hours} h {:02} m", minutes % 60),

@@ -139,9 +139,10 @@ impl Console {
             .iter()
             .map(|loss| format!("{loss:.4}"))
             .collect::<Vec<_>>();
-        let further = match further.is_empty() {
-            true => String::new(),
-            false => format!("; of further tokens {}", further.join(", ")),
+        let further = if further.is_empty() {
+            String::new()
+        } else {
+            format!("; of further tokens {}", further.join(", "))
         };
         self.line(format!(
             "evaluation after step {step}: loss {eval_loss:.4} on unseen data{further}"

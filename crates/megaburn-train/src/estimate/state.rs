@@ -91,7 +91,8 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
     let zero = config.parallel.zero;
     let mut found = MemoryEstimate::default();
     // Elements of matrices that are gathered, and of gradients that are on their way.
-    let (mut gathered, mut sent) = (0, 0);
+    let mut gathered = 0;
+    let mut sent = 0;
     for param in params {
         let shares = if zero == 0 {
             1

@@ -10,7 +10,8 @@ pub(super) struct Curve(Vec<(f64, f64)>);
 impl Curve {
     /// The training losses and the validation losses.
     pub(super) fn of(records: &[MetricsRecord]) -> (Self, Self) {
-        let (mut train, mut validation) = (Vec::new(), Vec::new());
+        let mut train = Vec::new();
+        let mut validation = Vec::new();
         for record in records {
             let (points, loss) = match record {
                 MetricsRecord::Step(metrics) => (&mut train, metrics.loss),
@@ -93,10 +94,8 @@ impl Frame {
                 .map(|(_, loss)| *loss)
                 .filter(|loss| loss.is_finite())
         };
-        let (low, high) = (
-            losses().fold(f64::INFINITY, f64::min),
-            losses().fold(f64::NEG_INFINITY, f64::max),
-        );
+        let low = losses().fold(f64::INFINITY, f64::min);
+        let high = losses().fold(f64::NEG_INFINITY, f64::max);
         if low > high {
             return Self {
                 steps: (0.0, last),

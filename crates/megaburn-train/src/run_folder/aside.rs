@@ -56,7 +56,8 @@ pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, T
     fs::create_dir(&steps).map_err(fail(&steps))?;
     move_steps(&checkpoints, &steps, &name)?;
     for name in names_in(dir).map_err(fail(dir))? {
-        let (from, to) = (dir.join(&name), moving.join(&name));
+        let from = dir.join(&name);
+        let to = moving.join(&name);
         match Owned::of(&name)
             .filter(|owned| owned.is_ours(&from))
             .map(|owned| owned.fresh)
@@ -121,7 +122,8 @@ fn undo(dir: &Path, moving: &Path) -> Result<(), TrainError> {
         move_checkpoints(&steps, &dir.join(CHECKPOINTS))?;
     }
     for name in names_in(moving).map_err(fail(moving))? {
-        let (from, to) = (moving.join(&name), dir.join(&name));
+        let from = moving.join(&name);
+        let to = dir.join(&name);
         let moves = Owned::of(&name).is_some_and(|owned| owned.fresh == Fresh::Moves);
         if moves && !is_there(&to) {
             fs::rename(&from, to).map_err(fail(&from))?;

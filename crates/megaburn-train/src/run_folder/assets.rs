@@ -61,16 +61,18 @@ pub(crate) fn keep(
 /// Something that no run has written stands there.
 pub(super) fn check(dir: &Path) -> Result<(), RunFolderError> {
     let path = dir.join(ASSETS);
-    match is_there(&path) && !is_ours(&path) {
-        true => Err(RunFolderError::Taken { path }),
-        false => Ok(()),
+    if is_there(&path) && !is_ours(&path) {
+        Err(RunFolderError::Taken { path })
+    } else {
+        Ok(())
     }
 }
 
 /// Writes the files beside `folder` first, so that it is never half of one and half of another model. After a
 /// crash between the two renames [`restore`] brings the old one back.
 fn replace(folder: &Path, files: &[(String, Vec<u8>)], run_id: &str) -> io::Result<()> {
-    let (staging, old) = (sibling_path(folder, TMP), sibling_path(folder, REPLACED));
+    let staging = sibling_path(folder, TMP);
+    let old = sibling_path(folder, REPLACED);
     fs::create_dir(&staging)?;
     // The mark is the first file: the next start knows by it what a kill has left.
     let mark = (MARK.to_string(), format!("{run_id}\n").into_bytes());
@@ -101,9 +103,10 @@ pub(super) fn restore(dir: &Path) -> io::Result<()> {
             continue;
         };
         if is_ours(&path) {
-            match suffix == REPLACED && !is_there(&folder) {
-                true => fs::rename(&path, &folder)?,
-                false => fs::remove_dir_all(&path)?,
+            if suffix == REPLACED && !is_there(&folder) {
+                fs::rename(&path, &folder)?
+            } else {
+                fs::remove_dir_all(&path)?
             }
         } else {
             // Of a run that was killed before it had written the mark. It is not removed if something is in it.
@@ -116,9 +119,10 @@ pub(super) fn restore(dir: &Path) -> io::Result<()> {
 /// Marks the `hf/` of a run that an older version began.
 pub(super) fn adopt(dir: &Path, run_id: &str) -> io::Result<()> {
     let folder = dir.join(ASSETS);
-    match holds_only_ours(&folder) {
-        true => fs::write(folder.join(MARK), format!("{run_id}\n")),
-        false => Ok(()),
+    if holds_only_ours(&folder) {
+        fs::write(folder.join(MARK), format!("{run_id}\n"))
+    } else {
+        Ok(())
     }
 }
 

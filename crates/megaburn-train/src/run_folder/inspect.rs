@@ -176,9 +176,10 @@ mod tests {
         for name in names {
             let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            match name.ends_with('/') {
-                true => fs::create_dir_all(path).unwrap(),
-                false => fs::write(path, "").unwrap(),
+            if name.ends_with('/') {
+                fs::create_dir_all(path).unwrap()
+            } else {
+                fs::write(path, "").unwrap()
             }
         }
         dir

@@ -58,7 +58,8 @@ impl RunLock {
             .append(true)
             .open(&path);
         let file = open.map_err(fail)?;
-        let (start, mut is_told) = (Instant::now(), false);
+        let start = Instant::now();
+        let mut is_told = false;
         loop {
             match file.try_lock() {
                 Ok(()) => break,
@@ -102,7 +103,8 @@ impl RunLock {
     pub(super) fn sign(&mut self, run_id: &str) -> io::Result<()> {
         // Another start of the same run has other random bits.
         let start = Marker::new()?.run_id;
-        let (host, pid) = (host_name(), process::id());
+        let host = host_name();
+        let pid = process::id();
         let machine = machine();
         self.text = format!(
             "{FIRST_WORD}{run_id}\nstart {start}\nhost {host} pid {pid}\nmachine {machine}\n"
@@ -133,12 +135,13 @@ impl RunLock {
         let mut file = &self.file;
         file.rewind()?;
         file.read_to_string(&mut text)?;
-        match text == self.text {
-            true => Ok(Ok(())),
-            false => Ok(Err(format!(
+        if text == self.text {
+            Ok(Ok(()))
+        } else {
+            Ok(Err(format!(
                 "another run was started there (`{LOCK}` says: {})",
                 text.trim()
-            ))),
+            )))
         }
     }
 }

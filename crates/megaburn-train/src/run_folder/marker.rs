@@ -59,7 +59,8 @@ impl Marker {
             Ok(text) => text,
             Err(error) if is_absent(&error) => return Ok(None),
             Err(error) if may_pass(&error) => {
-                let (host, why) = (host_name(), error.to_string());
+                let host = host_name();
+                let why = error.to_string();
                 return Err(RunFolderError::Unreadable { host, path, why });
             }
             Err(error) => {

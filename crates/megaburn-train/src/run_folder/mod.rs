@@ -82,7 +82,8 @@ pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<()
     if let Some(init) = config.model.init.as_ref().filter(|_| fresh)
         && is_part_of(dir, Path::new(init))
     {
-        let (init, path) = (init.clone(), dir.to_path_buf());
+        let init = init.clone();
+        let path = dir.to_path_buf();
         return Err(RunFolderError::FreshInit { init, path }.into());
     }
     Ok(())

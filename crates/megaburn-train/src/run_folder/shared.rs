@@ -46,7 +46,8 @@ pub(super) fn agree(
         .unwrap_or_else(|_| dir.to_path_buf())
         .join(MARKER);
     let unseen = look(dir, run_id, patience).err().map(|(why, is_fault)| {
-        let (host, path) = (host_name(), path.display().to_string());
+        let host = host_name();
+        let path = path.display().to_string();
         FolderDisagreement {
             host,
             path,
@@ -102,7 +103,8 @@ fn first(
 
 /// Looks for the marker; returns what there is instead, and whether that is a failure of the system.
 fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, bool)> {
-    let (start, mut is_told) = (Instant::now(), false);
+    let start = Instant::now();
+    let mut is_told = false;
     loop {
         let found = match Marker::read(dir) {
             Ok(Some(marker)) if marker.run_id == run_id => return Ok(()),
@@ -118,7 +120,8 @@ fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, boo
             return Err(found);
         }
         if start.elapsed() >= QUIET && !is_told {
-            let (path, seconds) = (dir.join(MARKER), patience.as_secs());
+            let path = dir.join(MARKER);
+            let seconds = patience.as_secs();
             tracing::warn!(
                 "rank 0's `{}` {} on host {}: it is waited for, {seconds} seconds at most",
                 path.display(),

@@ -55,7 +55,8 @@ impl GenerateJob<'_> {
         // Ranks that share experts read the same prompts.
         let shares_experts = layout.ep * layout.etp > 1;
         if layout.dp > 1 && !shares_experts {
-            let (key, value) = ("--layout", layout.to_string());
+            let key = "--layout";
+            let value = layout.to_string();
             let rule = "of tpN, ppN, cpN and epN: generation splits the model over ranks, and the reading of prompts";
             return Err(TrainError::Invalid {
                 key,

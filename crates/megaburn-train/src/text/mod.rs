@@ -57,7 +57,8 @@ pub(crate) fn continue_text(
     read: impl FnMut(&Decoder, &Next<'_>, &mut DecoderCache) -> Result<Tensor<3>, TrainError>,
 ) -> Result<Vec<Continuation>, TrainError> {
     if stop.iter().any(String::is_empty) {
-        let (value, rule) = ("empty".into(), "a text of one character or more".into());
+        let value = "empty".into();
+        let rule = "a text of one character or more".into();
         return Err(TrainError::Invalid {
             key: "--stop",
             value,

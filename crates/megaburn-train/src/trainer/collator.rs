@@ -126,15 +126,15 @@ pub(super) fn batch(
     mtp_depths: usize,
     device: &Device,
 ) -> Result<Batch, MeshError> {
-    let documents = match split {
-        false => None,
-        true => {
-            let documents = PackedRows::new(rows.iter().map(|row| row.bounds.clone()).collect())?;
-            documents.check(zigzag)?;
-            Some(documents)
-        }
+    let documents = if split {
+        let documents = PackedRows::new(rows.iter().map(|row| row.bounds.clone()).collect())?;
+        documents.check(zigzag)?;
+        Some(documents)
+    } else {
+        None
     };
-    let (seq_len, count) = (rows.first().map_or(0, |row| row.tokens.len()), rows.len());
+    let seq_len = rows.first().map_or(0, |row| row.tokens.len());
+    let count = rows.len();
     let held: Vec<Vec<usize>> = match &documents {
         Some(all) => (0..count)
             .map(|row| all.tokens(row, zigzag).collect())
@@ -169,17 +169,14 @@ pub(super) fn batch(
         }
     });
     let ahead = ahead.collect();
-    let (tokens, labels) = (
-        matrix(&|row| (&row.tokens).into()),
-        matrix(&|row| (&row.labels).into()),
-    );
+    let tokens = matrix(&|row| (&row.tokens).into());
+    let labels = matrix(&|row| (&row.labels).into());
     let (counted, loss_mask_values) = counted(&labels);
     let documents = documents.map(PackedDocuments::new);
-    let (tokens, labels) = (tensor(tokens), tensor(labels));
-    let (lens, ranks) = (
-        rows.iter().flat_map(|row| row.lens.clone()).collect(),
-        zigzag.ranks(),
-    );
+    let tokens = tensor(tokens);
+    let labels = tensor(labels);
+    let lens = rows.iter().flat_map(|row| row.lens.clone()).collect();
+    let ranks = zigzag.ranks();
     let parallel = None;
     Ok(Batch {
         tokens,

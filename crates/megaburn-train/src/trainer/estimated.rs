@@ -89,7 +89,8 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
             // What is kept, and what is on its way.
             _ => mean(|kept| kept.gradients) + all,
         };
-        let (parameters, gradients) = (2 * parameters, 4 * gradients);
+        let parameters = 2 * parameters;
+        let gradients = 4 * gradients;
         let moments = if config.optimizer.name.to_string() == "lion" {
             4
         } else {

@@ -35,7 +35,8 @@ impl Trainer {
         mut stop: impl FnMut() -> Result<bool, TrainError>,
     ) -> Result<Option<EvalMetrics>, TrainError> {
         let Some(valid) = &self.valid else {
-            let (key, rule) = ("data.validation_fraction", "more than 0 for an evaluation");
+            let key = "data.validation_fraction";
+            let rule = "more than 0 for an evaluation";
             return Err(TrainError::Invalid {
                 key,
                 value: "0".into(),
@@ -57,13 +58,16 @@ impl Trainer {
                 self.sharding.release();
                 return Ok(None);
             }
-            let (model, plain, losses) = (&model, &plain, &mut losses);
+            let model = &model;
+            let plain = &plain;
+            let losses = &mut losses;
             let first = step * global_batch;
             let dynamic = self.hybrid_batches(valid, first, total)?;
             let own = dynamic
                 .as_ref()
                 .map(|of| self.pipeline.forward_only(of.num_passes()));
-            let (dynamic, own) = (dynamic.as_ref(), own.transpose()?);
+            let dynamic = dynamic.as_ref();
+            let own = own.transpose()?;
             let mut passes = Evaluation {
                 trainer: self,
                 model,
@@ -80,7 +84,8 @@ impl Trainer {
         self.sharding.check()?;
         self.sharding.release();
         let sums = losses.read()?.over(&self.groups.batch)?;
-        let (eval_loss, mtp_losses) = (sums.mean(), sums.mtp_means());
+        let eval_loss = sums.mean();
+        let mtp_losses = sums.mtp_means();
         Ok(Some(EvalMetrics {
             step: self.progress.step,
             eval_loss,

@@ -94,7 +94,8 @@ impl Trainer {
     fn loads(&self, num: usize) -> Result<Vec<Option<LoadCounts>>, TrainError> {
         let layers = self.model_config.num_blocks();
         let width = 2 * num + LOSSES;
-        let (mut all, mut quantile_counts) = (vec![0.0; layers * width], vec![Vec::new(); layers]);
+        let mut all = vec![0.0; layers * width];
+        let mut quantile_counts = vec![Vec::new(); layers];
         for (layer, router) in self.model_in_flight().routers() {
             let counts = router
                 .load()

@@ -43,7 +43,8 @@ impl HybridContext {
         model: &DecoderConfig,
         groups: &ProcessGroups,
     ) -> Result<Option<Self>, TrainError> {
-        let (layout, all) = (groups.layout(), &groups.dp_cp);
+        let layout = groups.layout();
+        let all = &groups.dp_cp;
         let Some(context) = config.hybrid_context(&layout, model) else {
             return Ok(None);
         };
@@ -64,7 +65,8 @@ impl HybridContext {
         };
         let found: Result<Vec<_>, _> = sizes.map(shared).collect();
         let groups = found?.into_iter().flatten().collect();
-        let (passes, mtp_depths) = (Vec::new(), model.mtp_layers);
+        let passes = Vec::new();
+        let mtp_depths = model.mtp_layers;
         Ok(Some(Self {
             context,
             rank: all.rank(),

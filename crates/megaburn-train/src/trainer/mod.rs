@@ -170,7 +170,8 @@ impl Trainer {
             .with_dropout(config.train.dropout())?
             .with_context_parallel(&groups.cp, &config.context_comms(&layout, &model_config)?)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
-        let (main_grads, vector_grads) = (main_grads(&model), vector_grads(&model));
+        let main_grads = main_grads(&model);
+        let vector_grads = vector_grads(&model);
         let direct = main_grads.keys().cloned();
         let chunks = plan
             .iter()
@@ -283,7 +284,8 @@ impl Trainer {
             .schedules
             .batch
             .batch_size(self.progress.consumed_samples);
-        let (micro, dp) = (self.batch.micro_batch_size(), self.batch.dp());
+        let micro = self.batch.micro_batch_size();
+        let dp = self.batch.dp();
         GlobalBatch::new(samples, micro, dp).expect("every batch was checked")
     }
 

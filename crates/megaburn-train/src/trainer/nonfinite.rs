@@ -100,9 +100,12 @@ impl Trainer {
         let all = objects::gather(world, &mine)?.into_iter().enumerate();
         let (ranks, params): (Vec<_>, Vec<String>) =
             all.filter_map(|(rank, param)| Some((rank, param?))).unzip();
-        let latest = |first: String, next: String| match place(&next) > place(&first) {
-            true => next,
-            false => first,
+        let latest = |first: String, next: String| {
+            if place(&next) > place(&first) {
+                next
+            } else {
+                first
+            }
         };
         let non_finite_origin = params
             .into_iter()

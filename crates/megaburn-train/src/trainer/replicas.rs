@@ -76,7 +76,8 @@ fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<ParamHash> {
         shard.for_each_run(piece, |local, _, len| {
             hash.update(&bytes[local * size..(local + len) * size]);
         });
-        let (start, end) = (piece.global.start, piece.global.end);
+        let start = piece.global.start;
+        let end = piece.global.end;
         ParamHash {
             param: path.to_string(),
             start,

@@ -162,10 +162,8 @@ impl Trainer {
                 .map(|fields| fields.remove("max_seq_len"));
         }
         difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
-            let (path, what) = (
-                checkpoint.path().into(),
-                format!("is of another model: {difference}"),
-            );
+            let path = checkpoint.path().into();
+            let what = format!("is of another model: {difference}");
             Err(ResumeError::Other { path, what }.into())
         })
     }
@@ -208,7 +206,8 @@ impl Trainer {
 
     /// Refuses a checkpoint of another stream of samples.
     fn check_samples(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let (saved, mine) = (read_state(checkpoint)?, self.state());
+        let saved = read_state(checkpoint)?;
+        let mine = self.state();
         for (name, saved, mine) in [
             ("run.seed", saved.seed, mine.seed),
             ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
@@ -225,7 +224,8 @@ impl Trainer {
                     HASH => format!("xxh3 {value:016x}"),
                     _ => value.to_string(),
                 };
-                let (saved, mine) = (shown(saved), shown(mine));
+                let saved = shown(saved);
+                let mine = shown(mine);
                 let what = format!(
                     "was trained with another order of samples: {name} is {saved} there and {mine} here"
                 );
@@ -241,7 +241,8 @@ impl Trainer {
                 Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
                 None => "no data.documents".to_string(),
             };
-            let (saved, mine) = (keys(saved.document_multiple), keys(mine.document_multiple));
+            let saved = keys(saved.document_multiple);
+            let mine = keys(mine.document_multiple);
             let what = format!(
                 "was trained on samples that are read otherwise: {saved} there, {mine} here"
             );
@@ -264,7 +265,8 @@ impl Trainer {
             .model
             .take()
             .expect("the model is only away during an update");
-        let (dtype, plan) = (self.config.train.dtype.into(), &self.plan);
+        let dtype = self.config.train.dtype.into();
+        let plan = &self.plan;
         let model = self.optimizer.load_params(model, dtype, |path, _| {
             let data = source.local(path, plan)?;
             progress.add(data.as_bytes().len() as u64);

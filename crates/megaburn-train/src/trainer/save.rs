@@ -76,7 +76,8 @@ impl Trainer {
         // A tensor comes to the host when it is written. What ZeRO shares out is there already: `full_state` has
         // gathered all of it into the memory of the ranks that write.
         let params = lazy_params(self.model()).into_iter().map(|param| {
-            let (name, shard) = (format!("model.{}", param.path), shard(&param.path));
+            let name = format!("model.{}", param.path);
+            let shard = shard(&param.path);
             match masters.remove(&param.path) {
                 Some(master) => lazy(name, shard, master.dtype(), move || read(master)),
                 None => lazy(name, shard, param.dtype, move || param.read()),

@@ -23,7 +23,8 @@ pub(super) struct StepRates {
 
 impl Schedules {
     pub(super) fn of(config: &TrainConfig) -> Result<Self, TrainError> {
-        let (optimizer, steps) = (&config.optimizer, config.train.steps);
+        let optimizer = &config.optimizer;
+        let steps = config.train.steps;
         let batch = config.train.batch_schedule()?;
         Ok(Self {
             lr: optimizer.lr_schedule(steps, &batch),
@@ -75,16 +76,14 @@ mod tests {
             .unwrap();
         let rates = Schedules::of(&config).unwrap().rates(40);
         let weight_decay = 0.1 + (0.5 - 0.1) * 0.05;
-        let (all, own) = (
-            Rates {
-                lr: 1.5e-3,
-                weight_decay,
-            },
-            Rates {
-                lr: 5e-5,
-                weight_decay,
-            },
-        );
+        let all = Rates {
+            lr: 1.5e-3,
+            weight_decay,
+        };
+        let own = Rates {
+            lr: 5e-5,
+            weight_decay,
+        };
         for path in ["embedding.weight", "head.weight"] {
             assert_eq!(rates.of(path), own, "{path}");
         }

@@ -85,15 +85,17 @@ impl Trainer {
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
         let rates = self.schedules.rates(trained);
-        let num_zeros = match self.config.train.log_num_zeros {
-            true => Some(self.grads.num_zeros()?),
-            false => None,
+        let num_zeros = if self.config.train.log_num_zeros {
+            Some(self.grads.num_zeros()?)
+        } else {
+            None
         };
         self.grads.skip_if_not_finite(&loss);
         self.update(&rates, &norm)?;
-        let params_norm = match self.config.train.log_params_norm {
-            true => Some(self.grads.params_norm(self.model())?),
-            false => None,
+        let params_norm = if self.config.train.log_params_norm {
+            Some(self.grads.params_norm(self.model())?)
+        } else {
+            None
         };
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
@@ -213,7 +215,8 @@ impl Trainer {
             .map_or(0, LossScaler::max_backoffs);
         if self.consecutive_skips >= MAX_CONSECUTIVE_SKIPS.saturating_add(backoffs) {
             let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
-            let (skips, diagnosis) = (self.consecutive_skips, Diagnosis::None);
+            let skips = self.consecutive_skips;
+            let diagnosis = Diagnosis::None;
             return Err(TrainError::TooManySkippedSteps {
                 step,
                 skips,
@@ -249,7 +252,8 @@ impl Trainer {
 
     /// Where micro-batch `index` of this rank stands in the run, by which dropout knows its tokens.
     pub(super) fn token_block(&self, index: usize) -> TokenBlock {
-        let (batch, consumed) = (self.next_batch(), self.progress.consumed_samples);
+        let batch = self.next_batch();
+        let consumed = self.progress.consumed_samples;
         let numbers = batch.micro_batch(consumed, self.groups.dp.rank(), index);
         let first = (numbers.start - consumed) as usize;
         TokenBlock::new(self.progress.step, batch.global_batch_size(), first)
@@ -287,10 +291,8 @@ impl Trainer {
             .pipeline
             .training(passes.unwrap_or(batch.num_micro_batches()))?;
         let wire = self.wire();
-        let (plain, losses) = (
-            self.device.clone().inner(),
-            Losses::of(self.model_config.mtp_layers),
-        );
+        let plain = self.device.clone().inner();
+        let losses = Losses::of(self.model_config.mtp_layers);
         let mut passes = Training {
             trainer: self,
             sums,
@@ -305,14 +307,12 @@ impl Trainer {
 
     /// How samples become what this rank's model reads.
     pub(super) fn batching(&self) -> Collator {
-        let (
-            DataConfig {
-                documents,
-                document_multiple,
-                ..
-            },
-            eos,
-        ) = (&self.config.data, self.data.tokenizer.eos());
+        let DataConfig {
+            documents,
+            document_multiple,
+            ..
+        } = &self.config.data;
+        let eos = self.data.tokenizer.eos();
         Collator {
             seq_len: self.config.data.seq_len,
             padded: self.config.padded_seq_len(&self.groups.layout()),

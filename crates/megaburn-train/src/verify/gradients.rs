@@ -28,7 +28,9 @@ pub(super) fn compare_gradients(
     ranks: impl Iterator<Item = Local>,
 ) -> Result<(Vec<Difference>, Vec<String>), TrainError> {
     let whole = gather(reference, ranks)?;
-    let (mut found, mut skipped, mut all) = (Vec::new(), Vec::new(), 0.0);
+    let mut found = Vec::new();
+    let mut skipped = Vec::new();
+    let mut all = 0.0;
     for param in reference.source.params().filter(|param| !param.is_buffer) {
         let values = &whole[&param.path];
         for (part, expected) in param.parts.iter().zip(expected(reference, param)?) {
@@ -41,9 +43,10 @@ pub(super) fn compare_gradients(
             for row in 0..rows {
                 for (column, of_ours) in part.columns.clone().enumerate() {
                     let ours = f64::from(values[row * columns + of_ours]);
-                    let at = match param.transposed {
-                        true => column * rows + row,
-                        false => row * part.columns.len() + column,
+                    let at = if param.transposed {
+                        column * rows + row
+                    } else {
+                        row * part.columns.len() + column
                     };
                     let theirs = f64::from(expected[at]);
                     distance += (ours - theirs).powi(2);

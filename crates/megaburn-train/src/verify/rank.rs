@@ -126,7 +126,8 @@ impl<'a> VerifyRank<'a> {
             .reference
             .numbers("train_losses")?
             .map_or(1, |losses| losses.len());
-        let (mut first, mut losses) = (None, Vec::new());
+        let mut first = None;
+        let mut losses = Vec::new();
         for _ in 0..steps.max(1) {
             losses.push(self.backward()?);
             first.get_or_insert_with(|| self.local());
@@ -175,9 +176,11 @@ impl<'a> VerifyRank<'a> {
     /// Returns the mean losses; gradients of what is learnt from are in `grads` then.
     fn backward(&mut self) -> Result<Vec<f64>, TrainError> {
         self.grads.reset();
-        let (schedule, wire) = (self.pipeline.training(1)?, self.wire());
+        let schedule = self.pipeline.training(1)?;
+        let wire = self.wire();
         let mut pass = VerifyExecutor::new(&self.model, &self.tokens, Some(&self.labels));
-        (pass.ahead, pass.scaling_factor) = (&self.ahead, self.reference.mtp_loss_scaling_factor);
+        pass.ahead = &self.ahead;
+        pass.scaling_factor = self.reference.mtp_loss_scaling_factor;
         pass.grads = Some(&mut self.grads);
         run(&schedule, &wire, &mut pass)?;
         let mut mine = vec![0.0; 2 + self.ahead.len()];

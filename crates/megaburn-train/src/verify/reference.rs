@@ -109,7 +109,8 @@ impl Reference {
         } else {
             source.without_mtp()
         };
-        let (vocab, path) = (source.config().vocab, tensors.path().to_path_buf());
+        let vocab = source.config().vocab;
+        let path = tensors.path().to_path_buf();
         let tokens = tensors.read("input_ids")?;
         let shape = tokens.shape().to_vec();
         let bad = |name: &str, why: String| ModelError::Tensor {
@@ -146,7 +147,8 @@ impl Reference {
             .transpose()?;
         if let Some(labels) = &labels {
             if labels.shape() != tokens.shape() || labels.dtype() != DType::I64 {
-                let (found, dtype) = (labels.shape(), labels.dtype());
+                let found = labels.shape();
+                let dtype = labels.dtype();
                 return Err(bad(
                     "labels",
                     format!("expected {shape:?} of I64, found {found:?} of {dtype:?}"),

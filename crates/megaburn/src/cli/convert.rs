@@ -124,7 +124,8 @@ impl ImportArgs {
             force,
         } = self;
         let source = import(&from, &to, dtype.map(DType::from), force)?;
-        let (family, params) = (source.config().family, source.num_params());
+        let family = source.config().family;
+        let params = source.num_params();
         print::note(format!(
             "{family}, {params} parameters: {} -> {}",
             from.display(),
@@ -180,7 +181,8 @@ impl ExportArgs {
             force,
         } = self;
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
-            let (key, value) = ("--max-shard-gb", max_shard_gb.to_string());
+            let key = "--max-shard-gb";
+            let value = max_shard_gb.to_string();
             return Err(TrainError::Invalid {
                 key,
                 value,
@@ -196,10 +198,8 @@ impl ExportArgs {
             ..Default::default()
         };
         let written = export(&from, &to, &options)?;
-        let (num_files, plural) = (
-            written.files.len(),
-            if written.files.len() == 1 { "" } else { "s" },
-        );
+        let num_files = written.files.len();
+        let plural = if written.files.len() == 1 { "" } else { "s" };
         print::note(format!(
             "{} tensors, {} bytes in {num_files} file{plural}: {} -> {}",
             written.num_tensors,

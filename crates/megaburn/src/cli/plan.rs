@@ -107,11 +107,9 @@ fn report(
     timing: &Timing,
 ) -> Result<String, PipelineError> {
     let stages = schedule.stages;
-    let (p, v, m) = (
-        stages.num_ranks,
-        stages.num_chunks,
-        schedule.num_micro_batches,
-    );
+    let p = stages.num_ranks;
+    let v = stages.num_chunks;
+    let m = schedule.num_micro_batches;
     let group = match schedule.kind {
         ScheduleKind::Interleaved => format!(", groups of {}", config.group_size()?),
         _ => String::new(),

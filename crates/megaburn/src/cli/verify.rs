@@ -114,7 +114,8 @@ impl VerifyArgs {
         ] {
             *tolerance = given.unwrap_or(*tolerance);
             if tolerance.is_nan() || *tolerance < 0.0 {
-                let (value, rule) = (tolerance.to_string(), "0 or more".into());
+                let value = tolerance.to_string();
+                let rule = "0 or more".into();
                 return Err(TrainError::Invalid { key, value, rule });
             }
         }
@@ -122,9 +123,10 @@ impl VerifyArgs {
         let env = RankEnv::from_env()?;
         let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
         let reference = Reference::open(&self.dirs[0])?.with_cp_comm(self.cp_comm);
-        let texts = match self.layout.is_empty() {
-            true => vec!["tp1".to_string()],
-            false => self.layout.clone(),
+        let texts = if self.layout.is_empty() {
+            vec!["tp1".to_string()]
+        } else {
+            self.layout.clone()
         };
         // What is no layout at all is bad input, before anything is computed.
         let mut layouts = Vec::new();
@@ -162,9 +164,10 @@ impl VerifyArgs {
                 continue;
             }
             ok &= report.ok;
-            match self.json {
-                true => print::result(json!(report))?,
-                false => print::result(line(&report))?,
+            if self.json {
+                print::result(json!(report))?
+            } else {
+                print::result(line(&report))?
             }
         }
         Ok(ok)
@@ -202,7 +205,8 @@ impl VerifyArgs {
     /// Whether two models are the same, bit for bit.
     fn compare(&self, a: &Path, b: &Path) -> Result<bool, TrainError> {
         if !self.layout.is_empty() {
-            let (key, value) = ("--layout", self.layout.join(", "));
+            let key = "--layout";
+            let value = self.layout.join(", ");
             let rule = "left out where two models are compared".into();
             return Err(TrainError::Invalid { key, value, rule });
         }
@@ -227,9 +231,10 @@ impl VerifyArgs {
     fn print(&self, a: &dyn TensorSource, b: &dyn TensorSource) -> Result<bool, TrainError> {
         let mut printed = Ok(());
         let found = compare(a, b, |tensor| {
-            let line = match self.json {
-                true => Some(tensor_json(tensor).to_string()),
-                false => difference(tensor),
+            let line = if self.json {
+                Some(tensor_json(tensor).to_string())
+            } else {
+                difference(tensor)
             };
             if let (Ok(()), Some(line)) = (&printed, line) {
                 printed = print::result(line);
@@ -263,9 +268,10 @@ enum Side {
 impl Side {
     fn open(path: &Path) -> Result<Self, ModelError> {
         // Of any architecture: its tensors need no meaning to be compared.
-        match path.join("config.json").is_file() {
-            true => Ok(Self::Hf(HfDir::open(path)?)),
-            false => Ok(Self::Model(Box::new(ModelSource::open_verified(path)?))),
+        if path.join("config.json").is_file() {
+            Ok(Self::Hf(HfDir::open(path)?))
+        } else {
+            Ok(Self::Model(Box::new(ModelSource::open_verified(path)?)))
         }
     }
 }

@@ -59,8 +59,10 @@ pub(super) fn flash_backward_keys<F: Float>(
     let mut rows = Shared::<[f32]>::new_aligned_slice(comptime!(4 * tile), 16usize);
     let at_v = comptime!(own_rows * row_len(d)).runtime();
 
-    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
-    let (s_q, s_k) = (of_q.len, of_k.len);
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let s_q = of_q.len;
+    let s_k = of_k.len;
     let first = CUBE_POS_X * comptime!(own_rows as u32);
     let start_k = batch as usize * of_k.batch + head as usize * of_k.head;
     let start_v = batch as usize * of_v.batch + head as usize * of_v.head;

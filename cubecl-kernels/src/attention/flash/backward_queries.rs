@@ -54,8 +54,10 @@ pub(super) fn flash_backward_queries<F: Float>(
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
     let at_dout = comptime!(own_rows * row_len(d)).runtime();
 
-    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
-    let (s_q, s_k) = (of_q.len, of_k.len);
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let s_q = of_q.len;
+    let s_k = of_k.len;
     // The last queries see the most keys: they go first.
     let first = reversed_index(CUBE_POS_X, CUBE_COUNT_X) * comptime!(own_rows as u32);
     let of_head = (head / group) as usize;

@@ -12,7 +12,8 @@ pub(super) fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
     const UNITS: usize = 256;
     let [s_q, b, hq, d_v] = dims(out);
     let delta = tensor::empty(out, Shape::from([b, hq, s_q]), DType::F32);
-    let (rows, chunks) = (s_q * b * hq, d_v / 8);
+    let rows = s_q * b * hq;
+    let chunks = d_v / 8;
     let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
     // SAFETY: rows and chunks behind the last are not read.
     unsafe {
@@ -63,7 +64,8 @@ fn flash_delta<F: Float>(
     if row < rows && chunk == 0 {
         // A row is `(position * batch + sequence) * heads + head`.
         let per_position = rows / s_q;
-        let (position, rest) = (row / per_position, row % per_position);
+        let position = row / per_position;
+        let rest = row % per_position;
         delta[(rest * s_q + position) as usize] = sum;
     }
 }

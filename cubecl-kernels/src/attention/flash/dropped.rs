@@ -39,13 +39,14 @@ impl Dropped {
             return Self::No;
         };
         let (first, by) = key.numbers();
-        match by[..3]
+        if by[..3]
             .iter()
             .chain([&first])
             .all(|number| number.is_multiple_of(2))
         {
-            true => Self::Pairs,
-            false => Self::Each,
+            Self::Pairs
+        } else {
+            Self::Each
         }
     }
 }

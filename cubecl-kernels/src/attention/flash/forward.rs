@@ -102,10 +102,12 @@ pub(super) fn flash_forward<F: Float>(
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
 
-    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
     // The last queries see the most keys: they go first.
     let first = reversed_index(CUBE_POS_X, CUBE_COUNT_X) * comptime!(queries as u32);
-    let (s_q, s_k) = (of_q.len, of_k.len);
+    let s_q = of_q.len;
+    let s_k = of_k.len;
     let of_head = (head / group) as usize;
     let start_q = batch as usize * of_q.batch + head as usize * of_q.head;
     let start_k = batch as usize * of_k.batch + of_head * of_k.head;

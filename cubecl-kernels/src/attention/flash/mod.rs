@@ -39,7 +39,8 @@ use visible::{Side, Visible};
 /// Whether the kernels compute this; everything else is composed.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
     let [q, k, v] = inputs;
-    let ([s_q, b, hq, d], d_v) = (dims(q), dims(v)[3]);
+    let [s_q, b, hq, d] = dims(q);
+    let d_v = dims(v)[3];
     CudaQueue::of(q).is_some()
         && kernel::chosen().resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
         && [k, v].iter().all(|x| x.dtype == q.dtype)
@@ -99,7 +100,8 @@ pub(super) fn forward(
     [q, k, v]: [&CubeTensor; 3],
     options: &AttentionOptions,
 ) -> (CubeTensor, CubeTensor) {
-    let ([s_q, b, hq, d], [_, _, hkv, d_v]) = (dims(q), dims(v));
+    let [s_q, b, hq, d] = dims(q);
+    let [_, _, hkv, d_v] = dims(v);
     let shape = forward_shape(d, d_v, options, products_of(q));
     let out = tensor::empty(q, Shape::from([s_q, b, hq, d_v]), q.dtype);
     let lse = tensor::empty(q, Shape::from([b, hq, s_q]), DType::F32);
@@ -148,11 +150,13 @@ pub(super) fn backward(
     let delta = delta::row_sums(&out, &dout);
     let saved = [&dout, &lse, &delta];
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
-    let (d, d_v) = (dims(q)[3], dims(v)[3]);
+    let d = dims(q)[3];
+    let d_v = dims(v)[3];
     for shape in backward_shapes(d, d_v, options, products_of(q)) {
-        match shape.of_keys || shape.of_values {
-            false => queries(inputs, saved, &dq, options, shape),
-            true => keys(inputs, saved, [&dk, &dv], options, shape),
+        if shape.of_keys || shape.of_values {
+            keys(inputs, saved, [&dk, &dv], options, shape)
+        } else {
+            queries(inputs, saved, &dq, options, shape)
         }
     }
     [dq, dk, dv]
@@ -165,7 +169,8 @@ fn keys(
     options: &AttentionOptions,
     shape: Backward,
 ) {
-    let ([_, b, hq, d], [s_k, _, hkv, _]) = (dims(q), dims(k));
+    let [_, b, hq, d] = dims(q);
+    let [s_k, _, hkv, _] = dims(k);
     // SAFETY: as the forward's.
     unsafe {
         flash_backward_keys::launch_unchecked(
@@ -202,7 +207,8 @@ fn queries(
     options: &AttentionOptions,
     shape: Backward,
 ) {
-    let ([s_q, b, hq, d], [_, _, hkv, _]) = (dims(q), dims(k));
+    let [s_q, b, hq, d] = dims(q);
+    let [_, _, hkv, _] = dims(k);
     // SAFETY: as the forward's.
     unsafe {
         flash_backward_queries::launch_unchecked(

@@ -22,14 +22,16 @@ pub(in crate::attention) type OnGpu = Arc<OnceLock<Bounds>>;
 pub(super) fn bounds(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
     let brought = packed.on_gpu.get_or_init(|| bring(packed, like));
     // A process has one GPU; one that asks for another pays each time.
-    match brought.of_queries.device == like.device {
-        true => brought.clone(),
-        false => bring(packed, like),
+    if brought.of_queries.device == like.device {
+        brought.clone()
+    } else {
+        bring(packed, like)
     }
 }
 
 fn bring(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
-    let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
+    let mut of_queries = Vec::new();
+    let mut of_keys = Vec::new();
     for Sequence {
         queries,
         keys,
@@ -51,7 +53,8 @@ fn bring(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
             .flat_map(|number: &i32| number.to_ne_bytes())
             .collect();
         let handle = like.client.create_from_slice(&bytes);
-        let (client, device) = (like.client.clone(), like.device.clone());
+        let client = like.client.clone();
+        let device = like.device.clone();
         CubeTensor::new_contiguous(
             client,
             device,

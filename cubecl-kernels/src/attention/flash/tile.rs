@@ -72,10 +72,8 @@ pub(super) fn copy_tile<F: Float>(
         let index = UNIT_POS + comptime!(ahead as u32);
         let all = comptime!(row_sum.is_multiple_of(units));
         if all || UNIT_POS + comptime!((i * units) as u32) < comptime!(row_sum as u32) {
-            let (row, chunk) = (
-                index / comptime!(chunks as u32),
-                index % comptime!(chunks as u32),
-            );
+            let row = index / comptime!(chunks as u32);
+            let chunk = index % comptime!(chunks as u32);
             let first = first + comptime!((i * step) as u32);
             let mut is_there = first + row < of.len;
             if comptime!(!d.is_multiple_of(STEP)) {

@@ -55,10 +55,8 @@ impl Assembly {
         let sums = registers(0..columns / 2);
         let dtype = self.dtype;
         for step in 0..steps(d) {
-            let (a, b) = (
-                ahead_of_columns(step, left_rows),
-                ahead_of_columns(step, columns),
-            );
+            let a = ahead_of_columns(step, left_rows);
+            let b = ahead_of_columns(step, columns);
             let adds = usize::from(step > 0);
             let _ = writeln!(
                 self.text,
@@ -72,12 +70,11 @@ impl Assembly {
     /// Adds the products of weights, four registers from `left` on for 16 of `rows` rows, with
     /// `columns` columns of the tile in `right`.
     fn with_columns(mut self, [left, right]: [usize; 2], [rows, columns]: [usize; 2]) -> Self {
-        let (sums, dtype) = (registers(0..columns / 2), self.dtype);
+        let sums = registers(0..columns / 2);
+        let dtype = self.dtype;
         for step in 0..rows / STEP {
-            let (a, b) = (
-                registers(left + 4 * step..left + 4 * step + 4),
-                step * panel(STEP),
-            );
+            let a = registers(left + 4 * step..left + 4 * step + 4);
+            let b = step * panel(STEP);
             let _ = writeln!(
                 self.text,
                 "add.s64 b, %{right}, {b};\n\
@@ -119,7 +116,8 @@ fn of_rows(dtype: &'static str, left_rows: usize, columns: usize, d: usize) -> S
 
 fn of_columns(dtype: &'static str, rows: usize, columns: usize) -> String {
     let count = registers_for(columns / 2);
-    let (words, right) = (2 * count, 2 * count + registers_for(rows / 4));
+    let words = 2 * count;
+    let right = 2 * count + registers_for(rows / 4);
     let assembly = Assembly::new(dtype)
         .with_result_of_inputs(columns / 2, count)
         .begun();

@@ -46,7 +46,8 @@ pub(super) fn backward(
     let inputs = all_on_gpu(inputs)?.map(flash::readable);
     let PartialAttention { out, lse } = whole.clone();
     let of_queries = |x: Tensor<4>| on_gpu(&x.cast(dtype)).map(tensor::contiguous);
-    let (out, dout) = (of_queries(out)?, of_queries(dout.clone())?);
+    let out = of_queries(out)?;
+    let dout = of_queries(dout.clone())?;
     let lse = tensor::contiguous(on_gpu(&lse.cast(DType::F32))?);
     let by_cudnn = cudnn::backward(inputs.each_ref(), [&out, &lse], &dout, options);
     if let Some(gradients) = by_cudnn {

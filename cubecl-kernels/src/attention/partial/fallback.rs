@@ -65,7 +65,9 @@ fn put(x: Tensor<4>, positions: &Range<usize>, rows: &Range<usize>, part: Tensor
 }
 
 pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) -> PartialAttention {
-    let ([s_q, b, hq, _], [s_k, .., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
+    let [s_q, b, hq, _] = q.dims();
+    let [s_k, .., d_v] = v.dims();
+    let dtype = q.dtype();
     let wide = compute_dtype(dtype);
     let on = (&q.device(), DType::from(wide));
     let mut out = Tensor::zeros([s_q, b, hq, d_v], on);
@@ -99,7 +101,8 @@ pub(super) fn backward(
     options: &AttentionOptions,
 ) -> [Tensor<4>; 3] {
     let [q, k, v] = inputs;
-    let ([s_q, b, hq, d], [s_k, _, hkv, _]) = (q.dims(), k.dims());
+    let [s_q, b, hq, d] = q.dims();
+    let [s_k, _, hkv, _] = k.dims();
     let wide = compute_dtype(q.dtype());
     let on = (&q.device(), DType::from(wide));
     let mut sums = inputs.each_ref().map(|x| Tensor::<4>::zeros(x.dims(), on));
@@ -118,11 +121,9 @@ pub(super) fn backward(
             .cast(wide)
             .narrow(0, rows.start, rows.len());
         let lse = lse.narrow(2, queries.start, queries.len());
-        let (of_q, of_k, of_v) = (
-            cut(q, &queries, &rows),
-            cut(k, &keys, &rows),
-            cut(v, &keys, &rows),
-        );
+        let of_q = cut(q, &queries, &rows);
+        let of_k = cut(k, &keys, &rows);
+        let of_v = cut(v, &keys, &rows);
         let weights = Weights::of(&of_q, &of_k, &options);
         let [of_q, of_k, of_v] = [of_q, of_k, of_v].map(|x| by_head(&x, hq, wide));
         let p = weights.probabilities(&lse);
@@ -167,7 +168,9 @@ struct Weights {
 
 impl Weights {
     fn of(q: &Tensor<4>, k: &Tensor<4>, options: &AttentionOptions) -> Self {
-        let ([s_q, b, hq, d], s_k, device) = (q.dims(), k.dims()[0], q.device());
+        let [s_q, b, hq, d] = q.dims();
+        let s_k = k.dims()[0];
+        let device = q.device();
         let dtype = compute_dtype(q.dtype());
         let keys = by_head(k, hq, dtype).transpose();
         let products = multiply(by_head(q, hq, dtype), keys) * options.factor(d);

@@ -59,7 +59,8 @@ pub fn partial_attention_gradients(
     options: AttentionOptions,
 ) -> [Tensor<4>; 3] {
     let options = checked([&q, &k, &v], options);
-    let ([s_q, b, hq, _], [.., d_v]) = (q.dims(), v.dims());
+    let [s_q, b, hq, _] = q.dims();
+    let [.., d_v] = v.dims();
     let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
     let name = "attention_part_gradients";
     assert!(
@@ -144,7 +145,8 @@ mod tests {
         #[case] dropped: Option<f64>,
     ) {
         // The last queries of twelve, and keys in three parts.
-        let (s_q, offset) = (5, 7);
+        let s_q = 5;
+        let offset = 7;
         let [q, k, v] = [
             constant([s_q, 2, 4, 8]),
             constant([12, 2, 2, 8]),

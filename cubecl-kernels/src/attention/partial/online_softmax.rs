@@ -51,7 +51,8 @@ impl OnlineSoftmaxMerge {
     /// # Panics
     /// For a part of other queries, or of another dtype than those before.
     pub fn add(&mut self, start: usize, part: PartialAttention) {
-        let ([s_q, b, hq, d_v], [n, ..]) = (self.shape, part.out.dims());
+        let [s_q, b, hq, d_v] = self.shape;
+        let [n, ..] = part.out.dims();
         assert!(
             start + n <= s_q && part.out.dims() == [n, b, hq, d_v] && part.lse.dims() == [b, hq, n],
             "AttentionSum::add: a part of queries {start}.., out {:?} and lse {:?}, of {:?}",
@@ -83,7 +84,8 @@ impl OnlineSoftmaxMerge {
     }
 
     fn nothing(&self, like: &PartialAttention) -> PartialAttention {
-        let ([s_q, b, hq, d_v], on) = (self.shape, (&like.lse.device(), like.lse.dtype()));
+        let [s_q, b, hq, d_v] = self.shape;
+        let on = (&like.lse.device(), like.lse.dtype());
         PartialAttention {
             out: Tensor::zeros([s_q, b, hq, d_v], on),
             lse: Tensor::full([b, hq, s_q], LOWEST, on),
@@ -119,7 +121,8 @@ fn add(joined: PartialAttention, start: usize, part: PartialAttention) -> Partia
 /// # Panics
 /// If the rows are not there, or others.
 pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
-    let (of, [n, rest @ ..]) = (sum.dims(), x.dims());
+    let of = sum.dims();
+    let [n, rest @ ..] = x.dims();
     assert!(
         start + n <= of[0] && rest == of[1..],
         "add_rows: rows {start}.. of {of:?}, of {:?}",
@@ -174,7 +177,8 @@ mod tests {
         let without = a.join(c);
         let halves = [(all, start, len), (without, 0, start)];
         for (expected, start, len) in halves.into_iter().filter(|(.., len)| *len > 0) {
-            let (found, expected) = (stretch(&found, start, len), stretch(&expected, start, len));
+            let found = stretch(&found, start, len);
+            let expected = stretch(&expected, start, len);
             assert_close(found.out, expected.out, 1e-6);
             assert_close(found.lse, expected.lse, 1e-6);
         }
@@ -207,10 +211,8 @@ mod tests {
 
     #[test]
     fn rows_are_added_in_the_dtype_of_the_sum() {
-        let (sum, x) = (
-            constant([5, 2, 1, 3]),
-            constant([2, 2, 1, 3]).cast(DType::BF16),
-        );
+        let sum = constant([5, 2, 1, 3]);
+        let x = constant([2, 2, 1, 3]).cast(DType::BF16);
         let found = add_rows(sum.clone(), 3, x.clone());
         assert_close(
             found.clone().narrow(0, 0, 3),

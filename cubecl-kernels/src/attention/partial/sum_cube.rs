@@ -43,10 +43,14 @@ pub(super) fn join(
     start: usize,
     part: PartialAttention,
 ) -> PartialAttention {
-    let ([s_q, b, hq, d_v], [n, ..]) = (joined.out.dims(), part.out.dims());
-    let (out, lse) = (own(joined.out), own(joined.lse));
-    let (of_part, lse_of_part) = (contiguous(part.out), contiguous(part.lse));
-    let (rows, chunks) = (n * b * hq, d_v / 8);
+    let [s_q, b, hq, d_v] = joined.out.dims();
+    let [n, ..] = part.out.dims();
+    let out = own(joined.out);
+    let lse = own(joined.lse);
+    let of_part = contiguous(part.out);
+    let lse_of_part = contiguous(part.lse);
+    let rows = n * b * hq;
+    let chunks = d_v / 8;
     let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
     join_kernel::launch(
         &out.client.clone(),
@@ -71,7 +75,8 @@ pub(super) fn join(
 
 pub(super) fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
     let [n, b, h, d] = x.dims();
-    let (sum, x) = (own(sum), contiguous(x));
+    let sum = own(sum);
+    let x = contiguous(x);
     let row = b * h * d;
     let lanes = [4, 1]
         .into_iter()
@@ -116,7 +121,8 @@ fn join_kernel<F: Float>(
     let chunk = UNIT_POS % lanes;
     // A row is `(position * sequences + sequence) * heads + head`.
     let per_position = rows / n;
-    let (position, rest) = (row / per_position, row % per_position);
+    let position = row / per_position;
+    let rest = row % per_position;
     let at = (rest * s_q + start + position) as usize;
     let mut mine = f32::new(LOWEST as f32);
     let mut theirs = f32::new(LOWEST as f32);

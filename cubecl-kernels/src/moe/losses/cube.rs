@@ -30,7 +30,8 @@ pub(super) fn terms(
     let [tokens, e] = scores.dims();
     let rows = |x: Tensor<2>| RowView::of(floats(x.cast(DType::F32)));
     let whole = |x: Tensor<2>| tensor::contiguous(floats(x.cast(DType::F32)));
-    let (logits, scores) = (rows(logits), rows(scores));
+    let logits = rows(logits);
+    let scores = rows(scores);
     let has_counted = counted.is_some();
     // A kernel is given a buffer for each argument, also for those that it does not look at.
     let nothing = || tensor::empty(&scores.tensor, [1], DType::F32);

@@ -52,7 +52,8 @@ pub(super) fn terms(
         Some(weights) => (counted_probabilities.clone() * weights.clone()).sum(),
         None => zeros(1),
     };
-    let (aux, seq_aux) = (value(&weights[0]), value(&weights[1]));
+    let aux = value(&weights[0]);
+    let seq_aux = value(&weights[1]);
     let weighed = all.into_iter().zip(weights);
     let weighed = weighed.filter_map(|(loss, weights)| Some(weights? * loss.as_ref()?.factor));
     let of_scores = weighed

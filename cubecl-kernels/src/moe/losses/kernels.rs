@@ -123,7 +123,8 @@ pub(super) fn losses_kernel(
             );
         }
         if comptime!(plan.balance[1]) {
-            let (factor, sequence) = (numbers.of_sequences, token % numbers.sequences);
+            let factor = numbers.of_sequences;
+            let sequence = token % numbers.sequences;
             let from = sequence as usize * experts as usize;
             terms[1] = add_balance(
                 of_sequences,

@@ -180,7 +180,8 @@ mod tests {
         #[values(RouterScores::Softmax, RouterScores::Sigmoid)] scores: RouterScores,
         #[values(false, true)] padded: bool,
     ) {
-        let ([s, b, e], [micro_batch, sequences, global_batch]) = (shape, balance);
+        let [s, b, e] = shape;
+        let [micro_batch, sequences, global_batch] = balance;
         let losses = RouterLosses {
             scores,
             micro_batch: micro_batch.then(|| counts(1, e, 0.3)).flatten(),

@@ -23,7 +23,8 @@ pub(super) fn permutation_by_expert(
     let slots = t * k;
     let of_cube = slots.div_ceil(CUBES).next_multiple_of(UNITS);
     let cubes = slots.div_ceil(of_cube);
-    let (client, dtype) = (experts.client.clone(), dtype_to_storage_type(experts.dtype));
+    let client = experts.client.clone();
+    let dtype = dtype_to_storage_type(experts.dtype);
     let [parts, counts, in_order, tokens] = [cubes * (num_experts + 1), num_experts, slots, slots]
         .map(|len| tensor::empty(&experts, [len], DType::I32));
     let rows = tensor::empty(&experts, [t, k], DType::I32);

@@ -8,7 +8,8 @@ pub(super) fn permutation_by_expert(
     experts: Tensor<2, Int>,
     num_experts: usize,
 ) -> ExpertPermutation {
-    let ([t, k], device) = (experts.dims(), experts.device());
+    let [t, k] = experts.dims();
+    let device = experts.device();
     // Those without an expert are the rows of one behind all.
     let bucket = |expert: i64| usize::try_from(expert).map_or(num_experts, |e| e.min(num_experts));
     let buckets: Vec<usize> = experts.into_data().iter::<i64>().map(bucket).collect();

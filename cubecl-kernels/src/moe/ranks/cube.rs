@@ -11,7 +11,8 @@ use crate::moe::cube::{UNITS, ints, wrap_ints};
 pub(super) fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
     let experts = ints(experts);
     let [t, k] = experts.shape().dims();
-    let (client, dtype) = (experts.client.clone(), dtype_to_storage_type(experts.dtype));
+    let client = experts.client.clone();
+    let dtype = dtype_to_storage_type(experts.dtype);
     let ranks = tensor::empty(&experts, [t, k], DType::I32);
     ranks_kernel::launch(
         &client,

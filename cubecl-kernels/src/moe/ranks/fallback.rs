@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 pub(super) fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
-    let ([t, k], device) = (experts.dims(), experts.device());
+    let [t, k] = experts.dims();
+    let device = experts.device();
     let rank = |expert: i64| match expert {
         0.. => (expert / of_rank as i64) as i32,
         _ => -1,

@@ -86,9 +86,10 @@ pub fn expert_weights(scores: Tensor<2>, chosen: &[u32], options: &RouterOptions
     let ids = TensorData::new(ids, [tokens, options.top_k]);
     let ids = Tensor::<2, Int>::from_data(ids, &scores.device());
     let weights = scores.gather(1, ids);
-    let weights = match options.normalise {
-        true => weights.clone() / (weights.sum_dim(1) + TINY),
-        false => weights,
+    let weights = if options.normalise {
+        weights.clone() / (weights.sum_dim(1) + TINY)
+    } else {
+        weights
     };
     if options.scale == 1.0 {
         weights

@@ -20,7 +20,8 @@ pub(super) fn takes(x: &Tensor<2>) -> bool {
 }
 
 pub(super) fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterOptions) -> Routed {
-    let ([t, e], k) = (logits.dims(), options.top_k);
+    let [t, e] = logits.dims();
+    let k = options.top_k;
     let logits = RowView::of(floats(logits));
     let (choice_of, bias, given) = match choice {
         ExpertChoice::Best(None) => (ChoiceOf::Scores, None, None),

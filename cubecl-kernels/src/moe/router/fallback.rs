@@ -12,7 +12,9 @@ use super::{
 };
 
 pub(super) fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterOptions) -> Routed {
-    let ([t, e], k, device) = (logits.dims(), options.top_k, logits.device());
+    let [t, e] = logits.dims();
+    let k = options.top_k;
+    let device = logits.device();
     if t == 0 {
         let none = |columns| Tensor::empty([0, columns], (&device, DType::F32));
         let experts = Tensor::empty([0, k], (&device, DType::I32));

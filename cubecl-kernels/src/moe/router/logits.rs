@@ -30,7 +30,8 @@ use crate::linear::{LinearOptions, RecomputeFn, linear};
 /// Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `router_gating_linear`.
 pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>) -> Tensor<2> {
     arg_check::check("router_logits", [float("x", &x), float("weight", &weight)]);
-    let ([t, d], [inputs, e]) = (x.dims(), weight.dims());
+    let [t, d] = x.dims();
+    let [inputs, e] = weight.dims();
     assert!(
         d == inputs && weight.dtype() == DType::F32,
         "router_logits: x [{t}, {d}] and a weight [{inputs}, {e}] in {}, not f32",
@@ -89,7 +90,8 @@ fn parts(x: Tensor<2>) -> Tensor<2> {
 
 /// The same on every rank that has the same tokens.
 fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
-    let (a, b) = (a.into_dispatch(), b.into_dispatch());
+    let a = a.into_dispatch();
+    let b = b.into_dispatch();
     Tensor::from_dispatch(deterministic(|| {
         <Dispatch as LogitOps>::wide_product(a, b, dtype)
     }))
@@ -126,7 +128,8 @@ mod tests {
     ) {
         let [t, d, e] = shape;
         let narrow = |shape| normal(shape).cast(DType::BF16);
-        let (x, w) = (leaf(narrow([t, d])), narrow([d, e]).inner());
+        let x = leaf(narrow([t, d]));
+        let w = narrow([d, e]).inner();
         let of = |w: &Tensor<2>| leaf(Tensor::from_inner(w.clone().cast(DType::F32)));
         let [found_w, expected_w] = [of(&w), of(&w)];
         let found = router_logits(x.clone(), found_w.clone(), Some(w));
@@ -164,7 +167,8 @@ mod tests {
         #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
         #[values(0, 4)] t: usize,
     ) {
-        let (x, w) = (leaf(normal([t, 5]).cast(dtype)), leaf(normal([5, 3])));
+        let x = leaf(normal([t, 5]).cast(dtype));
+        let w = leaf(normal([5, 3]));
         let y = router_logits(x.clone(), w.clone(), None);
         assert_eq!((y.dims(), y.dtype()), ([t, 3], DType::F32));
         assert_close(

@@ -218,7 +218,8 @@ fn routed(
     } = routed;
     let mut operands = CheckpointFunction::new(&device);
     operands.add(logits);
-    let (found, options) = ((experts.clone(), scores.clone()), options.clone());
+    let found = (experts.clone(), scores.clone());
+    let options = options.clone();
     let [weights] = operands.results([Tensor::from_inner(weights)], move |[dweights]| {
         let dweights: Tensor<2> = dweights.expect("backward came from it");
         let (experts, scores) = found;

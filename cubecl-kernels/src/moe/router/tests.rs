@@ -75,7 +75,8 @@ fn tokens_go_where_they_are_sent(
         normalise: true,
         ..options(top_k, RouterScores::Softmax, None)
     };
-    let (logits, dy) = (leaf(normal(shape)), constant([shape[0], top_k]));
+    let logits = leaf(normal(shape));
+    let dy = constant([shape[0], top_k]);
     let weighed = |found: Routed| {
         let grads = (found.weights.clone() * dy.clone()).sum().backward();
         (

@@ -13,7 +13,8 @@ use crate::moe::cube::{UNITS, floats, ints, wrap};
 const AHEAD: usize = 4;
 
 pub(super) fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
-    let (x, index) = (floats(x), ints(index));
+    let x = floats(x);
+    let index = ints(index);
     let [num_rows, n] = x.shape().dims();
     let x = RowView::of(x);
     let out = tensor::empty(&x.tensor, [index.meta.num_elements(), n], x.tensor.dtype);
@@ -39,8 +40,10 @@ pub(super) fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
 }
 
 pub(super) fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
-    let (y, index) = (floats(y), ints(index));
-    let ([num_rows, n], [t, k]) = (y.shape().dims(), index.shape().dims());
+    let y = floats(y);
+    let index = ints(index);
+    let [num_rows, n] = y.shape().dims();
+    let [t, k] = index.shape().dims();
     let y = RowView::of(y);
     let out = tensor::empty(&y.tensor, [t, n], y.tensor.dtype);
     let lanes = lanes(out.dtype, &[n, y.stride]);

@@ -9,7 +9,9 @@ pub(super) fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
 }
 
 pub(super) fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
-    let ([_, n], [t, k], dtype) = (y.dims(), index.dims(), y.dtype());
+    let [_, n] = y.dims();
+    let [t, k] = index.dims();
+    let dtype = y.dtype();
     let none = Tensor::zeros([1, n], (&y.device(), dtype));
     let terms = Tensor::cat(vec![y, none], 0).select(0, index.reshape([t * k]));
     if k == 1 {

@@ -21,7 +21,8 @@ use crate::arg_check::{self, float, int};
 /// On a CPU for a number that no row has. On a GPU, where nobody reads them, that row of the result is NaN.
 pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     arg_check::check("take_rows", [float("x", &x), int("index", &index)]);
-    let ([m, n], [r]) = (x.dims(), index.dims());
+    let [m, n] = x.dims();
+    let [r] = index.dims();
     check("take_rows", m);
     if r * n == 0 {
         return Tensor::empty([r, n], (&x.device(), x.dtype()));
@@ -44,7 +45,8 @@ pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
 /// As [`permute`].
 pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     arg_check::check("sum_rows", [float("y", &y), int("index", &index)]);
-    let ([m, n], [t, k]) = (y.dims(), index.dims());
+    let [m, n] = y.dims();
+    let [t, k] = index.dims();
     check("sum_rows", m);
     if t * n == 0 || k == 0 {
         return Tensor::zeros([t, n], (&y.device(), y.dtype()));
@@ -131,7 +133,8 @@ mod tests {
         (dtype, tolerance): (DType, f64),
         #[values(DType::I32, DType::I64)] of_index: DType,
     ) {
-        let ([m, n], [t, k]) = (of, shape);
+        let [m, n] = of;
+        let [t, k] = shape;
         let y = constant([m, n]).inner().cast(dtype);
         let index: Vec<i64> = (0..t * k)
             .map(|i| ((i * 7 + i / 3) % (m + 1)) as i64)

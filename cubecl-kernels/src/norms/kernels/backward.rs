@@ -33,10 +33,10 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     // Two places for the sums, in turns: one barrier a row is enough.
     let mut shared = Shared::new_slice(128usize);
     let units = comptime!(team.planes * 32);
-    let held = comptime!(team.held as usize);
+    let held = comptime!(team.vecs_per_thread as usize);
     let stages = comptime!(flavor.stages);
     let staged = comptime!(stages > 0);
-    let places = comptime!((stages * team.held * units * team.rows).max(1) as usize);
+    let places = comptime!((stages * team.vecs_per_thread * units * team.rows).max(1) as usize);
     let mut coming_x = Shared::<[Vector<F, N>]>::new_slice(places);
     let mut coming_dy = Shared::<[Vector<F, N>]>::new_slice(places);
     let mut coming_dsum =
@@ -238,7 +238,7 @@ fn load<F: Float, N: Size>(
     #[comptime] team: RowGroup,
 ) {
     #[unroll]
-    for i in 0..comptime!(team.held as usize) {
+    for i in 0..comptime!(team.vecs_per_thread as usize) {
         let at = unit + i as u32 * comptime!(team.planes * 32);
         if at < width {
             into[i] = rows[from + at as usize];
@@ -250,7 +250,7 @@ fn load<F: Float, N: Size>(
 #[cube]
 fn slot(stage: u32, i: u32, #[comptime] team: RowGroup) -> usize {
     let all = comptime!(team.planes * team.rows * 32);
-    ((stage * comptime!(team.held) + i) * all + UNIT_POS) as usize
+    ((stage * comptime!(team.vecs_per_thread) + i) * all + UNIT_POS) as usize
 }
 
 /// Asks for the unit's vectors of the row that starts at `from`.
@@ -266,10 +266,11 @@ fn fetch<F: Float, N: Size>(
 ) {
     let lanes = N::value();
     #[unroll]
-    for i in 0..comptime!(team.held) {
+    for i in 0..comptime!(team.vecs_per_thread) {
         let at = unit + i * comptime!(team.planes * 32);
         if at < width {
-            let (source, target) = (from + at as usize, slot(stage, i, team));
+            let source = from + at as usize;
+            let target = slot(stage, i, team);
             let len = comptime!(lanes as u32);
             copy_async(
                 &rows[source..source + 1],

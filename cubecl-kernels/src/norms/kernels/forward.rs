@@ -26,7 +26,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
 ) {
     let mut shared = Shared::new_slice(64usize);
     let units = comptime!(team.planes * 32);
-    let held = comptime!(team.held as usize);
+    let held = comptime!(team.vecs_per_thread as usize);
     let (unit, row) = place(team);
     if row < rows {
         let from = row as usize * x_stride as usize;

@@ -114,7 +114,8 @@ impl Buffers {
             rounded,
         } = self;
         let len = grad.meta.num_elements();
-        let (rounds, scales) = (rounded.is_some(), factor.is_some());
+        let rounds = rounded.is_some();
+        let scales = factor.is_some();
         let rounded = or_none(rounded, grad, DType::BF16);
         let factor = or_none(&factor, grad, DType::F32);
         let dtypes = [
@@ -176,7 +177,8 @@ fn numbers(step: &AdamwStep) -> [f32; 9] {
         ..
     } = *step;
     let root_factor = 1.0 / step.correction(beta_2).sqrt();
-    let (keep, rate) = (1.0 - lr * weight_decay, lr / step.correction(beta_1));
+    let keep = 1.0 - lr * weight_decay;
+    let rate = lr / step.correction(beta_1);
     let rest = |beta| 1.0 - beta;
     let all = [
         grad_factor,
@@ -327,9 +329,12 @@ fn adamw_of_many_kernel(
     }
     let buffers = comptime!(if narrow.is_some() { 5usize } else { 4usize });
     let entry = CUBE_POS * (buffers + 1);
-    let (grad, param) = (table[entry], table[entry + 1]);
-    let (exp_avg, exp_avg_sq) = (table[entry + 2], table[entry + 3]);
-    let (rounded, quads) = (table[entry + buffers - 1], table[entry + buffers] as usize);
+    let grad = table[entry];
+    let param = table[entry + 1];
+    let exp_avg = table[entry + 2];
+    let exp_avg_sq = table[entry + 3];
+    let rounded = table[entry + buffers - 1];
+    let quads = table[entry + buffers] as usize;
     let (grad_factor, goes) = factor_of(grad_factor, factor, scales);
     let mut at = UNIT_POS as usize;
     while at < quads {
@@ -337,7 +342,8 @@ fn adamw_of_many_kernel(
         let mut p = quad_at(param + place);
         if goes {
             let g = quad_at(grad + place) * Vector::new(grad_factor);
-            let (m, v) = (quad_at(exp_avg + place), quad_at(exp_avg_sq + place));
+            let m = quad_at(exp_avg + place);
+            let v = quad_at(exp_avg_sq + place);
             let m = decayed(m, g, beta_1, rest_1);
             let v = decayed(v, g * g, beta_2, rest_2);
             p = moved(p, m, v, root_factor, epsilon, keep, rate);

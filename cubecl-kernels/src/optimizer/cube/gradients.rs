@@ -14,16 +14,17 @@ use super::{UNITS, cubes, lanes, on_gpu, units, wrap};
 const SUMS: usize = 1024;
 
 pub(in crate::optimizer) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
-    let (x, factor) = (on_gpu(x), on_gpu(factor));
+    let x = on_gpu(x);
+    let factor = on_gpu(factor);
     let len = x.meta.num_elements();
     let lanes = lanes(len, &[x.dtype]);
-    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
-    let (out, out_arg) = match x.can_mut() {
-        true => (x.clone(), x.as_tensor_alias(0)),
-        false => {
-            let out = tensor::empty(&x, x.shape(), x.dtype);
-            (out.clone(), out.into_tensor_arg())
-        }
+    let client = x.client.clone();
+    let dtype = dtype_to_storage_type(x.dtype);
+    let (out, out_arg) = if x.can_mut() {
+        (x.clone(), x.as_tensor_alias(0))
+    } else {
+        let out = tensor::empty(&x, x.shape(), x.dtype);
+        (out.clone(), out.into_tensor_arg())
     };
     scale_kernel::launch(
         &client,
@@ -41,10 +42,8 @@ pub(in crate::optimizer) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1>
 
 pub(in crate::optimizer) fn total(sums: Tensor<1>) -> Tensor<1> {
     let sums = on_gpu(sums);
-    let (out, len) = (
-        tensor::empty(&sums, [1], DType::F32),
-        sums.meta.num_elements(),
-    );
+    let out = tensor::empty(&sums, [1], DType::F32);
+    let len = sums.meta.num_elements();
     total_kernel::launch(
         &sums.client.clone(),
         CubeCount::Static(1, 1, 1),
@@ -72,7 +71,8 @@ pub(in crate::optimizer) fn sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1
 }
 
 fn sums_of_one(x: CubeTensor) -> CubeTensor {
-    let (len, dtype) = (x.meta.num_elements(), dtype_to_storage_type(x.dtype));
+    let len = x.meta.num_elements();
+    let dtype = dtype_to_storage_type(x.dtype);
     let lanes = lanes(len, &[x.dtype]);
     let sums = tensor::empty(&x, [SUMS], DType::F32);
     squares_kernel::launch(
@@ -145,7 +145,8 @@ fn squares_kernel<F: Float, N: Size>(
 #[cube(launch_unchecked)]
 fn squares_of_many_kernel(table: &[u64], sums: &mut [f32]) {
     let entry = CUBE_POS * 2;
-    let (from, quads) = (table[entry], table[entry + 1] as usize);
+    let from = table[entry];
+    let quads = table[entry + 1] as usize;
     let mut sum = Quad::new(0.0);
     let mut at = UNIT_POS as usize;
     while at < quads {

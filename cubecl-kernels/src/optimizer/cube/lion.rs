@@ -27,7 +27,8 @@ pub(in crate::optimizer) fn lion(
         weight_decay,
         grad_factor,
     } = *step;
-    let (rounds, scales) = (rounded.is_some(), factor.is_some());
+    let rounds = rounded.is_some();
+    let scales = factor.is_some();
     let rounded_arg = or_none(&rounded, &grad, DType::BF16);
     let factor = or_none(&factor, &grad, DType::F32);
     let dtypes = [grad.dtype, param.dtype, exp_avg.dtype, rounded_arg.dtype];

@@ -52,7 +52,8 @@ fn own(x: CubeTensor) -> CubeTensor {
         return x;
     }
     let copy = tensor::empty(&x, x.shape(), x.dtype);
-    let (len, dtype) = (x.meta.num_elements(), dtype_to_storage_type(x.dtype));
+    let len = x.meta.num_elements();
+    let dtype = dtype_to_storage_type(x.dtype);
     let lanes = lanes(len, &[x.dtype]);
     copy_kernel::launch(
         &x.client.clone(),

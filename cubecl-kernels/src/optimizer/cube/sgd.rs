@@ -33,7 +33,8 @@ pub(in crate::optimizer) fn sgd(
     let [momentum_buffer, rounded, factor] =
         [momentum_buffer, rounded, factor].map(|x| x.map(on_gpu));
     let len = grad.meta.num_elements();
-    let (param, momentum_buffer) = (own(param), momentum_buffer.map(own));
+    let param = own(param);
+    let momentum_buffer = momentum_buffer.map(own);
     let SgdStep {
         lr,
         momentum,

@@ -194,7 +194,8 @@ fn dropout() -> Result<(), String> {
 
 /// Queries, keys and values side by side in one tensor; and one whose rows start anywhere.
 fn views() -> Result<(), String> {
-    let (hq, hkv) = (4, 2);
+    let hq = 4;
+    let hkv = 2;
     for (s, b, d) in [(70, 2, 64), (35, 1, 24), (9, 1, 4)] {
         for start in [0, 3] {
             let width = start + (hq + 2 * hkv) * d;
@@ -214,7 +215,8 @@ fn views() -> Result<(), String> {
         }
     }
     // Heads that lie across rows cannot be copied 16 bytes at a time.
-    let (s, d) = (21, 16);
+    let s = 21;
+    let d = 16;
     compare!(
         "attention of queries that lie across",
         DType::BF16,
@@ -252,16 +254,18 @@ fn large_numbers() -> Result<(), String> {
         &expected,
         DTYPES[1].1,
     )?;
-    match grad.iter().all(|grad| grad.is_finite()) {
-        true => Ok(()),
-        false => Err("a gradient is not finite".into()),
+    if grad.iter().all(|grad| grad.is_finite()) {
+        Ok(())
+    } else {
+        Err("a gradient is not finite".into())
     }
 }
 
 /// The fused kernel gives the same bits each time, and others than the composed operations, which
 /// round their probabilities; both are near the CPU.
 fn choice() -> Result<(), String> {
-    let (dtype, shape) = (DType::BF16, [70, 1, 2, 32]);
+    let dtype = DType::BF16;
+    let shape = [70, 1, 2, 32];
     let inputs = [0; 3].map(|_| normal(shape, dtype));
     let weight = normal([70, 1, 64], dtype);
     let run = |device: &Device, dtype| {
@@ -276,11 +280,9 @@ fn choice() -> Result<(), String> {
         Ok::<_, String>(found)
     };
     let gpu = Device::cuda(0);
-    let (expected, fused, again) = (
-        run(&Device::flex(), DType::F32)?,
-        run(&gpu, dtype)?,
-        run(&gpu, dtype)?,
-    );
+    let expected = run(&Device::flex(), DType::F32)?;
+    let fused = run(&gpu, dtype)?;
+    let again = run(&gpu, dtype)?;
     set_attention_kernel(AttentionKernel::Reference);
     let composed = run(&gpu, dtype);
     set_attention_kernel(AttentionKernel::Auto);
@@ -290,8 +292,9 @@ fn choice() -> Result<(), String> {
     if fused != again {
         return Err("other bits the second time".into());
     }
-    match fused == composed {
-        true => Err("both choices are one implementation".into()),
-        false => Ok(()),
+    if fused == composed {
+        Err("both choices are one implementation".into())
+    } else {
+        Ok(())
     }
 }

@@ -20,7 +20,9 @@ pub(super) const TESTS: &[super::Test] = &[
 
 /// Two parts of the keys, joined, and the gradients of each.
 fn parts() -> Result<(), String> {
-    let (s, split, d) = (75, 40, 32);
+    let s = 75;
+    let split = 40;
+    let d = 32;
     for (dtype, tolerance) in DTYPES {
         let inputs = [[s, 1, 4, d], [s, 1, 2, d], [s, 1, 2, d], [s, 1, 4, d]]
             .map(|shape| normal(shape, dtype));
@@ -57,10 +59,8 @@ fn parts() -> Result<(), String> {
             }
             Ok::<_, String>(found)
         };
-        let (expected, found) = (
-            run(&Device::flex(), DType::F32)?,
-            run(&Device::cuda(0), dtype)?,
-        );
+        let expected = run(&Device::flex(), DType::F32)?;
+        let found = run(&Device::cuda(0), dtype)?;
         close(
             &format!("attention in parts {dtype:?}"),
             &found,
@@ -81,7 +81,8 @@ fn by_cudnn() -> Result<(), String> {
 
 /// Queries behind some keys, and before the last ones.
 fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
-    let (s, dtype) = (before + len, DType::BF16);
+    let s = before + len;
+    let dtype = DType::BF16;
     let inputs = [[len, 2, 4, d], [s, 2, 2, d], [s, 2, 2, d], [len, 2, 4, d]]
         .map(|shape| normal(shape, dtype));
     let run = |device: &Device, dtype| {
@@ -111,10 +112,8 @@ fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
         }
         Ok::<_, String>(found)
     };
-    let (expected, found) = (
-        run(&Device::flex(), DType::F32)?,
-        run(&Device::cuda(0), dtype)?,
-    );
+    let expected = run(&Device::flex(), DType::F32)?;
+    let found = run(&Device::cuda(0), dtype)?;
     close("attention in stretches", &found, &expected, DTYPES[1].1)
 }
 
@@ -190,7 +189,8 @@ fn rows() -> Result<(), String> {
             ([6, 1, 2, 9], 0, 6),
         ] {
             let [_, b, h, d] = shape;
-            let (sum, x) = (normal(shape, DType::F32), normal([len, b, h, d], dtype));
+            let sum = normal(shape, DType::F32);
+            let x = normal([len, b, h, d], dtype);
             let run = |device: &Device| {
                 let sum = Tensor::<4>::from_data(sum.clone(), (device, DType::F32));
                 let x = Tensor::<4>::from_data(x.clone(), (device, dtype));
@@ -201,7 +201,8 @@ fn rows() -> Result<(), String> {
                 all.extend(host(held)?);
                 Ok::<_, String>(all)
             };
-            let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+            let expected = run(&Device::flex())?;
+            let found = run(&Device::cuda(0))?;
             close(
                 &format!("rows of {shape:?}, {dtype:?}"),
                 &found,

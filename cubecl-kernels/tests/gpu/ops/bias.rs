@@ -118,7 +118,8 @@ fn main_grads() -> Result<(), String> {
         (DType::F32, [50, 9]),
     ] {
         for layer in [Layer::Add, Layer::Linear, Layer::Gelu] {
-            let (w, bias) = (normal([n, n], dtype), normal([n], dtype));
+            let w = normal([n, n], dtype);
+            let bias = normal([n], dtype);
             let batches = [0; 3].map(|_| (normal([t, n], dtype), normal([t, n], dtype)));
             let sum = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
                 let main_grad = MainGrad::default();
@@ -154,9 +155,11 @@ fn main_grads() -> Result<(), String> {
 }
 
 fn repeats() -> Result<(), String> {
-    let (device, dtype) = (Device::cuda(0), DType::BF16);
+    let device = Device::cuda(0);
+    let dtype = DType::BF16;
     for shape in [[64, 2, 128], [2311, 1, 24]] {
-        let (x, bias) = (normal(shape, dtype), normal([shape[2]], dtype));
+        let x = normal(shape, dtype);
+        let bias = normal([shape[2]], dtype);
         let weight = normal(shape, dtype);
         let gradient = || -> Result<Vec<f32>, String> {
             poison(shape[2]);

@@ -55,11 +55,12 @@ pub(super) fn close(
             break;
         }
     }
-    match worst <= tolerance {
-        true => Ok(()),
-        false => Err(format!(
+    if worst <= tolerance {
+        Ok(())
+    } else {
+        Err(format!(
             "{what}: {worst:.2e} apart, allowed {tolerance:.0e}"
-        )),
+        ))
     }
 }
 

@@ -130,7 +130,8 @@ fn losses() -> Result<(), String> {
 /// Parts of a vocabulary, as ranks hold them: columns cut out of wider rows, some of padding only, with
 /// NaN in it.
 fn places() -> Result<(), String> {
-    let ([s, b], gpu) = ([3, 2], Device::cuda(0));
+    let [s, b] = [3, 2];
+    let gpu = Device::cuda(0);
     for (dtype, _) in DTYPES {
         for (parts, columns, vocab) in [(3, 264, 700), (4, 17, 40), (2, 8200, 16300)] {
             for smoothing in [0.0, 0.2] {
@@ -202,7 +203,9 @@ fn held() -> Result<(), String> {
 
 /// Losses and gradients of a linear map by chunks against those of all logits on the CPU.
 fn chunks() -> Result<(), String> {
-    let (s, b, inputs) = (7, 2, 16);
+    let s = 7;
+    let b = 2;
+    let inputs = 16;
     for (dtype, tolerance) in DTYPES {
         for (columns, vocab, chunk) in [(48, 48, 4), (40, 37, 5), (24, 24, 100)] {
             for (out_in, attached) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -216,7 +219,8 @@ fn chunks() -> Result<(), String> {
                 } else {
                     [inputs, columns]
                 };
-                let (x, w) = (normal([s, b, inputs], dtype), normal(shape, dtype));
+                let x = normal([s, b, inputs], dtype);
+                let w = normal(shape, dtype);
                 let weight = normal([s, b], DType::F32);
                 let labels = labels(s * b, vocab, -100);
                 let run = |device: &Device, dtype: DType| {
@@ -225,7 +229,8 @@ fn chunks() -> Result<(), String> {
                     if on_gpu && attached {
                         main_grad.attach();
                     }
-                    let (x, w) = (leaf::<3>(&x, device, dtype), leaf::<2>(&w, device, dtype));
+                    let x = leaf::<3>(&x, device, dtype);
+                    let w = leaf::<2>(&w, device, dtype);
                     let labels = on(&labels, [s, b], device);
                     let linear = LinearOptions {
                         out_in,
@@ -233,7 +238,8 @@ fn chunks() -> Result<(), String> {
                         ..Default::default()
                     };
                     let loss = if on_gpu {
-                        let (x, w) = (x.clone(), w.clone());
+                        let x = x.clone();
+                        let w = w.clone();
                         linear_cross_entropy(x, w, labels, linear, options, chunk, |own| own)
                     } else {
                         let logits = reference::linear(x.clone(), w.clone(), None, linear);
@@ -266,7 +272,9 @@ fn chunks() -> Result<(), String> {
 
 /// Samples of a batch are its rows, of which a data-parallel rank has some: views of all labels.
 fn cut_out() -> Result<(), String> {
-    let (gpu, samples, vocab) = (Device::cuda(0), 3, 40);
+    let gpu = Device::cuda(0);
+    let samples = 3;
+    let vocab = 40;
     for s in [5, 16, 33] {
         let all: Vec<i64> = labels(samples * s, vocab, -100);
         let whole = Tensor::<2, Int>::from_data(TensorData::new(all.clone(), [samples, s]), &gpu);

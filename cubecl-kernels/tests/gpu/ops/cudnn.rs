@@ -36,7 +36,8 @@ fn with_cudnn(plans: usize, test: impl FnOnce() -> Result<(), String>) -> Result
 }
 
 fn attentions() -> Result<(), String> {
-    let (causal, whole) = (AttentionOptions::causal(), AttentionOptions::default());
+    let causal = AttentionOptions::causal();
+    let whole = AttentionOptions::default();
     let scaled = AttentionOptions {
         scale: Some(0.2),
         ..causal.clone()
@@ -98,7 +99,8 @@ fn head_sizes() -> Result<(), String> {
 
 /// Queries, keys and values side by side in one tensor; and one whose rows start anywhere.
 fn views() -> Result<(), String> {
-    let (hq, hkv) = (4, 2);
+    let hq = 4;
+    let hkv = 2;
     let cases = [(72, 2, 64, 0), (35, 1, 24, 0), (35, 1, 32, 3)];
     with_cudnn(cases.len(), || {
         for (s, b, d, start) in cases {
@@ -154,7 +156,8 @@ fn fallback() -> Result<(), String> {
 /// Rounds between CubeCL's kernels without a wait: each reads what the last one wrote, and
 /// workspaces are used again.
 fn order() -> Result<(), String> {
-    let (dtype, shape) = (DType::BF16, [96, 2, 4, 64]);
+    let dtype = DType::BF16;
+    let shape = [96, 2, 4, 64];
     let inputs = [0; 3].map(|_| normal(shape, dtype));
     let chain = |device: &Device, dtype| {
         let [q, k, v] = inputs.each_ref().map(|data| leaf::<4>(data, device, dtype));

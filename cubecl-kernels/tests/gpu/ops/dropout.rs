@@ -25,9 +25,10 @@ fn rng() -> PositionRng {
 fn same_mask<const D: usize>(shape: [usize; D], p: f64, key: &DropoutKey) -> Result<(), String> {
     let [expected, found] = [Device::flex(), Device::cuda(0)]
         .map(|device| host(dropout(Tensor::<D>::ones(shape, &device), p, key.clone())));
-    match expected? == found? {
-        true => Ok(()),
-        false => Err(format!("{p} of {shape:?}, {key:?}: another mask")),
+    if expected? == found? {
+        Ok(())
+    } else {
+        Err(format!("{p} of {shape:?}, {key:?}: another mask"))
     }
 }
 
@@ -66,7 +67,8 @@ fn masks() -> Result<(), String> {
 
 /// Each number itself: its element is dropped at the next larger probability and not at this.
 fn draws() -> Result<(), String> {
-    let (rng, n) = (rng(), 40);
+    let rng = rng();
+    let n = 40;
     let ones = Tensor::<1>::ones([n], &Device::cuda(0));
     for index in 0..n {
         let draw = f64::from(rng.uniform(index as u64));

@@ -187,14 +187,16 @@ fn refused(name: &str, call: impl FnOnce()) -> Result<(), String> {
         .err()
         .ok_or(format!("{name}: not refused"))?;
     let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-    match said.starts_with(name) && said.ends_with("move one of them") {
-        true => Ok(()),
-        false => Err(format!("{name}: {said:?}")),
+    if said.starts_with(name) && said.ends_with("move one of them") {
+        Ok(())
+    } else {
+        Err(format!("{name}: {said:?}"))
     }
 }
 
 fn two_devices() -> Result<(), String> {
-    let (cpu, gpu) = (&Device::flex(), &Device::cuda(0));
+    let cpu = &Device::flex();
+    let gpu = &Device::cuda(0);
     let ones = |device: &Device| Tensor::<1>::ones([4], device);
     let rows = |device: &Device| Tensor::<2>::ones([2, 4], device);
     let heads = |device: &Device| Tensor::<4>::ones([2, 1, 2, 4], device);
@@ -238,7 +240,8 @@ fn two_devices() -> Result<(), String> {
             );
         })?;
         refused("cross_entropy:", || {
-            let (options, there) = (CrossEntropyOptions::new(4), there.clone());
+            let options = CrossEntropyOptions::new(4);
+            let there = there.clone();
             let exchange = |own: Tensor<3>| own.to_device(&there);
             cross_entropy(
                 Tensor::ones([1, 2, 4], here),
@@ -274,7 +277,8 @@ fn two_devices() -> Result<(), String> {
             drop(lion(lion_state(|| ones(there)), ones(here), &LION))
         })?;
         refused("lion_scaled:", || {
-            let (state, factor) = (lion_state(|| ones(here)), Tensor::ones([1], there));
+            let state = lion_state(|| ones(here));
+            let factor = Tensor::ones([1], there);
             lion_scaled(state, ones(here), factor, &LION);
         })?;
         refused("scaled:", || {
@@ -289,7 +293,8 @@ fn differentiated() -> Result<(), String> {
     let data = [0; 2].map(|_| normal([9], DType::F32));
     let after = |device: &Device| {
         let of = |data: &TensorData| Tensor::<1>::from_data(data.clone(), device);
-        let (param, grad) = (|| of(&data[0]).abs(), || of(&data[1]));
+        let param = || of(&data[0]).abs();
+        let grad = || of(&data[1]);
         let after = [
             adamw(state(param), grad(), &STEP).param,
             sgd(sgd_state(param), grad(), &SGD).param,

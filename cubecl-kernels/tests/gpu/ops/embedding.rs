@@ -37,7 +37,8 @@ fn embeddings() -> Result<(), String> {
                 let table: Tensor<2> = leaf(&table, device, dtype);
                 let weight = Tensor::<3>::from_data(weight.clone(), (device, dtype));
                 let weight = Tensor::from_inner(weight);
-                let (mut y, mut grad) = (None, None);
+                let mut y = None;
+                let mut grad = None;
                 for _ in 0..2 {
                     let ids = Tensor::<2, Int>::from_data(ids.clone(), device);
                     let found = embedding(table.clone(), ids, options.clone());

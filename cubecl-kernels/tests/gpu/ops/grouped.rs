@@ -130,7 +130,8 @@ fn summed_together() -> Result<(), String> {
                     let heard = Arc::new(Mutex::new(Vec::new()));
                     for (i, main_grad) in main_grads.iter().enumerate() {
                         main_grad.attach();
-                        let (buffer, heard) = (buffer.clone(), heard.clone());
+                        let buffer = buffer.clone();
+                        let heard = heard.clone();
                         // (Every other one has none.)
                         main_grad.with_out_buffer(move || match i % 2 {
                             0 => bucket_slice(&buffer, i * len, [inputs, outputs]),
@@ -181,7 +182,9 @@ fn summed_together() -> Result<(), String> {
 /// written into its place.
 fn read_once() -> Result<(), String> {
     let _chosen = Chosen::new(GroupedGemmChoice::Together);
-    let (device, dtype, rows) = (Device::cuda(0), DType::BF16, [3, 0, 5]);
+    let device = Device::cuda(0);
+    let dtype = DType::BF16;
+    let rows = [3, 0, 5];
     for [inputs, outputs] in [[64, 256], [64, 20], [20, 64]] {
         let all = rows.map(|_| leaf::<2>(&normal([inputs, outputs], dtype), &device, dtype));
         let x = normal([8, inputs], dtype);
@@ -198,7 +201,9 @@ fn read_once() -> Result<(), String> {
         let expected = run(all.iter().map(plain).collect())?;
         let asked = Arc::new(Mutex::new(Vec::new()));
         let kept = |(i, w): (usize, &Tensor<2>)| {
-            let (main_grad, asked, inner) = (MainGrad::default(), asked.clone(), w.clone().inner());
+            let main_grad = MainGrad::default();
+            let asked = asked.clone();
+            let inner = w.clone().inner();
             main_grad.attach();
             main_grad.with_source(move |pass| {
                 asked.lock().expect("nobody panics").push((pass, i));
@@ -229,7 +234,8 @@ fn read_once() -> Result<(), String> {
 
 /// Of rows that were never written there is no gradient, whichever way it is summed.
 fn failed() -> Result<(), String> {
-    let (device, rows) = (Device::cuda(0).autodiff(), [8, 8]);
+    let device = Device::cuda(0).autodiff();
+    let rows = [8, 8];
     for products in [GroupedGemmChoice::Together, GroupedGemmChoice::Each] {
         let _chosen = Chosen::new(products);
         let main_grads = [0; 2].map(|_| MainGrad::default());

@@ -102,11 +102,13 @@ fn main_grads() -> Result<(), String> {
 /// What stands in their place has their shape, and is NaN.
 fn kept_elsewhere() -> Result<(), String> {
     for (dtype, [rows, d]) in [(DType::BF16, [64, 128]), (DType::F32, [31, 9])] {
-        let (w, x) = (normal([rows, d], dtype), normal([7, 3, d], dtype));
+        let w = normal([rows, d], dtype);
+        let x = normal([7, 3, d], dtype);
         let device = Device::cuda(0);
         let run = |weight: Tensor<2>, main_grad: &MainGrad| -> Result<_, String> {
             main_grad.attach();
-            let (x, main_grad) = (leaf::<3>(&x, &device, dtype), Some(main_grad.clone()));
+            let x = leaf::<3>(&x, &device, dtype);
+            let main_grad = Some(main_grad.clone());
             let options = LinearOptions {
                 out_in: true,
                 main_grad: main_grad.clone(),
@@ -128,7 +130,8 @@ fn kept_elsewhere() -> Result<(), String> {
         };
         let whole: Tensor<2> = leaf(&w, &device, dtype);
         let expected = run(whole.clone(), &MainGrad::default())?;
-        let (kept, inner) = (MainGrad::default(), whole.inner());
+        let kept = MainGrad::default();
+        let inner = whole.inner();
         kept.with_source(move |_| inner.clone());
         let nan = Tensor::<2>::full([1, 1], f32::NAN, (&device.clone().autodiff(), dtype));
         let found = run(nan.expand([rows, d]).require_grad(), &kept)?;
@@ -146,7 +149,8 @@ fn tf32() -> Result<(), String> {
         let [a, b] = [&a, &b].map(|data| leaf::<2>(data, device, DType::F32));
         host(linear(a, b, None, LinearOptions::default()))
     };
-    let (cpu, gpu) = (Device::flex(), Device::cuda(0));
+    let cpu = Device::flex();
+    let gpu = Device::cuda(0);
     let expected = product(&cpu)?;
     close("f32", &product(&gpu)?, &expected, 2e-6)?;
     set_tf32(true);

@@ -113,7 +113,8 @@ fn views() -> Result<(), String> {
             );
             Ok([host(taken)?, host(summed)?].concat())
         };
-        let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+        let expected = run(&Device::flex())?;
+        let found = run(&Device::cuda(0))?;
         close(&format!("rows of view {i}"), &found, &expected, 1e-6)?;
     }
     Ok(())
@@ -131,9 +132,10 @@ fn unknown() -> Result<(), String> {
             .collect()
     };
     let found: [Vec<bool>; 2] = [is_nan(&taken), is_nan(&summed)];
-    match found == [vec![true, false, true], vec![true, false, true]] && summed[4..8] == [1.0; 4] {
-        true => Ok(()),
-        false => Err(format!("{taken:?} {summed:?}")),
+    if found == [vec![true, false, true], vec![true, false, true]] && summed[4..8] == [1.0; 4] {
+        Ok(())
+    } else {
+        Err(format!("{taken:?} {summed:?}"))
     }
 }
 

@@ -47,7 +47,8 @@ fn case(num_experts: usize, top_k: usize, scores: RouterScores) -> Case {
 
 impl Case {
     fn normalised(mut self, scale: f64) -> Self {
-        (self.options.normalise, self.options.scale) = (true, scale);
+        self.options.normalise = true;
+        self.options.scale = scale;
         self
     }
 
@@ -128,9 +129,10 @@ fn run(
         weights,
         experts,
         scores,
-    } = match device == &Device::flex() {
-        true => reference::route(logits.clone(), bias, &case.options, gradients),
-        false => route(logits.clone(), bias, &case.options, gradients),
+    } = if device == &Device::flex() {
+        reference::route(logits.clone(), bias, &case.options, gradients)
+    } else {
+        route(logits.clone(), bias, &case.options, gradients)
     };
     let dweights = Tensor::from_data(dweights.clone(), &logits.device());
     let grads = (weights.clone() * dweights).sum().backward();
@@ -154,13 +156,12 @@ fn routes() -> Result<(), String> {
         let shape = [TOKENS, *num_experts];
         for kind in 0..4 {
             let what = format!("{case:?} with gradients {kind}");
-            let (logits, bias) = (case.logits(TOKENS), case.bias());
+            let logits = case.logits(TOKENS);
+            let bias = case.bias();
             let dweights = normal([TOKENS, options.top_k], DType::F32);
             // A row for each token, and one for all.
-            let (all, one) = (
-                normal(shape, DType::F32),
-                normal([1, *num_experts], DType::F32),
-            );
+            let all = normal(shape, DType::F32);
+            let one = normal([1, *num_experts], DType::F32);
             let extra = match kind {
                 0 => [None, None],
                 1 => [Some(all), None],
@@ -206,7 +207,8 @@ fn sent() -> Result<(), String> {
             ..
         } = &case;
         let top_k = options.top_k;
-        let (data, dweights) = (case.logits(TOKENS), normal([TOKENS, top_k], DType::F32));
+        let data = case.logits(TOKENS);
+        let dweights = normal([TOKENS, top_k], DType::F32);
         let weighed = |device: &Device, experts: Option<&[i64]>| -> Result<_, String> {
             let logits: Tensor<2> = leaf(&data, device, DType::F32);
             let extra = |_: &Routed| RouterGradients::default();
@@ -247,7 +249,9 @@ fn sent() -> Result<(), String> {
 
 fn not_numbers() -> Result<(), String> {
     let mut bias = vec![0.0; 60];
-    (bias[7], bias[9], bias[50]) = (f32::NEG_INFINITY, f32::NAN, f32::NEG_INFINITY);
+    bias[7] = f32::NEG_INFINITY;
+    bias[9] = f32::NAN;
+    bias[50] = f32::NEG_INFINITY;
     let plain = [
         case(8, 2, RouterScores::Softmax),
         case(60, 8, RouterScores::Sigmoid),
@@ -275,7 +279,8 @@ fn not_numbers() -> Result<(), String> {
         let logits = Tensor::<2>::from_data(logits, &Device::cuda(0));
         let on_gpu = bias.map(|bias| Tensor::<1>::from_data(bias, &logits.device()));
         let found = route(logits, on_gpu, options, |_| RouterGradients::default());
-        let (scores, experts) = (host(found.scores)?, numbers(found.experts)?);
+        let scores = host(found.scores)?;
+        let experts = numbers(found.experts)?;
         let nans = scores.iter().filter(|score| score.is_nan()).count();
         let chosen = choose_experts(&scores, *num_experts, bias, options);
         let chosen: Vec<i64> = chosen.into_iter().map(i64::from).collect();
@@ -302,17 +307,20 @@ fn nothing() -> Result<(), String> {
         found.scores.dims(),
         gradient.dims(),
     ];
-    match dims == [[0, 2], [0, 2], [0, 8], [0, 8]] {
-        true => Ok(()),
-        false => Err(format!("{dims:?}")),
+    if dims == [[0, 2], [0, 2], [0, 8], [0, 8]] {
+        Ok(())
+    } else {
+        Err(format!("{dims:?}"))
     }
 }
 
 fn many() -> Result<(), String> {
     let case = case(600, 3, RouterScores::Sigmoid).normalised(1.0);
-    let (logits, dweights) = (case.logits(5), normal([5, 3], DType::F32));
+    let logits = case.logits(5);
+    let dweights = normal([5, 3], DType::F32);
     let run = |device: &Device| run(device, &case, [&logits, &dweights], None, &[None, None]);
-    let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+    let expected = run(&Device::flex())?;
+    let found = run(&Device::cuda(0))?;
     if found.1 != expected.1 {
         return Err("600 experts: others".into());
     }
@@ -342,7 +350,8 @@ fn logits() -> Result<(), String> {
             Ok([host(y)?, of(dw)?, of(dx)?])
         };
         poison(&[4 * t * e, 12 * d * e, 2 * t * d])?;
-        let (found, expected) = (run(&Device::cuda(0), true)?, run(&Device::flex(), false)?);
+        let found = run(&Device::cuda(0), true)?;
+        let expected = run(&Device::flex(), false)?;
         let tolerances = [("logits", 1e-5), ("of weights", 1e-5), ("of tokens", 4e-3)];
         for ((name, tolerance), (a, b)) in tolerances.into_iter().zip(found.iter().zip(&expected)) {
             close(&format!("[{t}, {d}, {e}]: {name}"), a, b, tolerance)?;

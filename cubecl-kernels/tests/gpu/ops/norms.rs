@@ -95,7 +95,8 @@ fn sums() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [s, b, n] in [[6, 2, 256], [5, 3, 67]] {
             let what = format!("sum {s}x{b}x{n}");
-            let (shape, v) = ([s, b, n], [n]);
+            let shape = [s, b, n];
+            let v = [n];
             // Gradients of both results, of the normed rows alone, and of the sum alone.
             for weights in [[1.0, 0.5], [1.0, 0.0], [0.0, 1.0]] {
                 let join = |(y, sum): (Tensor<3>, Tensor<3>)| match weights {
@@ -131,7 +132,8 @@ fn sums() -> Result<(), String> {
 fn many() -> Result<(), String> {
     let (dtype, tolerance) = DTYPES[1];
     for [s, n] in [[21_700, 8], [10_810, 520]] {
-        let (shape, what) = ([s, n], format!("many {s}x{n}"));
+        let shape = [s, n];
+        let what = format!("many {s}x{n}");
         compare!(what, dtype, tolerance, [x: shape, gamma: [n]], |_, x, gamma| {
             rms_norm::<2>(x, gamma, 1e-5)
         });
@@ -176,9 +178,10 @@ fn none() -> Result<(), String> {
     let grads = y.clone().backward();
     let dims = [y.dims(), x.grad(&grads).ok_or("no gradient")?.dims()];
     let dgamma = host(gamma.grad(&grads).ok_or("no gradient")?)?;
-    match dims == [[0, 64]; 2] && dgamma == [0.0; 64] {
-        true => Ok(()),
-        false => Err(format!("{dims:?} {dgamma:?}")),
+    if dims == [[0, 64]; 2] && dgamma == [0.0; 64] {
+        Ok(())
+    } else {
+        Err(format!("{dims:?} {dgamma:?}"))
     }
 }
 
@@ -186,7 +189,8 @@ fn none() -> Result<(), String> {
 fn main_grads() -> Result<(), String> {
     for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F32, 1e-5)] {
         for [t, n] in [[64, 256], [5000, 8], [33, 67]] {
-            let (gamma, beta) = (normal([n], dtype), normal([n], dtype));
+            let gamma = normal([n], dtype);
+            let beta = normal([n], dtype);
             let batches = [0; 3].map(|_| (normal([t, n], dtype), normal([t, n], dtype)));
             for is_layer_norm in [false, true] {
                 let sums = |device: &Device, dtype: DType| -> Result<Vec<Vec<f32>>, String> {
@@ -202,12 +206,11 @@ fn main_grads() -> Result<(), String> {
                     let beta: Tensor<1> = leaf(&beta, device, dtype);
                     for (x, weight) in &batches {
                         let x: Tensor<2> = leaf(x, device, dtype);
-                        let y = match is_layer_norm {
-                            true => {
-                                let beta = Some(beta.clone());
-                                layer_norm_with(x, gamma.clone(), beta, options.clone())
-                            }
-                            false => rms_norm_with(x, gamma.clone(), options.clone()),
+                        let y = if is_layer_norm {
+                            let beta = Some(beta.clone());
+                            layer_norm_with(x, gamma.clone(), beta, options.clone())
+                        } else {
+                            rms_norm_with(x, gamma.clone(), options.clone())
                         };
                         let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
                         let grads = (y * weight).sum().backward();

@@ -46,7 +46,9 @@ fn wide_steps() -> Result<(), String> {
 }
 
 fn narrow_steps() -> Result<(), String> {
-    let (whole, bf16, f16) = (DType::F32, DType::BF16, DType::F16);
+    let whole = DType::F32;
+    let bf16 = DType::BF16;
+    let f16 = DType::F16;
     for (len, state, rounded, factor) in [
         (37, [bf16; 4], None, None),
         (4096, [bf16; 4], None, Some(0.7)),
@@ -127,7 +129,8 @@ fn steps(
             .map(host)
             .collect::<Result<Vec<_>, String>>()
     };
-    let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+    let expected = run(&Device::flex())?;
+    let found = run(&Device::cuda(0))?;
     let names = [
         "parameter",
         "exp_avg",
@@ -164,7 +167,8 @@ fn steps(
             .map(|(a, b)| a - b)
             .collect::<Vec<f32>>()
     };
-    let (found, expected) = (moved(&found), moved(&expected));
+    let found = moved(&found);
+    let expected = moved(&expected);
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let apart = found
         .iter()

@@ -149,7 +149,9 @@ fn rooms() -> Result<(), String> {
         let mut all = states(&gpu, None);
         for place in &places {
             let random = || Tensor::<1>::from_data(normal([place.len()], DType::F32), &gpu);
-            let (param, exp_avg, exp_avg_sq) = (random(), random(), random().abs());
+            let param = random();
+            let exp_avg = random();
+            let exp_avg_sq = random().abs();
             let rounded = Some(bf16_out_slice(&buffer, place.clone()).ok_or("no room")?);
             all.insert(
                 1,

@@ -22,8 +22,13 @@ type Rule = fn(Tensor<1>, Tensor<1>, Tensor<1>) -> (Tensor<1>, Option<Tensor<1>>
 
 const RULES: [(&str, Rule); 3] = [
     ("adamw", |param, rounded, grad| {
-        let (lr, beta_1, beta_2, epsilon) = (0.1, 0.9, 0.95, 1e-8);
-        let (weight_decay, grad_factor, time) = (0.1, 0.7, 1);
+        let lr = 0.1;
+        let beta_1 = 0.9;
+        let beta_2 = 0.95;
+        let epsilon = 1e-8;
+        let weight_decay = 0.1;
+        let grad_factor = 0.7;
+        let time = 1;
         let step = AdamwStep {
             lr,
             beta_1,
@@ -47,7 +52,11 @@ const RULES: [(&str, Rule); 3] = [
         (after.param, after.rounded)
     }),
     ("sgd", |param, rounded, grad| {
-        let (lr, momentum, nesterov, weight_decay, grad_factor) = (0.1, 0.9, false, 0.1, 0.7);
+        let lr = 0.1;
+        let momentum = 0.9;
+        let nesterov = false;
+        let weight_decay = 0.1;
+        let grad_factor = 0.7;
         let step = SgdStep {
             lr,
             momentum,
@@ -68,7 +77,11 @@ const RULES: [(&str, Rule); 3] = [
         (after.param, after.rounded)
     }),
     ("lion", |param, rounded, grad| {
-        let (lr, beta_1, beta_2, weight_decay, grad_factor) = (0.1, 0.9, 0.99, 0.1, 0.7);
+        let lr = 0.1;
+        let beta_1 = 0.9;
+        let beta_2 = 0.99;
+        let weight_decay = 0.1;
+        let grad_factor = 0.7;
         let step = LionStep {
             lr,
             beta_1,
@@ -118,7 +131,8 @@ fn rooms() -> Result<(), String> {
                     let found = host(found.clone())?;
                     let same = |(a, b): (&f32, &f32)| a == b || (a.is_nan() && b.is_nan());
                     if let Some(at) = found.iter().zip(&expected).position(|x| !same(x)) {
-                        let (found, expected) = (found[at], expected[at]);
+                        let found = found[at];
+                        let expected = expected[at];
                         return Err(format!("{what}: {whose} {at} is {found}, not {expected}"));
                     }
                 }

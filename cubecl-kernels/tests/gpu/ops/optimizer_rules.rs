@@ -148,7 +148,9 @@ fn wide_steps() -> Result<(), String> {
 }
 
 fn narrow_steps() -> Result<(), String> {
-    let (whole, bf16, f16) = (DType::F32, DType::BF16, DType::F16);
+    let whole = DType::F32;
+    let bf16 = DType::BF16;
+    let f16 = DType::F16;
     for rule in RULES {
         for (len, dtypes, rounded, factor) in [
             (37, [bf16; 3], None, None),
@@ -181,7 +183,8 @@ fn steps(
     } else {
         1.0
     };
-    let (param, kept) = (normal([len], dtypes[1]), normal([len], dtypes[2]));
+    let param = normal([len], dtypes[1]);
+    let kept = normal([len], dtypes[2]);
     let kept = Tensor::<1>::from_data(kept, &Device::flex())
         .mul_scalar(small)
         .into_data();
@@ -221,7 +224,8 @@ fn steps(
         all.into_iter()
             .collect::<Result<Vec<Option<Vec<f32>>>, String>>()
     };
-    let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+    let expected = run(&Device::flex())?;
+    let found = run(&Device::cuda(0))?;
     let names = [
         "parameter",
         "what is kept",
@@ -305,9 +309,11 @@ fn nan() -> Result<(), String> {
                     kept.map(host).transpose()?.unwrap_or_default(),
                 ))
             };
-            let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+            let expected = run(&Device::flex())?;
+            let found = run(&Device::cuda(0))?;
             let of = |(param, kept): (Vec<f32>, Vec<f32>)| [param, kept].concat();
-            let (expected, found) = (of(expected), of(found));
+            let expected = of(expected);
+            let found = of(found);
             let same = found.iter().zip(&expected).all(|(a, b)| {
                 a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= 1e-2 * b.abs()
             });
@@ -357,10 +363,8 @@ fn stretches() -> Result<(), String> {
             for (all, data) in all.into_iter().zip(data) {
                 let all = host(all)?;
                 let data: Vec<f32> = data.iter().collect();
-                let (inside, outside) = (
-                    &all[start..start + len],
-                    [&all[..start], &all[start + len..]].concat(),
-                );
+                let inside = &all[start..start + len];
+                let outside = [&all[..start], &all[start + len..]].concat();
                 if inside != data || !outside.iter().all(|x| x.is_nan()) {
                     return Err(format!("{what}: what is held has changed"));
                 }

@@ -37,7 +37,8 @@ fn beside() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for ([s, b, _, d], heads) in CASES {
             let what = format!("repeat_heads beside {s}x{b}x{heads}x{d}");
-            let (one, all) = ([s, b, 1, d], [s, b, heads, 2 * d]);
+            let one = [s, b, 1, d];
+            let all = [s, b, heads, 2 * d];
             compare!(what, dtype, tolerance, [x: one, y: all], |_, x, y| {
                 Tensor::cat(vec![y, repeat_heads(x, heads)], 3)
             });

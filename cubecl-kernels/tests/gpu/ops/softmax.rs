@@ -54,9 +54,10 @@ fn softmaxes() -> Result<(), String> {
                         let x: Tensor<4> = leaf(&scores, device, dtype);
                         // Scores that nobody else holds.
                         let own = x.clone() * 1.0;
-                        let softmax = match device == &Device::flex() {
-                            true => reference::scale_mask_softmax,
-                            false => scale_mask_softmax,
+                        let softmax = if device == &Device::flex() {
+                            reference::scale_mask_softmax
+                        } else {
+                            scale_mask_softmax
                         };
                         let p = softmax(own, masked(device), 0.35 * size);
                         let on = (&device.clone().autodiff(), dtype);

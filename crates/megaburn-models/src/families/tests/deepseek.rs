@@ -101,7 +101,8 @@ fn a_token_of_deepseek_v3_goes_through_37_billion_parameters() {
     let idle = 58 * (256 - 8) * 3 * 7168 * 2048;
     let active = config.whole_plan().unwrap().num_global() - idle;
     assert_eq!(active / 1_000_000_000, 37);
-    let (embedding, routers) = (129_280 * 7168, 58 * (7168 * 256 + 256));
+    let embedding = 129_280 * 7168;
+    let routers = 58 * (7168 * 256 + 256);
     let norms = 61 * (2 * 7168 + 1536 + 512) + 7168;
     let matrices = active - embedding - routers - norms;
     // Of queries and keys 192 features a head, of values 128.

@@ -42,9 +42,10 @@ impl Muon {
     }
 
     pub(super) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, FloatDType)> {
-        match self.config.is_orthogonalized(path, spec) {
-            true => vec![(Moment::MomentumBuffer, self.config.momentum_buffer)],
-            false => self.config.adamw.moments(),
+        if self.config.is_orthogonalized(path, spec) {
+            vec![(Moment::MomentumBuffer, self.config.momentum_buffer)]
+        } else {
+            self.config.adamw.moments()
         }
     }
 
@@ -141,7 +142,9 @@ impl Muon {
         };
         let Rates { lr, weight_decay } = force.rates;
         // Without momentum a decay that is added to the direction is a decoupled one.
-        let (momentum, nesterov, grad_factor) = (0.0, false, 1.0);
+        let momentum = 0.0;
+        let nesterov = false;
+        let grad_factor = 1.0;
         let step = SgdStep {
             lr,
             momentum,
@@ -149,7 +152,9 @@ impl Muon {
             weight_decay,
             grad_factor,
         };
-        let (param, rounded, moments) = (old.param, old.rounded, old.moments);
+        let param = old.param;
+        let rounded = old.rounded;
+        let moments = old.moments;
         let old = SgdState {
             param,
             momentum_buffer: None,

@@ -62,8 +62,10 @@ impl<'a> MatrixOwners<'a> {
         let Some(device) = kept.values().next().map(Tensor::device) else {
             return Ok(kept);
         };
-        let (rank, ranks) = (self.group.rank(), self.group.size());
-        let (there, back) = (self.counts(rank, true), self.counts(rank, false));
+        let rank = self.group.rank();
+        let ranks = self.group.size();
+        let there = self.counts(rank, true);
+        let back = self.counts(rank, false);
         let none = || Tensor::<1>::empty([0], &device);
         // To each owner my stretches of its matrices, in the order of their paths.
         let mut parts = Vec::new();
@@ -104,7 +106,8 @@ impl<'a> MatrixOwners<'a> {
         };
         let came = tensors::all_to_all(sent, &back, &there, self.group)?;
 
-        let (mut at, mut mine) = (0, BTreeMap::new());
+        let mut at = 0;
+        let mut mine = BTreeMap::new();
         for from in 0..ranks {
             for (path, owned) in self.of(from) {
                 let len = owned.kept[rank].len();

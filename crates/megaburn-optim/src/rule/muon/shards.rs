@@ -121,7 +121,8 @@ impl<'a> Orthogonalizer<'a> {
         let [rows, _] = local.dims();
         let all = tensors::all_gather(local, self.tp)?;
         let of_rank = |rank: usize| all.clone().narrow(0, rank * rows, rows);
-        let (rank, ranks) = (self.tp.rank(), self.tp.size());
+        let rank = self.tp.rank();
+        let ranks = self.tp.size();
         let mut parts = Vec::with_capacity(shard.pieces.len());
         for piece in &shard.pieces {
             let range = range_of(shard, piece);

@@ -96,7 +96,8 @@ impl Setup {
             .unwrap()
             .as_nanos() as u64;
         println!("seed {seed}");
-        let (layout, offload) = (layout.parse().unwrap(), 0.0);
+        let layout = layout.parse().unwrap();
+        let offload = 0.0;
         Self {
             layout,
             rule,
@@ -194,7 +195,9 @@ impl Setup {
 
     fn train(&self, groups: &ProcessGroups) -> Result<Found, OptimError> {
         let mut rank = self.start(groups)?;
-        let (mut numbers, mut all, mut num_sent) = (Vec::new(), Vec::new(), Vec::new());
+        let mut numbers = Vec::new();
+        let mut all = Vec::new();
+        let mut num_sent = Vec::new();
         for step in 0..2 {
             rank.grads.reset();
             for micro in 0..MICRO_BATCHES {

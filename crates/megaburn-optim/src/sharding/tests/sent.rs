@@ -58,9 +58,10 @@ fn the_buckets_of_both_kinds_are_sent_by_the_backward_that_completes_them(
     for level in LEVELS {
         let config = ShardingConfig::new(level).with_bucket(Some(1));
         // The first backward of a run is only looked at.
-        let expected = match level >= ShardingLevel::Gradients {
-            true => [0, sent, sent, sent, sent, sent],
-            false => [0, 0, sent, 0, 0, sent],
+        let expected = if level >= ShardingLevel::Gradients {
+            [0, sent, sent, sent, sent, sent]
+        } else {
+            [0, 0, sent, 0, 0, sent]
         };
         for rank in Setup::new(layout, "adamw", config, true).check() {
             assert_eq!(rank.num_sent, expected, "{level:?}");

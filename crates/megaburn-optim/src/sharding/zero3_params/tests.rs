@@ -281,7 +281,8 @@ fn a_layer_trains_on_what_it_gathers() {
     };
     let [expected, found] = [ShardingLevel::Gradients, ShardingLevel::Parameters].map(train);
     for (expected, found) in expected.into_iter().zip(found) {
-        let (expected, found) = (expected.unwrap(), found.unwrap());
+        let expected = expected.unwrap();
+        let found = found.unwrap();
         assert!(expected.0.iter().all(|loss| loss.is_finite()));
         assert!(expected == found, "losses {:?} {:?}", expected.0, found.0);
     }

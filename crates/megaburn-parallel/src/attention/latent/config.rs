@@ -79,7 +79,8 @@ impl MultiLatentAttentionConfig {
             v_head_dim,
             ..
         } = *self;
-        let (nope, rope) = (self.qk_nope_head_dim, self.qk_rope_head_dim);
+        let nope = self.qk_nope_head_dim;
+        let rope = self.qk_rope_head_dim;
         if num_heads == 0 || !num_heads.is_multiple_of(group.size()) {
             let why = format!(
                 "{num_heads} heads do not divide over {} ranks",

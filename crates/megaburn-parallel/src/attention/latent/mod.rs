@@ -236,9 +236,10 @@ impl MultiLatentAttention {
             sequence_parallel,
             ..
         } = &self.plan;
-        match sequence_parallel {
-            true => gather_from_sequence(x, group),
-            false => copy_to(x, group),
+        if *sequence_parallel {
+            gather_from_sequence(x, group)
+        } else {
+            copy_to(x, group)
         }
     }
 }

@@ -42,7 +42,8 @@ impl DedupAllToAllDispatch {
     /// [put in order](plan::are_placed) anyway. (Of eight experts on two ranks, two a token, it has not paid.)
     /// Experts that ranks share are read by several.
     pub(super) fn pays(num_experts: usize, top_k: usize, groups: &ExpertGroups) -> bool {
-        let (ranks, slots) = (groups.ep.size(), top_k as f64);
+        let ranks = groups.ep.size();
+        let slots = top_k as f64;
         let most = if plan::are_placed(num_experts) {
             0.5
         } else {
@@ -58,7 +59,8 @@ impl DedupAllToAllDispatch {
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
-        let (ranks, own) = (groups.ep.size(), groups.own(slots.num_experts));
+        let ranks = groups.ep.size();
+        let own = groups.own(slots.num_experts);
         let [_, top_k] = slots.experts.dims();
         let of_experts = PendingCounts::new(slots.experts.clone(), slots.num_experts);
         let sent = PendingCounts::new(ep_ranks_of_experts(slots.experts.clone(), own.len()), ranks);

@@ -38,7 +38,8 @@ type Sent = Arc<Mutex<Option<AsyncCollective<2, Float>>>>;
 
 impl InFlight {
     pub(super) fn start(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Self {
-        let (way, device) = (dispatch.way.clone(), x.device());
+        let way = dispatch.way.clone();
+        let device = x.device();
         let state = if !device.is_autodiff() {
             TransferState::Plain(ok(way.start(x, of, to)))
         } else if way.sends() {

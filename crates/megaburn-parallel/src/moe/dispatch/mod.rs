@@ -114,7 +114,8 @@ impl Dispatch {
     /// # Collective
     /// All ranks of `groups.experts`, which tell each other what goes where.
     pub(super) fn new(slots: Assignments, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
-        let ([tokens, top_k], device) = (slots.experts.dims(), slots.experts.device());
+        let [tokens, top_k] = slots.experts.dims();
+        let device = slots.experts.device();
         let num_slots = tokens * top_k;
         let way: Arc<dyn TokenDispatcher> = match dispatcher {
             Dispatcher::AllToAll

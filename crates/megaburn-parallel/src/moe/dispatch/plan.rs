@@ -166,7 +166,8 @@ impl Order {
             let (mine, others) = rest.split_at(*own);
             places.extend_from_slice(mine);
             places.resize(places.len() + rows - *own, self.num_places);
-            (rest, *own) = (others, rows);
+            rest = others;
+            *own = rows;
         }
         Self {
             places: Some(places),
@@ -250,7 +251,8 @@ mod tests {
             let all: Vec<_> = (0..3).map(|rank| of(&counts, rank, is_padded)).collect();
             for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
                 let lens = |all: &[Range<usize>]| all.iter().map(Range::len).collect::<Vec<_>>();
-                let (sent, came) = (&all[from].send[to], &all[to].recv[from]);
+                let sent = &all[from].send[to];
+                let came = &all[to].recv[from];
                 assert_eq!(lens(sent), lens(came), "{from} to {to}");
                 assert_eq!(sent.len(), if is_padded { 1 } else { 2 });
             }

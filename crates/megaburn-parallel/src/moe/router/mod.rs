@@ -110,7 +110,8 @@ impl Router {
     pub fn set_bias(&mut self, bias: &[f32]) {
         let value = |old: Tensor<1>| {
             assert_eq!(old.dims(), [bias.len()], "one bias an expert");
-            let (device, dtype) = (old.device(), old.dtype());
+            let device = old.device();
+            let dtype = old.dtype();
             Tensor::<1>::from_data(bias, &device)
                 .cast(dtype)
                 .set_require_grad(false)

@@ -186,7 +186,8 @@ impl Router {
             return (experts, 0, None);
         };
         let documents = context.documents.as_ref();
-        let (top_k, num_experts) = (options.top_k, *num_experts);
+        let top_k = options.top_k;
+        let num_experts = *num_experts;
         let slots = CapacityInputs {
             seq,
             batch,
@@ -223,7 +224,8 @@ impl Tokens<'_> {
     /// # Shapes
     /// `experts`: `[seq * batch, top_k]`, `scores`: `[seq * batch, e]`, result `[batch, e]`
     fn sent(&self, experts: &Tensor<2, Int>, scores: &Tensor<2>) -> Tensor<2> {
-        let (Self { seq, batch, .. }, [rows, num_experts]) = (self, scores.dims());
+        let Self { seq, batch, .. } = self;
+        let [rows, num_experts] = scores.dims();
         let on = (&scores.device(), DType::F32);
         if rows == 0 {
             return Tensor::zeros([*batch, num_experts], on);

@@ -55,7 +55,9 @@ impl Case {
 
     /// Odd ones.
     pub(super) fn ragged(tokens: [usize; 2], heads: usize) -> Self {
-        let (q_rank, kv_rank, dims) = (Some(7), 5, [3, 6, 5]);
+        let q_rank = Some(7);
+        let kv_rank = 5;
+        let dims = [3, 6, 5];
         Self {
             hidden: 11,
             q_rank,
@@ -128,9 +130,10 @@ impl Subject for Case {
         let layer = with_gammas(config.init(&groups.tp, &autodiff())?, groups.tp.seed())
             .with_dropout(self.dropout, name, &groups.tp)?
             .with_recompute(self.again);
-        match self.told {
-            true => Ok(layer),
-            false => layer.with_context_parallel(&ContextParallel::new(&groups.cp, comm)?, name),
+        if self.told {
+            Ok(layer)
+        } else {
+            layer.with_context_parallel(&ContextParallel::new(&groups.cp, comm)?, name)
         }
     }
 
@@ -147,9 +150,10 @@ impl Subject for Case {
 pub(super) fn with_gammas(layer: MultiLatentAttention, seed: u64) -> MultiLatentAttention {
     let start: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
     let value = |path: &str, shape: &[usize]| {
-        Ok::<_, Infallible>(match path.ends_with("gamma") {
-            true => normal(shape, seed, path),
-            false => start[path].clone(),
+        Ok::<_, Infallible>(if path.ends_with("gamma") {
+            normal(shape, seed, path)
+        } else {
+            start[path].clone()
         })
     };
     load_params(layer, value).unwrap()

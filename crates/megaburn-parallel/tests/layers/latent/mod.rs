@@ -63,7 +63,8 @@ fn ranks_compute_what_one_does(
     #[values(true, false)] again: bool,
 ) {
     let of: Layout = layout.parse().unwrap();
-    let (multiple, heads) = (2 * of.cp * if of.sp { of.tp } else { 1 }, of.tp * of.cp);
+    let multiple = 2 * of.cp * if of.sp { of.tp } else { 1 };
+    let heads = of.tp * of.cp;
     for case in [
         Case::even([multiple, 2], 2 * heads),
         Case::ragged([3 * multiple, 3], heads),
@@ -187,7 +188,8 @@ fn generation_goes_on_from_what_it_has_read(
 ) {
     let mut case = case;
     case.q_rank = case.q_rank.filter(|_| with_latent);
-    let (seed, device) = (fresh_seed(), Device::flex());
+    let seed = fresh_seed();
+    let device = Device::flex();
     let inputs = inputs(seed, case.hidden);
     on_ranks(ranks, seed, |group| {
         let config = case.config().with_sequence_parallel(ranks > 1);

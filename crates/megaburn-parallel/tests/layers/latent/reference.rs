@@ -21,7 +21,8 @@ use crate::{
 /// Hugging Face's `DeepseekV3Attention`, line by line, of `x: [s, b, hidden]`.
 fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<3> {
     let [nope, rope, values] = case.dims;
-    let ([s, b], h) = (case.tokens, case.heads);
+    let [s, b] = case.tokens;
+    let h = case.heads;
     let linear = |x: Tensor<3>, weight: &Param<Tensor<2>>| x.matmul(weight.val().unsqueeze::<3>());
     let norm = |x: Tensor<3>, gamma: &Param<Tensor<1>>| {
         let variance = (x.clone() * x.clone()).mean_dim(2);
@@ -39,7 +40,8 @@ fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<
         _ => panic!("a layer with and without a latent of queries"),
     };
     let q = heads(q, nope + rope);
-    let (q_pass, q_rot) = (q.clone().narrow(3, 0, nope), q.narrow(3, nope, rope));
+    let q_pass = q.clone().narrow(3, 0, nope);
+    let q_rot = q.narrow(3, nope, rope);
     let compressed = linear(x, &layer.kv_down.weight);
     let k_pass = compressed.clone().narrow(2, 0, case.kv_rank);
     let k_rot = compressed
@@ -68,17 +70,16 @@ fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<
         let table = TensorData::new(angles.collect(), [1, 1, s, rope]);
         Tensor::<4>::from_data(table, &autodiff())
     };
-    let (cos, sin) = (table(f64::cos), table(f64::sin));
+    let cos = table(f64::cos);
+    let sin = table(f64::sin);
     let rotated = |x: Tensor<4>| {
         let [b, h, s, d] = x.dims();
         let x = x
             .reshape([b, h, s, d / 2, 2])
             .swap_dims(4, 3)
             .reshape([b, h, s, d]);
-        let (first, second) = (
-            x.clone().narrow(3, 0, d / 2),
-            x.clone().narrow(3, d / 2, d / 2),
-        );
+        let first = x.clone().narrow(3, 0, d / 2);
+        let second = x.clone().narrow(3, d / 2, d / 2);
         x * cos.clone() + Tensor::cat(vec![-second, first], 3) * sin.clone()
     };
     let q = Tensor::cat(vec![q_pass, rotated(q_rot)], 3);

@@ -27,7 +27,8 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         balance,
         ..Case::new(shape, config)
     };
-    let (experts, factor) = (5, 3.0);
+    let experts = 5;
+    let factor = 3.0;
     on_ranks(1, fresh_seed(), |world| {
         let layer = case.build(ExpertGroups::from(&world));
         let last = vec![0.5, 0.25, 0.0, 0.05, 0.2];
@@ -58,9 +59,10 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
             .clone()
             .reshape([seq * batch, d])
             .matmul(layer.router.weight.val());
-        let scores = match sigmoid {
-            true => activation::sigmoid(logits.clone()),
-            false => activation::softmax(logits.clone(), 1),
+        let scores = if sigmoid {
+            activation::sigmoid(logits.clone())
+        } else {
+            activation::softmax(logits.clone(), 1)
         };
         let plain = floats(&scores.clone().inner().into_data());
         let mut counts = vec![0.0f32; batch * experts];
@@ -78,7 +80,8 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
             .reshape([batch, experts]);
         let counts = TensorData::new(counts, [batch, experts]);
         let c = Tensor::<2>::from_data(counts, &autodiff());
-        let (e, k) = (experts as f64, 2.0);
+        let e = experts as f64;
+        let k = 2.0;
         let of = |c: Tensor<2>, p: Tensor<2>, tokens: f64| (c * p).sum() * (e / (k * tokens));
         let aux = of(
             c.clone().sum_dim(0),

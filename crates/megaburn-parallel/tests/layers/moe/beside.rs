@@ -27,9 +27,10 @@ fn sums_are_what_ordinary_gradients_are(
         let layer = case.build(groups(&world, layout).1);
         let own = |name: &str| normal(&case.shape, seed, &format!("{name} {}", world.rank()));
         let backward = || {
-            let x = match is_trained_before {
-                true => leaf::<3>(own("input")),
-                false => Tensor::<3>::from_data(own("input"), &autodiff()),
+            let x = if is_trained_before {
+                leaf::<3>(own("input"))
+            } else {
+                Tensor::<3>::from_data(own("input"), &autodiff())
             };
             let y = layer.forward(x, &TokenContext::default());
             let weight = Tensor::<3>::from_data(own("weight"), &y.device());
@@ -91,9 +92,10 @@ fn passes_wait_twice_and_compute_what_was_put_off(
             put_off: vec![put_off.clone()],
             share,
         };
-        let other = match is_trained {
-            true => leaf::<3>(input("another")),
-            false => Tensor::<3>::from_data(input("another"), &autodiff().inner()),
+        let other = if is_trained {
+            leaf::<3>(input("another"))
+        } else {
+            Tensor::<3>::from_data(input("another"), &autodiff().inner())
         };
         let (y, waits) = spare().beside_waits_of(|| layer.forward(other, &TokenContext::default()));
         assert_eq!(

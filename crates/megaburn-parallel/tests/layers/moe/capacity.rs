@@ -32,7 +32,8 @@ fn an_expert_takes_what_its_capacity_says(
     #[values([6, 2, 8], [5, 3, 7])] shape: [usize; 3],
 ) {
     let [seq, batch, d] = shape;
-    let (experts, top_k) = (4, 2);
+    let experts = 4;
+    let top_k = 2;
     let config = mixtral(d, 4, experts, top_k);
     let case = Case {
         capacity: capacity(factor, policy, scope, pad),
@@ -74,7 +75,8 @@ fn an_expert_takes_what_its_capacity_says(
             seq
         };
         let takes = (factor * (tokens * top_k) as f64 / experts as f64).ceil() as usize;
-        let (mut out, mut dropped) = (Tensor::<2>::zeros([seq * batch, d], &autodiff()), 0);
+        let mut out = Tensor::<2>::zeros([seq * batch, d], &autodiff());
+        let mut dropped = 0;
         for (of, expert) in (0..batch).flat_map(|of| (0..experts).map(move |e| (of, e))) {
             let mut queue: Vec<_> = all.iter().filter(|c| (c.0, c.1) == (of, expert)).collect();
             match policy {
@@ -141,7 +143,8 @@ fn tokens_of_a_rank_are_counted_by_themselves(
         common: 1.0,
         ..Case::new([6, 4, 8], mixtral(8, 4, 4, 2))
     };
-    let (seed, layout) = (fresh_seed(), grid.parse::<Layout>().unwrap());
+    let seed = fresh_seed();
+    let layout = grid.parse::<Layout>().unwrap();
     let expected = case.run(&format!("dp{}", layout.dp), seed);
     assert!(expected.load.dropped > 0);
     assert_same(&case.run(grid, seed), &expected, 2e-5);

@@ -45,7 +45,8 @@ pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroup
 /// a share of the batch over dp.
 fn held(layout: &Layout, at: Coords, [seq, batch]: [usize; 2]) -> (Vec<usize>, Range<usize>) {
     let of_cp: Vec<usize> = Zigzag::new(at.cp, layout.cp).positions(seq).collect();
-    let (len, samples) = (of_cp.len() / layout.tp, batch / layout.dp);
+    let len = of_cp.len() / layout.tp;
+    let samples = batch / layout.dp;
     (
         of_cp[at.tp * len..][..len].to_vec(),
         at.dp * samples..(at.dp + 1) * samples,
@@ -150,7 +151,8 @@ impl Case {
             let mut whole = Tensor::<3>::zeros(self.shape, &autodiff().inner());
             let layout: Layout = layout.parse().unwrap();
             for (rank, done) in ranks.iter().enumerate() {
-                let (part, [seq, batch, d]) = (pick(rank), self.shape);
+                let part = pick(rank);
+                let [seq, batch, d] = self.shape;
                 let (tokens, samples) = held(&layout, done.0, [seq, batch]);
                 for (row, at) in tokens.into_iter().enumerate() {
                     let place = [at..at + 1, samples.clone(), 0..d];
@@ -255,7 +257,8 @@ pub(crate) fn assert_same(found: &Done, expected: &Done, tolerance: f64) {
         assert_eq!(floats(start), floats(&found.start[path]), "{path}");
     }
     for (path, grad) in &expected.grads {
-        let (found, grad) = (floats(&found.grads[path]), floats(grad));
+        let found = floats(&found.grads[path]);
+        let grad = floats(grad);
         // An expert without tokens has zeros.
         let size = grad
             .iter()

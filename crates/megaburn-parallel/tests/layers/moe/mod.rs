@@ -20,9 +20,10 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
     let [seq, batch, d] = x.dims();
     let rows = x.reshape([seq * batch, d]);
     let logits = rows.clone().matmul(layer.router.weight.val());
-    let scores = match case.config.sigmoid {
-        true => activation::sigmoid(logits),
-        false => activation::softmax(logits, 1),
+    let scores = if case.config.sigmoid {
+        activation::sigmoid(logits)
+    } else {
+        activation::softmax(logits, 1)
     };
     let plain = floats(&scores.clone().inner().into_data());
     let experts = case.config.num_experts;
@@ -87,7 +88,8 @@ fn one_rank_computes_every_token_by_its_experts(
     #[case] config: MoeConfig,
     #[case] shape: [usize; 3],
 ) {
-    let (seed, case) = (fresh_seed(), Case::new(shape, config));
+    let seed = fresh_seed();
+    let case = Case::new(shape, config);
     let found = case.run("tp1", seed);
     on_ranks(1, seed, |world| {
         let layer = case.build(ExpertGroups::from(&world));
@@ -193,7 +195,9 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
     #[case] top_k: usize,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
-    let (aux_loss, seq_aux_loss, z_loss) = (0.1, 0.1, 1e-3);
+    let aux_loss = 0.1;
+    let seq_aux_loss = 0.1;
+    let z_loss = 1e-3;
     let balance = LoadBalance {
         aux_loss,
         seq_aux_loss,

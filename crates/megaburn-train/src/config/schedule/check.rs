@@ -20,14 +20,13 @@ impl OptimizerConfig {
         } = *self;
         positive("optimizer.lr", lr)?;
         let rule = format!("from 0 to optimizer.lr {lr}");
-        let advice = match min_lr == Self::default().min_lr {
-            true => {
-                format!(
-                    "; that is its default, so set optimizer.min_lr too, as to {:e}",
-                    super::tenth(lr)
-                )
-            }
-            false => "; lower optimizer.min_lr or raise optimizer.lr".to_string(),
+        let advice = if min_lr == Self::default().min_lr {
+            format!(
+                "; that is its default, so set optimizer.min_lr too, as to {:e}",
+                super::tenth(lr)
+            )
+        } else {
+            "; lower optimizer.min_lr or raise optimizer.lr".to_string()
         };
         let ok = (0.0..=lr).contains(&min_lr);
         require(ok, "optimizer.min_lr", min_lr, format!("{rule}{advice}"))?;

@@ -106,7 +106,8 @@ impl OptimizerConfig {
         steps: u64,
         batches: &BatchSchedule,
     ) -> WeightDecaySchedule {
-        let (start, style) = (self.weight_decay, self.weight_decay_style);
+        let start = self.weight_decay;
+        let style = self.weight_decay_style;
         match self.end_weight_decay.filter(|end| *end != start) {
             Some(end) => {
                 let samples = batches.samples_after(self.weight_decay_steps.unwrap_or(steps));

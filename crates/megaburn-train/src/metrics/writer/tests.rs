@@ -51,7 +51,8 @@ fn resuming_keeps_the_lines_up_to_the_checkpoint(#[case] step: u64, #[case] kept
 #[test]
 fn a_resumed_file_equals_that_of_a_run_that_never_stopped() {
     let dir = tempfile::tempdir().unwrap();
-    let (whole, resumed) = (dir.path().join("whole"), dir.path().join("resumed"));
+    let whole = dir.path().join("whole");
+    let resumed = dir.path().join("resumed");
     run_to(&whole, 0, 9);
     run_to(&resumed, 0, 7);
     run_to(&resumed, 5, 9);
@@ -85,7 +86,8 @@ fn lines_that_no_run_wrote_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics.jsonl");
     let eval = |step: u64| format!("{{\"step\":{step},\"eval_loss\":1.0}}\n");
-    let (mine, start) = ("{\"note\":\"mine\"}\n", "{\"start\":1,\"run_id\":\"1f\"}\n");
+    let mine = "{\"note\":\"mine\"}\n";
+    let start = "{\"start\":1,\"run_id\":\"1f\"}\n";
     let other = "{\"start\":1,\"run_id\":\"2e\"}\n";
     let text = [
         &eval(1),

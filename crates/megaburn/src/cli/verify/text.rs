@@ -45,9 +45,10 @@ pub(super) fn difference(tensor: &TensorComparison) -> Option<String> {
             if values.bitwise_equal {
                 return None;
             }
-            let types = match a.dtype == b.dtype {
-                true => String::new(),
-                false => format!("{:?} and {:?}, ", a.dtype, b.dtype),
+            let types = if a.dtype == b.dtype {
+                String::new()
+            } else {
+                format!("{:?} and {:?}, ", a.dtype, b.dtype)
             };
             let at = values
                 .at

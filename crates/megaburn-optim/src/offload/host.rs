@@ -6,7 +6,7 @@ use burn::{
 use {
     burn::backend::Cube,
     megaburn_cuda::{
-        CudaQueue, Started,
+        CudaQueue, AsyncOp,
         host::{self, HostTensor},
         tensor::{from_backend, into_backend},
     },
@@ -39,7 +39,7 @@ enum Memory {
 pub(super) enum H2dCopy {
     Here(Tensor<1>),
     #[cfg(feature = "cuda")]
-    Started(Started),
+    Started(AsyncOp),
 }
 
 /// A tensor on its way to host memory; it takes memory of its device until this is dropped, when what is

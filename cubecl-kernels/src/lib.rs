@@ -90,8 +90,8 @@ pub use gemm_ops::deterministic;
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, layer_norm_with};
 pub use linear::{
     GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, LinearPass, MainGrad,
-    OverlappedWgrads, RecomputeFn, Spare, WgradQueue, bucket_slice, grouped_linear, is_view_of,
-    linear, set_grouped_gemm, without_deferral,
+    OverlappedWgrads, RecomputeFn, WgradQueue, bucket_slice, grouped_linear, is_view_of, linear,
+    set_grouped_gemm, without_deferral,
 };
 pub use moe::{
     BalanceLoss, ExpertPermutation, Routed, RouterGradients, RouterGroups, RouterLossTerms,

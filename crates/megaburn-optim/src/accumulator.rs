@@ -9,7 +9,7 @@ use megaburn_kernels::{MainGrad, scaled};
 use megaburn_mesh::ShardPlan;
 
 use crate::{
-    OptimError, Sharding, ShardingLevel,
+    OptimError, Sharding,
     overlap::Overlap,
     param_grad::ParamGrad,
     plan::check_plan,
@@ -146,24 +146,6 @@ impl GradientAccumulator {
         }
     }
 
-    /// Says that backwards which are not the last of their step may leave gradients of
-    /// [main gradients](Self::with_main_grads) to passes that follow
-    /// ([put off](megaburn_kernels::WgradQueue)), those of the last one never.
-    ///
-    /// # Panics
-    /// If gradients are shared out: they are summed over ranks after each micro-batch.
-    #[must_use]
-    pub fn with_late_gradients(self, comes_late: bool) -> Self {
-        assert!(
-            !comes_late || self.sharding.level() < ShardingLevel::Gradients,
-            "gradients that are summed after each micro-batch cannot come late"
-        );
-        if let Some(overlap) = &self.overlap {
-            overlap.let_come_late(comes_late);
-        }
-        self
-    }
-
     /// Takes what the layers summed since; until then the sums of a step are theirs.
     pub(crate) fn gather(&mut self) {
         self.entries.values_mut().for_each(ParamGrad::gather);
@@ -190,8 +172,9 @@ impl GradientAccumulator {
         self.end_backward();
     }
 
-    /// The same of a backward that gives nothing but what layers sum themselves (those products of
-    /// another one that were [put off](megaburn_kernels::WgradQueue::defer)).
+    /// Like [`accumulate`](Self::accumulate), after a pass whose gradients are all summed by the
+    /// layers themselves: the [deferred](megaburn_kernels::WeightGradients::defer) products of a
+    /// backward pass.
     pub fn end_backward(&mut self) {
         self.is_open = true;
         if let Some(overlap) = &self.overlap {

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, GroupOptions, run_threads};
+use megaburn_kernels::{LinearOptions, MainGrad, linear};
 use megaburn_pipeline::{
     MicroBatchStep, Output, P2pGroups, P2pSpec, Placement, ScheduleConfig, ScheduleKind,
     StageExecutor, run,
@@ -178,6 +179,112 @@ fn gradients_are_those_of_one_rank(
             &expected.unwrap().into_data().try_to_vec::<f32>().unwrap()
         );
     }
+}
+
+#[rstest]
+#[case(ScheduleKind::OneForwardOneBackward, 2, 1, 5)]
+#[case(ScheduleKind::ZbH1, 3, 1, 6)]
+#[case(ScheduleKind::ZbV, 2, 2, 6)]
+fn weight_gradients_are_computed_where_the_schedule_has_them(
+    #[case] kind: ScheduleKind,
+    #[case] num_ranks: usize,
+    #[case] num_chunks: usize,
+    #[case] num_micro_batches: usize,
+) {
+    /// A linear layer for each chunk.
+    struct Layers {
+        backward_weight: Vec<(Tensor<2>, MainGrad)>,
+        is_last: Vec<bool>,
+        splits_backward: bool,
+        computed: usize,
+    }
+
+    impl Layers {
+        /// Sums of gradients are taken after each pass, so each is of that pass alone.
+        fn check(&mut self, pass: MicroBatchStep, is_computed: bool) {
+            for (chunk, (_, main_grad)) in self.backward_weight.iter().enumerate() {
+                let expected = is_computed && chunk == pass.chunk;
+                assert_eq!(main_grad.take().is_some(), expected, "{pass:?}");
+            }
+            self.computed += usize::from(is_computed);
+        }
+    }
+
+    impl StageExecutor for Layers {
+        type Error = CollectiveError;
+
+        fn forward(
+            &mut self,
+            pass: MicroBatchStep,
+            x: Option<Tensor<3>>,
+        ) -> Result<Output, CollectiveError> {
+            let x = x.unwrap_or_else(|| input(pass.micro_batch, &Device::flex().autodiff()));
+            let (weight, main_grad) = &self.backward_weight[pass.chunk];
+            let options = LinearOptions {
+                main_grad: Some(main_grad.clone()),
+                ..Default::default()
+            };
+            let y = linear(x, weight.clone(), None, options);
+            Ok(if self.is_last[pass.chunk] {
+                Output::Loss(y.sum())
+            } else {
+                Output::Stream(y)
+            })
+        }
+
+        fn backward(
+            &mut self,
+            pass: MicroBatchStep,
+            run: impl FnOnce() -> Gradients,
+        ) -> Result<(), CollectiveError> {
+            drop(run());
+            self.check(pass, !self.splits_backward);
+            Ok(())
+        }
+
+        fn backward_weight(
+            &mut self,
+            pass: MicroBatchStep,
+            run: impl FnOnce(),
+        ) -> Result<(), CollectiveError> {
+            run();
+            self.check(pass, true);
+            Ok(())
+        }
+    }
+
+    let config =
+        ScheduleConfig::new(kind, num_ranks, num_micro_batches).with_num_chunks(num_chunks);
+    let schedule = config.build().unwrap();
+    let stages = config.stages();
+    let ranks = run_threads(num_ranks, GroupOptions::default(), |world| {
+        let device = Device::flex();
+        let of_rank = || (0..num_chunks).map(|chunk| stages.stage(world.rank(), chunk));
+        let layer = |_| {
+            let main_grad = MainGrad::default();
+            main_grad.attach();
+            let weight = Tensor::full([3, 3], 0.3, &device.clone().autodiff()).require_grad();
+            (weight, main_grad)
+        };
+        let mut layers = Layers {
+            backward_weight: of_rank().map(layer).collect(),
+            is_last: of_rank()
+                .map(|stage| stage + 1 == stages.num_stages())
+                .collect(),
+            splits_backward: kind.splits_backward(),
+            computed: 0,
+        };
+        let wire = P2pSpec {
+            neighbours: P2pGroups::new(&world, stages)?,
+            shape: SHAPE,
+            dtype: DType::F32,
+            device,
+        };
+        run(&schedule, &wire, &mut layers)?;
+        Ok::<_, CollectiveError>(layers.computed)
+    });
+    let computed: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
+    assert_eq!(computed, vec![num_chunks * num_micro_batches; num_ranks]);
 }
 
 #[rstest]

@@ -28,6 +28,12 @@ pub enum TrainError {
         origin: String,
         nearest: Option<String>,
     },
+    #[error("`{key}` in {origin} was removed: {why}; leave it out")]
+    RemovedKey {
+        key: String,
+        origin: String,
+        why: &'static str,
+    },
     #[error("`{key}` in {origin}: expected {expected}, found {found}")]
     WrongType {
         key: String,
@@ -196,6 +202,7 @@ impl TrainError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::UnknownKey { .. }
+            | Self::RemovedKey { .. }
             | Self::WrongType { .. }
             | Self::Value { .. }
             | Self::Toml { .. }

@@ -1,109 +1,59 @@
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-/// A product, and the elements of the matrices whose gradients it gives: what it takes to compute, as far as ranks
-/// agree. They have other numbers of tokens for the same expert, and must compute the same products where those
-/// are of what other ranks send.
-struct DeferredWork {
-    product: Box<dyn FnOnce()>,
-    size: u64,
-}
+type Product = Box<dyn FnOnce()>;
+
+/// Products that were deferred, in the order in which the backward pass reached them.
+type Queue = Rc<RefCell<Vec<Product>>>;
 
 thread_local! {
-    /// What the backward of this thread puts off, if it does.
-    static DEFERRED: RefCell<Option<WgradQueue>> = const { RefCell::new(None) };
+    /// Where the running backward pass of this thread puts its products, if it defers them.
+    static DEFERRED: RefCell<Option<Queue>> = const { RefCell::new(None) };
 }
 
-/// Products of a backward that give the gradients of linear layers' weights, still to be computed, in
-/// the order in which backward came to them. Copies share them.
+/// The matrix products of a backward pass that compute the weight gradients of linear layers,
+/// deferred until [`compute`](Self::compute) is called.
 #[must_use = "gradients are missing until they are computed"]
-#[derive(Clone, Default)]
-pub struct WgradQueue(Rc<RefCell<Queue>>);
-
 #[derive(Default)]
-struct Queue {
-    work: VecDeque<DeferredWork>,
-    /// Of all that ever were in it.
-    size: u64,
-    /// Whether they are computed as they come.
-    at_once: bool,
-}
+pub struct WgradQueue(Queue);
 
 impl WgradQueue {
-    /// Runs a backward on this thread without the products that give weights' gradients, which are put behind these:
-    /// those that go to an attached [`MainGrad`](crate::MainGrad) of a [`linear`](crate::linear). Inputs, biases,
-    /// norms and embeddings get theirs.
+    /// Runs a backward pass on this thread and defers its weight-gradient products to `self`: those
+    /// of a [`linear`](crate::linear) or [`grouped_linear`](crate::grouped_linear) with an attached
+    /// [`MainGrad`](crate::MainGrad). Inputs, biases, norms and embeddings get their gradients at
+    /// once.
     ///
     /// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
     /// `--delay-wgrad-compute`.
     pub fn defer<T>(&self, backward: impl FnOnce() -> T) -> T {
-        let _before = Before(DEFERRED.replace(Some(self.clone())));
+        let _before = Before(DEFERRED.replace(Some(self.0.clone())));
         backward()
     }
 
-    /// Runs a backward that computes its products as it comes to them, and counts their [size](Self::size) here.
-    pub fn measure<T>(&self, backward: impl FnOnce() -> T) -> T {
-        self.0.borrow_mut().at_once = true;
-        let done = self.defer(backward);
-        self.0.borrow_mut().at_once = false;
-        done
-    }
-
-    /// Computes those that are left: each is added to its [`MainGrad`](crate::MainGrad), which tells its listener.
-    pub fn compute(&self) {
-        while self.compute_next().is_some() {}
-    }
-
-    /// Whether none is left.
-    pub fn is_empty(&self) -> bool {
-        self.0.borrow().work.is_empty()
-    }
-
-    /// The elements of the gradients of all that were put off here, computed or not.
-    pub fn size(&self) -> u64 {
-        self.0.borrow().size
-    }
-
-    /// Computes the next one; its size.
-    pub(super) fn compute_next(&self) -> Option<u64> {
-        // Nothing is borrowed while it is computed.
-        let next = self.0.borrow_mut().work.pop_front();
-        next.map(|DeferredWork { product, size }| {
-            product();
-            size
-        })
-    }
-
-    fn push(&self, work: DeferredWork) {
-        let at_once = {
-            let mut queue = self.0.borrow_mut();
-            queue.size += work.size;
-            queue.work.push_back(work);
-            queue.at_once
-        };
-        if at_once {
-            self.compute();
-        }
+    /// Computes all products in the order in which the backward pass reached them. Each is added to
+    /// its [`MainGrad`](crate::MainGrad), which notifies its listener.
+    pub fn compute(self) {
+        self.0.take().into_iter().for_each(|product| product());
     }
 }
 
 impl fmt::Debug for WgradQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WeightGradients({})", self.0.borrow().work.len())
+        write!(f, "WeightGradients({})", self.0.borrow().len())
     }
 }
 
-/// Runs a backward, maybe inside of one that [puts them off](WgradQueue::defer), with weights' gradients:
-/// of what was computed once more they would hold all of it.
+/// Runs a backward pass that computes its weight gradients at once, even inside one that
+/// [defers](WeightGradients::defer) them. Recomputed activations use it: a deferred product would
+/// keep all of them in memory.
 pub fn without_deferral<T>(backward: impl FnOnce() -> T) -> T {
     let _before = Before(DEFERRED.take());
     backward()
 }
 
-/// What was there, also where a backward panics and somebody goes on.
-struct Before(Option<WgradQueue>);
+/// Restores the previous queue of the thread on drop, also when a backward pass panics.
+struct Before(Option<Queue>);
 
 impl Drop for Before {
     fn drop(&mut self) {
@@ -111,16 +61,10 @@ impl Drop for Before {
     }
 }
 
-/// Computes the gradient of a weight of this shape, or puts it off.
-pub(super) fn run_or_defer(of: [usize; 2], product: impl FnOnce() + 'static) {
+/// Computes a weight gradient, or defers it if the running backward pass does.
+pub(super) fn run_or_defer(product: impl FnOnce() + 'static) {
     match DEFERRED.with_borrow(Clone::clone) {
-        Some(later) => {
-            let size = of.iter().map(|&size| size as u64).product();
-            later.push(DeferredWork {
-                product: Box::new(product),
-                size,
-            });
-        }
+        Some(queue) => queue.borrow_mut().push(Box::new(product)),
         None => product(),
     }
 }
@@ -134,7 +78,7 @@ mod tests {
     use crate::{LinearOptions, MainGrad, linear};
 
     #[test]
-    fn what_is_put_off_is_added_later_in_the_same_order() {
+    fn deferred_products_are_added_later_in_the_same_order() {
         let x = leaf(constant([5, 2, 6]));
         let heard = Arc::new(Mutex::new(Vec::new()));
         let bias = leaf(constant([6]));
@@ -169,8 +113,8 @@ mod tests {
         let order = std::mem::take(&mut *heard.lock().unwrap());
         assert_eq!(order, ["second", "first"]);
 
-        let put_off = WgradQueue::default();
-        let grads = put_off.defer(|| loss().backward());
+        let deferred = WgradQueue::default();
+        let grads = deferred.defer(|| loss().backward());
         assert_eq!((taken(), heard.lock().unwrap().len()), ([None, None], 0));
         assert_eq!(
             values(x.grad(&grads).unwrap()),
@@ -180,21 +124,17 @@ mod tests {
             values(bias.grad(&grads).unwrap()),
             values(bias.grad(&at_once).unwrap())
         );
-        put_off.compute();
+        deferred.compute();
         assert_eq!(
             (taken(), &*heard.lock().unwrap()),
             (expected.clone(), &order)
         );
-        // Nor is what is measured.
-        let measured = WgradQueue::default();
-        measured.measure(|| loss().backward());
-        assert_eq!((measured.is_empty(), measured.size()), (true, 72));
-        assert_eq!(taken(), expected.clone());
-        // Nor is what says so.
-        let put_off = WgradQueue::default();
-        put_off.defer(|| without_deferral(|| loss().backward()));
-        assert_eq!((put_off.size(), taken()), (0, expected.clone()));
-        // What follows is not put off.
+        // A backward pass inside that asks for its weight gradients gets them at once.
+        let deferred = WgradQueue::default();
+        deferred.defer(|| without_deferral(|| loss().backward()));
+        assert!(deferred.0.borrow().is_empty());
+        assert_eq!(taken(), expected);
+        // The backward passes that follow defer nothing.
         loss().backward();
         assert!(taken().iter().all(Option::is_some));
     }

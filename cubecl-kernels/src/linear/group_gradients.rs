@@ -30,10 +30,8 @@ pub(super) fn gradients(
         && GroupedGemmChoice::take(first.weight.dims(), all.len())
         && all.into_iter().all(are_summed)
     {
-        let [inputs, outputs] = first.weight.dims();
         let all: Vec<Trained> = trained.into_iter().flatten().collect();
-        let of = [inputs, outputs * all.len()];
-        put(beside, of, move || deterministic(|| sum_all(&x, &dy, &all)));
+        put(beside, move || deterministic(|| sum_all(&x, &dy, &all)));
         return vec![None; len];
     }
     let one = |(group, rows): Trained| of_weight(part(&x, &rows), part(&dy, &rows), group, beside);
@@ -43,10 +41,10 @@ pub(super) fn gradients(
         .collect()
 }
 
-fn put(beside: Option<&OverlappedWgrads>, of: [usize; 2], work: impl FnOnce() + Send + 'static) {
+fn put(beside: Option<&OverlappedWgrads>, work: impl FnOnce() + Send + 'static) {
     match beside {
-        Some(beside) => beside.put(of, work),
-        None => run_or_defer(of, work),
+        Some(beside) => beside.put(work),
+        None => run_or_defer(work),
     }
 }
 
@@ -65,7 +63,7 @@ fn of_weight(
                 deterministic(|| drop(product(x, dy, Some(main_grad))));
                 rows.iter().for_each(flush);
             };
-            put(beside, group.weight.dims(), work);
+            put(beside, work);
             None
         }
         None => Some(deterministic(|| product(x, dy, None)).cast(dtype)),

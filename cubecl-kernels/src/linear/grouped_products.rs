@@ -5,9 +5,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Elements of a matrix up to which its gradients are put off together with those of the others. All ranks
-/// agree on it, whatever their numbers of rows: what is put off may be of what other ranks send. (Measured with
-/// 1.6 and 3.1 million, which are faster together, and with 15 million, which are not: `benches/results`.)
+/// Elements of a matrix up to which the products of all matrices are computed together. (Measured
+/// with 1.6 and 3.1 million, which are faster together, and with 15 million, which are not:
+/// `benches/results`.)
 const MOST_ELEMENTS: usize = 4 << 20;
 
 /// Multiplications of a stretch, on average, from which on each fills the GPU by itself, and takes longer than the

@@ -11,7 +11,6 @@ mod op;
 mod overlapped_wgrads;
 mod recompute_fn;
 pub(crate) mod reference;
-mod spare;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -26,7 +25,6 @@ use op::LinearOps;
 pub use overlapped_wgrads::OverlappedWgrads;
 pub use recompute_fn::RecomputeFn;
 pub(crate) use recompute_fn::SavedInput;
-pub use spare::Spare;
 
 /// How [`linear`] reads its weight, where the weight's gradient goes, and what that is made of.
 #[derive(Clone, Debug, Default)]

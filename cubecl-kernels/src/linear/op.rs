@@ -115,12 +115,10 @@ fn register<B: GemmOps + IntoPrimitive>(
             }
         };
         match options.main_grad.filter(MainGrad::is_attached) {
-            Some(main_grad) => {
-                run_or_defer(w.shape().dims(), move || {
-                    let (inner, outer) = operands();
-                    main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
-                });
-            }
+            Some(main_grad) => run_or_defer(move || {
+                let (inner, outer) = operands();
+                main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+            }),
             None => {
                 let (inner, outer) = operands();
                 let dw = B::product(swapped::<B>(inner), outer, 1.0, w.dtype().into());

@@ -3,38 +3,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::deferred::run_or_defer;
 
-/// Products of a backward that give weights their gradients, put off until something is sent that they can run
-/// beside: then who sends [computes](Self::compute) them. Copies share them.
+/// The weight-gradient products of a backward pass, deferred until the same pass has started a send
+/// that they can overlap with: then the sender [computes](Self::compute) them. Clones share the
+/// products.
 ///
-/// Within [`WgradQueue::defer`](crate::WeightGradients::defer) they are put off further.
+/// Within [`WgradQueue::defer`](crate::WeightGradients::defer) they are deferred further.
 ///
 /// Source: Megatron-LM `--delay-wgrad-compute`.
 #[derive(Clone, Default)]
-pub struct OverlappedWgrads(Arc<Mutex<Vec<OverlappedWork>>>);
+pub struct OverlappedWgrads(Arc<Mutex<Vec<Product>>>);
 
-struct OverlappedWork {
-    product: Box<dyn FnOnce() + Send>,
-    /// The shape of what it gives.
-    of: [usize; 2],
-}
+type Product = Box<dyn FnOnce() + Send>;
 
 impl OverlappedWgrads {
-    pub(super) fn put(&self, of: [usize; 2], product: impl FnOnce() + Send + 'static) {
-        let work = OverlappedWork {
-            product: Box::new(product),
-            of,
-        };
+    pub(super) fn put(&self, product: impl FnOnce() + Send + 'static) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(work);
+            .push(Box::new(product));
     }
 
-    /// Computes them, in the order in which backward came to them.
+    /// Computes the products in the order in which the backward pass reached them.
     pub fn compute(&self) {
         let all = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        all.into_iter()
-            .for_each(|OverlappedWork { product, of }| run_or_defer(of, product));
+        all.into_iter().for_each(run_or_defer);
     }
 }
 

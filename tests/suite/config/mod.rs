@@ -4,4 +4,5 @@ pub(crate) mod estimates;
 pub(crate) mod plan;
 pub(crate) mod recipes;
 pub(crate) mod refused;
+pub(crate) mod removed_keys;
 pub(crate) mod warnings;

@@ -3,7 +3,6 @@
 pub(crate) mod deepseek;
 pub(crate) mod grid;
 pub(crate) mod options;
-pub(crate) mod overlap_moe;
 pub(crate) mod runs;
 pub(crate) mod transformers;
 pub(crate) mod upcycling;

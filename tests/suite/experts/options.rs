@@ -27,8 +27,6 @@ use megaburn_test_support::{
 #[case::zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"")]
 #[case::vee(Kind::DeepseekV3, "", "schedule = \"zb-v\"")]
 #[case::interleaved(Kind::Mixtral, "", "schedule = \"interleaved\"")]
-#[case::overlapped(Kind::DeepseekV3, "", "overlap_moe = true")]
-#[case::overlapped_zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"\noverlap_moe = true")]
 fn every_option_trains_as_one_rank_does(
     #[case] family: Kind,
     #[case] moe: &str,
@@ -43,7 +41,7 @@ fn every_option_trains_as_one_rank_does(
 #[case::plain(Kind::Mixtral, "", "")]
 #[case::padded(Kind::Mixtral, "capacity_factor = 1.1\npad_to_capacity = true", "")]
 #[case::dropped(Kind::Mixtral, "capacity_factor = 0.8", "")]
-#[case::overlapped(Kind::DeepseekV3, "", "overlap_moe = true")]
+#[case::shared_expert(Kind::DeepseekV3, "", "")]
 #[case::zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"")]
 fn many_experts_a_token_train_as_on_one_rank(
     #[case] family: Kind,

@@ -18,19 +18,19 @@ use megaburn_test_support::{
     text::{fresh_seed, write_random_text},
 };
 
-fn start(run: &Run, steps: u64, sets: &[&str]) -> Ended {
+pub(crate) fn start(run: &Run, steps: u64, sets: &[&str]) -> Ended {
     Ranks::threads(&run.args("tp1", steps, sets))
         .wait_all()
         .remove(0)
 }
 
-fn resume(run: &Run, more: &[&str]) -> Ended {
+pub(crate) fn resume(run: &Run, more: &[&str]) -> Ended {
     let dir = run.path("run");
     megaburn(&[&["train", "--resume", text(&dir)], more].concat())
 }
 
 #[track_caller]
-fn assert_done(ended: &Ended) -> &str {
+pub(crate) fn assert_done(ended: &Ended) -> &str {
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     &ended.stdout
 }

@@ -6,7 +6,7 @@ use burn::{
 use {
     burn::backend::Cube,
     megaburn_cuda::{
-        CudaQueue, AsyncOp,
+        AsyncOp, CudaQueue,
         host::{self, HostTensor},
         tensor::{from_backend, into_backend},
     },

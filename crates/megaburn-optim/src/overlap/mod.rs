@@ -22,10 +22,11 @@ use crate::{
 /// On GPUs the bucket is there already then: layers sum where it will be sent from. A few are on their way
 /// at a time, whose memory is taken.
 ///
-/// Only in the order of a stage's buckets, whatever order gradients come in, and of a rank's stages as
-/// their backwards come: all ranks send the same. How many gradients a layer's weight gets in a backward is
-/// seen in the first one that gives it all of them, in which nothing is sent. A stage of a pipeline has a backward of
-/// its own for its weights, or two, one of which gives nothing but theirs.
+/// Only in the order of a stage's buckets, whatever order gradients come in, and of a rank's stages
+/// as their backwards come: all ranks send the same. How many gradients a layer's weight gets in a
+/// backward is counted in the first one that gives it any, in which nothing is sent. A stage of a
+/// pipeline has a backward of its own for its weights, or two, one of which gives nothing but
+/// theirs.
 ///
 /// Source: Megatron-LM `--overlap-grad-reduce`.
 #[derive(Clone, Debug)]
@@ -40,10 +41,6 @@ struct OverlapState {
     device: Device,
     /// Whether what this backward gives completes sums.
     is_last: bool,
-    /// Whether others may leave gradients to passes that follow.
-    comes_late: bool,
-    /// Whether as many come in this backward as in one that completes sums.
-    is_whole: bool,
     /// On GPUs, of buckets that get their gradients, by their first parameter.
     buffers: BTreeMap<String, Tensor<1>>,
     /// Weights that were given room there: once, or a sum that somebody took would be written over.
@@ -124,18 +121,13 @@ impl Overlap {
                 direct.insert(path.clone(), weight);
             }
         }
-        let is_last = false;
-        let comes_late = false;
-        let is_whole = true;
-        let (buffers, given, started, error) = Default::default();
+        let (is_last, buffers, given, started, error) = Default::default();
         let sums = GradReduceQueue::new(sharding.clone());
         let state = OverlapState {
             sharding,
             direct,
             device,
             is_last,
-            comes_late,
-            is_whole,
             buffers,
             given,
             sums,
@@ -173,16 +165,10 @@ impl Overlap {
     pub(crate) fn begin(&self, is_last: bool) {
         let mut state = self.lock();
         state.is_last = is_last;
-        state.is_whole = is_last || !state.comes_late;
         state
             .direct
             .values_mut()
             .for_each(|direct| direct.arrived = 0);
-    }
-
-    /// Whether backwards that do not complete sums may leave gradients to passes that follow.
-    pub(crate) fn let_come_late(&self, comes_late: bool) {
-        self.lock().comes_late = comes_late;
     }
 
     /// That the weight at `path` gets gradients beside those that its layer sums.
@@ -196,9 +182,6 @@ impl Overlap {
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_last = false;
-        if !state.is_whole {
-            return;
-        }
         for direct in state.direct.values_mut() {
             if direct.expected == Expected::Unknown && direct.arrived > 0 {
                 direct.expected = Expected::Gradients(direct.arrived);

@@ -1,6 +1,6 @@
 use burn::tensor::Device;
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_kernels::{LinearOptions, Spare, WgradQueue, linear};
+use megaburn_kernels::{LinearOptions, linear};
 use megaburn_mesh::{Axis, Layout, ShardPlan, ShardSpec};
 use rstest::rstest;
 
@@ -101,78 +101,6 @@ fn a_bucket_is_sent_by_the_backward_that_completes_it_and_the_sums_are_the_same(
     // The first of a run is only looked at.
     let first = gradients(level, true, &[once]).unwrap();
     assert!(first.iter().all(|(_, sent)| *sent == 0));
-}
-
-/// Two steps of two micro-batches, of whose first ones' gradients some come later.
-#[test]
-fn how_many_gradients_come_is_seen_where_none_come_late() {
-    let trained = |late: bool| {
-        let ranks = run_threads(2, GroupOptions::default(), |world| {
-            let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
-            let device = Device::default().autodiff();
-            let mut net = Net::new(6, 6, 0, 1, &device);
-            net.matrix = net
-                .matrix
-                .map(|matrix| matrix.full_like(0.3).require_grad());
-            net.bias = net.bias.map(|bias| bias.full_like(0.1).require_grad());
-            let plan = plan_of(6, 6, 0, 1);
-            let main_grad = MainGrad::default();
-            let sharding = ShardingConfig::new(ShardingLevel::Optimizer)
-                .with_direct(["matrix".to_string()])
-                .init(&net, &groups)?;
-            let main_grads = BTreeMap::from([("matrix".to_string(), main_grad.clone())]);
-            let mut grads = GradientAccumulator::new(&net, &plan, &sharding)?
-                .with_main_grads(main_grads)
-                .with_late_gradients(late);
-            let mut sums = Vec::new();
-            for _ in 0..2 {
-                for micro_batch in 0..2 {
-                    let x = Tensor::full([3, 6], (world.rank() + 1 + micro_batch) as f32, &device);
-                    let loss = twice(&net, x.require_grad(), &main_grad).sum();
-                    let is_last = micro_batch == 1;
-                    grads.begin_micro_batch(is_last);
-                    let later = WgradQueue::default();
-                    let mut of_others = if is_last || !late {
-                        loss.backward()
-                    } else {
-                        later.defer(|| loss.backward())
-                    };
-                    // One of the two.
-                    let spare = Spare {
-                        put_off: vec![later.clone()],
-                        share: 1,
-                    };
-                    spare.beside_waits_of(Spare::compute_share);
-                    grads.accumulate(&net, &mut of_others);
-                    assert_eq!(later.is_empty(), is_last || !late);
-                    grads.end_micro_batch()?;
-                    later.compute();
-                }
-                let sent = grads
-                    .overlap
-                    .as_ref()
-                    .expect("others have copies")
-                    .num_started();
-                grads.reduce()?;
-                sums.push((values(grads.get("matrix").expect("it is trained")), sent));
-                grads.reset();
-            }
-            Ok::<_, OptimError>(sums)
-        });
-        ranks.into_iter().map(Result::unwrap).collect::<Vec<_>>()
-    };
-    for (found, expected) in trained(true).into_iter().zip(trained(false)) {
-        let sent =
-            |steps: &[(Vec<f32>, usize)]| steps.iter().map(|(_, sent)| *sent).collect::<Vec<_>>();
-        assert_eq!(sent(&found), [0, 1]);
-        assert_eq!(sent(&expected), [1, 1]);
-        assert!(
-            found
-                .iter()
-                .map(|(sums, _)| sums)
-                .eq(expected.iter().map(|(sums, _)| sums))
-        );
-    }
 }
 
 /// Two stages that a rank has.

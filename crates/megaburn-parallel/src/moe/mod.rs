@@ -42,7 +42,6 @@ use crate::{Activation, Mlp, PlanBuilder, Recomputable, Sharded, TokenContext};
 /// then rows go to the ranks of their experts and back (all-to-all over `ep`, all-gather and reduce-scatter over
 /// `etp`; or as its [`Dispatcher`] says). A rank that has no tokens, or whose experts get none, takes part like any
 /// other. Where losses [balance](Balance) the experts, those of [`ExpertGroups::tp_cp`] sum numbers of tokens.
-/// Forward and backward wait twice each for rows, and compute a share of what was [put off](megaburn_kernels::Spare).
 #[derive(Module, Debug)]
 pub struct Moe {
     /// Chooses the experts of each token.

@@ -1,6 +1,5 @@
 //! Executes a rank's list of a schedule: what is computed, sent and received, and what is kept between.
 
-mod deferred_wgrads;
 mod p2p_communicator;
 mod stage_input;
 
@@ -8,10 +7,9 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use megaburn_collective::CollectiveError;
-use megaburn_kernels::DetachedOutput;
+use megaburn_kernels::{DetachedOutput, WgradQueue};
 
 use crate::{Action, Message, Op, P2pGroups, Schedule};
-use deferred_wgrads::DeferredWgrads;
 use p2p_communicator::P2pCommunicator;
 use stage_input::StageInput;
 
@@ -69,17 +67,8 @@ pub trait StageExecutor {
         Ok(())
     }
 
-    /// Whether products that give weights their gradients are put off where passes
-    /// [wait](megaburn_kernels::Spare), and computed beside waits: those of the same backward, and of other
-    /// micro-batches' passes that follow. What is left of them is computed before the next backward, or where the
-    /// schedule says; what they are made of is held until then. Last passes give their own gradients, all of them
-    /// and no others; the first backward too, which shows how much there is.
-    fn puts_off(&self) -> bool {
-        false
-    }
-
-    /// The part of the backward that gives weights their gradients, which is `run`, where the schedule
-    /// splits it off, or what is left of it where it was [put off](Self::puts_off).
+    /// The part of the backward that computes weight gradients, which is `run`, where the schedule
+    /// splits it off.
     ///
     /// # Errors
     /// The caller's.
@@ -148,14 +137,11 @@ pub fn run<C: StageExecutor>(
         left: passes,
         mail: P2pCommunicator::new(schedule, wire),
         kept: BTreeMap::new(),
-        deferred_wgrads: DeferredWgrads::new(chunks.puts_off()),
-        late: Vec::new(),
+        backward_weight: BTreeMap::new(),
     };
-    for (index, action) in actions.iter().enumerate() {
-        runner.act(*action, &actions[index + 1..], chunks)?;
-    }
-    runner.deferred_wgrads.end();
-    Ok(())
+    actions
+        .iter()
+        .try_for_each(|action| runner.act(*action, chunks))
 }
 
 struct Runner<'a> {
@@ -166,9 +152,8 @@ struct Runner<'a> {
     mail: P2pCommunicator<'a>,
     /// By chunk and micro-batch.
     kept: BTreeMap<(usize, usize), SavedForBackward>,
-    deferred_wgrads: DeferredWgrads,
-    /// Whose weights' gradients the schedule had before forwards that are computed first.
-    late: Vec<MicroBatchStep>,
+    /// Weight gradients that split backwards have deferred, likewise.
+    backward_weight: BTreeMap<(usize, usize), WgradQueue>,
 }
 
 /// What backward needs of a forward.
@@ -183,31 +168,18 @@ enum End {
 }
 
 impl Runner<'_> {
-    fn act<C: StageExecutor>(
-        &mut self,
-        action: Action,
-        next: &[Action],
-        chunks: &mut C,
-    ) -> Result<(), C::Error> {
-        if action.op.is_compute() && action.op != Op::Forward {
-            let late = std::mem::take(&mut self.late);
-            late.into_iter()
-                .try_for_each(|pass| self.backward_weight(pass, chunks))?;
-        }
+    fn act<C: StageExecutor>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
         match action.op {
             Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.mail.receive(action)?),
             Op::SendActivation | Op::SendGradient => Ok(self.mail.send(action)?),
             Op::Forward => self.forward(action, chunks),
             Op::Backward | Op::BackwardInput => self.backward(action, chunks),
             Op::BackwardWeight => {
-                let pass = self.pass(action);
-                let next = next.iter().find(|action| action.op.is_compute());
-                let is_before_forward = next.is_some_and(|next| next.op == Op::Forward);
-                if is_before_forward && self.deferred_wgrads.can_stay(pass) {
-                    self.late.push(pass);
-                    return Ok(());
-                }
-                self.backward_weight(pass, chunks)
+                let work = self
+                    .backward_weight
+                    .remove(&(action.chunk, action.micro_batch));
+                let work = work.expect("a schedule that was proven");
+                chunks.backward_weight(self.pass(action), || work.compute())
             }
         }
     }
@@ -239,11 +211,7 @@ impl Runner<'_> {
             }
             input => (input, None),
         };
-        let pass = self.pass(action);
-        let output = self
-            .deferred_wgrads
-            .forward(pass, || chunks.forward(pass, input))?;
-        let end = match output {
+        let end = match chunks.forward(self.pass(action), input)? {
             Output::Stream(stream) => {
                 let message = Message {
                     is_gradient: false,
@@ -263,18 +231,6 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn backward_weight<C: StageExecutor>(
-        &mut self,
-        pass: MicroBatchStep,
-        chunks: &mut C,
-    ) -> Result<(), C::Error> {
-        let work = self
-            .deferred_wgrads
-            .take(pass)
-            .expect("a schedule that was proven");
-        chunks.backward_weight(pass, || work.compute())
-    }
-
     fn backward<C: StageExecutor>(
         &mut self,
         action: Action,
@@ -288,13 +244,6 @@ impl Runner<'_> {
         let to_stage = self.schedule.stages.stage(self.rank, chunk);
         let key = (chunk, micro_batch);
         self.mail.end_sends();
-        let is_split = op == Op::BackwardInput;
-        if !is_split {
-            // Before it waits for another stage.
-            for (pass, work) in self.deferred_wgrads.take_left() {
-                chunks.backward_weight(pass, || work.compute())?;
-            }
-        }
         let SavedForBackward { inlet, end } =
             self.kept.remove(&key).expect("a schedule that was proven");
         let gradient = match &end {
@@ -311,8 +260,13 @@ impl Runner<'_> {
             (End::DetachedOutput(_), None) => unreachable!("it was taken"),
         };
         let pass = self.pass(action);
-        let deferred_wgrads = &mut self.deferred_wgrads;
-        chunks.backward(pass, || deferred_wgrads.backward(pass, is_split, whole))?;
+        if op == Op::BackwardInput {
+            let work = WgradQueue::default();
+            chunks.backward(pass, || work.defer(whole))?;
+            self.backward_weight.insert(key, work);
+        } else {
+            chunks.backward(pass, whole)?;
+        }
         if let Some(inlet) = inlet {
             let gradient = inlet.gradient().expect("a stage's input is used");
             let message = Message {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{
     ModelConfig, TrainConfig,
     keys::{KeyClass, class_of},
+    removed::{drop_removed, why_removed},
 };
 
 /// A key that has another value than before, or none.
@@ -67,7 +68,8 @@ impl TrainConfig {
 /// The record of a checkpoint that has none: what the run's `config.toml` says, with the checkpoint's
 /// own model.
 pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value> {
-    let table = text.parse::<toml::Table>().ok()?;
+    let mut table = text.parse::<toml::Table>().ok()?;
+    drop_removed(&mut table);
     let mut record = json!(table);
     // A file of another version may have keys that this one does not know.
     if let Ok(config) = table.try_into::<TrainConfig>() {
@@ -113,6 +115,7 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
                 continue;
             }
             Some(KeyClass::Content | KeyClass::Neutral) => continue,
+            None if why_removed(key).is_some() => continue,
             // A key of another version may have changed numbers.
             Some(KeyClass::Numeric | KeyClass::Under(_)) | None => &mut found.numeric,
         };
@@ -330,6 +333,30 @@ mod tests {
             told(&found.numeric),
             ["optimizer.of_a_later_version: 3 -> none"]
         );
+    }
+
+    /// As an earlier version recorded it, in the checkpoint or in the run's `config.toml`.
+    #[rstest]
+    fn a_removed_key_changed_no_number(#[values("true", "false", "3", "\"x\"")] value: &str) {
+        let set = ["optimizer.end_weight_decay=0.2"];
+        let mut old = record(&set);
+        old["parallel"]["overlap_moe"] = serde_json::from_str(value).unwrap();
+        assert_eq!(changes(&old, &record(&set)), Changes::default());
+
+        let config = ConfigLayers::new()
+            .with_set(set[0])
+            .unwrap()
+            .load()
+            .unwrap();
+        let model = config.model.decoder(config.data.seq_len, 260);
+        let file = config
+            .resolved(&config.layout(None).unwrap(), &model)
+            .to_toml();
+        let section = format!("[parallel]\noverlap_moe = {value}\n");
+        let file = file.replace("[parallel]\n", &section);
+        assert!(file.contains(&section), "{file}");
+        let file = record_of_file(&file, &model).unwrap();
+        assert_eq!(changes(&file, &record(&set)), Changes::default());
     }
 
     #[test]

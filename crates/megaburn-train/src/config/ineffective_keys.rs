@@ -1,5 +1,5 @@
 use super::{
-    CpComm, DispatcherName, Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig,
+    CpComm, Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig,
     schedule::LrDecayStyle,
 };
 
@@ -34,11 +34,6 @@ impl TrainConfig {
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
         const F16: &str = "with train.dtype = \"f16\"";
         const DYNAMIC: &str = "with train.dtype = \"f16\" and without optimizer.loss_scale";
-        // As each way to send rows has something to wait for.
-        let shares_experts = match self.moe.dispatcher {
-            DispatcherName::AllToAll => parallel.ep > 1,
-            DispatcherName::AllGather => parallel.ep * parallel.etp > 1,
-        };
         let again = &self.recompute;
         let keys = [
             (
@@ -186,12 +181,6 @@ impl TrainConfig {
                 "with parallel.zero above 0",
             ),
             (
-                "parallel.overlap_moe",
-                parallel.overlap_moe,
-                has_experts && shares_experts && mine.main_grads_dtype == Dtype::F32,
-                "with experts on several ranks (parallel.ep above 1) and optimizer.main_grads_dtype = \"f32\"",
-            ),
-            (
                 "parallel.cp_comm",
                 parallel.cp_comm != [CpComm::Auto],
                 cp || parallel.max_tokens_per_rank.is_some(),
@@ -314,9 +303,6 @@ mod tests {
     #[case(&["train.mtp_loss_scaling_factor=0.3"], &["train.mtp_loss_scaling_factor"])]
     #[case(&["train.mtp_loss_scaling_factor=0.3", "model.mtp_layers=1"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
-    #[case(&["parallel.overlap_moe=true"], &["parallel.overlap_moe"])]
-    #[case(&["parallel.overlap_moe=true", "parallel.ep=2"], &["parallel.overlap_moe"])]
-    #[case(&["parallel.overlap_moe=true", "parallel.ep=2", "model.family=mixtral"], &[])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {
         let layers = sets

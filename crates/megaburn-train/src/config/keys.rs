@@ -86,7 +86,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Neutral,
         "parallel",
-        "overlap overlap_moe schedule chunks micro_batch_group pipeline_layout",
+        "overlap schedule chunks micro_batch_group pipeline_layout",
     ),
     (
         Neutral,

@@ -8,6 +8,7 @@ use toml::{Table, Value};
 
 use super::{
     ParallelConfig, TrainConfig, follow, init,
+    removed::drop_removed,
     rules::fits_toml,
     schema,
     value::{bad_value, list_ways},
@@ -34,18 +35,16 @@ impl ConfigLayers {
     /// Adds a TOML file.
     ///
     /// # Errors
-    /// The file cannot be read or is not TOML, or has an unknown key or a value of a wrong type.
+    /// The file cannot be read or is not TOML, or has an unknown or removed key or a value of a
+    /// wrong type.
     pub fn with_file(self, path: impl AsRef<Path>) -> Result<Self, TrainError> {
         let path = path.as_ref();
-        let text = fs::read_to_string(path).map_err(|source| TrainError::Read {
-            path: path.into(),
-            source,
-        })?;
-        self.with_text(&path.display().to_string(), &text)
+        self.with_text(&path.display().to_string(), &read_file(path)?)
     }
 
-    /// Adds what the run in the folder `dir` was trained with, its `config.toml`, for `--resume DIR`.
-    /// A run that was moved is found where it is now, and so is its copy of the tokenizer.
+    /// Adds what the run in the folder `dir` was trained with, its `config.toml`, for
+    /// `--resume DIR`. A run that was moved is found where it is now, and so is its copy of the
+    /// tokenizer. Keys that a later version removed are dropped.
     ///
     /// # Errors
     /// The folder has no `config.toml`; see also [`with_file`](Self::with_file).
@@ -58,7 +57,10 @@ impl ConfigLayers {
             }
             .into());
         }
-        let mut layers = self.with_file(&file)?;
+        let origin = format!("`{}`", file.display());
+        let mut trained = parse(&read_file(&file)?, &origin)?;
+        drop_removed(&mut trained);
+        let mut layers = self.with_layer(trained, origin)?;
         let origin = format!("`--resume {dir}`");
         let kept = folder.join(ASSETS).join("tokenizer.json");
         let said = layers
@@ -79,16 +81,14 @@ impl ConfigLayers {
     /// As [`with_file`](Self::with_file).
     pub fn with_text(self, name: &str, text: &str) -> Result<Self, TrainError> {
         let origin = format!("`{name}`");
-        match text.parse() {
-            Ok(table) => self.with_layer(table, origin),
-            Err(source) => Err(TrainError::Toml { origin, source }),
-        }
+        let table = parse(text, &origin)?;
+        self.with_layer(table, origin)
     }
 
     /// Adds one `KEY=VALUE`, as `parallel.tp=2`. VALUE is TOML, else a bare string.
     ///
     /// # Errors
-    /// `text` has no key or no `=`, the key is unknown or its value has another type.
+    /// `text` has no key or no `=`, the key is unknown or removed, or its value has another type.
     pub fn with_set(self, text: &str) -> Result<Self, TrainError> {
         let (key, value) = text
             .split_once('=')
@@ -199,6 +199,20 @@ impl ConfigLayers {
     }
 }
 
+fn read_file(path: &Path) -> Result<String, TrainError> {
+    fs::read_to_string(path).map_err(|source| TrainError::Read {
+        path: path.into(),
+        source,
+    })
+}
+
+fn parse(text: &str, origin: &str) -> Result<Table, TrainError> {
+    text.parse().map_err(|source| TrainError::Toml {
+        origin: origin.to_string(),
+        source,
+    })
+}
+
 fn read(layer: Table, origin: String) -> Result<TrainConfig, TrainError> {
     TrainConfig::deserialize(layer).map_err(|source| bad_value(&source.to_string(), &origin))
 }
@@ -286,6 +300,10 @@ mod tests {
         "unknown key `parallel.tpp` in `--set parallel.tpp=2`; the nearest key is `parallel.tp`"
     )]
     #[case(
+        "parallel.overlap_moe=false",
+        "`parallel.overlap_moe` in `--set parallel.overlap_moe=false` was removed: no step was faster with it"
+    )]
+    #[case(
         "train.steps=-1",
         "`train.steps` in `--set train.steps=-1`: expected a whole number of 0 or more, found the integer -1"
     )]
@@ -343,6 +361,10 @@ mod tests {
         "`my.toml` cannot be read: TOML parse error at line 2"
     )]
     #[case("[train]\nsteps = 1\nsteps = 2", "duplicate key")]
+    #[case(
+        "[parallel]\noverlap_moe = true",
+        "`parallel.overlap_moe` in `my.toml` was removed: no step was faster with it"
+    )]
     fn a_bad_file_is_an_error_that_names_it(#[case] text: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_text("my.toml", text).unwrap_err();
         let error_text = error.to_string();

@@ -43,6 +43,7 @@ mod optimizer_kind;
 mod parallel;
 mod pipeline;
 mod recompute;
+mod removed;
 mod rope;
 mod rules;
 mod run_dir;

@@ -53,10 +53,6 @@ pub struct ParallelConfig {
     pub bucket_size: Option<usize>,
     /// Whether they are sent while ranks compute: gradients during backward, parameters during forward.
     pub overlap: bool,
-    /// Whether products that give weights their gradients are put off until rows are on their way to experts
-    /// or back, in whichever pass that is (Megatron-LM's `--overlap-moe-expert-parallel-comm` and
-    /// `--delay-wgrad-compute`). Holds what they are made of for longer.
-    pub overlap_moe: bool,
     /// In which order a pipeline computes: gpipe, 1f1b, interleaved, zb-h1 or zb-v. Default: 1f1b, with
     /// several `chunks` interleaved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,7 +112,6 @@ impl Default for ParallelConfig {
             zero_ranks,
             bucket_size,
             overlap,
-            overlap_moe: false,
             schedule,
             chunks,
             micro_batch_group,
@@ -147,7 +142,7 @@ const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
     /// The keys of which a layout text says nothing.
-    pub(super) const BESIDE_LAYOUT: [&str; 16] = [
+    pub(super) const BESIDE_LAYOUT: [&str; 15] = [
         "cp_comm",
         "cp_pad",
         "max_tokens_per_rank",
@@ -155,7 +150,6 @@ impl ParallelConfig {
         "zero_ranks",
         "bucket_size",
         "overlap",
-        "overlap_moe",
         "schedule",
         "chunks",
         "micro_batch_group",
@@ -317,17 +311,6 @@ impl ParallelConfig {
             "parallel.zero",
             self.zero,
             stages,
-        )?;
-        let rule = format!(
-            "false where gradients are summed over ranks after each micro-batch (parallel.zero is {}; 0 and 1 sum them once a step)",
-            self.zero
-        );
-        let is_once = STAGES[usize::from(self.zero)] < ShardingLevel::Gradients;
-        require(
-            is_once || !self.overlap_moe,
-            "parallel.overlap_moe",
-            self.overlap_moe,
-            rule,
         )?;
         let most = self.max_tokens_per_rank.unwrap_or(1);
         require(most > 0, "parallel.max_tokens_per_rank", most, "at least 1")?;

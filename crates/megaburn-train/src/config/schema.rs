@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::{
     BatchRampConfig, Dtype, ExpertsConfig, MlaConfig, RopeScalingConfig, TrainConfig,
-    nearest::nearest_key,
+    nearest::nearest_key, removed::why_removed,
 };
 use crate::TrainError;
 
@@ -92,8 +92,8 @@ pub(super) fn is_section(key: &str) -> bool {
     })
 }
 
-/// Refuses a key that does not exist and a value of another type. `origin` says where the layer
-/// came from.
+/// Refuses a key that does not exist or was removed, and a value of another type. `origin` says
+/// where the layer came from.
 pub(super) fn check(layer: &Table, origin: &str) -> Result<(), TrainError> {
     check_table(layer, &SCHEMA, "", origin)
 }
@@ -108,6 +108,9 @@ fn check_table(
         let key = join(prefix, name);
         let origin = origin.to_string();
         let Some(expected) = schema.get(name) else {
+            if let Some(why) = why_removed(&key) {
+                return Err(TrainError::RemovedKey { key, origin, why });
+            }
             let nearest = nearest_key(&key);
             return Err(TrainError::UnknownKey {
                 key,

@@ -202,8 +202,7 @@ impl Trainer {
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
             .with_main_grads(main_grads)
-            .with_vector_grads(vector_grads)
-            .with_late_gradients(config.parallel.overlap_moe);
+            .with_vector_grads(vector_grads);
         Ok(Self {
             grads,
             sharding,

@@ -110,10 +110,6 @@ impl StageExecutor for Training<'_> {
         self.end()
     }
 
-    fn puts_off(&self) -> bool {
-        self.trainer.config.parallel.overlap_moe
-    }
-
     fn backward_weight(
         &mut self,
         pass: MicroBatchStep,

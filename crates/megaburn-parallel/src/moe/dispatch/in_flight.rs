@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Float, Tensor};
 use megaburn_collective::tensors::AsyncCollective;
-use megaburn_kernels::{CheckpointFunction, Spare};
+use megaburn_kernels::CheckpointFunction;
 
 use super::{Direction, Dispatch, Payload, ok, rows::as_row};
 
@@ -65,9 +65,6 @@ impl InFlight {
             to,
             state,
         } = self;
-        if of == Payload::Tokens && way.sends() {
-            Spare::compute_share();
-        }
         match state {
             TransferState::Plain(received) => ok(way.finish(received.wait(), of, to)),
             TransferState::Done(y) => y,
@@ -96,11 +93,8 @@ fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Tra
     let sent = backward.clone();
     let sign = function(x, scalar_tensor(&received.peek()), move |_| {
         let received = sent.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if of == Payload::Tokens {
-            if to == Direction::Experts {
-                beside.compute();
-            }
-            Spare::compute_share();
+        if (of, to) == (Payload::Tokens, Direction::Experts) {
+            beside.compute();
         }
         let received = received
             .expect("backward sent it before it came here")

@@ -1,9 +1,9 @@
 //! Rows on their way to the experts' ranks and back.
 //!
-//! The way there is a linear map that has no numbers of its own: rows are copied, sent and put in order. The way
-//! back is its transpose, and so is the backward of either. What is computed between a start and the arrival runs
-//! beside what is sent: the shared expert forward, products that give experts' weights their gradients backward,
-//! and both ways a share of the products that were put off in other passes ([`Spare`](megaburn_kernels::Spare)).
+//! The way there is a linear map that has no numbers of its own: rows are copied, sent and put in
+//! order. The way back is its transpose, and so is the backward of either. What is computed between
+//! a start and the arrival overlaps with the transfer: the shared expert in the forward pass, the
+//! weight gradients of the experts in the backward pass.
 
 mod all_gather;
 mod all_to_all;

@@ -1,9 +1,9 @@
 //! A layer of experts against plain tensors on one rank, and against itself under every expert grid.
 
 mod balance;
-mod beside;
 mod capacity;
 mod case;
+mod weight_gradients;
 
 use std::collections::BTreeMap;
 

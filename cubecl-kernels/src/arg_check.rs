@@ -1,25 +1,25 @@
-//! What operations ask of their tensors before anything is launched: dtypes that they compute with,
-//! and one device for all.
+//! Checks that operations make on their tensors before they launch anything: supported dtypes, and
+//! one device for all.
 
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-/// What most operations compute with.
+/// The float dtypes that most operations compute with.
 const FLOATS: &[DType] = &[DType::F64, DType::F32, DType::BF16, DType::F16];
-/// Tokens and labels, which are compared with numbers below zero.
+/// The dtypes of tokens and labels. They are signed, since they are compared with negative numbers.
 const INTS: &[DType] = &[DType::I64, DType::I32];
 
-/// A tensor as far as it is known without its elements.
+/// What the checks need to know of a tensor: everything but its elements.
 #[derive(Clone, Debug)]
 pub(crate) struct ArgCheck {
     name: &'static str,
     dtype: DType,
-    /// Dtypes that it may have; none stands for any.
+    /// The supported dtypes; empty allows any.
     allowed: &'static [DType],
     device: Device,
 }
 
 impl ArgCheck {
-    /// The same with other dtypes allowed.
+    /// Replaces the supported dtypes.
     pub(crate) fn of(self, allowed: &'static [DType]) -> Self {
         Self { allowed, ..self }
     }
@@ -52,8 +52,8 @@ pub(crate) fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> A
     }
 }
 
-/// Panics unless each operand is of a dtype that it may have, and all are on one device. It may be
-/// differentiated for some and not for others: those are constants.
+/// Panics unless every operand has one of its supported dtypes and all are on one device. Some
+/// operands may be tracked by autodiff and others not; those are constants.
 pub(crate) fn check(op: &str, operands: impl IntoIterator<Item = ArgCheck>) {
     let mut first: Option<ArgCheck> = None;
     for operand in operands {

@@ -1,4 +1,4 @@
-//! What the handwritten operations share: small steps on a backend's own tensors.
+//! Helpers of the handwritten operations: small steps on a backend's own tensors.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(crate) fn compute_dtype(dtype: DType) -> FloatDType {
     }
 }
 
-/// `x` in `dtype`; nothing happens when it is already.
+/// `x` in `dtype`; a no-op if it has that dtype already.
 pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if x.dtype() == dtype.into() {
         x
@@ -37,27 +37,27 @@ pub(crate) fn last_dim(shape: &Shape) -> usize {
     shape[shape.num_dims() - 1]
 }
 
-/// A vector of `n` in `dtype`, as `[1, n]`, to be broadcast over rows.
+/// A vector of `n` elements as `[1, n]` in `dtype`, for broadcasting over rows.
 pub(crate) fn row<B: Backend>(vector: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     let n = vector.shape().num_elements();
     B::float_reshape(cast::<B>(vector, dtype), Shape::from([1, n]))
 }
 
-/// Sum over the rows of `[rows, n]`, as a vector of `n` in `dtype`.
+/// Sums `[rows, n]` over its rows, to a vector of `n` elements in `dtype`.
 pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     let n = last_dim(&x.shape());
     let sum = B::float_reshape(B::float_sum_dim(x, 0), Shape::from([n]));
     cast::<B>(sum, dtype.into())
 }
 
-/// A stretch of a dimension: a view where the backend has them.
+/// Slices `range` of dimension `dim`: a view if the backend has views.
 pub(crate) fn slice_rows<B: Backend>(
     x: FloatTensor<B>,
     dim: usize,
     range: Range<usize>,
 ) -> FloatTensor<B> {
     let shape = x.shape();
-    // Flex refuses to read nothing from anywhere but the beginning.
+    // Flex refuses an empty slice that does not start at 0.
     let range = if shape.num_elements() == 0 {
         0..range.len()
     } else {
@@ -68,7 +68,7 @@ pub(crate) fn slice_rows<B: Backend>(
     B::float_slice(x, &slices)
 }
 
-/// The two halves of the last dimension: views where the backend has them.
+/// The two halves of the last dimension: views if the backend has them.
 pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
     let last = x.rank() - 1;
     let n = last_dim(&x.shape());
@@ -85,7 +85,7 @@ pub(crate) fn chunk_halves<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
         .expect("an even dimension has two halves")
 }
 
-/// `f(x)` in the compute dtype, each row times its weight, in the dtype of `x`.
+/// `f(x)` in the compute dtype, with each row multiplied by its weight, in the dtype of `x`.
 pub(crate) fn weigh<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -97,13 +97,13 @@ pub(crate) fn weigh<const D: usize>(
     (f(x.cast(wide)) * weight.cast(wide).reshape(rows)).cast(dtype)
 }
 
-/// All elements as one row. (Where there are none: a size of 0 means another one to Burn's `reshape`.)
+/// All elements as one row. (Burn's `reshape` gives a size of 0 another meaning, hence `reshaped`.)
 pub(crate) fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
     let len = x.shape().num_elements();
     reshaped(x, [1, len])
 }
 
-/// The elements in another shape.
+/// Reshapes `x`; `shape` may contain zeros.
 pub(crate) fn reshaped<const D: usize, const E: usize>(
     x: Tensor<D>,
     shape: [usize; E],

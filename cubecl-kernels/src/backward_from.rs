@@ -1,4 +1,4 @@
-//! The backward from any gradient, where Burn's own begins with ones.
+//! A backward pass from a given output gradient; Burn's own starts from ones.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -12,13 +12,13 @@ use burn::tensor::{Shape, Tensor};
 use crate::arg_check::{self, float};
 use crate::backends::on_every_backend;
 
-/// One number whose `backward` gives the gradients that `y` has where its own gradient is `grad`. Only
-/// that counts: the number is 0, and a factor that it is multiplied with is lost.
+/// A scalar whose `backward` starts with the gradient `grad` at `y`. The scalar itself is 0, and
+/// multiplying it by a factor has no effect on the gradients.
 ///
-/// `(y * grad).sum()` has the same gradients and makes three passes over `y` for them; this makes none.
+/// `(y * grad).sum()` has the same gradients, but takes three passes over `y`; this takes none.
 ///
 /// # Shapes
-/// `y` and `grad` alike; result `[1]`
+/// `y` and `grad` have the same shape; the result is `[1]`
 ///
 /// # Panics
 /// If the shapes or dtypes differ.
@@ -42,7 +42,8 @@ pub fn backward_from<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1>
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait BackwardFromOps: Backend {
-    /// `y` and `grad` of one shape to `[1]`. (`backward_from` is taken by Burn's `Backend`.)
+    /// `y` and `grad` of one shape to `[1]`. (The name `backward_from` is taken by Burn's
+    /// `Backend`.)
     fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 

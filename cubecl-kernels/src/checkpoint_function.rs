@@ -1,4 +1,5 @@
-//! What is computed without a graph, and when backward comes to it once more, in a graph of its own.
+//! Functions that forward computes without a graph, and that backward recomputes in a graph of
+//! their own.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,24 +17,24 @@ use crate::backends::on_every_backend;
 use crate::into_primitive::IntoPrimitive;
 use crate::multi_output::{OutputGrads, multi_output};
 
-/// What a function is of, in the graph of whoever calls it: what gets the gradients of a function that
-/// has no graph there. See [`CheckpointFunction::results`].
+/// The operands of a checkpointed function, registered in the caller's graph so that they receive
+/// its gradients although its forward pass was not recorded. See [`CheckpointFunction::results`].
 ///
 /// Source: Chen et al. 2016, <https://arxiv.org/abs/1604.06174>; Megatron-LM
 /// `megatron/core/tensor_parallel/random.py`, `CheckpointFunction`.
 #[derive(Debug)]
 pub struct CheckpointFunction {
-    /// `[1]`: behind all of them.
+    /// `[1]`: a placeholder that depends on all operands added so far.
     end: Tensor<1>,
     gradients: Slots,
     len: usize,
 }
 
-/// The gradient of each operand, as one row, once it is known.
+/// The gradient of each operand as one row, once it is known.
 type Slots = Arc<Mutex<Vec<Option<Tensor<2>>>>>;
 
 impl CheckpointFunction {
-    /// None yet, on a device with autodiff.
+    /// No operands yet, on a device with autodiff.
     pub fn new(device: &Device) -> Self {
         Self {
             end: Tensor::empty([1], device),
@@ -42,7 +43,7 @@ impl CheckpointFunction {
         }
     }
 
-    /// The next operand.
+    /// Adds the next operand.
     pub fn add<const D: usize>(&mut self, x: Tensor<D>) {
         let place = GradSlot {
             gradients: self.gradients.clone(),
@@ -53,17 +54,18 @@ impl CheckpointFunction {
         (self.end, self.len) = (Tensor::from_dispatch(end), self.len + 1);
     }
 
-    /// `results`, which have no graph, as functions of these operands: when backward comes to them,
-    /// `backward` is called once, with the gradient of each that has one, off the autodiff device. It gives
-    /// those of the operands, likewise, in their order: none where somebody else got it, or of one that
-    /// needs none.
+    /// Registers `results`, which have no graph, as functions of the operands. When the backward
+    /// pass reaches them, it calls `backward` once, with the gradient of each result that has one,
+    /// off the autodiff device. `backward` returns the gradients of the operands in their order,
+    /// also off the autodiff device: `None` for an operand that needs no gradient, or whose
+    /// gradient went elsewhere.
     ///
-    /// `backward` may build a graph and go backward in it. It must have no node of the caller's there: Burn
-    /// holds a lock on that graph.
+    /// `backward` may build a graph of its own and go backward in it. That graph must not contain a
+    /// node of the caller's graph, on which Burn holds a lock.
     ///
     /// # Panics
-    /// If a result has a graph, of which nobody would go backward; and when backward comes to them, if there are
-    /// other gradients than operands.
+    /// If a result has a graph, which no backward pass would ever reach. When backward reaches the
+    /// results: if there are not as many gradients as operands.
     pub fn results<const D: usize, const N: usize>(
         self,
         results: [Tensor<D>; N],
@@ -109,7 +111,7 @@ impl CheckpointFunction {
     }
 }
 
-/// Where the gradient of an operand will be.
+/// The slot that receives the gradient of one operand.
 #[derive(Clone, Debug)]
 pub(crate) struct GradSlot {
     gradients: Slots,
@@ -128,7 +130,7 @@ impl GradSlot {
 
 type BackwardFn = Box<dyn FnOnce(Vec<Option<Tensor<2>>>) + Send>;
 
-/// What is left to do.
+/// The backward function that is still to run, and the output gradients that it needs.
 #[derive(Clone)]
 pub(crate) struct CheckpointBackward {
     mailbox: OutputGrads,
@@ -145,13 +147,13 @@ impl Debug for CheckpointBackward {
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RecomputeOps: Backend {
-    /// `end`, behind `x` too.
+    /// Makes `end` depend on `x` too.
     fn operand(end: FloatTensor<Self>, x: FloatTensor<Self>, place: GradSlot) -> FloatTensor<Self>;
 
-    /// `end`, behind the work.
+    /// Puts the node that runs `work` after `end`.
     fn recomputed(end: FloatTensor<Self>, work: CheckpointBackward) -> FloatTensor<Self>;
 
-    /// `y`, behind `end`.
+    /// Makes `y` depend on `end`.
     fn result(
         end: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -192,7 +194,8 @@ impl<B: RecomputeOps + IntoPrimitive> Backward<B, 2> for OperandBackward {
     type State = (GradSlot, Shape);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        // Only the sign that there are gradients, and again for the operands before.
+        // `sign` carries no values. Its only purpose is that autodiff visits the previous operand
+        // as well.
         let sign = grads.consume::<B>(&ops.node);
         let [end, x] = ops.parents;
         let (place, shape) = ops.state;
@@ -212,7 +215,8 @@ impl<B: RecomputeOps + IntoPrimitive> Backward<B, 1> for RecomputeBackward {
     type State = CheckpointBackward;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        // Only the sign that the mailbox is not empty.
+        // This gradient carries no values. It only signals that an output left its gradient in the
+        // mailbox.
         drop(grads.consume::<B>(&ops.node));
         let [end] = ops.parents;
         let CheckpointBackward { mailbox, backward } = ops.state;
@@ -291,7 +295,7 @@ mod tests {
         [activation::tanh(x.clone()) * w.clone(), x + w]
     }
 
-    /// The same without keeping anything.
+    /// Computes `both` without saving its activations.
     fn forgotten([x, w]: [Tensor<3>; 2]) -> [Tensor<3>; 2] {
         let inner = [x.clone().inner(), w.clone().inner()];
         let results = both(inner.clone());

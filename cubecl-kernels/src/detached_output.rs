@@ -1,4 +1,4 @@
-//! Where a graph ends whose gradient comes from elsewhere: the output of a pipeline's stage.
+//! The end of a graph whose gradient comes from elsewhere: the output of a pipeline stage.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,8 +13,8 @@ use burn::tensor::{Shape, Tensor};
 use crate::backends::on_every_backend;
 use crate::into_primitive::IntoPrimitive;
 
-/// The end of a graph that waits for its gradient. It holds what backward needs and not the output
-/// itself, whose memory is free once it was sent.
+/// The output of a graph that waits for its gradient. It keeps what backward needs, but not the
+/// output itself, whose memory is free once it has been sent.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -27,8 +27,8 @@ use crate::into_primitive::IntoPrimitive;
 /// assert_eq!(x.grad(&grads).unwrap().into_data(), (gradient * 2.0).into_data());
 /// ```
 ///
-/// Source: Megatron-LM `megatron/core/pipeline_parallel/schedules.py`, `deallocate_output_tensor` and
-/// `custom_backward`.
+/// Source: Megatron-LM `megatron/core/pipeline_parallel/schedules.py`, `deallocate_output_tensor`
+/// and `custom_backward`.
 #[derive(Debug)]
 pub struct DetachedOutput {
     end: Tensor<1>,
@@ -36,11 +36,11 @@ pub struct DetachedOutput {
     shape: [usize; 3],
 }
 
-/// Where the gradient will be, as rows.
+/// The slot that receives the output's gradient, as rows.
 type Slot = Arc<Mutex<Option<Tensor<2>>>>;
 
 impl DetachedOutput {
-    /// Ends the graph of `y`.
+    /// Detaches `y` from its graph and keeps the graph.
     ///
     /// # Panics
     /// If `y` is in no graph.
@@ -58,21 +58,21 @@ impl DetachedOutput {
         }
     }
 
-    /// Goes backward from `gradient`, which is taken as it is.
+    /// Runs the backward pass from `gradient`, which is passed on unchanged.
     ///
     /// # Shapes
-    /// That of the output, off the autodiff device, in its type.
+    /// `gradient` has the shape and dtype of the output, and is off the autodiff device.
     ///
     /// # Panics
-    /// If the shape is another one.
+    /// If its shape differs.
     pub fn backward(self, gradient: Tensor<3>) -> burn::tensor::Gradients {
         Self::backward_all([(self, gradient)])
     }
 
-    /// Goes backward from several at once, each with its gradient.
+    /// Runs one backward pass from several outputs, each with its gradient.
     ///
     /// # Panics
-    /// If there are none, or a shape is another one.
+    /// If there are no outputs, or a gradient has another shape than its output.
     pub fn backward_all(
         outlets: impl IntoIterator<Item = (Self, Tensor<3>)>,
     ) -> burn::tensor::Gradients {
@@ -100,7 +100,7 @@ impl DetachedOutput {
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait DetachedOutputOps: Backend {
-    /// `y` to `[1]`, which stands for it.
+    /// A placeholder `[1]` that takes the place of `y` in the graph.
     fn detached_output_of(y: FloatTensor<Self>, gradient: Slot) -> FloatTensor<Self>;
 }
 

@@ -1,8 +1,8 @@
 use thiserror::Error;
 
-/// Why an operation's configuration cannot be.
+/// Why the configuration of an operation is invalid.
 ///
-/// Shapes that do not fit are programming errors and panic, as Burn's own operations do.
+/// Shapes that do not fit are programming errors and panic, as in Burn's own operations.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 #[allow(

@@ -1,8 +1,8 @@
 use burn::tensor::Tensor;
 
-/// Starts what was asked for up to now on the GPU that `x` is on: work is submitted 32 pieces at once, and a GPU that
-/// waits for the host, as behind [`read_overlapped`](crate::read_meanwhile), shall not wait for so many. Nothing
-/// elsewhere.
+/// Submits all work queued so far to the GPU that `x` is on; a no-op on other devices. Work is
+/// otherwise submitted in batches of 32 tasks, which would leave a GPU idle that has just waited
+/// for the host, e.g. after [`read_overlapped`](crate::read_overlapped).
 pub fn flush<const D: usize>(x: &Tensor<D>) {
     #[cfg(feature = "cuda")]
     {

@@ -1,5 +1,5 @@
-//! Matrix products, as each backend computes them best: Flex by its own GEMM, CUDA through cuBLASLt,
-//! other GPUs by CubeCL's.
+//! Matrix products by each backend's best GEMM: Flex by its own, CUDA through cuBLASLt, other GPUs
+//! through CubeCL's.
 
 use burn::backend::ops::ModuleOps;
 use burn::backend::tensor::FloatTensor;
@@ -9,8 +9,8 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use crate::backend_ops::cast;
 use crate::backends::on_every_backend;
 
-/// Runs `work`, in which equal matrices have equal products, to the bit, on every device of a kind: no product
-/// is computed by what is found to be fastest on this one. For what several ranks compute each for itself.
+/// Runs `work` without autotuning its GEMMs, so that equal matrices have bit-identical products on
+/// all devices of a kind. For values that several ranks compute redundantly.
 pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
     #[cfg(feature = "cuda")]
     return megaburn_cuda::gemm::deterministic(work);
@@ -18,9 +18,9 @@ pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// What a backend must be able to multiply. Inputs may be views, transposed or cut from others.
+/// The matrix products of a backend. Inputs may be views, transposed or sliced.
 pub(crate) trait GemmOps: Backend {
-    /// `a b * scale` in `dtype`, summed in f32 at least.
+    /// `a b * scale` in `dtype`, accumulated in f32 or wider.
     ///
     /// # Shapes
     /// `a: [.., m, k]`, `b: [.., k, n]` of one dtype
@@ -45,11 +45,11 @@ pub(crate) trait GemmOps: Backend {
         Self::linear(x, w, bias)
     }
 
-    /// `sum + xᵀ dy` in f32, `sum` being zero where there is none; the result may stand in `room` then.
+    /// `sum + xᵀ dy` in f32; without `sum` it is `xᵀ dy`, which may then be written to `room`.
     /// `sum` and `room` may be written in place.
     ///
     /// # Shapes
-    /// `x: [t, k]`, `dy: [t, n]`; sum, room and result `[k, n]`
+    /// `x: [t, k]`, `dy: [t, n]`; `sum`, `room` and the result are `[k, n]`
     fn add_weight_gradient(
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
@@ -58,8 +58,8 @@ pub(crate) trait GemmOps: Backend {
     ) -> Tensor<2>;
 }
 
-/// `a b` in the dtype of both, of tensors without a graph. (Burn's own rounds f32 to tf32 on GPUs, with ten bits of
-/// mantissa, where its autotuning finds that faster.)
+/// `a b` in the dtype of both, for tensors without a graph. (On GPUs Burn's own product rounds f32
+/// to tf32, with ten bits of mantissa, where its autotuning finds that faster.)
 ///
 /// # Shapes
 /// `a: [.., m, k]`, `b: [.., k, n]`
@@ -98,7 +98,7 @@ fn gemm_in_f32<B: Backend>(
     cast::<B>(B::float_matmul(a, cast::<B>(b, wide)), dtype)
 }
 
-/// The rows of `w` swapped with its columns.
+/// `w` with its last two dimensions swapped.
 pub(crate) fn swapped<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
     let rank = w.rank();
     B::float_swap_dims(w, rank - 2, rank - 1)
@@ -120,7 +120,7 @@ impl GemmOps for burn::backend::Flex {
         sum: Option<Tensor<2>>,
         _: Option<Tensor<2>>,
     ) -> Tensor<2> {
-        // A narrow product would be rounded before it is summed.
+        // A product in a narrow dtype would be rounded before it is added to the sum.
         let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
         plus(
             sum,
@@ -211,8 +211,8 @@ mod cube {
         }
     }
 
-    /// `a b` where it is a sum of nothing, as weights' gradients of no rows are: no library knows of
-    /// such products.
+    /// Zeros if the inner dimension is 0, as in the weight gradient of no rows; `None` otherwise.
+    /// GEMM libraries do not support such products.
     fn without_terms<B: Backend>(
         a: &FloatTensor<B>,
         b: &FloatTensor<B>,
@@ -227,7 +227,7 @@ mod cube {
         Some(B::float_zeros(shape, &a.device(), dtype))
     }
 
-    /// Shapes and types are checked before a product is asked for; what fails on the device shows at
+    /// Unwraps a launch. Shapes and dtypes were checked before; failures on the device surface at
     /// the next read.
     fn done<T>(result: Result<T, megaburn_cuda::CudaError>) -> T {
         result.unwrap_or_else(|error| panic!("{error}"))

@@ -1,4 +1,4 @@
-//! Between a backend's tensors and Burn's.
+//! Conversions between a backend's tensors and Burn's.
 
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
@@ -8,7 +8,7 @@ use crate::MainGrad;
 use crate::backends::on_every_backend;
 use crate::linear::LinearPass;
 
-/// A backend's tensors as Burn's, and back.
+/// Wraps a backend's tensors as Burn's, and back.
 pub(crate) trait IntoPrimitive: Backend {
     fn wrap(x: FloatTensor<Self>) -> Tensor<2>;
     fn unwrap(x: Tensor<2>) -> FloatTensor<Self>;
@@ -26,7 +26,8 @@ on_every_backend! {
     }
 }
 
-/// A weight, or, where somebody else keeps it, what they have of it.
+/// The weight to compute with: from the [source](MainGrad::with_source) of `main_grad` if it has
+/// one, otherwise `weight`.
 pub(crate) fn read_weight<B: IntoPrimitive>(
     weight: FloatTensor<B>,
     main_grad: Option<&MainGrad>,

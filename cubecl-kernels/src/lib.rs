@@ -1,17 +1,20 @@
-//! The operations of a transformer, one folder each: the function on [`Tensor`](burn::Tensor)s, a
-//! plain-tensor [`mod@reference`] that defines it on every Burn backend, and, where Burn's automatic
-//! differentiation wastes passes, an operation with a handwritten backward.
+//! The operations of a transformer, one folder each. A folder has the function on
+//! [`Tensor`](burn::Tensor)s, a plain-tensor [`mod@reference`] that defines it on every Burn
+//! backend, and an operation with a handwritten backward where Burn's autodiff would waste passes
+//! over memory.
 //!
 //! Activations are `[seq, batch, hidden]`. Statistics, softmax and rotations are computed in f32
-//! (f64 for f64 inputs) whatever the activations are, and results come back in the input's dtype.
+//! (f64 for f64 inputs) whatever the dtype of the activations, and results have the dtype of the
+//! input.
 //!
-//! A dtype that an operation does not compute with, tensors on two devices, shapes that do not fit and
-//! options out of range are programming errors: it panics before it launches anything, and names
-//! itself, the value and what to change. Views (swapped, cut, expanded) give what their copies give. A
-//! tensor without tokens gives an empty result and gradients of 0, where nothing else is said.
+//! Unsupported dtypes, tensors on two devices, shapes that do not fit and options out of range are
+//! programming errors: the operation panics before it launches anything. The message names the
+//! operation, the value and what to change. Views (transposed, sliced, expanded) give the same
+//! results as their copies. Unless documented otherwise, a tensor without tokens gives an empty
+//! result and gradients of 0.
 //!
-//! Letters in the docs: `s` positions (`s_q` of queries, `s_k` of keys), `b` batch, `h` heads
-//! (`hq` of queries, `hkv` of keys and values), `d` size of a head, `f` features of a feed-forward.
+//! Letters in the docs: `s` positions (`s_q` of queries, `s_k` of keys), `b` batch, `h` heads (`hq`
+//! of queries, `hkv` of keys and values), `d` size of a head, `f` features of a feed-forward.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -116,9 +119,9 @@ pub use squared_relu::{squared_relu, squared_relu_weighted};
 pub use sum::{sum_all, sum_columns};
 pub use swiglu::{swiglu, swiglu_weighted};
 
-/// The definitions: every operation composed of differentiable tensor operations, slow and plain.
+/// The definitions: every operation composed of differentiable tensor operations, simple and slow.
 ///
-/// A fast operation is tested against its reference in values and in gradients.
+/// Each fast operation is tested against its reference, in values and in gradients.
 pub mod reference {
     pub use crate::attention::reference::attention;
     pub use crate::bias::reference::{add_bias, add_positions};

@@ -1,9 +1,9 @@
-//! Operations of several results, all with gradients.
+//! Operations with several differentiable results.
 //!
-//! Burn's automatic differentiation has operations of one output. Here that output is one that nobody
-//! sees; a port of each result passes its gradient on as it is, through a mailbox, and the operation
-//! takes all of them at once. Whichever port runs first also registers its gradient for the operation,
-//! as a sign that there is one: no pass over memory is made for it.
+//! Burn's autodiff supports operations of one output only. Here that output is hidden. Each result
+//! is a node after it that passes its own gradient on through [`OutputGrads`], and the operation
+//! takes all of them at once. The node that runs first also registers its gradient with the
+//! operation, only as a signal that there is one; this takes no pass over memory.
 
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
@@ -16,10 +16,10 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 
-/// A gradient of whichever backend.
+/// A gradient on any backend.
 type AnyTensor = Box<dyn Any + Send>;
 
-/// The gradients of an operation's results, on their way to it.
+/// The gradients of an operation's results, collected for its backward.
 #[derive(Clone)]
 pub(crate) struct OutputGrads(Arc<Mutex<Vec<Option<AnyTensor>>>>);
 
@@ -32,13 +32,13 @@ impl Debug for OutputGrads {
 }
 
 impl OutputGrads {
-    /// With a place for each of the results.
+    /// Has an empty slot for each of the results.
     pub(crate) fn new(results: usize) -> Self {
         Self(Arc::new(Mutex::new((0..results).map(|_| None).collect())))
     }
 
-    /// The gradients of the results that have one; none is left. What was registered for the
-    /// operation itself is one of them.
+    /// Takes the gradient of each result that has one, and leaves the slots empty. The gradient
+    /// that was registered for the operation itself is one of them.
     pub(crate) fn take<B: Backend>(&self) -> Vec<Option<FloatTensor<B>>> {
         let taken = |place: &mut Option<AnyTensor>| {
             place
@@ -48,7 +48,7 @@ impl OutputGrads {
         self.places().iter_mut().map(taken).collect()
     }
 
-    /// Whether it is the first.
+    /// Stores a gradient; returns whether it is the first.
     fn leave(&self, place: usize, grad: AnyTensor) -> bool {
         let mut places = self.places();
         let first = places.iter().all(Option::is_none);
@@ -61,12 +61,12 @@ impl OutputGrads {
     }
 }
 
-/// Leaves the gradient of one result in the mailbox.
+/// Stores the gradient of one result in [`OutputGrads`].
 #[derive(Debug)]
 struct MultiOutputBackward;
 
 impl<B: Backend> Backward<B, 1> for MultiOutputBackward {
-    /// The mailbox, and the place in it.
+    /// The slots of the operation, and the index of this result.
     type State = (OutputGrads, usize);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -80,7 +80,7 @@ impl<B: Backend> Backward<B, 1> for MultiOutputBackward {
     }
 }
 
-/// The result at a place of the mailbox, made from the output of its operation.
+/// The result at index `place`, made from the output of its operation.
 pub(crate) fn multi_output<B: Backend, C: CheckpointStrategy>(
     output: FloatTensor<Autodiff<B, C>>,
     mailbox: &OutputGrads,

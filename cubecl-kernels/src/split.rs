@@ -1,9 +1,9 @@
-//! A tensor cut along its last dimension, whose gradient is put together in one pass.
+//! Splits a tensor along its last dimension, and assembles its gradient in one pass.
 //!
-//! The gradient of a slice is a whole tensor of zeros with the slice's in it, and those of several
-//! slices are added: for queries, keys and values cut from one projection some ten passes over it.
-//! Here each part is a port of one operation, which lays the gradients side by side when all have
-//! been.
+//! The gradient of an ordinary slice is a full-size tensor of zeros with the slice's gradient in
+//! it, and the gradients of several slices are added up: for queries, keys and values sliced from
+//! one projection that takes about ten passes over memory. Here all parts are results of one
+//! operation, which concatenates their gradients once all of them have arrived.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::backend_ops::{cast, slice_rows};
 use crate::backends::on_every_backend;
 use crate::multi_output::{OutputGrads, multi_output};
 
-/// Neighbouring stretches of the last dimension, views where the backend has them. The backward is
-/// one pass over the gradients of all parts; a part without one counts as zero. The parts are one
-/// operation: a `backward` from one of them uses up the graph of all.
+/// Splits the last dimension into adjacent slices, which are views if the backend has them.
+/// Backward is one pass over the gradients of all parts; a part without a gradient counts as zero.
+/// The parts are one operation: a `backward` from one of them consumes the graph of all.
 ///
 /// # Shapes
 /// `[.., n]` to `[.., sizes[i]]` each
@@ -36,16 +36,16 @@ pub fn split_last<const D: usize, const N: usize>(
     split_last_with(x, sizes, [SliceMode::View; N])
 }
 
-/// What a part of a tensor is.
+/// How a part of a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceMode {
-    /// A view, which keeps the memory of the whole.
+    /// A view, which keeps the memory of the full tensor alive.
     View,
-    /// A copy, which keeps nothing but itself: for the one part of several that is kept for long.
+    /// A copy, which holds only its own memory: for a part that outlives the others.
     Copy,
 }
 
-/// [`split_last`], with each part cut as it says.
+/// [`split_last`] with a [`SliceMode`] for each part.
 ///
 /// # Shapes
 /// `[.., n]` to `[.., sizes[i]]` each
@@ -77,7 +77,7 @@ pub fn split_last_with<const D: usize, const N: usize>(
     })
 }
 
-/// Where the parts of one tensor leave their gradients, and their sizes.
+/// The sizes and modes of the parts of one tensor, and where their gradients are collected.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitParts {
     mailbox: OutputGrads,
@@ -85,7 +85,7 @@ pub(crate) struct SplitParts {
     cuts: Arc<[SliceMode]>,
 }
 
-/// A tensor in memory of its own, where it is a view with gaps.
+/// Copies a view with gaps into contiguous memory.
 trait Compact: Backend {
     fn compact(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
@@ -107,10 +107,10 @@ impl Compact for burn::backend::Cube {
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait SplitOps: Backend {
-    /// The tensor itself, with a place of its own in the graph.
+    /// The tensor itself, as a separate node of the graph.
     fn split_tensor(x: FloatTensor<Self>, parts: SplitParts) -> FloatTensor<Self>;
 
-    /// Part `i`.
+    /// Slices part `i`.
     fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self>;
 }
 
@@ -139,7 +139,7 @@ impl<B: SplitOps> Backward<B, 1> for SplitBackward {
     type State = (SplitParts, Shape, DType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        // Only the sign that there are gradients.
+        // This gradient carries no values. It only signals that at least one part has a gradient.
         let device = grads.consume::<B>(&ops.node).device();
         let [parent] = ops.parents;
         let (parts, shape, dtype) = ops.state;

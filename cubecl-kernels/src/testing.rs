@@ -1,15 +1,15 @@
-//! What the tests of the operations share.
+//! Helpers of the operations' tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Device, Distribution, Tensor, quantization::QuantScheme};
 
-/// A device whose tensors can be differentiated.
+/// A device with autodiff.
 pub(crate) fn device() -> Device {
     Device::flex().autodiff()
 }
 
-/// Fresh standard normal numbers that gradients are asked of.
+/// A fresh leaf of standard normal numbers.
 pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     leaf(Tensor::random(
         shape,
@@ -18,31 +18,31 @@ pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     ))
 }
 
-/// The same numbers as a new leaf, without the operations that made them (which two graphs would
-/// share, and the backward of the first would consume for the second).
+/// The same numbers as a new leaf, without the operations that made them. (Two graphs would share
+/// those operations, and the first backward would consume them for the second.)
 pub(crate) fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_inner(x.inner()).require_grad()
 }
 
-/// Fresh standard normal numbers that gradients stop at. (Burn's `detach` keeps a leaf a leaf.)
+/// Fresh standard normal numbers without a gradient. (Burn's `detach` would keep a leaf a leaf.)
 pub(crate) fn constant<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::from_inner(normal(shape).inner())
 }
 
-/// Fresh standard normal numbers on `device`, a leaf if it differentiates.
+/// Fresh standard normal numbers on `device`, a leaf if the device has autodiff.
 pub(crate) fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     let x = normal(shape);
     if device.is_autodiff() { x } else { x.inner() }
 }
 
-/// Numbers of a dtype that no operation computes with.
+/// A tensor of a dtype that no operation supports.
 pub(crate) fn quantized<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     normal(shape)
         .inner()
         .quantize_dynamic(&QuantScheme::default())
 }
 
-/// Asserts that `call` panics, and with `message` among what it says.
+/// Asserts that `call` panics with a message that contains `message`.
 pub(crate) fn assert_refused<T>(call: impl FnOnce() -> T, message: &str) {
     let panic = catch_unwind(AssertUnwindSafe(|| drop(call())));
     let panic = panic.expect_err("it was not refused");
@@ -57,7 +57,7 @@ pub(crate) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// Largest difference relative to the largest element of `b` (at least one).
+/// The largest difference, relative to the largest element of `b` (or to 1 if that is less).
 pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
     assert_eq!(a.dims(), b.dims());
     let a = values(a);
@@ -89,8 +89,8 @@ pub(crate) fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
     assert_eq!(a.as_bytes(), b.as_bytes(), "the bits differ");
 }
 
-/// Asserts that `$fast` and `$slow` give the same values and, for random output gradients, the same
-/// gradient of each input listed. The inputs are names of leaves that the expressions clone.
+/// Asserts that `$fast` and `$slow` have the same values and, for random output gradients, the same
+/// gradient of each listed input. The inputs are names of leaves that the expressions clone.
 macro_rules! assert_same_function {
     ($tolerance:expr, [$($input:ident),+], $fast:expr, $slow:expr) => {{
         let (fast, slow) = ($fast, $slow);

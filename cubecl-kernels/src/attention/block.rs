@@ -1,12 +1,13 @@
 //! Attention of a block of queries to the keys that the block sees, forward and backward.
 //!
-//! The query heads that share keys are laid side by side as rows, `[b, hkv, r, d]` with
+//! The query heads that share a key head are concatenated as rows, `[b, hkv, r, d]` with
 //! `r = (hq / hkv) * queries`, so that one product serves the group; keys and values are permuted
 //! views. With `P` the probabilities, `O = P V` and `E = rowsum(dO * O)`: `dV = P^T dO`,
 //! `dS = P * (dO V^T - E)`, `dQ = dS K * scale`, `dK = dS^T Q * scale`.
 //!
-//! `E` is `rowsum(P * dO V^T)` too, with more rows to sum. Where a query sees a single key, that way
-//! is taken: its score changes nothing, and only so is the gradient of it zero and not rounding.
+//! `E` also equals `rowsum(P * dO V^T)`, with longer rows to sum. That form is used if some query
+//! sees a single key: the score of that query has no influence, and only this form makes its
+//! gradient exactly zero instead of a rounding error.
 
 use std::ops::Range;
 
@@ -29,7 +30,7 @@ pub(super) fn by_position<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_permute(x, &[2, 0, 1, 3])
 }
 
-/// `[s, b, hq, d]` (or `[s, b, hq * d]`) to rows.
+/// Folds `[s, b, hq, d]` (or `[s, b, hq * d]`) into rows `[b, hkv, r, d]`.
 fn fold<B: Backend>(x: FloatTensor<B>, hkv: usize, group: usize) -> FloatTensor<B> {
     let shape = x.shape();
     let s = shape[0];
@@ -40,7 +41,7 @@ fn fold<B: Backend>(x: FloatTensor<B>, hkv: usize, group: usize) -> FloatTensor<
     B::float_reshape(x, Shape::from([b, hkv, group * s, d]))
 }
 
-/// Rows to `[s, b, hq, d]`.
+/// Unfolds rows into `[s, b, hq, d]`.
 fn unfold<B: Backend>(x: FloatTensor<B>, group: usize) -> FloatTensor<B> {
     let [b, hkv, rows, d] = x.shape().dims();
     let s = rows / group;
@@ -53,7 +54,7 @@ fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 2, 3)
 }
 
-/// `keys` out of `[b, hkv, s_k, d]`.
+/// Slices the range `keys` of `[b, hkv, s_k, d]`.
 fn narrow<B: Backend>(x: FloatTensor<B>, keys: &Range<usize>) -> FloatTensor<B> {
     B::float_slice(
         x,
@@ -66,23 +67,23 @@ fn narrow<B: Backend>(x: FloatTensor<B>, keys: &Range<usize>) -> FloatTensor<B> 
     )
 }
 
-/// What the backward of one block reads.
+/// What is saved for the backward pass of one block.
 #[derive(Clone, Debug)]
 pub(super) struct Block<T> {
     queries: Range<usize>,
-    /// Every key that some query of the block sees.
+    /// The range that covers the keys of all queries of the block.
     keys: Range<usize>,
-    /// Query heads per head of keys.
+    /// Query heads per key head.
     group: usize,
     /// Whether some query sees a single key.
     single: bool,
     /// `[b, hkv, r, d]`.
     q: T,
-    /// `[b, hkv, r, keys]`, before any are dropped.
+    /// `[b, hkv, r, keys]`, before dropout.
     probabilities: T,
-    /// What each probability is multiplied with, in the compute dtype, where some are dropped.
+    /// The dropout factor of each probability, in the compute dtype, if there is dropout.
     kept: Option<T>,
-    /// The derivative of the scores by what is under their cap, if there is one.
+    /// The derivative of the soft-capped scores by the uncapped ones, if there is a cap.
     slope: Option<T>,
     /// `[b, hkv, r, d_v]`.
     out: T,
@@ -92,7 +93,7 @@ pub(super) struct Block<T> {
 pub(super) struct BlockGradients<T> {
     /// `[queries, b, hq, d]`.
     pub(super) q: T,
-    /// The keys that `k` and `v` are for.
+    /// The range of keys that `k` and `v` belong to.
     pub(super) keys: Range<usize>,
     /// `[b, hkv, keys, d]`.
     pub(super) k: T,
@@ -100,10 +101,10 @@ pub(super) struct BlockGradients<T> {
     pub(super) v: T,
 }
 
-/// Attention of `queries` out of `q: [s_q, b, hq, d]` to `k: [b, hkv, s_k, d]` and
-/// `v: [b, hkv, s_k, d_v]`, all of one dtype; gives `[queries, b, hq, d_v]`.
+/// Attention of the range `queries` of `q: [s_q, b, hq, d]` to `k: [b, hkv, s_k, d]` and
+/// `v: [b, hkv, s_k, d_v]`, all of one dtype; returns `[queries, b, hq, d_v]`.
 ///
-/// Scores and softmax are in the compute dtype, probabilities in that of the inputs.
+/// Scores and softmax are in the compute dtype, probabilities in the dtype of the inputs.
 pub(super) fn forward<B: GemmOps + Scores>(
     q: FloatTensor<B>,
     queries: Range<usize>,
@@ -168,7 +169,7 @@ fn capped<B: Backend>(x: FloatTensor<B>, cap: f64) -> (FloatTensor<B>, Option<Fl
     (B::float_mul_scalar(share, cap.into()), Some(slope))
 }
 
-/// `x` times the factors, if there are any, in its own dtype.
+/// `x` times the factors, if there are any, in the dtype of `x`.
 fn dropped<B: Backend>(x: FloatTensor<B>, factors: Option<&FloatTensor<B>>) -> FloatTensor<B> {
     let Some(factors) = factors else { return x };
     let dtype = x.dtype().into();
@@ -176,8 +177,8 @@ fn dropped<B: Backend>(x: FloatTensor<B>, factors: Option<&FloatTensor<B>>) -> F
     cast::<B>(B::float_mul(x, factors.clone()), dtype)
 }
 
-/// The gradients of a block, from `dy: [s_q, b, hq, d_v]` and the keys and values of the forward.
-/// Those of keys and values are in the compute dtype, to be summed.
+/// The gradients of a block, from `dy: [s_q, b, hq, d_v]` and the forward pass's keys and values.
+/// The gradients of keys and values are in the compute dtype, since blocks are summed.
 pub(super) fn backward<B: GemmOps + Scores>(
     block: Block<FloatTensor<B>>,
     dy: FloatTensor<B>,
@@ -221,7 +222,7 @@ pub(super) fn backward<B: GemmOps + Scores>(
     }
 }
 
-/// Adds `part`, which is for `keys`, to a total over all `s_k` (`[b, hkv, s_k, d]`).
+/// Adds `part`, the gradient of the range `keys`, to a total over all `s_k` (`[b, hkv, s_k, d]`).
 pub(super) fn accumulate<B: Backend>(
     total: Option<FloatTensor<B>>,
     part: FloatTensor<B>,

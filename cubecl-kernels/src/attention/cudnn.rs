@@ -1,4 +1,4 @@
-//! Attention through cuDNN, where that is chosen and can: whole or causal from the first key.
+//! Attention through cuDNN, where that is chosen and supported: full, or causal from the first key.
 
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::cudnn;
@@ -7,8 +7,8 @@ use super::AttentionOptions;
 use super::flash::readable;
 use super::kernel::{self, AUTO_LEN, AttentionKernel};
 
-/// What is saved for the gradients, its inputs first: `q`, `k`, `v`, the result `[s_q, b, hq, d_v]`
-/// and the logarithms of the sums, `[b, hq, s_q]` in f32. Nothing where cuDNN does not serve.
+/// What is saved for backward: `q`, `k`, `v`, the result `[s_q, b, hq, d_v]` and the LSE,
+/// `[b, hq, s_q]` in f32. `None` if cuDNN is not used.
 pub(super) fn forward(
     inputs: &[CubeTensor; 3],
     options: &AttentionOptions,
@@ -22,7 +22,7 @@ pub(super) fn forward(
     Some([q, k, v, out, lse])
 }
 
-/// The gradients of `q`, `k` and `v`; nothing where cuDNN did not serve.
+/// The gradients of `q`, `k` and `v`; `None` if cuDNN is not used.
 pub(super) fn backward(
     inputs: [&CubeTensor; 3],
     [out, lse]: [&CubeTensor; 2],
@@ -36,8 +36,8 @@ pub(super) fn backward(
     cudnn::backward(inputs, out, lse, dout.clone(), causal, scale).ok()
 }
 
-/// Whether cuDNN is to mask, and the factor of scores, if it is chosen and these options are its own. The log
-/// says once for each reason why one that is chosen is not asked.
+/// Whether cuDNN masks causally, and the scale of scores; `None` if cuDNN is not chosen or does not
+/// support the options. Each reason for a fallback is logged once.
 fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, f32)> {
     let [s_q, _, _, d] = q.meta.shape().dims();
     if !is_chosen([s_q, k.meta.shape()[0]]) {
@@ -53,7 +53,7 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
     }
 }
 
-/// What of the options cuDNN is not asked for.
+/// The first option that cuDNN does not support.
 fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
     let AttentionOptions {
         scale: _,
@@ -83,8 +83,8 @@ fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
         .find_map(|(is_so, why)| is_so.then_some(why))
 }
 
-/// Whether the choice is cuDNN's for these lengths: of itself for sequences as training has them, and
-/// for stretches of such.
+/// Whether cuDNN is chosen for these lengths. `Auto` chooses it for sequences as long as in
+/// training, and for chunks of such sequences.
 fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
     match kernel::chosen() {
         AttentionKernel::Cudnn => true,
@@ -93,8 +93,8 @@ fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
     }
 }
 
-/// Plans are made for a shape each, which takes a second or two, and kept: who has not asked for cuDNN
-/// waits for a few of them alone.
+/// Whether cuDNN may be asked about these inputs. It builds a plan per shape, which takes a second
+/// or two, and caches it. `Auto` limits itself to about `SHAPES` shapes.
 fn may_ask(inputs: [&CubeTensor; 3], causal: bool) -> bool {
     const SHAPES: usize = 64;
     kernel::chosen() == AttentionKernel::Cudnn

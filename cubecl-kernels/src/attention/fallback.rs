@@ -1,7 +1,7 @@
-//! Attention composed of products and a softmax, sequence by sequence and block of queries by block
-//! of queries, with its backward.
+//! Attention composed of products and a softmax, one sequence and one block of queries at a time,
+//! with its backward.
 //!
-//! A block leaves out the keys that none of its queries sees: of a causal square, nearly half.
+//! A block skips the keys that none of its queries sees: nearly half of a causal square.
 
 use std::ops::Range;
 
@@ -16,19 +16,19 @@ use super::scores::Scores;
 use crate::backend_ops::{cast, compute_dtype};
 use crate::gemm_ops::GemmOps;
 
-/// What the gradients are made from.
+/// What is saved for backward.
 #[derive(Clone, Debug)]
 pub(super) struct FallbackAttention<T> {
-    /// Nothing is attended where there is no query or no key.
+    /// `None` if the piece has no query or no key.
     pieces: Vec<(Piece, Option<Attended<T>>)>,
-    /// Of `q`, `k` and `v`.
+    /// The shapes of `q`, `k` and `v`.
     shapes: [Shape; 3],
     dtypes: [DType; 3],
-    /// That all was computed in.
+    /// The dtype of the computation.
     common: FloatDType,
 }
 
-/// A piece that was attended.
+/// What is saved of one piece.
 #[derive(Clone, Debug)]
 struct Attended<T> {
     blocks: Vec<Block<T>>,
@@ -99,7 +99,7 @@ fn attend<B: GemmOps + Scores>(
     (B::float_cat(outputs, 0), blocks)
 }
 
-/// The gradients of `q`, `k` and `v`, from that of the result, `[s_q, b, hq, d_v]`.
+/// The gradients of `q`, `k` and `v`, from the gradient of the result, `[s_q, b, hq, d_v]`.
 pub(super) fn backward<B: GemmOps + Scores>(
     saved: FallbackAttention<FloatTensor<B>>,
     dy: FloatTensor<B>,
@@ -132,7 +132,7 @@ pub(super) fn backward<B: GemmOps + Scores>(
     })
 }
 
-/// Of one piece: `[queries, rows, hq, d]`, and of keys and values in the compute dtype.
+/// The gradients of one piece: `[queries, rows, hq, d]`, and keys and values in the compute dtype.
 fn gradients<B: GemmOps + Scores>(
     attended: Attended<FloatTensor<B>>,
     dy: FloatTensor<B>,
@@ -144,7 +144,7 @@ fn gradients<B: GemmOps + Scores>(
     let mut dq = Vec::with_capacity(blocks.len());
     let mut dk = None;
     let mut dv = None;
-    // From the last block, which sees the most keys: its share often is the first total whole.
+    // Start with the last block, which sees the most keys: its part is often the full first total.
     for block in blocks.into_iter().rev() {
         let part = block::backward::<B>(block, dy.clone(), k.clone(), v.clone(), scale);
         dq.push(part.q);
@@ -156,7 +156,7 @@ fn gradients<B: GemmOps + Scores>(
     [B::float_cat(dq, 0), dk, dv]
 }
 
-/// A stretch of positions in some rows of the batch; nothing stands for zeros.
+/// A range of positions of a row of the batch, or of several rows from it on; `None` means zeros.
 struct BlockPart<T> {
     row: usize,
     positions: Range<usize>,
@@ -173,7 +173,7 @@ impl<T> BlockPart<T> {
     }
 }
 
-/// `positions` of `rows` out of `[s, b, ..]`.
+/// Slices `positions` and `rows` of `[s, b, ..]`.
 fn cut<B: Backend>(
     x: FloatTensor<B>,
     positions: &Range<usize>,
@@ -189,7 +189,7 @@ fn cut<B: Backend>(
     )
 }
 
-/// `[s, b, ..]` of `shape` out of its parts, in order.
+/// Joins the parts, which are in order, to `[s, b, ..]` of `shape`.
 fn joined<B: Backend>(
     parts: Vec<BlockPart<FloatTensor<B>>>,
     shape: &Shape,

@@ -1,11 +1,11 @@
-//! Attention as one operation of the device, where there is such a one.
+//! Attention as one fused operation of the device, where there is one.
 
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 
 use super::AttentionOptions;
 
-/// What the gradients are made from.
+/// What is saved for backward.
 #[derive(Clone, Debug)]
 #[cfg_attr(
     not(feature = "cuda"),
@@ -20,13 +20,14 @@ pub(super) struct Saved<T> {
     pub(super) v: T,
     /// `[s_q, b, hq, d_v]`.
     pub(super) out: T,
-    /// The logarithms of the sums of exponentials, `[b, hq, s_q]` in f32.
+    /// The LSE, `[b, hq, s_q]` in f32.
     pub(super) lse: T,
     pub(super) options: AttentionOptions,
 }
 
 pub(super) trait Fused: Backend {
-    /// The result, `[s_q, b, hq, d_v]`, in [`Saved`]; nothing where the device cannot do it.
+    /// Computes the result, `[s_q, b, hq, d_v]`, as part of [`Saved`]; `None` if the device does
+    /// not support it.
     fn fused(
         q: &FloatTensor<Self>,
         k: &FloatTensor<Self>,
@@ -34,7 +35,7 @@ pub(super) trait Fused: Backend {
         options: &AttentionOptions,
     ) -> Option<Saved<FloatTensor<Self>>>;
 
-    /// The gradients of `q`, `k` and `v`, from that of the result.
+    /// The gradients of `q`, `k` and `v`, from the gradient of the result.
     fn fused_gradients(
         saved: Saved<FloatTensor<Self>>,
         dout: FloatTensor<Self>,

@@ -1,30 +1,31 @@
-//! Which implementation attention takes.
+//! The choice of the attention implementation.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use burn::tensor::DType;
 
-/// Positions from which on cuDNN was faster forward and backward, of causal heads of 128 on an H200:
-/// `benches/results`.
+/// The sequence length from which on cuDNN was faster, forward and backward, with causal heads of
+/// 128 on an H200: `benches/results`.
 pub const AUTO_LEN: usize = 1024;
 
 /// The implementations of [`attention`](crate::attention).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// By what was measured: [`Cudnn`](Self::Cudnn) for sequences of [`AUTO_LEN`] and more, where it is
-    /// installed and serves; otherwise [`Cubecl`](Self::Cubecl) where it can,
-    /// [`Reference`](Self::Reference) elsewhere.
+    /// Chosen by what was measured: [`Cudnn`](Self::Cudnn) for sequences of [`AUTO_LEN`] or more,
+    /// if it is installed and supports the options; otherwise [`Cubecl`](Self::Cubecl) if
+    /// supported, and [`Reference`](Self::Reference) elsewhere.
     #[default]
     Auto,
-    /// One CubeCL kernel forward and three or four backward, on NVIDIA GPUs that copy beside their
-    /// work (Ampere and later): bf16 or f16, heads of a multiple of 8 up to 256. No scores in memory.
+    /// One CubeCL kernel in forward and three or four in backward, on NVIDIA GPUs with asynchronous
+    /// copies (Ampere and later): bf16 or f16, head sizes a multiple of 8 up to 256. Scores are
+    /// never in memory.
     Cubecl,
-    /// cuDNN's engines, on NVIDIA GPUs where cuDNN 9 is installed: as [`Cubecl`](Self::Cubecl), all
-    /// keys or causal from the first. What they cannot, or where there is no cuDNN, is `Cubecl`'s.
-    /// Gradients of queries have other last bits each time.
+    /// cuDNN's engines, on NVIDIA GPUs with cuDNN 9: as [`Cubecl`](Self::Cubecl), with all keys
+    /// visible or causal from the first. Falls back to `Cubecl` if cuDNN is missing or does not
+    /// support the options. Gradients of queries differ in their last bits from run to run.
     Cudnn,
-    /// Products and a softmax, a block of queries at a time: every device and dtype. Memory grows
+    /// Products and a softmax, one block of queries at a time: every device and dtype. Memory grows
     /// with queries times keys.
     Reference,
 }
@@ -41,8 +42,8 @@ impl fmt::Display for AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// This choice if its kernels can do it on a GPU for heads of `d`, or of keys and values of two
-    /// sizes; otherwise [`Reference`](Self::Reference).
+    /// This choice if its kernels support the dtype and head sizes on a GPU; otherwise
+    /// [`Reference`](Self::Reference). `d` has one size, or two if values differ from keys.
     pub fn resolved(self, dtype: DType, d: &[usize]) -> Self {
         let fits = d
             .iter()
@@ -57,8 +58,9 @@ impl AttentionKernel {
 
 static CHOICE: AtomicU8 = AtomicU8::new(AttentionKernel::Auto as u8);
 
-/// Chooses for all of this process. Whether a kernel can is for the caller to ask
-/// ([`AttentionKernel::resolved`]): what it cannot is composed.
+/// Sets the choice for this process. It may be one that the kernels do not support
+/// ([`AttentionKernel::resolved`] tests that); attention is then composed of products and a
+/// softmax.
 pub fn set_attention_kernel(kernel: AttentionKernel) {
     CHOICE.store(kernel as u8, Ordering::Relaxed);
 }

@@ -29,14 +29,17 @@ pub use partial::{
     OnlineSoftmaxMerge, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
 };
 
-/// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` neighbouring query heads share a head
-/// of keys and values.
+/// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` adjacent query heads share a key and
+/// value head.
 ///
-/// Keys and values are read where they are, neither repeated nor transposed in memory. Computed in
-/// f32 (f64 for f64), result in the dtype of `q`. A query that sees no key gives 0. The backward is
-/// written by hand. Where [`AttentionKernel::Cubecl`] serves, it keeps `q`, `k`, `v`, the result and
-/// a number a row alive and gives the same bits each time; [`AttentionKernel::Cudnn`] keeps as much and
-/// gives others; elsewhere the probabilities are kept too, so that memory grows with `s_q * s_k`.
+/// Keys and values are read in place, neither repeated nor transposed in memory. Computed in f32
+/// (f64 for f64); the result has the dtype of `q`. A query that sees no key gives 0. What the
+/// handwritten backward needs depends on the implementation:
+///
+/// - [`AttentionKernel::Cubecl`] saves `q`, `k`, `v`, the result and the LSE, one number per row.
+///   Its results have the same bits in every run.
+/// - [`AttentionKernel::Cudnn`] saves as much; its bits may differ between runs.
+/// - Elsewhere the probabilities are saved too, so memory grows with `s_q * s_k`.
 ///
 /// # Shapes
 /// - `q`: `[s_q, b, hq, d]`
@@ -44,8 +47,8 @@ pub use partial::{
 /// - result: `[s_q, b, hq * d_v]`
 ///
 /// # Panics
-/// If the shapes do not fit, `hkv` does not divide `hq`, a dimension is empty, or an option is out of its
-/// range or for other shapes.
+/// If the shapes do not fit, `hkv` does not divide `hq`, a dimension is empty, or an option is out
+/// of its range or does not fit the shapes.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
     let options = checked([&q, &k, &v], options);
     let [s_q, b, hq, _] = q.dims();
@@ -57,7 +60,8 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     Tensor::<4>::from_dispatch(y).reshape([s_q, b, hq * d_v])
 }
 
-/// The options, without a dropout that drops nothing. Panics if anything does not fit.
+/// Checks the arguments; returns the options without a dropout of probability 0. Panics if anything
+/// does not fit.
 fn checked([q, k, v]: [&Tensor<4>; 3], options: AttentionOptions) -> AttentionOptions {
     arg_check::check("attention", [float("q", q), float("k", k), float("v", v)]);
     let [s_q, b, hq, d] = q.dims();

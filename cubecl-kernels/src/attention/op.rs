@@ -1,4 +1,4 @@
-//! Attention under automatic differentiation.
+//! Attention with autodiff.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -17,8 +17,8 @@ use crate::gemm_ops::GemmOps;
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait AttentionOps: Backend {
-    /// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]` to
-    /// `[s_q, b, hq, d_v]`. (`attention` is taken by Burn's `ModuleOps`.)
+    /// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]` to `[s_q, b, hq, d_v]`.
+    /// (The name `attention` is taken by Burn's `ModuleOps`.)
     fn grouped_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -40,7 +40,7 @@ on_every_backend! {
     }
 }
 
-/// What the backward reads.
+/// What is saved for backward.
 #[derive(Clone, Debug)]
 enum Saved<T> {
     Fused(fused::Saved<T>),

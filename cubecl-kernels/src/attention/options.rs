@@ -3,39 +3,39 @@ use std::ops::Range;
 use super::packed::{PackedSequences, Sequence};
 use crate::DropoutKey;
 
-/// Which keys a query sees, and how scores are scaled. The default: all keys, `1 / sqrt(d)`.
+/// Which keys a query sees, and how scores are scaled. Default: all keys, `1 / sqrt(d)`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Factor of the scores; `None` is `1 / sqrt(d)`.
+    /// Scale of the scores; `None` is `1 / sqrt(d)`.
     pub scale: Option<f64>,
-    /// Query `i` stands at position `query_offset + i` and sees no key `j` behind it
+    /// Causal mask: query `i` has position `query_offset + i` and sees no later key
     /// (`j > position`).
     pub causal: bool,
     /// Position of the first query, counted in keys.
     pub query_offset: usize,
-    /// A query sees only keys with `position - j < window` (Mistral's sliding window; it bounds the
-    /// past, with or without `causal`).
+    /// A query sees only keys with `position - j < window` (Mistral's sliding window). It limits
+    /// the past, with or without `causal`.
     pub window: Option<usize>,
     /// Scores are `cap * tanh(score / cap)` before they are masked (Gemma 2, arXiv:2408.00118).
     pub soft_cap: Option<f64>,
-    /// Several sequences in the rows of the batch, which do not see each other.
+    /// Packed sequences in the rows of the batch, which do not see each other.
     pub sequences: Option<PackedSequences>,
-    /// Which probabilities are set to 0, of which sums and the result know nothing else.
+    /// Dropout of probabilities. It comes after the softmax, whose sums include the dropped ones.
     pub dropout: Option<AttentionDropout>,
 }
 
-/// Dropout of attention's probabilities: a function of seed, path, stream and the place of query, key
-/// and head in the whole, so that ranks that hold parts of it agree.
+/// Dropout of attention probabilities. What is dropped depends on the seed, path and stream, and on
+/// the global position of query, key and head, so that ranks that hold different parts agree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionDropout {
-    /// The share of probabilities that is dropped; those kept are divided by `1 - p`.
+    /// The fraction of probabilities that is dropped; the others are divided by `1 - p`.
     pub p: f64,
-    /// For the global tensor of probabilities, `[b, hq, s_q, s_k]`.
+    /// The key for the global tensor of probabilities, `[b, hq, s_q, s_k]`.
     pub key: DropoutKey,
 }
 
 impl AttentionDropout {
-    /// Drops the share `p` of the probabilities.
+    /// Drops the fraction `p` of the probabilities.
     ///
     /// # Panics
     /// If `p` is not in `[0, 1)`.
@@ -52,19 +52,19 @@ fn check_probability(p: f64) {
     );
 }
 
-/// What is attended by itself.
+/// A part of the problem that is attended separately: one sequence, or everything.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Piece {
     /// Rows of the batch.
     pub(super) rows: Range<usize>,
     pub(super) queries: Range<usize>,
     pub(super) keys: Range<usize>,
-    /// Without sequences.
+    /// The options of this piece, without sequences.
     pub(super) options: AttentionOptions,
 }
 
 impl AttentionOptions {
-    /// Causal self-attention over a whole sequence.
+    /// Causal self-attention over a full sequence.
     pub fn causal() -> Self {
         Self {
             causal: true,
@@ -72,14 +72,14 @@ impl AttentionOptions {
         }
     }
 
-    /// Pairs of a query and a key whose probabilities a head holds for backward where attention is
-    /// composed of products and a softmax, of a sequence of `s` positions to itself.
+    /// The number of query-key pairs whose probabilities a head saves for backward in composed
+    /// attention, for self-attention over `s` positions.
     pub fn fallback_pairs(&self, s: usize) -> usize {
         let pairs = |block: Range<usize>| block.len() * self.visible_to_any(block, s).len();
         self.blocks(s).map(pairs).sum()
     }
 
-    /// Panics unless the options are for `b` rows of `s_q` queries and `s_k` keys, with `hq` heads.
+    /// Panics unless the options fit `b` rows of `s_q` queries and `s_k` keys, with `hq` heads.
     pub(super) fn check(&self, [b, hq, s_q, s_k]: [usize; 4]) {
         if let Some(sequences) = &self.sequences {
             sequences.check(b, s_q, s_k);
@@ -109,7 +109,7 @@ impl AttentionOptions {
         );
     }
 
-    /// The sequences, one by one; all of it where there are none.
+    /// One piece per sequence; a single piece without packed sequences.
     pub(super) fn pieces(&self, b: usize, s_q: usize, s_k: usize) -> Vec<Piece> {
         let Some(sequences) = &self.sequences else {
             return vec![Piece {
@@ -153,12 +153,12 @@ impl AttentionOptions {
         sequences.sequences().map(piece).collect()
     }
 
-    /// The factor of the scores of heads of size `d`.
+    /// The scale of the scores for heads of size `d`.
     pub(crate) fn factor(&self, d: usize) -> f64 {
         self.scale.unwrap_or_else(|| 1.0 / (d as f64).sqrt())
     }
 
-    /// The keys out of `s_k` that query `i` sees.
+    /// The range of the `s_k` keys that query `i` sees.
     pub(crate) fn visible(&self, i: usize, s_k: usize) -> Range<usize> {
         let position = self.query_offset + i;
         let start = self
@@ -173,10 +173,10 @@ impl AttentionOptions {
         start..end.max(start)
     }
 
-    /// The smallest stretch of keys that holds all that `queries` see (never empty, so that there
-    /// is something to mask).
+    /// The smallest range of keys that covers all keys that `queries` see. It is never empty, so
+    /// that there is something to mask.
     pub(crate) fn visible_to_any(&self, queries: Range<usize>, s_k: usize) -> Range<usize> {
-        // Both ends only move forward from query to query.
+        // Both ends are non-decreasing in `i`.
         let seeing = queries
             .map(|i| self.visible(i, s_k))
             .filter(|keys| !keys.is_empty());
@@ -185,8 +185,9 @@ impl AttentionOptions {
             .unwrap_or(0..1)
     }
 
-    /// Stretches of queries to be attended together: all of them, or, where each sees other keys,
-    /// pieces small enough to leave out what none of them sees and large enough to be worth a call.
+    /// The blocks of queries that are attended together: all queries at once or, with a mask that
+    /// depends on the query, blocks small enough to skip keys that none of their queries sees, and
+    /// large enough to be worth a call.
     pub(crate) fn blocks(&self, s_q: usize) -> impl Iterator<Item = Range<usize>> {
         let whole = !self.causal && self.window.is_none();
         let len = if whole {
@@ -226,7 +227,7 @@ mod tests {
     #[test]
     fn composed_attention_holds_the_pairs_of_its_blocks() {
         assert_eq!(AttentionOptions::default().fallback_pairs(100), 100 * 100);
-        // 32 positions of the first 32, of 64, of 96, and 4 of all 100.
+        // 32 queries see 32 keys, 32 see 64, 32 see 96, and 4 see all 100.
         assert_eq!(
             AttentionOptions::causal().fallback_pairs(100),
             32 * (32 + 64 + 96) + 4 * 100

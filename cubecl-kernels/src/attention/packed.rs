@@ -1,10 +1,10 @@
-//! Several sequences one behind the other, as attention sees them.
+//! Packed sequences, as attention sees them.
 
 use std::fmt;
 use std::ops::Range;
 
-/// The bounds of sequences that lie one behind the other in the rows of a tensor (`cu_seqlens`): a
-/// query sees keys of its own sequence only, and positions count from each sequence's first key.
+/// The bounds of packed sequences in the rows of a tensor (`cu_seqlens`). A query sees keys of its
+/// own sequence only, and positions count from each sequence's first key.
 ///
 /// ```
 /// use megaburn_kernels::PackedSequences;
@@ -21,16 +21,16 @@ use std::ops::Range;
 /// ```
 #[derive(Clone)]
 pub struct PackedSequences {
-    /// By row of the batch.
+    /// The bounds of the queries, by row of the batch.
     queries: Vec<Vec<usize>>,
     keys: Vec<Vec<usize>>,
-    /// The position of each sequence's first query, counted in its keys; none: all 0.
+    /// The position of each sequence's first query, counted in its keys; `None` means 0 for all.
     offsets: Option<Vec<Vec<usize>>>,
     #[cfg(feature = "cuda")]
     pub(super) on_gpu: super::flash::OnGpu,
 }
 
-/// Queries, and the keys they see, of one sequence.
+/// The queries of one sequence, and the keys that they see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     /// The row of the batch.
@@ -42,22 +42,22 @@ pub(super) struct Sequence {
 }
 
 impl PackedSequences {
-    /// By row of the batch: where each sequence begins, and where the last ends, for queries and keys
-    /// alike. Sequences may be empty.
+    /// The start of each sequence and the end of the last one, by row of the batch, for both
+    /// queries and keys. Sequences may be empty.
     pub fn new(cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let queries: Vec<_> = cu_seqlens.into_iter().map(Into::into).collect();
         Self::of(queries.clone(), queries, None)
     }
 
-    /// The same for keys that have other bounds, as many sequences in each row.
+    /// Sets separate bounds for the keys, with as many sequences in each row.
     pub fn with_keys(self, cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let keys = cu_seqlens.into_iter().map(Into::into).collect();
         Self::of(self.queries, keys, self.offsets)
     }
 
-    /// The same with queries that do not begin where their keys do: by row of the batch, the position of
-    /// each sequence's first query, counted in its keys. [`AttentionOptions`](crate::AttentionOptions)'
-    /// own offset comes on top.
+    /// Sets the position of each sequence's first query, counted in its keys, by row of the batch:
+    /// for queries that do not start where their keys do. The offset in
+    /// [`AttentionOptions`](crate::AttentionOptions) is added to it.
     pub fn with_offsets(self, offsets: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let offsets = offsets.into_iter().map(Into::into).collect();
         Self::of(self.queries, self.keys, Some(offsets))
@@ -77,7 +77,7 @@ impl PackedSequences {
         }
     }
 
-    /// Panics unless the bounds are those of `b` rows of `s_q` queries and `s_k` keys.
+    /// Panics unless the bounds fit `b` rows of `s_q` queries and `s_k` keys.
     pub(super) fn check(&self, b: usize, s_q: usize, s_k: usize) {
         for (what, bounds, len) in [("queries", &self.queries, s_q), ("keys", &self.keys, s_k)] {
             assert_eq!(
@@ -120,7 +120,7 @@ impl PackedSequences {
         );
     }
 
-    /// Row after row, in order.
+    /// All sequences, row by row and in order.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
         self.queries
             .iter()

@@ -5,7 +5,7 @@ use crate::backend_ops::compute_dtype;
 use crate::dropout::reference::dropout;
 use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 
-/// [`attention`](crate::attention) by its definition, each head with a copy of its keys and values.
+/// [`attention`](crate::attention) by its definition, with a copy of keys and values for each head.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
     let [s_q, b, hq, d] = q.dims();
     let [s_k, _, hkv, _] = k.dims();
@@ -30,7 +30,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
         .cast(dtype)
 }
 
-/// Whether a query does not see a key, `[b, s_q, s_k]`.
+/// Whether a key is hidden from a query, `[b, s_q, s_k]`.
 pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> Vec<bool> {
     let mut hidden = vec![true; b * s_q * s_k];
     for piece in options.pieces(b, s_q, s_k) {

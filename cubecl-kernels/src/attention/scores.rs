@@ -1,4 +1,4 @@
-//! What stands between the products of attention: probabilities of scores, and back.
+//! The operations between the products of attention: the softmax of the scores, and its gradient.
 
 use std::ops::Range;
 
@@ -12,20 +12,20 @@ use crate::backend_ops::cast;
 /// Which keys the queries of a block see.
 pub(super) struct Visible<'a> {
     pub(super) queries: Range<usize>,
-    /// Every key that some query sees.
+    /// The range that covers the keys of all queries.
     pub(super) keys: Range<usize>,
-    /// All keys that there are.
+    /// The total number of keys.
     pub(super) s_k: usize,
     pub(super) options: &'a AttentionOptions,
 }
 
-/// Softmax between two products, as each backend computes it best.
+/// The softmax between the two products, by each backend's best implementation.
 pub(crate) trait Scores: Backend {
     /// Softmax over the keys that each query sees, in `dtype`. A query without keys gives 0.
     ///
     /// # Shapes
-    /// `scores: [b, hkv, r, keys]` in the compute dtype, contiguous, the queries of each head of the
-    /// group one behind the other in `r`
+    /// `scores: [b, hkv, r, keys]` in the compute dtype, contiguous; in `r` the queries of each
+    /// head of the group are consecutive
     fn probabilities(
         scores: FloatTensor<Self>,
         visible: &Visible<'_>,
@@ -34,7 +34,8 @@ pub(crate) trait Scores: Backend {
         cast::<Self>(fallback_softmax::<Self>(scores, visible), dtype)
     }
 
-    /// `P * (dP - rowsum(P * dP))`. The row sums are those of `out * dout` too, if given.
+    /// `P * (dP - rowsum(P * dP))`. The row sums equal those of `out * dout`, which are used if
+    /// given.
     ///
     /// # Shapes
     /// `p, dp: [b, hkv, r, keys]`, `out, dout: [b, hkv, r, d_v]`; `dp` in the compute dtype
@@ -87,7 +88,7 @@ pub(super) fn fallback_softmax<B: Backend>(
             dtype.into(),
         )
     };
-    // A query without keys keeps finite scores here, and loses its row afterwards.
+    // A query without keys keeps finite scores here; its row is zeroed below.
     let s = queries.len();
     let n = keys.len();
     let mut bias = vec![0.0; s * n];

@@ -1,5 +1,6 @@
-//! Softmax between the products on CubeCL's GPUs: one plane of 32 units a row, one pass over the
-//! scores from device memory forward, one over probabilities and their gradient backward.
+//! The softmax between the products on CubeCL's GPUs: each row has a plane of 32 units. Forward
+//! reads the scores from device memory once; backward reads the probabilities and their gradient
+//! once.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
@@ -82,7 +83,7 @@ impl Scores for Cube {
     }
 }
 
-/// Rows of the last dimension and their length.
+/// The number of rows of the last dimension, and their length.
 fn rows_of(x: &CubeTensor) -> (usize, usize) {
     let shape = x.meta.shape();
     let columns = shape[shape.num_dims() - 1];
@@ -93,7 +94,8 @@ fn cubes(rows: usize) -> CubeCount {
     CubeCount::Static(rows.div_ceil(ROWS as usize) as u32, 1, 1)
 }
 
-/// `first` is the position of the first query, counted from the first key; it may be negative.
+/// Softmax over the visible keys. `first` is the position of the first query, counted from the
+/// first key; it may be negative.
 #[cube(launch)]
 fn softmax_kernel<F: Float>(
     scores: &[f32],
@@ -133,7 +135,7 @@ fn softmax_kernel<F: Float>(
             at += 32i32;
         }
         let sum = plane_sum(sum);
-        // A query without keys has no sum.
+        // A query without keys has no sum; its probabilities are 0.
         let mut scale = f32::new(0.0);
         if start < end {
             scale = 1.0 / sum;

@@ -1,4 +1,4 @@
-//! The steps on CubeCL's GPUs: how the kernels are launched.
+//! The steps on CubeCL's GPUs: launches of the kernels.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -16,7 +16,7 @@ use super::op::{VocabParallelLoss, losses_of};
 use crate::backend_ops::cast;
 use crate::cube::address_type;
 
-/// Units of a cube that takes a row each.
+/// Units of a cube in which each unit has its own row.
 const UNITS: usize = 256;
 
 impl VocabParallelLoss for Cube {
@@ -95,7 +95,7 @@ impl VocabParallelLoss for Cube {
         let planes = planes(vectors);
         let client = logits.client.clone();
         let dtypes = [logits.dtype, labels.dtype].map(dtype_to_storage_type);
-        // In place a buffer is the kernel's once: CubeCL's alias of the first argument.
+        // CubeCL wants each buffer once: an output in place is an alias of the first argument.
         let (out, out_arg, stride) = if logits.can_mut() {
             (logits.clone(), logits.as_tensor_alias(0), view.stride)
         } else {
@@ -138,15 +138,15 @@ impl VocabParallelLoss for Cube {
 struct Rows {
     rows: usize,
     columns: usize,
-    /// From one row to the next.
+    /// From the start of one row to the next.
     stride: usize,
 }
 
 impl Rows {
-    /// The logits where they are if their rows are at equal distances, copied if not.
+    /// Uses the logits in place if their rows have a constant stride, and a copy otherwise.
     ///
     /// # Panics
-    /// For logits of f64, which no GPU computes with here.
+    /// If the logits are f64, which the GPU kernels do not support.
     fn of(logits: CubeTensor) -> (CubeTensor, Self) {
         assert!(
             matches!(logits.dtype, DType::F32 | DType::F16 | DType::BF16),
@@ -183,7 +183,7 @@ impl Rows {
         }
     }
 
-    /// Elements of the longest vector, of at most 16 bytes, that every row is made of.
+    /// The vector width in elements: at most 16 bytes, and aligned in every row.
     fn lanes(&self, logits: &CubeTensor) -> usize {
         let size = logits.dtype.size();
         let start = logits.handle.offset_start.unwrap_or(0) as usize / size;
@@ -208,7 +208,7 @@ impl Rows {
     }
 }
 
-/// Planes of a cube for a row of so many vectors.
+/// Planes of a cube for a row of `vectors` vectors.
 fn planes(vectors: usize) -> usize {
     vectors
         .div_ceil(READS * PLANE)

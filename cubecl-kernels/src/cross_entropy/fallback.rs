@@ -1,4 +1,4 @@
-//! The three steps composed of tensor operations.
+//! The steps composed of tensor operations.
 
 use burn::prelude::Bool;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -6,11 +6,11 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use super::CrossEntropyOptions;
 use crate::backend_ops::compute_dtype;
 
-/// The least maximum of a row: that of a part without tokens, whose sum of exponentials is 0. It is
-/// finite, since the difference of two infinities is not a number.
+/// The lower bound of a row's maximum: the maximum of a part without tokens, whose sum of
+/// exponentials is 0. It is finite, because the difference of two infinities is NaN.
 pub(super) const LOWEST: f32 = -3.0e38;
 
-/// See [`super::op::Parts::statistics`].
+/// See [`super::op::VocabParallelLoss::statistics`].
 pub(super) fn statistics(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -32,7 +32,7 @@ pub(super) fn statistics(
         .reshape([1, 4, rows])
 }
 
-/// See [`super::op::Parts::combined`].
+/// See [`super::op::VocabParallelLoss::combined`].
 pub(super) fn combined(
     statistics: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -69,7 +69,7 @@ pub(super) fn combined(
     Tensor::cat(vec![max, sum, loss.mask_fill(ignored, 0.0)], 0)
 }
 
-/// See [`super::op::Parts::logit_gradient`].
+/// See [`super::op::VocabParallelLoss::logit_gradient`].
 pub(super) fn logit_gradient(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -100,12 +100,12 @@ pub(super) fn logit_gradient(
         .reshape(shape)
 }
 
-/// The columns that are here and what the labels are among them.
+/// The columns of this part, and where the labels are among them.
 struct Columns {
     shape: [usize; 2],
-    /// Columns that belong to tokens: the first.
+    /// The number of columns that belong to tokens; they come first.
     tokens: usize,
-    /// The label's column, `[rows, 1]`; 0 if it is another part's.
+    /// The label's column, `[rows, 1]`; 0 if it is in another part.
     local: Tensor<2, Int>,
     here: Tensor<2, Bool>,
     ignored: Tensor<2, Bool>,
@@ -139,13 +139,13 @@ impl Columns {
         self.here.clone().bool_not()
     }
 
-    /// The number of each column.
+    /// The index of each column.
     fn index(&self) -> Tensor<2, Int> {
         let index = Tensor::<1, Int>::arange(0..self.shape[1] as i64, &self.local.device());
         index.unsqueeze::<2>().expand(self.shape)
     }
 
-    /// `x` with `value` in the columns of padding.
+    /// `x` with `value` in the padding columns.
     fn only_tokens(&self, x: Tensor<2>, value: f64) -> Tensor<2> {
         if self.tokens < self.shape[1] {
             x.mask_fill(self.index().greater_equal_elem(self.tokens as i64), value)

@@ -1,8 +1,9 @@
-//! The losses of a linear map's outputs without ever holding all of them: some tokens' logits at a time,
-//! computed forward for their statistics and once more backward for their gradient.
+//! The losses of a linear map's outputs without materializing all of them. The logits are computed
+//! in chunks of tokens: in forward for their statistics, and recomputed in backward for their
+//! gradient.
 //!
-//! Gradients are not computed forward, though that would save a product: only backward knows what
-//! each token's loss is multiplied with, and whether there is a backward at all.
+//! Gradients are not computed in forward, although that would save a product: only backward knows
+//! the gradient of each token's loss, and whether there is a backward at all.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -22,16 +23,17 @@ use crate::into_primitive::{IntoPrimitive, read_weight};
 use crate::linear::SavedInput;
 use crate::{LinearOptions, LinearPass, MainGrad, linear};
 
-/// [`cross_entropy`](crate::cross_entropy) of `linear(x, weight)`, of at most `chunk` tokens at a time:
-/// of the logits and their gradient no more than that is ever in memory. Backward computes each
-/// chunk's logits again.
+/// [`cross_entropy`](crate::cross_entropy) of `linear(x, weight)`, in chunks of at most `chunk`
+/// tokens: never more than one chunk of the logits and their gradient is in memory. Backward
+/// recomputes each chunk's logits.
 ///
 /// # Shapes
-/// - `x`: `[s, b, in]`; `weight`: as [`linear`]'s, its outputs the columns that are here
+/// - `x`: `[s, b, in]`; `weight`: as in [`linear`], whose outputs are the columns of this part
 /// - labels, result: `[s, b]`; `exchange`: `[1, 4, s * b]` to `[parts, 4, s * b]`
 ///
 /// # Panics
-/// As [`linear`] and [`cross_entropy`](crate::cross_entropy), for chunks of nothing and for no token.
+/// As [`linear`] and [`cross_entropy`](crate::cross_entropy); if `chunk` is 0, or there is no
+/// token.
 pub fn linear_cross_entropy(
     x: Tensor<3>,
     weight: Tensor<2>,
@@ -105,7 +107,8 @@ pub(crate) struct LinearLossOptions {
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait LinearLosses: Backend {
-    /// The losses among `rows` (see [`VocabParallelLoss::combined`]) as a function of `x: [s, b, in]` and `w`.
+    /// The losses among `rows` (see [`VocabParallelLoss::combined`]) as a function of
+    /// `x: [s, b, in]` and `w`.
     fn linear_losses(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
@@ -175,7 +178,7 @@ impl<B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive> Backward<B, 
             let x = B::float_slice(x.clone(), &[these, Slice::full()]);
             let logits = B::affine(x.clone(), to_logits.clone(), None);
             let [len, columns] = logits.shape().dims();
-            // Nobody else has these logits: their gradient takes their place.
+            // These logits have no other owner, so their gradient overwrites them.
             let dy = B::logit_gradient(
                 B::float_reshape(logits, Shape::from([1, len, columns])),
                 B::int_slice(labels.clone(), &[Slice::full(), these]),
@@ -205,7 +208,8 @@ impl<B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive> Backward<B, 
                 }
             }
         }
-        // Once, of however many rows: who waits for it knows how many gradients come.
+        // Notify once, whatever the number of chunks: listeners count the gradients that they
+        // expect.
         if let Some(main_grad) = main_grad.filter(|_| for_w.is_some()) {
             main_grad.notify();
         }

@@ -1,5 +1,5 @@
-//! The kernels: a cube a row. Its units read the row as vectors of 16 bytes, four at a time, so that
-//! enough reads are under way whatever the exponentials take.
+//! The kernels, in which each row has a cube. Its units read the row as vectors of up to 16 bytes,
+//! four at a time, so that enough reads are in flight while the exponentials are computed.
 
 use cubecl::prelude::*;
 
@@ -9,10 +9,10 @@ use super::fallback::LOWEST;
 pub(super) const PLANE: usize = 32;
 /// Planes of the largest cube.
 pub(super) const MAX_PLANES: usize = 16;
-/// Vectors that a unit reads at a time.
+/// Vectors that a unit reads at once.
 pub(super) const READS: usize = 4;
 
-/// `2^x` by the one instruction there is for it; 0 for minus infinity.
+/// `2^x` by the single instruction for it; 0 for minus infinity.
 #[cube]
 fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -31,16 +31,16 @@ fn exp_of(x: f32) -> f32 {
 pub(super) struct VocabPart {
     /// Vectors from a row to the next.
     pub(super) stride: u32,
-    /// Columns that belong to tokens: the first.
+    /// The number of columns that belong to tokens; they come first.
     pub(super) tokens: u32,
     /// The token of the first column.
     pub(super) first: i32,
-    /// The label that takes no part.
+    /// The label that is ignored.
     pub(super) ignored: i32,
 }
 
-/// A row's maximum `m`, its sum of `exp(x - m)`, the target's `x`, the sum of `x - m` if `smoothed`:
-/// `out[i * rows + row]`.
+/// The statistics of a row at `out[i * rows + row]`: its maximum `m`, the sum of `exp(x - m)`, the
+/// target's `x` and, if `smoothed`, the sum of `x - m`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     logits: &[Vector<F, N>],
@@ -62,14 +62,15 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     let mut whole = part.tokens / lanes as u32;
     let mut rest = part.tokens % lanes as u32;
     if label == part.ignored {
-        // Nobody asks what its numbers are.
+        // The statistics of an ignored row are never used, so its columns are not read.
         whole = 0;
         rest = 0;
     }
 
     let mut top = f32::new(LOWEST);
     let mut sum = f32::new(0.0);
-    // Of `x` over the row's first: that is near enough to cancel nothing, and known from the start.
+    // The sum of `x - origin`, where `origin` is the row's first logit: it is known from the start,
+    // and close enough to the others to avoid cancellation.
     let mut above = f32::new(0.0);
     let mut origin = f32::new(0.0);
     if smoothed && part.tokens > 0 {
@@ -77,8 +78,8 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     }
     let mut start = UNIT_POS;
     while start < whole {
-        // All reads are under way before the first is looked at; those behind the end are of the last
-        // vector, and are not.
+        // All reads are issued before the first result is used. Reads past the end read the last
+        // vector, and are not used.
         let mut read = Array::<Vector<F, N>>::new(READS);
         #[unroll]
         for i in 0..READS {
@@ -119,7 +120,7 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
         }
         start += comptime!((READS * planes * PLANE) as u32);
     }
-    // The vector where tokens end and padding begins.
+    // The vector in which the tokens end and the padding starts.
     if UNIT_POS == 0 && rest > 0 {
         let x = Vector::<f32, N>::cast_from(logits[base + whole as usize]);
         #[unroll]
@@ -175,8 +176,8 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     }
 }
 
-/// A unit a row: over all parts the maximum `m`, the sum of `exp(x - m)`, the loss; NaN for a label that
-/// is no token.
+/// Combines the parts; a unit has a row. Writes the maximum `m`, the sum of `exp(x - m)` and the
+/// loss, which is NaN for a label that is no token.
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
@@ -233,7 +234,7 @@ pub(super) fn combine_kernel<I: Numeric>(
     }
 }
 
-/// `(exp(x - m) / sum - wanted) * grad` where `x` was or elsewhere; 0 for padding.
+/// The gradient `(exp(x - m) / sum - wanted) * grad`, in place of `x` or elsewhere; 0 for padding.
 #[cube(launch, address_type = "dynamic")]
 #[allow(
     clippy::too_many_arguments,
@@ -291,7 +292,7 @@ pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
                         wide.insert(lane, (p - on_each) * grad);
                     }
                     let column = at * lanes as u32;
-                    // Few vectors hold a target, one may hold the end of the tokens.
+                    // Few vectors contain the target, and at most one the end of the tokens.
                     if target / lanes as u32 == at || column + lanes as u32 > part.tokens {
                         #[unroll]
                         for lane in 0..lanes {

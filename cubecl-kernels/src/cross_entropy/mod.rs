@@ -1,9 +1,9 @@
-//! Cross entropy of logits whose columns may be split over several ranks.
+//! Cross entropy of logits whose columns may be sharded over several ranks.
 //!
-//! 1. Each rank reads its columns once: a row's maximum, its sum of exponentials, the target's logit.
-//! 2. The ranks exchange these four numbers a row, and each combines all ranks'.
-//! 3. Backward reads the columns again and writes the gradient, over them where nobody else holds
-//!    them: nothing as large as the logits is kept besides.
+//! - Each rank reads its columns once, for a row's maximum, sum of exponentials and target logit.
+//! - The ranks exchange these statistics, four numbers per row, and each rank combines them.
+//! - Backward reads the columns again and writes the gradient, in place of the logits if they have
+//!   no other owner. Nothing else as large as the logits is saved.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -21,24 +21,26 @@ use crate::arg_check::{self, float, int};
 pub use fused_linear::linear_cross_entropy;
 pub use options::CrossEntropyOptions;
 
-/// `-log softmax(logits)[label]` of each token, smoothed if asked for; 0 where the label is ignored.
-/// Computed in f32 (f64 for f64), whatever the logits' dtype; the gradient comes in theirs.
+/// `-log softmax(logits)[label]` of each token, with label smoothing if requested; 0 where the
+/// label is ignored. Computed in f32 (f64 for f64) whatever the dtype of the logits, which is also
+/// the dtype of their gradient.
 ///
-/// `exchange` joins the parts' statistics along the first dimension, in the order of the parts; with
-/// all columns here it is the identity. Labels must be the same for all parts, each a token or
-/// `ignore_index`: loss and gradient of any other are NaN, since nobody waits to read them.
+/// `exchange` concatenates the statistics of all parts along the first dimension, in the order of
+/// the parts; if all columns are here it is the identity. Labels must be the same for all parts,
+/// each a token or `ignore_index`. Any other label makes the loss and gradient NaN, because an
+/// error would have to wait for the device.
 ///
-/// On GPUs backward overwrites the logits with their gradient unless somebody else holds them.
+/// On GPUs backward overwrites the logits with their gradient, unless they have another owner.
 ///
 /// # Shapes
 /// - logits: `[s, b, columns]`, labels and result: `[s, b]`
 /// - `exchange`: `[1, 4, s * b]` to `[parts, 4, s * b]`
 ///
 /// # Panics
-/// If labels are not `[s, b]`, there is no token or no column, the parts hold fewer than the vocabulary,
-/// or an option is out of its range. For logits of f64 on a GPU.
+/// If labels are not `[s, b]`, there is no token or no column, the parts have fewer columns than
+/// the vocabulary has tokens, or an option is out of its range. For f64 logits on a GPU.
 /// # Determinism
-/// The same bits each time, and the same on all parts.
+/// The result has the same bits in every run and on all parts.
 pub fn cross_entropy(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -56,7 +58,8 @@ pub fn cross_entropy(
     op::losses(logits, labels, rows, options)
 }
 
-/// The statistics of all parts. Panics unless they are like this part's and all tokens are there.
+/// The statistics of all parts. Panics unless their shape and dtype fit this part's and the parts
+/// cover all tokens.
 fn exchanged(
     name: &str,
     own: Tensor<3>,
@@ -129,7 +132,8 @@ mod tests {
 
     #[rstest]
     fn parts_give_what_the_whole_gives(#[values(0.0, 0.2)] smoothing: f64) {
-        // 7 tokens in parts of 4: the second has one column of padding, the third nothing else.
+        // 7 tokens in parts of 4 columns: the second part has one padding column, the third only
+        // padding.
         let whole = normal([2, 2, 12]);
         let columns = 4;
         let labels = labels([6, 0, 3, 4]);
@@ -175,7 +179,7 @@ mod tests {
         assert_eq!(losses.dtype(), DType::F32);
         let grad = logits.grad(&losses.sum().backward()).unwrap();
         assert_eq!(grad.dtype(), DType::BF16);
-        // The gradient of a row sums to nothing.
+        // The gradient of a row sums to zero.
         assert!(values(grad.sum_dim(2)).iter().all(|sum| sum.abs() < 1e-2));
     }
 
@@ -215,7 +219,7 @@ mod tests {
         );
     }
 
-    /// Who waits for gradients counts them.
+    /// Listeners count the gradients that they wait for.
     #[rstest]
     fn the_matrix_is_told_of_one_gradient_whatever_the_chunks(#[values(1, 4, 6)] chunk: usize) {
         let x = leaf(normal([3, 2, 4]));
@@ -256,7 +260,7 @@ mod tests {
         let logits = normal([2, 9, 4]);
         let labels = labels([0, -100, 2, 6]).swap_dims(0, 1);
         let options = CrossEntropyOptions::new(7);
-        // Sequences in front of positions, columns in front of both.
+        // The layout in memory is `[columns, s, b]`.
         let view = || logits.clone().permute([2, 0, 1]).narrow(0, 1, 2);
         assert_same_function!(
             2e-6,
@@ -290,7 +294,7 @@ mod tests {
             .map(|row| is_nan(row).contains(&true))
             .collect();
         assert_eq!(rows, [false, true, false, false]);
-        // Ignored it takes no part.
+        // An ignored label that is no token does not count.
         let options = CrossEntropyOptions {
             ignore_index: label,
             ..options

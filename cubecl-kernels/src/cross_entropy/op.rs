@@ -10,12 +10,12 @@ use burn::tensor::{Int, Shape, Slice, Tensor};
 
 use super::CrossEntropyOptions;
 
-/// What a backend does with a part of the logits.
+/// The steps of the loss on one part of the logits, by backend.
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait VocabParallelLoss: Backend {
-    /// Of each row of this part, over its tokens: the maximum `m`, the sum of `exp(x - m)`, the
-    /// target's `x` (0 if it is another part's) and the sum of `x - m` (anything if not smoothed).
-    /// Those of ignored rows are anything finite.
+    /// The statistics of each row over this part's tokens: the maximum `m`, the sum of
+    /// `exp(x - m)`, the target's `x` (0 if it is in another part) and the sum of `x - m` (any
+    /// value without smoothing). Statistics of ignored rows are arbitrary but finite.
     ///
     /// # Shapes
     /// `logits: [s, b, columns]`, `labels: [s, b]` to `[1, 4, s * b]` in the compute dtype
@@ -25,8 +25,9 @@ pub(crate) trait VocabParallelLoss: Backend {
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self>;
 
-    /// Of each row, over all parts: the maximum `m`, the sum of `exp(x - m)`, the loss. The sum, and with
-    /// it loss and gradient, is NaN where the label is no token.
+    /// Combines the statistics of all parts: for each row the maximum `m`, the sum of `exp(x - m)`
+    /// and the loss. The sum is NaN where the label is no token, and with it the loss and the
+    /// gradient.
     ///
     /// # Shapes
     /// `statistics: [parts, 4, s * b]`, `labels: [s, b]` to `[3, s * b]`
@@ -37,10 +38,11 @@ pub(crate) trait VocabParallelLoss: Backend {
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self>;
 
-    /// The losses' gradient by this part's logits, in their place where possible.
+    /// The gradient of this part's logits, in place where possible.
     ///
     /// # Shapes
-    /// `logits: [s, b, columns]`, `labels, grad: [s, b]`, `rows` as [`VocabParallelLoss::combined`] gives them
+    /// `logits: [s, b, columns]`, `labels, grad: [s, b]`, `rows` as returned by
+    /// [`VocabParallelLoss::combined`]
     fn logit_gradient(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
@@ -49,10 +51,10 @@ pub(crate) trait VocabParallelLoss: Backend {
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self>;
 
-    /// The losses among `rows`, whose derivative by the logits is known.
+    /// The losses among `rows`, as a differentiable function of the logits.
     ///
     /// # Shapes
-    /// As those of [`VocabParallelLoss::logit_gradient`]; the result is as `labels`.
+    /// As in [`VocabParallelLoss::logit_gradient`]; the result has the shape of `labels`.
     fn losses(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
@@ -61,7 +63,7 @@ pub(crate) trait VocabParallelLoss: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// [`VocabParallelLoss::losses`] where nothing is differentiated.
+/// [`VocabParallelLoss::losses`] without autodiff.
 pub(super) fn losses_of<B: Backend>(rows: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
     let row = B::float_slice(rows, &[Slice::from(2..3), Slice::full()]);
     B::float_reshape(row, shape)
@@ -108,7 +110,7 @@ pub(super) fn losses(
     Tensor::from_dispatch(losses)
 }
 
-/// The steps composed, for a backend without kernels for them.
+/// The steps composed of tensor operations, for a backend without kernels for them.
 #[cfg(feature = "flex")]
 mod flex {
     use burn::backend::Flex;
@@ -248,7 +250,8 @@ impl<B: VocabParallelLoss, C: CheckpointStrategy> VocabParallelLoss for Autodiff
             .stateful()
         {
             OpsKind::Tracked(op) => {
-                // Not `B::losses`, which takes the logits: here nobody else shall hold them.
+                // `B::losses` would take a second reference to the logits, and backward could not
+                // overwrite them.
                 let losses = losses_of::<B>(rows.clone(), labels.shape());
                 op.finish((logits, labels, rows, options), losses)
             }

@@ -1,19 +1,19 @@
-/// What is predicted, and which columns of the logits are here.
+/// The vocabulary, the part of the logits' columns that is here, and options of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// Tokens of the vocabulary. Columns behind them are padding and take no part.
+    /// Tokens of the vocabulary. Columns after them are padding, which is ignored.
     pub vocab: usize,
-    /// Which of the equal parts of the columns is here, from 0.
+    /// The index, from 0, of this part among the equal parts of the columns.
     pub part: usize,
-    /// Share of the target's probability that is spread evenly over the whole vocabulary, the
-    /// target included.
+    /// Share of the target's probability that is spread evenly over the full vocabulary, including
+    /// the target.
     pub smoothing: f64,
-    /// Labels with this value take no part.
+    /// Labels with this value are ignored.
     pub ignore_index: i64,
 }
 
 impl CrossEntropyOptions {
-    /// All columns here, no smoothing, -100 ignored.
+    /// All columns in one part, no smoothing, and -100 ignored.
     pub fn new(vocab: usize) -> Self {
         Self {
             vocab,
@@ -23,7 +23,7 @@ impl CrossEntropyOptions {
         }
     }
 
-    /// Those of a part's columns that are tokens.
+    /// The number of columns of a part that belong to tokens.
     pub(super) fn tokens_of(&self, part: usize, columns: usize) -> usize {
         self.vocab.saturating_sub(part * columns).min(columns)
     }
@@ -33,17 +33,17 @@ impl CrossEntropyOptions {
         self.part * columns
     }
 
-    /// What a label asks of its own token beyond what it asks of each.
+    /// The target probability of the label's token, in addition to [`on_each`](Self::on_each).
     pub(super) fn on_target(&self) -> f64 {
         1.0 - self.smoothing
     }
 
-    /// What a label asks of every token.
+    /// The target probability of every token.
     pub(super) fn on_each(&self) -> f64 {
         self.smoothing / self.vocab as f64
     }
 
-    /// Panics unless these are options for logits of `[s, b, columns]` and such labels.
+    /// Panics unless the options fit logits `[s, b, columns]` and labels of shape `labels`.
     pub(super) fn check(&self, name: &str, [s, b, columns]: [usize; 3], labels: [usize; 2]) {
         let Self {
             vocab,
@@ -75,7 +75,7 @@ impl CrossEntropyOptions {
             ignored.is_ok(),
             "{name}: ignore_index {ignore_index} is beyond 32 bits"
         );
-        // Rounding may leave a target as good as nothing.
+        // Rounding may make the target's probability slightly negative.
         let target = self.on_target() + self.on_each();
         assert!(
             smoothing >= 0.0 && target >= -1e-9,

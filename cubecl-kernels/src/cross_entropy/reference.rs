@@ -3,7 +3,7 @@ use burn::tensor::{Int, Tensor, activation};
 use super::CrossEntropyOptions;
 use crate::backend_ops::compute_dtype;
 
-/// [`cross_entropy`](crate::cross_entropy) of whole logits by its definition.
+/// [`cross_entropy`](crate::cross_entropy) of unsharded logits, by its definition.
 pub fn cross_entropy(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,

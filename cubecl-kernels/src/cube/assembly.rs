@@ -1,11 +1,11 @@
-//! Assemblies of several instructions or results: their operands go by their registers' numbers, those of the result
-//! from 0 on, then the inputs'.
+//! Inline assembly of several instructions or results. Operands are addressed by register number:
+//! the registers of the result from 0 on, followed by the inputs.
 
 use std::ops::Range;
 
 use cubecl::prelude::*;
 
-/// Begins a comment that names the operands of an assembly, as the macro wants.
+/// Starts the comment that names the operands of an assembly, which the macro requires.
 pub(crate) const OPERANDS: &str = "// operands: ";
 
 /// `{%first, ...}`.
@@ -14,7 +14,7 @@ pub(crate) fn registers(numbers: Range<usize>) -> String {
     format!("{{{}}}", numbers.join(", "))
 }
 
-/// What a variable holds: an assembly takes a variable itself for its address.
+/// The value of a variable; passed to assembly directly, a variable would be its address.
 #[cube]
 pub(crate) fn value<P: Scalar>(variable: P) -> P {
     intrinsic!(|scope| variable.read_value(scope).into())

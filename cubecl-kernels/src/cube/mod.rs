@@ -1,5 +1,7 @@
-//! What the kernels share: how rows lie in memory, who works on them, sums over them, and random
-//! numbers.
+//! Helpers of the kernels: the layout of rows in memory, the units that work on them, sums over
+//! rows, and random numbers.
+//!
+//! In CubeCL's terms a unit is a thread, a plane is a warp, and a cube is a block.
 
 pub(crate) mod assembly;
 mod parts;

@@ -6,7 +6,7 @@ use megaburn_cuda::tensor;
 
 use super::address_type;
 
-/// Partial sums `[parts, n]` in f32 summed up to `[n]` in the dtype beside each, by one kernel and in
+/// Sums f32 partial sums `[parts, n]` to `[n]`, in the dtype paired with each, by one kernel and in
 /// a fixed order. Without parts the sums are 0.
 pub(crate) fn sum_parts<const K: usize>(
     sums: [(CubeTensor, DType); K],
@@ -25,7 +25,8 @@ pub(crate) fn sum_parts<const K: usize>(
     totals
 }
 
-/// The same, put into the `n` elements of the tensor beside each or, if `add`, added to them.
+/// Like [`sum_parts`], but writes each sum to the `n` elements of the tensor paired with it or, if
+/// `add`, adds it to them.
 pub(crate) fn put_parts<const K: usize>(
     sums: [(CubeTensor, CubeTensor); K],
     parts: u32,
@@ -53,7 +54,7 @@ pub(crate) fn put_parts<const K: usize>(
     }
 }
 
-/// 32 columns a cube, and each of its planes every 16th part.
+/// A cube sums 32 columns; each of its planes takes every 16th part.
 #[cube(launch, address_type = "dynamic")]
 fn parts_kernel<G: Float, H: Float>(
     parts_1: &[f32],
@@ -73,7 +74,7 @@ fn parts_kernel<G: Float, H: Float>(
     if column < len {
         let mut first = UNIT_POS_Y;
         while first < parts {
-            // So many are on their way at once.
+            // Unrolled, so that 8 reads are in flight at once.
             #[unroll]
             for i in 0..8u32 {
                 let part = first + i * 16;

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 use megaburn_mesh::PositionRng;
 
-/// A [`PositionRng`] in a kernel.
+/// A [`PositionRng`] on the device.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RandomStream {
     key_0: u32,
@@ -11,21 +11,21 @@ pub(crate) struct RandomStream {
 }
 
 impl RandomStream {
-    /// The argument of a launch.
+    /// The launch argument for `rng`.
     pub(crate) fn of(rng: &PositionRng) -> RandomStreamLaunch {
         let [key_0, key_1] = rng.key();
         let [stream_0, stream_1] = rng.stream();
         RandomStreamLaunch::new(key_0, key_1, stream_0, stream_1)
     }
 
-    /// An argument for a launch that draws no number.
+    /// The launch argument of a kernel that draws no random numbers.
     pub(crate) fn nothing() -> RandomStreamLaunch {
         RandomStreamLaunch::new(0, 0, 0, 0)
     }
 }
 
-/// The random bits at `4 * block` and the three indices behind it: `block` is `block_0` and, above
-/// it, `block_1`. (Philox 4x32-10, see [`PositionRng`].)
+/// The random bits at index `4 * block` and the three that follow it. `block_0` is the low and
+/// `block_1` the high half of `block`. (Philox 4x32-10, see [`PositionRng`].)
 #[cube]
 pub(crate) fn random_bits(
     random: &RandomStream,
@@ -40,7 +40,7 @@ pub(crate) fn random_bits(
     let mut key_1 = random.key_1;
     #[unroll]
     for _ in 0..10 {
-        // One instruction of a GPU gives both halves of such a product.
+        // A GPU computes both halves of such a product with one instruction.
         let p = counter_0 as u64 * 0xD251_1F53u64;
         let q = counter_2 as u64 * 0xCD9E_8D57u64;
         counter_0 = (q >> 32u64) as u32 ^ counter_1 ^ key_0;
@@ -56,7 +56,7 @@ pub(crate) fn random_bits(
 /// `2^-24`.
 const UNIT: f32 = 1.0 / 16_777_216.0;
 
-/// The number in `[0, 1)` that [`PositionRng::uniform`] makes of random bits.
+/// Maps random bits to a number in `[0, 1)`, as [`PositionRng::uniform`] does.
 #[cube]
 pub(crate) fn unit(bits: u32) -> f32 {
     (bits >> 8u32) as f32 * UNIT
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    // The kernel's functions run on the host too; on a GPU dropout's test compares them.
+    // The kernel's functions run on the host too; on a GPU the test of dropout compares them.
     #[test]
     fn a_kernel_draws_what_the_host_draws() {
         for (seed, stream) in [(0, 0), (1, 7), (u64::MAX, u64::MAX - 3)] {

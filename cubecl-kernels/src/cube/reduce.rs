@@ -1,10 +1,10 @@
 use cubecl::prelude::*;
 
-/// Sum of `value` over the units of a row: `planes` planes of the cube, or the unit's own plane if
-/// that is one. In a fixed order.
+/// Sums `value` over the units of a row, in a fixed order. A row has `planes` planes of the cube;
+/// if that is one, it is the unit's own plane.
 ///
-/// The sums of the planes meet in `shared` behind element `at`; nobody may write these elements
-/// again before another barrier.
+/// The planes exchange their sums through `shared`, from element `at` on. These elements must not
+/// be written before another barrier.
 #[cube]
 pub(crate) fn row_sum(
     value: f32,
@@ -27,7 +27,7 @@ pub(crate) fn row_sum(
     sum
 }
 
-/// [`row_sum`] of two values with one barrier; they take `2 * planes` elements of `shared`.
+/// [`row_sum`] of two values with one barrier; takes `2 * planes` elements of `shared`.
 #[cube]
 pub(crate) fn row_sums(
     first: f32,

@@ -2,22 +2,24 @@ use cubecl::prelude::*;
 
 use super::PLANE;
 
-/// The units that work on a row together, known when a kernel is compiled.
+/// The units that work on a row together; a compile-time constant of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowGroup {
     /// Planes that share a row.
     pub(crate) planes: u32,
-    /// Rows of a cube at a time: one, or as many as it has planes.
+    /// Rows that a cube works on at a time: one, or one per plane.
     pub(crate) rows: u32,
-    /// Vectors that each unit holds in registers, or 0 where a row is too long for that.
+    /// Vectors that each unit holds in registers, or 0 if a row is too long for that.
     pub(crate) vecs_per_thread: u32,
 }
 
-/// Planes of a cube whose planes have a row each.
+/// Planes of a cube in which each plane has its own row.
 const SINGLES: u32 = 8;
 
 impl RowGroup {
-    /// For rows of `vectors`, of which a unit holds `few` while there are units, and `most` at most.
+    /// Chooses the units for rows of `vectors` vectors: adds units, up to `max_units`, until each
+    /// has at most `few` vectors. With more than `most` vectors each, they are not held in
+    /// registers.
     pub(crate) fn new(vectors: usize, max_units: u32, few: usize, most: usize) -> Self {
         let mut units = PLANE;
         while units < max_units && vectors > units as usize * few {
@@ -41,13 +43,13 @@ impl RowGroup {
         CubeDim::new_2d(PLANE, self.planes * self.rows)
     }
 
-    /// Cubes that have a row for each team.
+    /// The number of cubes that cover `rows` rows.
     pub(crate) fn cubes(self, rows: usize) -> u32 {
         rows.div_ceil(self.rows as usize) as u32
     }
 }
 
-/// The unit's place in its team and the team's place among all teams.
+/// The unit's index in its group, and the group's index among the groups of all cubes.
 #[cube]
 pub(crate) fn place(#[comptime] team: RowGroup) -> (u32, u32) {
     if comptime!(team.planes == 1) {

@@ -3,19 +3,20 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::AddressType;
 use megaburn_cuda::tensor;
 
-/// A tensor as rows of its last dimension, at equal distances in memory.
+/// A tensor as rows of its last dimension, at a constant stride in memory.
 pub(crate) struct RowView {
     pub(crate) tensor: CubeTensor,
-    /// How many.
+    /// The number of rows.
     pub(crate) count: usize,
-    /// Elements of a row.
+    /// The elements of a row.
     pub(crate) len: usize,
-    /// Elements from one row to the next.
+    /// The elements from the start of one row to the next.
     pub(crate) stride: usize,
 }
 
 impl RowView {
-    /// The tensor where it is (pitched, or a slice), or a copy where no one stride describes it.
+    /// Uses the tensor in place (pitched, or a slice), or copies it if no single stride describes
+    /// it.
     pub(crate) fn of(tensor: CubeTensor) -> Self {
         let row_stride = |tensor: &CubeTensor| {
             if tensor.meta.is_tiled() {
@@ -45,7 +46,7 @@ impl RowView {
     }
 }
 
-/// Elements from one row of the last dimension to the next, if all are as far apart.
+/// The elements from one row of the last dimension to the next, if that stride is constant.
 fn row_stride(shape: &[usize], strides: &[usize]) -> Option<usize> {
     let last = shape.len() - 1;
     if shape[last] != 1 && strides[last] != 1 {
@@ -67,7 +68,8 @@ fn row_stride(shape: &[usize], strides: &[usize]) -> Option<usize> {
     Some(found.unwrap_or(shape[last]))
 }
 
-/// Elements of a vector of at most 16 bytes that divides rows and strides of all of `lens`.
+/// The vector width in elements: at most 16 bytes, and a divisor of all row lengths and strides in
+/// `lens`.
 pub(crate) fn lanes(dtype: DType, lens: &[usize]) -> usize {
     let mut lanes = 16 / dtype.size();
     while !lens.iter().all(|len| len.is_multiple_of(lanes)) {
@@ -76,7 +78,7 @@ pub(crate) fn lanes(dtype: DType, lens: &[usize]) -> usize {
     lanes
 }
 
-/// The width of indices that reaches every element of the tensors.
+/// The index width that reaches every element of the tensors.
 pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     let types = tensors.iter().map(|tensor| tensor.required_address_type());
     types.max().unwrap_or_default()

@@ -1,28 +1,28 @@
-//! What kernels share that ask Hopper's tensor cores for products, by `wgmma`.
+//! Helpers of the kernels that use Hopper's tensor cores through `wgmma`.
 //!
-//! Tiles in shared memory are panels one behind the other; a panel's rows have 128 bytes, whose chunks of 16
-//! are swapped by the row's number: NVIDIA's "128-byte swizzle".
+//! Tiles in shared memory are consecutive panels. A row of a panel has 128 bytes, and its 16-byte
+//! chunks are permuted by the row's number: NVIDIA's "128-byte swizzle".
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Two numbers side by side, as the lanes of tensor core operands hold them.
+/// Two adjacent numbers, as tensor-core operands hold them in a lane.
 pub(crate) type Pair<F> = Vector<F, Const<2>>;
 
 /// Columns of a panel.
 pub(crate) const PANEL: usize = 64;
 
-/// Whether the GPU that a tensor is on has them.
+/// Whether the tensor is on a GPU with Hopper's tensor cores.
 pub(crate) fn is_hopper(x: &CubeTensor) -> bool {
     x.client.properties().identity.fingerprint == "ptx_sm90"
 }
 
-/// 16 bytes, a descriptor's unit: of a panel of `rows`, and of eight rows of one.
+/// The size of a panel of `rows` rows in units of 16 bytes, the unit of descriptors.
 pub(crate) const fn panel(rows: usize) -> usize {
     rows * PANEL * 2 / 16
 }
 
-/// As many registers as the call at hand says.
+/// Binds the vector size `N` to `count` registers in the scope of the kernel.
 #[cube]
 #[allow(
     clippy::extra_unused_type_parameters,
@@ -32,7 +32,7 @@ pub(crate) fn size_is<N: Size>(#[comptime] count: usize) {
     intrinsic!(|scope| scope.register_size::<N>(count))
 }
 
-/// Of an element in shared memory.
+/// The shared-memory address of element `at`.
 #[cube]
 pub(crate) fn address<F: Float>(tiles: &Shared<[F]>, at: usize) -> u32 {
     let address: u32;
@@ -44,15 +44,16 @@ pub(crate) fn address<F: Float>(tiles: &Shared<[F]>, at: usize) -> u32 {
     address
 }
 
-/// A descriptor of the tile that begins at an address, in panels of `rows`.
+/// The `wgmma` descriptor of the tile at `address`, in panels of `rows` rows.
 #[cube]
 pub(crate) fn descriptor(address: u32, #[comptime] rows: usize) -> u64 {
-    // Of the address, to the next panel and to the next eight rows; and the swizzle of 128 bytes.
+    // The fields: stride to the next panel, stride to the next eight rows, and the 128-byte
+    // swizzle.
     let shape = comptime!((panel(rows) as u64) << 16 | (panel(8) as u64) << 32 | 1u64 << 62);
     ((address >> 4) & 0x3fff) as u64 | shape.runtime()
 }
 
-/// Writes numbers as `count` pairs.
+/// Splits `numbers` into `count` pairs.
 #[cube]
 pub(crate) fn split<N: Size>(
     numbers: Vector<f32, N>,

@@ -1,8 +1,8 @@
 use burn::tensor::Tensor;
 
-/// A stretch of the memory of `buffer` as a matrix, for a sum to stand in
-/// ([`MainGrad::with_out_buffer`](crate::MainGrad::with_room)): what is written there is seen in `buffer`. None
-/// where there is no such memory: on CPUs, and where GPUs would not cut it (at 512 bytes).
+/// A slice of `buffer` as a matrix that shares its memory, so that a sum is written into the buffer
+/// directly ([`MainGrad::with_out_buffer`](crate::MainGrad::with_out_buffer)). `None` where that is
+/// impossible: on CPUs, and where `start` is not aligned as GPUs need it (512 bytes).
 ///
 /// # Shapes
 /// `buffer: [n]`; the matrix: `shape`, from element `start` on
@@ -23,7 +23,7 @@ pub fn bucket_slice(buffer: &Tensor<1>, start: usize, shape: [usize; 2]) -> Opti
     }
 }
 
-/// Whether a sum stands where [`bucket_slice`] would put it.
+/// Whether `sum` is in the memory that [`bucket_slice`] would give it.
 pub fn is_view_of(sum: &Tensor<2>, buffer: &Tensor<1>, start: usize) -> bool {
     #[cfg(feature = "cuda")]
     {

@@ -1,4 +1,4 @@
-//! The gradients of the matrices of [`grouped_linear`](super::grouped_linear).
+//! The weight gradients of [`grouped_linear`](super::grouped_linear).
 
 use std::ops::Range;
 
@@ -13,10 +13,11 @@ use crate::backends::on_every_backend;
 use crate::flush;
 use crate::gemm_ops::{GemmOps, deterministic, swapped};
 
-/// A matrix that is trained, and the rows that it is for.
+/// A trained matrix and the range of its rows.
 type Trained = (GroupWeight, Range<usize>);
 
-/// `xᵀ dy` of the stretches of those that are trained, where nobody else sums it.
+/// `xᵀ dy` of each trained matrix over its range of rows; `None` where the gradient goes to a
+/// [`MainGrad`].
 pub(super) fn gradients(
     x: Tensor<2>,
     dy: Tensor<2>,
@@ -57,7 +58,8 @@ fn of_weight(
     let dtype = group.weight.dtype();
     match group.main_grad.filter(MainGrad::is_attached) {
         Some(main_grad) => {
-            // Beside what is sent there may be nothing else.
+            // Only this product runs concurrently with the communication, so it must be submitted
+            // now.
             let rows = beside.is_some().then(|| x.clone());
             let work = move || {
                 deterministic(|| drop(product(x, dy, Some(main_grad))));
@@ -76,7 +78,7 @@ fn product(x: Tensor<2>, dy: Tensor<2>, sum: Option<MainGrad>) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as GroupOps>::of_weight(x, dy, sum))
 }
 
-/// Sums those of all.
+/// Adds the gradients of all matrices to their [`MainGrad`]s.
 fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
     #[cfg(feature = "cuda")]
     if cube::sum_all(x, dy, all) {
@@ -94,7 +96,7 @@ fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
 pub(crate) trait GroupOps: Backend {
-    /// `xᵀ dy`, or `dy` itself where `sum` takes that.
+    /// `xᵀ dy`; with `sum` the product is added there, and `dy` is returned.
     fn of_weight(
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
@@ -128,7 +130,8 @@ mod cube {
     use crate::grouped_gemm::Gradients;
     use crate::linear::main_grad::AccumTarget;
 
-    /// Sums them by one launch; false, with nothing done, where there is none for them.
+    /// Adds all gradients in one launch. Returns false, with nothing done, if no kernel supports
+    /// them.
     pub(super) fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) -> bool {
         let row_ranges: Vec<Range<usize>> = all.iter().map(|(_, rows)| rows.clone()).collect();
         let [inputs, outputs] = all[0].0.weight.dims();

@@ -1,4 +1,4 @@
-//! Linear maps of stretches of rows, each with a matrix of its own: experts.
+//! Linear maps of ranges of rows, each with its own matrix: experts.
 
 use std::ops::Range;
 
@@ -17,33 +17,34 @@ use crate::gemm_ops::deterministic;
 pub struct GroupWeight {
     /// `[in, out]`
     pub weight: Tensor<2>,
-    /// Sums the weight's gradient, once attached; none: an ordinary gradient.
+    /// Accumulates the weight's gradient once attached; `None` gives an ordinary gradient.
     pub main_grad: Option<MainGrad>,
 }
 
-/// How [`grouped_linear`] goes backward.
+/// Options of the backward pass of [`grouped_linear`].
 #[derive(Clone, Debug, Default)]
 pub struct GroupedOptions {
-    /// As [`LinearOptions::again`](crate::LinearOptions::again), of all of `x`.
+    /// Recomputes all of `x`, as [`LinearOptions::again`](crate::LinearOptions::again).
     pub again: Option<RecomputeFn>,
-    /// Where the products are put that give the matrices their gradients, if those go to a [`MainGrad`]; none: they
-    /// are computed at once.
+    /// Where weight-gradient products that go to a [`MainGrad`] are queued; `None` computes them
+    /// immediately.
     pub beside: Option<OverlappedWgrads>,
 }
 
-/// Each stretch of rows times its own matrix: the first `rows[0]` rows of `x` times the first, and so on.
-/// A stretch may have no rows: its matrix is read and gets its gradient, zero, like any other, so that ranks
-/// that share it do the same whatever their rows.
+/// Multiplies each range of rows by its own matrix: the first `rows[0]` rows of `x` by the first
+/// matrix, and so on. A range may be empty: its matrix is read and gets a gradient of zeros all the
+/// same, so that ranks that share it do the same whatever their rows.
 ///
-/// Values and gradients are those of [`linear`](crate::linear) of each stretch; in the graph it is one
-/// operation.
+/// Values and gradients equal those of [`linear`](crate::linear) for each range; in the graph it is
+/// one operation.
 ///
 /// # Shapes
 /// - `x`: `[sum of rows, in]`
 /// - result: `[sum of rows, out]`
 ///
 /// # Panics
-/// As [`linear`](crate::linear); if there is not one matrix a stretch, all of one shape, or the stretches are not `x`.
+/// As [`linear`](crate::linear); if there is not one matrix per range, the matrices differ in
+/// shape, or the ranges do not add up to the rows of `x`.
 ///
 /// Source: Megatron-LM `megatron/core/transformer/moe/experts.py`, grouped GEMM.
 pub fn grouped_linear(
@@ -86,11 +87,11 @@ pub fn grouped_linear(
     }
     let source = x.clone().inner();
     let groups = plain(&weights);
-    // Rows are others each time: what is fastest for so many is not worth finding out.
+    // The numbers of rows change with every call, so autotuning each of them is not worth it.
     let y = deterministic(|| products(&source, &row_ranges, &groups, LinearPass::Forward));
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
-    // A matrix whose gradient is summed needs no node of its own, but for one by which backward comes here
-    // where `x` needs no gradient.
+    // A matrix with a main gradient needs no node of its own, except for one: through it backward
+    // gets here if `x` needs no gradient.
     let first = are_trained.iter().position(|is_trained| *is_trained);
     let is_summed = |w: &GroupWeight| w.main_grad.as_ref().is_some_and(MainGrad::is_attached);
     let have_nodes: Vec<bool> = weights
@@ -153,7 +154,7 @@ mod tests {
     use crate::linear::{LinearOptions, linear};
     use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
 
-    /// Each stretch by itself.
+    /// Applies `linear` to each range by itself.
     fn separately(x: Tensor<2>, rows: &[usize], weights: &[Tensor<2>]) -> Tensor<2> {
         let row_ranges = row_ranges(rows).into_iter().zip(weights);
         let some = row_ranges.filter(|(stretch, _)| !stretch.is_empty());
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(found.map(|sum| values(sum.take().unwrap())), expected);
     }
 
-    /// A frozen matrix first, so that another one keeps the graph.
+    /// The first matrix is frozen, so that another one carries the graph.
     #[test]
     fn sums_get_gradients_of_rows_that_need_none() {
         let x = constant([3, 4]);

@@ -1,4 +1,4 @@
-//! Whether products of stretches of rows are computed together.
+//! Chooses between one grouped GEMM and separate GEMMs.
 
 use std::fmt;
 #[cfg(feature = "cuda")]
@@ -10,21 +10,23 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// `benches/results`.)
 const MOST_ELEMENTS: usize = 4 << 20;
 
-/// Multiplications of a stretch, on average, from which on each fills the GPU by itself, and takes longer than the
-/// host needs to ask for it. (Measured with 0.8 billion, which are faster together, and with 3.2, which are not.)
+/// The mean multiplications per range from which on each product fills the GPU by itself and takes
+/// longer than the host needs to launch it. (Measured with 0.8 billion, which are faster together,
+/// and with 3.2, which are not.)
 #[cfg(feature = "cuda")]
 const MOST_TERMS: usize = 2 << 30;
 
 /// How [`grouped_linear`](crate::grouped_linear) multiplies on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupedGemmChoice {
-    /// By what was measured: [`Together`](Self::Together) where matrices are many and small and have few rows,
-    /// [`Each`](Self::Each) otherwise.
+    /// Chosen by what was measured: [`Together`](Self::Together) for many small matrices with few
+    /// rows, [`Each`](Self::Each) otherwise.
     #[default]
     Auto,
-    /// All in one launch of a CubeCL kernel: bf16 and f16 on Hopper, features a multiple of 8. What it cannot is
-    /// `Each`'s. Matrices that somebody else keeps ([`MainGrad::with_source`](crate::MainGrad::with_source)) are
-    /// held together until it is launched.
+    /// All in one launch of a CubeCL kernel, for bf16 and f16 on Hopper with features a multiple of
+    /// 8; falls back to `Each` otherwise. Matrices from a source
+    /// ([`MainGrad::with_source`](crate::MainGrad::with_source)) are all held in memory until the
+    /// launch.
     Together,
     /// One by one through cuBLASLt.
     Each,
@@ -42,7 +44,7 @@ impl fmt::Display for GroupedGemmChoice {
 
 static CHOICE: AtomicU8 = AtomicU8::new(GroupedGemmChoice::Auto as u8);
 
-/// Chooses for all of this process; on all ranks the same.
+/// Sets the choice for this process; all ranks must choose the same.
 pub fn set_grouped_gemm(products: GroupedGemmChoice) {
     CHOICE.store(products as u8, Ordering::Relaxed);
 }
@@ -56,7 +58,7 @@ impl GroupedGemmChoice {
         }
     }
 
-    /// Whether `count` matrices of these dimensions go together, if their rows do.
+    /// Whether `count` matrices of these dimensions go together, if their rows allow it.
     pub(super) fn take([inputs, outputs]: [usize; 2], count: usize) -> bool {
         match Self::chosen() {
             Self::Auto => count > 1 && inputs * outputs <= MOST_ELEMENTS,
@@ -64,7 +66,7 @@ impl GroupedGemmChoice {
         }
     }
 
-    /// Whether these rows do.
+    /// Whether these numbers of rows allow it.
     #[cfg(feature = "cuda")]
     pub(super) fn take_rows([inputs, outputs]: [usize; 2], row_ranges: &[Range<usize>]) -> bool {
         let rows: usize = row_ranges.iter().map(Range::len).sum();

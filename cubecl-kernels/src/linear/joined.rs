@@ -1,8 +1,9 @@
-//! What each matrix makes of its stretch of rows, joined.
+//! The products of each matrix with its range of rows, joined.
 //!
-//! On CUDA many small matrices are multiplied by one kernel, and of others each product is written where it
-//! belongs in the result, if that begins where memory is cut. Elsewhere the products are copied into one.
-//! Every matrix is read once, whichever it is: ranks may send it.
+//! On CUDA, many small matrices are multiplied by one kernel. For others each product is written
+//! directly to its place in the result, if memory can be sliced there (alignment). Elsewhere the
+//! products are concatenated. Every matrix is read exactly once, by any of these paths, because
+//! reading may be a collective.
 
 use std::ops::Range;
 
@@ -10,17 +11,17 @@ use burn::tensor::Tensor;
 
 use super::{GroupWeight, LinearOptions, LinearPass, linear};
 
-/// A stretch of the rows.
+/// The rows of one range.
 pub(super) fn part(x: &Tensor<2>, slice_of: &Range<usize>) -> Tensor<2> {
     match slice_of.is_empty() {
-        // Nothing is cut from nowhere.
+        // Backends may reject an empty slice.
         true => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
         false => x.clone().narrow(0, slice_of.start, slice_of.len()),
     }
 }
 
-/// Each stretch times its matrix or, backward, times that with rows and columns swapped. All matrices are
-/// read, those of no rows too.
+/// Multiplies each range by its matrix or, in backward, by its transpose. All matrices are read,
+/// also those of empty ranges.
 pub(super) fn products(
     x: &Tensor<2>,
     row_ranges: &[Range<usize>],
@@ -30,7 +31,8 @@ pub(super) fn products(
     #[cfg(feature = "cuda")]
     if let Some(joined) = cube::products(x, row_ranges, weights, pass) {
         if pass == LinearPass::Forward {
-            // The host has waited for the numbers of rows, and the GPU for the host.
+            // The host has just waited for the row counts and the GPU for the host, so submit at
+            // once.
             crate::flush(x);
         }
         return joined;
@@ -131,13 +133,14 @@ mod cube {
             let Some(room) = room else { continue };
             let x = on_gpu(&part(x, slice_of)).expect("it is where all of it is");
             let done = gemm::product_into(x, weight, &room, false);
-            // What fails on the device shows at the next read.
+            // A failure on the device surfaces at the next read.
             done.unwrap_or_else(|error| panic!("{error}"));
         }
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
     }
 
-    /// Products with matrices that were read, joined. There are rows.
+    /// Multiplies by matrices that were already read, and concatenates the products. At least one
+    /// range is not empty.
     fn separately(
         x: &Tensor<2>,
         row_ranges: &[Range<usize>],
@@ -156,7 +159,7 @@ mod cube {
         Tensor::cat(parts.collect(), 0)
     }
 
-    /// The matrix as [`linear`] reads it.
+    /// Reads the matrix as [`linear`] does.
     fn read(group: &GroupWeight) -> Tensor<2> {
         let kept = group.main_grad.as_ref().and_then(|main_grad| {
             main_grad.check("grouped_linear", group.weight.dims());

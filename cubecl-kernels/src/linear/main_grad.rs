@@ -8,13 +8,14 @@ use std::{
 
 use burn::tensor::Tensor;
 
-/// Where the gradient of a weight is summed in f32 by the product that computes it, micro-batch
-/// after micro-batch, instead of through Burn's `Gradients` (Megatron's `main_grad`, with
+/// The main gradient of a weight: an f32 sum to which each micro-batch's weight-gradient GEMM adds
+/// directly, instead of going through Burn's `Gradients` (Megatron's `main_grad`, with
 /// `gradient_accumulation_fusion`).
 ///
-/// A layer holds one for its weight and gives it to [`linear`](crate::linear). Until an optimizer
-/// [attaches](Self::attach) itself it does nothing, and the weight gets an ordinary gradient. Whoever keeps
-/// the weight itself is [asked for it](Self::with_source) here too. Clones share all of it.
+/// A layer holds one for its weight and passes it to [`linear`](crate::linear). Until an optimizer
+/// [attaches](Self::attach) itself, it does nothing and the weight gets an ordinary gradient. The
+/// weight itself may also be provided through it, by a [source](Self::with_source). Clones share
+/// all state.
 #[derive(Clone, Default)]
 pub struct MainGrad(Arc<Mutex<MainGradState>>);
 
@@ -28,19 +29,20 @@ struct MainGradState {
     source: Option<Source>,
 }
 
-/// Where a gradient is summed: a sum that is there, or room for one, if somebody has it.
+/// Where a gradient is accumulated: an existing sum, or a buffer for a new one if there is any.
 #[cfg(feature = "cuda")]
 pub(crate) struct AccumTarget {
     pub(crate) sum: Option<Tensor<2>>,
     pub(crate) room: Option<Tensor<2>>,
 }
 
-/// What a weight is read for.
+/// Which pass a weight is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinearPass {
-    /// A layer's result.
+    /// The layer's result.
     Forward,
-    /// The gradient of its input, or its result [again](Pass::backward) for that.
+    /// The gradient of the layer's input, or its result [recomputed](LinearPass::backward) for
+    /// backward.
     Backward,
 }
 
@@ -49,14 +51,15 @@ thread_local! {
 }
 
 impl LinearPass {
-    /// Whether something is [computed for a backward](Self::backward) on this thread.
+    /// Whether this thread is inside [`LinearPass::backward`].
     pub fn is_backward() -> bool {
         IS_BACKWARD.get()
     }
 
-    /// Computes something for a backward: weights that are read within, on this thread, are read in that.
+    /// Runs `compute` as part of a backward pass: weights that this thread reads within it are read
+    /// with [`LinearPass::Backward`].
     pub fn backward<T>(compute: impl FnOnce() -> T) -> T {
-        /// Also where it panics, and somebody goes on.
+        /// Restores the previous value, also if `compute` panics and the panic is caught.
         struct Before(bool);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -73,36 +76,38 @@ type Hook = Arc<dyn Fn() + Send + Sync>;
 type OutBuffer = Arc<dyn Fn() -> Option<Tensor<2>> + Send + Sync>;
 
 impl MainGrad {
-    /// From now on gradients are summed here, for somebody who takes them.
+    /// From now on gradients are accumulated here, for a caller that takes them.
     pub fn attach(&self) {
         self.lock().attached = true;
     }
 
-    /// Has `room` asked for memory for a new sum, [cut out of a larger buffer](crate::bucket_slice), by the thread
-    /// that goes backward. The sum may stand there then, or elsewhere: see [`crate::is_view_of`].
+    /// Sets the callback that provides memory for a new sum,
+    /// [sliced from a larger buffer](crate::bucket_slice). It is called by the thread that runs
+    /// backward. The sum may use that memory or be elsewhere: see [`crate::is_view_of`].
     pub fn with_out_buffer(&self, room: impl Fn() -> Option<Tensor<2>> + Send + Sync + 'static) {
         self.lock().room = Some(Arc::new(room));
     }
 
-    /// Has `listener` called whenever a gradient was added, by the thread that goes backward.
+    /// Sets a listener that is called after each gradient is added, by the thread that runs
+    /// backward.
     pub fn on_gradient(&self, listener: impl Fn() + Send + Sync + 'static) {
         self.lock().on_gradient = Some(Arc::new(listener));
     }
 
-    /// Has `listener` called before the weight is read forward, by the thread that goes forward: for
-    /// weights that may still be on their way.
+    /// Sets a listener that is called before forward reads the weight, by the thread that runs
+    /// forward: for weights whose all-gather may still be in flight.
     pub fn on_use(&self, listener: impl Fn() + Send + Sync + 'static) {
         self.lock().on_use = Some(Arc::new(listener));
     }
 
-    /// Has `source` asked for the weight whenever it is read, by the thread that reads it. What the layer
-    /// holds in its place need only have its shape, type and node in the graph, and is kept for backward
-    /// in place of it.
+    /// Sets the source of the weight, which is called by the reading thread whenever the weight is
+    /// read. The tensor that the layer holds instead only needs the weight's shape, dtype and node
+    /// in the graph, and is what is saved for backward.
     pub fn with_source(&self, source: impl Fn(LinearPass) -> Tensor<2> + Send + Sync + 'static) {
         self.lock().source = Some(Arc::new(source));
     }
 
-    /// The weight, where somebody else keeps it.
+    /// The weight from its source, if it has one.
     pub(crate) fn weight(&self, pass: LinearPass) -> Option<Tensor<2>> {
         let source = self.lock().source.clone();
         let pass = if IS_BACKWARD.get() {
@@ -113,7 +118,7 @@ impl MainGrad {
         source.map(|source| source(pass))
     }
 
-    /// Says that the weight is read.
+    /// Calls the listener for reads of the weight.
     pub(crate) fn notify_use(&self) {
         let listener = self.lock().on_use.clone();
         if let Some(listener) = listener {
@@ -126,7 +131,7 @@ impl MainGrad {
         self.lock().attached
     }
 
-    /// The sum since it was last taken; `None` if there was no gradient.
+    /// Takes the sum since it was last taken; `None` if there was no gradient.
     ///
     /// # Shapes
     /// As the weight, in f32.
@@ -134,7 +139,7 @@ impl MainGrad {
         self.lock().sum.take()
     }
 
-    /// Panics if what is summed here is of a weight of other `dims`.
+    /// Panics if the sum is of a weight whose shape is not `dims`.
     pub(crate) fn check(&self, op: &str, dims: [usize; 2]) {
         let Some(of) = self.lock().sum.as_ref().map(Tensor::dims) else {
             return;
@@ -145,8 +150,8 @@ impl MainGrad {
         );
     }
 
-    /// Replaces the sum by what `add` makes of it, and of room for it if it asks for some: there is none
-    /// where there is a sum.
+    /// Replaces the sum by `add(sum, buffer)`. `buffer()` provides memory for a new sum, and `None`
+    /// if there is a sum already.
     pub(crate) fn update(
         &self,
         add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
@@ -155,12 +160,13 @@ impl MainGrad {
         self.notify();
     }
 
-    /// The same of a part of a gradient, behind whose last part its listener is to be [told](Self::tell).
+    /// Like [`update`](Self::update), for a part of a gradient. After the last part the caller must
+    /// [notify](Self::notify) the listener.
     pub(crate) fn update_by_part(
         &self,
         add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
     ) {
-        // Nothing is locked while others are called, who may lock what is theirs.
+        // Callbacks may take locks of their own, so no lock is held while they run.
         let (sum, room) = {
             let mut state = self.lock();
             (state.sum.take(), state.room.clone())
@@ -172,7 +178,7 @@ impl MainGrad {
         self.lock().sum = Some(sum);
     }
 
-    /// Says that a gradient was added.
+    /// Calls the listener for added gradients.
     pub(crate) fn notify(&self) {
         let listener = self.lock().on_gradient.clone();
         if let Some(listener) = listener {
@@ -180,7 +186,7 @@ impl MainGrad {
         }
     }
 
-    /// Whether no two of them are the same one.
+    /// Whether all of them are distinct.
     #[cfg(feature = "cuda")]
     pub(crate) fn are_distinct(all: &[&Self]) -> bool {
         let places: HashSet<_> = all
@@ -190,7 +196,8 @@ impl MainGrad {
         places.len() == all.len()
     }
 
-    /// [`update`](Self::update) of several together, each another one: `add` gets the sum of each or room for it.
+    /// [`update`](Self::update) of several distinct main gradients at once: `add` gets the sum of
+    /// each, or a buffer for it.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_all(all: &[&Self], add: impl FnOnce(Vec<AccumTarget>) -> Vec<Tensor<2>>) {
         let before = all.iter().map(|main_grad| {
@@ -244,7 +251,8 @@ mod tests {
         linear_cross_entropy,
     };
 
-    /// The three that read a weight, in a graph: result, and what its gradients are.
+    /// Runs one of the three operations that read a weight, with a graph. Returns the result and
+    /// the gradients of `x` and the weight.
     fn of(what: &str, weight: Tensor<2>, main: &MainGrad, x: Tensor<3>) -> Vec<Vec<f64>> {
         let ids = TensorData::new((0..12).map(|i| i % 9).collect::<Vec<i64>>(), [4, 3]);
         let ids = Tensor::<2, Int>::from_data(ids, &device());

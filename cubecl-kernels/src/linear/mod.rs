@@ -1,4 +1,5 @@
-//! The linear map of a layer, with the weight's gradient summed in f32 where it is computed.
+//! The linear map of a layer, whose weight gradient can be accumulated in f32 by the product
+//! itself.
 
 mod bucket_slice;
 mod deferred;
@@ -26,25 +27,26 @@ pub use overlapped_wgrads::OverlappedWgrads;
 pub use recompute_fn::RecomputeFn;
 pub(crate) use recompute_fn::SavedInput;
 
-/// How [`linear`] reads its weight, where the weight's gradient goes, and what that is made of.
+/// How [`linear`] reads its weight, where its gradients go, and whether the input is recomputed.
 #[derive(Clone, Debug, Default)]
 pub struct LinearOptions {
     /// Whether the weight is `[out, in]` (Megatron, an embedding) instead of `[in, out]` (Burn).
     pub out_in: bool,
-    /// Sums the weight's gradient, once attached; none: an ordinary gradient.
+    /// Accumulates the weight's gradient once attached; `None` gives an ordinary gradient.
     pub main_grad: Option<MainGrad>,
-    /// The same of the bias's gradient, as `[1, out]`.
+    /// Accumulates the bias's gradient once attached, as `[1, out]`; `None` gives an ordinary
+    /// gradient.
     pub bias_grad: Option<MainGrad>,
-    /// Computes the input again for the weight's gradient, which then is all that asks for it; none: it
-    /// is kept.
+    /// Recomputes the input for the weight's gradient, its only use in backward; `None` saves the
+    /// input.
     pub again: Option<RecomputeFn>,
 }
 
-/// `x weight + bias`, in the dtype of `x`, summed in f32 (f64 for f64) whatever that is.
+/// `x weight + bias`, in the dtype of `x`, accumulated in f32 (f64 for f64) whatever that dtype is.
 ///
-/// On CUDA forward and both gradients go through cuBLASLt, which reads `x`, `weight` and `dy` where
-/// they are, transposed or not; the gradient that goes to a [`MainGrad`] is added to it in f32
-/// by the product itself. Elsewhere the values are those of `burn::tensor::module::linear`.
+/// On CUDA, forward and both gradients go through cuBLASLt, which reads `x`, `weight` and `dy` in
+/// place, transposed or not. A gradient that goes to a [`MainGrad`] is added to it in f32 by the
+/// product itself. Elsewhere the values are those of `burn::tensor::module::linear`.
 ///
 /// # Shapes
 /// - `x`: `[.., in]`
@@ -52,8 +54,8 @@ pub struct LinearOptions {
 /// - result: `[.., out]`
 ///
 /// # Panics
-/// If the shapes do not fit, there is no input feature, the dtypes differ, or the main gradient is of
-/// a weight of another shape.
+/// If the shapes do not fit, there is no input feature, the dtypes differ, or the main gradient
+/// belongs to a weight of another shape.
 pub fn linear<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,

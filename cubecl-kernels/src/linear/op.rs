@@ -1,7 +1,7 @@
 //! The linear map on a backend's primitives, with its backward.
 //!
-//! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = column_sum(dy)`; a weight's or bias's gradient goes to its
-//! [`MainGrad`] where that is attached, at once or [later](super::WeightGradients::defer).
+//! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = column_sum(dy)`. The gradient of a weight or bias goes to
+//! its [`MainGrad`] if that is attached, immediately or [deferred](super::WgradQueue::defer).
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -28,7 +28,7 @@ pub(crate) trait LinearOps: Backend {
         options: LinearOptions,
     ) -> FloatTensor<Self>;
 
-    /// The same plus `bias: [n]`.
+    /// [`linear_map`](Self::linear_map) plus `bias: [n]`.
     fn affine_map(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
@@ -89,7 +89,7 @@ impl<T: TensorMetadata> SavedLinear<T> {
     }
 }
 
-/// Registers the gradients of `x` and `w`; gives `dy` as `[rows, n]`.
+/// Registers the gradients of `x` and `w`; returns `dy` as `[rows, n]`.
 fn register<B: GemmOps + IntoPrimitive>(
     dy: FloatTensor<B>,
     saved: SavedLinear<FloatTensor<B>>,

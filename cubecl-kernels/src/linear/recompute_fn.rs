@@ -7,17 +7,17 @@ use burn::tensor::{DType, Shape, Tensor};
 use crate::backend_ops::rows;
 use crate::into_primitive::IntoPrimitive;
 
-/// How the input of a product is computed once more, for one that does not keep it until backward
-/// (Megatron's `CheckpointWithoutOutput`): from tensors that others keep anyway.
+/// Recomputes the input of a product in backward instead of saving it, from tensors that are saved
+/// anyway (Megatron's `CheckpointWithoutOutput`).
 ///
-/// It must give the very numbers of the input. The tensors that it holds must be without autodiff: Burn
-/// holds a lock on their graph while it goes backward.
+/// It must reproduce the input bit for bit. The tensors that it captures must be without autodiff:
+/// Burn holds a lock on their graph during backward.
 #[derive(Clone)]
 pub struct RecomputeFn(Arc<dyn Fn() -> Tensor<2> + Send + Sync>);
 
 impl RecomputeFn {
-    /// By `compute`, which is called once for each backward that needs the input, by the thread that
-    /// goes backward.
+    /// Wraps `compute`, which is called once for each backward that needs the input, by the thread
+    /// that runs backward.
     ///
     /// # Shapes
     /// `compute`: `[.., in]`, as many rows as the input has
@@ -29,15 +29,15 @@ impl RecomputeFn {
         }))
     }
 
-    /// What `f` makes of it.
+    /// Applies `f` to the recomputed tensor.
     ///
     /// # Shapes
-    /// `f`: `[rows, in]` to whatever the input is then
+    /// `f`: `[rows, in]` to the shape of the new input
     pub fn map(self, f: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static) -> Self {
         Self(Arc::new(move || f(self.compute())))
     }
 
-    /// The input, `[rows, in]`.
+    /// Computes the input, `[rows, in]`.
     pub fn compute(&self) -> Tensor<2> {
         (self.0)()
     }
@@ -49,10 +49,10 @@ impl fmt::Debug for RecomputeFn {
     }
 }
 
-/// The input of a product, from forward to backward.
+/// The input of a product, saved for backward or recomputed there.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedInput<T> {
-    /// Nothing where it is computed again.
+    /// `None` if the input is recomputed.
     x: Option<T>,
     again: Option<RecomputeFn>,
     pub(crate) shape: Shape,
@@ -60,7 +60,7 @@ pub(crate) struct SavedInput<T> {
 }
 
 impl<T: TensorMetadata> SavedInput<T> {
-    /// Of `x`, itself only where nobody computes it again.
+    /// Saves `x`, or only its shape and dtype if `again` recomputes it.
     pub(crate) fn new(x: T, again: Option<RecomputeFn>) -> Self {
         let shape = x.shape();
         let dtype = x.dtype();
@@ -107,8 +107,8 @@ mod tests {
     use crate::testing::{assert_refused, constant, device, leaf, normal};
     use crate::{CrossEntropyOptions, LinearOptions, MainGrad, linear, linear_cross_entropy};
 
-    /// What a layer gives of `tanh(x)`, which it may not keep: result and gradients of `x`, the weight
-    /// and the bias; and how often the input was computed again.
+    /// Runs an operation on `tanh(x)`, which is recomputed if `forgotten`. Returns the result, the
+    /// gradients of `x`, the weight and the bias, and how often the input was recomputed.
     fn trained(
         what: &str,
         [x, w]: [Tensor<2>; 2],
@@ -198,7 +198,7 @@ mod tests {
         let w = constant([4, 5]);
         let y = linear(x.clone(), w.clone(), None, options.clone());
         assert!(x.grad(&y.sum().backward()).is_some());
-        // Nor without any.
+        // Nor does a forward pass without autodiff recompute anything.
         let inner = linear(x.inner(), w.inner(), None, options);
         assert_eq!(inner.dims(), [3, 5]);
     }

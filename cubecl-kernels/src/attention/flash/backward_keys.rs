@@ -1,4 +1,5 @@
-//! Gradients of keys and values: a cube has a tile of keys, and the queries that see them come by.
+//! Gradients of keys and values: a cube has a tile of keys, and loops over the tiles of queries
+//! that see them.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -10,10 +11,10 @@ use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
 use super::tile::{Pair, Rows, copy_tile, row_len, steps, write_row, zeros};
 use super::visible::{Side, Visible, hide, queries_of};
 
-/// Cubes `[tiles of keys, hkv, b]`.
+/// Computes `dk` and `dv` from the saved LSE and `delta`. Cubes are `[tiles of keys, hkv, b]`.
 ///
 /// # Shapes
-/// As [`flash_forward`](super::forward::flash_forward)'s, `dk: [s_k, b, hkv, d]`,
+/// As in [`flash_forward`](super::forward::flash_forward); `dk: [s_k, b, hkv, d]`,
 /// `dv: [s_k, b, hkv, d_v]`.
 #[cube(launch_unchecked)]
 #[allow(
@@ -95,15 +96,16 @@ pub(super) fn flash_backward_keys<F: Float>(
     );
     let count_of_tile = comptime!(tile / 4);
     let mut index = 0u32;
-    // Tile and head of those that are asked for, and of those that are there.
+    // Query tile and head of the copy in flight, and of the tile that has arrived.
     let mut asked_tile = 0u32;
     let mut asked_head = 0u32;
     let mut done_tile = 0u32;
     let mut done_head = 0u32;
-    // One round more than there are tiles: the first only asks for one.
+    // One iteration more than there are tiles: the first only starts a copy.
     while index <= count {
         meet(products);
-        // Of the tile that is asked for: they come while the one that is there is multiplied.
+        // LSE and delta of the tile that is being copied; they are loaded while the other tile is
+        // multiplied.
         let mut of_row = f32::new(f32::INFINITY);
         let mut delta_of_row = f32::new(0.0);
         if index < count {
@@ -138,7 +140,8 @@ pub(super) fn flash_backward_keys<F: Float>(
                     &mma, &tiles, at_v, at_dout, own_rows, 1usize, tile, d_v, products,
                 );
             }
-            // Probabilities are made while `dO V^T` is multiplied, its gradients while `P^T dO` is.
+            // Probabilities are computed while `dO V^T` is in flight, their gradients while
+            // `P^T dO` is.
             settle(
                 &mut p,
                 count_of_tile,
@@ -149,7 +152,7 @@ pub(super) fn flash_backward_keys<F: Float>(
             let under_cap = kept(&p, count_of_tile, capped);
             let is_dropped = comptime!(dropped != Dropped::No);
             let mut after_dropout = kept(&p, count_of_tile, is_dropped);
-            // Whether some key of the cube is not seen by some query of the tile.
+            // Whether some query of the tile does not see some key of the cube.
             let next = i + comptime!(tile as u32);
             if next as i32 > of_first.end || (i as i32) < of_last.begin {
                 hide(

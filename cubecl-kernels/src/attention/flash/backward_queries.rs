@@ -1,4 +1,5 @@
-//! Gradients of queries: a cube has a tile of queries, and the keys that they see come by.
+//! Gradients of queries: a cube has a tile of queries, and loops over the tiles of keys that they
+//! see.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -10,10 +11,10 @@ use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
 use super::tile::{Pair, Rows, copy_tile, reversed_index, row_len, steps, write_row, zeros};
 use super::visible::{Side, Visible, hide, keys_of};
 
-/// Cubes `[tiles of queries, hq, b]`.
+/// Computes `dq` from the saved LSE and `delta`. Cubes are `[tiles of queries, hq, b]`.
 ///
 /// # Shapes
-/// As [`flash_forward`](super::forward::flash_forward)'s, `dq: [s_q, b, hq, d]`.
+/// As in [`flash_forward`](super::forward::flash_forward); `dq: [s_q, b, hq, d]`.
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
@@ -58,7 +59,7 @@ pub(super) fn flash_backward_queries<F: Float>(
     let batch = CUBE_POS_Z;
     let s_q = of_q.len;
     let s_k = of_k.len;
-    // The last queries see the most keys: they go first.
+    // With a causal mask the last queries see the most keys; the longest work starts first.
     let first = reversed_index(CUBE_POS_X, CUBE_COUNT_X) * comptime!(own_rows as u32);
     let of_head = (head / group) as usize;
     let start_q = batch as usize * of_q.batch + head as usize * of_q.head;
@@ -102,7 +103,7 @@ pub(super) fn flash_backward_queries<F: Float>(
     let mut sum = zeros(1usize, comptime!(2 * steps(d)));
     let count_of_tile = comptime!(tile / 4);
     let mut index = 0u32;
-    // One round more than there are tiles: the first only asks for one.
+    // One iteration more than there are tiles: the first only starts a copy.
     while index <= count {
         meet(products);
         if index < count {
@@ -123,7 +124,7 @@ pub(super) fn flash_backward_queries<F: Float>(
             let mut ds = multiply_rows::<F>(
                 &mma, &tiles, at_dout, at_v, own_rows, 1usize, tile, d_v, products,
             );
-            // Probabilities are made while `dO V^T` is multiplied.
+            // Probabilities are computed while `dO V^T` is in flight.
             settle(&mut p, count_of_tile, 1usize, products);
             cap(&mut p, &of_scores, count_of_tile, capped);
             let under_cap = kept(&p, count_of_tile, capped);

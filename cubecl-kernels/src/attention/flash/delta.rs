@@ -1,4 +1,5 @@
-//! What every probability's gradient is measured from: `rowsum(dO * O)`.
+//! `delta = rowsum(dO * O)`, which the softmax backward subtracts from every probability's
+//! gradient.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
@@ -15,7 +16,7 @@ pub(super) fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
     let rows = s_q * b * hq;
     let chunks = d_v / 8;
     let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
-    // SAFETY: rows and chunks behind the last are not read.
+    // SAFETY: rows and chunks past the last are not read.
     unsafe {
         flash_delta::launch_unchecked(
             &out.client.clone(),
@@ -33,10 +34,11 @@ pub(super) fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
     delta
 }
 
-/// `rowsum(dO * O)`, a chunk of eight a unit.
+/// `rowsum(dO * O)`; a unit multiplies a chunk of eight elements.
 ///
 /// # Shapes
-/// `out`, `dout`: `[rows, d_v / 8]` of eight, rows being `[s_q, b, hq]`; `delta: [b, hq, s_q]`.
+/// `out`, `dout`: `[rows, d_v / 8]` vectors of eight, where rows are `[s_q, b, hq]`;
+/// `delta: [b, hq, s_q]`.
 #[cube(launch_unchecked)]
 fn flash_delta<F: Float>(
     out: &[Vector<F, Const<8>>],

@@ -1,4 +1,4 @@
-//! Which probabilities are dropped: random numbers made where they are used, see
+//! Dropout of probabilities. The random numbers are generated where they are used, see
 //! [`AttentionDropout`](crate::AttentionDropout).
 
 use cubecl::prelude::*;
@@ -7,29 +7,31 @@ use super::super::{AttentionDropout, AttentionOptions};
 use crate::cube::{RandomStream, random_bits, unit};
 use crate::dropout::kept;
 
-/// What of it is known when a kernel is compiled.
+/// How dropout factors are generated; a compile-time constant of a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) enum Dropped {
-    /// None.
+    /// No dropout.
     No,
-    /// A query's probabilities for an even key and the next have one block of random numbers.
+    /// A query's probabilities for an even key and the key after it share a block of random
+    /// numbers.
     Pairs,
-    /// Each has a block of its own.
+    /// Each probability generates its own block.
     Each,
 }
 
-/// The random numbers of a tensor of probabilities, `[b, hq, s_q, s_k]` of a global one.
+/// The random numbers of probabilities `[b, hq, s_q, s_k]`, which may be a slice of a global
+/// tensor.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Dropout {
     random: RandomStream,
-    /// The number of the first element.
+    /// The index of the first element's random number.
     first: u64,
-    /// How many numbers further the next row of the batch is.
+    /// The stride of the indices from one row of the batch to the next.
     by_row: u64,
     by_head: u64,
     by_query: u64,
     p: f32,
-    /// What is kept is multiplied with it.
+    /// The factor of probabilities that are kept.
     kept: f32,
 }
 
@@ -63,7 +65,7 @@ impl Dropout {
     }
 }
 
-/// What the probabilities of query `i` for keys `j` and `j + 1` are multiplied with; `j` is even.
+/// The dropout factors of query `i` for keys `j` and `j + 1`, where `j` is even.
 #[cube]
 pub(super) fn factors_of_keys(
     dropout: &Dropout,
@@ -89,7 +91,7 @@ pub(super) fn factors_of_keys(
     (one, other)
 }
 
-/// What the probabilities of queries `i` and `i + 1` for key `j` are multiplied with.
+/// The dropout factors of queries `i` and `i + 1` for key `j`.
 #[cube]
 pub(super) fn factors_of_queries(
     dropout: &Dropout,
@@ -109,7 +111,7 @@ pub(super) fn factors_of_queries(
     (one, other)
 }
 
-/// The number of query `i`'s first probability.
+/// The index of query `i`'s first probability.
 #[cube]
 fn number_of(dropout: &Dropout, batch: u32, head: u32, i: u32) -> u64 {
     dropout.first

@@ -1,10 +1,11 @@
 //! `softmax(q k^T * scale) v` without scores in memory.
 //!
 //! Source: Dao, FlashAttention-2 (2023), <https://arxiv.org/abs/2307.08691>. A cube has a tile of
-//! queries of one head; each plane has 16 or 32 of them, and walks over the tiles of keys with the
-//! running maximum and sum of each row. While one pair of tiles is multiplied the next comes, and while
-//! values are multiplied the softmax of the next scores is made (Shah et al., FlashAttention-3 (2024),
-//! <https://arxiv.org/abs/2407.08608>, its overlap within a warpgroup).
+//! queries of one head. Each of its planes has 16 or 32 of them, and loops over the tiles of keys
+//! with a running row max and row sum. The next pair of tiles is loaded while the current pair is
+//! multiplied, and the softmax of the next scores is computed while values are multiplied (Shah et
+//! al., FlashAttention-3 (2024), <https://arxiv.org/abs/2407.08608>, its overlap within a
+//! warpgroup).
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -16,19 +17,19 @@ use super::softmax::{RowPosition, Softmax};
 use super::tile::{Pair, Rows, copy_tile, reversed_index, row_len, steps, write_row, zeros};
 use super::visible::{Mask, Visible, keys_of};
 
-/// The shape of the work of a cube.
+/// The shape of a cube's work.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct Forward {
     pub(super) d: usize,
     pub(super) d_v: usize,
     /// Planes of a cube.
     pub(super) planes: usize,
-    /// Stretches of 16 queries that a plane has.
+    /// Row blocks of 16 queries per plane.
     pub(super) stretches: usize,
     /// Keys of a tile.
     pub(super) keys: usize,
     pub(super) mask: Mask,
-    /// Whether scores are under a cap.
+    /// Whether scores are soft-capped.
     pub(super) capped: bool,
     pub(super) dropped: Dropped,
     pub(super) products: MmaKind,
@@ -44,8 +45,8 @@ impl Forward {
         self.planes * 32
     }
 
-    /// Elements of a tile of keys and one of values. There are two of each: one comes while the other is
-    /// multiplied.
+    /// Elements of a tile of keys and a tile of values. Shared memory has two of each: one is
+    /// loaded while the other is multiplied.
     fn stage(&self) -> usize {
         self.keys * (row_len(self.d) + row_len(self.d_v))
     }
@@ -61,12 +62,12 @@ impl Forward {
     }
 }
 
-/// # Shapes
-/// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]` wherever they lie, `out:
-/// [s_q, b, hq, d_v]`, `lse: [b, hq, s_q]`, the natural logarithm of the sum of exponentials of a
-/// row's scaled scores (minus infinity for one that sees no key).
+/// Computes `out` and `lse`. Cubes are `[tiles of queries, hq, b]`, with planes of 32 units in x.
 ///
-/// Cubes `[tiles of queries, hq, b]`; planes of 32 units in x.
+/// # Shapes
+/// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]` with any strides,
+/// `out: [s_q, b, hq, d_v]`, `lse: [b, hq, s_q]`: the natural logarithm of the sum of exponentials
+/// of a row's scaled scores, or minus infinity for a row that sees no key.
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
@@ -104,7 +105,7 @@ pub(super) fn flash_forward<F: Float>(
 
     let head = CUBE_POS_Y;
     let batch = CUBE_POS_Z;
-    // The last queries see the most keys: they go first.
+    // With a causal mask the last queries see the most keys; the longest work starts first.
     let first = reversed_index(CUBE_POS_X, CUBE_COUNT_X) * comptime!(queries as u32);
     let s_q = of_q.len;
     let s_k = of_k.len;
@@ -175,7 +176,8 @@ pub(super) fn flash_forward<F: Float>(
             shape,
         );
         while next < end {
-            // The next keys and these values are there, and nobody reads the tiles before any more.
+            // The next keys and the current values have arrived, and all planes are done with the
+            // tiles before.
             meet(products);
             let after = next + comptime!(keys as u32);
             let other = 1 - slot;
@@ -186,7 +188,7 @@ pub(super) fn flash_forward<F: Float>(
             let to = at_v + other * v_len;
             copy_tile::<F>(v, &of_v, start_v, next, &mut tiles, to, keys, d_v, units);
 
-            // The next softmax is made while values are multiplied.
+            // The next softmax is computed while the values are multiplied.
             let of_keys = at_k + other * k_len;
             let mut later = multiply_rows::<F>(
                 &mma, &tiles, 0usize, of_keys, queries, stretches, keys, d, products,

@@ -1,4 +1,6 @@
 //! Attention on tensor cores without scores in memory, for bf16 and f16 on NVIDIA GPUs.
+//!
+//! In CubeCL's terms a unit is a thread, a plane is a warp, and a cube is a block.
 
 mod backward;
 mod backward_keys;
@@ -36,7 +38,7 @@ use shapes::{backward_shapes, forward_shape, products_of};
 use tile::RowsLaunch;
 use visible::{Side, Visible};
 
-/// Whether the kernels compute this; everything else is composed.
+/// Whether the kernels support these inputs and options; anything else is composed attention.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
     let [q, k, v] = inputs;
     let [s_q, b, hq, d] = dims(q);
@@ -45,15 +47,15 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
         && kernel::chosen().resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
         && [k, v].iter().all(|x| x.dtype == q.dtype)
         && Scale::fits(options, d)
-        // Positions and places of elements are 32-bit numbers, of a tensor that inputs are cut from
-        // as well.
+        // Positions and element indices are 32-bit numbers, also in a tensor that the inputs are
+        // slices of.
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
         && address_type(&[q, k, v]) == AddressType::U32
         && s_q * b * hq * d.max(d_v) <= u32::MAX as usize
         && fits(q, [b, hq], shared_bytes(d, d_v, options, products_of(q)))
 }
 
-/// Whether the GPU copies beside its work, and has room for a cube and a grid of the shape.
+/// Whether the GPU has asynchronous copies, enough shared memory, and a grid of this size.
 fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
     let properties = q.client.properties();
     let (_, heads, sequences) = properties.hardware.max_cube_count;
@@ -69,7 +71,7 @@ fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
         && grid[1] <= heads as usize
 }
 
-/// What the largest of the kernels takes of shared memory.
+/// The bytes of shared memory of the largest kernel.
 fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: MmaKind) -> usize {
     let backward = backward_shapes(d, d_v, options, products);
     let elements = backward
@@ -82,7 +84,7 @@ fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: MmaK
     backward.max(2 * forward_shape(d, d_v, options, products).shared())
 }
 
-/// `x` where it lies if its rows can be copied 16 bytes at a time, a copy otherwise.
+/// `x` itself if its rows can be copied 16 bytes at a time, otherwise a contiguous copy.
 pub(super) fn readable(x: CubeTensor) -> CubeTensor {
     let strides = x.meta.strides();
     let aligned = strides[..3].iter().all(|stride| stride.is_multiple_of(8));
@@ -94,7 +96,7 @@ pub(super) fn readable(x: CubeTensor) -> CubeTensor {
     }
 }
 
-/// The result, `[s_q, b, hq, d_v]`, and the logarithms of the sums, `[b, hq, s_q]` in f32. Inputs are
+/// The result, `[s_q, b, hq, d_v]`, and the LSE, `[b, hq, s_q]` in f32. Inputs must be
 /// [`readable`].
 pub(super) fn forward(
     [q, k, v]: [&CubeTensor; 3],
@@ -105,8 +107,8 @@ pub(super) fn forward(
     let shape = forward_shape(d, d_v, options, products_of(q));
     let out = tensor::empty(q, Shape::from([s_q, b, hq, d_v]), q.dtype);
     let lse = tensor::empty(q, Shape::from([b, hq, s_q]), DType::F32);
-    // SAFETY: rows behind the last are neither read nor written, and all else is inside the shapes
-    // that the caller has checked.
+    // SAFETY: rows past the last are neither read nor written, and all else is inside the shapes,
+    // which the caller has checked.
     unsafe {
         flash_forward::launch_unchecked(
             &q.client.clone(),
@@ -171,7 +173,7 @@ fn keys(
 ) {
     let [_, b, hq, d] = dims(q);
     let [s_k, _, hkv, _] = dims(k);
-    // SAFETY: as the forward's.
+    // SAFETY: see `forward`.
     unsafe {
         flash_backward_keys::launch_unchecked(
             &q.client.clone(),
@@ -209,7 +211,7 @@ fn queries(
 ) {
     let [s_q, b, hq, d] = dims(q);
     let [_, _, hkv, _] = dims(k);
-    // SAFETY: as the forward's.
+    // SAFETY: see `forward`.
     unsafe {
         flash_backward_queries::launch_unchecked(
             &q.client.clone(),
@@ -237,7 +239,7 @@ fn queries(
     }
 }
 
-/// The bounds of what rows see; without packed sequences nobody reads what stands in their place.
+/// The bounds of packed sequences, or `q` as an unused placeholder.
 fn bounds_of(options: &AttentionOptions, side: Side, q: &CubeTensor) -> BufferArg {
     let bounds = options
         .sequences

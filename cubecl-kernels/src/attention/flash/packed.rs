@@ -1,4 +1,4 @@
-//! The bounds of packed sequences on the GPU, brought there once for all layers.
+//! The bounds of packed sequences on the GPU, uploaded once for all layers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,21 +7,21 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::super::packed::{PackedSequences, Sequence};
 
-/// What each query, and each key, needs to know of its sequence: see
-/// [`keys_of`](super::visible::keys_of).
+/// The bounds of each query's keys, and of each key's queries: see
+/// [`keys_of`](super::visible::keys_of) and [`queries_of`](super::visible::queries_of).
 #[derive(Clone, Debug)]
 pub(in crate::attention) struct Bounds {
     pub(super) of_queries: CubeTensor,
     pub(super) of_keys: CubeTensor,
 }
 
-/// Bounds that were brought to the GPU.
+/// Bounds that were uploaded to the GPU.
 pub(in crate::attention) type OnGpu = Arc<OnceLock<Bounds>>;
 
 /// The bounds on the GPU of `like`.
 pub(super) fn bounds(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
     let brought = packed.on_gpu.get_or_init(|| bring(packed, like));
-    // A process has one GPU; one that asks for another pays each time.
+    // A process has one GPU. On any other device the bounds are uploaded on every call.
     if brought.of_queries.device == like.device {
         brought.clone()
     } else {

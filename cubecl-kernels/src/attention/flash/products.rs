@@ -1,4 +1,4 @@
-//! The products that the kernels are made of, by the instructions that the GPU has for them.
+//! The matrix products of the kernels, by the fastest instructions of the GPU.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -6,17 +6,17 @@ use cubecl::prelude::*;
 use super::tile::{self, Pair, wait_for_copies};
 use super::wgmma;
 
-/// Whose instructions multiply.
+/// Which instructions multiply.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) enum MmaKind {
-    /// A plane's, `mma.sync`, for 16 rows at a time.
+    /// `mma.sync` by one plane, for 16 rows at a time.
     OfPlane,
-    /// Those of four planes together, `wgmma`, for 64 rows of this dtype.
+    /// `wgmma` by four planes together, for 64 rows of the given dtype.
     OfFourPlanes(&'static str),
 }
 
 impl MmaKind {
-    /// These if a cube of `planes` can have them.
+    /// These instructions if a cube of `planes` planes supports them, `mma.sync` otherwise.
     pub(super) fn of_planes(self, planes: usize) -> Self {
         if planes.is_multiple_of(wgmma::PLANES) {
             self
@@ -26,7 +26,8 @@ impl MmaKind {
     }
 }
 
-/// The tiles that this unit has asked for are there, those of all units, for whoever multiplies them.
+/// Waits until the tiles that all units have started to copy are visible to whatever multiplies
+/// them.
 #[cube]
 pub(super) fn meet(#[comptime] products: MmaKind) {
     wait_for_copies();
@@ -36,8 +37,9 @@ pub(super) fn meet(#[comptime] products: MmaKind) {
     sync_cube();
 }
 
-/// Waits until all but the last `pending` products that were begun are done; `result`, of `count` pairs,
-/// is one that is done then. Until this is called nothing may read it, nor write what it reads.
+/// Waits until all products except the last `pending` that were started are done; `result`, of
+/// `count` pairs, must be among the finished ones. Before this call `result` must not be read, and
+/// its operands must not be written.
 #[cube]
 pub(super) fn settle(
     result: &mut Array<Pair<f32>>,
@@ -50,8 +52,9 @@ pub(super) fn settle(
     }
 }
 
-/// Begins the products of this plane's rows of the tile at `at_left`, `stretches` times 16, with all `columns`
-/// rows of the tile at `at_right`, both rows of `d`; the left tile has `left_rows`.
+/// Starts the products of this plane's rows of the tile at `at_left` (`stretches` row blocks of 16)
+/// with all `columns` rows of the tile at `at_right`. The rows of both have `d` elements; the left
+/// tile has `left_rows` rows.
 #[cube]
 #[allow(
     clippy::too_many_arguments,
@@ -81,8 +84,8 @@ pub(super) fn multiply_rows<F: Float>(
     }
 }
 
-/// Begins to add to `sums` the products of `weights`, `rows` of them in a row, with the columns of the tile of
-/// `rows` rows of `d` at `at_right`.
+/// Starts to add to `sums` the products of `weights`, which have `rows` columns, with the tile of
+/// `rows` rows of `d` elements at `at_right`.
 #[cube]
 #[allow(
     clippy::too_many_arguments,

@@ -1,18 +1,18 @@
-//! From products of queries and keys to scores, and how a probability comes of one.
+//! Scores from products of queries and keys, and probabilities from scores.
 
 use cubecl::prelude::*;
 
 use super::AttentionOptions;
 use super::tile::{Pair, exp2};
 
-/// What makes a score of a product.
+/// The factors that turn products into scores.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Scale {
-    /// Of products under a cap: the factor over the cap.
+    /// The scale over the soft cap; multiplies products before `tanh`.
     pub(super) share: f32,
-    /// What makes a score to the base 2: the factor, or the cap, times `log2(e)`.
+    /// The scale, or the soft cap if there is one, times `log2(e)`: gives scores to the base 2.
     pub(super) base_2: f32,
-    /// The factor itself.
+    /// The scale itself.
     pub(super) factor: f32,
 }
 
@@ -23,7 +23,7 @@ impl Scale {
         ScaleLaunch::new(share, base_2, factor as f32)
     }
 
-    /// Whether the numbers are such that kernels can compute with them.
+    /// Whether the factors are normal and positive numbers, as the kernels require.
     pub(super) fn fits(options: &AttentionOptions, d: usize) -> bool {
         let (share, base_2) = Self::numbers(options, d);
         let factor = options.factor(d) as f32;
@@ -42,7 +42,7 @@ impl Scale {
     }
 }
 
-/// `tanh` of each product's share of the cap, where there is one.
+/// Applies `tanh(product * share)` if scores are soft-capped.
 #[cube]
 pub(super) fn cap(
     products: &mut Array<Pair<f32>>,
@@ -63,14 +63,14 @@ pub(super) fn cap(
     }
 }
 
-/// To about 1e-7; the one instruction there is for it has errors of 5e-4.
+/// `tanh` to about 1e-7; the instruction `tanh.approx` has errors of 5e-4.
 #[cube]
 fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp2(x * f32::new(2.0 * core::f32::consts::LOG2_E)) + 1.0)
 }
 
-/// A row's `log2` of the sum of exponentials, plus infinity for a row without a key: no probability
-/// of it is other than zero.
+/// Converts a row's LSE to the base 2; plus infinity for a row without keys, which makes all of its
+/// probabilities zero.
 #[cube]
 pub(super) fn in_base_2(lse: f32) -> f32 {
     let mut found = lse * f32::new(core::f32::consts::LOG2_E);
@@ -80,15 +80,15 @@ pub(super) fn in_base_2(lse: f32) -> f32 {
     found
 }
 
-/// The probability of one element, from the product under its [`cap`]; minus infinity where it is not
-/// seen.
+/// The probability of an element, from its product after [`cap`]. The product is minus infinity for
+/// a masked key.
 #[cube]
 pub(super) fn probability(product: f32, lse: f32, base_2: f32) -> f32 {
     exp2(product * base_2 - lse)
 }
 
-/// `dS` of one element, from its probability, what dropout made of that, `dO V^T` and the product under
-/// its [`cap`], which is read where there is one.
+/// `dS` of an element, from its probability, the probability after dropout, `dO V^T` and the
+/// product after [`cap`], which is only read if scores are capped.
 #[cube]
 pub(super) fn gradient(
     p: f32,
@@ -105,7 +105,7 @@ pub(super) fn gradient(
     ds
 }
 
-/// A copy where one is asked for, otherwise nothing.
+/// A copy of the products if `asked`, otherwise an empty array.
 #[cube]
 pub(super) fn kept(
     products: &Array<Pair<f32>>,
@@ -122,7 +122,7 @@ pub(super) fn kept(
     copy
 }
 
-/// One of a pair's numbers.
+/// One number of a pair.
 #[cube]
 pub(super) fn number(
     pairs: &Array<Pair<f32>>,

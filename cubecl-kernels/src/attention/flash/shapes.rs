@@ -1,4 +1,5 @@
-//! How much of the work a cube takes: what fits a unit's registers, and what was measured.
+//! The sizes of a cube's tiles: what fits into a unit's registers, and what was measured to be
+//! fast.
 
 use std::env;
 use std::sync::OnceLock;
@@ -16,12 +17,14 @@ use super::visible::Mask;
 use super::wgmma;
 use crate::cube::tensor_cores::is_hopper;
 
-/// Another choice than the one below, for measurements: up to three of `forward=PLANES,STRETCHES,KEYS`,
-/// `queries=PLANES,TILE` and `keys=PLANES,TILE` with spaces between, and `mma`, which multiplies by the
-/// instructions of older GPUs, as do planes that are not fours.
+/// Overrides the choice below, for measurements. It has up to three of
+/// `forward=PLANES,STRETCHES,KEYS`, `queries=PLANES,TILE` and `keys=PLANES,TILE`, separated by
+/// spaces, and optionally `mma`, which selects the instructions of older GPUs. So does a number of
+/// planes that is not a multiple of four.
 pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
 
-/// The instructions that `x`'s GPU multiplies by: Hopper has its own, which no other GPU has.
+/// The instructions that the GPU of `x` multiplies by: `wgmma`, which only Hopper has, or
+/// `mma.sync`.
 pub(super) fn products_of(x: &CubeTensor) -> MmaKind {
     match x.dtype {
         _ if !is_hopper(x) || chosen().mma => MmaKind::OfPlane,
@@ -39,7 +42,7 @@ pub(super) fn forward_shape(
     let [planes, stretches, keys] = chosen().forward.unwrap_or(match products {
         MmaKind::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
         MmaKind::OfFourPlanes(_) => [8, 1, 64],
-        // Two pairs of tiles fit 99 KB, which every GPU since Ampere has.
+        // Two pairs of tiles fit into 99 KB, which every GPU since Ampere has.
         MmaKind::OfPlane if row_len(d) + row_len(d_v) <= 256 => [4, 1, 64],
         MmaKind::OfPlane => [4, 1, 32],
     });
@@ -61,7 +64,7 @@ pub(super) fn forward_shape(
     }
 }
 
-/// The kernels of the backward: that of queries, then of keys and values.
+/// The kernels of backward: one for queries, then one or two for keys and values.
 pub(super) fn backward_shapes(
     d: usize,
     d_v: usize,
@@ -86,7 +89,8 @@ pub(super) fn backward_shapes(
     } else {
         2 * wgmma::PLANES
     };
-    // Own rows and two pairs of tiles are in shared memory, of which a multiprocessor of Hopper has 227 KB.
+    // A cube's own rows and two pairs of tiles are in shared memory; a multiprocessor of Hopper has
+    // 227 KB.
     let padded = row_len(d) + row_len(d_v);
     let (room, of_queries) = match products {
         MmaKind::OfPlane => (64, 64),
@@ -95,7 +99,8 @@ pub(super) fn backward_shapes(
         _ => (32, 32),
     };
     let mut shapes = vec![shape(queries.unwrap_or([planes, of_queries]), false, false)];
-    // Sums and scores are in registers, of which a unit has 255: half of `d + d_v`, and a tile's rows.
+    // Sums and scores are in registers, at most 255 per unit: half of `d + d_v`, plus a tile's
+    // rows.
     let of_keys = |tile: usize| keys.unwrap_or([planes, tile.min(room)]);
     let halves = (d + d_v) / 2;
     shapes.extend(match products {
@@ -113,7 +118,7 @@ pub(super) fn backward_shapes(
     shapes
 }
 
-/// Whether the variable asks for any.
+/// Whether the environment variable overrides anything.
 pub(super) fn are_asked() -> bool {
     chosen() != ShapeChoice::default()
 }
@@ -162,7 +167,7 @@ impl ShapeChoice {
                     choice.forward = Some([planes, stretches, keys]);
                 }
                 ("queries", &[planes, tile]) => choice.queries = Some([planes, tile]),
-                // A unit brings the sums of one row of the tile.
+                // Each unit loads the LSE and delta of one row of the tile.
                 ("keys", &[planes, tile]) if tile <= 32 * planes => {
                     choice.keys = Some([planes, tile]);
                 }

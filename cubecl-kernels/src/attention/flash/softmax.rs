@@ -1,4 +1,4 @@
-//! The softmax of rows whose scores come by a tile at a time.
+//! Online softmax: the softmax of rows whose scores arrive one tile at a time.
 
 use cubecl::prelude::*;
 
@@ -8,23 +8,24 @@ use super::score::{Scale, cap};
 use super::tile::{Pair, exp2, reduce_row_max, reduce_row_sum};
 use super::visible::{Side, Visible, keys_of, within};
 
-/// The running numbers of the rows of a lane: in each stretch its own and the one eight below.
+/// The running values of a lane's rows: in each row block of 16, the lane's row and the one eight
+/// below.
 #[derive(CubeType)]
 pub(super) struct Softmax {
     /// The highest score so far.
     row_max: Array<f32>,
-    /// This lane's part of the sum of exponentials, measured from it.
+    /// This lane's part of the sum of exponentials, relative to the row max.
     row_sum: Array<f32>,
-    /// What the last tile made of the sums before.
+    /// The factor that rescales the earlier sums to the latest row max.
     rescale: Array<f32>,
 }
 
-/// Where a tile of scores lies.
+/// The position of a tile of scores.
 #[derive(CubeType)]
 pub(super) struct RowPosition {
     pub(super) batch: u32,
     pub(super) head: u32,
-    /// Of the lane, the first stretch's.
+    /// The lane's query in its first row block.
     pub(super) query: u32,
     pub(super) s_q: u32,
     pub(super) s_k: u32,
@@ -32,7 +33,7 @@ pub(super) struct RowPosition {
 
 #[cube]
 impl Softmax {
-    /// Of rows that have seen nothing.
+    /// The state of rows that have seen no key.
     pub(super) fn new(#[comptime] stretches: usize) -> Self {
         let mut row_max = Array::<f32>::new(comptime!(2 * stretches));
         let mut row_sum = Array::<f32>::new(comptime!(2 * stretches));
@@ -50,8 +51,8 @@ impl Softmax {
         }
     }
 
-    /// Makes the products of queries with the keys from `key` on to probabilities, measured from the
-    /// highest score until here. `masked`: some row does not see some key.
+    /// Turns the products of queries with the keys from `key` on into probabilities relative to the
+    /// highest score so far. `masked` says that some row does not see some key.
     #[allow(clippy::too_many_arguments, reason = "what a probability depends on")]
     pub(super) fn online_update(
         &mut self,
@@ -108,7 +109,7 @@ impl Softmax {
                     highest = max(highest, max(pair.extract(0usize), pair.extract(1usize)));
                 }
                 let highest = reduce_row_max(highest);
-                // A row that has seen no key yet has nothing to be measured from.
+                // A row that has seen no key yet has no finite row max.
                 let mut base = highest * scale;
                 if highest == f32::new(f32::NEG_INFINITY) {
                     base = f32::new(0.0);
@@ -141,7 +142,7 @@ impl Softmax {
         }
     }
 
-    /// Measures the sums of `columns` tiles a stretch from the new highest scores.
+    /// Rescales the sums of all row blocks, `columns` tiles each, to the new row max.
     pub(super) fn rescale(
         &self,
         sums: &mut Array<Pair<f32>>,
@@ -162,8 +163,8 @@ impl Softmax {
         }
     }
 
-    /// What makes row `half` of a stretch its result of its sums, and the natural logarithm of its sum of
-    /// exponentials; minus infinity where it saw no key. Both are NaN where the sum is.
+    /// The factor that normalizes the sums of row `row`, and the row's LSE, which is minus infinity
+    /// if the row saw no key. Both are NaN if the row sum is.
     pub(super) fn end(&self, #[comptime] row: usize, scale: f32) -> (f32, f32) {
         let sum = reduce_row_sum(self.row_sum[row]);
         let mut factor = f32::new(0.0);

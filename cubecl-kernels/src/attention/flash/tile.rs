@@ -1,9 +1,9 @@
-//! Tiles in shared memory and on tensor cores: what the forward and the backward are made of.
+//! Tiles in shared memory and on tensor cores, for forward and backward.
 //!
-//! A tile is rows of one head, each a query, key or value: one panel of 64 columns behind the other,
-//! in which a row has 128 bytes. Its chunks of 16 bytes are swapped by the row's number, so that the
-//! eight rows that `ldmatrix` reads at a time lie in different banks: the layout with a swizzle of 128
-//! bytes that Hopper's own products read. Columns up to the next multiple of 16 are zero.
+//! A tile has rows of one head, each a query, key or value. It consists of consecutive panels of 64
+//! columns, in which a row has 128 bytes. The 16-byte chunks of a row are permuted by the row's
+//! number, so that the eight rows that `ldmatrix` reads at a time are in different banks: the
+//! 128-byte swizzle that Hopper's `wgmma` reads. Columns up to the next multiple of 16 are zero.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::copy_async_checked;
@@ -13,41 +13,41 @@ pub(super) use crate::cube::tensor_cores::{PANEL, Pair};
 
 /// Elements of a chunk, which is 16 bytes.
 const CHUNK: usize = 8;
-/// Columns that one product of tensor cores sums over.
+/// Columns that one tensor-core product sums over.
 pub(super) const STEP: usize = 16;
 
-/// Elements that a row of `d` takes in shared memory.
+/// Elements that a row of `d` elements takes in shared memory.
 pub(super) fn row_len(d: usize) -> usize {
     d.next_multiple_of(PANEL)
 }
 
-/// Steps over the columns of a row of `d`.
+/// Steps over the columns of a row of `d` elements.
 pub(super) fn steps(d: usize) -> usize {
     d.div_ceil(STEP)
 }
 
-/// Where rows of one head lie in a buffer.
+/// The layout of one head's rows in a buffer.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Rows {
-    /// Elements from a position to the next.
+    /// Elements from one position to the next.
     pub(super) position: usize,
-    /// Elements from a sequence of the batch to the next.
+    /// Elements from one sequence of the batch to the next.
     pub(super) batch: usize,
-    /// Elements from a head to the next.
+    /// Elements from one head to the next.
     pub(super) head: usize,
-    /// Positions.
+    /// The number of positions.
     pub(super) len: u32,
 }
 
-/// Of a chunk in a tile of `rows`.
+/// The element index of a chunk in a tile of `rows` rows.
 #[cube]
 fn place(row: u32, chunk: u32, #[comptime] rows: usize) -> usize {
     let swapped = (chunk % 8) ^ (row % 8);
     (chunk / 8) as usize * comptime!(rows * PANEL) + row as usize * PANEL + swapped as usize * CHUNK
 }
 
-/// Asks for `rows` rows from position `first` on; those behind the last are zero. `start` is the
-/// element where position 0 of the head begins, `at` the tile's place.
+/// Starts to copy `rows` rows from position `first` on; rows past the last are zero. `start` is the
+/// element at position 0 of the head, and `at` is where the tile starts in `to`.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "a copy has two ends and a shape")]
 pub(super) fn copy_tile<F: Float>(
@@ -63,7 +63,7 @@ pub(super) fn copy_tile<F: Float>(
 ) {
     let chunks = comptime!(steps(d) * STEP / CHUNK);
     let row_sum = comptime!(rows * chunks);
-    // Where a unit's chunks are all in one column, it computes their places once for all tiles.
+    // If a unit's chunks are all in one column, their addresses are computed once for all tiles.
     let in_column = comptime!(units.is_multiple_of(8 * chunks));
     let step = comptime!(if in_column { units / chunks } else { 0 });
     #[unroll]
@@ -93,14 +93,14 @@ pub(super) fn copy_tile<F: Float>(
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until all of this unit's copies are there.
+/// Waits until all of this unit's copies have arrived.
 #[cube]
 pub(super) fn wait_for_copies() {
     gpu_asm!("cp.async.wait_group 0;");
 }
 
-/// Rows `row..row + 16`, columns `16 step..16 step + 16`: a left operand; or, transposed, two right
-/// operands of 8 columns each, summed over the rows.
+/// Loads rows `row..row + 16`, columns `16 step..16 step + 16` as a left operand; or, transposed,
+/// as two right operands of 8 columns each, for sums over the rows.
 #[cube]
 fn block<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
@@ -126,8 +126,8 @@ fn block<F: Float>(
     )
 }
 
-/// Rows `row..row + 16` as the columns of two right operands of 8, summed over columns
-/// `16 step..16 step + 16` of the tile.
+/// Loads rows `row..row + 16` as the columns of two right operands of 8 columns each, for sums over
+/// columns `16 step..16 step + 16` of the tile.
 #[cube]
 fn mma_b_of_rows<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
@@ -143,8 +143,8 @@ fn mma_b_of_rows<F: Float>(
     mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, false)
 }
 
-/// Adds the product of `a` with the two right operands in `b` to the sums `at` and `at + 1`, which
-/// are two pairs each: of a lane's row, and of the row eight below.
+/// Adds the product of `a` with the two right operands in `b` to the sums `at` and `at + 1`. Each
+/// sum is two pairs: of the lane's row, and of the row eight below.
 #[cube]
 fn add_products<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
@@ -167,7 +167,7 @@ fn add_products<F: Float>(
     }
 }
 
-/// The sums of columns `16 step..16 step + 16` as a left operand, without leaving the registers.
+/// Converts the sums of columns `16 step..16 step + 16` to a left operand, within registers.
 #[cube]
 fn as_mma_a<F: Float>(
     sums: &Array<Pair<f32>>,
@@ -182,8 +182,8 @@ fn as_mma_a<F: Float>(
     operand
 }
 
-/// Numbers that start at zero: of each of `stretches` times 16 rows, `tiles` times 8 columns. The
-/// tile `t` of stretch `n` is at `2 * (n * tiles + t)`, a lane's row and then the one eight below.
+/// Zeros for `stretches` row blocks of 16 rows and `tiles` tiles of 8 columns. Tile `t` of row
+/// block `n` is at `2 * (n * tiles + t)`: the lane's row, then the row eight below.
 #[cube]
 pub(super) fn zeros(#[comptime] stretches: usize, #[comptime] tiles: usize) -> Array<Pair<f32>> {
     let mut sums = Array::<Pair<f32>>::new(comptime!(2 * stretches * tiles));
@@ -194,8 +194,9 @@ pub(super) fn zeros(#[comptime] stretches: usize, #[comptime] tiles: usize) -> A
     sums
 }
 
-/// The products of rows with rows: of `stretches` times 16 from `row` on of the tile at `at_left`
-/// with all `columns` of the one at `at_right`, both rows of `d`; the left tile has `left_rows`.
+/// The products of rows with rows: `stretches` row blocks of 16 from `row` on of the tile at
+/// `at_left` with all `columns` rows of the tile at `at_right`. The rows of both have `d` elements;
+/// the left tile has `left_rows` rows.
 #[cube]
 #[allow(
     clippy::too_many_arguments,
@@ -235,8 +236,8 @@ pub(super) fn multiply_rows<F: Float>(
     sums
 }
 
-/// Adds to `sums` the products of `weights`, `rows` of them in a row, with the columns of the tile of
-/// `rows` rows of `d` at `at_right`.
+/// Adds to `sums` the products of `weights`, which have `rows` columns, with the tile of `rows`
+/// rows of `d` elements at `at_right`.
 #[cube]
 #[allow(
     clippy::too_many_arguments,
@@ -272,7 +273,8 @@ pub(super) fn add_columns<F: Float>(
     }
 }
 
-/// Writes a lane's part of row `half` of a stretch, times `factor`, where the row begins at pair `to`.
+/// Writes the lane's part of row `half` of a row block, times `factor`. The row starts at pair
+/// `to`.
 #[cube]
 pub(super) fn write_row<F: Float>(
     sums: &Array<Pair<f32>>,
@@ -291,13 +293,13 @@ pub(super) fn write_row<F: Float>(
     }
 }
 
-/// The place of `index` counted from the end.
+/// `index` counted from the end.
 #[cube]
 pub(super) fn reversed_index(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
-/// `2^x` by the one instruction there is for it; 0 for minus infinity.
+/// `2^x` by the single instruction for it; 0 for minus infinity.
 #[cube]
 pub(super) fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -305,13 +307,14 @@ pub(super) fn exp2(x: f32) -> f32 {
     y
 }
 
-/// Sums or maxima of a row lie in four neighbouring lanes.
+/// The maximum of a row, whose values are spread over four adjacent lanes.
 #[cube]
 pub(super) fn reduce_row_max(x: f32) -> f32 {
     let x = max(x, plane_shuffle_xor(x, 1u32));
     max(x, plane_shuffle_xor(x, 2u32))
 }
 
+/// The sum of a row, whose values are spread over four adjacent lanes.
 #[cube]
 pub(super) fn reduce_row_sum(x: f32) -> f32 {
     let x = x + plane_shuffle_xor(x, 1u32);

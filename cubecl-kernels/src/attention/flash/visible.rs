@@ -1,4 +1,4 @@
-//! Which keys a query sees, and which queries see a key, in a kernel.
+//! In a kernel: which keys a query sees, and which queries see a key.
 
 use cubecl::prelude::*;
 
@@ -6,21 +6,21 @@ use super::tile::Pair;
 
 use super::AttentionOptions;
 
-/// See [`AttentionOptions`]; positions are counted from the first key of a query's sequence.
+/// The mask of [`AttentionOptions`]. Positions count from the first key of a query's sequence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Visible {
     /// Position of a sequence's first query.
     pub(super) offset: i32,
-    /// Keys that a query sees up to its own, its own included.
+    /// Number of keys that a query sees up to its own position, inclusive.
     pub(super) window: i32,
 }
 
-/// What of it is known when a kernel is compiled.
+/// The kind of mask; a compile-time constant of a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct Mask {
     pub(super) causal: bool,
     pub(super) windowed: bool,
-    /// Whether the rows are several sequences, whose bounds are given.
+    /// Whether rows contain packed sequences, whose bounds are given.
     pub(super) packed: bool,
 }
 
@@ -33,7 +33,7 @@ impl Mask {
         }
     }
 
-    /// Whether a span of keys may begin behind the first.
+    /// Whether a span may start after the first position.
     fn begins(self, of: Side) -> bool {
         let moving = match of {
             Side::Keys => self.windowed,
@@ -43,7 +43,7 @@ impl Mask {
     }
 }
 
-/// What a span is of.
+/// What a span consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Keys,
@@ -52,22 +52,22 @@ pub(super) enum Side {
 
 impl Visible {
     pub(super) fn launch_arg(options: &AttentionOptions) -> VisibleLaunch {
-        // A window that reaches further than any key is none.
+        // A window longer than any sequence has no effect.
         let window = options.window.unwrap_or(0).min(i32::MAX as usize / 2) as i32;
         VisibleLaunch::new(options.query_offset as i32, window)
     }
 }
 
-/// Positions from `begin` up to `end`. From row to row of a tensor neither ever goes back.
+/// Positions from `begin` up to `end`. Both are non-decreasing over the rows of a tensor.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Span {
     pub(super) begin: i32,
     pub(super) end: i32,
 }
 
-/// The keys out of `s_k` that query `i` of `s_q` sees. `bounds` are read where sequences are packed:
-/// of query `i` of row `batch` the first key, the key behind the last, and what its position among
-/// the keys is ahead of `i`, at `3 * (batch * s_q + i)`.
+/// The range of the `s_k` keys that query `i` of `s_q` sees. `bounds` are only read with packed
+/// sequences. At `3 * (batch * s_q + i)` they have, for query `i` of row `batch`: its first key,
+/// the end of its keys, and what is added to `i` for its position among the keys.
 #[cube]
 pub(super) fn keys_of(
     visible: &Visible,
@@ -98,7 +98,7 @@ pub(super) fn keys_of(
     Span { begin, end }
 }
 
-/// The queries out of `s_q` that see key `j` of `s_k`; `bounds` are those of keys.
+/// The range of the `s_q` queries that see key `j` of `s_k`; `bounds` are those of the keys.
 #[cube]
 pub(super) fn queries_of(
     visible: &Visible,
@@ -129,7 +129,7 @@ pub(super) fn queries_of(
     Span { begin, end }
 }
 
-/// Whether `at` is in the span.
+/// Whether position `at` is in the span.
 #[cube]
 pub(super) fn within(span: &Span, at: u32, #[comptime] mask: Mask, #[comptime] of: Side) -> bool {
     let mut inside = (at as i32) < span.end;
@@ -139,8 +139,8 @@ pub(super) fn within(span: &Span, at: u32, #[comptime] mask: Mask, #[comptime] o
     inside
 }
 
-/// Makes minus infinity of the scores of a lane's two rows, one eight below the other, for columns from
-/// `first` on that are not in the rows' spans.
+/// Sets scores of a lane's two rows, one eight below the other, to minus infinity where the column,
+/// counted from `first`, is outside of the row's span.
 #[cube]
 pub(super) fn hide(
     scores: &mut Array<Pair<f32>>,

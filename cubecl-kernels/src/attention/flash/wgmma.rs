@@ -1,8 +1,8 @@
-//! Products on Hopper's tensor cores, which four planes ask for together and which read shared memory
-//! themselves: each row of the right operand once for 64 rows, where `mma.sync` reads it for 16.
+//! Products on Hopper's tensor cores, started by four planes together. They read shared memory
+//! directly: each row of the right operand once for 64 rows, where `mma.sync` reads it once for 16.
 //!
-//! Source: NVIDIA, PTX ISA 9.0, `wgmma`. An assembly's result is written before all inputs are read: NVIDIA's
-//! compiler gives results registers of their own.
+//! Source: NVIDIA, PTX ISA 9.0, `wgmma`. The assembly writes its result before it has read all
+//! inputs; this is safe because NVIDIA's compiler gives results registers of their own.
 
 use std::fmt::Write;
 
@@ -14,16 +14,17 @@ use crate::cube::tensor_cores::{self, PANEL, Pair, address, panel, size_is, spli
 
 /// Rows that four planes multiply together.
 pub(super) const ROWS: usize = 64;
-/// Planes that do.
+/// Planes that multiply together: a warpgroup.
 pub(super) const PLANES: usize = 4;
 
-/// What a step over columns adds to the address of a tile of `rows`.
+/// The offset of column step `step` in the address of a tile of `rows` rows, in units of 16 bytes.
 fn ahead_of_columns(step: usize, rows: usize) -> usize {
     let in_panel = PANEL / STEP;
     step / in_panel * panel(rows) + step % in_panel * 2
 }
 
-/// The assembly of a group of products. It writes registers that must be left alone until it is done.
+/// The assembly of a group of products. The registers that it writes must not be used until it is
+/// done.
 struct Assembly {
     text: String,
     dtype: &'static str,
@@ -37,7 +38,7 @@ impl Assembly {
         }
     }
 
-    /// The result begins as the `count` numbers from register `first` on.
+    /// Initializes the result with the `count` numbers from register `first` on.
     fn with_result_of_inputs(mut self, count: usize, first: usize) -> Self {
         for i in 0..count {
             let _ = writeln!(self.text, "mov.f32 %{i}, %{};", first + i);
@@ -50,7 +51,8 @@ impl Assembly {
         self
     }
 
-    /// Rows with rows of `d`, to `columns` columns, from the descriptors in `left` and `right`.
+    /// Multiplies rows by rows of `d` elements, to `columns` columns, from the descriptors in
+    /// registers `left` and `right`.
     fn with_rows(mut self, [left, right]: [usize; 2], [left_rows, columns, d]: [usize; 3]) -> Self {
         let sums = registers(0..columns / 2);
         let dtype = self.dtype;
@@ -67,8 +69,8 @@ impl Assembly {
         self
     }
 
-    /// Adds the products of weights, four registers from `left` on for 16 of `rows` rows, with
-    /// `columns` columns of the tile in `right`.
+    /// Adds the products of weights (four registers from `left` on for each 16 of `rows` rows) with
+    /// `columns` columns of the tile in register `right`.
     fn with_columns(mut self, [left, right]: [usize; 2], [rows, columns]: [usize; 2]) -> Self {
         let sums = registers(0..columns / 2);
         let dtype = self.dtype;
@@ -84,20 +86,20 @@ impl Assembly {
         self
     }
 
-    /// The text of a group.
+    /// The text of the complete group.
     fn done(self) -> String {
         self.text + "wgmma.commit_group.sync.aligned;\n}\n" + OPERANDS
     }
 }
 
-/// Registers of a vector for `count` numbers: vectors have powers of two, of which the last ones do not
-/// occur in an assembly then.
+/// Registers of a vector for `count` numbers. Vector sizes are powers of two; the assembly ignores
+/// the registers beyond `count`.
 fn registers_for(count: usize) -> usize {
     count.next_power_of_two()
 }
 
-/// Of `count` numbers that products in flight have written, from register `first` on: what they are when
-/// all groups but the last `pending` are done.
+/// Waits until all groups except the last `pending` are done, then reads the `count` numbers that
+/// they have written from register `first` on.
 fn of_settling(pending: usize, count: usize, first: usize) -> String {
     let mut text = format!("wgmma.wait_group.sync.aligned {pending};\n");
     for i in 0..count {
@@ -126,37 +128,38 @@ fn of_columns(dtype: &'static str, rows: usize, columns: usize) -> String {
         .done()
 }
 
-// Registers of a result and of weights, as many as the call at hand says.
+// The numbers of registers of a result and of weights, which each call sets.
 define_size!(Sums);
 define_size!(Words);
 
-/// What a variable holds: an assembly takes a variable itself for its address.
+/// The value of a variable; passed to assembly directly, a variable would be its address.
 #[cube]
 fn read<P: Scalar, N: Size>(variable: Vector<P, N>) -> Vector<P, N> {
     intrinsic!(|scope| variable.read_value(scope).into())
 }
 
-/// What was copied to shared memory is there for the tensor cores too.
+/// Makes what was copied to shared memory visible to the tensor cores.
 #[cube]
 pub(super) fn show_to_tensor_cores() {
     gpu_asm!("fence.proxy.async.shared::cta;");
 }
 
-/// The first row of this plane's four, by a way that shows the compiler that it is one number a plane.
+/// The first row of this plane's warpgroup. The broadcast shows the compiler that it is uniform
+/// over the plane.
 #[cube]
 fn first_row() -> usize {
     let plane = plane_broadcast(UNIT_POS_Y, 0u32);
     (plane / comptime!(PLANES as u32) * comptime!(ROWS as u32)) as usize
 }
 
-/// A descriptor of the tile of `rows` that begins at element `at`.
+/// The descriptor of the tile of `rows` rows at element `at`.
 #[cube]
 fn descriptor<F: Float>(tiles: &Shared<[F]>, at: usize, #[comptime] rows: usize) -> u64 {
     tensor_cores::descriptor(address::<F>(tiles, at), rows)
 }
 
-/// As [`multiply_rows`](super::tile::multiply_rows) for one stretch, begun: the four planes' 64 rows of
-/// the tile at `at_left`.
+/// Starts [`multiply_rows`](super::tile::multiply_rows) for one row block: the 64 rows of four
+/// planes of the tile at `at_left`.
 #[cube]
 #[allow(
     clippy::too_many_arguments,
@@ -187,7 +190,7 @@ pub(super) fn multiply_rows<F: Float>(
     found
 }
 
-/// As [`settle`](super::products::settle).
+/// See [`settle`](super::products::settle).
 #[cube]
 pub(super) fn settle(
     result: &mut Array<Pair<f32>>,
@@ -203,7 +206,7 @@ pub(super) fn settle(
     split::<Sums>(done, result, count);
 }
 
-/// As [`add_columns`](super::tile::add_columns) for one stretch, begun.
+/// Starts [`add_columns`](super::tile::add_columns) for one row block.
 #[cube]
 pub(super) fn add_columns<F: Float>(
     weights: &Array<Pair<f32>>,
@@ -232,7 +235,7 @@ pub(super) fn add_columns<F: Float>(
     split::<Sums>(after, sums, comptime!(columns / 4));
 }
 
-/// The numbers of `count` pairs.
+/// Joins `count` pairs into a vector of numbers.
 #[cube]
 fn joined<N: Size>(pairs: &Array<Pair<f32>>, #[comptime] count: usize) -> Vector<f32, N> {
     let mut numbers = Vector::<f32, N>::new(0.0f32);
@@ -244,7 +247,7 @@ fn joined<N: Size>(pairs: &Array<Pair<f32>>, #[comptime] count: usize) -> Vector
     read::<f32, N>(numbers)
 }
 
-/// `count` pairs as a left operand.
+/// Converts `count` pairs to a left operand.
 #[cube]
 fn words_of<F: Float, N: Size>(
     pairs: &Array<Pair<f32>>,

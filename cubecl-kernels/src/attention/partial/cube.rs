@@ -1,4 +1,5 @@
-//! Parts by [`cudnn`], where that is chosen and can, and by the kernels of [`flash`].
+//! Partial attention by [`cudnn`], where that is chosen and supported, or by the kernels of
+//! [`flash`].
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -8,7 +9,7 @@ use super::PartialAttention;
 use crate::attention::{AttentionOptions, cudnn, flash};
 use crate::cube::{on_gpu, wrap};
 
-/// The inputs as the kernels read them, if they can.
+/// The inputs as the kernels read them; `None` if the kernels do not support them.
 fn taken(inputs: [CubeTensor; 3], options: &AttentionOptions) -> Option<[CubeTensor; 3]> {
     flash::takes(&inputs, options).then(|| inputs.map(flash::readable))
 }

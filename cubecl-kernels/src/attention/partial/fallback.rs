@@ -1,5 +1,5 @@
-//! Parts composed of products and exponentials, block of queries by block of queries, so that no more than a
-//! block's scores are in memory, and not those of keys that none of it sees.
+//! Partial attention composed of products and exponentials, one block of queries at a time. At most
+//! one block's scores are in memory, and keys that no query of the block sees are skipped.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ use crate::attention::reference::{by_head, hidden};
 use crate::backend_ops::compute_dtype;
 use crate::gemm_ops::multiply;
 
-/// Queries that are computed together, at most an eighth of them and at least so many.
+/// Queries are computed in at most `MAX_BLOCKS` blocks, of at least `MIN_BLOCK` queries.
 const MIN_BLOCK: usize = 32;
 const MAX_BLOCKS: usize = 8;
 
-/// Blocks of the queries of each sequence, with the keys that some of them see.
+/// The blocks of queries of each sequence, with the keys that some of them see.
 fn blocks(options: &AttentionOptions, [b, s_q, s_k]: [usize; 3]) -> Vec<Piece> {
     let pieces = options.pieces(b, s_q, s_k).into_iter();
     let pieces = pieces.filter(|piece| !piece.queries.is_empty() && !piece.keys.is_empty());
@@ -51,14 +51,14 @@ fn blocks(options: &AttentionOptions, [b, s_q, s_k]: [usize; 3]) -> Vec<Piece> {
     pieces.flat_map(cut).collect()
 }
 
-/// Positions and rows of the batch out of `[s, b, h, d]`.
+/// Slices positions and rows of the batch of `[s, b, h, d]`.
 fn cut(x: &Tensor<4>, positions: &Range<usize>, rows: &Range<usize>) -> Tensor<4> {
     x.clone()
         .narrow(0, positions.start, positions.len())
         .narrow(1, rows.start, rows.len())
 }
 
-/// The same positions and rows, put in.
+/// Assigns `part` to positions and rows of the batch of `x`.
 fn put(x: Tensor<4>, positions: &Range<usize>, rows: &Range<usize>, part: Tensor<4>) -> Tensor<4> {
     let [_, _, h, d] = x.dims();
     x.slice_assign([positions.clone(), rows.clone(), 0..h, 0..d], part)
@@ -136,7 +136,7 @@ pub(super) fn backward(
         let ds = ds * options.factor(d);
         let dk = multiply(ds.clone().transpose(), of_q);
         let dq = multiply(ds, of_k);
-        // The query heads that share a head of keys and values.
+        // Sums over the query heads that share a key and value head.
         let summed = |x: Tensor<4>| {
             let [b, _, s, d] = x.dims();
             x.reshape([b, hkv, hq / hkv, s, d])
@@ -156,13 +156,13 @@ pub(super) fn backward(
     std::array::from_fn(|_| sums.next().expect("as many as inputs"))
 }
 
-/// By the definition.
+/// The scores of a block, computed by their definition.
 struct Weights {
     /// `[b, hq, s_q, s_k]` in the compute dtype, minus infinity where a query does not see a key.
     scores: Tensor<4>,
-    /// The derivative of the scores by what is under their cap.
+    /// The derivative of the soft-capped scores by the uncapped ones.
     slope: Option<Tensor<4>>,
-    /// What dropout multiplies probabilities with.
+    /// The dropout factors of the probabilities.
     kept: Option<Tensor<4>>,
 }
 
@@ -181,7 +181,7 @@ impl Weights {
             }
             None => (products, None),
         };
-        // The same for all rows of the batch.
+        // A piece has the same mask in all rows of the batch.
         let hidden = TensorData::new(hidden([1, s_q, s_k], options), [1, 1, s_q, s_k]);
         let hidden = Tensor::<4, Bool>::from_data(hidden, &device);
         let shape = [b, hq, s_q, s_k];
@@ -197,7 +197,7 @@ impl Weights {
         }
     }
 
-    /// `exp(scores - lse)`; nothing of a row without keys.
+    /// `exp(scores - lse)`; 0 in rows without keys.
     fn probabilities(&self, lse: &Tensor<3>) -> Tensor<4> {
         (self.scores.clone() - lse.clone().clamp_min(LOWEST).unsqueeze_dim(3)).exp()
     }

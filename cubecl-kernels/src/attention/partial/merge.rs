@@ -2,25 +2,26 @@ use burn::tensor::Tensor;
 
 use crate::arg_check::{self, float};
 
-/// What attention to some keys gives, with what it takes to join it with attention to others.
+/// The result of attention to some of the keys, with the LSE that is needed to merge it with
+/// attention to others.
 #[derive(Clone, Debug)]
 pub struct PartialAttention {
-    /// The result over these keys alone, `[s_q, b, hq, d_v]`.
+    /// The result over these keys only, `[s_q, b, hq, d_v]`.
     pub out: Tensor<4>,
-    /// The natural logarithms of the sums of exponentials of the scores, `[b, hq, s_q]` in f32 (f64
-    /// for f64); minus infinity for a query that sees no key.
+    /// The LSE of the scores, `[b, hq, s_q]` in f32 (f64 for f64); minus infinity for a query that
+    /// sees no key.
     pub lse: Tensor<3>,
 }
 
 impl PartialAttention {
-    /// Attention to the keys of both, which have none in common. The result is in the dtype of the
-    /// logarithms.
+    /// Merges two partial attentions over disjoint keys into attention to all of them. The result
+    /// has the dtype of the LSE.
     ///
     /// # Shapes
-    /// Both of the same.
+    /// Both have the same shapes.
     ///
     /// # Panics
-    /// If they are not, or logarithms of two dtypes.
+    /// If the shapes, or the dtypes of the LSE, differ.
     pub fn join(self, other: Self) -> Self {
         let shapes = |part: &Self| (part.out.dims(), part.lse.dims());
         assert_eq!(
@@ -49,7 +50,7 @@ impl PartialAttention {
         let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
         let [a, b] = weights.each_ref().map(Clone::clone);
         let sum = a + b;
-        // Where neither sees a key, nothing is divided by nothing.
+        // If neither part sees a key, this avoids 0 / 0.
         let over = sum.clone().clamp_min(f32::MIN_POSITIVE);
         let dtype = sum.dtype();
         let parts = [self.out, other.out].into_iter().zip(weights);
@@ -66,7 +67,7 @@ impl PartialAttention {
     }
 }
 
-/// Stands for minus infinity where that would be taken from itself.
+/// Replaces minus infinity where it would be subtracted from itself.
 pub(super) const LOWEST: f64 = -1e30;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Attention to a part of the keys, to be joined with attention to others: what ring attention (Liu
-//! et al., 2023, arXiv:2310.01889) and decoding by stretches of a cache are made of.
+//! Attention to a part of the keys, to be merged with attention to other parts. Ring attention (Liu
+//! et al., 2023, arXiv:2310.01889) uses it, and so does decoding in chunks of a cache.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -16,16 +16,16 @@ use crate::arg_check::{self, float};
 pub use merge::PartialAttention;
 pub use online_softmax::{OnlineSoftmaxMerge, add_rows};
 
-/// [`attention`](crate::attention) with the logarithms of its sums, and without automatic
-/// differentiation: [`partial_attention_gradients`] gives its gradients.
+/// [`attention`](crate::attention) that also returns the LSE, without autodiff:
+/// [`partial_attention_gradients`] computes the gradients.
 ///
-/// Tensors of a device with automatic differentiation are taken without their graph; the result is
-/// on the device without it.
+/// Inputs may be on a device with autodiff; their graph is ignored, and the result is on the device
+/// without autodiff.
 ///
 /// # Shapes
-/// As [`attention`](crate::attention)'s; with keys that begin at key `j` of all, queries that begin at
-/// query `i` have the offset `i - j`. Queries in front of `j` see none of such keys causally: they are
-/// left out.
+/// As in [`attention`](crate::attention). If the keys start at global key `j` and the queries at
+/// global query `i`, the query offset is `i - j`. With a causal mask, queries before `j` see none
+/// of these keys and must be left out.
 ///
 /// # Panics
 /// As [`attention`](crate::attention).
@@ -44,14 +44,15 @@ pub fn partial_attention(
     fallback::forward(&inputs, &options)
 }
 
-/// The gradients of `q`, `k` and `v` of a part, in their dtypes: from the result and the logarithms
-/// of all parts joined, and the gradient of that result. Those of `q` of all parts are to be summed.
+/// The gradients of `q`, `k` and `v` of a part, in their dtypes. `whole` is the merged result and
+/// LSE of all parts, and `dout` the gradient of that result. The gradients of `q` must be summed
+/// over all parts.
 ///
 /// # Shapes
-/// As [`partial_attention`]'s; `dout` as the result
+/// As in [`partial_attention`]; `dout` as the result
 ///
 /// # Panics
-/// As [`partial_attention`], and if `whole` or `dout` are of other shapes.
+/// As [`partial_attention`], and if `whole` or `dout` have other shapes.
 pub fn partial_attention_gradients(
     [q, k, v]: [Tensor<4>; 3],
     whole: PartialAttention,
@@ -137,14 +138,14 @@ mod tests {
 
     #[rstest]
     #[case(None, None)]
-    // The last queries see nothing of the first part.
+    // The last queries see no key of the first part.
     #[case(Some(5), None)]
     #[case(None, Some(0.3))]
     fn parts_of_the_keys_join_to_the_whole_and_so_do_their_gradients(
         #[case] window: Option<usize>,
         #[case] dropped: Option<f64>,
     ) {
-        // The last queries of twelve, and keys in three parts.
+        // The last five of twelve queries, and keys in three parts.
         let s_q = 5;
         let offset = 7;
         let [q, k, v] = [

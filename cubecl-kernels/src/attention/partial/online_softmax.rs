@@ -1,4 +1,4 @@
-//! Sums that attention to one part of the keys after the other adds to.
+//! Accumulates attention to one part of the keys after another.
 
 use burn::tensor::{DType, Tensor};
 
@@ -7,8 +7,8 @@ use super::merge::LOWEST;
 use crate::arg_check::{self, float};
 use crate::backend_ops::compute_dtype;
 
-/// Attention to parts of the keys, joined as they come, in f32 (f64 for f64): on GPUs each in one pass
-/// over the queries that it is of, in the memory of those before.
+/// Merges attention to parts of the keys as they arrive, in f32 (f64 for f64). On GPUs each part
+/// takes one in-place pass over the queries that it covers.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -35,10 +35,10 @@ pub struct OnlineSoftmaxMerge {
 }
 
 impl OnlineSoftmaxMerge {
-    /// Of queries that have seen no key.
+    /// The state of queries that have seen no key.
     ///
     /// # Shapes
-    /// Of the result, `[s_q, b, hq, d_v]`.
+    /// `shape` is the shape of the result, `[s_q, b, hq, d_v]`.
     pub fn new(shape: [usize; 4]) -> Self {
         Self {
             shape,
@@ -46,10 +46,11 @@ impl OnlineSoftmaxMerge {
         }
     }
 
-    /// Adds what the queries from `start` on see of further keys.
+    /// Merges attention of the queries from `start` on to further keys.
     ///
     /// # Panics
-    /// For a part of other queries, or of another dtype than those before.
+    /// If the part has queries that do not exist, other dimensions than the result, or another
+    /// dtype than earlier parts.
     pub fn add(&mut self, start: usize, part: PartialAttention) {
         let [s_q, b, hq, d_v] = self.shape;
         let [n, ..] = part.out.dims();
@@ -71,7 +72,7 @@ impl OnlineSoftmaxMerge {
         });
     }
 
-    /// The result in `dtype`, and the logarithms of its sums.
+    /// The result in `dtype`, and its LSE.
     ///
     /// # Panics
     /// If nothing was added.
@@ -112,14 +113,14 @@ fn add(joined: PartialAttention, start: usize, part: PartialAttention) -> Partia
     }
 }
 
-/// `sum` with `x` added to its rows from `start` on, in the dtype of `sum`: in place where nobody else
-/// holds it. Without a graph.
+/// Adds `x` to the rows of `sum` from `start` on, in the dtype of `sum`. It does so in place if
+/// `sum` has no other owner. Tensors must be without a graph.
 ///
 /// # Shapes
 /// `sum: [s, b, h, d]`, `x: [n, b, h, d]`
 ///
 /// # Panics
-/// If the rows are not there, or others.
+/// If the rows are out of range, or their shapes differ.
 pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
     let of = sum.dims();
     let [n, rest @ ..] = x.dims();
@@ -167,7 +168,7 @@ mod tests {
         let parts = [part(shape), part(shape), part(shape)];
         let len = shape[0] - start;
         let mut sum = OnlineSoftmaxMerge::new(shape);
-        // The second is of the queries from `start` on, the third of those before too.
+        // The second part is of the queries from `start` on, the third of all queries again.
         sum.add(0, parts[0].clone());
         sum.add(start, stretch(&parts[1], start, len));
         sum.add(0, parts[2].clone());

@@ -1,4 +1,4 @@
-//! The sums of [`sum`](super::sum) on GPUs: one pass over memory each.
+//! The sums of [`online_softmax`](super::online_softmax) on GPUs, each in one pass over memory.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
@@ -13,7 +13,8 @@ use crate::cube::{on_gpu, wrap};
 /// Units of a cube.
 const UNITS: usize = 256;
 
-/// Whether these kernels can: sums in f32, rows that the lanes of a plane hold in eights.
+/// Whether these kernels support the tensors: sums in f32, and rows that the lanes of a plane hold
+/// in vectors of eight.
 pub(super) fn takes(joined: &PartialAttention, part: &PartialAttention) -> bool {
     let [.., d_v] = part.out.dims();
     let dtypes = [joined.out.dtype(), joined.lse.dtype(), part.lse.dtype()];
@@ -27,9 +28,9 @@ fn contiguous<const D: usize>(x: Tensor<D>) -> CubeTensor {
     tensor::contiguous(on_gpu(&x).expect("it is where the sum is"))
 }
 
-/// The tensor's memory to be written, one row behind the other; a copy of it where others hold it.
+/// The tensor's memory for writing, with contiguous rows; a copy if the tensor has other owners.
 fn own<const D: usize>(x: Tensor<D>) -> CubeTensor {
-    // What is taken out of `x` must be the only one left.
+    // `x` is consumed, since `can_mut` holds only for the last reference.
     let inner = x
         .try_into_primitive::<burn::backend::Cube>()
         .expect("it was found on the GPU");
@@ -97,11 +98,12 @@ pub(super) fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> 
     wrap(sum)
 }
 
-/// Joins a part with the queries from `start` on, a chunk of eight a unit.
+/// Merges a part with the queries from `start` on; a unit has a chunk of eight elements.
 ///
 /// # Shapes
-/// `out: [s_q * per_position, d_v / 8]` of eight and `lse: [per_position, s_q]`, with as many heads of all
-/// sequences as `rows / n` a position; `part` and `part_lse` the same of `n` positions
+/// `out: [s_q * per_position, d_v / 8]` vectors of eight, and `lse: [per_position, s_q]`, where
+/// `per_position = rows / n` counts the heads of all sequences; `part` and `part_lse` are the same
+/// for `n` positions
 #[cube(launch)]
 #[expect(clippy::too_many_arguments, reason = "one a buffer and a size")]
 fn join_kernel<F: Float>(
@@ -126,7 +128,7 @@ fn join_kernel<F: Float>(
     let at = (rest * s_q + start + position) as usize;
     let mut mine = f32::new(LOWEST as f32);
     let mut theirs = f32::new(LOWEST as f32);
-    // Who writes the sum alone reads it.
+    // Only the lane that writes the LSE reads it; the others get it by shuffle.
     if row < rows && chunk == 0 {
         mine = lse[at];
         theirs = part_lse[(rest * n + position) as usize];
@@ -138,7 +140,7 @@ fn join_kernel<F: Float>(
     let mine = (mine - highest).exp();
     let theirs = (theirs - highest).exp();
     let sum = mine + theirs;
-    // Where neither sees a key, nothing is divided by nothing.
+    // If neither part sees a key, this avoids 0 / 0.
     let over = max(sum, f32::new(f32::MIN_POSITIVE));
     if row < rows && chunk < comptime!(chunks as u32) {
         let from = row as usize * chunks + chunk as usize;
@@ -151,7 +153,7 @@ fn join_kernel<F: Float>(
     }
 }
 
-/// Adds `vectors` of `x` to those of `sum` from `first` on.
+/// Adds `vectors` vectors of `x` to those of `sum` from `first` on.
 #[cube(launch)]
 fn add_rows_kernel<F: Float, G: Float, N: Size>(
     sum: &mut [Vector<F, N>],

@@ -1,17 +1,19 @@
-//! Which samples of a step a data-parallel rank reads.
+//! Assigns the samples of a step to data-parallel ranks and micro-batches.
 
 use std::ops::Range;
 
 use crate::DataError;
 
-/// The samples of a step, shared out over data-parallel ranks and micro-batches.
+/// The samples of a step, distributed over data-parallel ranks and micro-batches.
 ///
 /// A step that starts after `consumed` samples reads the samples
-/// `[consumed, consumed + global_batch_size)`. Rank `r` of `dp` reads the `r`-th of `dp` equal
-/// stretches of them, and its micro-batch `j` the `j`-th stretch of `micro_batch_size` in its own:
-/// `consumed + r * global_batch_size / dp + j * micro_batch_size` is the first. So the samples of a
-/// step are the same set whatever `dp` and `micro_batch_size`, and rank order, then micro-batch
-/// order, is the global order.
+/// `[consumed, consumed + global_batch_size)`. They are divided into `dp` equal ranges, one per
+/// rank in rank order; each rank divides its range into micro-batches of `micro_batch_size`.
+/// Micro-batch `j` of rank `r` therefore starts at sample `consumed + r * global_batch_size / dp +
+/// j * micro_batch_size`.
+///
+/// A step reads the same set of samples for any `dp` and `micro_batch_size`. Rank order, then
+/// micro-batch order, is the global order.
 ///
 /// Ranks that differ only in tp, cp or pp read the same samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +24,11 @@ pub struct GlobalBatch {
 }
 
 impl GlobalBatch {
-    /// `global_batch_size` samples a step, `micro_batch_size` at a time on each of `dp` ranks.
+    /// A step of `global_batch_size` samples, in micro-batches of `micro_batch_size` on each of
+    /// `dp` ranks.
     ///
     /// # Errors
-    /// A zero, or a global batch that is no multiple of `micro_batch_size * dp`.
+    /// An argument is zero, or `global_batch_size` is not a multiple of `micro_batch_size * dp`.
     pub fn new(
         global_batch_size: usize,
         micro_batch_size: usize,
@@ -53,22 +56,22 @@ impl GlobalBatch {
         })
     }
 
-    /// Samples of a step, over all ranks.
+    /// Number of samples of a step, over all ranks.
     pub fn global_batch_size(&self) -> usize {
         self.global_batch_size
     }
 
-    /// Samples of a micro-batch.
+    /// Number of samples of a micro-batch.
     pub fn micro_batch_size(&self) -> usize {
         self.micro_batch_size
     }
 
-    /// Data-parallel ranks.
+    /// Number of data-parallel ranks.
     pub fn dp(&self) -> usize {
         self.dp
     }
 
-    /// Micro-batches of a rank in a step.
+    /// Number of micro-batches of a rank in a step.
     pub fn num_micro_batches(&self) -> usize {
         self.global_batch_size / self.dp / self.micro_batch_size
     }
@@ -76,7 +79,7 @@ impl GlobalBatch {
     /// The samples that rank `dp_rank` reads in the step that starts after `consumed` samples.
     ///
     /// # Panics
-    /// If `dp_rank` is not below the degree.
+    /// If `dp_rank` is not below `dp`.
     pub fn rank(&self, consumed: u64, dp_rank: usize) -> Range<u64> {
         assert!(
             dp_rank < self.dp,
@@ -88,10 +91,10 @@ impl GlobalBatch {
         first..first + share
     }
 
-    /// The samples of one of that rank's micro-batches.
+    /// The samples of one micro-batch of rank `dp_rank`.
     ///
     /// # Panics
-    /// If `dp_rank` is not below the degree or `micro_batch` not below their number.
+    /// If `dp_rank` is not below `dp`, or `micro_batch` is not below [`Self::num_micro_batches`].
     pub fn micro_batch(&self, consumed: u64, dp_rank: usize, micro_batch: usize) -> Range<u64> {
         let num = self.num_micro_batches();
         assert!(micro_batch < num, "micro-batch {micro_batch} of {num}");

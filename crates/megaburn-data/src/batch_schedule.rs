@@ -1,11 +1,11 @@
-//! How many samples a step reads.
+//! The number of samples of each step.
 
 use serde::Serialize;
 
 use crate::DataError;
 
-/// The samples of each step, as a pure function of the samples read before it: a resumed run needs no
-/// state for it.
+/// The global batch size of each step, as a pure function of the number of samples consumed before
+/// the step. A resumed run therefore needs no saved state for it.
 ///
 /// Source: Megatron-LM `megatron/core/num_microbatches_calculator.py`.
 ///
@@ -21,26 +21,28 @@ use crate::DataError;
 pub struct BatchSchedule {
     start: usize,
     increment: usize,
-    /// How many times it grows.
+    /// How many times the batch grows.
     increments: u64,
-    /// Samples over which it grows.
+    /// Number of samples over which the batch grows.
     samples: u64,
 }
 
 impl BatchSchedule {
-    /// The same all the time.
+    /// A batch size that never changes.
     ///
     /// # Errors
-    /// A batch of 0.
+    /// `batch` is 0.
     pub fn constant(batch: usize) -> Result<Self, DataError> {
         Self::ramp(batch, 1, 0, batch)
     }
 
-    /// From `start` samples a step to `end`, by `increment` each time an equal part of `samples`
-    /// samples was read (Megatron's `--rampup-batch-size start increment samples`).
+    /// A batch ramp from `start` to `end` samples per step. The batch grows by `increment` at equal
+    /// intervals over the first `samples` samples (Megatron's
+    /// `--rampup-batch-size start increment samples`).
     ///
     /// # Errors
-    /// A 0, a start above the end, or a distance between them that is no multiple of the increment.
+    /// `start` or `increment` is 0, `start` is above `end`, or `end - start` is not a multiple of
+    /// `increment`.
     pub fn ramp(
         start: usize,
         increment: usize,
@@ -74,7 +76,7 @@ impl BatchSchedule {
         })
     }
 
-    /// The samples of the step that starts after `consumed` samples.
+    /// The batch size of the step that starts after `consumed` samples.
     pub fn batch_size(&self, consumed: u64) -> usize {
         let Self {
             start,
@@ -90,12 +92,12 @@ impl BatchSchedule {
         start + grown as usize * increment
     }
 
-    /// The samples of a step when the batch has grown.
+    /// The batch size after the ramp.
     pub fn largest(&self) -> usize {
         self.batch_size(u64::MAX)
     }
 
-    /// The samples that `updates` steps read, from the first on.
+    /// The total number of samples that the first `updates` steps read.
     pub fn samples_after(&self, updates: u64) -> u64 {
         let mut consumed = 0u64;
         let mut left = updates;
@@ -110,7 +112,8 @@ impl BatchSchedule {
         consumed
     }
 
-    /// The number of samples after which the batch is a larger one than after `consumed`.
+    /// The number of consumed samples at which the batch next grows, given `consumed`; `None` after
+    /// the ramp.
     fn next_growth(&self, consumed: u64) -> Option<u64> {
         let Self {
             start,
@@ -134,14 +137,15 @@ mod tests {
 
     use super::*;
 
-    /// Megatron's rule as its file has it.
+    /// Megatron's rule, transcribed from its file.
     fn megatrons(ramp: (usize, usize, u64, usize), consumed: u64) -> usize {
         let (start, increment, samples, end) = ramp;
         let increments = (end - start) / increment;
         if consumed > samples || increments == 0 {
             return end;
         }
-        // Its floats, as exact numbers: consumed / (samples / increments), rounded down.
+        // Megatron computes `consumed / (samples / increments)` in floats and rounds down; this is
+        // exact.
         start + (consumed * increments as u64 / samples) as usize * increment
     }
 

@@ -1,4 +1,4 @@
-//! Real text that everyone who builds megaburn already has: Burn's own Rust sources.
+//! Real text that is present wherever megaburn was built: Burn's own Rust sources.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,11 +10,11 @@ use cargo_metadata::{Error as CargoError, MetadataCommand};
 use crate::files::read_text;
 use crate::{Corpus, DataError};
 
-/// The version of Burn whose sources are read: the one this workspace pins.
+/// The version of Burn whose sources are read; the workspace pins the same version.
 pub const BURN_VERSION: &str = "0.22.1";
 
-/// The crates whose sources are read: what every build of megaburn compiles of Burn, without its
-/// code generators and small helpers. About 5 MB.
+/// The crates whose sources are read: the Burn crates that every build of megaburn compiles,
+/// without code generators and small helpers. About 5 MB.
 pub const BURN_CRATES: [&str; 9] = [
     "burn",
     "burn-autodiff",
@@ -28,37 +28,39 @@ pub const BURN_CRATES: [&str; 9] = [
 ];
 
 impl Corpus {
-    /// The Rust sources of [`BURN_CRATES`], one document a file, sorted by crate and path: the same
-    /// text, and so the same hash, wherever it was found.
+    /// The Rust sources of [`BURN_CRATES`], one document per file, sorted by crate and path. The
+    /// text, and so the hash, does not depend on where the sources were found.
     ///
-    /// Looks, in this order,
-    /// 1. where `cargo metadata` says the crates are (offline, for the package of
+    /// They are searched for in this order:
+    /// 1. The paths that `cargo metadata` reports. It runs offline, for the package of
     ///    `CARGO_MANIFEST_DIR` at run time, else for the nearest `Cargo.toml` above the working
-    ///    directory). Cargo refuses that offline while an optional crate of the lock file was never
-    ///    downloaded, which is the case after a first build;
-    /// 2. in `$CARGO_HOME/registry/src`, where that build has put them;
-    /// 3. at megaburn's own sources, another and smaller text ([`Corpus::note`] says why).
+    ///    directory. Cargo fails offline if an optional crate of the lock file was never
+    ///    downloaded, which is the case after a first build.
+    /// 2. `$CARGO_HOME/registry/src`, to which that build has downloaded them.
+    /// 3. megaburn's own sources, which are a different and smaller text ([`Corpus::note`] says why
+    ///    they were taken).
     ///
     /// # Errors
-    /// None of the three is there, or a source file cannot be read.
+    /// None of the three places has sources, or a source file cannot be read.
     pub fn burn_sources() -> Result<Self, DataError> {
         Search::from_environment().find()
     }
 }
 
-/// Where to look.
+/// The places to search for sources.
 #[derive(Clone, Debug)]
 struct Search {
-    /// The manifest to ask cargo about.
+    /// The manifest that is passed to `cargo metadata`.
     manifest: Option<PathBuf>,
-    /// The cargo to ask; the one that runs us, or that of the path, where none is given.
+    /// The cargo executable to run. If `None`, this is the cargo that runs the program, else the
+    /// one found in `PATH`.
     cargo: Option<PathBuf>,
     cargo_home: Option<PathBuf>,
-    /// Folders that may hold megaburn's sources in `crates`.
+    /// Project folders whose `crates` folder may hold megaburn's sources.
     projects: Vec<PathBuf>,
 }
 
-/// A crate's name and folder.
+/// The name and the folder of a crate.
 type Root = (String, PathBuf);
 
 impl Search {
@@ -133,7 +135,7 @@ impl Search {
             .ok_or("no Cargo.toml is above the working folder")?;
         let mut command = MetadataCommand::new();
         command.manifest_path(manifest);
-        // Locked: asking must not write a lock file into somebody's project.
+        // `--locked`: the query must not write a lock file into a user's project.
         command.other_options(["--offline", "--locked"].map(String::from));
         if let Some(cargo) = &self.cargo {
             command.cargo_path(cargo);
@@ -168,7 +170,7 @@ impl Search {
             .as_ref()
             .ok_or("there is no CARGO_HOME and no home folder")?;
         let src = home.join("registry").join("src");
-        // One folder a registry: crates.io, its mirrors.
+        // `src` has one folder per registry: crates.io and its mirrors.
         let mut places: Vec<PathBuf> = fs::read_dir(&src)
             .map_err(|error| format!("{}: {error}", src.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
@@ -195,13 +197,13 @@ impl Search {
     }
 }
 
-/// A corpus of all `.rs` files under the roots, sorted by crate and path.
+/// Reads all `.rs` files under `roots` into a corpus, sorted by crate and path.
 fn load(name: String, roots: &[Root]) -> Result<Corpus, DataError> {
     let mut files = Vec::new();
     for (label, root) in roots {
         rust_files(root, label, &mut files)?;
     }
-    // The label, not the path: where the registry lies must not change the order.
+    // Sorts by label, not by path, so that the location of the registry does not change the order.
     files.sort();
     let documents = files
         .iter()

@@ -1,4 +1,4 @@
-//! What a run learns from: documents of text, or generated symbols.
+//! The training text of a run: documents, or generated symbols.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{DataError, NUM_SYMBOLS, Synthetic, SyntheticKind, Tokenizer};
 
-/// Bytes of text that are encoded at a time.
+/// Number of bytes of text that are encoded at a time.
 const BATCH_BYTES: usize = 1 << 24;
 
-/// A text in documents, or a generated sequence of symbols.
+/// A text that consists of documents, or a generated sequence of symbols.
 ///
-/// Printed, it says what was taken, how much of it, and its hash:
+/// `Display` prints the source, the size and the hash of the text:
 ///
 /// ```
 /// let corpus = megaburn_data::Corpus::from_documents("notes", vec!["a".into(), "bc".into()])?;
@@ -32,10 +32,11 @@ enum Content {
 }
 
 impl Corpus {
-    /// A corpus of ready documents, the empty ones left out; `name` stands for it in messages.
+    /// A corpus of the given documents. Empty documents are dropped; messages call the corpus
+    /// `name`.
     ///
     /// # Errors
-    /// Documents without a single byte.
+    /// All documents are empty, or there are none.
     pub fn from_documents(
         name: impl Into<String>,
         documents: Vec<String>,
@@ -52,11 +53,11 @@ impl Corpus {
         })
     }
 
-    /// The first `num_tokens` symbols of a generated text, whose least possible loss is known
+    /// The first `num_tokens` symbols of a generated text, whose lowest possible loss is known
     /// ([`Self::loss_floor`]).
     ///
     /// # Errors
-    /// An echo distance of 0, or no tokens.
+    /// The echo distance or `num_tokens` is 0.
     pub fn synthetic(kind: SyntheticKind, seed: u64, num_tokens: usize) -> Result<Self, DataError> {
         let law = Synthetic::new(kind, seed)?;
         let name = match law.kind() {
@@ -80,17 +81,17 @@ impl Corpus {
         Self { note, ..self }
     }
 
-    /// What was taken.
+    /// The name of the text, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Why it was taken in place of what was looked for first, where that is so.
+    /// Why this text was taken in place of the preferred one; `None` if it is the preferred one.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }
 
-    /// The documents; none where symbols are generated.
+    /// The documents; empty if the corpus is generated symbols.
     pub fn documents(&self) -> &[String] {
         match &self.content {
             Content::Text(documents) => documents,
@@ -98,7 +99,7 @@ impl Corpus {
         }
     }
 
-    /// Bytes of text; none where symbols are generated.
+    /// Number of bytes of text; `None` if the corpus is generated symbols.
     pub fn num_bytes(&self) -> Option<usize> {
         match &self.content {
             Content::Text(documents) => Some(documents.iter().map(String::len).sum()),
@@ -106,8 +107,8 @@ impl Corpus {
         }
     }
 
-    /// The xxh3 of all documents, each followed by the byte 0xFF, which text never holds; or of the
-    /// symbols, four bytes each, little-endian.
+    /// The xxh3 hash of all documents, each followed by the byte 0xFF, which never occurs in UTF-8.
+    /// For generated symbols, the hash of the symbols as little-endian `u32`.
     pub fn hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         match &self.content {
@@ -124,7 +125,7 @@ impl Corpus {
         hash.digest()
     }
 
-    /// Number of token ids a model of this corpus needs: the tokenizer's, or [`NUM_SYMBOLS`].
+    /// Number of token ids that a model of this corpus needs: the tokenizer's, or [`NUM_SYMBOLS`].
     pub fn vocab_size(&self, tokenizer: &dyn Tokenizer) -> usize {
         match &self.content {
             Content::Text(_) => tokenizer.vocab_size(),
@@ -132,8 +133,8 @@ impl Corpus {
         }
     }
 
-    /// The mean loss that no model goes below on samples of `seq_len` ([`Synthetic::floor`]); none
-    /// for text.
+    /// The lowest mean loss that a model can reach on samples of `seq_len` ([`Synthetic::floor`]);
+    /// `None` for text.
     pub fn loss_floor(&self, seq_len: usize) -> Option<f64> {
         match &self.content {
             Content::Text(_) => None,
@@ -141,9 +142,9 @@ impl Corpus {
         }
     }
 
-    /// Calls `visit` with every stretch of tokens in order, eos between two documents. Only the ids
-    /// of some documents are held at a time. `progress` is called with the bytes of each stretch of
-    /// documents that is encoded.
+    /// Calls `visit` with consecutive chunks of the tokens, in order, with an eos token between two
+    /// documents. Only the token ids of one batch of documents are in memory at a time. After each
+    /// encoded batch, `progress` is called with its number of bytes of text.
     pub(crate) fn visit_tokens(
         &self,
         tokenizer: &dyn Tokenizer,
@@ -169,7 +170,8 @@ impl Corpus {
     }
 }
 
-/// Documents in stretches of [`BATCH_BYTES`] or a little more.
+/// Splits the documents into batches of at least [`BATCH_BYTES`]; the last document of a batch may
+/// exceed that size.
 fn batches(documents: &[String]) -> impl Iterator<Item = &[String]> {
     let mut rest = documents;
     std::iter::from_fn(move || {

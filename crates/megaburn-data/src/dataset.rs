@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::{Corpus, DataError, Tokenizer};
 
-/// A stretch of tokens, held once for all the rank threads of a process (a clone shares it) in the
-/// narrowest of 1, 2 or 4 bytes that the vocabulary fits.
+/// A range of tokens. The memory is shared by all rank threads of a process (a clone shares it).
+/// Each token takes 1, 2 or 4 bytes, the fewest that hold the vocabulary.
 #[derive(Clone, Debug)]
 pub struct TokenDataset {
     name: String,
@@ -16,26 +16,27 @@ pub struct TokenDataset {
     bytes_per_token: Option<f64>,
 }
 
-/// The two parts of a data set.
+/// The training and validation parts of a data set.
 #[derive(Clone, Debug)]
 pub struct Split {
-    /// What is trained on: the head.
+    /// The training part: the first tokens.
     pub train: TokenDataset,
-    /// What is evaluated on: the tail; empty for a fraction of 0.
+    /// The validation part: the last tokens; empty for a fraction of 0.
     pub valid: TokenDataset,
 }
 
 impl TokenDataset {
-    /// Encodes a corpus. Its documents are joined by the tokenizer's eos; a synthetic corpus is
-    /// tokens already and keeps its own vocabulary.
+    /// Encodes a corpus. Documents are joined by the tokenizer's eos. A synthetic corpus consists
+    /// of tokens already and keeps its own vocabulary.
     ///
     /// # Errors
-    /// A text that the tokenizer cannot encode, a token outside its vocabulary.
+    /// The tokenizer cannot encode the text, or a token is outside its vocabulary.
     pub fn new(corpus: &Corpus, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
         Self::encoded(corpus, tokenizer, |_| ())
     }
 
-    /// The same, which calls `progress` with the bytes of text of each stretch that is encoded.
+    /// Like [`Self::new`], but calls `progress` with the number of bytes of text of each encoded
+    /// batch.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -57,10 +58,10 @@ impl TokenDataset {
         Ok(set)
     }
 
-    /// A data set of ready tokens; `name` stands for it in messages.
+    /// A data set of the given tokens; messages call it `name`.
     ///
     /// # Errors
-    /// A token outside the vocabulary.
+    /// A token is outside the vocabulary.
     pub fn from_tokens(
         name: impl Into<String>,
         tokens: &[u32],
@@ -85,13 +86,14 @@ impl TokenDataset {
         }
     }
 
-    /// Cuts off the last `valid_fraction` of the tokens (rounded to the nearest) for validation.
+    /// Splits off the last `valid_fraction` of the tokens (rounded to the nearest token) for
+    /// validation.
     ///
-    /// The cut falls where it falls, also inside a document: it depends on the tokens and the
-    /// fraction alone. Both parts share the memory.
+    /// The cut depends only on the number of tokens and the fraction, so it may fall inside a
+    /// document. Both parts share the memory.
     ///
     /// # Errors
-    /// A fraction outside `[0, 1)`.
+    /// `valid_fraction` is outside `[0, 1)`.
     pub fn split(&self, valid_fraction: f64) -> Result<Split, DataError> {
         if !(0.0..1.0).contains(&valid_fraction) {
             return Err(DataError::Fraction {
@@ -111,7 +113,7 @@ impl TokenDataset {
         })
     }
 
-    /// What messages call it.
+    /// The name of the data set, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -121,18 +123,18 @@ impl TokenDataset {
         self.range.len()
     }
 
-    /// Number of ids; every token is below it.
+    /// Size of the vocabulary; every token is below it.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Bytes of text per token, over the whole corpus (document separators count as tokens without
-    /// bytes); none where the tokens do not come from text. See [`crate::bits_per_byte`].
+    /// Bytes of text per token over the whole corpus (document separators are tokens without
+    /// bytes); `None` if the tokens do not come from text. See [`crate::bits_per_byte`].
     pub fn bytes_per_token(&self) -> Option<f64> {
         self.bytes_per_token
     }
 
-    /// Bytes that one token takes in memory: 1, 2 or 4.
+    /// Bytes per token in memory: 1, 2 or 4.
     pub fn token_width(&self) -> usize {
         match *self.store {
             Store::U8(_) => 1,
@@ -141,8 +143,9 @@ impl TokenDataset {
         }
     }
 
-    /// Number of samples of `seq_len` targets. Neighbours share one token, so every token but the
-    /// first is a target once; up to `seq_len - 1` tokens at the end are in no sample.
+    /// Number of samples of `seq_len` targets. Consecutive samples overlap by one token, so every
+    /// token except the first is a target once. Up to `seq_len - 1` tokens at the end are in no
+    /// sample.
     pub fn num_samples(&self, seq_len: usize) -> usize {
         match seq_len {
             0 => 0,
@@ -150,8 +153,8 @@ impl TokenDataset {
         }
     }
 
-    /// Sample `index` in the order of the text: `seq_len + 1` tokens from `index * seq_len` on.
-    /// Inputs are all but the last, targets all but the first.
+    /// Sample `index` in text order: `seq_len + 1` tokens, starting at token `index * seq_len`. The
+    /// first `seq_len` are the inputs, the last `seq_len` the targets.
     ///
     /// # Panics
     /// If `index` is not below [`Self::num_samples`].
@@ -198,7 +201,8 @@ impl Store {
                 vocab_size,
             });
         }
-        // Narrowing keeps every token: each is below the vocabulary that chose the width.
+        // The casts lose nothing: every token is below the vocabulary size from which the width was
+        // chosen.
         match self {
             Self::U8(v) => v.extend(tokens.iter().map(|&t| t as u8)),
             Self::U16(v) => v.extend(tokens.iter().map(|&t| t as u16)),

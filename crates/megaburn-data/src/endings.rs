@@ -1,10 +1,10 @@
-//! Files that hold no plain text, by the ends of their names.
+//! Rejects files that hold no plain text, by their file name extension.
 
 use std::path::Path;
 
 use crate::{DataError, files::read_text};
 
-/// Endings of files that hold no plain text, and what to do with one.
+/// File name extensions of files that hold no plain text, and what the user should do instead.
 const NO_TEXT: [(&[&str], &str); 3] = [
     (
         &["parquet", "arrow", "feather", "avro", "h5", "hdf5", "lance"],
@@ -31,10 +31,10 @@ const NO_TEXT: [(&[&str], &str); 3] = [
     ),
 ];
 
-/// The text of a file whose name ends with `.ending`, in lower case.
+/// Reads the text of a file with the lower-case extension `ending`.
 ///
 /// # Errors
-/// It cannot be read or is not UTF-8; its ending says that it is no text.
+/// The file cannot be read, it is not UTF-8, or its extension is that of a file that holds no text.
 pub(crate) fn plain_text(path: &Path, ending: &str) -> Result<String, DataError> {
     let no_text = NO_TEXT
         .iter()

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why there is no data to train on.
+/// Why training data, or a tokenizer, cannot be read or written.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(

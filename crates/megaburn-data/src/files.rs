@@ -1,4 +1,4 @@
-//! Text from the user's own files.
+//! Reads text from the user's files.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,13 +9,15 @@ use serde_json::Value;
 use crate::{Corpus, DataError, endings::plain_text};
 
 impl Corpus {
-    /// The text of a file. `.jsonl` and `.ndjson` are one document a line, in the field `text`
-    /// ([`Self::from_jsonl`]); `.json` is the same, or one array of such objects; anything else is one
-    /// document of UTF-8, a byte order mark left out.
+    /// Reads the text of a file:
+    /// - `.jsonl` and `.ndjson`: one document per line, in the field `text` ([`Self::from_jsonl`])
+    /// - `.json`: one document per line, or one array of such objects ([`Self::from_json`])
+    /// - other files: one document of UTF-8, without a byte order mark
     ///
     /// # Errors
-    /// A file that is missing, a directory, unreadable, empty or not UTF-8; a line or an element that
-    /// is no JSON object with that field; a file whose name says that it is no text, as `.parquet` does.
+    /// - The file is missing, a directory, unreadable, empty or not UTF-8.
+    /// - A line or an element is not a JSON object with that field.
+    /// - The extension is that of a file that holds no text, such as `.parquet`.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
         let extension = path
@@ -33,8 +35,8 @@ impl Corpus {
         }
     }
 
-    /// The documents of a file that holds one JSON array of objects, one object, or an object a line,
-    /// with their text in `field`. Empty documents are left out.
+    /// Reads the documents of a file that holds one JSON array of objects, one object, or one
+    /// object per line. The text of each object is in `field`. Empty documents are dropped.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -44,7 +46,7 @@ impl Corpus {
         let elements = match serde_json::from_str(&text) {
             Ok(Value::Array(elements)) => elements,
             Ok(single) => vec![single],
-            // Not one value: objects on lines, or an array that is cut off.
+            // The file is not a single JSON value: a truncated array, or one object per line.
             Err(error) if text.trim_start().starts_with('[') => {
                 let path = path.into();
                 let why = format!("its array is not JSON ({error})");
@@ -67,8 +69,8 @@ impl Corpus {
         Self::from_documents(path.display().to_string(), documents)
     }
 
-    /// The documents of a file that holds a JSON object a line, with their text in `field`. Blank
-    /// lines and empty documents are left out.
+    /// Reads the documents of a file that holds one JSON object per line, with the text in `field`.
+    /// Blank lines and empty documents are dropped.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -130,7 +132,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The text of a file, without a byte order mark.
+/// Reads the text of a file, without a byte order mark.
 pub(crate) fn read_text(path: &Path) -> Result<String, DataError> {
     let unreadable = |source: std::io::Error| match source.kind() {
         ErrorKind::NotFound => DataError::Missing { path: path.into() },

@@ -1,10 +1,11 @@
-//! What a run reads: text or generated symbols, as tokens, in an order that is a pure function
-//! `(seed, sample index) -> tokens`. Neither the layout, nor the batch sizes, nor a restart
-//! changes which tokens the sample of a number holds.
+//! The training data of a run: text or generated symbols, encoded as tokens, in an order that is a
+//! pure function `(seed, sample index) -> tokens`. The tokens of the sample with a given index
+//! depend neither on the layout, nor on the batch sizes, nor on restarts.
 //!
 //! A [`Corpus`] is encoded by a [`Tokenizer`] into a [`TokenDataset`], which is split into a
-//! training and a validation part; a [`Sampler`] numbers the samples of a part; a [`GlobalBatch`]
-//! says which numbers a data-parallel rank reads in a step, a [`BatchSchedule`] how many all of them do.
+//! training and a validation part. A [`Sampler`] assigns an index to each sample of a part. A
+//! [`BatchSchedule`] gives the number of samples of a step, a [`GlobalBatch`] the indices that each
+//! data-parallel rank reads.
 //!
 //! ```
 //! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};

@@ -1,18 +1,21 @@
-//! A shuffle that needs no list.
+//! A shuffle that does not store the permuted list.
 
 use megaburn_mesh::PositionRng;
 
-/// Rounds of the network. Four already look random (Luby and Rackoff 1988); small sets want more.
+/// Rounds of the Feistel network. Four already look random (Luby and Rackoff 1988); small sets need
+/// more.
 const ROUNDS: u64 = 8;
 
-/// A permutation of `0..n` that is computed where it is asked for: constant memory, and constant
-/// expected time per index, whatever `n`.
+/// A permutation of `0..n` that is computed on demand: constant memory, and constant expected time
+/// per index, for any `n`.
 ///
-/// A Feistel network over the pairs `(l, r)` of a grid `a x b` with `a = ceil(sqrt n)` and
-/// `b = ceil(n / a)`, its rounds keyed by a [`PositionRng`]; what falls outside `0..n` (fewer than
-/// `a` places) is sent through again until it falls inside (Black and Rogaway, "Ciphers with
-/// arbitrary finite domains", CT-RSA 2002). Each round adds to one half a function of the other
-/// and so can be undone, which makes the whole a bijection.
+/// It is a Feistel network over the pairs `(l, r)` of a grid `a x b` with `a = ceil(sqrt n)` and
+/// `b = ceil(n / a)`; its rounds are keyed by a [`PositionRng`]. Each round adds a function of one
+/// half to the other half, which is invertible, so the network is a bijection of the grid.
+///
+/// The grid has fewer than `a` places outside `0..n`. A result outside `0..n` is passed through the
+/// network repeatedly until it falls inside (cycle walking: Black and Rogaway, "Ciphers with
+/// arbitrary finite domains", CT-RSA 2002).
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     n: u64,
@@ -22,7 +25,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..n` that `rng` keys; `n` is below 2^62.
+    /// The permutation of `0..n` that is keyed by `rng`; `n` must be below 2^62.
     pub fn new(n: u64, rng: PositionRng) -> Self {
         assert!(
             n < 1 << 62,
@@ -38,7 +41,7 @@ impl Permutation {
         }
     }
 
-    /// Where `index` goes.
+    /// The image of `index` under the permutation.
     ///
     /// # Panics
     /// If `index` is not below `n`.
@@ -49,7 +52,7 @@ impl Permutation {
             self.n
         );
         let mut place = self.network(index);
-        // Ends: the network permutes the grid, so the walk comes back to `index` at the latest.
+        // Terminates: the network permutes the grid, so the cycle returns to `index` at the latest.
         while place >= self.n {
             place = self.network(place);
         }
@@ -134,7 +137,8 @@ mod tests {
             let expected = trials as f64 / n as f64;
             for row in &counts {
                 let chi2: f64 = row.iter().map(|c| (c - expected).powi(2) / expected).sum();
-                // Mean n - 1, standard deviation sqrt(2 (n - 1)): six of them.
+                // chi2 has mean n - 1 and standard deviation sqrt(2 (n - 1)); allow six standard
+                // deviations.
                 let limit = (n - 1) as f64 + 6.0 * (2.0 * (n - 1) as f64).sqrt();
                 assert!(chi2 < limit, "n {n}: chi2 {chi2} over {limit}");
             }

@@ -1,4 +1,4 @@
-//! Proof of what was read: equal hashes mean equal samples in equal order.
+//! Records which samples were read: equal hashes mean equal samples in equal order.
 
 use std::collections::BTreeMap;
 
@@ -6,32 +6,32 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::{DataError, GlobalBatch, Sampler};
 
-/// Which samples were read and what they held, as a hash a sample. Ranks keep one each and merge
-/// them; the result is the same whoever read what.
+/// The samples that were read, as one hash of the tokens per sample. Each rank keeps a log of its
+/// own, and the logs are merged; the result does not depend on which rank read which sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleLog {
     hashes: BTreeMap<u64, u64>,
 }
 
 impl SampleLog {
-    /// A log of nothing.
+    /// An empty log.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Notes that sample `index` held `tokens`.
+    /// Records that sample `index` held `tokens`.
     ///
     /// # Errors
-    /// The sample was noted before with other tokens.
+    /// The sample was recorded before with other tokens.
     pub fn record(&mut self, index: u64, tokens: &[u32]) -> Result<(), DataError> {
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         self.insert(index, xxh3_64(&bytes))
     }
 
-    /// Adds what another rank read, as [`Self::entries`] gives it.
+    /// Adds the samples that another rank read, as returned by its [`Self::entries`].
     ///
     /// # Errors
-    /// Both read a sample, with different tokens.
+    /// Both ranks read a sample, with different tokens.
     pub fn merge(
         &mut self,
         entries: impl IntoIterator<Item = (u64, u64)>,
@@ -46,7 +46,7 @@ impl SampleLog {
         self.hashes.iter().map(|(&index, &hash)| (index, hash))
     }
 
-    /// The xxh3 of the first `n` samples in global order; none while one of them is missing.
+    /// The xxh3 hash of the first `n` samples in global order; `None` if one of them is missing.
     pub fn digest(&self, n: u64) -> Option<u64> {
         let mut whole = Xxh3::new();
         for index in 0..n {
@@ -63,8 +63,8 @@ impl SampleLog {
     }
 }
 
-/// The xxh3 of the first `n` samples' tokens in global order, put together from what the
-/// data-parallel ranks of `batch` read. Equal for every degree and batch size.
+/// The xxh3 hash of the tokens of the first `n` samples in global order, merged from what each
+/// data-parallel rank of `batch` reads. It is equal for every data-parallel degree and batch size.
 ///
 /// # Errors
 /// Two ranks read a sample with different tokens.

@@ -6,13 +6,13 @@ use megaburn_mesh::{PositionRng, Purpose};
 
 use crate::{DataError, Permutation, TokenDataset};
 
-/// Numbers the samples of a data set without end: `(seed, sample index) -> tokens`, a pure
-/// function, computed where it is asked for.
+/// An unlimited sequence of samples of a data set: a pure function
+/// `(seed, sample index) -> tokens`, computed on demand.
 ///
-/// Sample index `i` belongs to epoch `i / num_samples`; each epoch reads every sample once, in the
-/// order of a [`Permutation`] of its own. Nothing else enters: not the data-parallel degree, the
-/// batch sizes, the length of the run, or where it was resumed. (The order does depend on the
-/// sequence length and the text, which decide what a sample is.)
+/// Sample index `i` belongs to epoch `i / num_samples`. Each epoch reads every sample once, in the
+/// order of its own [`Permutation`]. The order does not depend on the data-parallel degree, the
+/// batch sizes, the length of the run, or the step at which it was resumed. (It does depend on the
+/// sequence length and the text, which define the samples.)
 #[derive(Clone, Debug)]
 pub struct Sampler {
     dataset: TokenDataset,
@@ -22,17 +22,17 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Samples of `seq_len + 1` tokens, shuffled anew each epoch: for training.
+    /// Samples of `seq_len + 1` tokens, reshuffled in each epoch; for training.
     ///
     /// # Errors
-    /// A sequence length of 0, or a data set shorter than one sample.
+    /// `seq_len` is 0, or the data set is shorter than one sample.
     pub fn shuffled(dataset: TokenDataset, seq_len: usize, seed: u64) -> Result<Self, DataError> {
         let rng = PositionRng::new(seed, Purpose::DataOrder, "train");
         Self::new(dataset, seq_len, Some(rng))
     }
 
-    /// Samples of `seq_len + 1` tokens in the order of the text, from the start again after the
-    /// end: for validation.
+    /// Samples of `seq_len + 1` tokens in text order, which restart after the last one; for
+    /// validation.
     ///
     /// # Errors
     /// As [`Self::shuffled`].
@@ -67,22 +67,22 @@ impl Sampler {
         })
     }
 
-    /// Targets of a sample.
+    /// Number of targets of a sample.
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 
-    /// Samples of an epoch.
+    /// Number of samples of an epoch.
     pub fn num_samples(&self) -> u64 {
         self.num_samples
     }
 
-    /// What is sampled.
+    /// The data set that is sampled.
     pub fn dataset(&self) -> &TokenDataset {
         &self.dataset
     }
 
-    /// The epoch of sample `index` and which sample of the text it is.
+    /// The epoch of sample `index`, and the index of the sample in text order.
     pub fn position(&self, index: u64) -> (u64, u64) {
         let epoch = index / self.num_samples;
         let index = index % self.num_samples;
@@ -93,15 +93,15 @@ impl Sampler {
         (epoch, sample)
     }
 
-    /// The `seq_len + 1` tokens of sample `index`: inputs are all but the last, targets all but
-    /// the first.
+    /// The `seq_len + 1` tokens of sample `index`. The first `seq_len` are the inputs, the last
+    /// `seq_len` the targets.
     pub fn tokens(&self, index: u64) -> Vec<u32> {
         let (_, sample) = self.position(index);
         self.dataset.sample(self.seq_len, sample as usize)
     }
 
-    /// The tokens of the samples `indices` ([`GlobalBatch`](crate::GlobalBatch) says which a rank
-    /// reads).
+    /// The tokens of the samples `indices`. [`GlobalBatch`](crate::GlobalBatch) gives the indices
+    /// of a rank.
     pub fn batch(&self, indices: Range<u64>) -> Vec<Vec<u32>> {
         indices.map(|index| self.tokens(index)).collect()
     }

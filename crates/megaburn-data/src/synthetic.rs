@@ -1,36 +1,36 @@
-//! Generated symbols whose entropy is known in closed form: a model that learns reaches the floor,
-//! and one that falls below it has seen its own targets.
+//! Generated symbols whose entropy is known in closed form. A model that learns reaches this loss
+//! floor; a model below the floor has seen its own targets.
 
 use megaburn_mesh::{PositionRng, Purpose};
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
 
-/// Symbols of a generated corpus: token ids 0 to 63.
+/// Number of symbols of a generated corpus: token ids 0 to 63.
 pub const NUM_SYMBOLS: usize = 64;
 
-/// The law by which one of its four successors follows a symbol.
+/// Probabilities of the four successors of a symbol.
 const SUCCESSORS: [f64; 4] = [0.5, 0.25, 0.15, 0.1];
 
-/// Probability that `echo` repeats instead of drawing.
+/// Probability that `echo` repeats an earlier symbol instead of drawing a new one.
 const REPEAT: f64 = 0.9;
 
-/// What rule the symbols follow. In TOML: `"markov"` or `{ echo = { distance = 7 } }`.
+/// The rule that generates the symbols. In TOML: `"markov"` or `{ echo = { distance = 7 } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SyntheticKind {
-    /// Each symbol has four successors with probabilities 0.5, 0.25, 0.15 and 0.1; which four
-    /// depends on the seed. Needs only an embedding and an MLP to be learnt.
+    /// Each symbol has four successors, with probabilities 0.5, 0.25, 0.15 and 0.1; the seed
+    /// selects which four. Learning it needs only an embedding and an MLP.
     Markov,
-    /// The symbol `distance` places back is repeated with probability 0.9, else any of the 64 is
-    /// drawn. Cannot be learnt without attention and positions.
+    /// The symbol `distance` places back is repeated with probability 0.9; otherwise one of the 64
+    /// symbols is drawn uniformly. Learning it needs attention and positions.
     Echo {
-        /// How many places back; at least 1.
+        /// The distance to the repeated symbol, in places; at least 1.
         distance: usize,
     },
 }
 
-/// An endless text of symbols, the same for the same kind and seed.
+/// An endless text of symbols; equal kinds and seeds give equal texts.
 ///
 /// ```
 /// use megaburn_data::{Synthetic, SyntheticKind};
@@ -47,10 +47,10 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// The text of `kind` under `seed`.
+    /// The text of `kind` for `seed`.
     ///
     /// # Errors
-    /// An echo distance of 0.
+    /// The echo distance is 0.
     pub fn new(kind: SyntheticKind, seed: u64) -> Result<Self, DataError> {
         match kind {
             SyntheticKind::Echo { distance: 0 } => Err(DataError::Zero {
@@ -60,12 +60,12 @@ impl Synthetic {
         }
     }
 
-    /// The rule.
+    /// The rule that generates the symbols.
     pub fn kind(&self) -> SyntheticKind {
         self.kind
     }
 
-    /// The seed.
+    /// The seed of the text.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -78,7 +78,8 @@ impl Synthetic {
         }
     }
 
-    /// Entropy of a symbol whose whole past is known, in nats: 1.2080 (`Markov`), 0.7295 (`Echo`).
+    /// Entropy, in nats, of a symbol given all symbols before it: 1.2080 (`Markov`), 0.7295
+    /// (`Echo`).
     pub fn entropy(&self) -> f64 {
         match self.kind {
             SyntheticKind::Markov => SUCCESSORS.iter().map(|&p| surprise(p)).sum(),
@@ -89,11 +90,11 @@ impl Synthetic {
         }
     }
 
-    /// The mean loss, in nats per token, that no model goes below on samples of `seq_len` inputs
+    /// The lowest mean loss, in nats per token, that a model can reach on samples with inputs
     /// `x[0..seq_len]` and targets `x[1..=seq_len]`.
     ///
-    /// Of an echo's targets, `x[1..distance]` repeat a symbol from before the sample: those cost
-    /// `ln 64` each.
+    /// In an echo, the targets `x[1..distance]` repeat symbols that precede the sample, so each of
+    /// them costs `ln 64`.
     pub fn floor(&self, seq_len: usize) -> f64 {
         let blind = match self.kind {
             SyntheticKind::Markov => 0,
@@ -138,7 +139,7 @@ impl Synthetic {
     }
 }
 
-/// Four distinct successors of every symbol: the first four of a shuffle of all.
+/// Four distinct successors of every symbol: the first four elements of a shuffle of all symbols.
 fn successors(rng: PositionRng) -> Vec<[usize; 4]> {
     (0..NUM_SYMBOLS)
         .map(|row| {
@@ -168,8 +169,9 @@ mod tests {
         Synthetic::new(kind, seed).unwrap()
     }
 
-    /// Entropy of a token given the one `distance` before, from counts. Counting 64 x 64 pairs
-    /// understates it by about 63 * 64 / 2N = 0.008 nats where all pairs occur.
+    /// Entropy of a token given the token `distance` places before it, estimated from counts.
+    /// Counting 64 x 64 pairs underestimates it by about 63 * 64 / 2N = 0.008 nats if all pairs
+    /// occur.
     fn conditional_entropy(tokens: &[u32], distance: usize) -> f64 {
         let mut counts = vec![[0u32; NUM_SYMBOLS]; NUM_SYMBOLS];
         for (&past, &now) in tokens.iter().zip(&tokens[distance..]) {
@@ -229,8 +231,9 @@ mod tests {
         let h = conditional_entropy(&tokens, distance);
         assert!((h - echo.entropy()).abs() < 0.02, "{h}");
         if distance > 1 {
-            // A pair comes back `distance` later with probability 0.81, so pairs count for about a
-            // tenth of their number, and counting understates the entropy by 0.08.
+            // A pair recurs `distance` later with probability 0.81, so the effective number of
+            // pairs is about a tenth of their count, and counting underestimates the entropy by
+            // 0.08.
             let h = conditional_entropy(&tokens, distance - 1);
             assert!((h - 64f64.ln()).abs() < 0.1, "{h}");
         }

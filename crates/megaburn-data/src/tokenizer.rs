@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Converts text to tokens and back.
 
 mod byte;
 mod hf;
@@ -15,67 +15,69 @@ pub use byte::ByteTokenizer;
 pub use hf::HfTokenizer;
 pub use train::{BOS, EOS, PAD, TokenizerTrainer, TrainedTokenizer};
 
-/// Text to token ids and back. Object-safe, so that a run chooses its tokenizer by configuration.
+/// Converts text to token ids and back. It is object-safe, so the configuration can select the
+/// tokenizer.
 pub trait Tokenizer: Debug + Send + Sync {
-    /// Number of ids: the highest plus one. Every id is below it.
+    /// Number of ids: the highest id plus one.
     fn vocab_size(&self) -> usize;
-    /// The ids of a text that is learnt from, without special tokens: where one is spelled out in
-    /// `text`, it is text like any other, so that no document can forge the end of another.
+    /// The ids of a training text. Special tokens that are spelled out in `text` are encoded as
+    /// plain text, so that no document can forge the end of another.
     ///
     /// # Errors
     /// The tokenizer has no ids for a part of the text.
     fn encode(&self, text: &str) -> Result<Vec<u32>, DataError>;
-    /// The ids of each of `texts`, as [`encode`](Self::encode) gives them, however many threads
-    /// share the work.
+    /// The ids of each of `texts`, equal to those of [`encode`](Self::encode) for any number of
+    /// threads.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
     fn encode_batch(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.iter().map(|text| self.encode(text)).collect()
     }
-    /// The ids of what a model is asked with: special tokens that are spelled out in `text` are
-    /// recognised, and those that the tokenizer's template puts around a text (Llama's bos) are
-    /// added, as `transformers` does.
+    /// The ids of a prompt. As in `transformers`, special tokens that are spelled out in `text` are
+    /// recognised, and the special tokens of the tokenizer's template (such as Llama's bos) are
+    /// added.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode(text)
     }
-    /// The text of `tokens`. Special tokens give nothing; bytes that are not text give U+FFFD.
+    /// The text of `tokens`. Special tokens are dropped; bytes that are not UTF-8 become U+FFFD.
     fn decode(&self, tokens: &[u32]) -> String;
-    /// Decodes a text token by token while it is generated.
+    /// A decoder for generated text that receives one token at a time.
     fn stream(&self) -> Box<dyn TextStream + '_>;
-    /// The token between two documents, with which a generated text ends.
+    /// The token that separates documents and ends a generated text.
     fn eos(&self) -> u32;
-    /// The token a text starts with, where the tokenizer has one.
+    /// The token that starts a text, if the tokenizer has one.
     fn bos(&self) -> Option<u32>;
-    /// The token that fills short samples, where the tokenizer has one.
+    /// The token that pads short samples, if the tokenizer has one.
     fn pad(&self) -> Option<u32>;
-    /// Whether a token of text is exactly one byte, so that the loss per token is the loss per byte.
+    /// Whether each token of text is exactly one byte, so that the loss per token is the loss per
+    /// byte.
     fn is_byte_level(&self) -> bool {
         false
     }
-    /// Differs between tokenizers that turn the same documents into other tokens; 0 for the
-    /// byte-level one.
+    /// A hash that differs between tokenizers that encode the same documents differently; 0 for the
+    /// byte-level tokenizer.
     fn hash(&self) -> u64;
 }
 
-/// A text that arrives token by token.
+/// Decodes text incrementally, one token at a time.
 ///
-/// What [`push`](Self::push) and [`finish`](Self::finish) return, joined, equals
-/// [`Tokenizer::decode`] of all tokens, and no part ends inside a character.
+/// The concatenated results of [`push`](Self::push) and [`finish`](Self::finish) equal
+/// [`Tokenizer::decode`] of all tokens, and no result ends inside a character.
 pub trait TextStream: Debug {
-    /// The text that is certain once `token` has come; empty inside a character.
+    /// Adds `token` and returns the text that later tokens cannot change; empty inside a character.
     fn push(&mut self, token: u32) -> String;
-    /// What was held back because a further token could have changed it: nothing, or what was left
-    /// of a character that never became whole.
+    /// Returns the text that was held back because a later token could have changed it: usually
+    /// none, else the remains of an incomplete character.
     fn finish(&mut self) -> String;
 }
 
-/// A loss in bits per byte of text from one in nats per token.
+/// Converts a loss in nats per token into bits per byte of text.
 ///
-/// `bytes_per_token` is that of the text ([`TokenDataset::bytes_per_token`]).
+/// `bytes_per_token` is the mean over the text ([`TokenDataset::bytes_per_token`]).
 ///
 /// [`TokenDataset::bytes_per_token`]: crate::TokenDataset::bytes_per_token
 pub fn bits_per_byte(nats_per_token: f64, bytes_per_token: f64) -> f64 {

@@ -1,5 +1,5 @@
-//! The small files of a Hugging Face model that are no weights: they travel with it into checkpoints
-//! and runs, and back.
+//! The small files of a Hugging Face model that hold no weights (configuration, tokenizer). They
+//! are copied with the model into checkpoints and runs, and back.
 
 use std::{
     fs,
@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use crate::{ModelError, source::ModelSource};
 pub use megaburn_checkpoint::hf::ASSETS;
 
-/// Stands among them where the model's tensors came without the prefix of their names, so that they
-/// go without it too. It is never published.
+/// Marker file: the names of the model's tensors lack the family's prefix, and an export omits it
+/// too. The marker is never exported.
 const BARE_NAMES: &str = "bare-names";
 
 /// The small files of a model, by name.
@@ -23,10 +23,10 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// Those of an opened model; a checkpoint inside a run has the run's.
+    /// The small files of an opened model. A checkpoint inside a run uses those of the run.
     ///
     /// # Errors
-    /// One that cannot be read.
+    /// A file cannot be read.
     pub fn of(source: &ModelSource) -> Result<Self, ModelError> {
         let folder = Self::folder(source);
         let mut assets =
@@ -37,7 +37,7 @@ impl Assets {
         Ok(assets)
     }
 
-    /// The folder that holds those of an opened model, if there is one.
+    /// The folder that holds the small files of an opened model, if there is one.
     pub fn folder(source: &ModelSource) -> Option<PathBuf> {
         match source.checkpoint() {
             Some(checkpoint) => Self::folder_of(checkpoint),
@@ -58,20 +58,20 @@ impl Assets {
             .find(|folder| folder.is_dir())
     }
 
-    /// Whether a checkpoint's tensors came without the prefix of their names.
+    /// Whether a checkpoint's tensors were imported without the prefix of their names.
     pub(crate) fn has_bare_names(checkpoint: &Checkpoint) -> bool {
         Self::folder_of(checkpoint).is_some_and(|folder| folder.join(BARE_NAMES).is_file())
     }
 
-    /// Whether a checkpoint or a run keeps a file of this name among its model's small files.
+    /// Whether a file of this name belongs to the small files that a checkpoint or a run keeps.
     pub fn is_kept_name(name: &str) -> bool {
         SMALL_FILES.contains(&name) || name == BARE_NAMES
     }
 
-    /// Those in a folder.
+    /// Reads the small files in a folder.
     ///
     /// # Errors
-    /// One that cannot be read.
+    /// A file cannot be read.
     pub fn read(folder: &Path) -> Result<Self, ModelError> {
         let mut files = Vec::new();
         for name in SMALL_FILES.into_iter().chain([BARE_NAMES]) {
@@ -89,12 +89,12 @@ impl Assets {
         Ok(Self { files })
     }
 
-    /// The files' names and contents as a checkpoint or a run keeps them.
+    /// Names and contents of the files, for a checkpoint or a run.
     pub fn kept(&self) -> Vec<(String, Vec<u8>)> {
         self.files.clone()
     }
 
-    /// The files' names and contents as they are published.
+    /// Names and contents of the files, for an export.
     pub fn published(&self) -> Vec<(String, Vec<u8>)> {
         self.files
             .iter()
@@ -103,7 +103,7 @@ impl Assets {
             .collect()
     }
 
-    /// The same with the tokenizer of `other`, which may be none.
+    /// Replaces the tokenizer files by those of `other`, which may have none.
     pub fn with_tokenizer_of(mut self, other: Self) -> Self {
         let others = ["config.json", "generation_config.json", BARE_NAMES];
         let of_tokenizer = |(name, _): &(String, Vec<u8>)| !others.contains(&name.as_str());
@@ -113,7 +113,7 @@ impl Assets {
         self
     }
 
-    /// The bytes of a file.
+    /// The content of the file `name`.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.files
             .iter()
@@ -121,8 +121,8 @@ impl Assets {
             .map(|(_, bytes)| bytes.as_slice())
     }
 
-    /// Says in `generation_config.json`, and in `config.json` where there is one, which tokens end a
-    /// text, start one and fill one.
+    /// Sets the tokens that end, start and pad a text in `generation_config.json`, and in
+    /// `config.json` if it exists.
     pub fn set_special_tokens(&mut self, eos: Option<u32>, bos: Option<u32>, pad: Option<u32>) {
         for name in ["generation_config.json", "config.json"] {
             let json = self.json(name).filter(Value::is_object);
@@ -138,18 +138,18 @@ impl Assets {
         }
     }
 
-    /// A file that is JSON.
+    /// The content of the file `name`, parsed as JSON.
     pub fn json(&self, name: &str) -> Option<Value> {
         serde_json::from_slice(self.get(name)?).ok()
     }
 
-    /// Puts a file in, in place of one of the same name.
+    /// Adds a file, or replaces the file of the same name.
     pub fn insert(&mut self, name: &str, bytes: Vec<u8>) {
         self.files.retain(|(found, _)| found != name);
         self.files.push((name.to_string(), bytes));
     }
 
-    /// The tokens that end a text: of `generation_config.json`, else of `config.json`.
+    /// The tokens that end a text, from `generation_config.json`, else from `config.json`.
     pub fn eos(&self) -> Vec<u32> {
         let of = |name| {
             let json = self.json(name)?;

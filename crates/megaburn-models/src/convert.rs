@@ -1,4 +1,4 @@
-//! Hugging Face models into checkpoints and back, one tensor at a time.
+//! Converts Hugging Face models into checkpoints and back, one tensor at a time.
 
 use std::path::Path;
 
@@ -17,15 +17,15 @@ use crate::{
     source::{ModelSource, PREFIX},
 };
 
-/// Writes the Hugging Face model in `from` as a checkpoint at step 0, which any layout can load, to
-/// exactly `to`. Floats become `dtype`, or without one stay what they are; biases by which experts are chosen
-/// become f32 then.
+/// Imports the Hugging Face model in `from` as a checkpoint at step 0, which any layout can load.
+/// The checkpoint is written to exactly `to`. Floats are converted to `dtype`, or keep their type
+/// if it is `None`; expert biases are converted to f32 if `dtype` is given.
 ///
-/// One parameter is in memory at a time. What stands at `to` is replaced only with `force`.
+/// One parameter is in memory at a time. An existing `to` is replaced only with `force`.
 ///
 /// # Errors
-/// See [`ModelSource::open`]; something that is not to be replaced, a full disk. Then nothing new
-/// stays behind.
+/// See [`ModelSource::open`]; also if `to` exists and may not be replaced, or the disk is full. No
+/// new files remain after an error.
 pub fn import(
     from: &Path,
     to: &Path,
@@ -81,14 +81,14 @@ pub fn import(
     Ok(source)
 }
 
-/// Writes the model of a checkpoint or run as a folder that Transformers loads, with the small files
-/// that came with it when it was imported.
+/// Exports the model of a checkpoint or run as a folder that Transformers can load, with the small
+/// files that were imported with it.
 ///
 /// A few blocks of rows are in memory at a time.
 ///
 /// # Errors
-/// See [`ModelSource::open`]; something that is not to be replaced, a full disk. Then nothing new
-/// stays behind.
+/// See [`ModelSource::open`]; also if `to` exists and may not be replaced, or the disk is full. No
+/// new files remain after an error.
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
     let source = ModelSource::open_verified(from)?;
     if source.hf_dir().is_some() {
@@ -123,7 +123,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
     Ok(write_hf(to, &*tensors, &options, &assets.published())?)
 }
 
-/// Refuses a target that would replace the source, or stand inside a checkpoint.
+/// Refuses a target that would replace the source or is inside a checkpoint.
 pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
     let refuse = |why: String| {
         Err(ModelError::File {
@@ -150,7 +150,7 @@ pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The `config.json` to write; none where the one that came with the model says it all.
+/// The `config.json` to write; `None` if the original file describes the model already.
 fn config_json(
     config: &DecoderConfig,
     original: Option<Value>,
@@ -170,14 +170,14 @@ fn config_json(
     let same_model = |json: &Value| {
         let found = DecoderConfig::from_hf(json, Path::new("config.json"));
         let found = found.map(|found| match found.rope() {
-            // A run on shorter sequences is still the same model.
+            // `max_seq_len` may differ: a run on shorter sequences still trains the same model.
             Some(_) => DecoderConfig {
                 max_seq_len: config.max_seq_len,
                 ..found
             },
             None => found,
         });
-        // It may name layers that predict further tokens and came without them.
+        // The file may name multi-token prediction layers whose weights were absent.
         let found = found.map(|found| match config.mtp_layers {
             0 => found.without_mtp(),
             _ => found,

@@ -5,7 +5,7 @@ use megaburn_mesh::MeshError;
 use megaburn_parallel::ParallelError;
 use thiserror::Error;
 
-/// Why a model cannot be made, read or compared.
+/// Why a model cannot be built, read or compared.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(

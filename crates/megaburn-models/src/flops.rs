@@ -1,40 +1,45 @@
-//! Floating-point operations of a training step by Megatron's formula, so that TFLOP/s can be
-//! compared: matrix products only, forward and backward, attention's causal half, no recomputation.
+//! Floating-point operations (FLOPs) of a training step by Megatron's formula, so that TFLOP/s are
+//! comparable. The formula counts matrix products only, forward and backward, with the causal half
+//! of attention and without recompute.
 //!
-//! Of attention these are its matrices, those to and from latents where it has
-//! [some](crate::decoder::LatentAttention), and of each token half of a sequence's products of queries with
-//! keys and of probabilities with values: `3 (a + v) s` FLOPs a layer and token, for `a` features of all
-//! heads' queries, `v` of their values and `s` tokens. Of experts they are those that a token goes to, the
-//! shared one included. A block that predicts further tokens has a matrix of `2 h^2` weights before it and the
-//! vocabulary's behind it. The router is not counted, nor are the scales of latents' norms, which Megatron
-//! counts as a column each of the matrices before them.
+//! The products are:
+//! - Attention: its matrices, including those to and from [latents](crate::decoder::Mla), and for
+//!   each token half of a sequence's products of queries with keys and of probabilities with
+//!   values. The latter are `3 (a + v) s` FLOPs per layer and token, for `a` query features of all
+//!   heads, `v` value features and `s` tokens.
+//! - Experts: those that a token uses, including the shared one.
+//! - Multi-token prediction: the projection before each block, with `2 h^2` weights, and the output
+//!   projection after it.
+//!
+//! The router is not counted. Neither are the scales of the norms of latents, which Megatron counts
+//! as one column of the matrix before each norm.
 //!
 //! Source: Megatron-LM `megatron/training/training.py`, `num_floating_point_operations`.
 
-/// The sizes that count.
+/// The sizes that enter the FLOP formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlopShape {
     /// Features of the residual stream.
     pub hidden: usize,
-    /// Weights of the matrices of a block's attention.
+    /// Number of weights in the matrices of a block's attention.
     pub attention: usize,
     /// Query features: heads times head size.
     pub query: usize,
-    /// Features of what attention gives: heads times size of their values.
+    /// Output features of attention: heads times the size of their values.
     pub values: usize,
     /// Features inside the MLP.
     pub ffn: usize,
-    /// Matrices of the MLP: 3 gated, 2 plain.
+    /// Number of matrices of the MLP: 3 if gated, else 2.
     pub ffn_matrices: usize,
-    /// Blocks, those that predict further tokens included.
+    /// Number of blocks, including the blocks of multi-token prediction.
     pub layers: usize,
-    /// Blocks of which predict further tokens.
+    /// Number of blocks of multi-token prediction.
     pub mtp_layers: usize,
-    /// Blocks of which have experts in place of the MLP.
+    /// Number of blocks that have experts in place of the MLP.
     pub expert_layers: usize,
-    /// Features inside all the experts that a token goes to there.
+    /// Features inside all the experts of a token in such a block.
     pub expert_ffn: usize,
-    /// Tokens of the vocabulary.
+    /// Number of token ids.
     pub vocab: usize,
 }
 
@@ -61,7 +66,7 @@ impl FlopShape {
         6.0 * tokens * (blocks + ends) as f64 + scores
     }
 
-    /// FLOPs a token.
+    /// FLOPs per token to train on sequences of `seq_len` tokens.
     pub fn training_per_token(&self, seq_len: usize) -> f64 {
         self.training(1, seq_len) / seq_len as f64
     }
@@ -91,7 +96,7 @@ mod tests {
         }
     }
 
-    /// GFLOP a token derived from NVIDIA's published pairs of tokens/s and TFLOP/s.
+    /// GFLOP per token, derived from the tokens/s and TFLOP/s that NVIDIA publishes.
     #[test]
     fn llama_3_costs_what_is_published() {
         for (shape, published) in [
@@ -107,7 +112,8 @@ mod tests {
         }
     }
 
-    /// The same, derived from NVIDIA's of mixtures of experts, at 4096 tokens.
+    /// GFLOP per token of mixture-of-experts models at 4096 tokens, derived from NVIDIA's figures
+    /// in the same way.
     #[test]
     fn experts_cost_what_a_token_goes_through() {
         let mixtral = FlopShape {
@@ -148,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_plain_mlp_has_two_matrices() {
-        // Megatron's 7B CI case: 43.49 GFLOP a token (hidden 4096, ffn 16384, vocabulary 131200).
+        // Megatron's 7B CI case: 43.49 GFLOP per token (hidden 4096, ffn 16384, vocabulary 131200).
         let shape = FlopShape {
             ffn: 16384,
             ffn_matrices: 2,

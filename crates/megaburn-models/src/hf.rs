@@ -1,4 +1,4 @@
-//! Where the parameters of a model stand in a checkpoint of Hugging Face.
+//! Maps the parameters of a model to the tensors of a Hugging Face checkpoint.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use megaburn_mesh::{ShardPlan, ShardSpec};
 
 use crate::{DecoderConfig, ModelError};
 
-/// One line of a family's key map: which tensors a parameter is made of. A `*` stands for the number
-/// of the layer, and a second one for that of the expert.
+/// One line of a family's key map: the tensors from which a parameter is assembled. `*` is the
+/// number of the layer, a second `*` the number of the expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     ours: &'static str,
@@ -23,7 +23,7 @@ enum Theirs {
 }
 
 impl Key {
-    /// One tensor as it is.
+    /// A single tensor, stored as in the model.
     pub const fn plain(ours: &'static str, theirs: &'static str) -> Self {
         Self {
             ours,
@@ -33,7 +33,7 @@ impl Key {
         }
     }
 
-    /// One tensor as it is, which has no gradient, and is f32 where the model is of a narrower type.
+    /// A single tensor without a gradient, which stays f32 if the model has a narrower type.
     pub const fn buffer(ours: &'static str, theirs: &'static str) -> Self {
         Self {
             is_buffer: true,
@@ -41,7 +41,7 @@ impl Key {
         }
     }
 
-    /// Tensors as they are, side by side.
+    /// Several tensors, stored as in the model and concatenated along the last dimension.
     pub const fn joined(ours: &'static str, theirs: &'static [&'static str]) -> Self {
         Self {
             ours,
@@ -51,7 +51,8 @@ impl Key {
         }
     }
 
-    /// Weights of PyTorch's `Linear`, which are `[out, in]`, side by side: `[in, out_1 | out_2 | ..]`.
+    /// Weights of PyTorch's `Linear`, stored as `[out, in]`, transposed and concatenated:
+    /// `[in, out_1 | out_2 | ..]`.
     pub const fn linear(ours: &'static str, theirs: &'static [&'static str]) -> Self {
         Self {
             ours,
@@ -61,7 +62,7 @@ impl Key {
         }
     }
 
-    /// The names, if this line is for the parameter at `path`.
+    /// The names of the tensors, if this line matches the parameter at `path`.
     fn names(&self, path: &str) -> Option<Vec<String>> {
         let ours = self.ours.split('.');
         let parts = path.split('.');
@@ -93,43 +94,43 @@ impl Key {
     }
 }
 
-/// A parameter as a checkpoint of Hugging Face holds it.
+/// A parameter and the tensors of a Hugging Face checkpoint that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfParam {
     /// The parameter's path in the model.
     pub path: String,
-    /// Its shape.
+    /// The shape of the parameter.
     pub shape: Vec<usize>,
-    /// The tensors that it is made of, side by side along its last dimension.
+    /// The tensors that form the parameter, concatenated along its last dimension.
     pub parts: Vec<HfPart>,
-    /// Whether they are stored transposed.
+    /// Whether the tensors are stored transposed.
     pub transposed: bool,
-    /// Whether it has no gradient, and is f32 where the model is of a narrower type: small steps of it would be
-    /// lost.
+    /// Whether the parameter has no gradient. It then stays f32 if the model has a narrower type,
+    /// because small updates would be lost.
     pub is_buffer: bool,
 }
 
 /// One tensor of a [`HfParam`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfPart {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Where it stands along the last dimension of the parameter.
+    /// Its range in the last dimension of the parameter.
     pub columns: Range<usize>,
 }
 
 impl HfParam {
-    /// The tensors' names, in order.
+    /// The names of the tensors, in order.
     pub fn names(&self) -> Vec<String> {
         self.parts.iter().map(|part| part.name.clone()).collect()
     }
 }
 
 impl DecoderConfig {
-    /// Every parameter of the model, and what it is called on Hugging Face.
+    /// Every parameter of the model, with the names of its tensors on Hugging Face.
     ///
     /// # Errors
-    /// Sizes that no model can have, or a parameter that the family has no name for.
+    /// Sizes that no model can have, or a parameter for which the family has no name.
     pub fn hf_params(&self) -> Result<Vec<HfParam>, ModelError> {
         let plan: ShardPlan = self.whole_plan()?;
         plan.iter()
@@ -137,8 +138,8 @@ impl DecoderConfig {
             .collect()
     }
 
-    /// The names under which each layer that predicts further tokens holds a copy of the embedding and of the
-    /// output projection, and which parameter each is a copy of.
+    /// The copies of embedding and output projection that each layer of multi-token prediction
+    /// holds: the name of the copy, and the path of the original parameter.
     pub fn hf_copies(&self) -> Vec<(String, &'static str)> {
         let head = if self.tied {
             "embedding.weight"
@@ -176,7 +177,7 @@ impl DecoderConfig {
         })?;
         let shape = whole.global_shape.clone();
         let last = shape.len() - 1;
-        // In a group of one, the pieces along the last dimension are the fused parts.
+        // In a group of one rank, the pieces along the last dimension are the fused parts.
         let stretches: Vec<Range<usize>> = match names.len() {
             1 => std::iter::once(0..shape[last]).collect(),
             _ => whole

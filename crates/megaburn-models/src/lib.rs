@@ -1,9 +1,9 @@
 //! Models that read like their papers. Their layers own the collectives, so a `forward` contains no
 //! communication, and one implementation serves every layout.
 //!
-//! GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3's mixtures of experts and DeepSeek-V2 and V3 are one
-//! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. What is particular to
-//! a family, its parts and its names on Hugging Face, stands in one file of [`families`].
+//! GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3 are one
+//! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. The parts of
+//! a family and its names on Hugging Face are defined in one file of [`families`].
 
 pub mod activation_memory;
 pub mod assets;

@@ -1,4 +1,4 @@
-//! Dense models as the beginning of mixtures of experts.
+//! Upcycling: initialises a mixture of experts from a dense model.
 
 use std::path::Path;
 
@@ -15,35 +15,38 @@ use crate::{
     source::{ModelSource, PREFIX},
 };
 
-/// What becomes of each MLP.
+/// The options of upcycling, per MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpcycleOptions {
-    /// Copies of it.
+    /// Number of copies of the MLP.
     pub num: usize,
-    /// How many of them a token goes to.
+    /// Number of copies that a token uses.
     pub top_k: usize,
-    /// Into how many experts each copy is cut, of which a token goes to all or none at first.
+    /// Number of experts into which each copy is cut. Initially, a token uses all experts of a copy
+    /// or none.
     pub granularity: usize,
-    /// What the routers are drawn from.
+    /// The seed with which the routers are initialised.
     pub seed: u64,
 }
 
-/// The deviation that routers start with, as all other matrices do.
+/// The standard deviation with which routers are initialised, as for other matrices.
 const ROUTER_STD: f32 = 0.02;
 
-/// Writes the model in `from`, a dense Llama, Mistral or Qwen3, as a checkpoint at step 0 of a Mixtral or a
-/// Qwen3-MoE, to exactly `to`: each MLP becomes some experts that are copies of it. As a token's weights add up to
-/// one, the new model computes what the old one does, until training makes the copies differ.
+/// Converts the model in `from`, a dense Llama, Mistral or Qwen3, into a Mixtral or Qwen3-MoE, and
+/// writes it as a checkpoint at step 0 to exactly `to`. Each MLP becomes several experts that are
+/// copies of it. Because the weights of a token's experts sum to one, the new model computes the
+/// same as the dense one until training makes the copies differ.
 ///
 /// Source: Komatsuzaki et al. (2022), <https://arxiv.org/abs/2212.05055>; He et al. (2024),
 /// <https://arxiv.org/abs/2410.07524>, for copies that are cut; Megatron-LM `--moe-use-upcycling`,
 /// `--moe-upcycling-granularity`.
 ///
-/// One parameter is in memory at a time. What stands at `to` is replaced only with `force`.
+/// One parameter is in memory at a time. An existing `to` is replaced only with `force`.
 ///
 /// # Errors
-/// See [`ModelSource::open`]; a model of another family or with biases, numbers that do not fit, something that is
-/// not to be replaced, a full disk. Then nothing new stays behind.
+/// See [`ModelSource::open`]; also if the model is of another family or has biases, the options do
+/// not fit its sizes, `to` exists and may not be replaced, or the disk is full. No new files remain
+/// after an error.
 pub fn upcycle(
     from: &Path,
     to: &Path,
@@ -99,7 +102,7 @@ pub fn upcycle(
     Ok(config)
 }
 
-/// The mixture of experts that a dense model becomes.
+/// The configuration of the mixture of experts that a dense model becomes.
 fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderConfig, ModelError> {
     let refuse = |why: String| Err(ModelError::Config(why));
     let family = match dense.family {
@@ -128,7 +131,7 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
     }
     let ffn = dense.ffn / granularity;
     let experts = Some(Experts::new(num * granularity, top_k * granularity, ffn));
-    // What all of a family's MLPs are as wide as, where it has no others.
+    // Mixtral's `config.json` has one width, that of its experts.
     let ffn = if family == Family::Mixtral {
         ffn
     } else {
@@ -145,7 +148,8 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
     Ok(config)
 }
 
-/// The parameter that one is made of, and which cut of it an expert is; none: it is a router.
+/// The dense parameter from which the parameter at `path` is made, and the number of the cut for an
+/// expert. The former is `None` for a router.
 fn origin(path: &str, options: UpcycleOptions) -> (Option<String>, Option<usize>) {
     let Some((block, rest)) = path.split_once(".moe.") else {
         return (Some(path.to_string()), None);
@@ -161,7 +165,8 @@ fn origin(path: &str, options: UpcycleOptions) -> (Option<String>, Option<usize>
     )
 }
 
-/// A router, whose columns of the cuts of one copy are equal: a token goes to all of them or none.
+/// Initialises a router. The columns of the experts of one copy are equal, so a token uses all of
+/// them or none.
 fn router(path: &str, shape: Vec<usize>, options: UpcycleOptions) -> TensorData {
     let UpcycleOptions {
         num,
@@ -177,8 +182,9 @@ fn router(path: &str, shape: Vec<usize>, options: UpcycleOptions) -> TensorData 
     TensorData::new(columns.collect::<Vec<f32>>(), shape)
 }
 
-/// Cut `part` of a matrix: of an up matrix some columns of the gate and of the rest, of a down matrix some rows,
-/// times as many as there are cuts, as each gets such a part of the weight.
+/// Cut `part` of a matrix. For an up matrix, it is a range of columns of the gate and of the rest.
+/// For a down matrix, it is a range of rows multiplied by `granularity`, because each cut gets only
+/// that fraction of the routing weight.
 fn cut(data: TensorData, shape: &[usize], part: usize, granularity: usize) -> TensorData {
     if granularity == 1 {
         return data;

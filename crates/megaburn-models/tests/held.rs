@@ -1,5 +1,6 @@
-//! What forward keeps for backward is what the formula says, counted by the allocator: a test binary
-//! of its own, whose tests run one after the other, so that nobody else allocates.
+//! Tests that the bytes that forward saves for backward match the formula, counted by the
+//! allocator. This is a separate test binary, whose tests run one after the other, so that nothing
+//! else allocates.
 
 use std::{
     alloc::System,
@@ -28,7 +29,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Bytes that are allocated.
+/// The bytes that are currently allocated.
 fn live() -> usize {
     let stats = ALLOCATOR.stats();
     stats.bytes_allocated - stats.bytes_deallocated
@@ -59,7 +60,8 @@ fn model(of: &ActivationMemory, group: &Group, device: &Device) -> Decoder {
         .with_fused_linear_cross_entropy(of.fused_loss)
 }
 
-/// What a rank holds after the forward of a micro-batch, of which all hold as much.
+/// The bytes that each rank holds after the forward pass of a micro-batch; all ranks hold equally
+/// many.
 fn held(of: &ActivationMemory) -> usize {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let barrier = Barrier::new(of.tp);
@@ -79,7 +81,7 @@ fn held(of: &ActivationMemory) -> usize {
                 .losses(stream, ids(of, 11, &device), &ahead)
                 .total(0.1)
         };
-        // Parameters, tables and buffers of products come with their first use.
+        // Parameters, tables and buffers of matrix products are allocated at their first use.
         drop(step().backward());
         barrier.wait();
         let before = live();
@@ -136,7 +138,7 @@ fn activations(family: Family) -> ActivationMemory {
     }
 }
 
-/// Nothing of them is held twice.
+/// Recomputes the outputs of norms and activations, so that forward does not save them.
 const ALL: Recompute = Recompute {
     norm: true,
     activation: true,
@@ -167,8 +169,8 @@ fn a_model_holds_what_the_formula_says(
     }
 }
 
-/// Of a few tensors of so small a model, graph and copies of modules would be a tenth, which is the
-/// same of twice the tokens.
+/// Compares the bytes that twice the tokens add. In so small a model, the graph and copies of
+/// modules are a tenth of the bytes, but they do not depend on the number of tokens and cancel out.
 fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
     let twice = ActivationMemory {
         micro_batch: 2 * of.micro_batch,
@@ -246,7 +248,7 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
     }
 }
 
-/// Ranks of a tensor-parallel group share no expert here: each has all.
+/// The ranks of the tensor-parallel group do not split experts here: each rank has all of them.
 #[rstest]
 fn a_model_with_experts_holds_what_the_formula_says(
     #[values(
@@ -352,7 +354,7 @@ fn losses_without_logits_windows_and_copied_heads_are_counted() {
     assert_held(&copied);
 }
 
-/// What is computed once more is not held beside: a block is smaller by just that.
+/// Recomputed tensors are not saved: the bytes shrink by exactly their size.
 #[test]
 fn what_is_computed_again_is_not_held() {
     let of = activations(Family::Llama);
@@ -385,8 +387,8 @@ fn what_is_computed_again_is_not_held() {
     near(less(ALL), norms + activations);
 }
 
-/// What all ranks together hold behind a layer whose experts ranks share, each rank's tokens `x` a factor
-/// times one and the same token plus noise.
+/// The bytes that all ranks together hold after a layer with expert parallelism, and the load of
+/// the experts. Each rank's tokens are noise plus `factor` times a common token.
 fn held_by_experts(factor: f32) -> (usize, Vec<u64>) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let barrier = Barrier::new(2);
@@ -424,7 +426,7 @@ fn held_by_experts(factor: f32) -> (usize, Vec<u64>) {
     ranks.into_iter().next().unwrap().unwrap()
 }
 
-/// Nothing is as large as the busiest expert for every expert.
+/// No tensor is padded to the size of the busiest expert for every expert.
 #[test]
 fn where_all_tokens_go_to_the_same_experts_ranks_together_hold_no_more() {
     let (level, level_load) = held_by_experts(0.0);

@@ -4,7 +4,8 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A project that depends on crates called like Burn's, and a registry that holds the same files.
+/// A project that depends on crates with the names of Burn's, and a registry that holds the same
+/// files.
 struct Machine {
     dir: TempDir,
 }
@@ -99,7 +100,7 @@ fn cargo_and_the_registry_lead_to_the_same_text() {
     assert_eq!(by_cargo.hash(), by_scan.hash());
     assert_eq!((by_cargo.note(), by_scan.note()), (None, None));
     assert_eq!(by_cargo.documents().len(), 2 * BURN_CRATES.len());
-    // By crate and path: `burn-autodiff/..` stands before `burn/..`.
+    // Sorted by crate and path: `burn-autodiff/..` precedes `burn/..`.
     assert_eq!(
         by_cargo.documents()[..2],
         ["// a of burn-autodiff\n", "//! burn-autodiff\nmod a;\n"]
@@ -215,8 +216,8 @@ fn the_crates_are_those_that_every_build_of_this_workspace_has() {
         .output()
         .unwrap();
     if !output.status.success() {
-        // Offline, cargo lists nothing while an optional crate was never downloaded. Then the
-        // registry has only what builds needed.
+        // Offline, `cargo tree` fails if an optional crate was never downloaded. Then the registry
+        // has only the crates that were built.
         let found = Search::from_environment().scan_registry();
         assert!(found.is_ok(), "build the whole workspace first: {found:?}");
         return;

@@ -3,7 +3,8 @@ use std::str::from_utf8;
 use super::{TextStream, Tokenizer};
 use crate::DataError;
 
-/// Bytes as tokens: ids 0 to 255 are the bytes of UTF-8, four special tokens follow.
+/// A tokenizer whose tokens are bytes: ids 0 to 255 are the bytes of UTF-8, followed by four
+/// special tokens.
 ///
 /// ```
 /// use megaburn_data::{ByteTokenizer, Tokenizer};
@@ -17,13 +18,13 @@ use crate::DataError;
 pub struct ByteTokenizer;
 
 impl ByteTokenizer {
-    /// Starts a text.
+    /// The token that starts a text.
     pub const BOS: u32 = 256;
-    /// Stands between documents.
+    /// The token that separates documents.
     pub const EOS: u32 = 257;
-    /// Fills short samples.
+    /// The token that pads short samples.
     pub const PAD: u32 = 258;
-    /// Stands for what has no id; bytes always have one.
+    /// The unknown token. Encoding never produces it, as every byte has an id.
     pub const UNK: u32 = 259;
     /// 256 bytes and four special tokens.
     pub const VOCAB_SIZE: usize = 260;
@@ -76,12 +77,12 @@ fn push_bytes(token: u32, bytes: &mut Vec<u8>) {
         0..=255 => bytes.push(token as u8),
         ByteTokenizer::UNK => bytes.extend("\u{FFFD}".bytes()),
         ByteTokenizer::BOS | ByteTokenizer::EOS | ByteTokenizer::PAD => {}
-        // A vocabulary padded for tensor parallelism has ids that mean nothing.
+        // A vocabulary that is padded for tensor parallelism has ids without meaning.
         _ => bytes.extend("\u{FFFD}".bytes()),
     }
 }
 
-/// Holds back at most three bytes: the start of a character whose end has not come.
+/// Holds back at most three bytes: the start of a character that is still incomplete.
 #[derive(Debug, Default)]
 struct ByteStream {
     pending: Vec<u8>,
@@ -92,7 +93,7 @@ impl TextStream for ByteStream {
         push_bytes(token, &mut self.pending);
         let open = self.pending.utf8_chunks().last().map_or(0, |chunk| {
             let rest = chunk.invalid();
-            // `error_len` is none exactly where more bytes could still make a character.
+            // `error_len` is `None` exactly if further bytes could complete the character.
             let open = from_utf8(rest).is_err_and(|e| e.error_len().is_none());
             if open { rest.len() } else { 0 }
         });

@@ -15,19 +15,19 @@ use super::{
 };
 use crate::DataError;
 
-/// More ids than any real vocabulary: a file that claims so is damaged.
+/// More ids than any real vocabulary has; a file with a higher id is damaged.
 const MOST_IDS: usize = 1 << 24;
 
-/// A tokenizer of Hugging Face's `tokenizer.json`.
+/// A tokenizer that is read from Hugging Face's `tokenizer.json`.
 ///
-/// Which token ends a text is read from the files beside it: `tokenizer_config.json`,
-/// `special_tokens_map.json`, `generation_config.json`, `config.json`, in this order; else it is an
-/// added token of a usual name, like `<|endoftext|>` or `</s>`.
+/// The token that ends a text is read from the files in the same folder: `tokenizer_config.json`,
+/// `special_tokens_map.json`, `generation_config.json`, `config.json`, in this order. If none of
+/// them names it, it is an added token with a usual name, such as `<|endoftext|>` or `</s>`.
 pub struct HfTokenizer {
     path: PathBuf,
-    /// Takes special tokens in text for text.
+    /// Encodes special tokens in text as plain text.
     plain: tokenizers::Tokenizer,
-    /// Recognises them; made when it is first asked for.
+    /// Recognises special tokens in text; created at its first use.
     prompt: OnceLock<tokenizers::Tokenizer>,
     special: SpecialIds,
     vocab_size: usize,
@@ -45,10 +45,10 @@ impl fmt::Debug for HfTokenizer {
 }
 
 impl HfTokenizer {
-    /// Reads a `tokenizer.json`, or the one in a folder.
+    /// Opens a `tokenizer.json`, or the one in a folder.
     ///
     /// # Errors
-    /// Nothing there; a file that is not a tokenizer; no token that ends a text.
+    /// There is no such file, the file is not a tokenizer, or no token that ends a text is found.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = file(path.as_ref())?;
         let bytes = fs::read(&path).map_err(|source| DataError::Io {
@@ -60,7 +60,7 @@ impl HfTokenizer {
         Self::new(path, plain, special, &bytes)
     }
 
-    /// The tokenizer that `bytes` are the file of.
+    /// The tokenizer whose `tokenizer.json` has the content `bytes`.
     pub(super) fn new(
         path: PathBuf,
         mut plain: tokenizers::Tokenizer,
@@ -76,7 +76,8 @@ impl HfTokenizer {
         }
         let mut hash = Xxh3::new();
         hash.update(bytes);
-        // Which token stands between documents is not in the file, but part of what is learnt.
+        // The file does not say which token separates documents, but the token is part of the
+        // training data.
         hash.update(&special.eos.to_le_bytes());
         let prompt = OnceLock::new();
         let hash = hash.digest();
@@ -95,7 +96,7 @@ impl HfTokenizer {
         &self.path
     }
 
-    /// The id of a token as the vocabulary spells it.
+    /// The id of a token, spelled as in the vocabulary.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.plain.token_to_id(token)
     }
@@ -116,14 +117,15 @@ impl HfTokenizer {
         }
     }
 
-    /// Whether text must not become this token.
+    /// Whether the token is eos, bos or pad, which training text must not encode to.
     fn is_reserved(&self, id: u32) -> bool {
         let SpecialIds { eos, bos, pad } = self.special;
         id == eos || Some(id) == bos || Some(id) == pad
     }
 
-    /// Spells a special token out, character by character. Models that look for the longest piece
-    /// (Unigram, WordLevel) find it in text whether or not it is one of the added tokens.
+    /// Encodes the spelling of a special token, character by character. Models that search for the
+    /// longest piece (Unigram, WordLevel) find special tokens in text even if added tokens are not
+    /// recognised.
     fn spelled_out(&self, id: u32) -> Vec<u32> {
         let token = self.plain.id_to_token(id).unwrap_or_default();
         let model = self.plain.get_model();
@@ -147,6 +149,7 @@ impl Tokenizer for HfTokenizer {
         if !ids.iter().any(|&id| self.is_reserved(id)) {
             return Ok(ids);
         }
+        // The model found a special token in plain text: replace it by its spelling.
         let honest = |id| {
             if self.is_reserved(id) {
                 self.spelled_out(id)
@@ -195,7 +198,7 @@ impl Tokenizer for HfTokenizer {
     }
 }
 
-/// The `tokenizer.json` that is meant by a path.
+/// The `tokenizer.json` for a path to the file or its folder.
 fn file(path: &Path) -> Result<PathBuf, DataError> {
     let none = |why: String| DataError::NoTokenizer {
         path: path.into(),
@@ -229,7 +232,8 @@ fn file(path: &Path) -> Result<PathBuf, DataError> {
     ))
 }
 
-/// A tokenizer that encodes whole texts, and the same text always alike.
+/// Parses a tokenizer and removes truncation, padding and BPE dropout, so that it encodes complete
+/// texts and is deterministic.
 fn parse(path: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer, DataError> {
     let bad = |why: String| DataError::BadTokenizer {
         path: path.into(),

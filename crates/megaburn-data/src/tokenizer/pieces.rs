@@ -1,24 +1,25 @@
-//! Documents in pieces of bounded size, so that all cores have work and a long document does not
-//! take many times its length in memory.
+//! Splits documents into pieces of bounded size, so that all cores have work and a long document
+//! does not need many times its length in memory.
 
 use tokenizers::parallelism::MaybeParallelRefIterator;
 
 use crate::DataError;
 
-/// Bytes that one thread encodes at a time.
+/// Number of bytes that one thread encodes at a time.
 const PIECE: usize = 1 << 16;
-/// Bytes of a word that is counted whole.
+/// Words of more than this number of bytes are cut before they are counted.
 const LONGEST_WORD: usize = 1 << 10;
-/// Bytes on each side of a cut that must give the same tokens with and without it.
+/// Number of bytes on each side of a cut that must give the same tokens with and without the cut.
 const WINDOW: usize = 256;
-/// Lines that are tried for a cut.
+/// Number of line ends that are tried for a cut.
 const TRIES: usize = 4;
 
 /// Encodes texts on the threads of the rayon pool (`RAYON_NUM_THREADS`).
 ///
-/// A text of more than [`PIECE`] bytes is cut behind a line, where encoding what is around the cut
-/// shows that the tokens do not see it; where all tries fail (a tokenizer that starts every text
-/// with a space of its own), the text stays whole. Cuts depend on the text alone.
+/// A text of more than [`PIECE`] bytes is cut after a line break. A cut is accepted if the text
+/// around it encodes to the same tokens with and without the cut. If all tries fail (as for a
+/// tokenizer that adds a space at the start of every text), the text is not cut. The cuts depend on
+/// the text alone.
 pub(super) fn encode<F>(texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
 where
     F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
@@ -49,14 +50,14 @@ where
     Ok(encoded)
 }
 
-/// Text in pieces of at most [`PIECE`] bytes, as near as lines allow; for counting words, where a
-/// word that is cut does no harm.
+/// Splits a text at line breaks into pieces of at most [`PIECE`] bytes, if the lines allow. For
+/// counting words only: a cut may change the tokens.
 pub(super) fn lines(text: &str) -> Vec<&str> {
     cut(text, |_| Ok::<_, std::convert::Infallible>(true)).unwrap_or_else(|never| match never {})
 }
 
-/// The same, with words of more than [`LONGEST_WORD`] bytes cut: learning merges takes time that grows with
-/// the square of the longest word.
+/// Like [`lines`], but also cuts words of more than [`LONGEST_WORD`] bytes: the time to learn
+/// merges grows with the square of the longest word.
 pub(super) fn short_words(text: &str) -> Vec<&str> {
     lines(text).into_iter().flat_map(cut_words).collect()
 }
@@ -98,7 +99,8 @@ fn cut<E>(text: &str, harmless: impl Fn(usize) -> Result<bool, E>) -> Result<Vec
     Ok(pieces)
 }
 
-/// Places behind a line break between a letter or a mark and another: no run of spaces is cut.
+/// Positions after a line break that has a visible ASCII character on both sides, so that no run of
+/// whitespace is cut.
 fn line_ends(text: &str, from: usize) -> impl Iterator<Item = usize> {
     let bytes = text.as_bytes();
     let solid = |at: usize| bytes.get(at).is_some_and(|b| b.is_ascii_graphic());
@@ -114,7 +116,7 @@ fn around(text: &str, at: usize) -> (&str, &str) {
     (&text[start..at], &text[at..end])
 }
 
-/// The first place from `at` on that is between two characters.
+/// The first character boundary at or after `at`.
 fn ceil(text: &str, at: usize) -> usize {
     (at..text.len())
         .find(|&at| text.is_char_boundary(at))
@@ -160,7 +162,7 @@ mod tests {
         assert!(encode(&[&text, "", "x"], of_bytes).unwrap() == [bytes(&text), vec![], vec![120]]);
         assert!(*longest.lock().unwrap() <= PIECE);
 
-        // One that starts every text with a token of its own cannot be cut.
+        // A tokenizer that starts every text with a token of its own cannot be cut.
         let started = |text: &str| Ok([vec![999], bytes(text)].concat());
         assert!(encode(&[&text], started).unwrap() == [[vec![999], bytes(&text)].concat()]);
     }

@@ -1,5 +1,5 @@
-//! Which tokens end a text, start one and fill one: a `tokenizer.json` does not say; the files that
-//! lie beside it do.
+//! Finds the tokens that end, start and pad a text. `tokenizer.json` does not name them, but the
+//! files next to it do.
 
 use std::{fs, io::ErrorKind, path::Path};
 
@@ -10,9 +10,10 @@ use crate::DataError;
 
 /// Files that name special tokens, as `"eos_token": "</s>"` or `{"content": "</s>"}`.
 const NAMES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
-/// Files that number them, as `"eos_token_id": 2` or a list, the first of which counts.
+/// Files that give the ids of special tokens, as `"eos_token_id": 2` or a list, whose first id is
+/// taken.
 const IDS: [&str; 2] = ["generation_config.json", "config.json"];
-/// What families call the end of a text, where no file says so.
+/// Usual names of the token that ends a text, for models whose files do not name it.
 const WELL_KNOWN_EOS: [&str; 8] = [
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -24,7 +25,7 @@ const WELL_KNOWN_EOS: [&str; 8] = [
     "[EOS]",
 ];
 
-/// The special tokens that training and generation ask for.
+/// The special tokens that training and generation need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpecialIds {
     pub(super) eos: u32,
@@ -33,7 +34,7 @@ pub(super) struct SpecialIds {
 }
 
 impl SpecialIds {
-    /// Those of the tokenizer that was read from `path`.
+    /// The special tokens of the tokenizer that was read from `path`.
     pub(super) fn find(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let files = Files::read(path.parent().unwrap_or(Path::new("")))?;
         let well_known = || {
@@ -56,7 +57,8 @@ impl SpecialIds {
     }
 }
 
-/// The files beside a tokenizer, those of [`NAMES`] first; null where there is none.
+/// The files next to a tokenizer, first [`NAMES`], then [`IDS`]; `null` for a file that does not
+/// exist.
 struct Files([(&'static str, Value); 4]);
 
 impl Files {
@@ -79,7 +81,7 @@ impl Files {
         Ok(Self(files))
     }
 
-    /// The id of a kind of token, in the first file that names one which the tokenizer has.
+    /// The id of a kind of token, from the first file that names a token of the vocabulary.
     fn id(&self, kind: &str, tokenizer: &Tokenizer) -> Option<u32> {
         let (named, numbered) = self.0.split_at(NAMES.len());
         let names = named.iter().filter_map(|(_, file)| name(file, kind));
@@ -90,7 +92,7 @@ impl Files {
             .next()
     }
 
-    /// What each file says about a kind of token, for people.
+    /// What each file says about a kind of token, for error messages.
     fn looked(&self, kind: &str) -> String {
         let says = |(file, value): &(&str, Value)| {
             let what = match (value, name(value, kind), number(value, kind)) {

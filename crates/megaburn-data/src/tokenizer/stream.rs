@@ -2,21 +2,21 @@ use tokenizers::Tokenizer;
 
 use super::TextStream;
 
-/// Decodes token by token with whatever decoder a `tokenizer.json` names.
+/// Decodes one token at a time with the decoder that `tokenizer.json` names.
 ///
-/// Decoders look at what is around a token: the first space of a text goes, bytes become a
-/// character together, and byte-fallback gives up a whole run of bytes for one that fits nowhere.
-/// So the last piece that was shown is always decoded again in front of what is new, and text is
-/// held back while a stray byte behind it would change it.
+/// Decoders look at the surrounding tokens: the first space of a text is removed, several bytes
+/// together form a character, and byte fallback replaces a complete run of bytes if one of them is
+/// invalid. Therefore the last piece that was shown is decoded again together with the new tokens,
+/// and text is held back while a stray byte after it would change it.
 pub(super) struct HfStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// A token that is a byte which no character starts or goes on with, where there is one.
+    /// The token of a byte that no UTF-8 character contains, if the vocabulary has one.
     stray_byte: Option<u32>,
-    /// The last piece that was shown whole, then the tokens since.
+    /// The tokens of the last piece that was shown completely, then the tokens since.
     ids: Vec<u32>,
-    /// Length of that piece in tokens.
+    /// Number of tokens of that piece.
     num_context: usize,
-    /// What was shown of the text of `ids`.
+    /// The part of the text of `ids` that was shown.
     shown: String,
 }
 
@@ -31,7 +31,7 @@ impl std::fmt::Debug for HfStream<'_> {
 
 impl<'a> HfStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        // Byte-level alphabets need none: what they leave open shows as U+FFFD.
+        // Byte-level alphabets need no stray byte: their incomplete characters decode to U+FFFD.
         let fallback = |byte: u8| tokenizer.token_to_id(&format!("<0x{byte:02X}>"));
         let stray_byte = (0x80..=0xFF).rev().find_map(fallback);
         Self {
@@ -44,7 +44,7 @@ impl<'a> HfStream<'a> {
     }
 }
 
-/// The text of `ids`, special tokens left out.
+/// The text of `ids` without special tokens.
 pub(super) fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     tokenizer
         .decode(ids, true)
@@ -71,7 +71,7 @@ impl TextStream for HfStream<'_> {
         }
         if certain.len() == text.len() {
             let piece = decode(self.tokenizer, &self.ids[self.num_context..]);
-            // One without text could not stand for all that came before it.
+            // A piece without text could not serve as context in place of the tokens before it.
             if !piece.is_empty() {
                 self.ids.drain(..self.num_context);
                 self.num_context = self.ids.len();

@@ -15,11 +15,11 @@ use tokenizers::{
 use super::{HfTokenizer, pieces, special::SpecialIds};
 use crate::{Corpus, DataError};
 
-/// Starts a text in a vocabulary of [`TokenizerTrainer`]: id 0.
+/// The token that starts a text in a vocabulary of [`TokenizerTrainer`]: id 0.
 pub const BOS: &str = "<|begin_of_text|>";
-/// Ends a text there, and stands between two documents: id 1.
+/// The token that ends a text and separates documents in such a vocabulary: id 1.
 pub const EOS: &str = "<|end_of_text|>";
-/// Fills short samples there: id 2.
+/// The token that pads short samples in such a vocabulary: id 2.
 pub const PAD: &str = "<|pad|>";
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -28,8 +28,8 @@ const CONFIG: &str = "tokenizer_config.json";
 /// Words with Subword Units"; over bytes as in Radford et al. 2019, "Language Models are
 /// Unsupervised Multitask Learners").
 ///
-/// All 256 bytes are tokens, so that any text comes back as it went in. The same corpus gives the
-/// same file.
+/// All 256 bytes are tokens, so every text survives encoding and decoding. Equal corpora give equal
+/// files.
 ///
 /// ```
 /// use megaburn_data::{Corpus, Tokenizer, TokenizerTrainer};
@@ -46,7 +46,7 @@ pub struct TokenizerTrainer {
     special: Vec<String>,
 }
 
-/// A tokenizer that was trained and lies nowhere yet.
+/// A trained tokenizer that is not saved yet.
 #[derive(Debug)]
 pub struct TrainedTokenizer {
     tokenizer: HfTokenizer,
@@ -70,18 +70,18 @@ impl TokenizerTrainer {
         }
     }
 
-    /// Further special tokens, which follow the three.
+    /// Adds further special tokens, whose ids follow those of [`BOS`], [`EOS`] and [`PAD`].
     pub fn with_special_tokens(mut self, tokens: impl IntoIterator<Item = String>) -> Self {
         self.special.extend(tokens);
         self
     }
 
-    /// Learns the merges. A corpus with fewer repeated pairs than asked for gives a smaller
-    /// vocabulary.
+    /// Learns the merges. If the corpus has fewer repeated pairs than requested, the vocabulary is
+    /// smaller.
     ///
     /// # Errors
-    /// A vocabulary without room for bytes and special tokens, a special token that text could be,
-    /// a corpus without text.
+    /// The vocabulary is too small for the bytes and special tokens, a special token is a word that
+    /// could occur in text, or the corpus has no text.
     pub fn train(&self, corpus: &Corpus) -> Result<TrainedTokenizer, DataError> {
         let vocab_size = self.vocab_size;
         let num_special = self.special.len();
@@ -123,7 +123,7 @@ impl TokenizerTrainer {
         let mut json = bpe.to_string(true).map_err(fails)?;
         json.push('\n');
 
-        // Read back, it is what a reader of the file will have.
+        // Parses the JSON, so that the tokenizer equals the one that a reader of the file gets.
         let read = tokenizers::Tokenizer::from_bytes(&json).map_err(fails)?;
         let special = SpecialIds {
             bos: Some(0),
@@ -148,7 +148,8 @@ impl TokenizerTrainer {
             } else if self.special[..index].contains(token) {
                 "is there already"
             } else if whole {
-                // Merges work inside words, so a word could be learnt and then be left out as special.
+                // Merges work inside words, so a single word could be learned and then be dropped
+                // as special.
                 "is a single word, which text could be"
             } else {
                 continue;
@@ -167,17 +168,17 @@ fn byte_level() -> ByteLevel {
 }
 
 impl TrainedTokenizer {
-    /// What was trained, ready to use.
+    /// The trained tokenizer, ready for use.
     pub fn tokenizer(&self) -> &HfTokenizer {
         &self.tokenizer
     }
 
-    /// Writes `tokenizer.json` and a `tokenizer_config.json` beside it, as Hugging Face's libraries
-    /// read them, and returns the path of the first. `path` is that file if it ends in `.json`, else
-    /// the folder, which is made. Each file is whole or as it was before.
+    /// Writes `tokenizer.json`, and next to it a `tokenizer_config.json`, in the format of Hugging
+    /// Face's libraries, and returns the path of the former. If `path` ends in `.json`, it is that
+    /// file, else the folder, which is created. Each file is replaced atomically.
     ///
     /// # Errors
-    /// One of the files exists and `force` is not set, or cannot be written.
+    /// One of the files exists and `force` is not set, or one cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, force: bool) -> Result<PathBuf, DataError> {
         let path = path.as_ref();
         let is_file = path
@@ -220,7 +221,7 @@ impl TrainedTokenizer {
     }
 }
 
-/// Writes a file under another name and renames it.
+/// Writes a temporary file and renames it to `path`.
 fn replace(path: &Path, text: &str) -> Result<(), DataError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".tmp-{}", std::process::id()));
@@ -231,7 +232,7 @@ fn replace(path: &Path, text: &str) -> Result<(), DataError> {
         fs::rename(&temporary, path)
     };
     write().map_err(|source| {
-        // The error that is reported is the first one.
+        // An error of the removal is ignored: the error of the write is the one to report.
         let _ = fs::remove_file(&temporary);
         DataError::Write {
             path: path.into(),

@@ -1,4 +1,5 @@
-//! Tokenizers of Hugging Face's make: those of Python's library, and ones trained here.
+//! Tests of Hugging Face tokenizers: files that Python's library wrote, and tokenizers trained
+//! here.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What lies where a tokenizer should, and the error that tells.
+//! Tests that opening something that is not a tokenizer gives an error that says why.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::folder;
 
-/// A folder with the file of a fixture, changed, and nothing beside it.
+/// A folder with a changed copy of a fixture's `tokenizer.json`, and no other file.
 fn copy(name: &str, change: impl Fn(String) -> String) -> TempDir {
     let dir = TempDir::new().unwrap();
     let text = fs::read_to_string(folder(name).join("tokenizer.json")).unwrap();

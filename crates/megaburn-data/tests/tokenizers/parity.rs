@@ -1,4 +1,4 @@
-//! Ids and text are those of Python's `tokenizers`.
+//! Tests that ids and decoded text equal those of Python's `tokenizers`.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A text that arrives token by token is the text of all tokens.
+//! Tests that streaming gives the same text as decoding all tokens at once.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::{FIXTURES, fixture};
 static TOKENIZERS: LazyLock<Vec<HfTokenizer>> =
     LazyLock::new(|| FIXTURES.map(fixture).into_iter().collect());
 
-/// The text so far after each token, and at the end.
+/// The text so far after each token, and the complete text.
 fn stream(tokenizer: &HfTokenizer, tokens: &[u32]) -> Vec<String> {
     let mut stream = tokenizer.stream();
     let mut text = String::new();

@@ -1,10 +1,10 @@
-//! Encoding a corpus on many threads gives what one thread gives.
+//! Tests that encoding a corpus on many threads gives the same tokens as on one thread.
 
 use megaburn_data::{Corpus, TokenDataset, Tokenizer};
 
 use crate::{FIXTURES, fixture};
 
-/// A text of about `bytes` bytes: lines of words, the count of both drawn from `seed`.
+/// A text of about `bytes` bytes: lines of words, whose counts are drawn from `seed`.
 fn text(bytes: usize, mut seed: u64) -> String {
     const WORDS: [&str; 9] = [
         "river",

@@ -1,4 +1,4 @@
-//! A tokenizer of one's own.
+//! Tests of tokenizers that are trained here.
 
 use std::{fs, path::Path, sync::LazyLock};
 

@@ -1,86 +1,112 @@
-//! What forward keeps for backward, in bytes, of the model as it is built.
+//! Activation memory: the bytes that the forward pass saves for backward, for the models of this
+//! crate.
 //!
-//! Of one block, one micro-batch and one rank, for `n = s b` tokens of which the residual stream of this
-//! rank holds `r` (`n / t` with sequence parallelism, else all `n`), in elements of `e` bytes. `a` and `k`
-//! are the features of queries and of keys, `f` those inside the MLP, `u` what its up matrix gives (`2 f`
-//! gated, else `f`), `hq` and `hkv` the heads.
+//! The terms below are for one block, one micro-batch and one rank. The symbols are:
+//! - `n = s b`: tokens of the micro-batch on this rank
+//! - `r`: tokens of the rank's residual stream: `n / t` with sequence parallelism, else `n`
+//! - `t`: tensor-parallel ranks
+//! - `e`: bytes per element
+//! - `h`: features of the residual stream
+//! - `a`, `k`: features of queries and of keys
+//! - `hq`, `hkv`: query heads and key/value heads
+//! - `f`: features inside the MLP
+//! - `u`: output features of the up matrix: `2 f` if gated, else `f`
+//! - `V`: token ids of the padded vocabulary
 //!
-//! | what | who keeps it | bytes | not with |
+//! "Saved for" names the layers whose backward pass needs the tensor. "Unless" names the modules of
+//! [`Recompute`] that remove the term.
+//!
+//! | tensor | saved for | bytes | unless |
 //! |---|---|---|---|
 //! | residual stream before attention and MLP | the two norms | `2 e h r` | |
-//! | its statistics in f32 | the two norms | `8 r`; layer norm `16 r` | |
-//! | what the norms give | qkv and up | `2 e h r` | `norm` |
+//! | statistics of the norms, in f32 | the two norms | `8 r`; layer norm `16 r` | |
+//! | outputs of the norms | qkv and up | `2 e h r` | `norm` |
 //! | queries, keys, values | attention | `e (a + 2 k) n / t` | |
-//! | queries and keys before their norms, and statistics | the norms of heads, where there are such | `e (a + k) n / t + 4 (hq + hkv) n / t` | |
-//! | what attention gives | itself and the output matrix | `e a n / t` | |
-//! | sums of exponentials | attention | `4 hq n / t` | `core_attention` |
-//! | what up gives | the activation | `e u n / t` | `mlp` |
-//! | what the activation gives | down | `e f n / t` | `activation`, `mlp` |
-//! | the weight put together | qkv, where ranks hold copies of key/value heads | `e h (a + 2 k) / t` | |
+//! | queries and keys before their norms, and statistics | the norms of heads, if the model has them | `e (a + k) n / t + 4 (hq + hkv) n / t` | |
+//! | output of attention | attention and the output matrix | `e a n / t` | |
+//! | LSE | attention | `4 hq n / t` | `core_attention` |
+//! | output of up | the activation | `e u n / t` | `mlp` |
+//! | output of the activation | down | `e f n / t` | `activation`, `mlp` |
+//! | the assembled qkv weight | qkv, if ranks hold copies of key/value heads | `e h (a + 2 k) / t` | |
 //!
-//! Where keys and values are made of latents, of `l` features with those that are rotated for all heads and
-//! `c` without, and `q` those of queries' latent, in place of what is said of queries, keys and values, with
-//! `v` the features of values and `a` for those of attention's result `v` too:
+//! # Latent attention
 //!
-//! | what | who keeps it | bytes | not with |
+//! With latent attention, the rows of queries, keys and values are replaced by the following, and
+//! `a` in the output of attention by `v`. Here `l` is the size of the key/value latent including
+//! the rotated features that all heads share, `c` its size without them, `q` the size of the query
+//! latent, and `v` the features of values.
+//!
+//! | tensor | saved for | bytes | unless |
 //! |---|---|---|---|
 //! | latents before their norms, and statistics | the norms of latents | `e (l + q) r + 8 r`; without `q` `4 r` less | |
-//! | what these norms give | the matrices to heads | `e (c + q) r` | |
+//! | outputs of these norms | the up-projections | `e (c + q) r` | |
 //! | queries, keys, values | attention | `e (2 a + v) n / t` | |
 //!
-//! Where a block has experts, of which a token goes to `k` of `E`, in place of the MLP, the rows of these are
-//! `m = k r d`, for `d` ranks that share an expert (`etp`), if all experts are given as many; `f` are then
-//! the features inside one:
+//! # Experts
 //!
-//! | what | who keeps it | bytes | not with |
+//! If a block has experts in place of the MLP, each token goes to `k` of `E` experts. If all
+//! experts receive equally many tokens, a rank has `m = k r d` rows, with `d` ranks that share an
+//! expert (`etp`); `f` is the features inside one expert.
+//!
+//! | tensor | saved for | bytes | unless |
 //! |---|---|---|---|
-//! | what the norm gives | router and shared expert | `e h r` | `mlp` together with `norm` |
+//! | output of the norm | router and shared expert | `e h r` | `mlp` together with `norm` |
 //! | scores in f32 | the router | `4 E r` | `mlp` |
-//! | its weight in f32, where elements are narrower | the router | `4 h E` | `mlp` |
+//! | the router's weight in f32, if elements are narrower | the router | `4 h E` | `mlp` |
 //! | rows | up | `e h m` | `mlp` |
-//! | their weights in f32 | activation and router | `4 m + 4 k r` | `mlp` |
-//! | where they come from | those who send them | `32 k r`; where tokens go once to a rank, `12 k r` and as many for each copy that comes | `mlp` |
-//! | what up gives | the activation | `e u m / d` | `mlp` |
-//! | what the activation gives | down | `e f m / d` | `activation`, `mlp` |
+//! | routing weights of the rows, in f32 | activation and router | `4 m + 4 k r` | `mlp` |
+//! | source indices of the rows | dispatch and combine | `32 k r`; with deduplicated all-to-all `12 k r`, plus as many for each copy that arrives | `mlp` |
+//! | output of up | the activation | `e u m / d` | `mlp` |
+//! | output of the activation | down | `e f m / d` | `activation`, `mlp` |
 //!
-//! and of a shared expert what is said of an MLP. More rows than that come to a rank whose experts are chosen more
-//! often than others.
+//! A shared expert adds the terms of an MLP. A rank whose experts are chosen more often than others
+//! receives more than `m` rows.
 //!
-//! Attention [composed](Scores::Kept) of products and a softmax, as on CPUs and in f32, holds no sums but
-//! probabilities, `e hq / t` for each pair of positions of a block of it, a second copy of what it gives,
-//! and where there are neither rotations nor norms of heads one of queries that share keys. (With dropout of
-//! attention it holds what each probability was multiplied with, too, in f32, which is not counted.)
+//! # Fallback attention and context parallelism
 //!
-//! Where ranks share sequences, `n` are the tokens that a rank holds; attention across ranks holds sums of
-//! exponentials on CPUs too, and where heads are shared out for it (`a2a`) what it gives twice, `e a n / t`
-//! more.
+//! Attention that is [composed](Scores::Kept) of matrix products and a softmax (on CPUs and in f32)
+//! saves, in place of the LSE:
+//! - the probabilities, `e hq / t` for each pair of positions of a block of scores
+//! - a second copy of its output
+//! - for grouped-query attention without rotations and norms of heads, a copy of the queries
+//! - with attention dropout, the dropout factors in f32, which are not counted here
 //!
-//! Where whole blocks are computed once more, all of it is one norm's stream and its statistics,
-//! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
-//! of the groups, what that one's blocks hold otherwise.
+//! With context parallelism, `n` is the number of tokens that a rank holds. Attention over several
+//! ranks saves the LSE on CPUs too. With `a2a`, its output is saved twice: `e a n / t` more.
 //!
-//! Where attention is kept of these, what it gives and its sums of exponentials are held of each block too,
-//! `e a n / t + 4 hq n / t`.
+//! # Full recompute
 //!
-//! With offload host memory has the stream before each group and the term that is still to be added to it,
-//! and the GPU those of a group that is the model's last, `2 e h r`, and, once for all micro-batches, two that
-//! are leaving.
+//! With full recompute, a group of blocks saves only the input of its first norm and the
+//! statistics, `e h r + 4 r` (layer norm `8 r`). While backward is in one of the groups, the rank
+//! additionally holds what the blocks of that group save without recompute. With selective save,
+//! the output and LSE of each recomputed block's attention are saved too, `e a n / t + 4 hq n / t`.
 //!
-//! The first stage adds the ids of the tokens; the last one a norm like those above, what that gives (not
-//! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
-//! with three f32 and a label a token.
+//! With activation offload, host memory holds the residual stream before each group, and the last
+//! term, which is not added to it yet. The GPU holds these two tensors, `2 e h r`, only for the
+//! model's last group, and, once for all micro-batches, for the copy to the host in flight.
 //!
-//! A block behind the last layer that predicts further tokens holds what any block does and, before it, the
-//! vectors of its tokens, the statistics of their norm and of that of what the depth before ended in, and what
-//! both norms give, `3 e h r + 8 r` (layer norm `16 r`), behind it once more what the last stage adds, and ids.
-//! What the depth before ended in its head holds; with `norm` that is `e h r` more. Where the block is
-//! computed once more, only the vectors and what it ends in are held, `2 e h r`, and what the head holds.
+//! # First and last stage, multi-token prediction
 //!
-//! Beside it stands the formula of Korthikanti et al. (2022), <https://arxiv.org/abs/2205.05198>, section 4,
-//! with the core attention recomputed: `s b h (10 + 24 / t)`, with sequence parallelism `34 s b h / t`
-//! bytes a layer, for `a = k = h`, `f = u = 4 h` and `e = 2`. [`ActivationMemory::layer_by_paper_formula`] says the
-//! same tensor by tensor, for other sizes too, masks of dropout included (`2 h r`), which models without
-//! dropout do not have. It knows neither latents nor experts.
+//! The first stage adds the token ids. The last stage adds:
+//! - a norm like those above, and its output (unless `norm`)
+//! - the logits, `e V n / t`; nothing with the fused linear cross-entropy
+//! - three f32 values and a label per token
+//!
+//! A block of multi-token prediction saves the terms of any block and, before it, the embeddings of
+//! its tokens, the statistics of two norms (of the embeddings and of the output of the depth
+//! before) and the outputs of both, `3 e h r + 8 r` (layer norm `16 r`). After the block it adds
+//! the terms of the last stage, and token ids. The output of the depth before is already saved for
+//! that depth's head; with `norm` it adds `e h r`. If the block is recomputed, only the embeddings,
+//! the output of the block, `2 e h r`, and the terms of the head are saved.
+//!
+//! # The paper's formula
+//!
+//! For comparison, [`ActivationMemory::layer_by_paper_formula`] is the formula of Korthikanti et
+//! al. (2022), <https://arxiv.org/abs/2205.05198>, section 4, with the core attention recomputed:
+//! `s b h (10 + 24 / t)`, with sequence parallelism `34 s b h / t` bytes per layer, for
+//! `a = k = h`, `f = u = 4 h` and `e = 2`. The function applies the formula tensor by tensor, so
+//! that it holds for other sizes too. It includes dropout masks (`2 h r`), which models without
+//! dropout do not have. It covers neither latent attention nor experts.
 
 mod paper;
 mod terms;
@@ -95,42 +121,42 @@ use megaburn_parallel::NormKind;
 use crate::decoder::{DecoderConfig, Recompute, Segment};
 use terms::Sizes;
 
-/// Whether attention holds its scores.
+/// Whether attention saves its scores for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scores {
-    /// The fused kernels, on GPUs in bf16 or f16.
+    /// Fused kernels, on GPUs in bf16 or f16, which never save scores.
     #[default]
     Never,
-    /// The composed attention, which holds the probabilities.
+    /// Composed attention, which saves the probabilities.
     Kept,
 }
 
-/// A model, and how it is run: what its activations are counted from.
+/// A model and the settings of its run that determine the activation memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActivationMemory {
     /// The model.
     pub model: DecoderConfig,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Bytes of an element: 2 in bf16 and f16, 4 in f32.
+    /// Bytes per element: 2 in bf16 and f16, 4 in f32.
     pub element: usize,
-    /// Tensor-parallel ranks.
+    /// Number of tensor-parallel ranks.
     pub tp: usize,
-    /// Whether they split the sequence too.
+    /// Whether sequence parallelism is on.
     pub sequence_parallel: bool,
-    /// Ranks that share each sequence.
+    /// Number of context-parallel ranks.
     pub cp: usize,
-    /// Whether they share heads out for attention.
+    /// Whether context parallelism exchanges heads for sequence (`a2a`).
     pub shares_heads: bool,
-    /// Ranks that share an expert.
+    /// Number of expert-tensor-parallel ranks, which share an expert.
     pub etp: usize,
-    /// What backward computes once more.
+    /// Which activations backward recomputes.
     pub recompute: Recompute,
-    /// Whether attention holds its scores.
+    /// Whether attention saves its scores.
     pub scores: Scores,
-    /// Whether the loss goes without all logits.
+    /// Whether the loss is a fused linear cross-entropy, which never holds all logits.
     pub fused_loss: bool,
 }
 
@@ -143,14 +169,14 @@ pub struct StageEnds {
     pub last: bool,
 }
 
-/// Bytes of a statistic, and of an id at most.
+/// Bytes of a statistic; bytes of an id (upper bound).
 const STATISTIC: usize = 4;
 const ID: usize = 8;
-/// What each rank's vocabulary is padded to a multiple of.
+/// The vocabulary of each rank is padded to a multiple of this number.
 const VOCAB_MULTIPLE: usize = 128;
 
 impl ActivationMemory {
-    /// Of bf16 on one rank, with nothing computed once more.
+    /// A model in bf16 on one rank, without recompute.
     pub fn new(model: DecoderConfig, seq_len: usize, micro_batch: usize) -> Self {
         Self {
             model,
@@ -168,8 +194,8 @@ impl ActivationMemory {
         }
     }
 
-    /// What a rank of a pipeline stage of these blocks holds when forward has run for `in_flight`
-    /// micro-batches whose backward has not.
+    /// Bytes that a rank of a pipeline stage with these `blocks` holds, after the forward pass of
+    /// `in_flight` micro-batches whose backward pass has not run.
     pub fn stage(&self, blocks: Range<usize>, ends: StageEnds, in_flight: usize) -> usize {
         let stream = self.stream();
         let held = |Segment { blocks, again }| match (again, self.recompute.offload) {
@@ -198,14 +224,15 @@ impl ActivationMemory {
         in_flight * (blocks + first + last) + leaving
     }
 
-    /// What it holds beside that at most, while backward computes some of these blocks once more.
+    /// The most bytes that a rank holds in addition to [`Self::stage`] while backward recomputes
+    /// some of these blocks.
     pub fn again(&self, blocks: Range<usize>) -> usize {
         let mut plain = Self {
             recompute: Recompute::default(),
             ..self.clone()
         };
         if self.recompute.keep_attention {
-            // It goes back from the sums of exponentials, on CPUs too.
+            // With selective save, backward of attention starts from the saved LSE, on CPUs too.
             plain.scores = Scores::Never;
         }
         let groups = self.segments(blocks).filter(|segment| segment.again);
@@ -213,7 +240,8 @@ impl ActivationMemory {
             let kept = self.kept_attention(group.blocks.len());
             group.blocks.map(|index| plain.layer(index)).sum::<usize>() - kept
         });
-        // Its stream and last term came from host memory, and those of the group before are coming.
+        // The stream and the last term of this group are back from host memory, and those of the
+        // group before are being prefetched.
         let stream = self.stream();
         let came = if self.recompute.offload {
             4 * stream
@@ -231,17 +259,18 @@ impl ActivationMemory {
         })
     }
 
-    /// What a rank holds of block `index` for a micro-batch, if that is not computed once more as a whole.
+    /// Bytes that a rank saves of block `index` for a micro-batch, if the block is not recomputed
+    /// in full.
     pub fn layer(&self, index: usize) -> usize {
         self.layer_terms(index).iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// What the embedding holds.
+    /// Bytes that the embedding saves.
     fn first(&self) -> usize {
         ID * self.tokens()
     }
 
-    /// What the last norm, the head and the loss hold.
+    /// Bytes that the last norm, the head and the loss save.
     fn last(&self) -> usize {
         let normed = if self.recompute.norm {
             0
@@ -251,7 +280,7 @@ impl ActivationMemory {
         self.stream() + self.rows() * self.statistics() + normed + self.head()
     }
 
-    /// What the head and the loss hold beside what the norm gives.
+    /// Bytes that the head and the loss save, without the output of the norm.
     fn head(&self) -> usize {
         let n = self.tokens();
         let e = self.element;
@@ -260,7 +289,8 @@ impl ActivationMemory {
         logits + (3 * STATISTIC + ID) * n
     }
 
-    /// What the blocks that predict further tokens hold, behind so many others of their stage.
+    /// Bytes that the blocks of multi-token prediction save, after `before` other blocks in their
+    /// stage.
     fn mtp(&self, before: usize) -> usize {
         let stream = self.stream();
         let is_again = |depth: usize| self.recompute.is_behind(before + depth);
@@ -278,7 +308,7 @@ impl ActivationMemory {
         (0..self.model.mtp_layers).map(of_depth).sum()
     }
 
-    /// Bytes of a norm's statistics of a token.
+    /// Bytes of a norm's statistics per token.
     fn statistics(&self) -> usize {
         match self.model.norm {
             NormKind::Rms => STATISTIC,
@@ -286,12 +316,13 @@ impl ActivationMemory {
         }
     }
 
-    /// The residual stream of a micro-batch.
+    /// Bytes of the residual stream of a micro-batch.
     fn stream(&self) -> usize {
         self.rows() * self.element * self.model.hidden
     }
 
-    /// Tokens of a micro-batch, and those of them that this rank's residual stream holds.
+    /// Tokens of a micro-batch on this rank. [`Self::rows`] is the number of tokens in its residual
+    /// stream.
     fn tokens(&self) -> usize {
         self.seq_len / self.cp * self.micro_batch
     }

@@ -1,16 +1,16 @@
-//! The formula that ours is compared with.
+//! The formula of the paper, with which ours is compared.
 
 use super::{ActivationMemory, Sizes};
 use crate::decoder::DecoderConfig;
 
 impl ActivationMemory {
-    /// Bytes that a rank holds of a block for a micro-batch by Korthikanti et al. (2022), with the core
-    /// attention recomputed, and less what [`Recompute`](crate::decoder::Recompute) does not keep here: what
-    /// norms give (`4 h r`), what the activation gives (`8 h n / t`).
+    /// Bytes that a rank saves of a block for a micro-batch by Korthikanti et al. (2022), with the
+    /// core attention recomputed, minus what [`Recompute`](crate::decoder::Recompute) removes here:
+    /// outputs of norms (`4 h r`) and of the activation (`8 h n / t`).
     ///
-    /// Of two bytes an element, and of one where dropout kept an element. Norms of heads, which the paper's
-    /// model has not, are counted as its norms are: by what they read. Of a model with latents or experts it is that
-    /// of a block without.
+    /// Elements take two bytes, dropout masks one byte per element. The norms of heads, which the
+    /// paper's model lacks, are counted like its other norms, by their input. For a model with
+    /// latent attention or experts, the result is for a block without them.
     pub fn layer_by_paper_formula(&self) -> usize {
         let n = self.tokens();
         let r = self.rows();

@@ -1,14 +1,14 @@
-//! What a block holds, term by term.
+//! The activation memory of a block, term by term.
 
 use megaburn_kernels::AttentionOptions;
 
 use super::{ActivationMemory, ID, STATISTIC, Scores};
 use crate::decoder::{DecoderConfig, Experts, Mla, Positions, Recompute};
 
-/// Bytes of what is called so.
+/// The name and the bytes of a term.
 type Term = (&'static str, usize);
 
-/// Features, and heads, of one rank.
+/// Features and heads of one rank.
 pub(super) struct Sizes {
     pub(super) query: usize,
     pub(super) key_value: usize,
@@ -19,8 +19,8 @@ pub(super) struct Sizes {
 }
 
 impl ActivationMemory {
-    /// What a rank holds of block `index` for a micro-batch, if that is not computed once more as a whole,
-    /// term by term.
+    /// The terms of [`Self::layer`]: name and bytes of each tensor that a rank saves of block
+    /// `index`.
     pub fn layer_terms(&self, index: usize) -> Vec<Term> {
         let r = self.rows();
         let e = self.element;
@@ -44,7 +44,8 @@ impl ActivationMemory {
         terms
     }
 
-    /// What the norms give. Experts read it in several ways, and do not compute it once more.
+    /// Bytes of the saved outputs of the norms. Experts read their input in several places and do
+    /// not recompute the norm.
     fn normed(&self, index: usize) -> usize {
         let one = self.element * self.model.hidden * self.rows();
         let Recompute { norm, mlp, .. } = self.recompute;
@@ -78,8 +79,8 @@ impl ActivationMemory {
         } else {
             0
         };
-        // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
-        // one more.
+        // Composed attention copies queries that share keys into one tensor. If queries, keys and
+        // values are still views of the qkv tensor, this copy is an additional tensor.
         let is_grouped = self.is_fallback() && heads > kv_heads && !self.recompute.core_attention;
         let copied = if is_grouped && !alone { e * query } else { 0 };
         let copies = self.model.kv_heads < self.tp;
@@ -95,7 +96,8 @@ impl ActivationMemory {
         terms
     }
 
-    /// The latents of tokens of this rank's stream, and what is made of them for this rank's heads.
+    /// Terms of latent attention: the latents of the tokens of this rank's stream, and the queries,
+    /// keys and values of this rank's heads.
     fn of_latent_attention(&self, latent: &Mla, index: usize) -> Vec<Term> {
         let n = self.tokens();
         let r = self.rows();
@@ -117,7 +119,7 @@ impl ActivationMemory {
         terms
     }
 
-    /// Of attention between its matrices, which gives so many features.
+    /// Terms of the core attention, whose output has `given` features.
     fn of_core(&self, index: usize, heads: usize, given: usize) -> [Term; 2] {
         let n = self.tokens();
         let e = self.element;
@@ -133,7 +135,7 @@ impl ActivationMemory {
         ]
     }
 
-    /// What is kept of the attention of so many blocks that are computed once more.
+    /// Bytes of the saved attention outputs of `num_blocks` recomputed blocks (selective save).
     pub(super) fn kept_attention(&self, num_blocks: usize) -> usize {
         let Sizes { query, heads, .. } = self.sizes();
         let given = self
@@ -149,7 +151,7 @@ impl ActivationMemory {
         }
     }
 
-    /// Of an MLP with so many features on this rank, of so many tokens.
+    /// Terms of an MLP with `ffn` features on this rank, for `tokens` tokens.
     fn of_mlp(&self, tokens: usize, ffn: usize) -> Vec<Term> {
         let up = if self.model.activation.is_gated() {
             2 * ffn
@@ -166,13 +168,13 @@ impl ActivationMemory {
         ]
     }
 
-    /// Of experts of which each gets as many of the tokens as any other.
+    /// Terms of experts that all receive equally many tokens.
     fn of_experts(&self, experts: &Experts) -> Vec<Term> {
         let r = self.rows();
         let e = self.element;
         let hidden = self.model.hidden;
         let slots = experts.top_k * r;
-        // Ranks that share an expert all read its rows.
+        // All ranks that share an expert read its rows.
         let rows = self.etp * slots;
         let weight = if e < STATISTIC {
             STATISTIC * hidden * experts.num
@@ -197,7 +199,7 @@ impl ActivationMemory {
         self.scores == Scores::Kept && self.cp == 1
     }
 
-    /// Pairs of positions whose probabilities a head of the composed attention holds.
+    /// Pairs of positions whose probabilities a head of the composed attention saves.
     fn pairs(&self, index: usize) -> usize {
         let window = self.model.layer_window(index);
         let options = AttentionOptions {
@@ -207,7 +209,7 @@ impl ActivationMemory {
         self.micro_batch * options.fallback_pairs(self.seq_len)
     }
 
-    /// What this rank has of the features.
+    /// The features and heads of this rank.
     pub(super) fn sizes(&self) -> Sizes {
         let DecoderConfig {
             heads,

@@ -33,7 +33,7 @@ fn modules() -> [Recompute; 4] {
     })
 }
 
-/// What the paper's table 2 says of selective recompute, of GPT-3's shape.
+/// Checks table 2 of the paper, selective recompute, for the shape of GPT-3.
 #[rstest]
 #[case(1, false, 34)]
 #[case(8, true, 34 / 8)]
@@ -96,7 +96,7 @@ fn a_block_of_llama_3_8b_holds_what_was_added_up_by_hand() {
         }
         .layer(0)
     };
-    // Residual stream, statistics, norms, queries to values, attention, its sums, up, activation.
+    // Residual stream, statistics, norms, queries to values, attention, its LSE, up, activation.
     let kept = 2 * 2 * 4096 + 2 * 4 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 28672;
     let [nothing, norm, activation, both] = modules();
     assert_eq!(of(nothing), n * (kept + 2 * 2 * 4096 + 2 * 14336));
@@ -158,7 +158,7 @@ fn of_whole_blocks_a_stream_is_held_for_each_group_and_one_group_beside() {
     assert_eq!(first.stage(3..8, none, 1), 2 * stream + 3 * first.layer(5));
     assert_eq!(first.again(3..8), block);
     assert_eq!(ActivationMemory::new(llama_3_8b(), 4096, 1).again(3..8), 0);
-    // In host memory but for the last group's and what leaves.
+    // Offloaded to host memory, except for the last group and the tensors in flight.
     let mut offloaded = uniform.clone();
     offloaded.recompute.offload = true;
     let tensor = n * 2 * 4096;
@@ -185,7 +185,7 @@ fn a_stage_holds_its_blocks_for_every_micro_batch_in_flight() {
     assert_eq!(stage(false, false, 1), 4 * block);
     assert_eq!(stage(false, false, 3), 12 * block);
     assert_eq!(stage(true, false, 2), 2 * (4 * block + 8 * n));
-    // Stream, statistics, normed, logits, and of the loss three numbers and a label.
+    // Stream, statistics, norm output, logits, and three numbers and a label of the loss.
     let head = n * (2 * 4096 + 4 + 2 * 4096 + 2 * 32000 + 12 + 8);
     assert_eq!(stage(false, true, 1), 4 * block + head);
     let fused = ActivationMemory {
@@ -214,7 +214,7 @@ fn ranks_that_share_sequences_hold_what_shorter_ones_take() {
         };
         let short = ActivationMemory::new(llama_3_8b(), 2048, 2).layer(0);
         assert_eq!(of(8192, 4, false), short);
-        // What attention gives, in bf16, of 32 heads of 128.
+        // The output of attention in bf16, for 32 heads of 128 features.
         assert_eq!(of(8192, 4, true), short + 2 * 32 * 128 * 2048 * 2);
     }
 }

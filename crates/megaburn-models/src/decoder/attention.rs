@@ -15,23 +15,24 @@ use megaburn_parallel::{
 
 use super::DecoderConfig;
 
-/// The attention of a block: one of two modules, whose parameters have the paths of the module itself.
+/// The attention of a block: one of two modules. The paths of the parameters do not name the
+/// variant.
 ///
-/// Burn's own derive for an enum would put the variant's name into the paths, so that the paths of a
-/// checkpoint would be others than before there were two.
+/// Burn's derive for enums would add the variant's name to the paths, so checkpoints from the time
+/// before there were two variants could not be loaded.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "a model has one a layer, and all are the same"
 )]
 pub enum DecoderAttention {
-    /// Keys and values of their own, or shared between heads.
+    /// Multi-head or grouped-query attention.
     Heads(SelfAttention),
-    /// Keys and values that are made of a latent.
+    /// Multi-head latent attention.
     Latent(MultiLatentAttention),
 }
 
-/// Does the same with whichever it is.
+/// Evaluates an expression for the module of either variant.
 macro_rules! either {
     ($attention:expr, $module:ident => $value:expr) => {
         match $attention {
@@ -41,7 +42,7 @@ macro_rules! either {
     };
 }
 
-/// The same, to the same again.
+/// Like `either!`, but wraps the result in the same variant.
 macro_rules! rewrap {
     ($attention:expr, $module:ident => $value:expr) => {
         match $attention {
@@ -52,7 +53,7 @@ macro_rules! rewrap {
 }
 
 impl DecoderAttention {
-    /// That of block `index`.
+    /// The attention of block `index`.
     pub(super) fn new(
         config: &DecoderConfig,
         index: usize,
@@ -114,7 +115,7 @@ impl DecoderAttention {
         rewrap!(self, module => module.whole_sequence())
     }
 
-    /// `[S, B, H]`, unchanged.
+    /// Applies the attention: `[S, B, H]`, unchanged.
     pub(super) fn forward_in(
         &self,
         x: impl Into<Recomputable<3>>,
@@ -123,7 +124,7 @@ impl DecoderAttention {
         either!(self, module => module.forward_in(x, context))
     }
 
-    /// `[T, 1, H]`, unchanged.
+    /// Applies the attention with a KV cache: `[T, 1, H]`, unchanged.
     pub(super) fn forward_cached(
         &self,
         x: impl Into<Recomputable<3>>,

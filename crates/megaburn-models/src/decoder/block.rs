@@ -10,22 +10,23 @@ use megaburn_parallel::{
 use super::{DecoderAttention, Dropout, Experts, Mtp, Recompute};
 use crate::{DecoderConfig, ModelError};
 
-/// One transformer block: attention, and an MLP or experts, each behind a norm and added to its input.
+/// One transformer block: attention, and an MLP or experts. Each is preceded by a norm, and its
+/// output is added to the residual stream.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// Before the attention.
+    /// The norm before the attention.
     pub attention_norm: Norm,
     /// The attention.
     pub attention: DecoderAttention,
-    /// Before the MLP.
+    /// The norm before the MLP.
     pub mlp_norm: Norm,
-    /// The MLP, or
+    /// The MLP; `None` if the block has experts.
     pub mlp: Option<Mlp>,
-    /// the experts in its place.
+    /// The experts; `None` if the block has an MLP.
     pub moe: Option<Moe>,
-    /// Before the block and behind it, where it predicts further tokens.
+    /// The layers around the block, if it is a block of multi-token prediction.
     pub mtp: Option<Mtp>,
-    /// Of what attention and MLP add.
+    /// Dropout on the outputs of attention and MLP.
     dropouts: Option<[ParallelDropout; 2]>,
     recompute_mlp: bool,
 }
@@ -43,7 +44,7 @@ pub(super) fn norm(
 }
 
 impl Block {
-    /// Block `index`.
+    /// Creates block `index`.
     pub(super) fn new(
         config: &DecoderConfig,
         index: usize,
@@ -103,7 +104,7 @@ impl Block {
         })
     }
 
-    /// The same block, number `index`, and what training drops.
+    /// Sets the dropout of the block with number `index`.
     pub(super) fn with_dropout(
         self,
         dropout: Dropout,
@@ -129,7 +130,7 @@ impl Block {
         })
     }
 
-    /// The same block, number `index`, of sequences that ranks share.
+    /// Enables context parallelism for the block with number `index`.
     pub(super) fn with_context_parallel(
         self,
         parallel: &ContextParallel,
@@ -149,7 +150,7 @@ impl Block {
         })
     }
 
-    /// The same block, and what its backward computes once more.
+    /// Sets which activations of the block backward recomputes.
     pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
         Self {
             attention_norm: self.attention_norm.with_recompute(recompute.norm),
@@ -167,9 +168,11 @@ impl Block {
         }
     }
 
-    /// The first of some blocks of which backward computes everything once more, or another of them.
+    /// Prepares a block of a checkpointed group; `is_first` says whether it is the first one of the
+    /// group.
     pub(super) fn as_checkpoint_member(self, is_first: bool) -> Self {
-        // The first norm is outside: the stream that it keeps is all that is.
+        // The norm of the first block is outside the checkpointed function: it saves the residual
+        // stream, which is the only tensor that the group saves.
         let plain = self.with_recompute(Recompute::default());
         Self {
             attention_norm: plain.attention_norm.with_recompute(is_first),
@@ -187,7 +190,8 @@ impl Block {
         self.forward_after_norm(normed, x, context)
     }
 
-    /// The same of what the first norm gives, and the stream behind that.
+    /// Applies the block to the output of its first norm, and the residual stream `x` before that
+    /// norm.
     pub(super) fn forward_after_norm(
         &self,
         normed: impl Into<Recomputable<3>>,
@@ -221,7 +225,8 @@ impl Block {
         }
     }
 
-    /// The same block and weights for whole sequences.
+    /// The same block and weights for generation, without sequence parallelism, dropout and
+    /// multi-token prediction.
     pub(super) fn whole_sequence(self) -> Self {
         Self {
             attention_norm: self.attention_norm.whole_sequence(),
@@ -235,7 +240,7 @@ impl Block {
         }
     }
 
-    /// Applies the block to the next tokens of some sequences.
+    /// Applies the block to the next tokens of several sequences.
     ///
     /// # Shapes
     /// `[T, 1, H]`, unchanged: the tokens of `packed`

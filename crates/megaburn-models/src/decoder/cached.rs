@@ -11,16 +11,16 @@ use megaburn_parallel::{
 
 use super::{Block, Decoder, model::DecoderParts};
 
-/// Keys and values of some sequences that a model has read, for all its layers, on one rank.
+/// The KV cache of a model on one rank: keys and values of several sequences, for all layers.
 #[derive(Clone, Debug)]
 pub struct DecoderCache {
     layers: Vec<KvCache>,
-    /// Tokens that each sequence holds.
+    /// Number of tokens of each sequence.
     lens: Vec<usize>,
 }
 
 impl DecoderCache {
-    /// Tokens that a sequence holds.
+    /// Number of cached tokens of a sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.lens[sequence]
     }
@@ -30,21 +30,21 @@ impl DecoderCache {
         self.lens.iter().all(|&len| len == 0)
     }
 
-    /// That these tokens were read.
+    /// Records that the tokens `next` were read.
     pub fn advance(&mut self, next: &[(usize, &[u32])]) {
         for (sequence, tokens) in next {
             self.lens[*sequence] += tokens.len();
         }
     }
 
-    /// The next tokens of some sequences, behind what those hold.
+    /// The next tokens of several sequences, packed after their cached tokens.
     fn packed(&self, next: &[(usize, &[u32])], group: &Group) -> Packed {
         let segment =
             |(sequence, tokens): &(usize, &[u32])| (*sequence, self.lens[*sequence], tokens.len());
         Packed::new(next.iter().map(segment)).shared_by(group)
     }
 
-    /// Forgets a sequence, which is then as long as no token.
+    /// Clears a sequence, whose length is then 0.
     pub fn clear(&mut self, sequence: usize) {
         self.layers
             .iter_mut()
@@ -54,8 +54,8 @@ impl DecoderCache {
 }
 
 impl Decoder {
-    /// The same model and weights as generation needs them: without autodiff, every rank holding
-    /// whole sequences.
+    /// The same model and weights, prepared for generation: without autodiff, and with unsharded
+    /// sequences on every rank.
     pub fn for_generation(&self) -> Self {
         let Self {
             embedding,
@@ -69,7 +69,7 @@ impl Decoder {
         Self {
             embedding: embedding.map(VocabParallelEmbedding::whole_sequence),
             positions: positions.map(PositionEmbedding::whole_sequence),
-            // None of those that predict further tokens.
+            // Generation does not use the blocks of multi-token prediction.
             blocks: blocks
                 .into_iter()
                 .take(parts.config.layers)
@@ -94,24 +94,25 @@ impl Decoder {
         }
     }
 
-    /// Rows that a rank reads of these, as [`next_stream`](Self::next_stream) has them: the ranks of
-    /// [`with_context_parallel`](Self::with_context_parallel) share prompts.
+    /// Number of rows that this rank reads of `next`, as in [`next_stream`](Self::next_stream).
+    /// Prompts are split over the ranks of [`with_context_parallel`](Self::with_context_parallel).
     pub fn num_rows(&self, next: &[(usize, &[u32])], cache: &DecoderCache) -> usize {
         cache.packed(next, &self.parts.context).num_rows()
     }
 
-    /// Reads the next tokens of some sequences, `(sequence, tokens)` each, and gives the logits of
-    /// the token after each, in the order given. For a model without sequence parallelism, on a
-    /// device without autodiff.
+    /// Reads the next tokens of several sequences, given as `(sequence, tokens)`, and returns the
+    /// logits after the last token of each, in the given order. The model must not use sequence
+    /// parallelism, and the device must not use autodiff.
     ///
     /// # Collective
-    /// All members of the tensor-parallel group, and the ranks that share the reading of prompts.
+    /// All members of the tensor-parallel group, and the context-parallel ranks over which prompts
+    /// are split.
     ///
     /// # Shapes
-    /// output `[sequences given, 1, vocab]`, the same on every member
+    /// output `[sequences given, 1, vocab]`, equal on every member
     ///
     /// # Panics
-    /// If there is nothing to read, or a sequence has no next token.
+    /// If `next` is empty, or a sequence has no next token.
     pub fn next_logits(
         &self,
         next: &[(usize, &[u32])],
@@ -122,12 +123,13 @@ impl Decoder {
         self.logits_from_stream(x, next, cache)
     }
 
-    /// The stream behind the next tokens in stage `chunk` of this rank: of the tokens in the first stage,
-    /// else of `x`, which the stage before made. [`logits_from_stream`](Self::logits_behind) or
-    /// [`DecoderCache::advance`] must follow the last stage of the rank.
+    /// The residual stream of the next tokens after stage `chunk` of this rank. The first stage
+    /// starts from the tokens, a later one from `x`, the output of the stage before. After the last
+    /// stage of the rank, call [`logits_from_stream`](Self::logits_from_stream) or
+    /// [`DecoderCache::advance`].
     ///
     /// # Shapes
-    /// `[rows, 1, H]`, of [`num_rows`](Self::num_rows)
+    /// `[rows, 1, H]`, with rows of [`num_rows`](Self::num_rows)
     ///
     /// # Panics
     /// As [`next_logits`](Self::next_logits).
@@ -166,14 +168,15 @@ impl Decoder {
             .sum()
     }
 
-    /// The logits of the token after each of `next`, of the stream that the last stage made of them.
+    /// The logits after the last token of each element of `next`, from the output `x` of the last
+    /// stage.
     ///
     /// # Shapes
-    /// `[rows, 1, H]` to `[sequences given, 1, vocab]`, the same on every member
+    /// `[rows, 1, H]` to `[sequences given, 1, vocab]`, equal on every member
     ///
     /// # Panics
-    /// If ranks that share prompts lose each other, with the error's text, as
-    /// [regions](megaburn_collective::region) do.
+    /// If the connection to another context-parallel rank fails, with the text of the error, like
+    /// [regions](megaburn_collective::region).
     pub fn logits_from_stream(
         &self,
         x: Tensor<3>,
@@ -183,7 +186,7 @@ impl Decoder {
         let group = &self.parts.context;
         let packed = cache.packed(next, group);
         cache.advance(next);
-        // Only the last token of each sequence is asked what follows it.
+        // Only the last token of each sequence needs logits.
         let last = packed.last_rows().into_iter().map(|row| match row {
             Some(row) => x.clone().narrow(0, row, 1),
             None => x.clone().narrow(0, 0, 1).zeros_like(),
@@ -195,7 +198,8 @@ impl Decoder {
         } else {
             last
         };
-        // Products may have other last bits on each, and a choice between tokens must not.
+        // The logits of the ranks may differ in their last bits, but all ranks must sample the same
+        // token, so all ranks use the logits of rank 0.
         let logits = self.gathered(self.logits(last.into()));
         let mine = if group.rank() == 0 {
             logits

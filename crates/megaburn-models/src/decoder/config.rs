@@ -6,36 +6,36 @@ use serde::{Deserialize, Serialize};
 use super::{Experts, Mla};
 use crate::{Family, ModelError, flops::FlopShape};
 
-/// The sizes of a decoder and the parts that its blocks are composed of. [`Family::template`] has
-/// the parts of each family.
+/// The sizes of a decoder and the parts of its blocks. [`Family::template`] has the parts of each
+/// family.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
-    /// Whose names it has on Hugging Face.
+    /// The family, which determines the names on Hugging Face.
     pub family: Family,
-    /// Tokens of the vocabulary, without padding.
+    /// Number of token ids, without padding.
     pub vocab: usize,
     /// Features of the residual stream.
     pub hidden: usize,
     /// Features inside the MLP.
     pub ffn: usize,
-    /// Transformer blocks.
+    /// Number of transformer blocks, without the blocks of multi-token prediction.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Features of a head: of its queries and keys, if its values have others.
+    /// Features of a head; those of its queries and keys if its values have another size.
     pub head_dim: usize,
     /// Longest sequence, in tokens.
     pub max_seq_len: usize,
-    /// How the model knows where a token stands.
+    /// How positions enter the model.
     pub positions: Positions,
-    /// Which norm.
+    /// The kind of norm.
     pub norm: NormKind,
-    /// Added under the norms' roots.
+    /// Epsilon of the norms.
     pub norm_eps: f64,
-    /// The function between the matrices of the MLP.
+    /// The activation function of the MLP.
     pub activation: Activation,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
@@ -43,21 +43,23 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Whether the matrices of the MLP have biases.
     pub mlp_bias: bool,
-    /// Whether each query and key head is normed before the rotation.
+    /// Whether the queries and keys of each head are normalised before the rotation.
     pub qk_norm: bool,
-    /// Positions that a query sees, its own included; none: all up to its own.
+    /// Sliding window: positions that a query sees, including its own; `None` for full causal
+    /// attention.
     pub window: Option<usize>,
-    /// Layers in which a query sees all positions even so.
+    /// Layers that ignore `window` and use full causal attention.
     pub full_layers: Vec<usize>,
-    /// Whether the output projection is the embedding.
+    /// Whether the embedding is also the output projection.
     pub tied: bool,
-    /// Experts in place of the MLP; none: every layer has one MLP.
+    /// Experts in place of the MLP; `None` if every layer has an MLP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
-    /// Keys and values that are made of a latent; none: they are made of the residual stream.
+    /// Multi-head latent attention; `None` for multi-head or grouped-query attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<Mla>,
-    /// [Blocks](super::Mtp) behind the last one that predict further tokens, in training.
+    /// Number of [blocks of multi-token prediction](super::Mtp) after the last layer; used in
+    /// training only.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mtp_layers: usize,
 }
@@ -66,25 +68,27 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// Beyond these the numbers are mistakes, and their products overflow.
+/// Larger sizes are mistakes, and their products could overflow.
 pub(crate) const LARGEST: usize = 1 << 30;
-/// More layers than this are a mistake, and lists of them would fill the memory.
+/// More layers are a mistake, and lists of them would fill the memory.
 pub(crate) const MOST_LAYERS: usize = 10_000;
-/// The same for parameters of a whole model. Bytes of them in any type are then a number too.
+/// More parameters in the full model are a mistake. Up to this number, their bytes in any type fit
+/// a `u64`.
 const MOST_PARAMS: f64 = (1u64 << 58) as f64;
 
-/// How a model knows where a token stands.
+/// How positions enter a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Positions {
-    /// Queries and keys are rotated by their position.
+    /// Rotary embeddings (RoPE): queries and keys are rotated by their position.
     Rotary {
         /// Base of the frequencies.
         theta: f64,
-        /// Stretching of the frequencies.
+        /// RoPE scaling: changes the frequencies for longer contexts.
         scaling: RopeScaling,
     },
-    /// A learned vector a position is added to the token's; `max_seq_len` of them.
+    /// A learned vector per position is added to the token embedding; there are `max_seq_len` of
+    /// them.
     Learned,
 }
 
@@ -92,7 +96,7 @@ impl DecoderConfig {
     /// Refuses sizes that no model can have.
     ///
     /// # Errors
-    /// The first of them, with the numbers.
+    /// The first invalid size, with the numbers.
     pub fn validate(&self) -> Result<(), ModelError> {
         let refuse = |why: String| Err(ModelError::Config(why));
         let sizes = [
@@ -151,7 +155,7 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// No fewer parameters than the model has, biases and norms left out.
+    /// An upper bound of the number of parameters, without biases and norms.
     fn most_params(&self) -> f64 {
         let [vocab, hidden, ffn, heads, head_dim, blocks] = [
             self.vocab,
@@ -179,10 +183,10 @@ impl DecoderConfig {
         2.0 * vocab * hidden + blocks * (mlp + experts + attention + 2.0 * hidden * hidden)
     }
 
-    /// Refuses sequences that are longer than the model's.
+    /// Refuses sequences that are longer than the model's limit.
     ///
     /// # Errors
-    /// They are, with both lengths.
+    /// `seq_len` exceeds the limit; the message has both lengths.
     pub fn check_seq_len(&self, seq_len: usize) -> Result<(), ModelError> {
         if seq_len <= self.max_seq_len {
             return Ok(());
@@ -193,11 +197,11 @@ impl DecoderConfig {
         )))
     }
 
-    /// Whether a layout can split the model, for sequences of `seq_len` tokens, padding included; how a
-    /// pipeline splits its layers is not looked at.
+    /// Checks whether a layout can split the model, for sequences of `seq_len` tokens including
+    /// padding. The split of the layers into pipeline stages is not checked.
     ///
     /// # Errors
-    /// The layout does not fit, with all the numbers.
+    /// The layout does not fit; the message has all the numbers.
     pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
         Ok(layout.validate_for(&self.shape(seq_len))?)
     }
@@ -229,12 +233,12 @@ impl DecoderConfig {
         }
     }
 
-    /// Blocks, those that predict further tokens included.
+    /// Number of blocks, including the blocks of multi-token prediction.
     pub fn num_blocks(&self) -> usize {
         self.layers + self.mtp_layers
     }
 
-    /// The same model without those.
+    /// The same model without multi-token prediction.
     #[must_use]
     pub fn without_mtp(&self) -> Self {
         Self {
@@ -243,13 +247,13 @@ impl DecoderConfig {
         }
     }
 
-    /// Positions that a query of block `index` sees; none: all up to its own.
+    /// Sliding window of block `index`; `None` for full causal attention.
     pub fn layer_window(&self, index: usize) -> Option<usize> {
         self.window
             .filter(|_| !self.full_layers.contains(&self.kind_of(index)))
     }
 
-    /// The experts of block `index`; none: it has an MLP.
+    /// The experts of block `index`; `None` if it has an MLP.
     pub fn layer_experts(&self, index: usize) -> Option<&Experts> {
         let index = self.kind_of(index);
         self.experts
@@ -257,12 +261,13 @@ impl DecoderConfig {
             .filter(|experts| !experts.dense_layers.contains(&index))
     }
 
-    /// The layer whose parts block `index` has: those behind the last one are as that is.
+    /// The layer whose parts block `index` has: blocks of multi-token prediction are like the last
+    /// layer.
     fn kind_of(&self, index: usize) -> usize {
         index.min(self.layers.saturating_sub(1))
     }
 
-    /// What counts in Megatron's FLOP formula.
+    /// The sizes that enter Megatron's FLOP formula.
     pub fn flop_shape(&self) -> FlopShape {
         let Self {
             hidden,

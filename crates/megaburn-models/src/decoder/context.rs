@@ -8,12 +8,13 @@ use super::{Decoder, Positions};
 use crate::ModelError;
 
 impl Decoder {
-    /// Shares each sequence with the ranks of `group`: tokens, labels and streams are those of this rank's
-    /// [stretch](Zigzag). `comms` is how attention exchanges keys and values, one for all layers or one a
-    /// layer of the whole model.
+    /// Enables context parallelism: each sequence is split over the ranks of `group`, so tokens,
+    /// labels and streams are those of this rank's [chunks](Zigzag). `comms` says how attention
+    /// exchanges keys and values: one element for all layers, or one per layer of the full model.
     ///
     /// # Errors
-    /// Another number of ways than layers; heads that the ranks do not divide where those are shared out.
+    /// The number of `comms` is neither 1 nor the number of layers, or the heads are not divisible
+    /// by the ranks where heads are exchanged for sequence.
     /// # Collective
     /// Nothing is sent.
     pub fn with_context_parallel(
@@ -29,7 +30,7 @@ impl Decoder {
             );
             return Err(ModelError::Config(why));
         }
-        // Layers of one way share its communicators.
+        // Layers with equal `comm` share its communicators.
         let mut made: Vec<ContextParallel> = Vec::new();
         for (index, place) in self.blocks.iter_mut().enumerate() {
             let comm = comms[index.min(comms.len() - 1)];
@@ -48,13 +49,13 @@ impl Decoder {
         Ok(self)
     }
 
-    /// What of each sequence this rank holds.
+    /// The chunks of each sequence that this rank holds.
     pub fn zigzag(&self) -> Zigzag {
         self.parts.zigzag
     }
 
-    /// The positions of what `zigzag` holds of sequences of `len` tokens, of each sequence or, one list, of
-    /// all.
+    /// The positions of the chunks of `zigzag` in sequences of `len` tokens: one list per sequence,
+    /// or one list for all.
     pub(super) fn positions_of(
         &self,
         len: usize,
@@ -62,7 +63,7 @@ impl Decoder {
         documents: Option<&PackedDocuments>,
     ) -> Vec<Vec<usize>> {
         let limit = self.config().max_seq_len;
-        // Of what a sequence is padded with for the ranks that share it nobody asks where it stands.
+        // Positions of context-parallel padding are never read; clamp them.
         let padding = match (zigzag.ranks(), documents) {
             (1, None) => 0,
             (ranks, None) => 2 * ranks * self.parts.group.size(),
@@ -84,7 +85,7 @@ impl Decoder {
         }
     }
 
-    /// The rotations of what `zigzag` holds of sequences of `len` tokens.
+    /// The rotary table for the chunks of `zigzag` in sequences of `len` tokens.
     pub(super) fn rope_of(
         &self,
         len: usize,
@@ -95,14 +96,15 @@ impl Decoder {
         match documents {
             None => self.rope(len, zigzag, device),
             Some(_) => {
-                // Of positions in documents, which are in the model's longest sequence too.
+                // Positions restart in each document, so the table of the model's longest sequence
+                // has all of them.
                 let table = self.rope(self.config().max_seq_len, Zigzag::WHOLE, device)?;
                 Some(table.rows(&self.positions_of(len, zigzag, documents)))
             }
         }
     }
 
-    /// Whether positions have vectors.
+    /// Whether the model has learned position embeddings.
     pub(super) fn has_position_vectors(&self) -> bool {
         self.config().positions == Positions::Learned
     }

@@ -1,20 +1,21 @@
 use megaburn_collective::Group;
 use megaburn_parallel::{ParallelDropout, ParallelDropoutConfig, ParallelError};
 
-/// Shares of what training drops, in `[0, 1)`: the same elements under every layout, and again where
-/// backward computes something once more.
+/// Dropout probabilities in training, in `[0, 1)`. Masks drop the same elements under every layout,
+/// and also when backward recomputes them.
 ///
 /// Source: Srivastava et al. (2014); Megatron-LM `--hidden-dropout` and `--attention-dropout`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Dropout {
-    /// Of what embedding, attention and MLP put into the residual stream.
+    /// Dropout on the outputs of embedding, attention and MLP, which are added to the residual
+    /// stream.
     pub hidden: f64,
-    /// Of attention's probabilities.
+    /// Dropout on the attention probabilities.
     pub attention: f64,
 }
 
 impl Dropout {
-    /// That of what the part at `path` puts into the stream.
+    /// The dropout layer for the output of the part at `path`.
     pub(super) fn layer(
         self,
         path: &str,

@@ -5,38 +5,40 @@ use serde::{Deserialize, Serialize};
 use super::{Decoder, config::LARGEST};
 use crate::ModelError;
 
-/// More experts than this in all layers are a mistake, and a list of them would fill the memory.
+/// More experts in all layers are a mistake, and a list of them would fill the memory.
 const MOST_EXPERTS: usize = 1 << 20;
 
 /// The experts of a model's layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
-    /// Experts of a layer, the shared one not counted.
+    /// Number of experts per layer, without the shared one.
     pub num: usize,
-    /// Experts of a token.
+    /// Number of experts per token.
     pub top_k: usize,
     /// Features inside an expert.
     pub ffn: usize,
-    /// Features inside the shared expert, which every token goes to; none: there is none.
+    /// Features inside the shared expert, which every token uses; `None` if there is no shared
+    /// expert.
     pub shared_ffn: Option<usize>,
-    /// Whether scores are sigmoids of the logits, not a softmax.
+    /// Whether the router's scores are a sigmoid of the logits in place of a softmax.
     pub sigmoid: bool,
-    /// Whether the weights of a token's experts add up to one.
+    /// Whether the weights of a token's experts are normalised to sum to one.
     pub normalise: bool,
-    /// What they are multiplied with then.
+    /// Factor on the weights, applied after the normalisation.
     pub scale: f64,
-    /// Groups of experts, how many of them a token's are of, and how many of the best scores in it are a
-    /// group's.
+    /// Group-limited routing `[n_group, topk_group, scores_per_group]`, as in DeepSeek: a token
+    /// uses experts of its `topk_group` best groups, and the score of a group is the sum of its
+    /// `scores_per_group` best scores.
     pub groups: Option<[usize; 3]>,
-    /// Whether experts have a bias by which they are chosen, without a gradient.
+    /// Whether experts have a bias that takes part in their selection and has no gradient.
     pub bias: bool,
-    /// Layers that have an MLP even so.
+    /// Layers that have an MLP in place of experts.
     pub dense_layers: Vec<usize>,
 }
 
 impl Experts {
-    /// So many, each token going to `top_k` of them, as Mixtral's.
+    /// `num` experts, `top_k` of them per token, with Mixtral's routing.
     pub fn new(num: usize, top_k: usize, ffn: usize) -> Self {
         Self {
             num,
@@ -52,7 +54,7 @@ impl Experts {
         }
     }
 
-    /// Features inside all the experts that a token goes to.
+    /// Features inside all the experts of a token.
     pub fn active_ffn(&self) -> usize {
         self.top_k * self.ffn + self.shared_ffn.unwrap_or(0)
     }
@@ -105,7 +107,7 @@ impl Experts {
         }
     }
 
-    /// The layer that they are in a block.
+    /// The configuration of the MoE layer of a block.
     pub(super) fn layer(&self, d_model: usize) -> MoeConfig {
         MoeConfig::new(d_model, self.ffn, self.num, self.top_k)
             .with_shared_ffn(self.shared_ffn)
@@ -116,22 +118,23 @@ impl Experts {
             .with_expert_bias(self.bias)
     }
 
-    /// That layer, on this rank.
+    /// Initialises the MoE layer on this rank.
     pub(super) fn init(
         config: &MoeConfig,
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Moe, ParallelError> {
         let moe = config.init(groups.clone(), device)?;
-        // One that was not drawn yet would count as one with a gradient.
+        // Forces the lazy initialisation of the biases: parameters that are not initialised yet
+        // count as ones with a gradient.
         moe.router.biases();
         Ok(moe)
     }
 
-    /// Whether a layout can share them out.
+    /// Checks whether the experts can be distributed over the ranks.
     ///
     /// # Errors
-    /// It cannot, with the numbers.
+    /// The number of experts is not divisible by `ep`; the message has both numbers.
     pub(super) fn check_grid(&self, groups: &ExpertGroups) -> Result<(), ModelError> {
         let ep = groups.ep.size();
         let num = self.num;
@@ -146,7 +149,7 @@ impl Experts {
 }
 
 impl Decoder {
-    /// How experts are used, in every layer of them.
+    /// Sets the options of all MoE layers.
     #[must_use]
     pub fn with_moe_options(mut self, options: MoeOptions) -> Self {
         for block in self.blocks.iter_mut().flatten() {
@@ -155,13 +158,15 @@ impl Decoder {
         self
     }
 
-    /// The paths of parameters that keep f32 where the others are narrower: small steps would be lost.
+    /// Paths of the parameters that stay f32 if the others are narrower, because small updates
+    /// would be lost.
     pub fn f32_params(&self) -> impl Iterator<Item = String> {
         let biased = self.routers().filter(|(_, router)| router.bias.is_some());
         biased.map(|(index, _)| format!("blocks.{index}.moe.router.bias"))
     }
 
-    /// Replaces the biases by which experts are chosen by what `moved` makes of them, of each layer by its number.
+    /// Updates the expert biases: `moved` gets the number and the biases of a layer and returns the
+    /// new biases.
     pub fn move_expert_biases(&mut self, moved: impl Fn(usize, &[f32]) -> Vec<f32>) {
         for (index, block) in self.blocks.iter_mut().enumerate() {
             if let Some(moe) = block.as_mut().and_then(|block| block.moe.as_mut())
@@ -172,7 +177,7 @@ impl Decoder {
         }
     }
 
-    /// The routers of this rank's layers, with the layers' numbers.
+    /// The routers of this rank's layers, with the numbers of the layers.
     pub fn routers(&self) -> impl Iterator<Item = (usize, &Router)> {
         let blocks = self.blocks.iter().enumerate();
         blocks.filter_map(|(index, block)| Some((index, &block.as_ref()?.moe.as_ref()?.router)))

@@ -15,14 +15,15 @@ use super::{
 use crate::ModelError;
 
 impl DecoderConfig {
-    /// This rank's shard of a freshly drawn model: normal with deviation 0.02, the projections into
-    /// the residual stream scaled down by `sqrt(2 layers)` (Megatron's default), biases at zero.
-    /// A parameter is drawn when it is first used: one that is loaded before costs nothing.
+    /// Initialises this rank's shard of a new model: normal with deviation 0.02, the projections
+    /// into the residual stream scaled down by `sqrt(2 layers)` (Megatron's default), biases zero.
+    /// A parameter is initialised at its first use, so a parameter that is loaded before costs
+    /// nothing.
     ///
     /// # Errors
-    /// Sizes that no model can have, or that the group does not divide.
+    /// Sizes that no model can have, or that are not divisible by the group.
     /// # Collective
-    /// Nothing is sent; every member of the tensor-parallel group makes its own shard.
+    /// Nothing is sent; every member of the tensor-parallel group creates its own shard.
     pub fn init(
         &self,
         group: &Group,
@@ -37,8 +38,8 @@ impl DecoderConfig {
         )
     }
 
-    /// The stages of it that this rank of a pipeline has. Every value is what it is in the whole model. Of a
-    /// tensor-parallel group alone every rank has all experts whole.
+    /// Initialises the pipeline stages of this rank. Every value equals its value in the full
+    /// model. If `groups` is a tensor-parallel group only, every rank holds all experts unsharded.
     ///
     /// # Errors
     /// As [`init`](Self::init).
@@ -46,7 +47,7 @@ impl DecoderConfig {
     /// As [`init`](Self::init).
     ///
     /// # Panics
-    /// If a stage has layers that the model has not.
+    /// If a stage has layers that the model does not have.
     pub fn init_stages(
         &self,
         stages: &[StageLayers],
@@ -74,7 +75,8 @@ impl DecoderConfig {
                 .with_name("positions")
                 .init(group, device)
         };
-        // Where the model only ends, they are a copy of those with which it begins.
+        // On a rank with the last stage but not the first, the embedding is a copy of the first
+        // stage's.
         let embedding = || Ok::<_, ModelError>(vectors("embedding")?.as_copy((!begins).into()));
         let reads_again = ends && (self.tied || self.mtp_layers > 0);
         let mut blocks: Vec<Option<Block>> = (0..self.num_blocks()).map(|_| None).collect();
@@ -114,7 +116,7 @@ impl DecoderConfig {
         })
     }
 
-    /// The parameters of the whole model, as a group of one holds them.
+    /// The plan of all parameters of the unsharded model, as a group of one rank holds them.
     ///
     /// # Errors
     /// Sizes that no model can have.

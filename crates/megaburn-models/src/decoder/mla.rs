@@ -5,31 +5,33 @@ use serde::{Deserialize, Serialize};
 use super::{Positions, config::LARGEST};
 use crate::{DecoderConfig, ModelError};
 
-/// The sizes of attention whose keys and values are made of a latent, under Hugging Face's names.
+/// The sizes of multi-head latent attention, with Hugging Face's names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mla {
-    /// Features of the latent of queries; none: they are made of the residual stream.
+    /// Size of the query latent; `None` if queries are projected from the residual stream directly.
     pub q_lora_rank: Option<usize>,
-    /// Features of the latent of keys and values.
+    /// Size of the key/value latent.
     pub kv_lora_rank: usize,
-    /// Features of a head's queries and keys that know nothing of positions.
+    /// Features per head of queries and keys without rotary embedding.
     pub qk_nope_head_dim: usize,
-    /// Features of a head's queries and keys that are rotated.
+    /// Features per head of queries and keys with rotary embedding.
     pub qk_rope_head_dim: usize,
-    /// Features of a head's values.
+    /// Features per head of values.
     pub v_head_dim: usize,
-    /// Whether neighbours among those that are rotated are pairs, not elements of two halves.
+    /// Whether the rotation pairs neighbouring features (interleaved), in place of features of the
+    /// two halves.
     pub interleaved: bool,
 }
 
 impl Mla {
-    /// Features of a head's queries and keys.
+    /// Features per head of queries and keys.
     pub fn qk_head_dim(&self) -> usize {
         self.qk_nope_head_dim + self.qk_rope_head_dim
     }
 
-    /// The layer that it is in a block. The epsilon of its norms is Transformers', whatever the model's is.
+    /// The configuration of the attention layer of a block. The epsilon of its norms is fixed, as
+    /// in Transformers; it is not the model's.
     pub(super) fn layer(&self, d_model: usize, heads: usize) -> MultiLatentAttentionConfig {
         let Self {
             kv_lora_rank,
@@ -45,7 +47,7 @@ impl Mla {
             .with_norm_epsilon(1e-6)
     }
 
-    /// Weights of a block's matrices.
+    /// Number of weights of the matrices of a block's attention.
     pub(super) fn weights(&self, hidden: usize, heads: usize) -> usize {
         let query = heads * self.qk_head_dim();
         let key_value = heads * (self.qk_nope_head_dim + self.v_head_dim);
@@ -57,7 +59,8 @@ impl Mla {
         queries + latent + self.kv_lora_rank * key_value + heads * self.v_head_dim * hidden
     }
 
-    /// Refuses sizes that no model can have, and what else of `model` does not go with them.
+    /// Refuses sizes that no model can have, and parts of `model` that latent attention does not
+    /// support.
     pub(super) fn validate(&self, model: &DecoderConfig) -> Result<(), ModelError> {
         let refuse = |why: String| Err(ModelError::Config(why));
         let sizes = [
@@ -109,7 +112,8 @@ impl Mla {
 }
 
 impl DecoderConfig {
-    /// The rotary embedding, where there is one: of heads, or of the features of them that are rotated.
+    /// The rotary embedding, if the model has one: of all features of a head, or of the rotated
+    /// ones in latent attention.
     pub fn rope(&self) -> Option<RopeConfig> {
         let Positions::Rotary { theta, scaling } = &self.positions else {
             return None;
@@ -129,8 +133,8 @@ impl DecoderConfig {
         Some(rope.with_layout(layout))
     }
 
-    /// What latent attention multiplies its scores by, where that is not a head's size alone: with YaRN
-    /// DeepSeek lets them grow.
+    /// The softmax scale of latent attention if it is not `head_dim^-0.5`: with YaRN, DeepSeek
+    /// multiplies it by a factor.
     pub(super) fn softmax_scale(&self) -> Option<f64> {
         match &self.positions {
             Positions::Rotary {

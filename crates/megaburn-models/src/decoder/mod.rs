@@ -1,4 +1,5 @@
-//! The decoder-only transformer of every family: embedding, blocks of attention and MLP, norm, head.
+//! The decoder-only transformer of every family: embedding, blocks of attention and MLP, norm,
+//! head.
 //!
 //! Source: Vaswani et al. (2017); Radford et al. (2019) for GPT-2; Touvron et al. (2023) for Llama.
 

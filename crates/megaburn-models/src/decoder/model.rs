@@ -20,66 +20,66 @@ use crate::ModelError;
 /// A decoder-only transformer.
 ///
 /// Shapes: `S` sequence, `B` batch, `V` padded vocabulary, `n` tensor-parallel ranks. With sequence
-/// parallelism the residual stream between the blocks holds `S / n`.
+/// parallelism the residual stream between the blocks has `S / n` positions.
 ///
-/// On a rank of a pipeline it is the [stages](super::Stage) that the rank has, and what others have is
-/// none here; every parameter has the path that it has in the whole model.
+/// On a rank of a pipeline, the decoder has the [stages](super::Stage) of this rank only, and the
+/// parts of other ranks are `None`. Every parameter has the same path as in the full model.
 ///
 /// # Collective
 /// All members of the tensor-parallel group call every method together.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// Token vectors: where the model begins, and where it ends if they are its output projection or it
-    /// predicts further tokens.
+    /// Token embedding: on the first stage, and on the last one if it is tied or used by
+    /// multi-token prediction.
     pub embedding: Option<VocabParallelEmbedding>,
-    /// Position vectors; none where positions are rotations.
+    /// Learned position embeddings; `None` for rotary positions.
     pub positions: Option<PositionEmbedding>,
-    /// The blocks, those behind the last layer that predict further tokens included.
+    /// The blocks, followed by those of multi-token prediction; `None` for blocks of other ranks.
     pub blocks: Vec<Option<Block>>,
     /// The last norm.
     pub norm: Option<Norm>,
-    /// The output projection; none when tied to the embedding.
+    /// The output projection; `None` if it is tied to the embedding.
     pub head: Option<VocabParallelEmbedding>,
-    /// Of the vectors with which the model begins.
+    /// Dropout on the embeddings.
     pub(super) dropout: Option<ParallelDropout>,
     #[module(skip)]
     pub(super) parts: DecoderParts,
 }
 
-/// What a decoder holds beside its parameters.
+/// The parts of a decoder that are not parameters.
 #[derive(Clone, Debug)]
 pub(super) struct DecoderParts {
     pub(super) config: DecoderConfig,
     pub(super) stages: Vec<StageLayers>,
     pub(super) loss: CrossEntropy,
-    /// Whether the loss goes without all logits.
+    /// Whether the loss is a fused linear cross-entropy.
     pub(super) fused_loss: bool,
     pub(super) recompute: Recompute,
     pub(super) offload: ActivationOffload,
     pub(super) group: Group,
-    /// Whether ranks hold stretches of the sequence between the blocks.
+    /// Whether the residual stream between the blocks is sharded along the sequence.
     pub(super) sequence_parallel: bool,
-    /// The ranks that share each sequence, or in generation the reading of prompts.
+    /// The context-parallel ranks. In generation, prompts are split over them.
     pub(super) context: Group,
-    /// What of each sequence the ranks of the group hold.
+    /// The chunks of each sequence that this rank holds.
     pub(super) zigzag: Zigzag,
-    /// The rotary table of the last device and sequence length: all calls of a run share one.
+    /// The rotary table of the last device and sequence length, which all calls of a run share.
     pub(super) rope: Arc<Mutex<Option<(Device, Zigzag, RopeTable)>>>,
 }
 
 impl Decoder {
-    /// Whether [`loss`](Self::loss) computes some tokens' logits at a time, and those once more
-    /// backward ([`CrossEntropy::forward_linear`]), instead of holding all of them. Off at first.
+    /// Sets whether [`loss`](Self::loss) computes logits in chunks and recomputes them in backward
+    /// ([`CrossEntropy::forward_linear`]), so that it never holds all of them. Off by default.
     #[must_use]
     pub fn with_fused_linear_cross_entropy(mut self, fused: bool) -> Self {
         self.parts.fused_loss = fused;
         self
     }
 
-    /// What a [stage](Self::stage) drops when it is [told](super::Stage::training) that it trains.
+    /// Sets the dropout of a [stage](Self::stage) in [training](super::Stage::training).
     ///
     /// # Errors
-    /// A share outside of `[0, 1)`.
+    /// A probability outside `[0, 1)`.
     pub fn with_dropout(mut self, dropout: Dropout) -> Result<Self, ModelError> {
         let DecoderParts {
             group,
@@ -99,7 +99,7 @@ impl Decoder {
         Ok(self)
     }
 
-    /// What backward computes once more instead of keeping it.
+    /// Sets which activations backward recomputes.
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.parts.recompute = recompute;
@@ -121,7 +121,7 @@ impl Decoder {
         self.with_mtp_recompute()
     }
 
-    /// This rank's columns of the logits.
+    /// The logits of this rank's part of the vocabulary.
     ///
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, V / n]`
@@ -129,20 +129,20 @@ impl Decoder {
         self.logits(self.stage(0).from_tokens(tokens))
     }
 
-    /// The sum of the next-token losses in nats; a label that is -100 does not count.
+    /// The sum of the next-token losses in nats; labels of -100 are ignored.
     ///
     /// # Shapes
-    /// tokens and labels `[S, B]`; the sum is `[1]`, the same on every member
+    /// tokens and labels `[S, B]`; the sum is `[1]`, equal on every member
     pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
         self.loss_of(self.stage(0).from_tokens(tokens), labels)
     }
 
-    /// The same of the stream behind the last block.
+    /// [`loss`](Self::loss), computed from the residual stream after the last block.
     pub(super) fn loss_of(&self, stream: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
         self.loss_from_normed(self.normed(stream), labels)
     }
 
-    /// The same of what a last norm gives.
+    /// [`loss`](Self::loss), computed from the output of the last norm.
     pub(super) fn loss_from_normed(
         &self,
         normed: Recomputable<3>,
@@ -157,7 +157,7 @@ impl Decoder {
         sum_all(losses)
     }
 
-    /// The logits of the whole vocabulary, on every member.
+    /// The logits of the full vocabulary, on every member.
     ///
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, vocab]`
@@ -165,7 +165,7 @@ impl Decoder {
         self.gathered(self.forward(tokens))
     }
 
-    /// The sizes and parts.
+    /// The sizes and parts of the model.
     pub fn config(&self) -> &DecoderConfig {
         &self.parts.config
     }
@@ -175,7 +175,8 @@ impl Decoder {
         &self.parts.group
     }
 
-    /// The vectors of tokens, and of their positions: of each sequence, or of all.
+    /// The token embeddings, plus position embeddings if the model has them. `positions` has one
+    /// list per sequence, or one list for all.
     pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[Vec<usize>]) -> Tensor<3> {
         let x = self
             .embedding
@@ -215,7 +216,7 @@ impl Decoder {
         logits.narrow(2, 0, self.parts.config.vocab)
     }
 
-    /// The rotations of a part of the positions of `seq_len`.
+    /// The rotary table of the chunks of `zigzag` in sequences of `seq_len` tokens.
     pub(super) fn rope(
         &self,
         seq_len: usize,

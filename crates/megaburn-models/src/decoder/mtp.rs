@@ -1,7 +1,8 @@
-//! Multi-token prediction: blocks behind a model's last one that learn to predict tokens further ahead.
+//! Multi-token prediction (MTP): blocks after a model's last layer that learn to predict tokens
+//! further ahead.
 //!
-//! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>, section
-//! 2.2; Megatron-LM `megatron/core/transformer/multi_token_prediction.py`.
+//! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>,
+//! section 2.2; Megatron-LM `megatron/core/transformer/multi_token_prediction.py`.
 
 use burn::{
     module::Module,
@@ -19,39 +20,42 @@ use megaburn_parallel::{
 use super::{Block, Decoder, Dropout, MtpTargets, Recompute, Stage, StageLosses, block::norm};
 use crate::{DecoderConfig, ModelError};
 
-/// What a block that predicts further tokens has beside the parts of any [`Block`].
+/// The layers that a block of multi-token prediction adds to a [`Block`].
 ///
-/// At depth `k` a token's stream is made of what depth `k - 1` ended in, the model itself at depth 0, and of
-/// the vector of the token that stands `k` places on; behind the block come a norm of its own and the
-/// model's output projection, which is asked for the token after that:
+/// At depth `k`, the input of the block at position `i` is made from the output of depth `k - 1`
+/// (depth 0 is the model itself) and the embedding of the token `k` positions ahead. The block is
+/// followed by a norm of its own and the model's output projection, which predicts the token after
+/// that one:
 ///
 /// ```text
 /// h'_k[i] = eh_proj([enorm(embedding(t[i + k])) | hnorm(h_(k-1)[i])])
 /// h_k     = norm(block(h'_k)),   logits_k = head(h_k),   label t[i + k + 1]
 /// ```
 ///
-/// `h_0` is behind the model's last norm. Embedding and output projection are the model's. A token's
-/// learned position is in `h` already.
+/// `h_0` is the output of the model's last norm. Embedding and output projection are shared with
+/// the model. Learned positions are not added again, as `h` contains them already.
 ///
 /// # Collective
-/// That of the embedding, the block and the output projection. The matrix is whole on every rank: with
-/// sequence parallelism a rank multiplies its own stretch, and without it all multiply the same.
+/// The collectives of the embedding, the block and the output projection. `eh_proj` is replicated
+/// on all ranks: with sequence parallelism each rank multiplies its own shard of the sequence,
+/// otherwise all ranks compute the same product.
 #[derive(Module, Debug)]
 pub struct Mtp {
-    /// Of the vectors of tokens.
+    /// The norm of the token embeddings.
     pub enorm: Norm,
-    /// Of the depth before.
+    /// The norm of the output of the depth before.
     pub hnorm: Norm,
-    /// Both, in this order, to the residual stream, `[2 hidden, hidden]`.
+    /// The projection of both norms' outputs, concatenated in this order, to the residual stream,
+    /// `[2 hidden, hidden]`.
     pub eh_proj: ReplicatedLinear,
-    /// Behind the block.
+    /// The norm after the block.
     pub norm: Norm,
-    /// Of the vectors of tokens.
+    /// Dropout on the token embeddings.
     dropout: Option<ParallelDropout>,
 }
 
 impl Mtp {
-    /// That of block `index`.
+    /// Creates the layers of block `index`.
     pub(super) fn new(
         config: &DecoderConfig,
         index: usize,
@@ -77,7 +81,7 @@ impl Mtp {
         })
     }
 
-    /// The same part of block `index`, and what training drops of the vectors with which it begins.
+    /// Sets the dropout on the token embeddings, for the block with number `index`.
     pub(super) fn with_dropout(
         self,
         dropout: Dropout,
@@ -92,7 +96,7 @@ impl Mtp {
         })
     }
 
-    /// The same, of what a rank holds of sequences that ranks share.
+    /// Sets the context-parallel chunks that this rank holds.
     pub(super) fn with_context(self, zigzag: Zigzag) -> Self {
         Self {
             dropout: self.dropout.map(|dropout| dropout.with_context(zigzag)),
@@ -100,7 +104,7 @@ impl Mtp {
         }
     }
 
-    /// The same, and whether the output projection computes the last norm once more.
+    /// Sets whether backward recomputes the output of the last norm.
     pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
         Self {
             norm: self.norm.with_recompute(recompute.norm),
@@ -108,7 +112,7 @@ impl Mtp {
         }
     }
 
-    /// The stream before the block.
+    /// The input of the block, from the token embeddings and the output of the depth before.
     fn joined(&self, vectors: Tensor<3>, before: Tensor<3>, context: &TokenContext) -> Residual {
         let vectors = match (&self.dropout, &context.block) {
             (Some(dropout), Some(block)) => dropout.forward(vectors, block),
@@ -129,7 +133,7 @@ impl Sharded for Mtp {
 }
 
 impl Block {
-    /// What a depth ends in: of the vectors of its tokens, and of what the depth before ended in.
+    /// The output of a depth, from the embeddings of its tokens and the output of the depth before.
     ///
     /// # Shapes
     /// `[S, B, H]` all (with sequence parallelism `[S / n, B, H]`)
@@ -147,7 +151,7 @@ impl Block {
         x.normed(&mtp.norm).0
     }
 
-    /// The same, of which nothing is kept but those two.
+    /// [`Self::predict`] as a recomputed function, which saves only its two inputs.
     fn predict_again(
         &self,
         vectors: Tensor<3>,
@@ -163,14 +167,15 @@ impl Block {
 }
 
 impl Stage<'_> {
-    /// The [`loss`](Self::loss) behind the last stage, and those of the depths of multi-token prediction
-    /// that are told what they read: none of them, or all.
+    /// The [`loss`](Self::loss) after the last stage, and the losses of the depths of multi-token
+    /// prediction. `ahead` has the targets of all depths, or is empty if these losses are not
+    /// needed.
     ///
     /// # Shapes
-    /// labels, and what each depth has, `[S, B]`; sums are `[1]`, the same on every member
+    /// labels, and the tensors of each depth, `[S, B]`; sums are `[1]`, equal on every member
     ///
     /// # Panics
-    /// If they are told of another number of depths than the model has.
+    /// If `ahead` is not empty and its length differs from the number of depths.
     pub fn losses(&self, x: Residual, labels: Tensor<2, Int>, ahead: &[MtpTargets]) -> StageLosses {
         let model = self.model;
         let mut before = model.normed(x);
@@ -212,8 +217,8 @@ impl Stage<'_> {
 }
 
 impl Decoder {
-    /// The blocks that predict further tokens, where the model ends here, and whether backward computes
-    /// them once more.
+    /// The blocks of multi-token prediction if this rank has the last stage, and whether backward
+    /// recomputes each.
     fn mtp_blocks(&self) -> impl Iterator<Item = (&Block, bool)> {
         let layers = self.config().layers;
         let before = self.blocks_of_last_stage();
@@ -221,7 +226,7 @@ impl Decoder {
         blocks.map(move |(depth, block)| (block, self.parts.recompute.is_behind(before + depth)))
     }
 
-    /// The same model, whose blocks that predict further tokens know what backward computes once more.
+    /// Sets which activations of the blocks of multi-token prediction backward recomputes.
     pub(super) fn with_mtp_recompute(mut self) -> Self {
         let layers = self.config().layers;
         let before = self.blocks_of_last_stage();

@@ -1,24 +1,23 @@
-//! What depths of multi-token prediction read, and what they cost.
+//! Targets and losses of multi-token prediction.
 
 use std::{ops::Range, sync::Arc};
 
 use burn::{prelude::Int, tensor::Tensor};
 
-/// What one depth of [multi-token prediction](super::Mtp) reads, where the model itself reads tokens and is
-/// asked for labels.
+/// The inputs and labels of one depth of [multi-token prediction](super::Mtp).
 #[derive(Clone, Debug)]
 pub struct MtpTargets {
-    /// So many places on as the depth, `[S, B]`.
+    /// The tokens `depth` positions ahead, `[S, B]`.
     pub tokens: Tensor<2, Int>,
-    /// The ones after these, `[S, B]`; -100 does not count.
+    /// The tokens after those, `[S, B]`; labels of -100 are ignored.
     pub labels: Tensor<2, Int>,
-    /// Which tokens are [asked for something](megaburn_parallel::TokenContext::counted); none: all.
+    /// Which tokens are [counted](megaburn_parallel::TokenContext::counted); `None` for all.
     pub counted: Option<Arc<[bool]>>,
 }
 
-/// The numbers of a row that stand `depth` places on, and `none` where that is not in the same document:
-/// to be made of whole rows, before ranks share them out. A document is a stretch from one of `bounds` to
-/// the next.
+/// Shifts a row left by `depth` positions; positions whose source is in another document become
+/// `none`. It must be applied to full rows, before they are split over ranks. A document is the
+/// range from one element of `bounds` to the next.
 ///
 /// ```
 /// use megaburn_models::decoder::shift_for_depth;
@@ -29,7 +28,7 @@ pub struct MtpTargets {
 /// ```
 ///
 /// # Panics
-/// If the documents are not those of the row.
+/// If `bounds` does not start at 0 and end at the length of the row.
 pub fn shift_for_depth(row: &[i64], bounds: &[usize], depth: usize, none: i64) -> Vec<i64> {
     assert_eq!(
         (bounds.first(), bounds.last()),
@@ -51,17 +50,18 @@ pub fn shift_for_depth(row: &[i64], bounds: &[usize], depth: usize, none: i64) -
         .collect()
 }
 
-/// Sums of losses of a micro-batch in nats, `[1]` each.
+/// The summed losses of a micro-batch in nats, `[1]` each.
 #[derive(Clone, Debug)]
 pub struct StageLosses {
-    /// Of the next tokens: the model's own.
+    /// The model's own next-token loss.
     pub main: Tensor<1>,
-    /// Of each depth.
+    /// The loss of each depth of multi-token prediction.
     pub mtp: Vec<Tensor<1>>,
 }
 
 impl StageLosses {
-    /// What is learnt from: the model's own, and `scaling_factor` times the mean of those of depths.
+    /// The training loss: the model's own loss plus `scaling_factor` times the mean of the losses
+    /// of all depths.
     pub fn total(&self, scaling_factor: f64) -> Tensor<1> {
         let part = scaling_factor / self.mtp.len().max(1) as f64;
         self.mtp
@@ -69,7 +69,7 @@ impl StageLosses {
             .fold(self.main.clone(), |sum, loss| sum + loss.clone() * part)
     }
 
-    /// The same without their graphs.
+    /// The same losses, detached from their autodiff graphs.
     #[must_use]
     pub fn inner(&self) -> Self {
         let mtp = self.mtp.iter().map(|loss| loss.clone().inner()).collect();

@@ -2,8 +2,8 @@ use std::ops::Range;
 
 use megaburn_parallel::save_attention_output;
 
-/// What backward computes once more instead of keeping it. Nothing at first. Gradients are the same to
-/// the bit.
+/// Which activations backward recomputes in place of saving them. By default none. Gradients are
+/// bit-identical.
 ///
 /// Source: Korthikanti et al., "Reducing activation recomputation in large transformer models"
 /// (2022), <https://arxiv.org/abs/2205.05198>, section 5; Megatron-LM
@@ -11,36 +11,41 @@ use megaburn_parallel::save_attention_output;
 /// `CheckpointWithoutOutput`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recompute {
-    /// What the norms give (`layernorm` there): from the residual stream, which their own backward keeps.
+    /// Outputs of the norms (Megatron's `layernorm`), recomputed from the residual stream, which
+    /// the norms save for their own backward.
     pub norm: bool,
-    /// What the MLPs' activations give (`moe_act` there, of experts only): from what the up matrix gave.
+    /// Outputs of the MLP activation functions (Megatron's `moe_act`, which is for experts only),
+    /// recomputed from the output of the up matrix.
     pub activation: bool,
-    /// Attention between its matrices (`core_attn`): from queries, keys and values. The fused kernels of
-    /// GPUs never hold its scores.
+    /// Core attention (`core_attn`), recomputed from queries, keys and values. The fused kernels of
+    /// GPUs never save its scores.
     pub core_attention: bool,
-    /// All of the MLPs (`mlp`): from what the norms give, and with `norm` from the residual stream.
+    /// The complete MLPs (`mlp`), recomputed from the output of the norm, or with `norm` from the
+    /// residual stream.
     pub mlp: bool,
-    /// Whole blocks, of which the fields above say nothing then (`--recompute-granularity full`).
+    /// Full recompute: complete blocks (`--recompute-granularity full`). The fields above are then
+    /// ignored in these blocks.
     pub blocks: Option<RecomputeBlocks>,
-    /// Whether the stream before these waits in host memory
-    /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), all but that before the model's last.
+    /// Whether the residual stream before these blocks is offloaded to host memory
+    /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), except for the last group of
+    /// the model.
     pub offload: bool,
-    /// Whether what attention gives is kept where whole blocks are computed once more
-    /// ([`save_attention_output`](megaburn_parallel::keeping_attention)).
+    /// Whether recomputed blocks save the output of attention
+    /// ([`save_attention_output`](megaburn_parallel::save_attention_output)).
     pub keep_attention: bool,
 }
 
-/// Which blocks of a stage backward computes once more, from the residual stream before them.
+/// Which blocks of a stage are recomputed, from the residual stream before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecomputeBlocks {
-    /// All, as many at a time: only the stream before each such group is kept
+    /// All blocks, in groups of this size: only the residual stream before each group is saved
     /// (`--recompute-method uniform`).
     Uniform(usize),
-    /// The first so many, one at a time (`--recompute-method block`).
+    /// The first blocks, up to this number, one at a time (`--recompute-method block`).
     Block(usize),
 }
 
-/// Blocks of a stage that are computed one behind the other, and whether backward does that once more.
+/// Consecutive blocks of a stage, and whether backward recomputes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) blocks: Range<usize>,
@@ -48,7 +53,7 @@ pub(crate) struct Segment {
 }
 
 impl Recompute {
-    /// Makes something that backward computes once more as it says.
+    /// Runs `make`, which creates recomputed functions, with the configured selective save.
     pub(crate) fn with_selective_save<T>(self, make: impl FnOnce() -> T) -> T {
         if self.keep_attention {
             save_attention_output(make)
@@ -57,7 +62,7 @@ impl Recompute {
         }
     }
 
-    /// Those of a stage with so many blocks.
+    /// Divides a stage of `num_blocks` blocks into segments.
     pub(crate) fn segments(self, num_blocks: usize) -> Vec<Segment> {
         let (again, group) = match self.blocks {
             None => (0, 1),
@@ -82,8 +87,9 @@ impl Recompute {
         segments
     }
 
-    /// Whether backward computes a block of the last stage once more that predicts further tokens, behind
-    /// `before` others: one at a time, from what the depth before ended in and the vectors of its tokens.
+    /// Whether backward recomputes a block of multi-token prediction that follows `before` other
+    /// blocks in the last stage. These blocks are recomputed one at a time, from the output of the
+    /// depth before and the token embeddings.
     pub(crate) fn is_behind(self, before: usize) -> bool {
         match self.blocks {
             None => false,

@@ -13,34 +13,34 @@ use megaburn_pipeline::StageLayers;
 
 use super::{Block, Decoder, Segment, model::DecoderParts};
 
-/// One stage of a pipeline: from the tokens or the stream behind the stage before it to the stream
-/// behind its own last block, or to the loss.
+/// One stage of a pipeline. It starts from the tokens or the output of the stage before, and ends
+/// with the residual stream after its last block, or with the loss.
 ///
-/// Shapes: as [`Decoder`]'s; with context parallelism `S` is this rank's stretch of the sequence.
+/// Shapes: as in [`Decoder`]; with context parallelism `S` is this rank's part of the sequence.
 ///
 /// # Collective
-/// All members of the tensor-parallel group, and the ranks that share sequences; nothing is sent to
+/// All members of the tensor-parallel group, and the context-parallel ranks; nothing is sent to
 /// another stage.
 #[derive(Clone, Debug)]
 pub struct Stage<'a> {
     pub(super) model: &'a Decoder,
     layers: &'a StageLayers,
-    /// In training: what the loss is multiplied with before backward.
+    /// In training: the factor on the loss before backward.
     loss_factor: Option<f64>,
-    /// Which tokens are asked for something; none: all.
+    /// Which tokens are counted, i.e. not padding; `None` for all.
     counted: Option<Arc<[bool]>>,
-    /// In training: what of the run it sees.
+    /// In training: the tokens of the run that the stage sees, which key the dropout masks.
     block: Option<TokenBlock>,
     documents: Option<PackedDocuments>,
-    /// The ranks that share these sequences; none: those that the model was told of.
+    /// The context-parallel ranks of these sequences; `None` for the model's own.
     parallel: Option<ContextParallel>,
 }
 
 impl Decoder {
-    /// Stage `chunk` of those that this rank has; a model that is no part of a pipeline has one.
+    /// Stage `chunk` of this rank; a model without a pipeline has one stage.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such stage.
     pub fn stage(&self, chunk: usize) -> Stage<'_> {
         let layers = &self.parts.stages[chunk];
         Stage {
@@ -54,7 +54,8 @@ impl Decoder {
         }
     }
 
-    /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
+    /// The stage of this rank to which the parameter at `path` belongs; the first one if two use
+    /// it.
     pub fn chunk_of(&self, path: &str) -> usize {
         let mut names = path.split('.');
         let name = names.next();
@@ -67,23 +68,24 @@ impl Decoder {
             _ => stage.loss,
         };
         let stages = &self.parts.stages;
-        // The last stage's copy of the vectors that the first one begins with.
+        // No stage has it: it is the last stage's copy of the first stage's embedding.
         stages.iter().position(has).unwrap_or(stages.len() - 1)
     }
 
-    /// What of the model the stages of this rank are.
+    /// The layers of each stage of this rank.
     pub fn stages(&self) -> &[StageLayers] {
         &self.parts.stages
     }
 }
 
 impl<'a> Stage<'a> {
-    /// What of the model it is.
+    /// The layers of the stage.
     pub fn layers(&self) -> &'a StageLayers {
         self.layers
     }
 
-    /// The same in training of `tokens`: it drops what the model was [told](Decoder::with_dropout) to.
+    /// Enables training mode for `tokens`: applies the dropout of
+    /// [`with_dropout`](Decoder::with_dropout).
     #[must_use]
     pub fn training(self, tokens: TokenBlock) -> Self {
         Self {
@@ -92,8 +94,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The same in training, where the loss is multiplied with `factor` before backward: so is what the layers
-    /// add to it.
+    /// Sets, for training, the `factor` with which the loss is multiplied before backward. Losses
+    /// that layers add are multiplied by it too.
     #[must_use]
     pub fn with_loss_factor(self, factor: f64) -> Self {
         Self {
@@ -102,7 +104,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The same of tokens of which only some are [asked for something](TokenContext::counted); of none, all.
+    /// Sets which tokens are [counted](TokenContext::counted); `None` for all.
     ///
     /// # Shapes
     /// `[S, B]`
@@ -111,18 +113,18 @@ impl<'a> Stage<'a> {
         Self { counted, ..self }
     }
 
-    /// The same of rows of documents, which do not see each other.
+    /// Sets the packed documents of the rows, which do not attend to each other.
     #[must_use]
     pub fn of_documents(self, documents: Option<PackedDocuments>) -> Self {
         Self { documents, ..self }
     }
 
-    /// The same of sequences that other ranks share than those of
-    /// [`with_context_parallel`](Decoder::with_context_parallel); of none, those. Nothing is dropped there:
-    /// masks know the places of the model's own ranks.
+    /// Sets context-parallel ranks for these sequences in place of those of
+    /// [`with_context_parallel`](Decoder::with_context_parallel); `None` for the latter. Dropout is
+    /// not supported here: its masks depend on the chunks of the model's own ranks.
     ///
     /// # Panics
-    /// In [training](Self::training) of tokens by which dropout would know its places.
+    /// If the stage is in [training](Self::training) mode with tokens that key dropout masks.
     #[must_use]
     pub fn shared_by(self, parallel: Option<ContextParallel>) -> Self {
         assert!(
@@ -132,14 +134,14 @@ impl<'a> Stage<'a> {
         Self { parallel, ..self }
     }
 
-    /// What of each sequence this rank holds.
+    /// The chunks of each sequence that this rank holds.
     pub(super) fn zigzag(&self) -> Zigzag {
         self.parallel
             .as_ref()
             .map_or(self.model.parts.zigzag, ContextParallel::zigzag)
     }
 
-    /// The stream behind the first stage.
+    /// The residual stream after the first stage.
     ///
     /// # Shapes
     /// tokens `[S, B]`
@@ -165,7 +167,7 @@ impl<'a> Stage<'a> {
         self.forward_blocks(x.into(), len, &device)
     }
 
-    /// The stream behind another one, of what the stage before made.
+    /// The residual stream after a later stage, from the output of the stage before.
     ///
     /// # Shapes
     /// `[S, B, H]`, with sequence parallelism `[S / n, B, H]`; unchanged
@@ -181,15 +183,15 @@ impl<'a> Stage<'a> {
         self.forward_blocks(x.into(), len, &device)
     }
 
-    /// The sum of the next-token losses behind the last stage; see [`Decoder::loss`].
+    /// The sum of the next-token losses after the last stage; see [`Decoder::loss`].
     ///
     /// # Shapes
-    /// labels `[S, B]`; the sum is `[1]`, the same on every member
+    /// labels `[S, B]`; the sum is `[1]`, equal on every member
     pub fn loss(&self, x: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
         self.model.loss_of(x, labels)
     }
 
-    /// The logits of the whole vocabulary behind the last stage, on every member.
+    /// The logits of the full vocabulary after the last stage, on every member.
     ///
     /// # Shapes
     /// output `[S, B, vocab]`
@@ -197,7 +199,7 @@ impl<'a> Stage<'a> {
         self.model.gathered(self.model.logits(x))
     }
 
-    /// Sequences of `len` tokens.
+    /// Applies the blocks of the stage to sequences of `len` tokens.
     fn forward_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
         let context = self.context(len, self.counted.clone(), device);
         let blocks: Vec<&Block> = self.blocks().collect();
@@ -207,7 +209,8 @@ impl<'a> Stage<'a> {
         let segments = recompute.segments(blocks.len());
         offload.begin();
         let through = |x, Segment { blocks: of, again }| {
-            // Backward begins with them, at once, where the loss is behind.
+            // If the loss follows, backward starts with this segment at once, so offloading it
+            // would not pay.
             let is_last = of.end == blocks.len() && self.layers.loss;
             let blocks = &blocks[of];
             if !again {
@@ -224,7 +227,7 @@ impl<'a> Stage<'a> {
         segments.into_iter().fold(x, through)
     }
 
-    /// What layers know of sequences of `len` tokens of which some are `counted`.
+    /// The context of the layers for sequences of `len` tokens, of which some are `counted`.
     pub(super) fn context(
         &self,
         len: usize,
@@ -250,7 +253,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Its blocks.
+    /// The blocks of the stage.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
         let of_rank = self
             .layers
@@ -261,7 +264,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// The stream behind some blocks, of which nothing is kept but the stream before them.
+/// Applies blocks that save only the residual stream before them.
 fn forward_checkpointed(blocks: &[&Block], x: Residual, context: TokenContext) -> Residual {
     let (normed, x) = x.normed(&blocks[0].attention_norm);
     let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
@@ -273,7 +276,8 @@ fn forward_checkpointed(blocks: &[&Block], x: Residual, context: TokenContext) -
     })
 }
 
-/// The same, where the stream before them waits in host memory, unless they are the model's last.
+/// Like [`forward_checkpointed`], but offloads the residual stream to host memory, except for the
+/// last group of the model.
 fn forward_offloaded(
     blocks: &[&Block],
     x: Residual,
@@ -295,7 +299,7 @@ mod tests {
     use super::*;
     use crate::{DecoderConfig, Family};
 
-    /// The chunk of each parameter, by the first part of its path, and a block's number.
+    /// The chunk of each parameter, with the first part of its path and the number of its block.
     fn chunks(family: Family, tied: bool, stages: &[StageLayers]) -> Vec<(String, usize)> {
         let vocab = 16;
         let hidden = 8;
@@ -353,7 +357,7 @@ mod tests {
                 .map(|(name, chunk)| (name.to_string(), *chunk))
                 .collect::<Vec<_>>()
         };
-        // A rank that has both ends, and one that has the last only.
+        // A rank that has both ends of the model, and one that has only the last.
         let both = [
             stage(true, 0..2, false),
             stage(false, 2..2, false),

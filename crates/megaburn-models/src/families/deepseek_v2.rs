@@ -1,5 +1,5 @@
-//! DeepSeek-V2 and its Coder and Lite variants: latent attention, and experts beside a shared one behind
-//! some dense layers.
+//! DeepSeek-V2 with its Coder and Lite variants: latent attention, and experts with a shared expert
+//! after some dense layers.
 //!
 //! Source: DeepSeek-AI, "DeepSeek-V2" (2024), <https://arxiv.org/abs/2405.04434>.
 
@@ -23,7 +23,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-/// DeepSeek-V3 names its tensors like this too.
+/// The names of tensors; DeepSeek-V3 has the same.
 pub(super) const KEYS: &[Key] = &[
     Key::linear(
         "blocks.*.attention.q.weight",
@@ -67,7 +67,7 @@ pub(super) const KEYS: &[Key] = &[
 ];
 
 const DEFAULTS: &[KeyDefault] = &[
-    // As many as query heads.
+    // Defaults to the number of query heads.
     KeyDefault::same("num_key_value_heads", Meaning::Nothing),
     KeyDefault::same("mlp_bias", Meaning::Flag(false)),
     KeyDefault::or_false("norm_topk_prob", false),
@@ -83,10 +83,10 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("v_head_dim", Meaning::Size(128)),
 ];
 
-/// DeepSeek-V3 has these too.
+/// The defaults of latent attention; DeepSeek-V3 has the same keys.
 pub(super) const LATENT: &[KeyDefault] = &[
     KeyDefault::same("attention_bias", Meaning::Flag(false)),
-    // Without a number, queries are made of the residual stream.
+    // Null means that queries are projected from the residual stream.
     KeyDefault::or_nothing("q_lora_rank", Meaning::Size(1536)),
     KeyDefault::same("kv_lora_rank", Meaning::Size(512)),
     KeyDefault::same("qk_nope_head_dim", Meaning::Size(128)),
@@ -121,14 +121,14 @@ pub(super) fn template() -> DecoderConfig {
     }
 }
 
-/// What the `config.json` of both shares, on top of a family's parts, of which how experts are chosen is said
-/// elsewhere.
+/// Reads the keys of `config.json` that both families share into a family's `template`, except for
+/// the routing of experts.
 pub(super) fn read_sizes(
     json: &HfJson<'_>,
     template: DecoderConfig,
 ) -> Result<DecoderConfig, String> {
     json.only("attention_bias", false)?;
-    // DeepSeek's own code reads it, Transformers does not.
+    // DeepSeek's own code reads this key, Transformers does not.
     json.only("moe_layer_freq", 1)?;
     let sizes = llama::read_sizes(json, template)?;
     let latent = Mla {
@@ -146,8 +146,8 @@ pub(super) fn read_sizes(
     })
 }
 
-/// The experts of both, which are chosen as `how` says. The first `first_k_dense_replace` layers
-/// have none.
+/// Reads the experts of both families; `how` is their routing. The first `first_k_dense_replace`
+/// layers have no experts.
 pub(super) fn read_experts(
     json: &HfJson<'_>,
     layers: usize,
@@ -174,7 +174,7 @@ pub(super) fn read_experts(
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("mlp_bias", false)?;
     json.only("scoring_func", "softmax")?;
-    // Transformers does not read it.
+    // Transformers does not read this key.
     json.only("norm_topk_prob", false)?;
     let config = read_sizes(json, template())?;
     let DecoderConfig {
@@ -190,7 +190,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     }
     let groups = match json.text("topk_method")?.as_str() {
         "greedy" => None,
-        // A group's score is that of its best expert.
+        // The score of a group is that of its best expert.
         "group_limited_greedy" => Some([json.size("n_group")?, json.size("topk_group")?, 1]),
         other => {
             return Err(format!(
@@ -218,7 +218,7 @@ pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
         json["qk_rope_head_dim"] = latent.qk_rope_head_dim.into();
         json["qk_head_dim"] = latent.qk_head_dim().into();
         json["v_head_dim"] = latent.v_head_dim.into();
-        // As Transformers has it: of what is rotated.
+        // In Transformers, `head_dim` is the number of rotated features.
         json["head_dim"] = latent.qk_rope_head_dim.into();
     }
     if let Some(experts) = &config.experts {

@@ -1,4 +1,4 @@
-//! DeepSeek-V3 and R1: a DeepSeek-V2 whose experts are chosen by sigmoids and biases.
+//! DeepSeek-V3 and R1: a DeepSeek-V2 whose router uses sigmoid scores and expert biases.
 //!
 //! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>.
 
@@ -64,13 +64,13 @@ fn template() -> DecoderConfig {
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    // DeepSeek's own code reads these, Transformers does not.
+    // DeepSeek's own code reads these keys, Transformers does not.
     json.only("scoring_func", "sigmoid")?;
     json.only("topk_method", "noaux_tc")?;
     let config = deepseek_v2::read_sizes(json, template())?;
     let groups = match [json.size("n_group")?, json.size("topk_group")?] {
         [1, 1] => None,
-        // A group's score is the sum of those of its two best experts.
+        // The score of a group is the sum of the scores of its two best experts.
         [groups, kept] => Some([groups, kept, 2]),
     };
     let how = Experts {
@@ -104,7 +104,7 @@ fn write(config: &DecoderConfig) -> Value {
         .as_ref()
         .is_none_or(|of| of.interleaved)
         .into();
-    // Where it is absent, Transformers means 1.
+    // If the key is absent, Transformers assumes 1.
     json["num_nextn_predict_layers"] = config.mtp_layers.into();
     json
 }

@@ -1,22 +1,22 @@
 use serde_json::Value;
 
-/// What a key of `config.json` means that has no value there.
+/// The meaning of a key of `config.json` that has no value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Meaning {
-    /// No value: what is made of it follows from other keys, or the key must be given.
+    /// No value: it follows from other keys, or the key is required.
     Nothing,
-    /// A whole number.
+    /// An integer.
     Size(usize),
     /// A number.
     Number(f64),
-    /// True or false.
+    /// A boolean.
     Flag(bool),
-    /// A text.
+    /// A string.
     Text(&'static str),
 }
 
-/// What the configuration class of a family in Transformers means by an optional key, where the key
-/// is absent and where it is null.
+/// The meaning of an optional key in the configuration class of a family in Transformers, if the
+/// key is absent and if it is null.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KeyDefault {
     pub(super) key: &'static str,
@@ -25,8 +25,8 @@ pub struct KeyDefault {
 }
 
 impl KeyDefault {
-    /// A key of which null means the same as its absence. The classes of today refuse null for most
-    /// of these.
+    /// A key for which null means the same as absence. Today's classes refuse null for most of
+    /// these keys.
     pub(super) const fn same(key: &'static str, meaning: Meaning) -> Self {
         Self {
             key,
@@ -35,7 +35,7 @@ impl KeyDefault {
         }
     }
 
-    /// A key that null leaves without a value.
+    /// A key that has no value if it is null.
     pub(super) const fn or_nothing(key: &'static str, absent: Meaning) -> Self {
         Self {
             key,
@@ -44,7 +44,7 @@ impl KeyDefault {
         }
     }
 
-    /// A flag that null switches off: the model only asks whether it is true.
+    /// A flag that null switches off, because the model only tests whether it is true.
     pub(super) const fn or_false(key: &'static str, absent: bool) -> Self {
         Self {
             key,
@@ -55,7 +55,7 @@ impl KeyDefault {
 }
 
 impl Meaning {
-    /// The same as a value of `config.json`; null where there is none.
+    /// The meaning as a value of `config.json`; null for no value.
     pub(super) fn to_json(self) -> Value {
         match self {
             Self::Nothing => Value::Null,

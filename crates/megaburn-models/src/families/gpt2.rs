@@ -1,4 +1,4 @@
-//! GPT-2: learned positions, LayerNorm, GELU by its tanh approximation, biases everywhere.
+//! GPT-2: learned positions, LayerNorm, the tanh approximation of GELU, biases everywhere.
 //!
 //! Source: Radford et al., "Language models are unsupervised multitask learners" (2019). Dropout is
 //! not applied, whatever `config.json` says.
@@ -24,7 +24,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("activation_function", Meaning::Text("gelu_new")),
-    // Four times the width.
+    // Defaults to four times the width.
     KeyDefault::same("n_inner", Meaning::Nothing),
     KeyDefault::same("layer_norm_epsilon", Meaning::Number(1e-5)),
     KeyDefault::same("tie_word_embeddings", Meaning::Flag(true)),
@@ -34,7 +34,8 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("add_cross_attention", Meaning::Flag(false)),
 ];
 
-/// GPT-2 stores linear weights `[in, out]` as we do, and queries, keys and values in one.
+/// The names of tensors. GPT-2 stores linear weights as `[in, out]` like megaburn, and queries,
+/// keys and values in one tensor.
 const KEYS: &[Key] = &[
     Key::plain("embedding.weight", "transformer.wte.weight"),
     Key::plain("positions.weight", "transformer.wpe.weight"),

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::defaults::{KeyDefault, Meaning};
 use crate::decoder::{LARGEST, MOST_LAYERS};
 
-/// A `config.json`, read key by key. Where a key is absent or null, the family's defaults say what
-/// it means. Sizes that no model has are refused here, before anything is computed from them.
+/// A `config.json` that is read key by key. If a key is absent or null, the family's defaults give
+/// its meaning. Sizes that no model has are refused here, before anything is computed from them.
 #[derive(Clone, Copy, Debug)]
 pub struct HfJson<'a> {
     json: &'a Value,
@@ -14,13 +14,13 @@ pub struct HfJson<'a> {
 }
 
 impl<'a> HfJson<'a> {
-    /// The keys of `json`, with the defaults of a family. Of a key with two defaults the first
-    /// counts.
+    /// The keys of `json`, with the defaults of a family. If a key has two defaults, the first one
+    /// applies.
     pub fn new(json: &'a Value, defaults: &'a [&'a [KeyDefault]]) -> Self {
         Self { json, defaults }
     }
 
-    /// A value that is there and not null.
+    /// The value of a key, if it is present and not null.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key).filter(|value| !value.is_null())
     }
@@ -33,7 +33,7 @@ impl<'a> HfJson<'a> {
             .find(|default| default.key == key)
     }
 
-    /// The value of a key, or what its absence or null means; none where that is nothing.
+    /// The value of a key, or the default if it is absent or null; `None` if there is no default.
     fn value_or_default(&self, key: &str) -> Option<Cow<'a, Value>> {
         if let Some(value) = self.get(key) {
             return Some(Cow::Borrowed(value));
@@ -62,46 +62,46 @@ impl<'a> HfJson<'a> {
         })
     }
 
-    /// A whole number.
+    /// The integer at a key.
     ///
     /// # Errors
-    /// It is something else, more than any model has, or absent and without a default.
+    /// The value is not an integer, is larger than any model has, or is absent without a default.
     pub fn size(&self, key: &str) -> Result<usize, String> {
         self.required(key, self.optional_size(key)?)
     }
 
-    /// A whole number, if it is there or has a default.
+    /// The integer at a key, if it is present or has a default.
     ///
     /// # Errors
-    /// It is something else, or more than any model has.
+    /// The value is not an integer, or is larger than any model has.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, String> {
         self.value_or_default(key)
             .map(|value| as_size(key, &value, LARGEST))
             .transpose()
     }
 
-    /// A number of layers: a model has far fewer of them than features or tokens.
+    /// The number of layers at a key. Its limit is lower than that of other sizes.
     ///
     /// # Errors
-    /// It is no whole number, more than any model has, or absent and without a default.
+    /// The value is not an integer, is larger than any model has, or is absent without a default.
     pub fn layers(&self, key: &str) -> Result<usize, String> {
         self.required(key, self.optional_layers(key)?)
     }
 
-    /// A number of layers, if it is there or has a default.
+    /// The number of layers at a key, if it is present or has a default.
     ///
     /// # Errors
-    /// It is no whole number, or more than any model has.
+    /// The value is not an integer, or is larger than any model has.
     pub fn optional_layers(&self, key: &str) -> Result<Option<usize>, String> {
         self.value_or_default(key)
             .map(|value| as_size(key, &value, MOST_LAYERS))
             .transpose()
     }
 
-    /// Whole numbers; none if the key is absent.
+    /// The list of integers at a key; empty if the key is absent.
     ///
     /// # Errors
-    /// It is something else, or one of them is more than any model has.
+    /// The value is not a list of integers, or one of them is larger than any model has.
     pub fn sizes(&self, key: &str) -> Result<Vec<usize>, String> {
         let Some(value) = self.get(key) else {
             return Ok(Vec::new());
@@ -113,18 +113,18 @@ impl<'a> HfJson<'a> {
             .collect()
     }
 
-    /// A number.
+    /// The number at a key.
     ///
     /// # Errors
-    /// It is something else, or absent and without a default.
+    /// The value is not a number, or is absent without a default.
     pub fn number(&self, key: &str) -> Result<f64, String> {
         self.required(key, self.optional_number(key)?)
     }
 
-    /// A number, if it is there or has a default.
+    /// The number at a key, if it is present or has a default.
     ///
     /// # Errors
-    /// It is something else.
+    /// The value is not a number.
     pub fn optional_number(&self, key: &str) -> Result<Option<f64>, String> {
         let read = |value: Cow<'_, Value>| {
             value
@@ -134,18 +134,18 @@ impl<'a> HfJson<'a> {
         self.value_or_default(key).map(read).transpose()
     }
 
-    /// True or false.
+    /// The boolean at a key.
     ///
     /// # Errors
-    /// It is something else, or absent and without a default.
+    /// The value is not a boolean, or is absent without a default.
     pub fn flag(&self, key: &str) -> Result<bool, String> {
         self.required(key, self.optional_flag(key)?)
     }
 
-    /// True or false, if it is there or has a default.
+    /// The boolean at a key, if it is present or has a default.
     ///
     /// # Errors
-    /// It is something else.
+    /// The value is not a boolean.
     pub fn optional_flag(&self, key: &str) -> Result<Option<bool>, String> {
         let read = |value: Cow<'_, Value>| {
             value
@@ -155,11 +155,11 @@ impl<'a> HfJson<'a> {
         self.value_or_default(key).map(read).transpose()
     }
 
-    /// Refuses anything but `value`, which is also meant where the key is absent. Numbers are
-    /// compared as numbers: 1 is 1.0.
+    /// Refuses any value but `value`. A key that is absent without a default is accepted. Numbers
+    /// are compared by value: 1 equals 1.0.
     ///
     /// # Errors
-    /// Another value, which the model would compute something else with.
+    /// The key has another value, with which the model would compute something else.
     pub fn only(&self, key: &str, value: impl Into<Value>) -> Result<(), String> {
         let expected = value.into();
         match self.value_or_default(key) {
@@ -170,18 +170,18 @@ impl<'a> HfJson<'a> {
         }
     }
 
-    /// The text at a key.
+    /// The string at a key.
     ///
     /// # Errors
-    /// It is something else, or absent and without a default.
+    /// The value is not a string, or is absent without a default.
     pub fn text(&self, key: &str) -> Result<String, String> {
         self.required(key, self.optional_text(key)?)
     }
 
-    /// The text at a key, if it is there or has a default.
+    /// The string at a key, if it is present or has a default.
     ///
     /// # Errors
-    /// It is something else.
+    /// The value is not a string.
     pub fn optional_text(&self, key: &str) -> Result<Option<String>, String> {
         let read = |value: Cow<'_, Value>| {
             let text = value.as_str().map(str::to_string);
@@ -190,11 +190,11 @@ impl<'a> HfJson<'a> {
         self.value_or_default(key).map(read).transpose()
     }
 
-    /// The layers whose `layer_types` is `full_attention`, where the key is there.
+    /// The layers whose `layer_types` is `full_attention`; `None` if the key is absent.
     ///
     /// # Errors
-    /// An entry that is neither that nor `sliding_attention`, or another number of entries than
-    /// `layers`.
+    /// An element is neither `full_attention` nor `sliding_attention`, or the number of elements
+    /// differs from `layers`.
     pub fn full_layers(&self, layers: usize) -> Result<Option<Vec<usize>>, String> {
         let Some(types) = self.get("layer_types") else {
             return Ok(None);
@@ -231,7 +231,7 @@ fn as_size(key: &str, value: &Value, largest: usize) -> Result<usize, String> {
     size.ok_or_else(|| format!("`{key}` is {value}, which no model has; at most {largest} is read"))
 }
 
-/// Whether two values are the same, numbers whatever way they are written.
+/// Whether two values are equal; numbers are compared by value, not by spelling.
 pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,

@@ -1,6 +1,7 @@
 //! Llama 2, 3 and 3.x: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 //!
-//! Source: Touvron et al., "Llama 2" (2023); Grattafiori et al., "The Llama 3 herd of models" (2024).
+//! Source: Touvron et al., "Llama 2" (2023); Grattafiori et al., "The Llama 3 herd of models"
+//! (2024).
 
 use megaburn_kernels::RopeScaling;
 use megaburn_parallel::{Activation, NormKind};
@@ -23,15 +24,15 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 const DEFAULTS: &[KeyDefault] = &[
-    // As many as query heads.
+    // Defaults to the number of query heads.
     KeyDefault::same("num_key_value_heads", Meaning::Nothing),
-    // The width divided by the query heads.
+    // Defaults to the width divided by the number of query heads.
     KeyDefault::same("head_dim", Meaning::Nothing),
     KeyDefault::same("attention_bias", Meaning::Flag(false)),
     KeyDefault::same("mlp_bias", Meaning::Flag(false)),
 ];
 
-/// The defaults that all families with rotary positions share, unless they have another one.
+/// The defaults of all families with rotary positions, unless a family has its own.
 pub(super) const COMMON: &[KeyDefault] = &[
     KeyDefault::same("hidden_act", Meaning::Text("silu")),
     KeyDefault::same("rms_norm_eps", Meaning::Number(1e-6)),
@@ -39,7 +40,7 @@ pub(super) const COMMON: &[KeyDefault] = &[
     KeyDefault::same("tie_word_embeddings", Meaning::Flag(false)),
 ];
 
-/// Mistral and Qwen name their tensors like this too.
+/// The names of tensors; Mistral and Qwen have the same.
 pub(super) const KEYS: &[Key] = &[
     Key::plain("embedding.weight", "model.embed_tokens.weight"),
     Key::plain("norm.gamma", "model.norm.weight"),
@@ -98,7 +99,7 @@ pub(super) const KEYS: &[Key] = &[
         "blocks.*.mlp.down.bias",
         "model.layers.*.mlp.down_proj.bias",
     ),
-    // What layers that predict further tokens have beside, as DeepSeek-V3 names it.
+    // The additional tensors of multi-token prediction, with DeepSeek-V3's names.
     Key::plain("blocks.*.mtp.enorm.gamma", "model.layers.*.enorm.weight"),
     Key::plain("blocks.*.mtp.hnorm.gamma", "model.layers.*.hnorm.weight"),
     Key::linear(
@@ -142,7 +143,7 @@ pub(super) fn template() -> DecoderConfig {
     }
 }
 
-/// What Llama's `config.json` shares with its successors', on top of a family's parts.
+/// Reads the keys of `config.json` that Llama and its successors share into a family's `template`.
 pub(super) fn read_sizes(
     json: &HfJson<'_>,
     template: DecoderConfig,

@@ -1,4 +1,4 @@
-//! Mistral: a Llama whose queries see a sliding window.
+//! Mistral: a Llama with sliding-window attention.
 //!
 //! Source: Jiang et al., "Mistral 7B" (2023).
 
@@ -18,7 +18,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 const DEFAULTS: &[KeyDefault] = &[
-    // Without a number, as many as query heads.
+    // Null means the number of query heads.
     KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(8)),
     KeyDefault::same("head_dim", Meaning::Nothing),
     KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),

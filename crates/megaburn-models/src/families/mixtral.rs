@@ -1,4 +1,4 @@
-//! Mixtral: a Mistral with experts in place of its MLPs, two a token.
+//! Mixtral: a Mistral with experts in place of its MLPs, two per token.
 //!
 //! Source: Jiang et al., "Mixtral of experts" (2024), <https://arxiv.org/abs/2401.04088>.
 
@@ -58,7 +58,7 @@ fn template() -> DecoderConfig {
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    // Transformers' only at training.
+    // Transformers applies the noise in training only.
     json.only("router_jitter_noise", 0.0)?;
     let config = llama::read_sizes(json, template())?;
     let num = json.size("num_local_experts")?;

@@ -1,8 +1,8 @@
-//! What is particular to each family: the parts of its block, how its `config.json` says them, and
-//! the names of its tensors on Hugging Face.
+//! The definitions of the model families: the parts of a family's block, the keys of its
+//! `config.json`, and the names of its tensors on Hugging Face.
 //!
-//! A family is one file with one [`FamilySpec`], and a line in [`Family`]; `docs/families.md` walks
-//! through adding one.
+//! A family is one file with one [`FamilySpec`], and a line in [`Family`]; `docs/families.md`
+//! explains how to add one.
 
 mod deepseek_v2;
 mod deepseek_v3;
@@ -31,7 +31,7 @@ pub use json::HfJson;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
-    /// Radford et al., "Language models are unsupervised multitask learners" (2019).
+    /// GPT-2: Radford et al., "Language models are unsupervised multitask learners" (2019).
     Gpt2,
     /// Llama 2, 3 and 3.x.
     Llama,
@@ -43,10 +43,10 @@ pub enum Family {
     Mixtral,
     /// Qwen3, dense.
     Qwen3,
-    /// Qwen3's mixtures of experts.
+    /// Qwen3 mixture-of-experts models.
     #[serde(rename = "qwen3_moe")]
     Qwen3Moe,
-    /// DeepSeek-V2, its Coder and Lite.
+    /// DeepSeek-V2 with its Coder and Lite variants.
     #[serde(rename = "deepseek_v2")]
     DeepseekV2,
     /// DeepSeek-V3 and R1.
@@ -54,35 +54,34 @@ pub enum Family {
     DeepseekV3,
 }
 
-/// All that the rest of the code knows of a family.
+/// The definition of a family. The rest of the code knows families only by this struct.
 #[derive(Clone, Copy, Debug)]
 pub struct FamilySpec {
     /// `model_type` in `config.json`.
     pub model_type: &'static str,
-    /// What stands in `architectures` in `config.json`.
+    /// The name in `architectures` of `config.json`.
     pub architecture: &'static str,
-    /// Where each parameter stands in a checkpoint of Hugging Face.
+    /// The key map: the tensors of a Hugging Face checkpoint from which each parameter is read.
     pub keys: &'static [&'static [Key]],
-    /// What some checkpoints leave out at the start of every name, because they were saved without
-    /// the head.
+    /// A prefix of all names that some checkpoints omit, because they were saved without the head.
     pub optional_prefix: &'static str,
-    /// How names of tensors end that are no parameters: constants that older checkpoints carry.
+    /// Suffixes of tensors that are not parameters: constants that older checkpoints contain.
     pub constants: &'static [&'static str],
-    /// How the names of a layer's tensors begin; a `*` stands for the number of the layer.
+    /// The prefix of the names of a layer's tensors; `*` is the number of the layer.
     pub layer: &'static str,
     /// The parts of the family's block, with the sizes of a tiny model.
     pub template: fn() -> DecoderConfig,
-    /// What Transformers means by the optional keys of `config.json` that have no value; of a key
-    /// with two defaults the first counts.
+    /// The meaning in Transformers of optional keys of `config.json` that have no value. If a key
+    /// has two defaults, the first one applies.
     pub defaults: &'static [&'static [KeyDefault]],
     /// Reads `config.json`.
     pub read: fn(&HfJson<'_>) -> Result<DecoderConfig, String>,
-    /// What `config.json` says of a model beside `architectures`, `model_type` and `dtype`.
+    /// Writes the keys of `config.json`, without `architectures`, `model_type` and `dtype`.
     pub write: fn(&DecoderConfig) -> Value,
 }
 
 impl Family {
-    /// All of them.
+    /// All families.
     pub const ALL: [Self; 9] = [
         Self::Gpt2,
         Self::Llama,
@@ -95,7 +94,7 @@ impl Family {
         Self::DeepseekV3,
     ];
 
-    /// What is particular to it.
+    /// The definition of the family.
     pub fn spec(self) -> &'static FamilySpec {
         match self {
             Self::Gpt2 => &gpt2::SPEC,
@@ -110,7 +109,7 @@ impl Family {
         }
     }
 
-    /// The parts of its block, with the sizes of a tiny model.
+    /// The parts of the family's block, with the sizes of a tiny model.
     pub fn template(self) -> DecoderConfig {
         (self.spec().template)()
     }
@@ -137,13 +136,13 @@ impl FromStr for Family {
 }
 
 impl DecoderConfig {
-    /// Reads a Hugging Face `config.json`, of today (`rope_parameters`) or as published before
-    /// (`rope_theta`, `rope_scaling`); `path` stands for it in messages. Keys that nothing is known of are
-    /// warned of.
+    /// Reads a Hugging Face `config.json`, in today's form (`rope_parameters`) or the earlier one
+    /// (`rope_theta`, `rope_scaling`). Messages name it by `path`. Unknown keys are reported as a
+    /// warning.
     ///
     /// # Errors
-    /// Another architecture, a missing value, or one that would change what the model computes and
-    /// is not supported.
+    /// The architecture is not supported, a required value is missing, or an unsupported value
+    /// would change what the model computes.
     pub fn from_hf(json: &Value, path: &Path) -> Result<Self, ModelError> {
         let fail = |why| ModelError::File {
             path: path.to_path_buf(),
@@ -154,7 +153,7 @@ impl DecoderConfig {
         Ok(config)
     }
 
-    /// The `config.json` of this model, for Transformers to read.
+    /// The `config.json` of this model, for Transformers.
     pub fn to_hf(&self) -> Value {
         let spec = self.family.spec();
         let mut json = (spec.write)(self);
@@ -170,8 +169,8 @@ impl DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// Refuses a model that its family's `config.json` cannot say: it could be trained, but nobody
-    /// could read its export.
+    /// Refuses a model that the `config.json` of its family cannot express. It could be trained,
+    /// but its export could not be loaded.
     ///
     /// # Errors
     /// The first field that would be lost.
@@ -193,7 +192,7 @@ impl DecoderConfig {
     }
 }
 
-/// How many layers behind the last one predict further tokens, in DeepSeek-V3's words.
+/// DeepSeek-V3's key for the number of multi-token prediction layers.
 const MTP_LAYERS: &str = "num_nextn_predict_layers";
 
 fn read(json: &Value) -> Result<DecoderConfig, String> {

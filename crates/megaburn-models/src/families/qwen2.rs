@@ -1,4 +1,4 @@
-//! Qwen2 and Qwen2.5: a Llama whose queries, keys and values have biases.
+//! Qwen2 and Qwen2.5: a Llama with biases on queries, keys and values.
 //!
 //! Source: Yang et al., "Qwen2 technical report" (2024).
 
@@ -17,14 +17,14 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-/// Qwen3 has these too.
+/// The defaults of Qwen2; Qwen3 has the same keys.
 pub(super) const DEFAULTS: &[KeyDefault] = &[
-    // Without a number, as many as query heads.
+    // Null means the number of query heads.
     KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(32)),
     KeyDefault::same("use_sliding_window", Meaning::Flag(false)),
     KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),
     KeyDefault::same("max_window_layers", Meaning::Size(28)),
-    // Full attention below `max_window_layers`.
+    // Defaults to full attention in the layers below `max_window_layers`.
     KeyDefault::same("layer_types", Meaning::Nothing),
 ];
 
@@ -41,7 +41,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     with_window(json, llama::read_sizes(json, template())?)
 }
 
-/// The sliding window of the later layers, which is off unless `use_sliding_window`.
+/// Adds the sliding window of the later layers, which is off unless `use_sliding_window` is set.
 pub(super) fn with_window(
     json: &HfJson<'_>,
     config: DecoderConfig,

@@ -1,4 +1,5 @@
-//! Qwen3: a Llama that norms each query and key head, with heads of a size of their own.
+//! Qwen3: a Llama that normalises each query and key head; the size of its heads is independent of
+//! the width.
 //!
 //! Source: Yang et al., "Qwen3 technical report" (2025).
 
@@ -18,7 +19,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-/// Its mixtures of experts name them like this too.
+/// The names of the norms of heads; the mixture-of-experts models have the same.
 pub(super) const KEYS: &[Key] = &[
     Key::plain(
         "blocks.*.attention.q_norm.gamma",

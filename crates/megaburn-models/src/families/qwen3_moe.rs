@@ -1,4 +1,5 @@
-//! Qwen3's mixtures of experts: a Qwen3 with experts in place of its MLPs, in all layers or some.
+//! Qwen3 mixture-of-experts models: a Qwen3 with experts in place of its MLPs, in all layers or
+//! some.
 //!
 //! Source: Yang et al., "Qwen3 technical report" (2025), <https://arxiv.org/abs/2505.09388>.
 
@@ -18,7 +19,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-/// DeepSeek names its experts like this too.
+/// The names of routers and experts; DeepSeek has the same.
 pub(super) const KEYS: &[Key] = &[
     Key::linear(
         "blocks.*.moe.router.weight",
@@ -47,13 +48,13 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("moe_intermediate_size", Meaning::Size(768)),
     KeyDefault::same("norm_topk_prob", Meaning::Flag(false)),
     KeyDefault::same("decoder_sparse_step", Meaning::Size(1)),
-    // All layers have experts.
+    // Defaults to experts in all layers.
     KeyDefault::same("mlp_only_layers", Meaning::Nothing),
 ];
 
 fn template() -> DecoderConfig {
     let parts = qwen3::template();
-    // A normalised softmax is what the published ones have.
+    // The published models normalise their softmax weights, which is the default of `Experts::new`.
     let experts = Some(Experts::new(8, 2, parts.ffn / 2));
     DecoderConfig {
         family: Family::Qwen3Moe,
@@ -67,7 +68,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let sizes = llama::read_sizes(json, template())?;
     let used = json.flag("use_sliding_window")?;
     let window = json.optional_size("sliding_window")?.filter(|_| used);
-    // Transformers 5 has another name for it than the published ones.
+    // Transformers 5 writes another key than the published files.
     let num = match json.optional_size("num_experts")? {
         Some(num) => num,
         None => json.size("num_local_experts")?,

@@ -1,4 +1,5 @@
-//! Rotary positions in a `config.json`, which all families say in the same words.
+//! Reads and writes the rotary positions of a `config.json`, whose keys are the same in all
+//! families.
 
 use megaburn_kernels::{RopeScaling, YarnScaling};
 use serde_json::{Map, Value, json};
@@ -7,12 +8,14 @@ use super::HfJson;
 use crate::decoder::Positions;
 
 impl HfJson<'_> {
-    /// Rotary positions: of today's `rope_parameters`, or of `rope_theta` and `rope_scaling`, which
-    /// goes before where both are there. Numbers that stand outside count where they do not stand
-    /// inside, but for the original length, for which it is the other way round.
+    /// Reads rotary positions from today's `rope_parameters`, or from `rope_theta` and
+    /// `rope_scaling`. `rope_scaling` takes precedence over `rope_parameters`.
+    ///
+    /// Numbers inside these objects take precedence over those at the top level, except for
+    /// `original_max_position_embeddings`, where the top level takes precedence.
     ///
     /// # Errors
-    /// A kind of scaling that is not supported, or one whose numbers are missing.
+    /// The kind of scaling is not supported, or its numbers are missing.
     pub fn rotary(&self) -> Result<Positions, String> {
         let absent = Value::Object(Map::new());
         let found = ["rope_scaling", "rope_parameters"]
@@ -69,8 +72,8 @@ impl HfJson<'_> {
         }
     }
 
-    /// What Transformers makes of it: without a factor it is by how much the model's sequences are longer than
-    /// the original ones, and a beta of 0 is one that is absent.
+    /// Reads YaRN as Transformers does: a missing factor is the ratio of the model's sequence
+    /// length to the original one, and a beta of 0 counts as absent.
     fn yarn(&self, rope: HfJson<'_>) -> Result<YarnScaling, String> {
         let original = self.original_length(rope)?;
         let factor = match rope.optional_number("factor")? {
@@ -90,7 +93,7 @@ impl HfJson<'_> {
             .with_truncate(rope.optional_flag("truncate")?.unwrap_or(true)))
     }
 
-    /// Tokens of context that frequencies were made for.
+    /// The context length, in tokens, for which the unscaled frequencies were trained.
     fn original_length(&self, rope: HfJson<'_>) -> Result<usize, String> {
         let key = "original_max_position_embeddings";
         match (self.optional_size(key)?, rope.optional_size(key)?) {
@@ -101,7 +104,7 @@ impl HfJson<'_> {
     }
 }
 
-/// `rope_parameters` as Transformers writes them.
+/// `rope_parameters` in the form that Transformers writes.
 pub(super) fn rope_parameters(positions: &Positions) -> Value {
     let Positions::Rotary { theta, scaling } = positions else {
         return Value::Null;

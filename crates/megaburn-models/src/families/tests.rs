@@ -43,7 +43,7 @@ fn todays_rope_parameters_mean_the_same() {
     assert_eq!(read(&today).unwrap(), read(&published).unwrap());
 }
 
-/// What Transformers makes of the numbers, in both forms.
+/// Numbers as Transformers reads them, in both forms.
 #[rstest]
 #[case(json!({"factor": 4.0}), (4.0, 131072), (32.0, 1.0))]
 #[case(json!({"factor": null, "original_max_position_embeddings": 8192}), (16.0, 8192), (32.0, 1.0))]
@@ -82,7 +82,7 @@ fn yarn_means_what_transformers_means(
     assert_eq!(read(&json).unwrap().to_hf()["rope_parameters"], full);
 }
 
-/// Parameters as published.
+/// Parameter counts as published.
 #[rstest]
 #[case::llama_3_8b(LLAMA_3_1, 8_030_261_248)]
 #[case::gpt2(

@@ -1,4 +1,4 @@
-//! Keys of a `config.json` that no reader looks at.
+//! Finds keys of a `config.json` that are not read.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::{Family, MTP_LAYERS, defaults::Meaning, json::is_same};
 
-/// Keys by which other architectures compute something else, and the value of each that changes nothing.
+/// Keys with which other architectures compute something else, each with the value that has no
+/// effect.
 const CHANGING: &[(&str, Meaning)] = &[
     // Granite.
     ("attention_multiplier", Meaning::Nothing),
@@ -30,7 +31,7 @@ const CHANGING: &[(&str, Meaning)] = &[
     ("use_parallel_residual", Meaning::Flag(false)),
 ];
 
-/// Keys that all families read but those with learned positions.
+/// Keys that all families read except those with learned positions.
 const ROTARY: [&str; 5] = [
     "rope_parameters",
     "rope_scaling",
@@ -39,8 +40,8 @@ const ROTARY: [&str; 5] = [
     "partial_rotary_factor",
 ];
 
-/// Keys that say nothing of what a model computes, beside those that begin with `_` or end with `_token_id`;
-/// `docs/families.md` says what is left out of training.
+/// Keys that do not change what a model computes. Keys that start with `_` or end with `_token_id`
+/// are also harmless. `docs/families.md` says what is left out of training.
 const HARMLESS: &[&str] = &[
     "architectures",
     "attention_dropout",
@@ -83,20 +84,20 @@ const HARMLESS: &[&str] = &[
     "torch_dtype",
     "transformers_version",
     "use_cache",
-    // Made of others.
+    // These follow from other keys.
     "head_dim",
     "num_experts",
     "qk_head_dim",
-    // Read where they are there.
+    // These are read if they are present.
     "moe_layer_freq",
     "scoring_func",
     MTP_LAYERS,
 ];
 
-/// The keys of a family's `config.json` that have a value and that nothing is known of.
+/// The keys of a family's `config.json` that have a value and are unknown.
 ///
 /// # Errors
-/// One by which the model would compute something else.
+/// A key with which the model would compute something else.
 pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> {
     let written = family.template().to_hf();
     let defaults = family.spec().defaults.iter().copied().flatten();
@@ -113,7 +114,7 @@ pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> 
         |key: &str| known.contains(key) || key.starts_with('_') || key.ends_with("_token_id");
     let mut unread = Vec::new();
     for (key, value) in json.as_object().into_iter().flatten() {
-        // What is switched off changes nothing.
+        // Switched-off features change nothing.
         if value.is_null() || *value == Value::Bool(false) || is_known(key) {
             continue;
         }
@@ -131,7 +132,7 @@ pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> 
     Ok(unread)
 }
 
-/// Warns of keys that are not read, once for each file.
+/// Warns about unread keys, once per file.
 pub(super) fn warn(keys: &[&str], path: &Path) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if keys.is_empty() {

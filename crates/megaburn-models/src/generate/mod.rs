@@ -1,4 +1,4 @@
-//! Text goes on token by token: several prompts at once, each with a cache of keys and values.
+//! Text generation, token by token: several prompts at once, each with a KV cache.
 
 mod sampling;
 
@@ -10,62 +10,63 @@ use megaburn_mesh::{PositionRng, Purpose};
 use crate::{Decoder, ModelError, decoder::DecoderCache};
 pub use sampling::Sampling;
 
-/// How prompts go on.
+/// The options of text generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// Tokens to write at most.
+    /// The maximum number of tokens to generate.
     pub max_tokens: usize,
-    /// Tokens that end a text; they are not part of it.
+    /// Tokens that end a text; they are not part of the result.
     pub eos: Vec<u32>,
-    /// How a token is chosen.
+    /// How the next token is sampled.
     pub sampling: Sampling,
-    /// What choices are drawn from: `(seed, prompt, token)` decides each, whatever the other prompts
-    /// and the layout. A layout still changes the logits' last bits.
+    /// The random seed. `(seed, prompt, token)` determines each random number, independently of the
+    /// other prompts and the layout. The layout still affects the last bits of the logits.
     pub seed: u64,
 }
 
-/// A text behind its prompt.
+/// The text generated for a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// What was written.
+    /// The generated tokens, without the prompt.
     pub tokens: Vec<u32>,
-    /// Why it ends.
+    /// Why the text ends.
     pub finish: Finish,
 }
 
 /// Why a text ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it.
+    /// The model produced an eos token.
     Eos,
-    /// As many tokens as were asked for.
+    /// The maximum number of tokens was reached.
     MaxTokens,
-    /// The caller ended it, after the last token.
+    /// The caller stopped the text after its last token.
     Stopped,
 }
 
-/// One text in the making.
+/// A text that is being generated.
 struct Text {
-    /// Prompt and what follows.
+    /// The prompt and the generated tokens.
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// How many of the tokens the cache has read, or forgotten.
+    /// Number of leading tokens that were read into the cache, or dropped from it.
     read: usize,
     finish: Option<Finish>,
     rng: PositionRng,
 }
 
-/// Lets the model continue `prompts`, all in one batch. `on_token(prompt, token)` sees each token of
-/// a text as it is chosen and may end that text.
+/// Continues `prompts` in one batch. `on_token(prompt, token)` is called with each token as it is
+/// sampled, and may end that text.
 ///
-/// A text that outgrows the model's longest sequence goes on from its last half of that, read anew.
+/// If a text outgrows the model's longest sequence, the cache is cleared and the last half of that
+/// length is read anew.
 ///
 /// # Errors
-/// A prompt without tokens or with one outside the vocabulary, a way to choose that is none, logits
-/// that are not finite.
+/// A prompt is empty or has a token outside the vocabulary, the sampling options are invalid, or
+/// logits are not finite.
 /// # Collective
-/// The model's tensor- and context-parallel groups, with the same arguments; `on_token` must decide the same on
-/// every member.
+/// All members of the model's tensor- and context-parallel groups, with equal arguments; `on_token`
+/// must decide the same on every member.
 pub fn generate(
     model: &Decoder,
     prompts: &[Vec<u32>],
@@ -82,14 +83,14 @@ pub fn generate(
 /// The next tokens of some sequences, `(sequence, tokens)` each.
 pub type Next<'a> = [(usize, &'a [u32])];
 
-/// As [`generate`], where this rank has a part of the model's stages: `read` gives what
+/// Like [`generate`], for a rank that has only some stages of the model: `read` must return what
 /// [`Decoder::next_logits`] does.
 ///
 /// # Errors
-/// As [`generate`]; those of `read`.
+/// As [`generate`], and the errors of `read`.
 /// # Collective
-/// All ranks that hold the model between them, with the same arguments; `on_token` must decide the same
-/// on each.
+/// All ranks that together hold the model, with equal arguments; `on_token` must decide the same on
+/// each rank.
 pub fn generate_with<E: From<ModelError>>(
     model: &Decoder,
     prompts: &[Vec<u32>],

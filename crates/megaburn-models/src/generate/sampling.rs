@@ -1,28 +1,28 @@
-/// How the next token is chosen among all.
+/// How the next token is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits: below 1 the likely become likelier. 0 takes the likeliest, whatever the
-    /// rest says.
+    /// Divisor of the logits; below 1 it favours likely tokens. 0 takes the likeliest token and
+    /// ignores the other options.
     pub temperature: f64,
-    /// Only the `k` likeliest tokens.
+    /// Sample only from the `k` likeliest tokens.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens whose probabilities add up to this ("nucleus", Holtzman et al.,
-    /// 2020), of those that `top_k` leaves.
+    /// Sample only from the likeliest tokens whose probabilities add up to this value ("nucleus",
+    /// Holtzman et al., 2020), after `top_k`.
     pub top_p: Option<f64>,
 }
 
 impl Sampling {
-    /// Always the likeliest token; of equal ones the first.
+    /// Greedy decoding: the likeliest token; the first one of equal ones.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: None,
         top_p: None,
     };
 
-    /// Refuses what is no way to choose.
+    /// Refuses invalid options.
     ///
     /// # Errors
-    /// The value and what it must be.
+    /// The invalid value and its permitted range.
     pub fn validate(&self) -> Result<(), String> {
         let Self {
             temperature,
@@ -45,7 +45,7 @@ impl Sampling {
         }
     }
 
-    /// The token that `at`, uniform in `[0, 1)`, stands for. Every logit is a number.
+    /// Samples a token with the random number `at`, uniform in `[0, 1)`. All logits must be finite.
     pub fn choose(&self, logits: &[f32], at: f32) -> u32 {
         let Self {
             temperature,
@@ -71,7 +71,8 @@ impl Sampling {
             });
             weights.truncate(kept.count().max(1));
         }
-        // By number: two tokens that rounding puts in another order keep their places.
+        // Sort by id, so that the result does not change if rounding swaps two tokens of almost
+        // equal probability.
         let mut kept: Vec<(usize, f64)> = tokens.into_iter().zip(weights).collect();
         kept.sort_unstable_by_key(|(token, _)| *token);
         let mut left = f64::from(at) * kept.iter().map(|(_, weight)| weight).sum::<f64>();
@@ -89,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// How often each token is drawn over evenly spaced points.
+    /// The frequency of each token over evenly spaced random numbers.
     fn shares(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
         const POINTS: usize = 10_000;
         let mut counts = vec![0.0; logits.len()];
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!(shares(one, &[0.0, 3.0, 1.0])[2], 0.0);
     }
 
-    /// Probabilities 0.1, 0.4, 0.2, 0.3.
+    /// The probabilities are 0.1, 0.4, 0.2 and 0.3.
     #[rstest]
     #[case::all(sampling(1.0, None, None), [0.1, 0.4, 0.2, 0.3])]
     #[case::hot(sampling(1e9, None, None), [0.25; 4])]
@@ -129,7 +130,7 @@ mod tests {
     #[case::nucleus_of_three(sampling(1.0, None, Some(0.75)), [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0])]
     #[case::nucleus_of_one(sampling(1.0, None, Some(1e-9)), [0.0, 1.0, 0.0, 0.0])]
     #[case::nucleus_of_all(sampling(1.0, None, Some(1.0)), [0.1, 0.4, 0.2, 0.3])]
-    // 4/7 of the two that are left is not yet 0.6.
+    // 4/7, the probability of the first of the two remaining tokens, is below 0.6.
     #[case::both(sampling(1.0, Some(2), Some(0.6)), [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0])]
     fn tokens_are_drawn_by_their_probability(
         #[case] sampling: Sampling,

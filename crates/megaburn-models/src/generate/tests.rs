@@ -56,7 +56,7 @@ fn prompts() -> Vec<Vec<u32>> {
     vec![vec![5, 1, 30], vec![7], vec![2, 2, 9, 36, 0, 11, 4]]
 }
 
-/// What the likeliest tokens are by whole forward passes, without a cache.
+/// The likeliest tokens by full forward passes, without a cache.
 fn without_cache(model: &Decoder, prompt: &[u32], num_tokens: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..num_tokens {
@@ -128,7 +128,8 @@ fn ranks_that_share_prompts_write_the_same(
     #[values(Family::Gpt2, Family::Llama, Family::Mistral, Family::Qwen3)] family: Family,
 ) {
     let config = tiny(family, 40);
-    // One of a few tokens beside one that every rank has some of, and one that begins anew on its way.
+    // Adds a prompt of which every rank has some tokens, and one that outgrows the model's longest
+    // sequence.
     let long = (0..23).map(|at| at * 7 % 37).collect();
     let prompts = [prompts(), vec![long, vec![8; 37]]].concat();
     let alone = run(&model(&config, 5), &prompts, &greedy(9));
@@ -196,7 +197,7 @@ fn a_text_longer_than_the_model_goes_on_from_its_end(
     #[values(Family::Gpt2, Family::Llama)] family: Family,
 ) {
     let model = model(&tiny(family, 8), 4);
-    // 20 tokens in all: the first window ends at 8, and every later one starts with 4 tokens.
+    // 20 tokens in total: the first window ends at 8, and every later one starts with 4 tokens.
     let prompt = vec![3, 1, 4, 1, 5];
     let found = run(&model, std::slice::from_ref(&prompt), &greedy(15))
         .remove(0)
@@ -208,7 +209,7 @@ fn a_text_longer_than_the_model_goes_on_from_its_end(
         all.extend(without_cache(&model, &window, 5));
     }
     assert_eq!(found, all[5..20]);
-    // A prompt that is too long already.
+    // A prompt that is already too long.
     let long = [prompt.clone(), vec![9; 30]].concat();
     let tail = long[long.len() - 4..].to_vec();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Whether the tensors of a Hugging Face folder are those of its model.
+//! Checks that the tensors of a Hugging Face folder match its `config.json`.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,15 @@ use megaburn_checkpoint::{CheckpointError, HfDir};
 use super::mtp::{Copied, predicts};
 use crate::{DecoderConfig, ModelError, hf::HfParam};
 
-/// The output projection, which a tied model may store beside its embedding.
+/// The output projection, which the folder of a tied model may contain in addition to the
+/// embedding.
 const HEAD: &str = "lm_head.weight";
 
-/// Whether a folder whose configuration ties the head to the embedding has a head of its own: then
-/// Transformers does not tie them.
+/// Whether a folder with tied embeddings contains a head that differs from the embedding.
+/// Transformers does not tie them in this case.
 ///
 /// # Errors
-/// One of the two cannot be read.
+/// One of the two tensors cannot be read.
 pub(super) fn has_own_head(dir: &HfDir, params: &[HfParam]) -> Result<bool, CheckpointError> {
     let embedding = params.iter().find(|param| param.path == "embedding.weight");
     let embedding = embedding.map(|param| param.parts[0].name.as_str());
@@ -24,7 +25,8 @@ pub(super) fn has_own_head(dir: &HfDir, params: &[HfParam]) -> Result<bool, Chec
     }
 }
 
-/// Refuses a folder whose tensors are not those of its model.
+/// Refuses a folder with tensors that are missing, unknown, not floats, or of another shape than
+/// the model's.
 pub(super) fn check_tensors(
     dir: &HfDir,
     config: &DecoderConfig,
@@ -81,7 +83,7 @@ pub(super) fn check_tensors(
     }
 }
 
-/// Whether a tensor is of a layer that predicts further tokens, behind those that the configuration has.
+/// Whether a tensor belongs to a layer of multi-token prediction beyond those of the configuration.
 fn has_mtp_head(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
     let layer = config.family.spec().layer;
     let before = layer.split('*').next().expect("a text has a beginning");

@@ -1,4 +1,4 @@
-//! Which checkpoint of a run is the model.
+//! Selects and verifies the checkpoint of a run.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +9,8 @@ use super::ModelSource;
 use crate::ModelError;
 
 impl ModelSource {
-    /// As [`open`](Self::open); a checkpoint's files are compared with their hashes too. Of a run the
-    /// newest checkpoint is taken that is whole; those that are not are refused, which is said by
-    /// `tracing::warn!`.
+    /// Like [`open`](Self::open), but also verifies the hashes of a checkpoint's files. For a run,
+    /// it opens the newest intact checkpoint; damaged ones are refused with `tracing::warn!`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -23,20 +22,21 @@ impl ModelSource {
         Ok(source)
     }
 
-    /// The folder of the run's checkpoints, if what was opened is a run.
+    /// The folder of the run's checkpoints, if the source is a run.
     fn run_checkpoints(&self) -> Option<PathBuf> {
         let checkpoint = self.checkpoint()?;
         (checkpoint.path() != self.path).then(|| self.path.join("checkpoints"))
     }
 
-    /// Verifies the weights, and has all ranks use the same. Of a run the newest checkpoint is taken
-    /// that is whole, which is returned where it is another than this rank opened. Those that are
-    /// not whole are refused, which rank 0 says by `tracing::warn!`.
+    /// Verifies the weights and makes all ranks use the same checkpoint. For a run, that is the
+    /// newest intact checkpoint; it is returned if it differs from the one that this rank opened.
+    /// Damaged checkpoints are refused, and rank 0 reports them with `tracing::warn!`.
     ///
     /// # Errors
-    /// A checkpoint that is damaged or cannot be read; a run without a whole one.
+    /// A checkpoint is damaged or cannot be read, or the run has no intact checkpoint.
     /// # Collective
-    /// All ranks of `world`; the work of a run's checkpoint is shared, any other is verified by rank 0.
+    /// All ranks of `world`. The ranks verify a run's checkpoint together; any other checkpoint is
+    /// verified by rank 0.
     pub fn agreed(&self, world: &Group) -> Result<Option<Self>, ModelError> {
         let Some(checkpoints) = self.run_checkpoints() else {
             if world.rank() == 0 {
@@ -56,7 +56,7 @@ impl ModelSource {
     }
 }
 
-/// The checkpoint that is used of those in a folder.
+/// The selected checkpoint of a folder, or an error that says why there is none.
 pub(super) fn chosen(latest: Latest, folder: &Path) -> Result<Checkpoint, ModelError> {
     let Latest {
         checkpoint,

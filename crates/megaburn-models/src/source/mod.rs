@@ -1,4 +1,4 @@
-//! Where weights come from: a folder of Hugging Face, a checkpoint, or a run.
+//! Reads the weights of a model from a Hugging Face folder, a checkpoint, or a run.
 
 mod check;
 mod choice;
@@ -24,12 +24,13 @@ use check::{check_tensors, has_own_head};
 use choice::chosen;
 use mtp::{check_copies, copies, predicts};
 
-/// An opened model: its configuration, and its weights, of which each rank reads what it holds.
+/// An opened model: its configuration and its weights. Each rank reads only the weights that it
+/// holds.
 #[derive(Debug)]
 pub struct ModelSource {
     path: PathBuf,
     config: DecoderConfig,
-    /// By path.
+    /// The parameters by path.
     params: BTreeMap<String, HfParam>,
     has_bare_names: bool,
     weights: Weights,
@@ -41,7 +42,7 @@ enum Weights {
     Checkpoint(Checkpoint),
 }
 
-/// What stands at a path.
+/// The kind of file at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SourceKind {
     File,
@@ -49,10 +50,10 @@ enum SourceKind {
     Nothing,
 }
 
-/// Looks at a path.
+/// Looks up the kind of file at a path.
 ///
 /// # Errors
-/// The system refuses to look: that does not say that nothing is there.
+/// The system cannot answer; this does not mean that the path does not exist.
 fn kind(path: &Path) -> Result<SourceKind, CheckpointError> {
     let look = || match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(SourceKind::Folder),
@@ -67,18 +68,24 @@ fn kind(path: &Path) -> Result<SourceKind, CheckpointError> {
     retried(look)
 }
 
-/// Where a checkpoint keeps the model's parameters.
+/// The prefix of the model's parameters in a checkpoint.
 pub(crate) const PREFIX: &str = "model.";
 
 impl ModelSource {
-    /// Opens a Hugging Face folder (it has `config.json`), a checkpoint (`manifest.json`) or a run
-    /// (`checkpoints/`, of which the newest counts whose files have their full length). Names, shapes
-    /// and element types of all tensors are checked; of weights none are read but matrices that must be
-    /// copies of each other. [`agreed`](Self::agreed) verifies the weights of a run's checkpoint.
+    /// Opens a Hugging Face folder (which has `config.json`), a checkpoint (`manifest.json`) or a
+    /// run (`checkpoints/`, where the newest checkpoint is taken whose files have their full
+    /// length).
+    ///
+    /// Names, shapes and element types of all tensors are checked. No weights are read, except for
+    /// matrices that must be copies of each other. [`agreed`](Self::agreed) verifies the weights of
+    /// a run's checkpoint.
     ///
     /// # Errors
-    /// None of the three, a file that cannot be read or is damaged, a run without a whole checkpoint, an
-    /// architecture that is not known, a tensor that is missing, of another shape, no float, or of no use.
+    /// - The path is none of the three.
+    /// - A file cannot be read or is damaged.
+    /// - A run has no complete checkpoint.
+    /// - The architecture is not supported.
+    /// - A tensor is missing, has another shape, is not of floats, or is unknown.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         Self::open_by(path, newest)
     }
@@ -114,7 +121,8 @@ impl ModelSource {
         let dir = retried(|| HfDir::open(path))?;
         let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
         if !predicts(&dir, &config, config.layers) {
-            // Transformers leaves the layers out and their number in.
+            // Transformers omits these layers from the weights, but keeps their number in
+            // `config.json`.
             config.mtp_layers = 0;
         }
         let prefix = config.family.spec().optional_prefix;
@@ -182,35 +190,35 @@ impl ModelSource {
         }
     }
 
-    /// Whether its names on Hugging Face lack the prefix that the family's have today, as those that
-    /// were saved without a head.
+    /// Whether the names on Hugging Face lack the family's prefix, as in models that were saved
+    /// without a head.
     pub(crate) fn has_bare_names(&self) -> bool {
         self.has_bare_names
     }
 
-    /// What was opened.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The model.
+    /// The configuration of the model.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// Every parameter, by path.
+    /// All parameters, sorted by path.
     pub fn params(&self) -> impl Iterator<Item = &HfParam> {
         self.params.values()
     }
 
-    /// Elements of all parameters, a tied matrix once.
+    /// Number of elements of all parameters; a tied matrix counts once.
     pub fn num_params(&self) -> usize {
         self.params()
             .map(|param| param.shape.iter().product::<usize>())
             .sum()
     }
 
-    /// The folder of Hugging Face, if it is one.
+    /// The Hugging Face folder, if the source is one.
     pub fn hf_dir(&self) -> Option<&HfDir> {
         match &self.weights {
             Weights::Hf(dir) => Some(dir),
@@ -218,7 +226,7 @@ impl ModelSource {
         }
     }
 
-    /// The checkpoint, if it is one or a run's.
+    /// The checkpoint, if the source is a checkpoint or a run.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.weights {
             Weights::Hf(_) => None,
@@ -226,15 +234,16 @@ impl ModelSource {
         }
     }
 
-    /// Compares a checkpoint's files with their hashes; a Hugging Face folder has none.
+    /// Verifies the hashes of a checkpoint's files; a Hugging Face folder has none.
     ///
     /// # Errors
-    /// A file that is not what was written.
+    /// The content of a file differs from what was written.
     pub fn verify(&self) -> Result<(), ModelError> {
         self.verify_with(&Progress::none())
     }
 
-    /// The same for a rank that others wait for: it tells `progress` of the bytes that it has read.
+    /// Like [`verify`](Self::verify), but reports the bytes read to `progress`, for a rank on which
+    /// others wait.
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
@@ -243,10 +252,10 @@ impl ModelSource {
         Ok(self.checkpoint().map_or(Ok(()), verify)?)
     }
 
-    /// The element type of a parameter as it is stored, if its parts have one.
+    /// The stored element type of the parameter at `path`.
     ///
     /// # Errors
-    /// A parameter that the model does not have, parts of several types.
+    /// The model has no such parameter, or its tensors have different types.
     pub fn dtype(&self, path: &str) -> Result<DType, ModelError> {
         let param = self.param(path)?;
         let dir = match &self.weights {
@@ -273,12 +282,13 @@ impl ModelSource {
         self.params.get(path).is_some_and(|param| param.is_buffer)
     }
 
-    /// A rank's part of the parameter at `path`, in `dtype`, or without one as it is stored.
+    /// A rank's shard of the parameter at `path`, converted to `dtype`, or in its stored type if
+    /// `dtype` is `None`.
     ///
     /// # Shapes
     /// `shard.local_shape()`, padding zero.
     /// # Errors
-    /// A parameter that the model does not have or has in another shape, a damaged file.
+    /// The model has no such parameter, it has another shape, or a file is damaged.
     pub fn shard(
         &self,
         path: &str,
@@ -296,7 +306,7 @@ impl ModelSource {
         })
     }
 
-    /// The model with this rank's part of every parameter, in f32.
+    /// Loads this rank's shard of every parameter into `model`, in f32.
     ///
     /// # Errors
     /// See [`shard`](Self::shard).
@@ -304,13 +314,13 @@ impl ModelSource {
         load_params(model, |path, _| self.local(path, plan))
     }
 
-    /// This rank's part of the parameter at `path`, in f32.
+    /// This rank's shard of the parameter at `path`, in f32.
     ///
     /// # Errors
     /// See [`shard`](Self::shard).
     ///
     /// # Panics
-    /// If the plan is another model's.
+    /// If the plan is that of another model.
     pub fn local(&self, path: &str, plan: &ShardPlan) -> Result<TensorData, ModelError> {
         let shard = &plan.get(path).expect("the plan was checked").shard;
         self.shard(path, shard, Some(DType::F32))
@@ -325,7 +335,8 @@ impl ModelSource {
     }
 }
 
-/// Every parameter, with the names of a checkpoint that was saved without its head if `bare`.
+/// All parameters. If `bare`, names omit the prefix, as in a checkpoint that was saved without its
+/// head.
 fn named_params(config: &DecoderConfig, bare: bool) -> Result<Vec<HfParam>, ModelError> {
     let mut params = config.hf_params()?;
     for part in params.iter_mut().flat_map(|param| &mut param.parts) {
@@ -334,7 +345,7 @@ fn named_params(config: &DecoderConfig, bare: bool) -> Result<Vec<HfParam>, Mode
     Ok(params)
 }
 
-/// A name without what those lack that were saved without a head, if `bare`.
+/// Removes the prefix from a name if `bare`.
 fn bare_name(config: &DecoderConfig, name: String, bare: bool) -> String {
     let prefix = config.family.spec().optional_prefix;
     name.strip_prefix(prefix)

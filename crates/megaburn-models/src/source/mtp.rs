@@ -1,18 +1,18 @@
-//! Layers that predict further tokens, as a folder of Hugging Face holds them.
+//! Multi-token prediction layers in a Hugging Face folder.
 
 use megaburn_checkpoint::HfDir;
 
 use super::{ModelSource, bare_name};
 use crate::{DecoderConfig, ModelError, hf::HfParam};
 
-/// A tensor that is a copy of another.
+/// A tensor that is a copy of a parameter.
 pub(super) struct Copied {
     pub(super) name: String,
-    /// The parameter.
+    /// The path of the parameter.
     pub(super) path: &'static str,
 }
 
-/// The copies that a model's layers have, under the names of a checkpoint without a head if `bare`.
+/// The copies in the layers of multi-token prediction. If `bare`, names omit the prefix.
 pub(super) fn copies(config: &DecoderConfig, bare: bool) -> Vec<Copied> {
     let named = config.hf_copies().into_iter();
     let copy = |(name, path)| Copied {
@@ -22,7 +22,7 @@ pub(super) fn copies(config: &DecoderConfig, bare: bool) -> Vec<Copied> {
     named.map(copy).collect()
 }
 
-/// Whether the layer of this number predicts further tokens: it has the matrix of one that does.
+/// Whether layer `number` is one of multi-token prediction, i.e. has an `eh_proj`.
 pub(super) fn predicts(dir: &HfDir, config: &DecoderConfig, number: usize) -> bool {
     let layer = config
         .family
@@ -33,10 +33,10 @@ pub(super) fn predicts(dir: &HfDir, config: &DecoderConfig, number: usize) -> bo
     names.iter().any(|name| dir.header(name).is_some())
 }
 
-/// Refuses copies that are not equal to what they are copies of: the model has one matrix for both.
+/// Refuses copies that differ from their parameter, because the model has one matrix for both.
 ///
 /// # Errors
-/// The first one, by its name.
+/// The first copy that differs, by name.
 pub(super) fn check_copies(
     dir: &HfDir,
     params: &[HfParam],
@@ -65,7 +65,8 @@ pub(super) fn check_copies(
 }
 
 impl ModelSource {
-    /// The same model without layers that predict further tokens, which take part in nothing but training.
+    /// The same model without the layers of multi-token prediction, which are used in training
+    /// only.
     #[must_use]
     pub fn without_mtp(mut self) -> Self {
         self.config = self.config.without_mtp();

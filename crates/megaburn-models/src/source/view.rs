@@ -1,4 +1,4 @@
-//! A model's tensors under their names on Hugging Face, to be read block by block.
+//! Views of a model's tensors with their names on Hugging Face, for reading block by block.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -15,15 +15,16 @@ use super::{
 use crate::{ModelError, hf::HfParam};
 
 impl ModelSource {
-    /// The parameters under their names on Hugging Face, and nothing else.
+    /// The parameters, with their names on Hugging Face; no other tensors.
     ///
     /// # Errors
-    /// A checkpoint that lacks a parameter.
+    /// A checkpoint lacks a parameter.
     pub fn as_hf(&self) -> Result<Box<dyn TensorSource + '_>, ModelError> {
         self.tensors(Vec::new())
     }
 
-    /// The same, and the copies of them that a published model has.
+    /// Like [`as_hf`](Self::as_hf), but includes the copies of parameters that a published model
+    /// contains.
     pub(crate) fn as_published(&self) -> Result<Box<dyn TensorSource + '_>, ModelError> {
         let entry = |Copied { name, path }: Copied| {
             let param = &self.params[path];

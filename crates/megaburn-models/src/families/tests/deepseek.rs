@@ -16,7 +16,7 @@ const V3: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias
     "tie_word_embeddings": false, "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
     "vocab_size": 129280}"#;
 
-/// Parameters that Transformers' class has, biases by which experts are chosen included.
+/// Parameter counts of Transformers' classes, including expert biases.
 #[rstest]
 #[case::v3(V3, 671_026_419_200)]
 #[case::v2(
@@ -52,7 +52,8 @@ fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] 
     }
 }
 
-/// A layer as the others behind the dense ones (DeepSeek says 11.5 billion), its matrix and three norms.
+/// The MTP layer has the parameters of a layer with experts (DeepSeek reports 11.5 billion), plus
+/// its matrix and three norms.
 #[test]
 fn deepseek_v3_has_a_layer_that_predicts_further_tokens() {
     let config = read_text(V3).unwrap();
@@ -105,7 +106,7 @@ fn a_token_of_deepseek_v3_goes_through_37_billion_parameters() {
     let routers = 58 * (7168 * 256 + 256);
     let norms = 61 * (2 * 7168 + 1536 + 512) + 7168;
     let matrices = active - embedding - routers - norms;
-    // Of queries and keys 192 features a head, of values 128.
+    // Per head, queries and keys have 192 features, values 128.
     let scores: usize = 61 * 128 * (192 + 128) * 4096;
     let expected = 4096.0 * (6.0 * matrices as f64 + 3.0 * scores as f64);
     assert_eq!(config.flop_shape().training(1, 4096), expected);

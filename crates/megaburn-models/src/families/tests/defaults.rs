@@ -1,15 +1,16 @@
-//! Absent and null keys mean what Transformers' class of the family means by them.
+//! Tests that absent and null keys mean the same as in Transformers' configuration class of the
+//! family.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// What the classes say; `tests/tools/hf_defaults.py` wrote it.
+/// The defaults of the classes, written by `tests/tools/hf_defaults.py`.
 const CLASSES: &str = include_str!("../../../../../tests/fixtures/config-defaults.json");
 
-/// Keys of the classes that are not read: they say nothing of what a model computes, or what is
-/// made of them is made of the others here (`head_dim` and `qk_head_dim` of the DeepSeeks).
-/// `docs/families.md` says what is left out of training.
+/// Keys of the classes that are not read, because they do not change what a model computes, or
+/// because their values follow from other keys here (`head_dim` and `qk_head_dim` of the DeepSeek
+/// families). `docs/families.md` says what is left out of training.
 const NOT_READ: &[&str] = &[
     "attention_dropout",
     "attn_pdrop",
@@ -35,7 +36,7 @@ pub(super) fn classes() -> Value {
     serde_json::from_str::<Value>(CLASSES).unwrap()["families"].take()
 }
 
-/// The optional keys that are read, as the class of a family has them.
+/// The optional keys of a family's class that are read.
 fn keys(classes: &Value, family: Family) -> Vec<(&str, &Value)> {
     let latent = family.template().latent.is_some();
     let keys = classes[family.spec().model_type]["keys"]
@@ -66,7 +67,7 @@ fn the_defaults_are_those_of_the_classes() {
         for (key, is) in &keys {
             let default = find(family, key).unwrap_or_else(|| panic!("{family}: `{key}`"));
             for (meaning, value) in [(default.absent, &is["absent"]), (default.null, &is["null"])] {
-                // Computed from other keys, refused, or the empty list.
+                // The default is computed from other keys, is refused, or is the empty list.
                 let is_open = value.is_object() || value.is_array();
                 assert!(
                     is_open || meaning.to_json() == *value,
@@ -83,13 +84,13 @@ fn the_defaults_are_those_of_the_classes() {
     }
 }
 
-/// A `config.json` of a family that says what it must and no more.
+/// A minimal `config.json` of a family: required keys only.
 fn sparse(family: Family) -> Value {
     let mut json = match family {
         Family::Gpt2 => serde_json::json!({
             "vocab_size": 9, "n_embd": 64, "n_layer": 30, "n_head": 4, "n_positions": 8
         }),
-        // So many heads that key/value heads by any default divide them.
+        // 128 heads are divisible by the default number of key/value heads of every family.
         _ => serde_json::json!({
             "vocab_size": 9, "hidden_size": 256, "intermediate_size": 8, "num_hidden_layers": 30,
             "num_attention_heads": 128, "max_position_embeddings": 8
@@ -105,7 +106,7 @@ fn sparse(family: Family) -> Value {
     json
 }
 
-/// What `as` of the class is for that file.
+/// The value for this file of a default that refers to another key with `as`.
 fn value(is: &Value) -> Value {
     match is["as"].as_str() {
         Some("num_attention_heads") => 128.into(),
@@ -115,7 +116,7 @@ fn value(is: &Value) -> Value {
     }
 }
 
-/// Leaving a key out is writing its default, and so is null.
+/// Leaving a key out, or setting it to null, equals writing its default.
 #[test]
 fn a_key_without_a_value_reads_as_its_default_written_out() {
     let classes = classes();
@@ -131,7 +132,7 @@ fn a_key_without_a_value_reads_as_its_default_written_out() {
                 }
                 read(&json)
             };
-            // The file cannot do without it.
+            // The file requires the key.
             let is_needed = base.get(key).is_some() && key != "use_sliding_window";
             let [absent, null] = [value(&is["absent"]), value(&is["null"])];
             if !absent.is_null() && !is_needed {
@@ -141,7 +142,8 @@ fn a_key_without_a_value_reads_as_its_default_written_out() {
             }
             let found = with(Some(Value::Null));
             match &null {
-                // Only null itself says it, or the class takes null and its model cannot use it.
+                // No other value means the same as null, or the class accepts null and its model
+                // fails.
                 Value::Null => match found {
                     Ok(config) if absent.is_null() => assert_eq!(config, with(None).unwrap()),
                     Ok(_) => {}
@@ -150,7 +152,7 @@ fn a_key_without_a_value_reads_as_its_default_written_out() {
                         assert!(why.contains(&format!("`{key}` is {said}")), "{why}");
                     }
                 },
-                // The class refuses null: whatever it may mean, it is no third thing.
+                // The class refuses null; here it must mean the default or the number of heads.
                 Value::Object(_) if !is_needed => {
                     let heads = with(Some(128.into())).ok();
                     let found = found.unwrap();
@@ -170,7 +172,7 @@ fn a_key_without_a_value_reads_as_its_default_written_out() {
     assert!(swept > 60, "only {swept} defaults were swept");
 }
 
-/// Where the width of a window or a latent is null, there is none.
+/// A null window or query latent switches it off.
 #[test]
 fn null_switches_a_window_and_a_latent_of_queries_off() {
     for (family, absent) in [
@@ -213,7 +215,7 @@ fn numbers_are_compared_as_numbers() {
     assert!(read(&json).unwrap_err().contains("only 0.0 is supported"));
 }
 
-/// A base that is not said is the family's, also beside a scaling that is.
+/// A missing rotary base is the family's default, even if a scaling is given.
 #[test]
 fn a_scaling_without_a_base_has_the_familys() {
     for (family, base) in [(Family::Llama, 10_000.0), (Family::Mixtral, 1e6)] {

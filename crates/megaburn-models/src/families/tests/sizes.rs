@@ -1,8 +1,9 @@
-//! Sizes that no model has are refused by name, before anything is computed from them.
+//! Tests that sizes that no model has are refused with the name of the key, before anything is
+//! computed from them.
 
 use super::*;
 
-/// Whole numbers of a family's `config.json`, with one that is needed for their use.
+/// The integers of a family's `config.json`, together with the keys that they need to be used.
 #[rstest]
 #[case(Family::Llama, &["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "head_dim", "max_position_embeddings"])]
 #[case(Family::Gpt2, &["n_layer", "n_embd", "n_inner", "n_positions"])]
@@ -34,7 +35,7 @@ fn an_absurd_size_is_refused_by_its_key(#[case] family: Family, #[case] keys: &[
     }
 }
 
-/// Sizes that are each within bounds, and whose product is not.
+/// Each size is within its limit, but their product is not.
 #[test]
 fn sizes_whose_product_no_model_has_are_refused() {
     let mut json = Family::Llama.template().to_hf();

@@ -1,4 +1,4 @@
-//! Keys of a `config.json` that nothing reads are refused or told.
+//! Tests that unread keys of a `config.json` are refused or reported.
 
 use rstest::rstest;
 use serde_json::json;
@@ -9,7 +9,8 @@ fn from_hf(json: &Value) -> Result<DecoderConfig, String> {
     DecoderConfig::from_hf(json, Path::new("config.json")).map_err(|error| error.to_string())
 }
 
-/// Every key of Transformers' classes is known, so that what they write warns of nothing.
+/// All keys of Transformers' classes are known, so files that Transformers writes cause no
+/// warnings.
 #[test]
 fn the_keys_of_the_classes_are_known() {
     let classes = super::defaults::classes();

@@ -12,7 +12,7 @@ pub struct CrossEntropyConfig {
     /// Share of the target's probability that is spread over the other tokens.
     #[config(default = 0.0)]
     pub label_smoothing: f64,
-    /// Labels with this value take no part.
+    /// Labels with this value are ignored.
     #[config(default = -100)]
     pub ignore_index: i64,
 }
@@ -21,7 +21,7 @@ impl CrossEntropyConfig {
     /// The loss over logits whose columns are split over `group`.
     ///
     /// # Errors
-    /// A smoothing outside of `[0, 1)`, or a vocabulary without tokens.
+    /// `label_smoothing` is outside of `[0, 1)`, or the vocabulary is empty.
     pub fn init(&self, group: &Group) -> Result<CrossEntropy, ParallelError> {
         let Self {
             vocab,
@@ -48,15 +48,15 @@ impl CrossEntropyConfig {
     }
 }
 
-/// Cross entropy of vocabulary-parallel logits, without ever gathering them.
+/// Cross-entropy of vocabulary-parallel logits, which are never gathered.
 ///
-/// Columns of the padded vocabulary that belong to no token are left out of the softmax, so the
-/// loss does not depend on the padding (Megatron-LM counts them). Label smoothing takes its mean
-/// over the real vocabulary, with Megatron's factor `K / (K - 1)`.
+/// Padding columns of the vocabulary are left out of the softmax, so the loss does not depend on
+/// the padding (Megatron-LM counts them). Label smoothing averages over the unpadded vocabulary,
+/// with Megatron's factor `K / (K - 1)`.
 ///
 /// Source: Megatron-LM `megatron/core/tensor_parallel/cross_entropy.py`.
 /// # Collective
-/// Forward: one small all-gather (four numbers a token of each member). Backward: none.
+/// Forward: one small all-gather (four numbers per token from each member). Backward: none.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     config: CrossEntropyConfig,
@@ -65,7 +65,7 @@ pub struct CrossEntropy {
 
 impl CrossEntropy {
     /// The loss of each token, in nats; 0 where the label is ignored. Computed in f32 (f64 for f64
-    /// logits), whatever the logits' dtype.
+    /// logits), whatever the dtype of the logits.
     ///
     /// # Shapes
     /// - logits: `[seq, batch, padded vocabulary / n]`, this rank's columns
@@ -74,7 +74,7 @@ impl CrossEntropy {
     /// - output: `[seq, batch]`, the same on every member
     ///
     /// # Panics
-    /// If the members' columns are fewer than the vocabulary's tokens.
+    /// If the members together have fewer columns than the vocabulary has tokens.
     pub fn forward(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
         let options = self.options(logits.dims()[2]);
         cross_entropy(logits, labels, options, |statistics| {
@@ -82,14 +82,18 @@ impl CrossEntropy {
         })
     }
 
-    /// The losses of the logits that `x` and a weight give, some tokens at a time: their logits, about
-    /// as large as `x`, are all that is ever in memory, and computed once more for the gradient.
+    /// The losses of the logits `x W`, computed for a chunk of tokens at a time. Only the logits of
+    /// one chunk, about as large as `x`, are in memory at once, and they are recomputed for the
+    /// gradient.
     ///
     /// Source: Hsu et al., "Liger Kernel" (2024), <https://arxiv.org/abs/2410.10989>, section 3.2,
-    /// which has also the number of tokens, but computes gradients in the forward.
+    /// from which the number of tokens per chunk is taken. Liger computes the gradients in the
+    /// forward pass.
     /// # Shapes
-    /// - x: `[seq, batch, d_model]`, the same on every member; its gradient is this rank's part
-    /// - weight: `[padded vocabulary / n, d_model]`, this rank's tokens (without `out_in` transposed)
+    /// - x: `[seq, batch, d_model]`, the same on every member; its gradient is this rank's partial
+    ///   sum
+    /// - weight: `[padded vocabulary / n, d_model]`, this rank's tokens (transposed without
+    ///   `out_in`)
     /// - labels and output as [`forward`](Self::forward)
     ///
     /// # Panics
@@ -111,7 +115,7 @@ impl CrossEntropy {
         linear_cross_entropy(x, weight, labels, linear, options, chunk, exchange)
     }
 
-    /// What this rank's `columns` of the logits are.
+    /// The kernel options for this rank's `columns` of the logits.
     fn options(&self, columns: usize) -> CrossEntropyOptions {
         let CrossEntropyConfig {
             vocab,

@@ -10,20 +10,20 @@ use crate::{ParallelError, TokenBlock};
 /// Configuration of a [`ParallelDropout`].
 #[derive(Config, Debug)]
 pub struct ParallelDropoutConfig {
-    /// Share of the elements that is dropped.
+    /// Share of the elements that are dropped.
     pub prob: f64,
-    /// The layer's path in the model, which keys its masks.
+    /// The layer's path in the model, which keys the masks.
     pub name: String,
-    /// Whether the input holds this rank's stretch of the sequence only.
+    /// Whether the input is sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
 }
 
 impl ParallelDropoutConfig {
-    /// The layer.
+    /// Builds the layer.
     ///
     /// # Errors
-    /// A share outside of `[0, 1)`.
+    /// `prob` is outside of `[0, 1)`.
     pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
         check("ParallelDropout", &self.name, self.prob)?;
         let config = self.clone();
@@ -36,7 +36,7 @@ impl ParallelDropoutConfig {
     }
 }
 
-/// Refuses a share that cannot be dropped.
+/// Refuses a probability outside of `[0, 1)`.
 pub(crate) fn check(layer: &'static str, name: &str, prob: f64) -> Result<(), ParallelError> {
     if (0.0..1.0).contains(&prob) {
         return Ok(());
@@ -49,8 +49,8 @@ pub(crate) fn check(layer: &'static str, name: &str, prob: f64) -> Result<(), Pa
     })
 }
 
-/// Dropout whose mask is a function of `(seed, path, step, position)`: the same elements drop under
-/// every layout, and again when an activation is recomputed.
+/// Dropout whose mask is a function of `(seed, path, step, position)`: the same elements are
+/// dropped under every layout and in a recompute.
 ///
 /// # Collective
 /// None.
@@ -65,16 +65,17 @@ pub struct ParallelDropout {
 }
 
 impl ParallelDropout {
-    /// For what this rank holds of sequences that ranks share.
+    /// Returns the layer for this rank's chunks of sequences that ranks share.
     pub fn with_context(mut self, context: Zigzag) -> Self {
         self.context = context;
         self
     }
 
-    /// Drops elements while training; returns the input unchanged on a device without autodiff.
+    /// Drops elements in training; returns the input unchanged on a device without autodiff.
     ///
     /// # Shapes
-    /// `[seq, batch, hidden]`, unchanged (with sequence and context parallelism `seq` is this rank's stretch).
+    /// `[seq, batch, hidden]`, unchanged (with sequence or context parallelism `seq` is the local
+    /// length).
     pub fn forward(&self, x: Tensor<3>, block: &TokenBlock) -> Tensor<3> {
         let ParallelDropoutConfig {
             prob,
@@ -119,8 +120,8 @@ impl ParallelDropout {
     }
 }
 
-/// Rows out of those of two chunks one behind the other that are `held`, counted from the first that is,
-/// and the position of the first of each stretch.
+/// Splits the `held` rows of two concatenated chunks into ranges of consecutive positions. Returns
+/// each range, relative to the start of `held`, with the position of its first row.
 fn stretches(chunks: [Range<usize>; 2], held: Range<usize>) -> Vec<(Range<usize>, usize)> {
     let [front, back] = chunks;
     if front.end == back.start {
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn stretches_are_at_their_positions() {
-        // Chunks of four tokens each, of which sequence-parallel ranks hold some.
+        // Two chunks of four tokens; sequence-parallel ranks hold some of them.
         let of = |held| stretches([4..8, 24..28], held);
         assert_eq!(of(0..8), [(0..4, 4), (4..8, 24)]);
         assert_eq!(of(0..4), [(0..4, 4)]);

@@ -19,15 +19,15 @@ use crate::{
 pub struct VocabParallelEmbeddingConfig {
     /// Tokens of the vocabulary, without padding.
     pub n_embedding: usize,
-    /// Features.
+    /// Features of a vector.
     pub d_model: usize,
     /// The vocabulary is padded to a multiple of this times the group's size.
     #[config(default = 128)]
     pub pad_multiple: usize,
-    /// Whether the output holds this rank's stretch of the sequence only.
+    /// Whether the output is sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How the vectors start.
+    /// Initializer of the vectors.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
     /// The layer's path in the model. Required in a group of more than one.
@@ -35,10 +35,10 @@ pub struct VocabParallelEmbeddingConfig {
 }
 
 impl VocabParallelEmbeddingConfig {
-    /// This rank's rows.
+    /// Builds this rank's rows.
     ///
     /// # Errors
-    /// No name in a group of more than one.
+    /// The layer has no name and the group more than one rank.
     pub fn init(
         &self,
         group: &Group,
@@ -85,8 +85,8 @@ impl VocabParallelEmbeddingConfig {
     }
 }
 
-/// Token vectors, their rows split over a group. The vocabulary is padded so that it divides; the
-/// padding rows are no part of the model: they start at zero and stay there.
+/// Token vectors whose rows are split over a group. The vocabulary is padded to divide evenly;
+/// padding rows are not part of the model: they are initialized to zero and stay zero.
 ///
 /// Source: Megatron-LM `megatron/core/tensor_parallel/layers.py`, `VocabParallelEmbedding`.
 /// # Collective
@@ -110,7 +110,7 @@ struct EmbeddingRows {
 }
 
 impl VocabParallelEmbedding {
-    /// The vectors of some tokens.
+    /// Looks up the vectors of token ids.
     ///
     /// # Shapes
     /// - ids: `[seq, batch]`, the same on every member; each below the vocabulary's size
@@ -145,8 +145,8 @@ impl VocabParallelEmbedding {
         }
     }
 
-    /// The product of some hidden states with every token's vector: the logits, when the vectors
-    /// are a model's output projection (its own, or tied to its input).
+    /// Multiplies hidden states with every token's vector. These are the logits when the vectors
+    /// are a model's output projection (its own, or tied to the input).
     ///
     /// # Shapes
     /// - x: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
@@ -158,7 +158,7 @@ impl VocabParallelEmbedding {
         linear(x, self.weight.val(), None, options)
     }
 
-    /// The losses of [`logits`](Self::logits) that never are in memory all at once; see
+    /// The losses of [`logits`](Self::logits) without holding all logits at once; see
     /// [`CrossEntropy::forward_linear`].
     ///
     /// # Shapes
@@ -176,7 +176,7 @@ impl VocabParallelEmbedding {
         loss.forward_linear(x, self.weight.val(), labels, options)
     }
 
-    /// Hidden states, as every member's product needs them, and how it is computed.
+    /// The hidden states as input of every member's product, and the options of that product.
     fn output_input(&self, x: Recomputable<3>) -> (Tensor<3>, LinearOptions) {
         let EmbeddingRows {
             sequence_parallel,
@@ -197,15 +197,15 @@ impl VocabParallelEmbedding {
         )
     }
 
-    /// The same layer as copy `copy` where stages of a pipeline share its vectors: copy 0 counts in norms
-    /// and checkpoints.
+    /// Marks the layer as copy `copy`, where pipeline stages share the vectors. Only copy 0 counts
+    /// in norms and checkpoints.
     #[must_use]
     pub fn as_copy(mut self, copy: usize) -> Self {
         self.rows.spec = self.rows.spec.copy(copy);
         self
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.rows.sequence_parallel = false;
         self

@@ -2,7 +2,7 @@ use megaburn_collective::CollectiveError;
 use megaburn_mesh::MeshError;
 use thiserror::Error;
 
-/// Why a parallel layer cannot be made.
+/// Why a parallel layer cannot be built.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(

@@ -1,5 +1,5 @@
-//! First values of parameters: `rng(seed, path, global index)`, so that a weight starts bit-identical
-//! under every layout.
+//! Initial values of parameters. They are `rng(seed, path, global index)`, so a weight starts
+//! bit-identical under every layout.
 
 use burn::{
     module::{Param, ParamId},
@@ -13,12 +13,12 @@ use rayon::prelude::*;
 
 use crate::ParallelError;
 
-/// `with_name` for configurations whose field `path` keys the draw. (Burn's derive would make it
-/// take an `Option<String>`.)
+/// `with_name` for configurations whose field `path` keys the draw. (Burn's derive would generate a
+/// setter that takes an `Option<String>`.)
 macro_rules! named {
     ($($config:ty),*) => {$(
         impl $config {
-            /// Names the layer by its path in the model, from which its weights are drawn.
+            /// Names the layer by its path in the model, which keys the draw of its weights.
             pub fn with_name(mut self, path: impl Into<String>) -> Self {
                 self.path = Some(path.into());
                 self
@@ -38,21 +38,22 @@ named!(
     crate::VocabParallelEmbeddingConfig
 );
 
-/// What names and sizes a parameter's draw.
+/// The key and the size of a parameter's draw.
 pub(crate) struct InitDraw<'a> {
-    /// The layer, for messages.
+    /// The layer's type, for error messages.
     pub(crate) layer: &'static str,
-    /// Its path in the model, if it has one.
+    /// The layer's path in the model, if it has one.
     pub(crate) name: Option<&'a str>,
-    /// `weight`, `bias`.
+    /// The field: `weight` or `bias`.
     pub(crate) field: &'static str,
     pub(crate) initializer: &'a Initializer,
-    /// Global input and output features: a shard is drawn like the whole.
+    /// Global input and output features, so that a shard has the distribution of the full
+    /// parameter.
     pub(crate) fans: [usize; 2],
 }
 
 impl InitDraw<'_> {
-    /// This rank's shard. Unnamed in a group of one it is drawn as Burn draws it.
+    /// This rank's shard. Without a name, in a group of one, it is drawn by Burn.
     pub(crate) fn param<const D: usize>(
         &self,
         spec: &ShardSpec,
@@ -85,7 +86,7 @@ impl InitDraw<'_> {
         let shape = spec.local_shape();
         let spec = spec.clone();
         let lazy_shape = shape.clone();
-        // Drawn when it is first used: a model that is loaded never draws.
+        // Drawn at first use, so that a model that is loaded from a checkpoint never draws.
         let draw = move |device: &Device, require_grad: bool| {
             let mut values = vec![0.0; shape.iter().product()];
             let runs = runs_of(&spec, &mut values).into_par_iter();
@@ -106,8 +107,8 @@ impl InitDraw<'_> {
 /// Elements that one thread draws at a time.
 const RUN_LEN: usize = 1 << 16;
 
-/// What of `values`, a rank's part of a parameter, is to be drawn, in stretches, each with the global index of
-/// its first element. The rest is padding.
+/// The runs of `values`, a rank's shard, that are to be drawn, each with the global index of its
+/// first element. All other elements are padding.
 fn runs_of<'a>(spec: &ShardSpec, values: &'a mut [f32]) -> Vec<(u64, &'a mut [f32])> {
     let mut runs = Vec::new();
     for piece in &spec.pieces {
@@ -127,7 +128,7 @@ fn runs_of<'a>(spec: &ShardSpec, values: &'a mut [f32]) -> Vec<(u64, &'a mut [f3
     stretches
 }
 
-/// The whole parameter as Burn draws it, at zero where it is padded.
+/// The full parameter as Burn draws it, with zeros as padding.
 fn drawn_by_burn<const D: usize>(
     spec: &ShardSpec,
     initializer: &Initializer,
@@ -154,7 +155,7 @@ fn drawn_by_burn<const D: usize>(
     )
 }
 
-/// A Burn initializer with its fans filled in.
+/// A Burn initializer with its fans resolved.
 enum InitLaw {
     Constant(f32),
     Uniform { low: f32, width: f32 },
@@ -232,7 +233,7 @@ mod tests {
                 .for_each(|(at, out)| law.fill(&rng, at, out));
             values
         };
-        // Rows of more than a stretch, and [q | k | v] columns of which keys and values are shared.
+        // Rows longer than one run, and [q | k | v] columns whose keys and values are replicated.
         let rows = 3;
         let cols = 2 * RUN_LEN + 12;
         let mut whole = vec![0.0; rows * cols];

@@ -1,4 +1,4 @@
-//! What generation remembers of the tokens it has read.
+//! The key/value cache of generation.
 
 use std::ops::Range;
 
@@ -7,31 +7,31 @@ use megaburn_collective::Group;
 
 use crate::context::{PackedShare, Piece};
 
-/// Tokens of several sequences side by side in one forward pass, each sequence going on from what
-/// its cache holds. Nothing is padded: a prompt of any length and a single next token stand in the
-/// same pass.
+/// Tokens of several sequences in one forward pass, each sequence continuing from its cached
+/// tokens. Nothing is padded: prompts of any length and single next tokens can share a pass.
 ///
 /// After the packed batches of Yu et al., "Orca" (2022).
 #[derive(Clone, Debug)]
 pub struct Packed {
     segments: Vec<Segment>,
-    /// Which of the tokens this rank reads; none: all.
+    /// Which of the tokens this rank reads; `None` means all.
     share: Option<PackedShare>,
 }
 
 /// The tokens of one sequence in a [`Packed`] pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Which sequence of the cache.
+    /// Index of the sequence in the cache.
     pub sequence: usize,
-    /// Where its tokens stand in the pass.
+    /// Rows of its tokens in the pass.
     pub rows: Range<usize>,
-    /// Position of the first of them: how many tokens the cache holds already.
+    /// Position of its first token: the number of tokens that the cache already holds.
     pub start: usize,
 }
 
 impl Packed {
-    /// `(sequence, first position, tokens)` of each segment, in the order of their tokens.
+    /// Creates a pass from the `(sequence, first position, tokens)` of each segment, in token
+    /// order.
     pub fn new(segments: impl IntoIterator<Item = (usize, usize, usize)>) -> Self {
         let mut end = 0;
         let segment = |(sequence, start, len): (usize, usize, usize)| {
@@ -49,8 +49,8 @@ impl Packed {
         }
     }
 
-    /// The same pass, whose tokens the ranks of `group` read between them, if they are many enough: each
-    /// then has rows of its own, and all have all keys and values.
+    /// Splits the tokens of the pass over the ranks of `group`, if there are enough of them. Each
+    /// rank then reads its own rows, and all ranks have all keys and values.
     #[must_use]
     pub fn shared_by(self, group: &Group) -> Self {
         Self {
@@ -59,23 +59,23 @@ impl Packed {
         }
     }
 
-    /// Rows of a rank: the tokens that it reads, and of all ranks that read fewer than another some that
-    /// are nobody's.
+    /// Number of rows on this rank: the tokens that it reads, padded to the largest count of any
+    /// rank.
     pub fn num_rows(&self) -> usize {
         self.share
             .as_ref()
             .map_or(self.num_tokens(), PackedShare::num_rows)
     }
 
-    /// Of something of each token of the pass, what this rank's rows have; `none` for those that are
-    /// nobody's.
+    /// This rank's rows of `all`, which has one value per token of the pass; `none` for padding
+    /// rows.
     pub fn own<T: Copy>(&self, all: &[T], none: T) -> Vec<T> {
         self.share
             .as_ref()
             .map_or_else(|| all.to_vec(), |share| share.own(all, none))
     }
 
-    /// This rank's row of the last token of each segment, where it reads that.
+    /// For each segment, this rank's row of its last token, if this rank reads that token.
     pub fn last_rows(&self) -> Vec<Option<usize>> {
         let last = self.segments.iter().map(|segment| segment.rows.end - 1);
         last.map(|row| match &self.share {
@@ -85,7 +85,7 @@ impl Packed {
         .collect()
     }
 
-    /// What this rank reads, one behind the other.
+    /// The pieces of sequences that this rank reads, in row order.
     pub(crate) fn pieces(&self) -> Vec<Piece> {
         match &self.share {
             Some(share) => share.pieces().to_vec(),
@@ -97,12 +97,12 @@ impl Packed {
         self.share.as_ref()
     }
 
-    /// The segments, in the order of their tokens.
+    /// The segments, in token order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Tokens in all.
+    /// Number of tokens in the pass.
     pub fn num_tokens(&self) -> usize {
         self.segments.last().map_or(0, |segment| segment.rows.end)
     }
@@ -114,7 +114,7 @@ impl Packed {
     }
 }
 
-/// Keys and values of one attention layer for some sequences, on one rank: its own heads.
+/// Keys and values of one attention layer for some sequences, for the heads of one rank.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     sequences: Vec<Option<[Rows; 2]>>,
@@ -128,10 +128,10 @@ impl KvCache {
         }
     }
 
-    /// Appends keys and values to a sequence and gives back all of them.
+    /// Appends keys and values to a sequence and returns all of its keys and values.
     ///
     /// # Shapes
-    /// `[tokens, 1, kv_heads, head_dim]` in, all the sequence's tokens out
+    /// `[tokens, 1, kv_heads, head_dim]` in; out, all tokens of the sequence
     pub(crate) fn append(
         &mut self,
         sequence: usize,
@@ -153,11 +153,10 @@ impl KvCache {
     }
 }
 
-/// Rows that are appended to. There is room for more behind them, so that most appends write only
-/// what is new.
+/// A growable tensor of rows. Its spare capacity lets most appends write only the new rows.
 #[derive(Clone, Debug)]
 struct Rows {
-    /// `[room, 1, kv_heads, head_dim]`
+    /// `[capacity, 1, kv_heads, head_dim]`
     memory: Tensor<4>,
     len: usize,
 }

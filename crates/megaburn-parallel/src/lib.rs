@@ -1,18 +1,20 @@
 //! Tensor- and sequence-parallel layers as ordinary Burn modules.
 //!
-//! Each follows Burn's pattern (`XConfig::new(..).with_y(..).init(&group, &device)?`), takes and gives
-//! plain [`burn::tensor::Tensor`]s, and owns its collectives, so that a model's `forward` reads
-//! like the paper. With a group of one every layer computes exactly what its Burn counterpart does
-//! and never touches a communicator.
+//! Each layer follows Burn's pattern (`XConfig::new(..).with_y(..).init(&group, &device)?`), takes
+//! and returns plain [`burn::tensor::Tensor`]s, and owns its collectives, so that a model's
+//! `forward` reads like the paper. In a group of one every layer computes exactly what its Burn
+//! counterpart does and never touches a communicator.
 //!
-//! In a Burn program with its own loop, gradients are right as they come out of `backward`. Two of
-//! Burn's own tools are not made for shards: gradient clipping of an optimizer sees only this rank's
-//! part of each parameter, so ranks would clip differently (clip by `megaburn-optim`'s norm
-//! instead), and a plain Burn norm on sequence shards keeps the gradient of its own tokens only (use
-//! [`Norm`] of this crate).
+//! In a Burn program with its own training loop, the gradients that `backward` returns are correct
+//! as they are. Two of Burn's own tools do not support shards:
 //!
-//! Activations are `[seq, batch, hidden]`. With sequence parallelism the tensors between layers hold
-//! this rank's stretch of the sequence.
+//! - An optimizer's gradient clipping sees only this rank's part of each parameter, so ranks would
+//!   clip differently. Clip by `megaburn-optim`'s norm instead.
+//! - A plain Burn norm on sequence shards only gets the gradient of its own tokens. Use [`Norm`] of
+//!   this crate instead.
+//!
+//! Activations are `[seq, batch, hidden]`. With sequence parallelism the tensors between layers
+//! hold this rank's shard of the sequence.
 //!
 //! ```
 //! use burn::{prelude::Device, tensor::Tensor};

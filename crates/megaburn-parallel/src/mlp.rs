@@ -32,7 +32,7 @@ impl Activation {
     /// Applies the function.
     ///
     /// # Shapes
-    /// `[.., d_ffn]`, unchanged; a gated one takes `[.., gate | up]`
+    /// `[.., d_ffn]`, unchanged; a gated activation takes `[.., gate | up]`
     pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::SwiGlu => swiglu(x),
@@ -42,7 +42,8 @@ impl Activation {
         }
     }
 
-    /// The same of `x + bias` in one pass over memory, where there is such a kernel.
+    /// Applies the function to `x + bias` in one pass over memory. Only for activations whose
+    /// kernel [takes a bias](Self::takes_bias).
     fn activate_biased<const D: usize>(self, x: Tensor<D>, bias: Bias) -> Tensor<D> {
         match self {
             Self::Gelu => bias_gelu(x, bias),
@@ -51,15 +52,15 @@ impl Activation {
         }
     }
 
-    /// Whether it adds the bias itself.
+    /// Whether a fused kernel adds the bias.
     fn takes_bias(self) -> bool {
         matches!(self, Self::Gelu | Self::GeluTanh)
     }
 
-    /// The same, each row times its weight.
+    /// Applies the function and multiplies each row by its weight.
     ///
     /// # Shapes
-    /// As [`forward`](Self::forward); `weight`: as many as rows
+    /// As [`forward`](Self::forward); `weight`: one per row
     pub(crate) fn weighted(self, x: Tensor<2>, weight: Tensor<1>) -> Tensor<2> {
         match self {
             Self::SwiGlu => swiglu_weighted(x, weight),
@@ -71,7 +72,7 @@ impl Activation {
         }
     }
 
-    /// Whether it multiplies one half of its input by the other.
+    /// Whether the activation multiplies one half of its input by the other.
     pub fn is_gated(self) -> bool {
         matches!(self, Self::SwiGlu)
     }
@@ -82,7 +83,7 @@ impl Activation {
 pub struct MlpConfig {
     /// Features of the residual stream.
     pub d_model: usize,
-    /// Features inside.
+    /// Features of the hidden layer.
     pub d_ffn: usize,
     /// The function between the matrices.
     #[config(default = "Activation::GeluTanh")]
@@ -90,13 +91,13 @@ pub struct MlpConfig {
     /// Whether the matrices have biases.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether input and output hold this rank's stretch of the sequence only.
+    /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How the up (and gate) matrix starts.
+    /// Initializer of the up (and gate) matrix.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
-    /// How the down matrix starts.
+    /// Initializer of the down matrix.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
     /// The module's path in the model.
@@ -104,14 +105,14 @@ pub struct MlpConfig {
 }
 
 impl MlpConfig {
-    /// `down(silu(gate(x)) * up(x))` without biases, as Llama's.
+    /// `down(silu(gate(x)) * up(x))` without biases, as in Llama.
     pub fn gated(d_model: usize, d_ffn: usize) -> Self {
         Self::new(d_model, d_ffn)
             .with_activation(Activation::SwiGlu)
             .with_bias(false)
     }
 
-    /// This rank's shard.
+    /// Builds this rank's shard.
     ///
     /// # Errors
     /// See [`ParallelLinearConfig::init`].
@@ -147,16 +148,16 @@ impl MlpConfig {
     }
 }
 
-/// `down(activation(up(x)))`. A gated activation takes gate and up from one matrix.
+/// `down(activation(up(x)))`. For a gated activation, one matrix holds gate and up.
 ///
 /// # Collective
 /// As a column and a row [`ParallelLinear`].
 #[derive(Module, Debug)]
 pub struct Mlp {
-    /// Up, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate columns, then
-    /// its up columns.
+    /// The up matrix, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate
+    /// columns, then its up columns.
     pub up: ParallelLinear,
-    /// Down, `[d_ffn / n, d_model]`.
+    /// The down matrix, `[d_ffn / n, d_model]`.
     pub down: ParallelLinear,
     #[module(skip)]
     activation: Activation,
@@ -177,8 +178,9 @@ impl Mlp {
         self.down.forward(self.activated(x, bias))
     }
 
-    /// Whether backward computes the activation once more instead of keeping its result, which is as
-    /// large as its input or half of that: the input is kept for its own backward anyway. Off at first.
+    /// Whether backward recomputes the activation instead of keeping its output, which is as large
+    /// as its input or half as large. The input is saved for the activation's own backward anyway.
+    /// Off by default.
     #[must_use]
     pub fn with_recompute(mut self, recompute: bool) -> Self {
         self.recompute = recompute;
@@ -204,7 +206,7 @@ impl Mlp {
         }
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
         let Self { up, down, .. } = self;
         Self {

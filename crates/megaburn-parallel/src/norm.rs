@@ -18,7 +18,7 @@ use crate::{PlanBuilder, Recomputable, Sharded, replica::Replica};
 pub enum NormKind {
     /// The root mean square: `x / sqrt(mean(x^2) + eps) * gamma`.
     Rms,
-    /// The standard deviation, after the mean is taken off:
+    /// The standard deviation, after the mean is subtracted:
     /// `(x - mean) / sqrt(var + eps) * gamma + beta`.
     Layer,
 }
@@ -26,34 +26,33 @@ pub enum NormKind {
 /// Configuration of a [`Norm`].
 #[derive(Config, Debug)]
 pub struct NormConfig {
-    /// Features.
+    /// Features of the normalized dimension.
     pub d_model: usize,
-    /// What it divides by.
+    /// What the norm divides by.
     pub kind: NormKind,
-    /// Added under the root.
+    /// Added under the square root.
     #[config(default = 1e-5)]
     pub epsilon: f64,
-    /// Whether a layer norm has a beta; an RMS norm has none.
+    /// Whether a layer norm has a beta; an RMS norm never has one.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether each rank sees rows of its own: the input holds this rank's stretch of the sequence,
-    /// or its heads.
+    /// Whether each rank sees rows of its own: its shard of the sequence, or its heads.
     #[config(default = false)]
     pub sequence_parallel: bool,
 }
 
 impl NormConfig {
-    /// RMSNorm.
+    /// Configures an RMSNorm.
     pub fn rms(d_model: usize) -> Self {
         Self::new(d_model, NormKind::Rms)
     }
 
-    /// LayerNorm.
+    /// Configures a LayerNorm.
     pub fn layer(d_model: usize) -> Self {
         Self::new(d_model, NormKind::Layer)
     }
 
-    /// The norm, with gamma at one and beta at zero.
+    /// Builds the norm, with gamma at one and beta at zero.
     pub fn init(&self, group: &Group, device: &Device) -> Norm {
         let beta = self.bias && self.kind == NormKind::Layer;
         Norm {
@@ -68,7 +67,7 @@ impl NormConfig {
     }
 }
 
-/// A norm over the last dimension, statistics in f32. Every rank holds gamma and beta.
+/// A norm over the last dimension, with statistics in f32. Gamma and beta are replicated.
 ///
 /// Source: Zhang and Sennrich (2019) for RMSNorm; Ba et al. (2016) for LayerNorm.
 /// # Collective
@@ -78,15 +77,15 @@ impl NormConfig {
 pub struct Norm {
     /// The scale, `[d_model]`.
     pub gamma: Param<Tensor<1>>,
-    /// The shift, `[d_model]`; of a layer norm only.
+    /// The shift, `[d_model]`; only a layer norm has one.
     pub beta: Option<Param<Tensor<1>>>,
-    /// Added under the root.
+    /// Added under the square root.
     pub epsilon: f64,
     #[module(skip)]
     kind: NormKind,
     #[module(skip)]
     replica: Replica,
-    /// Of gamma and beta.
+    /// The main gradients of gamma and beta.
     #[module(skip)]
     main_grads: [MainGrad; 2],
     recompute: bool,
@@ -105,7 +104,7 @@ impl Norm {
         }
     }
 
-    /// The norm of `x + residual`, and the sum itself, in one pass.
+    /// Computes the sum `x + residual` and its norm in one pass. Returns the norm, then the sum.
     ///
     /// # Shapes
     /// `[.., d_model]`, unchanged.
@@ -121,17 +120,18 @@ impl Norm {
         }
     }
 
-    /// Whether the layer that reads a result behind a [`Residual`](crate::Residual) computes it once more
-    /// backward instead of keeping it: what was normed is kept for the norm's own backward anyway. Off at
-    /// first.
+    /// Whether backward recomputes the normalized result of
+    /// [`Residual::normed`](crate::Residual::normed) instead of the layer that reads it keeping it.
+    /// The norm's input is saved for its own backward anyway. Off by default.
     #[must_use]
     pub fn with_recompute(mut self, recompute: bool) -> Self {
         self.recompute = recompute;
         self
     }
 
-    /// `y`, which [`forward`](Self::forward) of `x` gave, or the sum with `x` of
-    /// [`forward_add`](Self::forward_add).
+    /// Wraps `y`, the norm of `x`, as the input of a layer, which recomputes it if so configured.
+    /// `x` is the input of [`forward`](Self::forward), or the sum that
+    /// [`forward_add`](Self::forward_add) returned.
     pub(crate) fn input<const D: usize>(&self, y: Tensor<D>, x: &Tensor<D>) -> Recomputable<D> {
         if !self.recompute {
             return y.into();
@@ -154,7 +154,7 @@ impl Norm {
         NormOptions::new(self.epsilon).with_main_grads(NormGrads { gamma, beta })
     }
 
-    /// Where the gradients of gamma and beta are summed; nowhere if they are summed over ranks first.
+    /// The main gradients of gamma and beta; `None` if their gradients are summed over ranks first.
     fn main_grads(&self) -> [Option<MainGrad>; 2] {
         let is_summed = self.replica.is_summed();
         self.main_grads
@@ -166,7 +166,7 @@ impl Norm {
         self.beta.as_ref().map(|beta| self.replica.value(beta))
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the norm with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.replica = self.replica.with_all_rows();
         self

@@ -1,4 +1,4 @@
-//! Activations that wait for backward in host memory.
+//! Activation offload: activations wait for backward in host memory.
 
 #[cfg(feature = "cuda")]
 use std::collections::VecDeque;
@@ -21,11 +21,12 @@ use {
 
 use crate::Recomputable;
 
-/// Where inputs of [recomputed](crate::recomputed) parts are until backward needs them: on GPUs in pinned
-/// host memory. They go there beside the parts that follow, and come back beside the backward of the part
-/// behind. Where the host has no such memory left they stay where they are, and on CPUs nothing moves.
+/// Offloads the inputs of [recomputed](crate::recomputed) parts until backward needs them. On GPUs
+/// they wait in pinned host memory: the copy to the host overlaps the parts that follow, and the
+/// copy back overlaps the backward of the following part. If the host has no pinned memory left,
+/// they stay on the GPU. On CPUs nothing moves.
 ///
-/// One is of one thread's passes; clones are the same one.
+/// An instance belongs to the passes of one thread; clones share its state.
 ///
 /// Source: Megatron-LM `--cpu-offloading-num-layers`,
 /// `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
@@ -34,22 +35,23 @@ pub struct ActivationOffload(Arc<Mutex<OffloadState>>);
 
 #[derive(Default)]
 struct OffloadState {
-    /// What this forward offloaded last.
+    /// The last part that this forward pass offloaded.
     last: Option<Weak<OffloadedActivation>>,
-    /// What leaves, the oldest first.
+    /// Copies to the host in flight, oldest first.
     #[cfg(feature = "cuda")]
     leaving: VecDeque<D2hCopy>,
 }
 
-/// How many tensors leave at a time, whose memory is taken on the GPU until others leave or backward
-/// begins: the stream before a part and its last term, while that part is computed.
+/// Tensors in flight to the host at a time: the residual stream before a part and its last term,
+/// while that part is computed. Their GPU memory is held until further tensors are offloaded or
+/// backward starts.
 #[cfg(feature = "cuda")]
 const LEAVING: usize = 2;
 
-/// The inputs of a part.
+/// The offloaded inputs of a part.
 struct OffloadedActivation {
     tensors: Vec<Mutex<SavedTensor>>,
-    /// Those of the part before it, which backward needs next.
+    /// The part before it, whose inputs backward needs next.
     before: Option<Weak<OffloadedActivation>>,
 }
 
@@ -63,18 +65,18 @@ enum SavedTensor {
     OnHost(HostTensor, [usize; 2]),
     #[cfg(feature = "cuda")]
     Coming(AsyncOp, [usize; 2]),
-    /// It was taken: backward needs it once.
+    /// Already taken: backward needs it once.
     Gone,
 }
 
 impl ActivationOffload {
-    /// Begins a forward, whose parts backward goes through in the opposite order.
+    /// Starts a forward pass. Backward must visit its parts in the opposite order.
     pub fn begin(&self) {
         self.lock().last = None;
     }
 
-    /// The same tensors as inputs of a part. Those that `stay` are not moved: of the part that backward
-    /// begins with, which would only wait for them.
+    /// Offloads `tensors` as inputs of a part. With `stay` they stay on the device; this is for the
+    /// part with which backward starts, which would only wait for them.
     pub fn inputs<const N: usize>(
         &self,
         tensors: [Tensor<3>; N],
@@ -111,7 +113,7 @@ impl ActivationOffload {
         })
     }
 
-    /// A forward is over: of what left last the memory on the GPU is let go.
+    /// Frees the GPU memory of the last copies to the host: the forward pass is over.
     fn release(&self) {
         #[cfg(feature = "cuda")]
         self.lock().leaving.clear();
@@ -153,7 +155,7 @@ impl OffloadState {
 }
 
 impl OffloadedActivation {
-    /// Starts to fetch what is not on its way yet.
+    /// Starts copying back what is not in flight yet.
     fn fetch(&self) {
         #[cfg(feature = "cuda")]
         for held in &self.tensors {
@@ -164,7 +166,7 @@ impl OffloadedActivation {
         }
     }
 
-    /// One of the tensors; those of the part before come meanwhile.
+    /// Returns one of the tensors, and starts fetching the tensors of the part before it.
     fn take(&self, place: usize) -> Tensor<2> {
         self.fetch();
         if let Some(before) = self.before.as_ref().and_then(Weak::upgrade) {

@@ -7,9 +7,9 @@ use burn::{
     tensor::{DType, Tensor, TensorData},
 };
 
-/// A parameter whose values stay where they are until they are asked for.
+/// A parameter whose values stay on the device until they are read.
 pub struct LazyParam {
-    /// Its path in the module.
+    /// The path in the module.
     pub path: String,
     /// Element type.
     pub dtype: DType,
@@ -17,10 +17,10 @@ pub struct LazyParam {
 }
 
 impl LazyParam {
-    /// The local values, on the host.
+    /// Reads the local values to the host.
     ///
     /// # Errors
-    /// The device cannot give them.
+    /// The device cannot be read.
     pub fn read(self) -> Result<TensorData, String> {
         (self.read)()
     }
@@ -32,17 +32,17 @@ impl fmt::Debug for LazyParam {
     }
 }
 
-/// All float parameters with their paths, in the module's order.
+/// Lists all float parameters with their paths, in the module's order.
 pub fn lazy_params<M: Module>(module: &M) -> Vec<LazyParam> {
     let mut reader = Reader::default();
     module.visit(&mut reader);
     reader.params
 }
 
-/// The local values of all float parameters with their paths, in the module's order.
+/// Reads the local values of all float parameters with their paths, in the module's order.
 ///
 /// # Panics
-/// If the device cannot give them.
+/// If the device cannot be read.
 pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
     let read = |param: LazyParam| {
         let path = param.path.clone();
@@ -54,14 +54,14 @@ pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
     lazy_params(module).into_iter().map(read).collect()
 }
 
-/// The module with every float parameter's local value replaced by `value(path, local shape)`, in
-/// the element type that this gives.
+/// Replaces every float parameter's local value by `value(path, local shape)`. Each parameter takes
+/// the element type of that data.
 ///
 /// # Errors
-/// The first error of `value`; the module is lost with it.
+/// The first error of `value`; the module is lost then.
 ///
 /// # Panics
-/// If `value` gives data of another shape.
+/// If `value` returns data of another shape.
 pub fn load_params<M: Module, E>(
     module: M,
     value: impl FnMut(&str, &[usize]) -> Result<TensorData, E>,
@@ -125,7 +125,7 @@ where
         if self.error.is_some() {
             return param;
         }
-        // A parameter that was never used is replaced without being drawn.
+        // An uninitialized parameter is replaced without being drawn.
         let path = self.path.join(".");
         let shape = param.lazy_shape();
         match (self.value)(&path, &shape) {

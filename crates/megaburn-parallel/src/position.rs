@@ -14,14 +14,14 @@ use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replic
 /// Configuration of a [`PositionEmbedding`].
 #[derive(Config, Debug)]
 pub struct PositionEmbeddingConfig {
-    /// Positions that have a vector.
+    /// Number of positions, each with a vector.
     pub num_positions: usize,
-    /// Features.
+    /// Features of a vector.
     pub d_model: usize,
-    /// Whether the output holds this rank's stretch of the sequence only.
+    /// Whether the output is sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How the vectors start.
+    /// Initializer of the vectors.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
     /// The layer's path in the model. Required in a group of more than one.
@@ -29,10 +29,10 @@ pub struct PositionEmbeddingConfig {
 }
 
 impl PositionEmbeddingConfig {
-    /// The vectors, whole on every rank.
+    /// Builds the vectors, replicated on every rank.
     ///
     /// # Errors
-    /// No name in a group of more than one.
+    /// The layer has no name and the group more than one rank.
     pub fn init(&self, group: &Group, device: &Device) -> Result<PositionEmbedding, ParallelError> {
         let shape = [self.num_positions, self.d_model];
         let draw = InitDraw {
@@ -52,7 +52,7 @@ impl PositionEmbeddingConfig {
     }
 }
 
-/// A learned vector a position. Every rank holds all of them.
+/// Learned position embeddings: one vector per position, replicated on every rank.
 ///
 /// Source: Radford et al. (2019), GPT-2.
 /// # Collective
@@ -71,10 +71,10 @@ pub struct PositionEmbedding {
 }
 
 impl PositionEmbedding {
-    /// The vectors of some positions, to be added to the tokens'.
+    /// Looks up the vectors of some positions, to be added to the token vectors.
     ///
     /// # Shapes
-    /// One position for each place of the sequence, `S` in all; output `[S, 1, d_model]`, with
+    /// One position for each of the `S` tokens of the sequence; output `[S, 1, d_model]`, with
     /// sequence parallelism `[S / n, 1, d_model]`
     ///
     /// # Panics
@@ -83,7 +83,7 @@ impl PositionEmbedding {
         self.forward_each(&[positions])
     }
 
-    /// The same for sequences that have positions of their own.
+    /// Like [`forward`](Self::forward), for sequences with positions of their own.
     ///
     /// # Shapes
     /// `B` sequences of `S` positions; output `[S, B, d_model]`, with sequence parallelism
@@ -114,12 +114,12 @@ impl PositionEmbedding {
         embedding(self.replica.value(&self.weight), ids, options)
     }
 
-    /// Where the gradient is summed; nowhere if it is summed over ranks first.
+    /// The main gradient; `None` if the gradient is summed over ranks first.
     fn main_grad(&self) -> Option<MainGrad> {
         (!self.replica.is_summed()).then(|| self.main_grad.clone())
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.replica = self.replica.with_all_rows();
         self

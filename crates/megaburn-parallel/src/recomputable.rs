@@ -1,12 +1,12 @@
 use burn::tensor::{Device, Tensor};
 use megaburn_kernels::RecomputeFn;
 
-/// What a layer reads: a tensor and, where the layer shall not keep it until backward, how it is
-/// computed once more (Megatron's output-discarding recompute, `CheckpointWithoutOutput` in
+/// The input of a layer: a tensor and, if the layer should not save it for backward, a function
+/// that recomputes it (Megatron's output-discarding recompute, `CheckpointWithoutOutput` in
 /// `megatron/core/tensor_parallel/random.py`).
 ///
-/// Layers take `impl Into<Recomputable<D>>`: a plain tensor is one that they keep. A [`Norm`](crate::Norm) or
-/// an [`Mlp`](crate::Mlp) that was told to recompute makes others.
+/// Layers take `impl Into<Recomputable<D>>`. A plain tensor is saved. A [`Norm`](crate::Norm) or an
+/// [`Mlp`](crate::Mlp) that is configured to recompute makes recomputable ones.
 #[derive(Clone, Debug)]
 pub struct Recomputable<const D: usize> {
     tensor: Tensor<D>,
@@ -14,7 +14,7 @@ pub struct Recomputable<const D: usize> {
 }
 
 impl<const D: usize> Recomputable<D> {
-    /// `tensor`, which `again` computes once more, to the bit.
+    /// Wraps `tensor`, which `again` recomputes bit for bit.
     pub fn recomputed(tensor: Tensor<D>, again: RecomputeFn) -> Self {
         Self {
             tensor,
@@ -22,7 +22,7 @@ impl<const D: usize> Recomputable<D> {
         }
     }
 
-    /// The tensor by itself.
+    /// Returns the tensor alone.
     pub fn into_tensor(self) -> Tensor<D> {
         self.tensor
     }
@@ -40,7 +40,7 @@ impl<const D: usize> Recomputable<D> {
         (self.tensor, self.again)
     }
 
-    /// What `f`, which changes no number, makes of the tensor.
+    /// Applies `f`, which must not change the values, to the tensor.
     pub(crate) fn map(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
         Self {
             tensor: f(self.tensor),
@@ -48,8 +48,8 @@ impl<const D: usize> Recomputable<D> {
         }
     }
 
-    /// What `there` makes of the tensor. It is not kept, but what it was made of, of whose rows `again`
-    /// makes it once more.
+    /// Applies `there`, e.g. a collective, to the tensor. The result is not saved. Backward
+    /// recomputes it by `again` from the rows of the input, which is saved or itself recomputed.
     pub(crate) fn moved(
         self,
         there: impl FnOnce(Tensor<D>) -> Tensor<D>,
@@ -63,7 +63,7 @@ impl<const D: usize> Recomputable<D> {
     }
 }
 
-/// A tensor that is there again because it is kept.
+/// A recompute function that returns a saved tensor.
 pub(crate) fn kept<const D: usize>(tensor: &Tensor<D>) -> RecomputeFn {
     let tensor = tensor.clone().inner();
     RecomputeFn::new(move || tensor.clone())

@@ -1,4 +1,4 @@
-//! Parts of a model whose backward computes them once more.
+//! Recompute (activation checkpointing) of parts of a model.
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
@@ -10,15 +10,17 @@ use crate::{
     ActivationOffload, Recomputable, Residual, recomputable::kept, selective_save::SelectiveSave,
 };
 
-/// What `forward` makes of `module` and `inputs`, of which nothing is kept but what `inputs` are made
-/// from: backward computes it once more, then its gradients (Megatron's `tensor_parallel.checkpoint`).
-/// Gradients are those of keeping it, to the bit, where `forward` gives the same bits again: dropout
-/// that is keyed by position does.
+/// Runs `forward` on `module` and `inputs` and saves nothing but the sources of `inputs`. Backward
+/// runs `forward` a second time and then computes its gradients (Megatron's
+/// `tensor_parallel.checkpoint`). The gradients equal those without recompute, bit for bit, if
+/// `forward` repeats the same bits, as position-keyed dropout does.
 ///
-/// `forward` is called with a copy of the module, whose parameters share their memory. It must use no
-/// other parameters, and no tensor that needs a gradient but its inputs. On a device without autodiff it
-/// is simply called. Weights' gradients that a zero-bubble schedule puts off are not put off here: they
-/// would hold all that is computed once more. What attention gives may be [kept](crate::keeping_attention).
+/// - `forward` is called with a copy of the module whose parameters share their memory. It must use
+///   no other parameters, and no tensors that require a gradient except its inputs.
+/// - On a device without autodiff it is simply called.
+/// - Weight gradients that a zero-bubble schedule defers are not deferred here: they would keep all
+///   recomputed activations alive.
+/// - The output of attention may be [saved](crate::save_attention_output).
 ///
 /// # Panics
 /// If `forward` uses such a tensor.
@@ -40,7 +42,7 @@ use crate::{
 /// Source: Chen et al. 2016, <https://arxiv.org/abs/1604.06174>; Megatron-LM
 /// `megatron/core/tensor_parallel/random.py`, `checkpoint`.
 /// # Collective
-/// As `forward`, which runs again, on all ranks, when backward comes to it.
+/// As `forward`, which runs a second time, on all ranks, in the backward pass.
 pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: usize>(
     module: &M,
     inputs: [Recomputable<D>; I],
@@ -83,7 +85,7 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
         });
         let again = || attention.again(|| forward(&module, leaves.clone()));
         let results = LinearPass::backward(again);
-        // What is made of nothing that learns has no graph.
+        // A result that depends on nothing trainable has no graph.
         let ends = results
             .into_iter()
             .zip(gradients)
@@ -107,11 +109,11 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     })
 }
 
-/// As [`recomputed`], of a part that goes from one norm's result and the stream behind that norm to a
-/// stream whose last term is still to be added.
+/// Like [`recomputed`], for a part that maps a norm's result and the residual stream after that
+/// norm to a stream whose last term is still to be added.
 ///
-/// Of the norm's result nothing is kept where the [norm](crate::Norm::with_recompute) computes it again,
-/// so that the stream, which the norm keeps anyway, is all there is.
+/// If the [norm](crate::Norm::with_recompute) recomputes its result, only the stream is saved,
+/// which the norm saves anyway.
 ///
 /// # Collective
 /// As [`recomputed`].
@@ -129,8 +131,8 @@ pub fn checkpoint_residual<M: Module + 'static>(
     Residual::from(sum) + term
 }
 
-/// As [`recomputed`], of a part that goes from one stream to another, of which nothing is kept on the GPU:
-/// the stream before it waits in host memory, unless it is to `stay`.
+/// Like [`recomputed`], for a part that maps one residual stream to another and keeps nothing on
+/// the GPU: its input waits in host memory, unless it is to `stay`.
 ///
 /// # Collective
 /// As [`recomputed`].
@@ -141,7 +143,8 @@ pub fn offload_residual<M: Module + 'static>(
     stay: bool,
     forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
-    // A sum and its last term, so that what reads them first adds them as it does otherwise.
+    // Pass the sum and its last term separately, so that the first norm adds them as it does
+    // without recompute, with the same bits.
     let [sum, term] = match stream.into_parts() {
         (sum, None) => {
             let inputs = offload.inputs([sum], stay);
@@ -159,7 +162,7 @@ pub fn offload_residual<M: Module + 'static>(
     Residual::from(sum) + term
 }
 
-/// A stream as the two tensors that are added up next.
+/// The stream as its sum and the term that is added next.
 fn ends(stream: Residual) -> [Tensor<3>; 2] {
     let (sum, term) = stream.into_parts();
     let term = term.unwrap_or_else(|| sum.zeros_like());
@@ -171,7 +174,7 @@ fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
     x.reshape([1, len])
 }
 
-/// Makes all parameters of a module operands, and sees which are trained.
+/// Registers all parameters of a module as operands, and records which are trained.
 struct RegisterParams {
     operands: CheckpointFunction,
     are_trained: Vec<bool>,
@@ -185,7 +188,7 @@ impl ModuleVisitor for RegisterParams {
     }
 }
 
-/// Takes parameters out of their graph, to leaves of others where they are said to be trained.
+/// Detaches parameters from their graph. Those marked as trained become leaves of a new graph.
 struct DetachParams<'a> {
     are_trained: Option<&'a mut std::vec::IntoIter<bool>>,
 }
@@ -204,7 +207,7 @@ impl ModuleMapper for DetachParams<'_> {
     }
 }
 
-/// Takes what inputs and parameters get.
+/// Collects the gradients of inputs and parameters.
 struct CollectGrads {
     grads: Option<Gradients>,
     rows: Vec<Option<Tensor<2>>>,

@@ -2,11 +2,12 @@ use burn::{module::Param, tensor::Tensor};
 use megaburn_collective::{Group, region::copy_to};
 use megaburn_mesh::{Axis, ShardSpec};
 
-/// How a parameter is used that every rank of a group holds whole.
+/// How a replicated parameter of a group is used.
 #[derive(Clone, Debug)]
 pub(crate) struct Replica {
     group: Group,
-    /// Whether each rank uses it on rows of its own, so that the ranks' gradients are parts of a sum.
+    /// Whether each rank uses the parameter on its own rows, so that the ranks' gradients must be
+    /// summed.
     own_rows: bool,
 }
 
@@ -18,7 +19,7 @@ impl Replica {
         }
     }
 
-    /// The same parameter where every rank sees all rows.
+    /// Returns the parameter's use where every rank sees all rows.
     pub(crate) fn with_all_rows(self) -> Self {
         Self {
             own_rows: false,
@@ -31,7 +32,7 @@ impl Replica {
         self.shared(param.val())
     }
 
-    /// The same of what was made of it.
+    /// Like [`value`](Self::value), for a tensor that was computed from the parameter.
     pub(crate) fn shared<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
         if self.own_rows {
             copy_to(value, &self.group)
@@ -40,7 +41,7 @@ impl Replica {
         }
     }
 
-    /// Whether its gradient is summed over ranks.
+    /// Whether backward sums the parameter's gradient over ranks.
     pub(crate) fn is_summed(&self) -> bool {
         self.own_rows && self.group.size() > 1
     }
@@ -50,7 +51,7 @@ impl Replica {
         ShardSpec::whole(&shape, Axis::Tp, self.group.rank(), self.group.size())
     }
 
-    /// This rank's stretch of `all`.
+    /// This rank's rows of `all`.
     pub(crate) fn rows<'a, T>(&self, all: &'a [T]) -> &'a [T] {
         if !self.own_rows {
             return all;

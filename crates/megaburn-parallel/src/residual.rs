@@ -4,8 +4,8 @@ use burn::tensor::Tensor;
 
 use crate::{Norm, Recomputable};
 
-/// The residual stream of a transformer, whose last term is added by the norm that reads it next: sum
-/// and norm are then one pass over memory (and one backward), where a sum of its own would be another.
+/// The residual stream of a transformer. Its last term is added by the norm that reads it next, so
+/// that sum and norm take one pass over memory (and one backward) instead of two.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -25,12 +25,13 @@ use crate::{Norm, Recomputable};
 #[derive(Clone, Debug)]
 pub struct Residual {
     sum: Tensor<3>,
-    /// What is still to be added.
+    /// The term that is still to be added.
     term: Option<Tensor<3>>,
 }
 
 impl Residual {
-    /// What a norm makes of the stream, and the stream behind it.
+    /// Applies a norm. Returns the normalized stream, and the stream itself after its last term is
+    /// added.
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
@@ -50,7 +51,7 @@ impl Residual {
         }
     }
 
-    /// The stream without its last term, and that.
+    /// The stream without its last term, and that term.
     pub(crate) fn into_parts(self) -> (Tensor<3>, Option<Tensor<3>>) {
         (self.sum, self.term)
     }

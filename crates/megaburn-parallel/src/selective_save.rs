@@ -1,7 +1,8 @@
-//! What attention gives, kept where everything around it is computed once more.
+//! Selective save: the output of attention is kept inside regions that are recomputed.
 //!
-//! Who has a part computed once more and the attention inside of it know nothing of each other: what is kept goes
-//! between them by the thread that computes the part, as `Pass` does in the kernels.
+//! The checkpoint wrapper and the attention inside it are unaware of each other. Saved results
+//! travel through a thread-local of the thread that computes the region, as
+//! [`LinearPass`](megaburn_kernels::LinearPass) does in the kernels.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,11 +14,11 @@ use megaburn_kernels::PartialAttention;
 
 thread_local! {
     static SAVES_ATTENTION: Cell<bool> = const { Cell::new(false) };
-    /// Those of what is computed on this thread just now, if it is to be computed once more or is so.
+    /// Saved attention outputs of the region that runs, or is recomputed, on this thread.
     static SAVED_ATTENTION: RefCell<Option<(Results, RecomputePhase)>> = const { RefCell::new(None) };
 }
 
-/// What each attention gave, in the order in which they are computed.
+/// The output of each attention, in order of computation.
 type Results = Arc<Mutex<VecDeque<PartialAttention>>>;
 
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +27,14 @@ enum RecomputePhase {
     Recompute,
 }
 
-/// Where `make`, on this thread, has parts [computed once more](crate::recomputed), what attention gives in them is
-/// kept with the logarithms of its sums: backward computes everything else once more and goes back from
-/// those. It costs as much memory as attention's result, for each layer, and spares what grows with the
-/// square of a sequence's length, and where keys and values go round ranks that share sequences sending them
-/// once more. Without a fused kernel for it (on GPUs in f32, say) attention is computed by part then, which is slower.
+/// In regions that `make` [recomputes](crate::recomputed) on this thread, saves the output of
+/// attention and its log-sum-exps. Backward recomputes everything else and uses the saved ones.
+///
+/// - This costs as much memory as the output of attention, for each layer.
+/// - It saves the computation that grows with the square of the sequence length and, with context
+///   parallelism, one exchange of keys and values.
+/// - Without a fused kernel (e.g. on GPUs in f32), attention is then computed in parts, which is
+///   slower.
 ///
 /// Source: PyTorch's selective activation checkpointing, as torchtitan uses it
 /// (`torchtitan/distributed/activation_checkpoint.py`).
@@ -57,21 +61,21 @@ pub fn save_attention_output<T>(make: impl FnOnce() -> T) -> T {
     make()
 }
 
-/// What is kept of one part.
+/// The saved attention outputs of one region.
 pub(crate) struct SelectiveSave(Option<Results>);
 
 impl SelectiveSave {
-    /// Nothing, but where it is [wanted](keeping_attention).
+    /// An empty list inside of [`save_attention_output`]; otherwise nothing is saved.
     pub(crate) fn if_selective() -> Self {
         Self(SAVES_ATTENTION.get().then(Results::default))
     }
 
-    /// Computes the part, for the first time.
+    /// Runs the region for the first time, and saves.
     pub(crate) fn first<T>(&self, compute: impl FnOnce() -> T) -> T {
         self.during(RecomputePhase::Forward, compute)
     }
 
-    /// Computes it once more, but for what is kept.
+    /// Recomputes the region with the saved outputs.
     pub(crate) fn again<T>(self, compute: impl FnOnce() -> T) -> T {
         self.during(RecomputePhase::Recompute, compute)
     }
@@ -85,12 +89,12 @@ impl SelectiveSave {
     }
 }
 
-/// Whether what attention gives here is kept.
+/// Whether the output of attention is saved here.
 pub(crate) fn is_attention_saved() -> bool {
     SAVED_ATTENTION.with_borrow(Option::is_some)
 }
 
-/// What `compute` gives, or gave the first time where that was kept.
+/// The result of `compute` or, in a recompute, its saved result.
 pub(crate) fn saved_attention(compute: impl FnOnce() -> PartialAttention) -> PartialAttention {
     let Some((results, time)) = SAVED_ATTENTION.with_borrow(Option::clone) else {
         return compute();
@@ -108,7 +112,7 @@ pub(crate) fn saved_attention(compute: impl FnOnce() -> PartialAttention) -> Par
     }
 }
 
-/// Puts back what was there before, also where somebody panics.
+/// Restores the previous value, also on panic.
 struct RestoreOnDrop<T>(Option<T>, fn(T));
 
 impl<T> Drop for RestoreOnDrop<T> {
@@ -141,7 +145,7 @@ mod tests {
         part.out.into_data().iter::<f32>().next().unwrap()
     }
 
-    /// Two attentions of a part.
+    /// Two attentions of one region.
     fn both(values: [f32; 2]) -> [f32; 2] {
         values.map(|of| value(saved_attention(|| part(of))))
     }

@@ -1,4 +1,4 @@
-//! How a model tells the trainer which part of each parameter a rank holds.
+//! How a model reports which part of each parameter a rank holds.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
 use crate::ParallelError;
 
-/// A module that knows the shards of its parameters. Layers of this crate implement it; a model
-/// passes it on to its fields under their names:
+/// A module that knows the shards of its parameters. Layers of this crate implement it. A model
+/// forwards the call to its fields, under their names:
 ///
 /// ```
 /// use burn::module::Module;
@@ -37,7 +37,7 @@ pub trait Sharded {
     fn shards(&self, plan: &mut PlanBuilder);
 }
 
-/// A part that another rank of a pipeline has is no part of the plan.
+/// `None` is a part that another pipeline stage holds; it adds nothing to the plan.
 impl<M: Sharded> Sharded for Option<M> {
     fn shards(&self, plan: &mut PlanBuilder) {
         if let Some(module) = self {
@@ -53,12 +53,12 @@ pub struct PlanBuilder {
     params: Vec<(String, ParamSpec)>,
     main_grads: BTreeMap<String, MainGrad>,
     vector_grads: BTreeMap<String, MainGrad>,
-    /// Name of each layer that drew its weights from one, and its path.
+    /// For each layer with a name, the name that keyed its draw, and the layer's path.
     names: Vec<(String, String)>,
 }
 
 impl PlanBuilder {
-    /// A parameter of the current module.
+    /// Adds a parameter of the current module.
     pub fn param(&mut self, field: &str, shard: &ShardSpec) {
         self.params.push((
             self.join(field),
@@ -68,28 +68,29 @@ impl PlanBuilder {
         ));
     }
 
-    /// A weight of the current module whose gradient may be summed in a [`MainGrad`].
+    /// Adds a weight of the current module whose gradient may be accumulated in a [`MainGrad`].
     pub(crate) fn matrix(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
         self.main_grads
             .extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
         self.param(field, shard);
     }
 
-    /// The same of a parameter that is small, and whose gradient is not sent while backward goes on.
+    /// Like [`matrix`](Self::matrix), for a small parameter, whose gradient is not communicated
+    /// before backward has finished.
     pub(crate) fn vector(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
         self.vector_grads
             .extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
         self.param(field, shard);
     }
 
-    /// A module in field `field`.
+    /// Adds the module in field `field`.
     pub fn child(&mut self, field: &str, module: &impl Sharded) {
         self.path.push(field.to_string());
         module.shards(self);
         self.path.pop();
     }
 
-    /// A vector of modules in field `field`.
+    /// Adds the vector of modules in field `field`.
     pub fn children<M: Sharded>(&mut self, field: &str, modules: &[M]) {
         self.path.push(field.to_string());
         for (index, module) in modules.iter().enumerate() {
@@ -98,7 +99,7 @@ impl PlanBuilder {
         self.path.pop();
     }
 
-    /// A plain Burn module in field `field`, which every member of `group` holds whole.
+    /// Adds a plain Burn module in field `field` that is replicated on every member of `group`.
     pub fn replicated<M: Module>(&mut self, field: &str, module: &M, group: &Group) {
         let prefix = self.join(field);
         for (path, shape) in shapes(module) {
@@ -108,7 +109,7 @@ impl PlanBuilder {
         }
     }
 
-    /// The current module drew its weights from this name, if any.
+    /// Records the name that keyed the draw of the current module's weights, if any.
     pub(crate) fn drawn_from(&mut self, name: Option<&str>) {
         self.names
             .extend(name.map(|name| (name.to_string(), self.path.join("."))));
@@ -120,10 +121,10 @@ impl PlanBuilder {
     }
 }
 
-/// The plan of a whole model, checked against its parameters.
+/// The plan of a full model, checked against its parameters.
 ///
 /// # Errors
-/// See [`check_plan`]; also two parameters of one path, or two layers of one name.
+/// See [`check_plan`]; also two parameters with the same path, or two layers with the same name.
 pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelError> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
@@ -148,23 +149,23 @@ pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelE
     Ok(plan)
 }
 
-/// Where a model's linear layers sum the gradients of their weights, by parameter path: for an
-/// optimizer to attach itself to. The other parameters get ordinary gradients.
+/// The main gradients of a model's linear layers and embeddings, by parameter path, for an
+/// optimizer to attach to. All other parameters get ordinary gradients.
 pub fn main_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
     builder.main_grads
 }
 
-/// The same of small parameters, biases and vectors of positions: their values are always with the layer, and
-/// their gradients are complete when backward is over.
+/// The main gradients of small parameters: biases, norms and position vectors. Their values always
+/// stay in the layer, and their gradients are complete only when backward has finished.
 pub fn vector_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
     builder.vector_grads
 }
 
-/// Refuses a plan that leaves out a parameter, names one that is not there or gives one another
+/// Refuses a plan that misses a parameter, names one that does not exist, or gives one another
 /// local shape.
 ///
 /// # Errors

@@ -4,38 +4,39 @@ use megaburn_kernels::RopeTable;
 
 use crate::{ContextParallel, PackedDocuments};
 
-/// Which tokens of the run a forward pass sees, so that dropout does not depend on the layout.
+/// Which tokens of the run a forward pass sees. It keys dropout, so that the masks do not depend on
+/// the layout.
 #[derive(derive_new::new, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBlock {
-    /// Number of the training step.
+    /// Index of the training step.
     pub step: u64,
-    /// Samples of the global batch.
+    /// Samples in the global batch.
     pub global_batch: usize,
-    /// Number of this micro-batch's first sample within the global batch.
+    /// Index of this micro-batch's first sample within the global batch.
     pub first_sample: usize,
 }
 
-/// What layers know of the tokens whose stream they get.
+/// What layers know about the tokens of the residual stream.
 #[derive(Clone, Debug, Default)]
 pub struct TokenContext {
-    /// The rotations of their positions; none where the model has learned positions.
+    /// The rotations of their positions; `None` where the model has learned positions.
     pub rope: Option<RopeTable>,
-    /// In training: what the losses of their labels are multiplied with, and so must be every other loss; none:
-    /// nobody is trained.
+    /// In training, the factor on the losses of their labels, which every other loss must use too;
+    /// `None` outside of training.
     pub loss_factor: Option<f64>,
-    /// Which of them are asked for something, `[seq, batch]` of the ranks of a tensor-parallel group together; none:
-    /// all. The others are padding, of which experts get nothing.
+    /// Which tokens are not padding, as `[seq, batch]` of the full tensor-parallel group; `None`
+    /// means all. Padding is not sent to experts.
     pub counted: Option<Arc<[bool]>>,
-    /// In training: which of the run they are.
+    /// In training, which tokens of the run they are.
     pub block: Option<TokenBlock>,
-    /// Documents that do not see each other; none: each row is one.
+    /// Packed documents, which do not attend to each other; `None` means one document per row.
     pub documents: Option<PackedDocuments>,
-    /// The ranks that share these sequences; none: those that the layer was told of.
+    /// The ranks that share these sequences; `None` means those that the layer was built with.
     pub parallel: Option<ContextParallel>,
 }
 
 impl TokenContext {
-    /// Whole rows of tokens that nobody is trained on.
+    /// A context for full, unpadded rows outside of training.
     pub fn new(rope: Option<RopeTable>) -> Self {
         Self {
             rope,

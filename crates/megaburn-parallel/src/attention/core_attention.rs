@@ -13,16 +13,17 @@ use crate::{
     selective_save::is_attention_saved,
 };
 
-/// What is between the matrices, and has no parameters.
+/// The parameter-free core of an attention layer: mask, softmax, dropout, and context-parallel
+/// communication, between the QKV projection and the output projection.
 #[derive(Module, Debug)]
 pub(super) struct CoreAttention {
-    /// The layer, for messages.
+    /// The layer's type, for error messages.
     #[module(skip)]
     layer: &'static str,
-    /// Heads of this rank's queries, and of its keys and values.
+    /// Query heads and key/value heads of this rank.
     #[module(skip)]
     heads: [usize; 2],
-    /// Of all sequences, whatever else is known of their tokens.
+    /// The mask that applies to every pass; [`forward`](Self::forward) adds dropout and documents.
     #[module(skip)]
     mask: Mask,
     recompute: bool,
@@ -32,20 +33,20 @@ pub(super) struct CoreAttention {
     parallel: ContextParallel,
 }
 
-/// Which probabilities training drops: the same under every layout.
+/// Which attention probabilities are dropped in training; the same ones under every layout.
 #[derive(Clone, Debug)]
 struct Dropout {
     prob: f64,
-    /// What masks are drawn from.
+    /// The run's seed, which keys the masks together with the name.
     seed: u64,
     name: String,
-    /// The first of this rank's heads, and how many all ranks have.
+    /// Index of this rank's first head, and the number of heads over all ranks.
     first_head: usize,
     num_heads: usize,
 }
 
 impl CoreAttention {
-    /// Of a layer with so many heads of queries, and of keys and values, on this rank.
+    /// Creates the core of a layer with these `[query, key/value]` heads on this rank.
     pub(super) fn new(layer: &'static str, heads: [usize; 2], mask: Mask) -> Self {
         let parallel = ContextParallel::none();
         Self {
@@ -58,12 +59,12 @@ impl CoreAttention {
         }
     }
 
-    /// As layers say.
+    /// See [`SelfAttention::with_recompute`](crate::SelfAttention::with_recompute).
     pub(super) fn with_recompute(self, recompute: bool) -> Self {
         Self { recompute, ..self }
     }
 
-    /// As layers say.
+    /// See [`SelfAttention::with_dropout`](crate::SelfAttention::with_dropout).
     pub(super) fn with_dropout(
         mut self,
         prob: f64,
@@ -82,7 +83,7 @@ impl CoreAttention {
         Ok(self)
     }
 
-    /// As layers say.
+    /// See [`SelfAttention::with_context_parallel`](crate::SelfAttention::with_context_parallel).
     pub(super) fn with_context_parallel(
         self,
         parallel: &ContextParallel,
@@ -109,7 +110,7 @@ impl CoreAttention {
         })
     }
 
-    /// The same of sequences that no ranks share.
+    /// Returns this core without context parallelism.
     pub(super) fn whole_sequence(self) -> Self {
         Self {
             parallel: ContextParallel::none(),
@@ -117,8 +118,9 @@ impl CoreAttention {
         }
     }
 
-    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`, the head size of values; in
-    /// training some probabilities are dropped.
+    /// Attends `[seq, batch, heads, head_dim]` queries, keys and values to
+    /// `[seq, batch, heads * head_dim]` with the head size of the values. In training some
+    /// probabilities are dropped.
     pub(super) fn forward(
         &self,
         queries_keys_values: [Tensor<4>; 3],
@@ -134,7 +136,8 @@ impl CoreAttention {
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let block = block.filter(|_| is_trained);
         let documents = documents.clone();
-        // What is kept need not be computed once more by itself.
+        // With selective save, the outer recompute reuses the saved output; recomputing attention
+        // by itself would save nothing.
         if !self.recompute || is_attention_saved() {
             return self.whole(queries_keys_values, block, documents, &parallel);
         }
@@ -145,8 +148,8 @@ impl CoreAttention {
         attended
     }
 
-    /// Of the next tokens of some sequences, whose earlier keys and values `cache` holds, to
-    /// `[rows, 1, heads * head_dim]`.
+    /// Attends the next tokens of some sequences to the keys and values in `cache` and their own,
+    /// which it appends to `cache`. The output is `[rows, 1, heads * head_dim]`.
     pub(super) fn cached(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -193,7 +196,7 @@ impl CoreAttention {
         Tensor::cat(all, 0)
     }
 
-    /// Of all tokens of sequences, or the stretches that ranks hold.
+    /// Attends full sequences, or this rank's chunks of sequences that ranks share.
     fn whole(
         &self,
         queries_keys_values: [Tensor<4>; 3],
@@ -222,7 +225,7 @@ impl CoreAttention {
 }
 
 impl Dropout {
-    /// Of sequences of `seq` tokens, for the heads from `head` of this rank's on.
+    /// The dropout of sequences of `seq` tokens for this rank's heads from `head` on.
     fn of(&self, block: TokenBlock, seq: usize, head: usize) -> AttentionDropout {
         let rng = PositionRng::new(self.seed, Purpose::Dropout, &self.name).with_stream(block.step);
         let key = DropoutKey::new(rng, &[block.global_batch, self.num_heads, seq, seq])

@@ -16,7 +16,7 @@ pub struct SelfAttentionConfig {
     pub d_model: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key/value heads (groups); fewer than ranks are replicated.
+    /// Key/value heads (query groups). If there are fewer than ranks, they are replicated.
     pub num_kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
@@ -26,21 +26,22 @@ pub struct SelfAttentionConfig {
     /// Whether the output projection has a bias.
     #[config(default = false)]
     pub output_bias: bool,
-    /// Epsilon of an RMS norm over each query and key head, before the rotation (Qwen3); none
-    /// without such norms.
+    /// Epsilon of an RMS norm over each query and key head before the rotation (Qwen3); `None` has
+    /// no such norms.
     pub qk_norm: Option<f64>,
-    /// Whether a query sees no position behind its own.
+    /// Whether a query attends to no later position.
     #[config(default = true)]
     pub causal: bool,
-    /// A query sees this many positions up to its own, that included; none: all.
+    /// Sliding window: a query attends to this many positions, its own being the last; `None` means
+    /// all.
     pub window: Option<usize>,
-    /// Whether input and output hold this rank's stretch of the sequence only.
+    /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How the query, key and value matrices start.
+    /// Initializer of the query, key and value matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
-    /// How the output matrix starts.
+    /// Initializer of the output projection.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
     /// The module's path in the model.
@@ -48,10 +49,10 @@ pub struct SelfAttentionConfig {
 }
 
 impl SelfAttentionConfig {
-    /// This rank's heads.
+    /// Builds this rank's heads.
     ///
     /// # Errors
-    /// Heads that the ranks do not divide; see also [`ParallelLinearConfig::init`].
+    /// The ranks do not divide the heads; see also [`ParallelLinearConfig::init`].
     pub fn init(&self, group: &Group, device: &Device) -> Result<SelfAttention, ParallelError> {
         let Self {
             d_model,
@@ -89,7 +90,7 @@ impl SelfAttentionConfig {
                 .init(group, device)
         };
         let head_norm = || {
-            // Each rank norms heads of its own, so that the scale's gradient is a sum over ranks.
+            // Each rank normalizes its own heads, so the gradient of the scale is a sum over ranks.
             let config = NormConfig::rms(head_dim).with_sequence_parallel(true);
             self.qk_norm
                 .map(|epsilon| config.with_epsilon(epsilon).init(group, device))
@@ -112,24 +113,24 @@ impl SelfAttentionConfig {
     }
 }
 
-/// Self-attention with grouped queries, causal if nothing else is said, its heads split over a group.
+/// Self-attention with grouped queries, causal by default, its heads split over a group.
 ///
 /// Source: Vaswani et al. (2017); Ainslie et al. (2023) for grouped queries; Su et al. (2021) for
 /// rotary positions.
 /// # Collective
-/// As a column and a row [`ParallelLinear`]. Norms of queries and keys add an all-reduce of their
-/// scales' gradients to the backward.
+/// As a column and a row [`ParallelLinear`]. Norms of queries and keys add an all-reduce of the
+/// gradients of their scales to the backward pass.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
-    /// Queries, keys and values of this rank's heads, `[d_model, (q + 2 kv) head_dim]`.
+    /// The QKV projection of this rank's heads, `[d_model, (q + 2 kv) head_dim]`.
     pub qkv: ParallelLinear,
-    /// Over each head of the queries.
+    /// The norm over each query head.
     pub q_norm: Option<Norm>,
-    /// Over each head of the keys.
+    /// The norm over each key head.
     pub k_norm: Option<Norm>,
     /// The output projection, `[q head_dim, d_model]`.
     pub output: ParallelLinear,
-    /// Of this rank's queries, and of its keys and values.
+    /// Query heads and key/value heads of this rank.
     #[module(skip)]
     heads: [usize; 2],
     head_dim: usize,
@@ -137,9 +138,9 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Whether backward computes attention itself once more, from queries, keys and values, instead of
-    /// keeping its scores (Megatron's `core_attn`). The fused kernels of GPUs never hold them, so that
-    /// there it is four bytes a head and token. Off at first.
+    /// Whether backward recomputes the core of attention from queries, keys and values instead of
+    /// keeping its scores (Megatron's `core_attn`). The fused GPU kernels never store the scores,
+    /// so there it saves only four bytes per head and token. Off by default.
     #[must_use]
     pub fn with_recompute(self, recompute: bool) -> Self {
         Self {
@@ -148,11 +149,11 @@ impl SelfAttention {
         }
     }
 
-    /// Drops a share of the probabilities in training. `name`, the module's path in the model, keys its
-    /// masks; `group` is the one that has the heads.
+    /// Drops this share of the attention probabilities in training. `name`, the module's path in
+    /// the model, keys the masks; `group` is the one over which the heads are split.
     ///
     /// # Errors
-    /// A share outside of `[0, 1)`.
+    /// `prob` is outside of `[0, 1)`.
     pub fn with_dropout(self, prob: f64, name: &str, group: &Group) -> Result<Self, ParallelError> {
         Ok(Self {
             core: self.core.with_dropout(prob, name, group)?,
@@ -160,11 +161,12 @@ impl SelfAttention {
         })
     }
 
-    /// Shares each sequence with other ranks, which hold [stretches](megaburn_mesh::Zigzag) of it.
-    /// `name`, the module's path in the model, is for messages.
+    /// Shares each sequence with the ranks of `parallel`. Each rank holds two
+    /// [chunks](megaburn_mesh::Zigzag) of it. `name`, the module's path in the model, is for error
+    /// messages.
     ///
     /// # Errors
-    /// Heads that the ranks do not divide, where those are shared out.
+    /// The heads are exchanged and the ranks do not divide them.
     /// # Collective
     /// Nothing is sent. Forward and backward then send as [`ContextComm`](crate::ContextComm) says.
     pub fn with_context_parallel(
@@ -178,18 +180,18 @@ impl SelfAttention {
         })
     }
 
-    /// Applies the attention to whole sequences.
+    /// Applies the attention to full sequences.
     ///
     /// # Shapes
-    /// `[seq, batch, d_model]`, unchanged (with sequence and context parallelism `seq` is this rank's
-    /// stretch); `rope` holds all positions of the tensor-parallel group, none where the model has learned
-    /// positions.
+    /// `[seq, batch, d_model]`, unchanged (with sequence or context parallelism `seq` is the local
+    /// length). `rope` holds all positions of the tensor-parallel group; it is `None` where the
+    /// model has learned positions.
     pub fn forward(&self, x: impl Into<Recomputable<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
         self.forward_in(x, &TokenContext::new(rope.cloned()))
     }
 
-    /// The same of tokens of which more is known: in training some probabilities are dropped, documents do
-    /// not see each other.
+    /// Like [`forward`](Self::forward), with more known about the tokens: in training some
+    /// probabilities are dropped, and packed documents do not attend to each other.
     ///
     /// # Shapes
     /// As [`forward`](Self::forward).
@@ -199,15 +201,15 @@ impl SelfAttention {
             .forward(self.core.forward(queries_keys_values, context))
     }
 
-    /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
-    /// `cache` holds and whose new ones it then holds too. Not for training.
+    /// Applies the attention to the next tokens of some sequences. `cache` holds the earlier keys
+    /// and values and receives the new ones. Not for training.
     ///
     /// # Shapes
-    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds their
-    /// positions. The layer is one without sequence parallelism.
+    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds
+    /// their positions. The layer must be without sequence parallelism.
     /// # Collective
-    /// As [`forward`](Self::forward), but of whole sequences; ranks that share the pass gather keys and
-    /// values.
+    /// As [`forward`](Self::forward) on full sequences; ranks that share the pass also all-gather
+    /// keys and values.
     pub fn forward_cached(
         &self,
         x: impl Into<Recomputable<3>>,
@@ -220,7 +222,7 @@ impl SelfAttention {
             .forward(self.core.cached(queries_keys_values, packed, cache))
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
         let Self {
             qkv, output, core, ..
@@ -236,7 +238,7 @@ impl SelfAttention {
         }
     }
 
-    /// Normed and rotated, `[seq, batch, heads, head_dim]` each.
+    /// The queries, keys and values after norm and rotation, `[seq, batch, heads, head_dim]` each.
     fn queries_keys_values(
         &self,
         x: impl Into<Recomputable<3>>,
@@ -246,8 +248,9 @@ impl SelfAttention {
         let [seq, batch, _] = qkv.dims();
         let [heads, kv_heads] = self.heads;
         let counts = [heads, kv_heads, kv_heads];
-        // Backward reads values, and of queries and keys what rotations made of them: values that were a
-        // view would keep all three once more. (Norms keep what they read.)
+        // Backward reads the values, and the rotated copies of queries and keys. A view of the
+        // values would keep the unrotated queries and keys alive as well. With norms there is
+        // nothing to save: they keep their inputs anyway.
         let alone = rope.is_some() && self.q_norm.is_none() && qkv.device().is_autodiff();
         let cuts = [
             SliceMode::View,

@@ -1,4 +1,4 @@
-//! All keys and values on every rank that shares a sequence.
+//! Context parallelism that all-gathers keys and values, so that every rank holds all of them.
 //!
 //! Source: Grattafiori et al. (2024), "The Llama 3 Herd of Models", section 3.3.2.
 
@@ -19,12 +19,12 @@ fn stretch(group: &Group) -> Zigzag {
     Zigzag::new(group.rank(), group.size())
 }
 
-/// Keys and values as they are here, then those of whole sequences.
+/// Gathers keys and values from this rank's chunks into full sequences.
 fn gathered(kv: [Tensor<4>; 2], order: &Order, group: &Group) -> [Tensor<4>; 2] {
     kv.map(|x| order.to_sequence(sure(tensors::all_gather(x, group))))
 }
 
-/// As [`ring::forward`](super::ring::forward).
+/// See [`ring::forward`](super::ring::forward).
 pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> PartialAttention {
     let [len, b, hq, _] = q.dims();
     let [.., d_v] = v.dims();
@@ -38,7 +38,7 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
     sum.finish(dtype)
 }
 
-/// As [`ring::backward`](super::ring::backward): keys and values are gathered once more.
+/// See [`ring::backward`](super::ring::backward). Keys and values are gathered a second time.
 pub(super) fn backward(
     [q, k, v]: [Tensor<4>; 3],
     whole: &PartialAttention,

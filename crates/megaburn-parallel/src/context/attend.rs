@@ -1,4 +1,4 @@
-//! Attention across ranks as one operation.
+//! Context-parallel attention as one autodiff operation.
 
 use burn::tensor::{DType, Device, Tensor};
 use megaburn_kernels::{
@@ -13,14 +13,15 @@ use super::{
 };
 use crate::selective_save::saved_attention;
 
-/// [`attention`](megaburn_kernels::attention) of stretches that ranks hold, to whole sequences: `mask` is of
-/// those, and of the heads that a rank attends with.
+/// [`attention`](megaburn_kernels::attention) of this rank's queries to full sequences. `mask`
+/// refers to positions of the full sequences and to the heads that this rank attends with.
 ///
-/// Backward reads queries, keys, values and the result of this rank, which may be
-/// [kept](crate::keeping_attention), and sends keys and values once more.
+/// Saved for backward are queries, keys, values and this rank's output, which may be [saved across
+/// a recompute](crate::save_attention_output). Backward communicates keys and values a second time.
 ///
 /// # Shapes
-/// - `q`: `[len, b, hq, d]`, `k`: `[len, b, hkv, d]`, `v`: `[len, b, hkv, d_v]`, what [`Zigzag`] says
+/// - `q`: `[len, b, hq, d]`, `k`: `[len, b, hkv, d]`, `v`: `[len, b, hkv, d_v]`, in the chunks of
+///   [`Zigzag`]
 /// - result: `[len, b, hq * d_v]`
 ///
 /// [`Zigzag`]: megaburn_mesh::Zigzag
@@ -28,8 +29,8 @@ use crate::selective_save::saved_attention;
 /// All ranks that share the sequences, forward and backward; see [`ContextComm`].
 ///
 /// # Panics
-/// For documents that the ranks do not divide, and for dropout in documents where queries do not see whole
-/// sequences: places in a row are then not those of one rank.
+/// If the ranks do not divide the documents, or if there is dropout with documents and queries do
+/// not see full sequences: the positions of a row are then spread over ranks.
 pub(crate) fn context_attention(
     qkv: [Tensor<4>; 3],
     mask: Mask,
@@ -109,7 +110,7 @@ fn backward(
     }
 }
 
-/// All of attention as one part, where a rank has whole sequences: nothing is to be joined.
+/// All of attention as a single part, where this rank has full sequences and nothing is merged.
 fn whole(
     [q, ..]: &[Tensor<4>; 3],
     mask: &Mask,
@@ -120,7 +121,7 @@ fn whole(
     is_whole.then(|| with_peer_keys(mask, stretch, stretch, q.dims()[0]).swap_remove(0))
 }
 
-/// What a part's queries see of its keys.
+/// The partial attention of a part's queries to its keys.
 pub(super) fn attend(part: &KeyValuePart, [q, k, v]: [&Tensor<4>; 3]) -> PartialAttention {
     let KeyValuePart {
         queries,
@@ -135,7 +136,7 @@ pub(super) fn attend(part: &KeyValuePart, [q, k, v]: [&Tensor<4>; 3]) -> Partial
     )
 }
 
-/// The gradients of a part's queries, keys and values, of what all parts gave together.
+/// The gradients of a part's queries, keys and values, given the merged result of all parts.
 pub(super) fn gradients(
     part: &KeyValuePart,
     [q, k, v]: [&Tensor<4>; 3],
@@ -159,7 +160,7 @@ pub(super) fn gradients(
     partial_attention_gradients(inputs, of_queries, rows(dout, queries), options.clone())
 }
 
-/// Gradients that come in parts.
+/// A gradient that is accumulated from parts.
 #[derive(Debug)]
 pub(super) struct GradientSum {
     shape: [usize; 4],
@@ -168,7 +169,7 @@ pub(super) struct GradientSum {
 }
 
 impl GradientSum {
-    /// None yet.
+    /// An empty sum.
     pub(super) fn new(shape: [usize; 4], dtype: DType) -> Self {
         Self {
             shape,
@@ -177,7 +178,7 @@ impl GradientSum {
         }
     }
 
-    /// What was summed up to now.
+    /// Continues a partial sum.
     pub(super) fn of(sum: Tensor<4>) -> Self {
         Self {
             shape: sum.dims(),
@@ -186,7 +187,7 @@ impl GradientSum {
         }
     }
 
-    /// Adds those of the rows from `start` on.
+    /// Adds the gradient of the rows from `start` on.
     pub(super) fn add(&mut self, start: usize, gradient: Tensor<4>) {
         self.sum = Some(match self.sum.take() {
             None if gradient.dims() == self.shape => gradient.cast(self.dtype),
@@ -201,7 +202,7 @@ impl GradientSum {
         });
     }
 
-    /// The sum; on `device`, of nothing.
+    /// The sum, or zeros on `device` if nothing was added.
     pub(super) fn finish(self, device: &Device) -> Tensor<4> {
         match self.sum {
             Some(sum) => sum,

@@ -4,41 +4,48 @@ use crate::ParallelError;
 
 /// How ranks that share a sequence exchange keys and values.
 ///
-/// Source: Megatron-LM `--cp-comm-type`; Liu et al. (2023), <https://arxiv.org/abs/2310.01889>, for `P2p`;
-/// Grattafiori et al. (2024), "The Llama 3 Herd of Models", section 3.3.2, for `AllGather`; Jacobs et al.
-/// (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>, for `A2a`.
+/// Source: Megatron-LM `--cp-comm-type`; Liu et al. (2023), <https://arxiv.org/abs/2310.01889>, for
+/// `P2p`; Grattafiori et al. (2024), "The Llama 3 Herd of Models", section 3.3.2, for `AllGather`;
+/// Jacobs et al. (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>, for `A2a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContextComm {
-    /// Keys and values go round the ranks while attention to those that are there is computed (ring
-    /// attention). Sends `2 hkv d` numbers a token `ranks - 1` times, hidden where sequences are long.
+    /// Keys and values are passed around the ranks while each computes attention to the ones it
+    /// currently has (ring attention). Sends `2 hkv d` numbers per token `ranks - 1` times, which
+    /// long sequences hide.
     P2p,
-    /// All keys and values to all ranks, before attention. As much is sent, hidden by nothing, and
-    /// held; attention is four calls at most, whatever the number of ranks.
+    /// All keys and values are gathered on all ranks before attention. Sends as much as `P2p`, with
+    /// nothing to hide it, and holds all of it. Attention then takes at most four calls, whatever
+    /// the number of ranks.
     AllGather,
-    /// Heads for sequence: each rank attends with its share of the heads to whole sequences
-    /// (Ulysses). Sends `(2 hq + 2 hkv) d` numbers a token, less the rank's own share, hidden by nothing;
-    /// ranks must divide both counts of heads.
+    /// Heads are exchanged for sequence: each rank attends with its share of the heads to full
+    /// sequences (Ulysses). Sends `(2 hq + 2 hkv) d` numbers per token, less the rank's own share,
+    /// with nothing to hide it. The ranks must divide both head counts.
     A2a,
-    /// Heads are shared over neighbours, `low` at a time, keys and values go round across these groups:
-    /// inside a host and between hosts.
+    /// Combines both: heads are exchanged among `low` neighbours, and keys and values are passed
+    /// around across these groups. Use it for heads inside a host and the ring between hosts.
     A2aP2p {
-        /// Ranks of each such group.
+        /// Number of ranks in each group of neighbours.
         low: usize,
     },
 }
 
-/// Tokens of a rank, times query heads over key/value heads, from which on a ring's transfers take less
-/// time than the attention that they run beside. A step of the ring computes `2 s^2 hq d` FLOPs (half of
-/// the pairs, two products) and sends `4 s hkv d` bytes in bf16: at 500 TFLOP/s and 250 GB/s between neighbours
-/// both take as long where `s hq / hkv` is 4000. Not yet measured.
+/// The smallest product of tokens per rank and query heads per key/value head at which a ring hides
+/// its transfers. A step of the ring computes `2 s^2 hq d` FLOPs (half of the pairs, two products)
+/// and sends `4 s hkv d` bytes in bf16: at 500 TFLOP/s and 250 GB/s between neighbours, both take
+/// equally long where `s hq / hkv` is 4000. Not yet measured.
 const HIDDEN_FROM: usize = 4096;
 
 impl ContextComm {
-    /// What `auto` stands for: [`P2p`](Self::P2p) where a rank's tokens times `hq / hkv` are 4096 or more, so that
-    /// its transfers are hidden; else [`A2a`](Self::A2a) where `ranks` divide the heads, else `A2aP2p` with the most
-    /// ranks that do, or [`AllGather`](Self::AllGather) where none but 1 do.
+    /// Resolves `auto`:
     ///
-    /// `tokens` are those of a sequence on each rank, `heads` a rank's query and key/value heads.
+    /// - [`P2p`](Self::P2p) where a rank's tokens times `hq / hkv` are 4096 or more, so that its
+    ///   transfers are hidden;
+    /// - else [`A2a`](Self::A2a) where `ranks` divide the heads;
+    /// - else `A2aP2p` with the most ranks that do;
+    /// - [`AllGather`](Self::AllGather) where no number of ranks above 1 does.
+    ///
+    /// `tokens` are the tokens of a sequence on each rank, `heads` a rank's query and key/value
+    /// heads.
     pub fn auto(ranks: usize, tokens: usize, [heads, kv_heads]: [usize; 2]) -> Self {
         if tokens * heads / kv_heads.max(1) >= HIDDEN_FROM {
             return Self::P2p;
@@ -57,10 +64,10 @@ impl ContextComm {
 }
 
 impl ContextComm {
-    /// Over how many of `ranks` heads are shared out.
+    /// Over how many of `ranks` the heads are split.
     pub(super) fn low(self, ranks: usize) -> usize {
         match self {
-            // One rank has whole sequences, and nobody to exchange anything with.
+            // A single rank holds full sequences and exchanges nothing.
             _ if ranks == 1 => 1,
             Self::P2p | Self::AllGather => 1,
             Self::A2a => ranks,
@@ -68,10 +75,11 @@ impl ContextComm {
         }
     }
 
-    /// Whether so many ranks, each with these query and key/value heads, can exchange keys and values so.
+    /// Checks that `ranks` ranks, each with these query and key/value heads, can use this exchange.
     ///
     /// # Errors
-    /// Ranks that a hierarchy does not divide; heads that those do not divide over which they are shared out.
+    /// The group size of a hierarchy does not divide the ranks, or the ranks over which heads are
+    /// split do not divide the heads.
     pub fn check(self, ranks: usize, heads: [usize; 2]) -> Result<(), ParallelError> {
         let low = self.low(ranks);
         let refuse = |why| {

@@ -1,5 +1,5 @@
-//! Heads for sequence, and back: neighbours share heads out, each then has whole what of the sequence
-//! they hold together.
+//! Exchanges heads for sequence and back. Neighbours split their heads among each other, and each
+//! then holds the full span of the sequence that they hold together.
 //!
 //! Source: Jacobs et al. (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>.
 
@@ -14,7 +14,8 @@ use super::{
     order::{Order, Span},
 };
 
-/// Between this rank's stretch with all its heads and its heads of the neighbours' stretches.
+/// Converts between this rank's chunks with all its heads, and its share of the heads for all of
+/// the neighbours' chunks.
 #[derive(Debug)]
 pub(super) struct Heads {
     group: Group,
@@ -22,7 +23,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// For tensors `[len, b, heads, d]` like `like`.
+    /// Prepares the exchange for tensors with the shape of `like`, `[len, b, heads, d]`.
     pub(super) fn new(parallel: &ContextParallel, mask: &Mask, like: &Tensor<4>) -> Self {
         let ContextParallel { group, heads, .. } = parallel;
         let [len, b, ..] = like.dims();
@@ -41,6 +42,8 @@ impl Heads {
         }
     }
 
+    /// Gathers the neighbours' chunks and keeps this rank's share of the heads.
+    ///
     /// # Shapes
     /// `[len, b, heads, d]` to `[n len, b, heads / n, d]`
     pub(super) fn share(&self, x: Tensor<4>) -> Tensor<4> {

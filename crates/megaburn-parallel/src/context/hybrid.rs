@@ -1,18 +1,23 @@
-//! Sequences of uneven lengths, each on as many ranks as it needs.
+//! Hybrid context parallelism: sequences of uneven lengths, each on as many ranks as it needs.
 
 use std::{cmp::Reverse, iter::successors, ops::Range};
 
 use super::packed_batch::{Assignment, PackedBatch};
 use crate::ParallelError;
 
-/// How sequences of uneven lengths are dealt out to ranks, pass by pass.
+/// Assigns sequences of uneven lengths to ranks, pass by pass.
 ///
-/// A sequence takes the fewest ranks, a power of two, on which it is not longer than `max_tokens` each. The
-/// longest first, each goes into that of the fewest passes that `max_tokens` allow which it makes the least
-/// longer, behind others that take as many ranks or on ranks of its own; else behind some that take more; a
-/// further pass is begun where none has room. (A pass of few tokens costs almost what one of many does: weights
-/// are read, gradients added up and sent.) Ranks that have nothing in a pass are given to the sequences with the
-/// most work, if that doubles the ranks of these.
+/// 1. Each sequence needs the smallest power of two of ranks on which it has at most `max_tokens`
+///    tokens per rank.
+/// 2. Scheduling starts with the fewest passes that `max_tokens` allows, because a pass of few
+///    tokens costs almost as much as one of many: weights are read, and gradients accumulated and
+///    sent.
+/// 3. Longest first, each sequence goes to the pass whose time it increases least: appended to an
+///    assignment of the same number of ranks, or on idle ranks.
+/// 4. A sequence that fits nowhere is appended to an assignment of more ranks, or else starts a
+///    further pass.
+/// 5. Idle ranks of a pass are given to the assignment with the most work, if that doubles its
+///    ranks.
 ///
 /// ```
 /// use megaburn_parallel::HybridContextParallel;
@@ -26,32 +31,34 @@ use crate::ParallelError;
 /// ```
 ///
 /// Source: Megatron-LM `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`
-/// (`--hybrid-context-parallel`, `--max-seqlen-per-dp-cp-rank`), whose ranks take sequences as they come
-/// free; here all ranks go from pass to pass together, so that what they share out is sent by all at once.
+/// (`--hybrid-context-parallel`, `--max-seqlen-per-dp-cp-rank`). There, ranks take sequences as
+/// they become free; here all ranks go from pass to pass together, so that communication for
+/// sharded parameters and gradients is started by all at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HybridContextParallel {
-    /// Ranks that there are.
+    /// Number of ranks.
     pub num_ranks: usize,
-    /// Tokens of a pass on each rank at most.
+    /// Most tokens of a pass on each rank.
     pub max_tokens: usize,
-    /// What each rank's tokens of a sequence are a multiple of, beside two chunks.
+    /// Every chunk of a sequence is padded to a multiple of this many tokens. A sequence has one
+    /// chunk on one rank, and two per rank on several.
     pub multiple: usize,
-    /// Work of a token, in any unit.
+    /// Work per token, in any unit.
     pub per_token: f64,
-    /// Work of a pair of a query and a key that it sees.
+    /// Work per pair of a query and a key that it attends to, in the same unit.
     pub per_pair: f64,
 }
 
-/// What some ranks compute in a pass: sequences that each of them holds a part of.
+/// The sequences that some ranks compute together in a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextShare {
-    /// The ranks; a power of two of them.
+    /// The ranks; their number is a power of two.
     pub ranks: Range<usize>,
-    /// The sequences' numbers; none: there is nothing left for them.
+    /// Indices of the sequences; empty for an idle rank.
     pub sequences: Vec<usize>,
 }
 
-/// Lengths that rows have, up to the longest.
+/// Number of distinct row lengths up to the longest. Few lengths mean few shapes.
 const NUM_LENGTHS: usize = 64;
 
 impl HybridContextParallel {
@@ -61,12 +68,13 @@ impl HybridContextParallel {
         len.next_multiple_of(chunks * self.multiple)
     }
 
-    /// How long a row of `tokens`, padding of its sequences included, is made on `num_ranks` ranks: on each of them
-    /// one of at most 65 lengths, so that there are few shapes, and little is computed of nothing.
+    /// The padded length of a row of `tokens`, which include the padding of its sequences, on
+    /// `num_ranks` ranks. Each rank gets one of at most 65 lengths, so that there are few shapes
+    /// and little padding.
     pub fn row_len(&self, tokens: usize, num_ranks: usize) -> usize {
         let chunks = if num_ranks == 1 { 1 } else { 2 } * self.multiple;
         let most = self.max_tokens / chunks * chunks;
-        // The same for all numbers of ranks.
+        // The unit is the same for every number of ranks.
         let unit = self
             .max_tokens
             .div_ceil(NUM_LENGTHS)
@@ -77,13 +85,13 @@ impl HybridContextParallel {
             * num_ranks
     }
 
-    /// What of the work of sequences each of `num_ranks` ranks has that hold them, where a sequence of one
-    /// token is 1024.
+    /// The work of these sequences for each of the `num_ranks` ranks that hold them, in units in
+    /// which a sequence of one token is 1024.
     fn work(&self, lens: &[usize], sequences: &[usize], num_ranks: usize) -> u64 {
         let of = |index: &usize| {
             let len = lens[*index] as f64;
             let work = self.per_token * len + self.per_pair * len * (len + 1.0) / 2.0;
-            // Whole numbers: what is as long as something else is exactly as long.
+            // Integers, so that equal amounts of work compare as exactly equal.
             (1024.0 * work / (self.per_token + self.per_pair) / num_ranks as f64).ceil() as u64
         };
         sequences.iter().map(of).sum()
@@ -97,7 +105,7 @@ impl HybridContextParallel {
     /// The fewest ranks that hold a sequence of `len` tokens.
     ///
     /// # Errors
-    /// It is too long for all.
+    /// The sequence is too long for all ranks together.
     pub fn needed(&self, len: usize) -> Result<usize, ParallelError> {
         let sizes = (0..)
             .map(|power| 1usize << power)
@@ -115,16 +123,17 @@ impl HybridContextParallel {
         })
     }
 
-    /// The shares of each pass, which take all ranks between them, in order; every sequence is in one.
+    /// The shares of each pass. In each pass they cover all ranks in order; every sequence is in
+    /// exactly one share.
     ///
     /// # Errors
-    /// A sequence that is too long for all ranks.
+    /// A sequence is too long for all ranks together.
     pub fn passes(&self, lens: &[usize]) -> Result<Vec<Vec<ContextShare>>, ParallelError> {
         let mut sequences = Vec::new();
         for (index, len) in lens.iter().enumerate() {
             sequences.push((index, self.needed(*len)?));
         }
-        // The longest first, and in the order given among equals.
+        // Longest first; equal lengths keep their order.
         sequences.sort_by_key(|(index, _)| Reverse(lens[*index]));
         let tokens = sequences
             .iter()
@@ -134,7 +143,7 @@ impl HybridContextParallel {
             .div_ceil((self.num_ranks * self.max_tokens).max(1));
         let mut passes: Vec<PackedBatch> = (0..fewest).map(|_| PackedBatch::default()).collect();
         for (index, num_ranks) in sequences {
-            // Cut into more pieces than it needs only where it would take a further pass.
+            // Use more ranks than needed only where it avoids a further pass.
             let wider = successors(Some(num_ranks), |ranks| Some(2 * ranks));
             let widths = wider.take_while(|ranks| *ranks <= self.num_ranks);
             let is_put = widths.into_iter().any(|ranks| {
@@ -163,7 +172,7 @@ impl HybridContextParallel {
         Ok(passes.into_iter().map(wide).collect())
     }
 
-    /// Gives ranks of a pass that have nothing to those with the most work.
+    /// Gives idle ranks of a pass to the assignment with the most work.
     fn widen(&self, lens: &[usize], pass: &mut PackedBatch) {
         loop {
             let taken = pass.taken;
@@ -173,7 +182,8 @@ impl HybridContextParallel {
             };
             let num_ranks = busiest.num_ranks;
             let wider = self.assignment(lens, busiest.sequences.clone(), 2 * num_ranks);
-            // With less for others, they would wait for it all the same.
+            // Widening a less busy assignment would not help: the pass still takes as long as the
+            // busiest.
             if taken + num_ranks > self.num_ranks || wider.tokens > self.max_tokens {
                 return;
             }
@@ -220,7 +230,7 @@ mod tests {
             shares in prop::collection::vec(0.0f64..1.0, 0..60),
         ) {
             let context = HybridContextParallel { multiple, ..context(num_ranks, max_tokens) };
-            // The longest that all ranks hold, and a long tail.
+            // One sequence may be the longest that fits, and the others form a long tail.
             let ranks = 1usize << num_ranks.ilog2();
             let unit = 2 * ranks * multiple;
             let longest = ranks * max_tokens / unit * unit;
@@ -252,7 +262,8 @@ mod tests {
         }
     }
 
-    /// The time of all passes, each as long as its busiest rank, over that of evenly shared work.
+    /// The time of all passes, each as long as its busiest rank, relative to perfectly balanced
+    /// work.
     fn slowdown(context: &HybridContextParallel, lens: &[usize]) -> f64 {
         let work = |share: &ContextShare| context.work(lens, &share.sequences, share.ranks.len());
         let passes = context.passes(lens).unwrap();
@@ -266,7 +277,7 @@ mod tests {
 
     #[test]
     fn work_is_balanced_where_it_can_be() {
-        // Two of 4096 tokens, some of hundreds, many of tens, on 8 ranks of 1024.
+        // 2 sequences of 4096 tokens, 18 of 700 and 180 of 30 to 209, on 8 ranks of 1024 tokens.
         let lens: Vec<usize> = (0..200)
             .map(|i| {
                 if i < 2 {
@@ -280,9 +291,9 @@ mod tests {
             .collect();
         let found = slowdown(&context(8, 1024), &lens);
         assert!(found < 1.35, "{found}");
-        // As many as ranks, all alike: nothing is lost.
+        // Equal sequences whose number is a multiple of the ranks lose nothing.
         assert!((slowdown(&context(4, 100), &[90; 12]) - 1.0).abs() < 1e-3);
-        // One that is shared by all ranks that are there for it.
+        // A single sequence is split over all idle ranks.
         let passes = context(8, 1024).passes(&[1000]).unwrap();
         assert_eq!(
             passes,
@@ -299,7 +310,7 @@ mod tests {
     #[case(4, 400, 1.12)]
     #[case(8, 1600, 1.05)]
     fn a_long_tail_takes_few_passes(#[case] ranks: usize, #[case] num: usize, #[case] slow: f64) {
-        // Half are shorter than 63 tokens, one in a hundred longer than 500.
+        // Half of the sequences are shorter than 63 tokens, one in a hundred is longer than 500.
         let share = |index| (index as f64 + 0.5) / num as f64;
         let len = |index| 63.0 * (1.0 / share(index) - 1.0).powf(0.45);
         let lens: Vec<usize> = (0..num)
@@ -319,7 +330,7 @@ mod tests {
     fn short_ones_fill_up_passes_of_long_ones(#[case] ranks: usize, #[case] long: usize) {
         let of = |index| if index % 10 == 0 { long } else { 50 };
         let lens: Vec<usize> = (0..60 * ranks).map(of).collect();
-        // Of the long ones two ranks hold one at a time.
+        // Each long sequence needs two ranks, which hold one at a time.
         assert_eq!(context(ranks, 1000).passes(&lens).unwrap().len(), 12);
     }
 

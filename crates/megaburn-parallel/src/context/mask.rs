@@ -1,4 +1,4 @@
-//! Who sees whom, in whole sequences.
+//! Which queries attend to which keys, in terms of full sequences.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,8 @@ use megaburn_mesh::PackedRows;
 
 use super::order::{Order, Span};
 
-/// [`PackedRows`] of a micro-batch, with what attention is told of them, once for all layers.
+/// [`PackedRows`] of a micro-batch, with a cache of what attention derives from them, shared by all
+/// layers.
 #[derive(Clone, Debug)]
 pub struct PackedDocuments {
     documents: Arc<PackedRows>,
@@ -18,15 +19,15 @@ pub struct PackedDocuments {
     orders: Arc<Mutex<Orders>>,
 }
 
-/// Orders that were asked for.
+/// Cached orders.
 type Orders = Vec<(Span, Arc<Order>)>;
 
-/// Of which chunks of documents queries and keys are: how many there are of each, and how many chunks
-/// queries begin behind the keys.
+/// Cache key: chunks per document of the queries, chunks per document of the keys, and how many
+/// chunks the queries start after the keys.
 type Told = (usize, usize, usize);
 
 impl PackedDocuments {
-    /// Those of a micro-batch.
+    /// Wraps the documents of a micro-batch.
     pub fn new(documents: PackedRows) -> Self {
         Self {
             documents: Arc::new(documents),
@@ -35,13 +36,13 @@ impl PackedDocuments {
         }
     }
 
-    /// Which they are.
+    /// The documents.
     pub fn documents(&self) -> &PackedRows {
         &self.documents
     }
 
-    /// Queries of one of `chunks` chunks of each document; keys of as many, or, whole, of all chunks. The
-    /// queries begin `ahead` chunks behind the keys.
+    /// Sequences whose queries are one of `chunks` chunks of each document. The keys are one chunk
+    /// as well, or, with `whole`, all chunks. The queries start `ahead` chunks after the keys.
     pub(super) fn sequences(&self, chunks: usize, whole: bool, ahead: usize) -> PackedSequences {
         let of_keys = if whole { 1 } else { chunks };
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +58,7 @@ impl PackedDocuments {
             .clone()
     }
 
-    /// In which order the positions of members stand, which all layers ask for.
+    /// The order of the members' positions in `span`, computed by `new` at the first request.
     pub(super) fn order(&self, span: Span, new: impl FnOnce(&Span) -> Order) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = orders.iter().find(|(of, _)| *of == span) {
@@ -68,31 +69,32 @@ impl PackedDocuments {
         order
     }
 
-    /// Documents as they are.
+    /// The unsplit documents.
     pub(crate) fn whole(&self) -> PackedSequences {
         self.sequences(1, true, 0)
     }
 }
 
-/// What attention to whole sequences is.
+/// The options of attention over full sequences.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mask {
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
-    /// Factor of the scores; none: of heads of `d`, `1 / sqrt(d)`.
+    /// Factor of the scores; `None` means `1 / sqrt(d)` for heads of size `d`.
     pub(crate) scale: Option<f64>,
-    /// Of whole sequences' probabilities.
+    /// Dropout, keyed by positions in the full sequences.
     pub(crate) dropout: Option<AttentionDropout>,
     pub(crate) documents: Option<PackedDocuments>,
 }
 
 impl Mask {
-    /// Whether a query sees all keys, or all before it, and nothing is dropped.
+    /// Whether there is neither window, dropout nor documents, so that a query attends to all keys
+    /// or, if causal, to all keys up to its own.
     pub(super) fn is_plain(&self) -> bool {
         self.window.is_none() && self.dropout.is_none() && self.documents.is_none()
     }
 
-    /// Attention to all keys that are given.
+    /// Options in which every query attends to every given key.
     pub(super) fn open(&self) -> AttentionOptions {
         AttentionOptions {
             scale: self.scale,
@@ -100,7 +102,7 @@ impl Mask {
         }
     }
 
-    /// Attention to whole sequences.
+    /// Options for full sequences.
     pub(crate) fn whole(&self) -> AttentionOptions {
         AttentionOptions {
             causal: self.causal,
@@ -111,7 +113,7 @@ impl Mask {
         }
     }
 
-    /// The dropout of queries and keys from these positions on.
+    /// The dropout for queries and keys that start at these positions.
     pub(super) fn dropout_at(&self, query: usize, key: usize) -> Option<AttentionDropout> {
         self.dropout
             .clone()

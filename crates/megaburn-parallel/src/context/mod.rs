@@ -1,12 +1,13 @@
-//! Context parallelism: attention of sequences that ranks hold in stretches.
+//! Context parallelism: attention over sequences that are split over ranks.
 //!
-//! A rank holds two chunks of each sequence ([`Zigzag`]), a front one and a back one. Everything but
-//! attention is of each token by itself; for attention ranks exchange keys and values
-//! ([`ContextComm`]), and gradients go back the same way.
+//! Each rank holds two chunks of each sequence ([`Zigzag`]), one from the front and one from the
+//! back. All layers except attention work token by token. For attention, ranks exchange keys and
+//! values ([`ContextComm`]), and the gradients travel back the same way.
 //!
-//! Source: Liu et al. (2023), "Ring Attention", <https://arxiv.org/abs/2310.01889>; Jacobs et al. (2023),
-//! "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>; Fang & Zhao (2024), "USP", for both at once,
-//! <https://arxiv.org/abs/2405.07719>; Megatron-LM `--context-parallel-size`, `--cp-comm-type`.
+//! Source: Liu et al. (2023), "Ring Attention", <https://arxiv.org/abs/2310.01889>; Jacobs et al.
+//! (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>; Fang & Zhao (2024), "USP", for
+//! both at once, <https://arxiv.org/abs/2405.07719>; Megatron-LM `--context-parallel-size`,
+//! `--cp-comm-type`.
 
 mod all_gather;
 mod attend;
@@ -36,25 +37,28 @@ use crate::ParallelError;
 /// The ranks that share each sequence, and how they exchange keys and values.
 ///
 /// Source: Megatron-LM `--context-parallel-size`; Liu et al. (2023), "Ring Attention",
-/// <https://arxiv.org/abs/2310.01889>; Fang & Zhao (2024), "USP", <https://arxiv.org/abs/2405.07719>, for
-/// heads and sequence at once.
+/// <https://arxiv.org/abs/2310.01889>; Fang & Zhao (2024), "USP",
+/// <https://arxiv.org/abs/2405.07719>, for heads and sequence at once.
 #[derive(Clone, Debug)]
 pub struct ContextParallel {
     group: Group,
-    /// Over which heads are shared out.
+    /// The neighbours over which heads are split.
     heads: Group,
-    /// Across those: each of its members has whole a stretch of the sequence, of its heads.
+    /// The ranks across those neighbours. Each holds two chunks of the sequence, for its share of
+    /// the heads.
     sequence: Group,
     comm: ContextComm,
 }
 
 impl ContextParallel {
-    /// The ranks of `group`, in the order of the sequence's front chunks.
+    /// Creates the layout for the ranks of `group`, which are in the order of the sequence's front
+    /// chunks.
     ///
     /// # Errors
-    /// Ranks that a hierarchy does not divide.
+    /// The group size of a hierarchy does not divide the ranks.
     /// # Collective
-    /// Nothing is sent. Layers of one way share one of these, with the communicators that are made for it.
+    /// Nothing is sent. Layers with the same exchange should share one instance, and thereby its
+    /// communicators.
     pub fn new(group: &Group, comm: ContextComm) -> Result<Self, ParallelError> {
         let rank = group.rank();
         let ranks = group.size();
@@ -85,7 +89,7 @@ impl ContextParallel {
         })
     }
 
-    /// One rank that holds whole sequences.
+    /// Context parallelism on a single rank that holds full sequences.
     pub fn none() -> Self {
         let one = Group::single(0);
         Self {
@@ -96,38 +100,40 @@ impl ContextParallel {
         }
     }
 
-    /// Ranks that share a sequence.
+    /// Number of ranks that share a sequence.
     pub fn num_ranks(&self) -> usize {
         self.group.size()
     }
 
-    /// How they exchange keys and values.
+    /// How the ranks exchange keys and values.
     pub fn comm(&self) -> ContextComm {
         self.comm
     }
 
-    /// What of each sequence this rank holds.
+    /// The chunks of each sequence that this rank holds.
     pub fn zigzag(&self) -> Zigzag {
         Zigzag::new(self.group.rank(), self.group.size())
     }
 
-    /// Which of a rank's heads this one attends with, of `heads` that it computes: the first.
+    /// Index of the first head that this rank attends with, of the `heads` that it computes.
     pub(crate) fn first_head(&self, heads: usize) -> usize {
         self.heads.rank() * (heads / self.heads.size())
     }
 
-    /// What of the sequence this rank attends from, with the heads that it has then.
+    /// The part of the sequence that this rank attends from, after heads were exchanged for
+    /// sequence.
     fn stretch(&self) -> Zigzag {
         Zigzag::new(self.sequence.rank(), self.sequence.size())
     }
 }
 
-/// What a collective gave. Backward has no other way out than a region's.
+/// Unwraps the result of a collective. Backward cannot return errors, so it panics as a region
+/// does.
 fn sure<T>(result: Result<T, CollectiveError>) -> T {
     result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
 }
 
-/// Rows of the first dimension.
+/// Rows `of` the first dimension.
 fn rows(x: &Tensor<4>, of: &std::ops::Range<usize>) -> Tensor<4> {
     if *of == (0..x.dims()[0]) {
         x.clone()

@@ -1,4 +1,4 @@
-//! In which order the positions of members stand.
+//! Reorders positions between the members' chunks and the sequence.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use megaburn_mesh::{PackedRows, Zigzag};
 
 use super::Mask;
 
-/// Between positions as members hold them, one member's stretch behind the other's, and as they stand in
-/// the stretch that all these are of.
+/// The permutation between positions concatenated member by member, and positions in the order of
+/// the span that the members hold together.
 #[derive(Debug)]
 pub(super) struct Order {
-    /// Which row of the members' each of the stretch is.
+    /// For each row of the span, its row among the members' rows.
     to_sequence: Tensor<2, Int>,
-    /// The inverse.
+    /// The inverse of `to_sequence`.
     to_members: Tensor<2, Int>,
 }
 
-/// The stretches of neighbours, and what they are together.
+/// The chunks of some neighbours, and the span that they form together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) members: Vec<Zigzag>,
@@ -26,7 +26,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Of all ranks, which hold whole sequences together.
+    /// The span of all ranks, which hold full sequences together.
     pub(super) fn of_all(ranks: usize) -> Self {
         let members = (0..ranks).map(|rank| Zigzag::new(rank, ranks)).collect();
         Self {
@@ -37,7 +37,7 @@ impl Span {
 }
 
 impl Order {
-    /// Of members that hold `[len, b]` positions each.
+    /// The order for members that hold `[len, b]` positions each.
     pub(super) fn of(mask: &Mask, span: Span, [len, b]: [usize; 2], on: &Device) -> Arc<Self> {
         if let Some(documents) = &mask.documents {
             return documents.order(span, |Span { members, whole }| {
@@ -46,7 +46,7 @@ impl Order {
                 Self::taking(&rows, on)
             });
         }
-        // Whole chunks, each of all sequences.
+        // Without documents, full chunks of all sequences move together.
         let Span { members, whole } = span;
         let chunks = 2 * members[0].ranks();
         let held: Vec<usize> = members.iter().flat_map(|rank| rank.chunks()).collect();
@@ -61,7 +61,7 @@ impl Order {
         Arc::new(Self::taking(&rows.collect::<Vec<_>>(), on))
     }
 
-    /// Which row of the members' each of the stretch is.
+    /// Builds the permutation from the member row of each row of the span.
     fn taking(rows: &[usize], on: &Device) -> Self {
         let mut inverse = vec![0; rows.len()];
         rows.iter()
@@ -77,7 +77,7 @@ impl Order {
         }
     }
 
-    /// Rows of members as they stand in the stretch.
+    /// Reorders the members' rows into the order of the span.
     pub(super) fn to_sequence(&self, x: Tensor<4>) -> Tensor<4> {
         taken(x, &self.to_sequence)
     }
@@ -88,11 +88,12 @@ impl Order {
     }
 }
 
-/// Rows, in the order of positions and then of sequences, as `whole` has them, by where members do.
+/// For each row of `whole`, ordered by position and then by sequence, its index among the rows of
+/// the members.
 fn of_documents(documents: &PackedRows, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
     let b = documents.num_rows();
     let len = documents.row_len();
-    // Where each token of each sequence is.
+    // The member row of each token of each sequence.
     let mut places = vec![0; len * b];
     let per_member = len / members[0].ranks();
     for row in 0..b {

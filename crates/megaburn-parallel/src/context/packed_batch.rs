@@ -1,33 +1,33 @@
-//! What ranks compute together of sequences of uneven lengths.
+//! One pass of hybrid context parallelism while it is being filled.
 
 use std::cmp::Reverse;
 
 use super::hybrid::{ContextShare, HybridContextParallel};
 
-/// A share that has no place among the ranks yet.
+/// A share whose ranks are not placed yet.
 pub(super) struct Assignment {
     pub(super) num_ranks: usize,
     pub(super) sequences: Vec<usize>,
-    /// Of each of its ranks.
+    /// Tokens on each of its ranks.
     pub(super) tokens: usize,
     pub(super) work: u64,
 }
 
-/// Drafts that are computed together.
+/// The assignments that are computed together in one pass.
 #[derive(Default)]
 pub(super) struct PackedBatch {
     pub(super) drafts: Vec<Assignment>,
-    /// Ranks that have something.
+    /// Number of ranks with work.
     pub(super) taken: usize,
-    /// The work of those with the most.
+    /// Work of the busiest ranks.
     longest: u64,
 }
 
-/// Where a sequence can go in a pass.
+/// A possible place of a sequence in a pass.
 pub(super) struct Place {
-    /// Behind the others of a draft; none: on ranks that have nothing.
+    /// The assignment to append to; `None` means idle ranks.
     assignment: Option<usize>,
-    /// How much longer the pass takes, and then how much its ranks have to do.
+    /// How much longer the pass takes, then how much work the chosen ranks have.
     pub(super) cost: (u64, u64),
 }
 
@@ -40,8 +40,8 @@ impl PackedBatch {
         }
     }
 
-    /// Where a sequence makes the pass the least longer, if there is room for it: behind others, or `alone` on ranks
-    /// that have nothing.
+    /// The place where a sequence increases the time of the pass least, if there is one: appended
+    /// to an assignment of the same number of ranks or, with `alone`, on idle ranks.
     pub(super) fn place(
         &self,
         new: &Assignment,
@@ -88,7 +88,7 @@ impl PackedBatch {
         assignment.work += new.work;
     }
 
-    /// The largest first, so that each begins at a multiple of its size.
+    /// The shares of the pass, largest first so that each starts at a multiple of its size.
     pub(super) fn shares(self, num_ranks: usize) -> Vec<ContextShare> {
         let mut drafts = self.drafts;
         drafts.sort_by_key(|assignment| Reverse(assignment.num_ranks));

@@ -1,4 +1,4 @@
-//! Which stretches of a rank's queries attend to which stretches of the keys that are there.
+//! Which of a rank's queries attend to which of the keys at hand.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use megaburn_mesh::Zigzag;
 
 use super::Mask;
 
-/// Queries of this rank, keys out of those that are there, and how they attend.
+/// A range of this rank's queries, a range of the keys at hand, and the options of their attention.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct KeyValuePart {
     pub(super) queries: Range<usize>,
@@ -15,7 +15,7 @@ pub(super) struct KeyValuePart {
     pub(super) options: AttentionOptions,
 }
 
-/// The parts of the `len` queries of `mine` with the keys of another stretch, `theirs`.
+/// The parts of the `len` queries of `mine` with the keys of another rank, `theirs`.
 pub(super) fn with_peer_keys(
     mask: &Mask,
     mine: Zigzag,
@@ -35,14 +35,16 @@ pub(super) fn with_peer_keys(
     let [at, _] = mine.chunks();
     let [other, _] = theirs.chunks();
     match mask.is_plain() {
-        // One rank's stretch is the sequence as it is.
+        // A single rank holds the full sequence.
         _ if mine.ranks() == 1 => vec![part(&all, &all, mask.whole())],
         true if !mask.causal => vec![part(&all, &all, full)],
-        // Its back chunk stands behind its front chunk in the sequence too.
+        // A rank's back chunk follows its front chunk in the sequence too, so the causal mask
+        // applies as is.
         true if at == other => vec![part(&all, &all, mask.whole())],
-        // Of a rank before this one, the front chunk is before both of this one's, the back chunk behind.
+        // For an earlier rank, its front chunk precedes both of ours and its back chunk follows
+        // both.
         true if other < at => vec![part(&all, &front, full)],
-        // Both chunks of a rank behind this one are between this one's.
+        // For a later rank, both chunks lie between our front and our back chunk.
         true => vec![part(&back, &all, full)],
         false => {
             let halves = [&front, &back];
@@ -58,7 +60,8 @@ pub(super) fn with_peer_keys(
     }
 }
 
-/// Chunk `query` of `chunks`, of so many positions, to chunk `key`; none where no query sees a key.
+/// Options for chunk `query` of `chunks`, with `len` positions each, attending to chunk `key`;
+/// `None` if no query sees a key.
 fn from_chunks(
     mask: &Mask,
     [query, key]: [usize; 2],
@@ -68,7 +71,7 @@ fn from_chunks(
     if mask.causal && key > query {
         return None;
     }
-    // A window bounds the past alone.
+    // A window only limits how far a query looks back.
     let window = mask.window.filter(|_| key <= query);
     let ahead = if window.is_some() { query - key } else { 0 };
     let is_far = window.is_some_and(|window| ahead * len >= window + len - 1);
@@ -92,7 +95,7 @@ fn from_chunks(
     })
 }
 
-/// The parts of the `len` queries of `mine` with the keys of whole sequences, in their order.
+/// The parts of the `len` queries of `mine` with the keys of full sequences, in order.
 pub(super) fn with_all_keys(mask: &Mask, mine: Zigzag, len: usize) -> Vec<KeyValuePart> {
     let chunk = len / 2;
     let seq_len = chunk * 2 * mine.ranks();
@@ -108,7 +111,8 @@ pub(super) fn with_all_keys(mask: &Mask, mine: Zigzag, len: usize) -> Vec<KeyVal
         let start = at * chunk;
         let end = (at + 1) * chunk;
         if mask.is_plain() {
-            // Two calls, which take any kernel, for one of queries that begin behind their keys.
+            // Two calls that any kernel supports, instead of one whose queries start after the
+            // keys.
             let before = KeyValuePart {
                 queries: queries.clone(),
                 keys: 0..start,

@@ -1,4 +1,4 @@
-//! Prompts that ranks read together.
+//! Prompts that context-parallel ranks read together.
 
 use std::ops::Range;
 
@@ -8,35 +8,35 @@ use megaburn_collective::{Group, tensors};
 use super::sure;
 use crate::Segment;
 
-/// How ranks share the tokens of a pass of generation: of each sequence's tokens a rank has two of `2 n`
-/// chunks, as in training, but of any length. Keys and values go to all, so that each goes on from the same
-/// cache.
+/// How ranks share the tokens of a generation pass. As in training, each rank reads two of the
+/// `2 n` chunks of each sequence, but here of any length. Keys and values are gathered on all
+/// ranks, so that every rank continues from the same cache.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedShare {
     group: Group,
-    /// What this rank reads, one behind the other.
+    /// The pieces that this rank reads, concatenated.
     pieces: Vec<Piece>,
-    /// Rows of every rank, those at the end that are nobody's included.
+    /// Rows of every rank, including the padding at the end.
     len: usize,
-    /// Where each row of the pass is, of all ranks' rows one rank behind the other.
+    /// For each row of the pass, its index among all ranks' rows, concatenated rank by rank.
     places: Vec<usize>,
 }
 
-/// Rows of a sequence that a rank reads.
+/// Rows of one sequence that a rank reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Which segment of the pass.
+    /// Index of the segment in the pass.
     pub(crate) segment: usize,
-    /// Of the pass.
+    /// Rows in the pass.
     rows: Range<usize>,
-    /// Of this rank.
+    /// Rows on this rank.
     pub(crate) own: Range<usize>,
-    /// Position of the first in its sequence.
+    /// Position of the first row in its sequence.
     pub(crate) start: usize,
 }
 
 impl Piece {
-    /// All of each segment, where one rank reads the pass.
+    /// All of each segment, where one rank reads the full pass.
     pub(crate) fn whole(segments: &[Segment]) -> Vec<Self> {
         let piece = |(index, Segment { rows, start, .. }): (usize, &Segment)| {
             let (rows, own) = (rows.clone(), rows.clone());
@@ -51,7 +51,7 @@ impl Piece {
     }
 }
 
-/// What `rank` of `ranks` reads.
+/// The pieces that `rank` of `ranks` reads.
 fn pieces(segments: &[Segment], rank: usize, ranks: usize) -> Vec<Piece> {
     let chunks = 2 * ranks;
     let mut end = 0;
@@ -82,7 +82,7 @@ fn num_rows(pieces: &[Piece]) -> usize {
 }
 
 impl PackedShare {
-    /// Of the tokens of a pass; none where there are too few to be worth it.
+    /// Splits the tokens of a pass; `None` where there are too few to be worth it.
     pub(crate) fn of(segments: &[Segment], group: &Group) -> Option<Self> {
         let num_tokens = segments.last().map_or(0, |segment| segment.rows.end);
         let of_ranks: Vec<_> = (0..group.size())
@@ -116,7 +116,7 @@ impl PackedShare {
         })
     }
 
-    /// Rows of every rank.
+    /// Rows of every rank, including padding.
     pub(crate) fn num_rows(&self) -> usize {
         self.len
     }
@@ -125,7 +125,7 @@ impl PackedShare {
         &self.pieces
     }
 
-    /// Of something of each row of the pass, what this rank's rows have; `none` at the end.
+    /// This rank's rows of `all`, which has one value per row of the pass; `none` for padding.
     pub(crate) fn own<T: Copy>(&self, all: &[T], none: T) -> Vec<T> {
         let held = self
             .pieces
@@ -137,14 +137,14 @@ impl PackedShare {
         own
     }
 
-    /// This rank's row of a row of the pass, if it has it.
+    /// The row on this rank that holds row `row` of the pass, if this rank reads it.
     pub(crate) fn place(&self, row: usize) -> Option<usize> {
         let rank = self.places[row] / self.len;
         let own = self.places[row] % self.len;
         (rank == self.group.rank()).then_some(own)
     }
 
-    /// The rows of the whole pass, of all ranks' own.
+    /// Gathers the rows of the full pass from the rows of all ranks.
     ///
     /// # Collective
     /// All ranks of the group: one all-gather.

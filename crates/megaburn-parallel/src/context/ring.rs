@@ -1,4 +1,5 @@
-//! Keys and values go round the ranks that share a sequence, and the sums of their gradients with them.
+//! Ring attention: keys and values are passed around the ranks that share a sequence, followed by
+//! the partial sums of their gradients.
 //!
 //! Source: Liu et al. (2023), "Ring Attention", <https://arxiv.org/abs/2310.01889>.
 
@@ -17,13 +18,13 @@ use super::{
     sure,
 };
 
-/// What the member so many places back in the ring holds.
+/// The chunks of the member `back` places earlier in the ring.
 fn stretch(group: &Group, back: usize) -> Zigzag {
     let size = group.size();
     Zigzag::new((group.rank() + size - back) % size, size)
 }
 
-/// On to the next member, and what comes from the one before.
+/// Sends `all` to the next member and receives from the previous one.
 fn pass_on<const N: usize>(
     all: [Tensor<4>; N],
     group: &Group,
@@ -31,7 +32,7 @@ fn pass_on<const N: usize>(
     all.map(|x| sure(tensors::start_shift(x, 1, group)))
 }
 
-/// Attention of this rank's stretch to those of all members.
+/// Attention of this rank's queries to the keys of all members.
 ///
 /// # Shapes
 /// `q: [len, b, hq, d]`, `k, v: [len, b, hkv, d]`, off the autodiff device
@@ -55,8 +56,8 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
     sum.finish(dtype)
 }
 
-/// The gradients of `q`, `k` and `v`, in the dtype that sums are in: a stretch's sum goes round behind it
-/// and comes home at last.
+/// The gradients of `q`, `k` and `v` in the dtype of the sums. The gradient sums of a rank's keys
+/// and values follow them around the ring and arrive back at their owner after the last step.
 pub(super) fn backward(
     [q, k, v]: [Tensor<4>; 3],
     whole: &PartialAttention,
@@ -70,7 +71,7 @@ pub(super) fn backward(
     let device = q.device();
     let mut of_queries = GradientSum::new(q.dims(), wide);
     let mut here = [k, v];
-    // The sums, up to the rank before this one, of what is here.
+    // Gradient sums of the keys and values at hand, up to the previous rank.
     let mut sums = None;
     for step in 0..group.size() {
         let is_last = step + 1 == group.size();
@@ -82,7 +83,7 @@ pub(super) fn backward(
             of_queries.add(part.queries.start, dq);
             found.push((part.keys.start, [dk, dv]));
         }
-        // Only now: they were on their way while these were computed.
+        // Wait only now: the sums were in flight while these gradients were computed.
         let mut of_stretch = match sums.take() {
             Some(sums) => {
                 <[AsyncCollective<4, _>; 2]>::map(sums, |sum| GradientSum::of(sum.wait()))

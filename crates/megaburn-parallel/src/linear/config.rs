@@ -17,14 +17,14 @@ pub enum Split {
 
 /// Configuration of a [`ParallelLinear`].
 ///
-/// [`new`](Self::new) is a drop-in for Burn's `LinearConfig`: whole tensors in, whole tensors out.
-/// [`column`](Self::column) followed by [`row`](Self::row) is Megatron's pair: between the two the
-/// features stay split and one all-reduce a direction suffices.
+/// [`new`](Self::new) is a drop-in replacement for Burn's `LinearConfig`: full tensors in, full
+/// tensors out. [`column`](Self::column) followed by [`row`](Self::row) is Megatron's pair: the
+/// features stay split in between, and one all-reduce per direction suffices.
 #[derive(Config, Debug)]
 pub struct ParallelLinearConfig {
-    /// Input features of the whole layer.
+    /// Input features of the unsharded layer.
     pub d_input: usize,
-    /// Output features of the whole layer.
+    /// Output features of the unsharded layer.
     pub d_output: usize,
     /// Which dimension is split.
     #[config(default = "Split::Column")]
@@ -32,61 +32,61 @@ pub struct ParallelLinearConfig {
     /// Whether there is a bias.
     #[config(default = true)]
     pub bias: bool,
-    /// Column: whether every rank gets all output features.
+    /// Column split: whether the output is all-gathered, so that every rank has all features.
     #[config(default = true)]
     pub gather_output: bool,
-    /// Row: whether the input already holds only this rank's features.
+    /// Row split: whether the input already holds only this rank's features.
     #[config(default = false)]
     pub input_is_parallel: bool,
-    /// Whether the layer stands at the edge of a sequence-parallel region: a column layer's input,
-    /// a row layer's output, then holds this rank's stretch of the sequence (dim 0).
+    /// Whether the layer is at the edge of a sequence-parallel region. The input of a column split
+    /// or the output of a row split is then sharded along the sequence (dim 0).
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// The split dimension as separately split parts (a fused QKV or gate-up), which stay split;
-    /// `None`: one part. Of a column split only, a part may have fewer units than there are ranks:
-    /// neighbours then hold copies.
+    /// Parts of the split dimension that are split separately and stay split (a fused QKV or
+    /// gate-up); `None` means one part. In a column split a part may have fewer units than there
+    /// are ranks; neighbours then hold copies.
     pub fused: Option<Vec<FusedPart>>,
-    /// The axis of the group that splits it: that of dense layers, or of experts.
+    /// The axis of the group that splits the layer: TP for dense layers, ETP for experts.
     #[config(default = "Axis::Tp")]
     pub axis: Axis,
-    /// How weight and bias start, as in Burn's `Linear`.
+    /// Initializer of weight and bias, as in Burn's `Linear`.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
     )]
     pub initializer: Initializer,
-    /// How the bias starts, if not as the weight.
+    /// Initializer of the bias, if it differs from the weight's.
     pub bias_initializer: Option<Initializer>,
-    /// The layer's path in the model, from which its weights are drawn. Required in a group of
+    /// The layer's path in the model, which keys the draw of its weights. Required in a group of
     /// more than one.
     pub path: Option<String>,
 }
 
 impl ParallelLinearConfig {
-    /// Whole input, this rank's share of the output features.
+    /// A column split: full input, this rank's share of the output features.
     pub fn column(d_input: usize, d_output: usize) -> Self {
         Self::new(d_input, d_output).with_gather_output(false)
     }
 
-    /// This rank's share of the input features, whole output.
+    /// A row split: this rank's share of the input features, full output.
     pub fn row(d_input: usize, d_output: usize) -> Self {
         Self::new(d_input, d_output)
             .with_split(Split::Row)
             .with_input_is_parallel(true)
     }
 
-    /// Makes the split dimension a concatenation of parts.
+    /// Makes the split dimension a concatenation of separately split parts.
     pub fn with_parts(mut self, parts: impl Into<Vec<FusedPart>>) -> Self {
         self.fused = Some(parts.into());
         self
     }
 
-    /// This rank's shard of the layer.
+    /// Builds this rank's shard of the layer.
     ///
     /// # Errors
-    /// No name in a group of more than one, features that do not divide, or flags that
+    /// The layer has no name in a group of more than one, the features do not divide, or flags
     /// contradict each other.
     /// # Collective
-    /// Nothing is sent; every member of `group` makes its own shard.
+    /// Nothing is sent; every member of `group` draws its own shard.
     pub fn init(&self, group: &Group, device: &Device) -> Result<ParallelLinear, ParallelError> {
         self.validate()?;
         let [rows, columns] = [self.d_input, self.d_output];
@@ -173,8 +173,8 @@ impl ParallelLinearConfig {
         }
     }
 
-    /// Refuses parts that are not shared out evenly where copies would be counted twice: everywhere
-    /// but in the parts of a column split.
+    /// Refuses parts that do not divide evenly over the ranks, except in the fused parts of a
+    /// column split: elsewhere the replicas would be counted twice.
     fn check_even(&self, parts: &[FusedPart], ranks: usize) -> Result<(), ParallelError> {
         let copies_allowed = self.split == Split::Column && self.fused.is_some();
         let uneven = parts.iter().find(|part| !part.units.is_multiple_of(ranks));

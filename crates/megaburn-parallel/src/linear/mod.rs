@@ -35,13 +35,13 @@ use replicas::ReplicatedParts;
 /// | column | none (`sequence_parallel`: all-gather of X; `gather_output`: all-gather of Y) | all-reduce of dX (all-gather of X for dW, unless W is frozen, then reduce-scatter of dX) |
 /// | row | all-reduce of Y (`sequence_parallel`: reduce-scatter) | none (all-gather of dY) |
 ///
-/// With sequence parallelism a column split keeps this rank's stretch of X only, and gathers it once
-/// more for dW.
+/// With sequence parallelism a column split saves only this rank's shard of X and gathers X a
+/// second time for dW.
 #[derive(Module, Debug)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
     pub weight: Param<Tensor<2>>,
-    /// The bias: `[d_output / n]` of a column split, `[d_output]` on every rank of a row split.
+    /// The bias: `[d_output / n]` in a column split, `[d_output]` on every rank in a row split.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     plan: LinearPlan,
@@ -83,8 +83,8 @@ impl ParallelLinear {
         }
     }
 
-    /// Applies the layer without its bias, which is returned for the caller to add (Megatron's
-    /// `skip_bias_add`), fused with what follows.
+    /// Applies the layer without its bias, which is returned for the caller to add fused with the
+    /// next operation (Megatron's `skip_bias_add`).
     ///
     /// # Shapes
     /// As [`forward`](Self::forward); the bias has as many features as the output.
@@ -106,7 +106,8 @@ impl ParallelLinear {
         (y, bias.map(gathered))
     }
 
-    /// The same with where the bias's gradient goes. The bias is of this rank's features.
+    /// Like [`forward_with_bias`](Self::forward_with_bias), but the bias comes with its main
+    /// gradient and holds this rank's features only.
     pub(crate) fn forward_and_bias<const D: usize>(
         &self,
         x: impl Into<Recomputable<D>>,
@@ -123,14 +124,13 @@ impl ParallelLinear {
         (y, bias)
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.plan.config.sequence_parallel = false;
         self
     }
 
-    /// This rank's shard of the weight as one of several that are multiplied at once, and nothing of what
-    /// ranks send each other.
+    /// This rank's shard of the weight as an operand of a grouped GEMM, without any communication.
     pub(crate) fn group_weight(&self) -> GroupWeight {
         GroupWeight {
             weight: self.weight.val(),
@@ -179,7 +179,7 @@ impl ParallelLinear {
         linear(x, self.weight(), bias, options)
     }
 
-    /// Where the weight's gradient is summed; nowhere if it is summed over holders first.
+    /// The weight's main gradient; `None` if the gradient is summed over replicas first.
     fn main_grad(&self) -> Option<MainGrad> {
         self.plan
             .replicas
@@ -187,7 +187,7 @@ impl ParallelLinear {
             .then(|| self.plan.main_grad.clone())
     }
 
-    /// The same of the bias.
+    /// The bias's main gradient; `None` if the gradient is summed over ranks first.
     fn bias_grad(&self) -> Option<MainGrad> {
         let LinearPlan {
             config,
@@ -210,8 +210,8 @@ impl ParallelLinear {
             .fold(self.weight.val(), |weight, part| part.share(weight, dim))
     }
 
-    /// The bias as this rank adds it. A row split's bias is a replica; added to sequence shards,
-    /// each rank sees the gradient of its own tokens only.
+    /// The bias as this rank adds it. A row split's bias is replicated; added to sequence shards,
+    /// each rank sees the gradient of its own tokens only, so backward sums it over the group.
     fn bias(&self) -> Option<Tensor<1>> {
         let LinearPlan {
             config,
@@ -228,7 +228,8 @@ impl ParallelLinear {
     }
 }
 
-/// What every member's columns multiply; of sequence shards they keep their own.
+/// The input that every member's columns multiply. Of a sequence-parallel input, only this rank's
+/// shard is saved for backward.
 pub(crate) fn column_input<const D: usize>(
     x: Recomputable<D>,
     group: &Group,

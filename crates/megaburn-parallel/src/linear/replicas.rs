@@ -6,8 +6,8 @@ use megaburn_mesh::{ShardPiece, ShardSpec};
 
 use crate::ParallelError;
 
-/// A stretch of the split dimension that some neighbours hold too (the key/value heads, when there
-/// are fewer than ranks). Each sees the gradient through its own query heads only.
+/// A range of the split dimension that is replicated on some neighbours (the key/value heads, when
+/// there are fewer than ranks). Each rank sees the gradient through its own query heads only.
 #[derive(Clone)]
 pub(super) struct ReplicatedParts {
     start: usize,
@@ -16,8 +16,8 @@ pub(super) struct ReplicatedParts {
 }
 
 impl ReplicatedParts {
-    /// The replicated stretches of the layer `label`, each with a group of its own: two layers that
-    /// met in one would not notice.
+    /// The replicated ranges of layer `label`. Each layer gets groups of its own: in a shared
+    /// group, mismatched calls of two layers would go unnoticed.
     pub(super) fn of(
         spec: &ShardSpec,
         group: &Group,
@@ -44,7 +44,7 @@ impl ReplicatedParts {
         replicated.map(part).collect()
     }
 
-    /// The same values; backward sums the stretch's gradient over its holders.
+    /// Returns the same values; backward sums the gradient of the range over its holders.
     pub(super) fn share<const D: usize>(&self, param: Tensor<D>, dim: usize) -> Tensor<D> {
         let Self {
             start,

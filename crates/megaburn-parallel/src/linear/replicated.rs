@@ -18,24 +18,24 @@ pub struct ReplicatedLinearConfig {
     pub d_input: usize,
     /// Output features.
     pub d_output: usize,
-    /// Whether input and output hold this rank's stretch of the sequence only.
+    /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How the weight starts, as in Burn's `Linear`.
+    /// Initializer of the weight, as in Burn's `Linear`.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
     )]
     pub initializer: Initializer,
-    /// The layer's path in the model, from which its weight is drawn. Required in a group of more than
-    /// one.
+    /// The layer's path in the model, which keys the draw of its weight. Required in a group of
+    /// more than one.
     pub path: Option<String>,
 }
 
 impl ReplicatedLinearConfig {
-    /// The layer, the same on every rank.
+    /// Builds the layer, identical on every rank.
     ///
     /// # Errors
-    /// No name in a group of more than one.
+    /// The layer has no name and the group more than one rank.
     /// # Collective
     /// Nothing is sent.
     pub fn init(&self, group: &Group, device: &Device) -> Result<ReplicatedLinear, ParallelError> {
@@ -59,16 +59,16 @@ impl ReplicatedLinearConfig {
     }
 }
 
-/// A linear layer `Y = X W` that every rank of a group holds whole (Megatron's `duplicated`): where the output
-/// is small, and all ranks need all of it.
+/// A linear layer `Y = X W` that is replicated on every rank of a group (Megatron's `duplicated`),
+/// for small outputs that all ranks need in full.
 ///
-/// Without sequence parallelism every rank computes the same, from the same input, and gradients of the
-/// output must be the same too: those of what ranks make of it apart are summed first, as
-/// [`ParallelLinear`](crate::ParallelLinear)'s column split does.
+/// Without sequence parallelism every rank computes the same output from the same input, and the
+/// gradient of the output must be the same on all ranks too. If ranks use the output differently,
+/// sum its gradient first, as [`ParallelLinear`](crate::ParallelLinear)'s column split does.
 ///
 /// # Collective
-/// Forward: none. Backward: with sequence parallelism one all-reduce of the weight's gradient, because each
-/// rank sees its own tokens only.
+/// Forward: none. Backward: with sequence parallelism one all-reduce of the weight's gradient,
+/// because each rank sees its own tokens only.
 #[derive(Module, Debug)]
 pub struct ReplicatedLinear {
     /// The weight, `[d_input, d_output]`.
@@ -99,14 +99,15 @@ impl ReplicatedLinear {
         linear(x, self.plan.replica.value(&self.weight), None, options)
     }
 
-    /// The same layer and weight for whole sequences, as generation needs it.
+    /// Returns the layer with the same weight for full sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.plan.replica = self.plan.replica.with_all_rows();
         self
     }
 
-    /// Where the weight's gradient is summed. Nowhere if it is summed over ranks first: what a product adds
-    /// to a [`MainGrad`] is of this rank's tokens, and nobody would add the others'.
+    /// The weight's main gradient; `None` if the gradient is summed over ranks first. A GEMM adds
+    /// only the gradient of this rank's tokens to a [`MainGrad`], and the other ranks' share would
+    /// be missing.
     fn main_grad(&self) -> Option<MainGrad> {
         (!self.plan.replica.is_summed()).then(|| self.plan.main_grad.clone())
     }

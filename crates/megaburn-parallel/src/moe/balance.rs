@@ -1,9 +1,11 @@
-//! Losses that make tokens go to all experts alike.
+//! Losses that balance the load of the experts.
 //!
-//! Each is a sum over tokens, as the loss itself, so that the trainer's one division by the tokens of the global
-//! batch makes means of all of them, whatever the layout. Of `T` tokens that a loss is about, `C_e` of which went
-//! to expert `e` of `E`, each to `k`, and `p_te` their probabilities: `E / (k T^2) sum_e C_e sum_t p_te`, times
-//! `T`. `C_e` has no gradient, so that of `p_te` is `E C_e / (k T)`, and is put straight onto the scores.
+//! Each loss is a sum over tokens, like the language-model loss, so that the trainer's single
+//! division by the tokens of the global batch turns all of them into means, whatever the layout.
+//! For a loss over `T` tokens with probabilities `p_te`, each routed to `k` of `E` experts, where
+//! expert `e` receives `C_e` tokens, the loss is `E / (k T^2) sum_e C_e sum_t p_te`, times `T`.
+//! `C_e` has no gradient, so the gradient of `p_te` is `E C_e / (k T)`, which is added directly to
+//! the gradient of the scores.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_collective::{Group, ReduceOp, region::FAILED_REGION, tensors};
@@ -13,44 +15,51 @@ use megaburn_kernels::{
 
 use super::ExpertLoad;
 
-/// What makes tokens go to all experts alike, each with what its loss is multiplied with; 0: it does not.
+/// Load balancing of experts, with the coefficient of each loss; 0 turns a loss off.
 ///
-/// Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Zoph et al. (2022),
-/// <https://arxiv.org/abs/2202.08906>, for the z-loss; Megatron-LM `megatron/core/transformer/moe/router.py`.
+/// Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Zoph et al.
+/// (2022), <https://arxiv.org/abs/2202.08906>, for the z-loss; Megatron-LM
+/// `megatron/core/transformer/moe/router.py`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoadBalance {
-    /// The balancing loss of each micro-batch, over the ranks that share its sequences.
+    /// Coefficient of the load-balancing loss over each micro-batch, on all ranks that share its
+    /// sequences.
     pub aux_loss: f64,
-    /// That of each sequence by itself, which depends on no layout and no batch.
+    /// Coefficient of the load-balancing loss over each sequence, which depends on neither layout
+    /// nor batch.
     pub seq_aux_loss: f64,
-    /// That of the global batch: `C_e` are those of the batch before, so that no rank waits for another in
-    /// the middle of a pass, and no order of micro-batches matters. The first batch of a run has none.
+    /// Coefficient of the load-balancing loss over the global batch. `C_e` is taken from the
+    /// previous batch, so that no rank waits for another in the middle of a pass and the order of
+    /// micro-batches does not matter. The first batch of a run has no such loss.
     pub global_aux_loss: f64,
-    /// The mean square of the logits' log-sum-exp, which keeps them small.
+    /// Coefficient of the z-loss, the mean square of the logits' log-sum-exp, which keeps the
+    /// logits small.
     pub z_loss: f64,
-    /// By what experts are chosen.
+    /// How experts are chosen.
     pub choice: BalanceChoice,
-    /// Whether margins are counted, for [biases](super::quantile_biases) by which all experts are chosen alike.
+    /// Whether margins are counted for [biases](super::quantile_biases) that balance the experts.
     pub quantile_counts: bool,
 }
 
-/// By what experts are chosen.
+/// How the experts of a token are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BalanceChoice {
-    /// Their scores, and their biases where they have some.
+    /// By their scores, plus their biases if the router has any.
     #[default]
     Scores,
-    /// In training, the scores that Sinkhorn's algorithm makes of the logits of a micro-batch, by which all are
-    /// chosen alike; weights are those of the scores.
+    /// In training, by the scores that Sinkhorn's algorithm derives from the logits of a
+    /// micro-batch, which choose all experts equally often. The weights are still computed from the
+    /// original scores.
     Sinkhorn,
-    /// Their turn, whatever their scores: for benchmarks. As the most even scores would have it, the experts of a
-    /// token are of several ranks: one and the next in turn are three eighths of all experts apart.
+    /// In turn, whatever the scores; for benchmarks. As under perfectly balanced scores, the
+    /// experts of a token are on several ranks: consecutive choices are three eighths of all
+    /// experts apart.
     RoundRobin,
 }
 
-/// The experts of so many slots in turn, all equally often.
+/// Chooses the experts of `slots` slots round robin, all equally often.
 pub(super) fn round_robin(slots: usize, num_experts: usize) -> Vec<i32> {
-    // No divisor in common, or some would have no turn.
+    // The stride must be coprime to the number of experts, or some would never be chosen.
     let reaches_all = |apart: usize| {
         !(2..=apart).any(|d| apart.is_multiple_of(d) && num_experts.is_multiple_of(d))
     };
@@ -71,30 +80,31 @@ impl LoadBalance {
     }
 }
 
-/// The tokens of this rank in a micro-batch, `[seq, batch]`, which `group` shares.
+/// This rank's tokens of a micro-batch, `[seq, batch]`; the micro-batch is shared by the ranks of
+/// `group`.
 pub(super) struct Tokens<'a> {
     pub(super) seq: usize,
     pub(super) batch: usize,
     pub(super) group: &'a Group,
-    /// 1 for those that count, else 0, `[seq * batch, 1]`; none: all do.
+    /// 1 for tokens that count, else 0, `[seq * batch, 1]`; `None` means all count.
     pub(super) counted: Option<Tensor<2>>,
 }
 
-/// What the losses add to the router's gradients, and their values.
+/// The values of the losses, and what they add to the router's gradients.
 pub(super) struct Balanced {
     pub(super) gradients: RouterGradients,
-    /// Sums over this rank's tokens, of [`super::load::NUM_LOSSES`] losses, then of the probabilities.
+    /// Sums over this rank's tokens: [`super::load::NUM_LOSSES`] losses, then the probabilities.
     pub(super) sums: Tensor<1>,
 }
 
 impl LoadBalance {
-    /// Of these logits and scores, off the autodiff device; `counts` has the tokens that went from each sequence to
-    /// each expert.
+    /// Computes the losses from logits and scores off the autodiff device; `counts` has the number
+    /// of tokens that each sequence sends to each expert.
     ///
     /// # Shapes
     /// `logits`, `scores`: `[seq * batch, e]`; `counts`: `[batch, e]` in f32
     /// # Collective
-    /// The ranks that share the micro-batch, where there are losses of sequences or micro-batches.
+    /// The ranks that share the micro-batch, if there is a loss over micro-batches or sequences.
     pub(super) fn gradients(
         &self,
         logits: Tensor<2>,
@@ -121,7 +131,7 @@ impl LoadBalance {
         }
     }
 
-    /// The losses of the micro-batch and of its sequences.
+    /// The losses over the micro-batch and over its sequences.
     fn of_counts(
         &self,
         counts: Tensor<2>,
@@ -150,7 +160,7 @@ impl LoadBalance {
         like: &Tensor<2>,
         factor: f64,
     ) -> Option<BalanceLoss> {
-        // Parts of all that was sent, `C_e / (k T)`.
+        // Shares of all assignments, `C_e / (k T)`.
         let last = load.last().filter(|_| self.global_aux_loss != 0.0)?;
         let last: Vec<f32> = last.iter().map(|&part| part as f32).collect();
         let parts = TensorData::new(last, [1, like.dims()[1]]);
@@ -161,7 +171,7 @@ impl LoadBalance {
         })
     }
 
-    /// Whether there is any loss.
+    /// Whether any loss is on.
     pub(super) fn is_some(&self) -> bool {
         self.has_aux() || self.z_loss != 0.0
     }
@@ -197,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Whoever has half of the experts has half of those of most tokens.
+    /// A rank with half of the experts has about half of the experts of every token.
     #[test]
     fn experts_of_a_token_are_of_several_ranks() {
         let all = round_robin(32 * 8, 32);

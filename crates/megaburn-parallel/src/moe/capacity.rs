@@ -8,43 +8,46 @@ use megaburn_mesh::Zigzag;
 use super::{ExpertGroups, dispatch::DROPPED};
 use crate::PackedDocuments;
 
-/// How many tokens an expert takes; what is above goes on without it. Of `tokens` that go to `top_k` of
-/// `num_experts` experts each, `ceil(factor * tokens * top_k / num_experts)`; padding is no token.
+/// Expert capacity: how many tokens an expert takes. Tokens above it skip the expert. If each of
+/// `tokens` tokens goes to `top_k` of `num_experts` experts, the capacity is
+/// `ceil(factor * tokens * top_k / num_experts)`. Padding does not count as tokens.
 ///
 /// Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Megatron-LM
 /// `megatron/core/transformer/moe/moe_utils.py`, `apply_router_token_dropping`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
-    /// Of what each would take if all took as many.
+    /// Factor on the tokens that each expert would take under a perfectly balanced load.
     pub factor: f64,
     /// Which tokens an expert takes.
     pub policy: DropPolicy,
-    /// Among which tokens they are counted.
+    /// The tokens among which the capacity is computed.
     pub scope: CapacityScope,
-    /// Whether every expert is given as many rows as it can take, zeros where there are fewer: then none of its
-    /// sizes depends on where tokens go.
+    /// Whether every expert gets exactly as many rows as its capacity, padded with zeros. No size
+    /// on the expert then depends on the routing.
     pub pad: bool,
 }
 
-/// Which tokens an expert takes that has too many.
+/// Which tokens an expert with too many of them takes.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum DropPolicy {
-    /// Those that give it the most weight; of nearly equal ones at the limit the first.
+    /// The tokens that give the expert the most weight; among nearly equal weights at the limit,
+    /// the first.
     Probs,
-    /// The first.
+    /// The first tokens.
     Position,
 }
 
-/// The tokens among which an expert's are counted.
+/// The tokens among which the capacity is computed.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum CapacityScope {
-    /// Those of each sequence, whatever ranks have them: the same tokens are dropped under every layout.
+    /// The tokens of each sequence, on whichever ranks: the same tokens are dropped under every
+    /// layout.
     Sequence,
-    /// Those that each rank has, as Megatron counts: nothing is sent for it.
+    /// The tokens of each rank, as in Megatron. Nothing is communicated.
     Rank,
 }
 
-/// The slots of some ranks, `[seq, batch, top_k]` each.
+/// What the slots of one or more ranks, `[seq, batch, top_k]` each, have in common.
 pub(super) struct CapacityInputs<'a> {
     pub(super) seq: usize,
     pub(super) batch: usize,
@@ -55,10 +58,11 @@ pub(super) struct CapacityInputs<'a> {
 }
 
 impl Capacity {
-    /// Drops what is too much, from `experts` of this rank's slots with these weights; says how many.
+    /// Drops the assignments above capacity from `experts`, this rank's slots, with these weights.
+    /// Returns how many were dropped.
     ///
     /// # Collective
-    /// The ranks that share the micro-batch, where sequences are counted.
+    /// The ranks that share the micro-batch, if the capacity is per sequence.
     pub(super) fn drop_from(
         &self,
         experts: &mut [i32],
@@ -79,7 +83,7 @@ impl Capacity {
         };
         let own = if is_shared { group.rank() } else { 0 };
         let places = slots.places(self.scope);
-        // Candidates of each expert, in each sequence where those are counted.
+        // Candidates of each expert, separately for each sequence if the capacity is per sequence.
         let queues = slots.num_experts * slots.queues(self.scope);
         let mut candidates: Vec<Vec<Candidate>> = (0..queues).map(|_| Vec::new()).collect();
         let sent = all
@@ -115,12 +119,12 @@ impl Capacity {
         Ok(dropped)
     }
 
-    /// Of so many that are sent to all experts those that each takes.
+    /// The capacity of each expert if `sent` assignments go to all experts together.
     fn takes(&self, sent: usize, num_experts: usize) -> usize {
         (sent as f64 / num_experts as f64 * self.factor).ceil() as usize
     }
 
-    /// Rows that each expert is given at most, from all ranks that send it some.
+    /// The most rows that an expert can get from all ranks that send to it.
     pub(super) fn rows(&self, slots: &CapacityInputs<'_>) -> usize {
         let CapacityInputs {
             seq,
@@ -146,24 +150,26 @@ impl Capacity {
     }
 }
 
-/// A slot that an expert may take.
+/// An assignment that an expert may take.
 struct Candidate {
     weight: f32,
     place: usize,
-    /// If it is of this rank.
+    /// Index of the slot, if it is on this rank.
     own: Option<usize>,
 }
 
-/// Weights that differ by no more than this part of them are taken for equal at the limit of an expert.
+/// Weights that differ by at most this fraction are treated as equal at the limit of an expert.
 ///
-/// Tokens that see the same, like the first ones of documents that begin alike, have the same weight up
-/// to rounding, and rounding depends on where a row stands in a product: on the layout.
+/// Tokens with the same context, such as the first ones of documents with a common prefix, have the
+/// same weight up to rounding. Rounding depends on the row's index in a GEMM, and thus on the
+/// layout.
 const NEARLY_EQUAL: f32 = 1.0 / 32768.0;
 
-/// Those of `queue` that an expert does not take, which takes so many.
+/// The candidates of `queue` that an expert of capacity `takes` drops.
 ///
-/// By weight, the limit is the weight of the last one that it takes. Those above it are taken and those
-/// below it are not; of those at the limit, which are [`NEARLY_EQUAL`] to it, the first ones are taken.
+/// By weight, the limit is the weight of the last candidate that fits. Candidates above it are
+/// taken and candidates below it are dropped; of those [`NEARLY_EQUAL`] to it, the first ones are
+/// taken.
 fn over_capacity(
     queue: &mut [Candidate],
     takes: usize,
@@ -183,7 +189,7 @@ fn over_capacity(
 }
 
 impl CapacityInputs<'_> {
-    /// Sequences that are counted by themselves.
+    /// Number of sequences with a capacity of their own.
     fn queues(&self, scope: CapacityScope) -> usize {
         match scope {
             CapacityScope::Sequence => self.batch,
@@ -191,7 +197,7 @@ impl CapacityInputs<'_> {
         }
     }
 
-    /// Where each token of each rank stands in its sequence, `[ranks, seq, batch]`.
+    /// The position of each rank's tokens in their sequences, `[ranks, seq, batch]`.
     fn places(&self, scope: CapacityScope) -> Vec<usize> {
         let tps = self.groups.tp.size();
         let all = self.groups.tp_cp.size();
@@ -218,14 +224,14 @@ impl CapacityInputs<'_> {
     }
 }
 
-/// The experts and weights of all ranks that share the micro-batch.
+/// Gathers the experts and weights of all ranks that share the micro-batch.
 fn gathered(
     experts: &[i32],
     weights: &[f32],
     groups: &ExpertGroups,
     device: &Device,
 ) -> Result<Vec<(i32, f32)>, CollectiveError> {
-    // A number of experts is a number in f32, too.
+    // Expert indices are exact in f32, so both go in one tensor.
     let pairs = experts.iter().zip(weights);
     let pairs = pairs.flat_map(|(&expert, &weight)| [expert as f32, weight]);
     let pairs = TensorData::new(pairs.collect::<Vec<_>>(), [experts.len(), 2]);
@@ -244,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// The places of what is dropped.
+    /// The places of the dropped candidates.
     fn dropped(weights: &[f32], takes: usize, policy: DropPolicy) -> Vec<usize> {
         let candidates = weights.iter().enumerate();
         let mut queue: Vec<_> = candidates
@@ -269,7 +275,7 @@ mod tests {
     #[case(&[0.5, 0.9], 3, DropPolicy::Position, &[])]
     #[case(&[0.5; 4], 1, DropPolicy::Probs, &[1, 2, 3])]
     #[case(&[0.0; 3], 2, DropPolicy::Probs, &[2])]
-    // What is more than nearly equal goes by weight.
+    // Weights that are not nearly equal are ordered by weight.
     #[case(&[0.5, 0.5001, 0.4999], 1, DropPolicy::Probs, &[0, 2])]
     fn an_expert_drops_what_its_policy_says(
         #[case] weights: &[f32],

@@ -5,45 +5,47 @@ use megaburn_mesh::{Axis, FusedPart};
 use super::{Dispatcher, ExpertGroups, ExpertMlp, Moe, MoeParts, Router, router::RouterParts};
 use crate::{Activation, MlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig};
 
-/// Configuration of a layer of experts, [`Moe`].
+/// Configuration of a mixture-of-experts layer, [`Moe`].
 #[derive(Config, Debug)]
 pub struct MoeConfig {
     /// Features of the residual stream.
     pub d_model: usize,
-    /// Features inside an expert.
+    /// Features of the hidden layer of an expert.
     pub d_ffn: usize,
-    /// Experts that there are.
+    /// Number of experts.
     pub num_experts: usize,
-    /// Experts of a token.
+    /// Experts per token.
     pub top_k: usize,
-    /// Features inside the shared expert, an expert of every token; none: there is none.
+    /// Features of the hidden layer of the shared expert, which every token uses; `None` has no
+    /// shared expert.
     pub shared_ffn: Option<usize>,
     /// The function between an expert's matrices.
     #[config(default = "Activation::SwiGlu")]
     pub activation: Activation,
-    /// Whether an expert's score is a sigmoid of its logit, not its part of a softmax over all.
+    /// Whether an expert's score is the sigmoid of its logit, instead of a softmax over all
+    /// experts.
     #[config(default = false)]
     pub sigmoid: bool,
     /// Whether the weights of a token's experts are divided by their sum.
     #[config(default = true)]
     pub normalise: bool,
-    /// What the weights are multiplied with then.
+    /// Factor on the weights after that normalization.
     #[config(default = 1.0)]
     pub scale: f64,
-    /// Groups of neighbouring experts, how many of them a token's may be of, and how many of the best scores in
-    /// it are a group's own; none: one group.
+    /// Group-limited routing `[groups, groups per token, scores per group]`, as in DeepSeek: a
+    /// token chooses experts only from its best groups of neighbouring experts, and a group's score
+    /// is the sum of its best expert scores. `None` means one group.
     pub groups: Option<[usize; 3]>,
-    /// Whether each expert has a bias that takes part in the choice, and in nothing else (`noaux_tc`).
+    /// Whether each expert has a bias that is used for the choice only (`noaux_tc`).
     #[config(default = false)]
     pub expert_bias: bool,
-    /// Whether input and output are this rank's stretch of the sequence, as they must be where a
-    /// tensor-parallel group has several ranks.
+    /// Whether input and output are sharded along the sequence. Required with tensor parallelism.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How the router and the up (and gate) matrices start.
+    /// Initializer of the router and the up (and gate) matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
-    /// How the down matrices start.
+    /// Initializer of the down matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
     /// The module's path in the model.
@@ -51,13 +53,13 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
-    /// The router, this rank's experts and its share of the shared one.
+    /// Builds the router, this rank's experts and its shard of the shared expert.
     ///
     /// # Errors
-    /// Numbers that do not fit each other, ranks that do not divide the experts, tensor parallelism without
-    /// sequence parallelism; see also [`ParallelLinearConfig::init`].
+    /// Sizes that contradict each other, ranks that do not divide the experts, or tensor
+    /// parallelism without sequence parallelism; see also [`ParallelLinearConfig::init`].
     /// # Collective
-    /// Nothing is sent; every member makes its own part.
+    /// Nothing is sent; every member draws its own part.
     pub fn init(
         &self,
         groups: impl Into<ExpertGroups>,

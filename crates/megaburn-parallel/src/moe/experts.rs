@@ -5,13 +5,13 @@ use megaburn_kernels::{
 
 use crate::{Activation, ParallelLinear, PlanBuilder, Recomputable, Sharded};
 
-/// A feed-forward network, `down(activation(up(x)))`; of several that a rank has, all are computed together.
+/// An expert, `down(activation(up(x)))`. All experts of a rank are computed together.
 #[derive(Module, Debug)]
 pub struct ExpertMlp {
-    /// Up, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate columns, then its up
-    /// columns.
+    /// The up matrix, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate
+    /// columns, then its up columns.
     pub up: ParallelLinear,
-    /// Down, `[d_ffn / n, d_model]`.
+    /// The down matrix, `[d_ffn / n, d_model]`.
     pub down: ParallelLinear,
 }
 
@@ -22,7 +22,7 @@ impl Sharded for ExpertMlp {
     }
 }
 
-/// The matrices of a rank's experts.
+/// The matrices of a rank's experts, for grouped GEMMs.
 pub(super) struct ExpertWeights {
     up: Vec<GroupWeight>,
     down: Vec<GroupWeight>,
@@ -36,21 +36,22 @@ impl ExpertWeights {
     }
 }
 
-/// How a pass goes through the experts.
+/// The settings of a pass through the experts.
 pub(super) struct ExpertPass<'a> {
     pub(super) activation: Activation,
-    /// Whether backward computes it once more.
+    /// Whether backward recomputes the activation.
     pub(super) recompute: bool,
     pub(super) rows_per_expert: &'a [usize],
-    /// Beside what products that give weights' gradients are computed; none: at once.
+    /// The overlap to which weight-gradient GEMMs are deferred; `None` runs them at once.
     pub(super) beside: Option<&'a OverlappedWgrads>,
 }
 
-/// What each expert makes of its rows, which stand one expert's behind the other's, times their weights. Of
-/// experts that ranks share it is this rank's term of a sum.
+/// Applies each expert to its rows, which are sorted by expert, and multiplies the outputs by their
+/// weights. If ranks share an expert, the result is this rank's partial sum.
 ///
-/// A row's weight is put on what the activation gives, from which backward has its gradient; on the expert's
-/// result it would be the same, as the down matrix has no bias, and that would have to be kept.
+/// A row's weight is multiplied with the activation's output, which backward has anyway.
+/// Multiplying the expert's output would be equivalent, because the down matrix has no bias, but
+/// would require saving that output.
 ///
 /// # Shapes
 /// `rows`: `[r, d_model]`, unchanged; `weights`: `[r]`
@@ -66,7 +67,8 @@ pub(super) fn forward(
         rows_per_expert,
         beside,
     } = *pass;
-    // What is computed again would be held until something is sent.
+    // Do not defer a weight gradient whose input is recomputed: it would stay in memory until the
+    // next transfer.
     let options = |again: Option<RecomputeFn>| {
         let beside = beside.filter(|_| again.is_none()).cloned();
         GroupedOptions { again, beside }

@@ -1,26 +1,27 @@
 use megaburn_collective::{Group, ProcessGroups};
 
-/// The groups that a layer of experts works in. Ranks hold tokens of their own (a share of the batch, of each
-/// sequence, or of both) and experts of their own.
+/// The groups in which a layer of experts works. Each rank has its own tokens (a share of the
+/// batch, of each sequence, or of both) and its own experts.
 #[derive(Clone, Debug)]
 pub struct ExpertGroups {
-    /// Shares the dense layers' matrices, and here stretches of the sequence.
+    /// The ranks that split the matrices of dense layers, and here the sequence.
     pub tp: Group,
-    /// Shares each expert's matrices.
+    /// The ranks that split each expert's matrices.
     pub etp: Group,
-    /// Shares the experts.
+    /// The ranks over which the experts are distributed.
     pub ep: Group,
-    /// Both: what a token's experts are on. In rank order, those of one `ep` coordinate side by side.
+    /// `ep` and `etp` together: all ranks that hold the experts of a token. In rank order, the
+    /// ranks of one `ep` coordinate are adjacent.
     pub experts: Group,
-    /// Holds the tokens of a micro-batch between them.
+    /// The ranks that share the tokens of a micro-batch.
     pub tp_cp: Group,
 }
 
 impl ExpertGroups {
-    /// Of `num_experts` those that this rank has, of which there are as many on each.
+    /// The indices of this rank's experts, out of `num_experts`; every rank has the same number.
     ///
     /// # Panics
-    /// If the ranks do not divide them.
+    /// If the ranks do not divide the experts.
     pub(super) fn own(&self, num_experts: usize) -> std::ops::Range<usize> {
         let rank = self.ep.rank();
         let ranks = self.ep.size();
@@ -33,7 +34,7 @@ impl ExpertGroups {
     }
 }
 
-/// Every rank of a tensor-parallel group has all experts whole.
+/// Every rank of a tensor-parallel group has all experts, unsharded.
 impl From<&Group> for ExpertGroups {
     fn from(tp: &Group) -> Self {
         let alone = Group::single(tp.seed());

@@ -7,19 +7,21 @@ use burn::tensor::{DType, Int, Tensor, Transaction};
 
 use super::quantile::{QUANTILE_BINS, count_quantiles};
 
-/// What a router has seen since it was last asked, on this rank. Copies of a layer share it.
+/// The load of a router's experts on this rank since the last [`take`](Self::take). Copies of a
+/// layer share it.
 #[derive(Clone, Default)]
 pub struct ExpertLoad(Arc<Mutex<LoadState>>);
 
 #[derive(Default)]
 struct LoadState {
-    /// But for what is still on the device.
+    /// The counts that are already on the host.
     counts: LoadCounts,
-    /// Tokens sent to each expert.
+    /// Tokens sent to each expert, on the device.
     tokens: Option<Tensor<1, Int>>,
-    /// Sums over tokens: the losses, then the probabilities.
+    /// Sums over tokens, on the device: the losses, then the probabilities.
     sums: Option<Tensor<1>>,
-    /// Of all tokens of the last global batch, the part that each expert got; none: there was none.
+    /// The share of the last global batch's assignments that each expert got; `None` before the
+    /// first one.
     last: Option<Vec<f64>>,
 }
 
@@ -28,25 +30,26 @@ struct LoadState {
 pub struct LoadCounts {
     /// Tokens that were sent to each expert, before any were dropped.
     pub tokens: Vec<u64>,
-    /// Of those, which were dropped.
+    /// Number of those assignments that were dropped.
     pub dropped: u64,
-    /// The balancing loss of each micro-batch, times its tokens.
+    /// The load-balancing loss of each micro-batch, times its tokens.
     pub aux_loss: f64,
-    /// That of each sequence, times its tokens.
+    /// The load-balancing loss of each sequence, times its tokens.
     pub seq_aux_loss: f64,
-    /// The squares of the logits' log-sum-exp.
+    /// The sum of the squares of the logits' log-sum-exp.
     pub z_loss: f64,
-    /// The probabilities of each expert, for a loss over all of them.
+    /// The sum of the probabilities of each expert, for a loss over all tokens.
     pub probabilities: Vec<f64>,
-    /// Margins of each expert, [`QUANTILE_BINS`] of them, where those are counted.
+    /// The margins of each expert in [`QUANTILE_BINS`] bins, if they are counted.
     pub quantile_counts: Vec<u64>,
 }
 
-/// Losses of which sums are kept, before the probabilities.
+/// Number of losses whose sums precede the probabilities.
 pub(super) const NUM_LOSSES: usize = 3;
 
 impl ExpertLoad {
-    /// Counts tokens, and adds sums over tokens: the losses, then the probabilities. Waits for none of them.
+    /// Counts tokens, and adds sums over tokens: the losses, then the probabilities. Does not wait
+    /// for the device.
     pub(super) fn add(&self, tokens: Tensor<1, Int>, dropped: u64, sums: Option<Tensor<1>>) {
         let mut state = self.lock();
         state.counts.dropped += dropped;
@@ -62,7 +65,7 @@ impl ExpertLoad {
         }
     }
 
-    /// Counts the margins of tokens with these scores.
+    /// Counts the margins of the tokens with these scores.
     pub(super) fn add_quantile_counts<'a>(
         &self,
         scores: impl Iterator<Item = &'a [f32]>,
@@ -74,7 +77,7 @@ impl ExpertLoad {
         count_quantiles(scores, biases, top_k, quantile_counts);
     }
 
-    /// What was seen since the last call. Waits for the device.
+    /// Returns the counts since the last call. Waits for the device.
     ///
     /// # Errors
     /// The device cannot be read.
@@ -106,13 +109,13 @@ impl ExpertLoad {
         Ok(counts)
     }
 
-    /// Of all tokens of the last global batch, the part that each expert got, from which the loss over
-    /// global batches has its gradient.
+    /// The share of the last global batch's assignments that each expert got, from which the
+    /// gradient of the loss over global batches is computed.
     pub fn last(&self) -> Option<Vec<f64>> {
         self.lock().last.clone()
     }
 
-    /// Says what that part was, or was when a run was interrupted. Those of all experts add up to 1.
+    /// Sets those shares, for the next batch or when a run resumes. They add up to 1.
     pub fn set_last(&self, last: Option<Vec<f64>>) {
         self.lock().last = last;
     }

@@ -1,9 +1,9 @@
-//! Mixture of experts: a router sends each token to some of many feed-forward networks, which ranks share
-//! out.
+//! Mixture of experts: a router sends each token to some of many feed-forward networks, which are
+//! distributed over ranks.
 //!
 //! Source: Shazeer et al. (2017), <https://arxiv.org/abs/1701.06538>; Fedus et al. (2021),
-//! <https://arxiv.org/abs/2101.03961>; DeepSeek-AI (2024), <https://arxiv.org/abs/2412.19437>; Megatron-LM
-//! `megatron/core/transformer/moe/moe_layer.py`.
+//! <https://arxiv.org/abs/2101.03961>; DeepSeek-AI (2024), <https://arxiv.org/abs/2412.19437>;
+//! Megatron-LM `megatron/core/transformer/moe/moe_layer.py`.
 
 mod balance;
 mod capacity;
@@ -33,8 +33,8 @@ use router::off_graph;
 
 use crate::{Activation, Mlp, PlanBuilder, Recomputable, Sharded, TokenContext};
 
-/// A feed-forward layer of experts: `sum_i weight_i expert_i(x)` over those that the [`Router`] chose for the
-/// token, plus the shared expert where there is one.
+/// A mixture-of-experts layer: `sum_i weight_i expert_i(x)` over the experts that the [`Router`]
+/// chose for the token, plus the shared expert if there is one.
 ///
 /// # Collective
 /// All ranks of [`ExpertGroups::experts`], forward and backward: numbers of tokens (and which experts those have that
@@ -46,15 +46,15 @@ use crate::{Activation, Mlp, PlanBuilder, Recomputable, Sharded, TokenContext};
 pub struct Moe {
     /// Chooses the experts of each token.
     pub router: Router,
-    /// All experts by number; none where another rank has it.
+    /// All experts by index; `None` where another rank has the expert.
     pub experts: Vec<Option<ExpertMlp>>,
-    /// An expert of every token.
+    /// The shared expert, which every token uses.
     pub shared: Option<Mlp>,
     #[module(skip)]
     parts: MoeParts,
 }
 
-/// What the layer holds beside its parameters.
+/// The parts of the layer that are not parameters.
 #[derive(Clone, Debug)]
 struct MoeParts {
     groups: ExpertGroups,
@@ -63,12 +63,12 @@ struct MoeParts {
     recompute: bool,
 }
 
-/// How experts are used: what [`Moe`] is told beside what they are.
+/// How the experts are used, independent of their parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeOptions {
-    /// What shall make tokens go to all experts alike.
+    /// How the load of the experts is balanced.
     pub balance: LoadBalance,
-    /// How many tokens each expert takes; none: all that come.
+    /// The capacity of each expert; `None` takes all tokens.
     pub capacity: Option<Capacity>,
     /// How tokens get to the ranks of their experts.
     pub dispatcher: Dispatcher,
@@ -89,8 +89,8 @@ impl Moe {
     /// Applies the layer.
     ///
     /// # Shapes
-    /// `[seq, batch, d_model]`, unchanged: tokens of this rank only (with tensor parallelism a stretch of the
-    /// sequence)
+    /// `[seq, batch, d_model]`, unchanged: the tokens of this rank only (with tensor parallelism,
+    /// its shard of the sequence)
     pub fn forward(&self, x: impl Into<Recomputable<3>>, context: &TokenContext) -> Tensor<3> {
         let x = x.into().into_tensor();
         let dims = x.dims();
@@ -104,13 +104,15 @@ impl Moe {
             num_experts: self.experts.len(),
             padded: routed.padded,
         };
-        // Before the host waits to be told how many rows come: the GPU will wait for it then.
+        // Collect the experts' matrices before the host blocks on the row counts: once it has them,
+        // the GPU is idle and waits for the host.
         let experts = ExpertWeights::of(self.experts.iter().flatten());
         let dispatch = Dispatch::new(slots, self.parts.dispatcher, groups);
         let sent = dispatch.dispatch(tokens, routed.weights);
         let shared = self.shared.as_ref().map(|shared| shared.forward(x));
         let [rows, weights] = sent.map(InFlight::wait);
-        // The host has read how many there are, and the GPU may have nothing else.
+        // The host has just read the row counts, so the GPU may be idle: submit now instead of
+        // batching.
         flush(&rows);
         let rows = self.forward_experts(experts, rows, weights.squeeze_dim(1), &dispatch);
         let y = dispatch.combine(rows).reshape(dims);
@@ -136,14 +138,14 @@ impl Moe {
             activation,
             recompute,
             rows_per_expert: dispatch.rows_per_expert(),
-            // Who gets no gradient back is sent none.
+            // Without a gradient for the rows, backward sends nothing that could overlap.
             beside: dispatch.beside().filter(|_| rows.is_tracked()),
         };
         experts::forward(experts, &pass, rows, weights)
     }
 
-    /// Whether backward computes the experts' activation once more instead of keeping its result. Off at
-    /// first.
+    /// Whether backward recomputes the experts' activation instead of keeping its output. Off by
+    /// default.
     #[must_use]
     pub fn with_recompute(mut self, recompute: bool) -> Self {
         self.parts.recompute = recompute;
@@ -151,7 +153,7 @@ impl Moe {
         self
     }
 
-    /// All at once.
+    /// Sets all options at once.
     #[must_use]
     pub fn with_options(self, options: MoeOptions) -> Self {
         let MoeOptions {
@@ -164,30 +166,30 @@ impl Moe {
             .with_dispatcher(dispatcher)
     }
 
-    /// How tokens get to the ranks of their experts: to those only, at first.
+    /// Sets how tokens get to the ranks of their experts; [`Dispatcher::AllToAll`] by default.
     #[must_use]
     pub fn with_dispatcher(mut self, dispatcher: Dispatcher) -> Self {
         self.parts.dispatcher = dispatcher;
         self
     }
 
-    /// What shall make tokens go to all experts alike. Nothing at first.
+    /// Sets how the load of the experts is balanced. Off by default.
     #[must_use]
     pub fn with_balance(mut self, balance: LoadBalance) -> Self {
         self.router = self.router.with_balance(balance);
         self
     }
 
-    /// How many tokens each expert takes; none: all that come. In [generation](Self::whole_sequence) it takes
-    /// all.
+    /// Sets the capacity of each expert; `None` takes all tokens. In
+    /// [generation](Self::whole_sequence) all tokens are taken.
     #[must_use]
     pub fn with_capacity(mut self, capacity: Option<Capacity>) -> Self {
         self.router = self.router.with_capacity(capacity);
         self
     }
 
-    /// The same layer and weights where ranks of the tensor-parallel group have the same tokens, as in
-    /// generation: each sends its own.
+    /// Returns the layer with the same weights for generation, where the ranks of the
+    /// tensor-parallel group have the same tokens and each sends its own copy.
     pub fn whole_sequence(mut self) -> Self {
         self.router = self.router.whole_sequence();
         self.shared = self.shared.map(Mlp::whole_sequence);

@@ -1,17 +1,18 @@
-//! Biases by which every expert is chosen by as many tokens of a batch as any other.
+//! Biases with which every expert is chosen by equally many tokens of a batch.
 //!
-//! A token chooses expert `e` if `s_e + b_e` is above its cutoff, the best of what it leaves. So `e` would be
-//! chosen by those tokens whose margin, `cutoff - s_e`, is below `b_e`: the `k / E` quantile of the margins is the
-//! bias with which a share of `k / E` of them does. Margins are counted in bins, whose sums over ranks and
-//! micro-batches do not depend on the layout.
+//! A token chooses expert `e` if `s_e + b_e` is above its cutoff, the best score that it does not
+//! choose. So `e` is chosen by the tokens whose margin, `cutoff - s_e`, is below `b_e`, and the
+//! `k / E` quantile of the margins is the bias with which a share of `k / E` of the tokens choose
+//! it. Margins are counted in bins, whose sums over ranks and micro-batches do not depend on the
+//! layout.
 //!
-//! Source: Su (2026), <https://kexue.fm/archives/11619>; Megatron-LM `--moe-router-load-balancing-type
-//! quantile_balancing`.
+//! Source: Su (2026), <https://kexue.fm/archives/11619>; Megatron-LM
+//! `--moe-router-load-balancing-type quantile_balancing`.
 
-/// Bins of the margins of an expert.
+/// Number of margin bins per expert.
 pub const QUANTILE_BINS: usize = 1000;
 
-/// The range of margins, for scores from 0 to 1 and these biases.
+/// The range of the margins, for scores from 0 to 1 and these biases.
 fn range(biases: &[f32]) -> [f64; 2] {
     let [min, max] = [
         biases.iter().copied().fold(f32::INFINITY, f32::min),
@@ -23,7 +24,7 @@ fn range(biases: &[f32]) -> [f64; 2] {
 /// Counts the margins of tokens that go to `top_k` experts.
 ///
 /// # Shapes
-/// `scores`: `e` a token; `bins`: `e * QUANTILE_BINS`
+/// `scores`: `e` per token; `bins`: `e * QUANTILE_BINS`
 pub(super) fn count_quantiles<'a>(
     scores: impl Iterator<Item = &'a [f32]>,
     biases: &[f32],
@@ -46,7 +47,7 @@ pub(super) fn count_quantiles<'a>(
     }
 }
 
-/// The next biases, whose mean is 0; those of before where nothing was counted.
+/// The next biases, whose mean is 0; the current ones if nothing was counted.
 ///
 /// # Shapes
 /// `bins`: `e * QUANTILE_BINS`, counted with `biases`
@@ -85,7 +86,7 @@ mod tests {
         let tokens = 4000usize;
         let experts = 8usize;
         let top_k = 2usize;
-        // Some experts are liked better than others.
+        // Some experts get higher scores than others.
         let rng = PositionRng::new(3, Purpose::Sampling, "scores");
         let score = |token: usize, expert: usize| {
             let noise = rng.below((token * experts + expert) as u64, 1 << 20) as f32;

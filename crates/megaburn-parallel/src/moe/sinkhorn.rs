@@ -1,15 +1,16 @@
 use burn::tensor::TensorData;
 use megaburn_collective::{CollectiveError, Group, ReduceOp};
 
-/// What is added to each expert's logits so that all experts are chosen alike: the logarithms of the factors by
-/// which Sinkhorn's algorithm scales the columns of `exp(logits)`, over the tokens of the micro-batch that count.
-/// Factors of rows change no choice.
+/// The biases to add to the experts' logits so that all experts are chosen equally often. They are
+/// the logarithms of the factors by which Sinkhorn's algorithm scales the columns of `exp(logits)`,
+/// over the tokens of the micro-batch that count. The factors of the rows change no choice.
 ///
-/// Source: Sinkhorn and Knopp (1967); Clark et al. (2022), <https://arxiv.org/abs/2202.01169>; Megatron-LM
-/// `megatron/core/transformer/moe/moe_utils.py`, `sinkhorn`.
+/// Source: Sinkhorn and Knopp (1967); Clark et al. (2022), <https://arxiv.org/abs/2202.01169>;
+/// Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `sinkhorn`.
 ///
 /// # Collective
-/// The ranks that share the micro-batch; a few numbers an expert, some times.
+/// The ranks that share the micro-batch: one small all-reduce, of one number per expert, per
+/// iteration.
 pub(super) fn sinkhorn_biases(
     logits: &[f32],
     num_experts: usize,
@@ -62,11 +63,11 @@ pub(super) fn sinkhorn_biases(
         .collect())
 }
 
-/// Rounds after which nobody waits for factors that still move.
+/// Most iterations, for factors that do not converge.
 const MOST_ROUNDS: usize = 100;
-/// Factors that moved by less, relative, are done.
+/// Relative change of the factors below which they have converged.
 const CLOSE: f64 = 1e-4;
-/// Added to what is divided by.
+/// Added to divisors, against division by zero.
 const TINY: f64 = 1e-8;
 
 #[cfg(test)]
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn experts_that_all_tokens_like_are_liked_alike() {
-        // The first is liked by all, the second by some.
+        // All tokens prefer the first expert, some the second.
         let logits: Vec<f32> = (0..64)
             .flat_map(|t| {
                 [
@@ -102,7 +103,7 @@ mod tests {
             assert!((share(expert, &biases) - 1.0).abs() < 1e-2, "{biases:?}");
         }
         assert!(share(0, &[0.0; 4]) > 1.5);
-        // What is padded is not looked at.
+        // Padding is ignored.
         let mut padded = logits.clone();
         padded.extend([0.0, 0.0, 0.0, 90.0]);
         let counted: Vec<bool> = (0..65).map(|token| token < 64).collect();

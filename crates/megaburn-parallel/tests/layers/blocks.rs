@@ -1,4 +1,4 @@
-//! Norms, MLPs and attention under layouts.
+//! Norms, MLPs and attention under all layouts.
 
 use std::ops::Add;
 
@@ -16,7 +16,7 @@ use crate::{
     trial::{Setting, assert_same_under_layout, stream},
 };
 
-/// A layer from the residual stream to the residual stream.
+/// The setting of a layer that maps the residual stream to the residual stream.
 fn residual(ranks: usize, [seq, batch, hidden]: [usize; 3], sequence_parallel: bool) -> Setting {
     let shape = [seq, batch, hidden];
     let end = stream(sequence_parallel);
@@ -67,7 +67,7 @@ fn a_norm_adds_the_last_term_of_the_residual_stream(
         z.into_tensor() + stream.sum()
     };
     assert_same_under_layout(&setting, build, stream);
-    // The same in so many words.
+    // The same computation with separate additions.
     let words = |layer: &Norm, x: Tensor<3>| {
         let x = (0..terms).fold(x.clone(), |sum, i| sum + term(&x, i));
         let x = x.clone() + layer.forward(x);
@@ -93,7 +93,7 @@ fn position_vectors_go_to_their_own_tokens(
         .with_sequence_parallel(sequence_parallel)
         .with_name("positions");
     let build = |group: &Group| config.init(group, &autodiff());
-    // In order, and as a packed batch has them.
+    // Consecutive positions, and positions with gaps as in a packed batch.
     for stride in [1, 2] {
         let positions: Vec<usize> = (0..per_rank * ranks).map(|i| 2 + stride * i).collect();
         assert_same_under_layout(&setting, build, |layer: &PositionEmbedding, x| {
@@ -135,7 +135,7 @@ fn an_mlp_has_each_activation(
 }
 
 fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
-    // Wide enough that the scores matter.
+    // A standard deviation large enough that the scores matter.
     let config = config
         .with_initializer(Initializer::Normal {
             mean: 0.0,
@@ -151,7 +151,7 @@ fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
         layer.forward(x, Some(&rope))
     };
     assert_same_under_layout(setting, build, forward);
-    // Learned positions are added elsewhere.
+    // Without rope: learned positions are added elsewhere.
     let forward = |layer: &SelfAttention, x: Tensor<3>| layer.forward(x, None);
     assert_same_under_layout(setting, build, forward);
 }
@@ -201,7 +201,7 @@ fn a_window_changes_what_late_tokens_see() {
     };
     let all = output(None);
     let windowed = output(Some(2));
-    assert_eq!(all[..16], windowed[..16]); // tokens 0 and 1 have nothing behind the window
+    assert_eq!(all[..16], windowed[..16]); // tokens 0 and 1 have all earlier tokens in the window
     assert!(
         all[16..]
             .iter()

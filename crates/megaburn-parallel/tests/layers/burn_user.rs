@@ -50,7 +50,7 @@ impl Network for Plain {
     }
 }
 
-/// Losses of 20 steps on one batch of `y = relu(x a) b`.
+/// The losses of 20 steps on one batch of `y = relu(x a) b`.
 fn train<N: Network>(mut model: N, seed: u64) -> Vec<f32> {
     let mut optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
     let constant =
@@ -84,7 +84,7 @@ fn a_burn_program_reaches_the_same_losses_on_any_number_of_ranks() {
         }
     }
 
-    // In a group of one it is the program with Burn's `Linear`, bit for bit.
+    // In a group of one, the program equals the one with Burn's `Linear` bit for bit.
     let parallel = Parallel::new(&Group::single(seed));
     let copy = |ours: &ParallelLinear| {
         let [d_input, d_output] = ours.weight.dims();

@@ -1,4 +1,4 @@
-//! Attention with a cache reads token by token what it reads at once.
+//! Attention with a cache gives the same output token by token as in one pass.
 
 use burn::{
     module::Module,
@@ -14,10 +14,10 @@ use crate::support::{assert_close, fresh_seed, normal, on_ranks};
 
 const HIDDEN: usize = 12;
 
-/// How each of three sequences is read: tokens a pass, nothing where a pass leaves it out.
+/// Tokens that each pass reads of each of three sequences; 0 leaves the sequence out of the pass.
 const PASSES: [[usize; 3]; 5] = [[4, 1, 0], [1, 3, 6], [0, 1, 1], [1, 1, 1], [2, 0, 1]];
 
-/// Three sequences of normal numbers.
+/// Three sequences of standard normal numbers.
 pub(crate) fn inputs(seed: u64, hidden: usize) -> [TensorData; 3] {
     [0, 1, 2].map(|s| {
         let len = PASSES.iter().map(|pass| pass[s]).sum();
@@ -27,7 +27,7 @@ pub(crate) fn inputs(seed: u64, hidden: usize) -> [TensorData; 3] {
 
 type Rope<'a> = Option<&'a RopeTable>;
 
-/// Asserts that what `cached` reads pass by pass is what `forward` reads at once.
+/// Asserts that `cached`, pass by pass, gives the output of `forward` on full sequences.
 pub(crate) fn assert_goes_on(
     inputs: &[Tensor<3>; 3],
     rope: impl Fn(Vec<usize>) -> Option<RopeTable>,
@@ -38,7 +38,7 @@ pub(crate) fn assert_goes_on(
     let mut read = [0; 3];
     let mut found: [Vec<Tensor<3>>; 3] = Default::default();
     for pass in PASSES {
-        // Any order of the sequences will do.
+        // The order of the sequences is arbitrary.
         let taken: Vec<usize> = [2, 0, 1].into_iter().filter(|&s| pass[s] > 0).collect();
         let packed = Packed::new(taken.iter().map(|&s| (s, read[s], pass[s])));
         let x = taken

@@ -1,4 +1,4 @@
-//! Attention of sequences that ranks share is that of one rank.
+//! Context-parallel attention equals attention on one rank.
 
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::ProcessGroups;
@@ -14,7 +14,7 @@ use crate::{
     support::{autodiff, on_ranks},
 };
 
-/// What is attended, and how.
+/// A case: the shapes, and the mask and options of attention.
 #[derive(Clone, Debug)]
 struct Case {
     /// `[s, b]`.
@@ -22,7 +22,7 @@ struct Case {
     heads: [usize; 2],
     causal: bool,
     window: Option<usize>,
-    /// Bounds of documents, by row.
+    /// Bounds of the documents in each row.
     documents: Option<Vec<Vec<usize>>>,
     dropout: f64,
     again: bool,

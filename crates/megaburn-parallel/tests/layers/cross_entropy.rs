@@ -19,7 +19,7 @@ fn ints(data: &TensorData) -> Vec<i64> {
     data.iter::<i64>().collect()
 }
 
-/// Losses and their derivatives by the definition, in f64.
+/// Losses and their derivatives by definition, in f64.
 fn dense(
     logits: &TensorData,
     labels: &TensorData,
@@ -53,7 +53,7 @@ fn dense(
     )
 }
 
-/// What stands in padding columns must not matter.
+/// Fills the padding columns with extreme values, which must not matter.
 fn poison(local: &TensorData, spec: &ShardSpec, seed: u64) -> TensorData {
     let rng = PositionRng::new(seed, Purpose::Sampling, "poison");
     let poisons = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38, -1e30, 1.0];
@@ -67,8 +67,8 @@ fn poison(local: &TensorData, spec: &ShardSpec, seed: u64) -> TensorData {
     TensorData::new(values, local.shape())
 }
 
-/// Losses and the gradient of `sum(loss * weight)` by the logits, gathered, over `ranks` and a
-/// poisoned padding.
+/// The losses, and the gathered gradient of `sum(loss * weight)` by the logits, on `ranks` ranks
+/// with poisoned padding.
 fn run(
     config: &CrossEntropyConfig,
     ranks: usize,
@@ -111,7 +111,7 @@ fn run(
     (losses, join("gradient", &grads))
 }
 
-/// Each row's gradient is the row's derivative times its weight.
+/// The gradient of each row: its derivative times its weight.
 fn times(jacobian: &TensorData, weight: &TensorData) -> TensorData {
     let k = jacobian.shape()[2];
     let weight = floats(weight);
@@ -139,7 +139,7 @@ fn check(
 
 #[test]
 fn the_values_are_megatrons() {
-    // tests/unit_tests/tensor_parallel/test_cross_entropy.py
+    // Source of the expected values: tests/unit_tests/tensor_parallel/test_cross_entropy.py
     let losses = on_ranks(4, 0, |group| {
         let logits = (0..16 * 32).map(|i| (i % 8) as f32).collect();
         let logits = leaf::<3>(TensorData::new(logits, [16, 1, 32]));
@@ -168,7 +168,7 @@ fn losses_and_gradients_follow_the_definition(
     #[values(0.0, 0.1, 0.5)] smoothing: f64,
     #[values([6, 2], [5, 3])] shape: [usize; 2],
 ) {
-    // With 5 tokens padded to 8 a rank, all ranks but the first hold nothing but padding.
+    // With 5 tokens, padded to 8 per rank, all ranks except the first hold only padding.
     let seed = fresh_seed();
     let config = CrossEntropyConfig::new(vocab).with_label_smoothing(smoothing);
     let logits = normal(&[shape[0], shape[1], vocab], seed, "logits");
@@ -246,7 +246,7 @@ fn alone_it_is_burns_loss(#[values(0.0, 0.1)] smoothing: f64, #[values(12, 33)] 
     let grad = x.grad(&mean.backward()).unwrap();
 
     let y = leaf::<3>(logits);
-    // Megatron's smoothing spreads over the other tokens, Burn's over all.
+    // Megatron's smoothing spreads over the other tokens, Burn's over all tokens.
     let spread = smoothing * vocab as f64 / (vocab as f64 - 1.0);
     let burns = CrossEntropyLossConfig::new()
         .with_smoothing((smoothing > 0.0).then_some(spread as f32))

@@ -1,4 +1,4 @@
-//! In a group of one the layers are plain Burn modules, bit for bit.
+//! In a group of one, the layers equal plain Burn modules bit for bit.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ use crate::support::{
     assert_bits, assert_close, autodiff, floats, fresh_seed, leaf, normal, param_grads, tokens,
 };
 
-/// Burn's generator is one for the process: tests that seed it take turns.
+/// Burn's random generator is global to the process, so tests that seed it take turns.
 static BURN_SEED: Mutex<()> = Mutex::new(());
 
 fn seeded(seed: u64) -> MutexGuard<'static, ()> {
@@ -26,7 +26,7 @@ fn seeded(seed: u64) -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Output, input gradient and parameter gradients.
+/// The output, the input gradient and the parameter gradients.
 fn run<M: Module, const D: usize>(
     module: &M,
     x: &TensorData,
@@ -94,8 +94,8 @@ fn a_linear_layer_is_burns(
     let theirs = run(&burns, &x, |x: Tensor<3>| burns.forward(x));
     let found = run(&ours, &x, |x: Tensor<3>| ours.forward(x));
     assert_all_bits(&found[..2], &theirs[..2]);
-    // Where one product of all rows is no squarer than one a position, Burn keeps these apart and
-    // sums a weight's gradient over them: of these shapes in some of the second.
+    // Burn computes one GEMM per position, and sums the weight's gradient over them, where a single
+    // GEMM of all rows would be no squarer. That is the case for some layers of the second shape.
     if (seq, batch) == (6, 2) {
         assert_all_bits(&found, &theirs);
     }

@@ -1,4 +1,4 @@
-//! `ParallelDropout`: the same elements drop under every layout.
+//! `ParallelDropout` drops the same elements under every layout.
 
 use burn::{
     module::Module,
@@ -129,7 +129,7 @@ fn the_gradient_uses_the_mask_and_the_rate_is_right() {
         .collect();
     let kept: Vec<f32> = kept;
     let rate = 1.0 - f64::from(kept.iter().sum::<f32>()) / kept.len() as f64;
-    assert!((rate - PROB).abs() < 0.012, "{rate}"); // 5 deviations
+    assert!((rate - PROB).abs() < 0.012, "{rate}"); // 5 standard deviations
     let mask = Tensor::<3>::from_data(TensorData::new(kept, shape), &autodiff());
     let scaled = |x: Tensor<3>| (x * mask.clone() / (1.0 - PROB)).into_data();
     assert_close("values", &y.into_data(), &scaled(x), 1e-6);

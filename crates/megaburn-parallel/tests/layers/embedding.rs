@@ -1,4 +1,4 @@
-//! `VocabParallelEmbedding` under layouts, as input, as output and as both.
+//! `VocabParallelEmbedding` under all layouts: as input, as output, and tied.
 
 use burn::{
     module::Module,
@@ -17,7 +17,8 @@ use crate::{
     trial::{End, Setting, assert_same_under_layout, stream},
 };
 
-/// Every token of the vocabulary at least once, so that each rank's rows are looked up.
+/// Ids that contain every token of the vocabulary at least once, so that each rank's rows are
+/// looked up.
 fn every_token([seq, batch]: [usize; 2], vocab: usize) -> Tensor<2, Int> {
     assert!(seq * batch >= vocab && !vocab.is_multiple_of(7));
     let ids = (0..seq * batch).map(|i| (i * 7 % vocab) as i64).collect();
@@ -36,7 +37,8 @@ fn vectors_are_found_on_whichever_rank(
     #[values(true, false)] sequence_parallel: bool,
     #[values((16, 1), (13, 1), (5, 8), (30, 16))] (vocab, pad_multiple): (usize, usize),
 ) {
-    // With 13 tokens over 4 ranks some hold one row less, with 5 padded to 8 some hold none.
+    // With 13 tokens on 4 ranks some ranks hold one row less; with 5 tokens padded to 8 some hold
+    // none.
     let [seq, batch, d_model] = [8 * ranks, 4, 3];
     let config = config(vocab, d_model, pad_multiple).with_sequence_parallel(sequence_parallel);
     let ids = every_token([seq, batch], vocab);
@@ -78,7 +80,7 @@ fn logits_are_products_with_every_vector(
     );
 }
 
-/// One matrix in and out, with the loss on top.
+/// A tied matrix, as input and output, with the loss on top.
 #[derive(Module, Debug)]
 struct Tied {
     embedding: VocabParallelEmbedding,
@@ -100,7 +102,7 @@ impl Tied {
         })
     }
 
-    /// Losses as `[seq, batch, 1]`.
+    /// The losses as `[seq, batch, 1]`.
     fn forward(&self, ids: &Tensor<2, Int>, labels: &Tensor<2, Int>, x: Tensor<3>) -> Tensor<3> {
         let logits = self
             .embedding
@@ -108,7 +110,7 @@ impl Tied {
         self.loss.forward(logits, labels.clone()).unsqueeze_dim(2)
     }
 
-    /// The same without all logits.
+    /// The losses without holding all logits.
     fn fused(&self, ids: &Tensor<2, Int>, labels: &Tensor<2, Int>, x: Tensor<3>) -> Tensor<3> {
         let x = self.embedding.forward(ids.clone()) + x;
         self.embedding
@@ -138,7 +140,7 @@ fn a_tied_matrix_gets_the_gradients_of_both_uses(
     let labels = Tensor::<2, Int>::from_data(labels, &autodiff());
     let shapes = [[seq, batch, d_model], [seq, batch, 1]];
     let ends = [stream(sequence_parallel), End::Whole];
-    // `join` refuses a padding row whose value or gradient is not zero.
+    // `join` rejects a padding row whose value or gradient is not zero.
     let setting = Setting {
         ranks,
         seed,
@@ -148,7 +150,7 @@ fn a_tied_matrix_gets_the_gradients_of_both_uses(
     let build = |group: &Group| Tied::new(&config, smoothing, group);
     let forward = |tied: &Tied, x| tied.forward(&ids, &labels, x);
     assert_same_under_layout(&setting, build, forward);
-    // Without all logits too, and it is the same.
+    // The fused loss gives the same results.
     let fused = |tied: &Tied, x| tied.fused(&ids, &labels, x);
     let found = setting.run(build, fused);
     let expected = setting.run(build, forward);

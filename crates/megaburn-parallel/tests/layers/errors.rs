@@ -1,4 +1,4 @@
-//! What is refused, and in which words.
+//! What is refused, and with which message.
 
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
@@ -12,7 +12,7 @@ use rstest::rstest;
 
 use crate::support::on_ranks;
 
-/// A configuration of any layer.
+/// The configuration of any layer.
 trait Layer: Sync {
     fn build(&self, group: &Group) -> Result<(), ParallelError>;
 }
@@ -40,7 +40,7 @@ layers!(
     ParallelDropoutConfig => |config, group| config.init(group),
 );
 
-/// The message on every rank, which must be one.
+/// The error message, which must be the same on every rank.
 fn message(ranks: usize, layer: impl Layer) -> String {
     let refuse = |group: Group| layer.build(&group).expect_err("it is refused").to_string();
     let mut messages = on_ranks(ranks, 0, refuse);

@@ -1,4 +1,4 @@
-//! `ParallelLinear` under layouts.
+//! `ParallelLinear` under all layouts.
 
 use burn::{
     nn::Initializer,
@@ -20,7 +20,7 @@ fn check(setting: Setting, config: &ParallelLinearConfig) {
     let build = |group: &_| config.init(group, &autodiff());
     assert_same_under_layout(&setting, build, ParallelLinear::forward);
     if config.bias {
-        // The returned bias, doubled before it is added: its gradient doubles too.
+        // Double the returned bias before adding it, so that its gradient doubles too.
         let with_bias = |layer: &ParallelLinear, x: Tensor<3>| {
             let (y, bias) = layer.forward_with_bias(x);
             y + bias.unwrap().unsqueeze::<3>() * 2.0
@@ -102,7 +102,7 @@ fn fused_parts_are_split_each_by_itself(
     #[values(1, 2, 8)] kv_heads: usize,
     #[values(true, false)] sequence_parallel: bool,
 ) {
-    // Fewer key/value heads than ranks are replicated.
+    // With fewer key/value heads than ranks, the heads are replicated.
     let seed = fresh_seed();
     let parts = [
         FusedPart::units(8, 3),
@@ -172,7 +172,7 @@ fn named_weights_have_the_law_of_burns_initializer(#[case] initializer: Initiali
             .unwrap();
         moments(layer.weight.val().into_data())
     };
-    // The two fans differ, and the named shard is drawn by its global ones.
+    // The two fans differ, and the named layer is drawn with the global fans.
     let config = ParallelLinearConfig::new(300, 100).with_split(Split::Column);
     let (mean, spread, largest) = draw(config.clone().with_name("layer"));
     let (burn_mean, burn_spread, burn_largest) = draw(config);
@@ -184,7 +184,7 @@ fn named_weights_have_the_law_of_burns_initializer(#[case] initializer: Initiali
         (spread - burn_spread).abs() <= 0.03 * burn_spread + 1e-6,
         "{spread} {burn_spread}"
     );
-    // Bounded laws have the same bounds.
+    // Bounded distributions have the same bounds.
     if !matches!(
         initializer,
         Initializer::Normal { .. }

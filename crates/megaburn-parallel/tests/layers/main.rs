@@ -1,5 +1,5 @@
-//! Every layer against plain Burn modules in a group of one, and against itself under every layout:
-//! first weights, values, and gradients of the input and of each parameter.
+//! Compares every layer with plain Burn modules in a group of one, and with itself under every
+//! layout: initial weights, outputs, and gradients of the input and of each parameter.
 
 mod blocks;
 mod burn_user;

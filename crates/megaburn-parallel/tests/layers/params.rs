@@ -1,4 +1,4 @@
-//! Parameters read and loaded by path, under layouts.
+//! Reads and loads parameters by path, under all layouts.
 
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::Group;

@@ -1,4 +1,4 @@
-//! Plans of a model of own and plain Burn layers.
+//! Shard plans of a model of parallel layers and plain Burn layers.
 
 use burn::{
     module::Module,
@@ -38,7 +38,7 @@ impl Sharded for Block {
 pub(crate) struct Model {
     embedding: VocabParallelEmbedding,
     blocks: Vec<Block>,
-    /// Plain Burn, on every rank.
+    /// A plain Burn layer, replicated on every rank.
     scale: nn::LayerNorm,
     pub(crate) head: Option<ParallelLinear>,
     #[module(skip)]
@@ -129,7 +129,7 @@ fn the_plan_names_every_parameter_with_its_whole_shape(#[values(1, 2, 4)] ranks:
                 .collect::<Vec<_>>()
         );
     }
-    // Each rank's copy of a replica is another one; the first owns it.
+    // Each rank holds another replica; the first one is the owner.
     for (rank, plan) in plans.iter().enumerate() {
         let piece = &plan.get("scale.gamma").unwrap().shard.pieces[0];
         assert_eq!((piece.replica, piece.replicas), (rank, ranks));
@@ -146,7 +146,7 @@ fn a_weight_is_drawn_from_its_path_in_the_plan(#[values(1, 2, 4)] ranks: usize) 
         for (path, data) in read_params(&model) {
             let spec = &plan.get(&path).unwrap().shard;
             if spec.global_shape.len() < 2 || path.starts_with("head") {
-                continue; // biases and norms are constant or of another law
+                continue; // biases and norms are constant, and the head has another initializer
             }
             let mut whole = vec![0.0; spec.num_global()];
             PositionRng::new(seed, Purpose::Init, &path).fill_normal(0, &mut whole);
@@ -161,7 +161,7 @@ fn a_weight_is_drawn_from_its_path_in_the_plan(#[values(1, 2, 4)] ranks: usize) 
 
 #[rstest]
 fn a_model_with_plain_burn_layers_is_the_same_everywhere(#[values(1, 2, 4)] ranks: usize) {
-    // Attention and embedding take no part here, and have tests of their own.
+    // Attention and embedding are left out here; they have tests of their own.
     #[derive(Module, Debug)]
     struct Used {
         mlp: Mlp,

@@ -1,4 +1,4 @@
-//! What is computed once more backward, instead of being kept, changes no bit.
+//! Recompute in backward changes no bit compared with saving.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::{
     trial::{Setting, assert_same_under_layout, stream},
 };
 
-/// A block and a head, each layer behind a norm.
+/// A block and a head, with a norm before each layer.
 #[derive(Module, Debug)]
 struct Block {
     norms: Vec<Norm>,
@@ -97,7 +97,7 @@ impl Block {
     }
 }
 
-/// The same module in another type.
+/// Casts a module to another dtype.
 fn cast<M: Module>(module: M, dtype: DType) -> M {
     let params: BTreeMap<_, _> = read_params(&module).into_iter().collect();
     let next = |path: &str, _: &[usize]| {
@@ -158,7 +158,8 @@ fn values_and_gradients_are_those_of_keeping_everything(
     }
 }
 
-/// An MLP behind a norm that computes all again, against one rank: sequence shards are gathered.
+/// An MLP after a norm, where both recompute their outputs, compared with one rank. Sequence shards
+/// are gathered.
 #[derive(Module, Debug)]
 struct NormedMlp {
     norm: Norm,
@@ -203,7 +204,7 @@ fn what_is_computed_again_is_split_like_the_rest(
     });
 }
 
-/// Of a weight that does not learn there is no gradient to gather anything for, on any rank.
+/// A frozen weight has no gradient for which its input must be gathered.
 #[test]
 fn a_frozen_column_gathers_nothing_again() {
     let seed = fresh_seed();
@@ -218,11 +219,11 @@ fn a_frozen_column_gathers_nothing_again() {
         };
         [calls(&layer), calls(&layer.clone().no_grad())]
     });
-    // A gather forward, one for the weight, and the reduction of the input's gradient.
+    // One gather forward, one for the weight's gradient, and the reduction of the input's gradient.
     assert_eq!(calls, [[3, 2]; 2]);
 }
 
-/// A part with dropout, of which one parameter does not learn.
+/// A part with dropout, one of whose parameters is frozen.
 #[derive(Module, Debug)]
 struct Dropped {
     mlp: Mlp,
@@ -295,7 +296,7 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
     }
 }
 
-/// A second result, of which nothing learns, and one that nobody uses.
+/// A second result that depends on nothing trainable, and one that is never used.
 #[test]
 fn a_result_that_needs_no_gradient_is_none_to_go_backward_from() {
     let seed = fresh_seed();
@@ -314,7 +315,7 @@ fn a_result_that_needs_no_gradient_is_none_to_go_backward_from() {
     let expected = mlp.forward(x.clone()).sum().backward();
     let bits = |grads| x.grad(grads).unwrap().into_data();
     assert_bits("x", &bits(&found), &bits(&expected));
-    // Backward comes to what is of nothing that learns alone.
+    // Backward from nothing but the result that depends on nothing trainable.
     let [_, ones] = both();
     let grads = ones.sum().backward();
     assert_eq!(
@@ -324,8 +325,8 @@ fn a_result_that_needs_no_gradient_is_none_to_go_backward_from() {
     assert!(mlp.up.weight.grad(&grads).is_none());
 }
 
-/// Keys and values go round the ranks once forward and once backward, and gradients behind them: not once more for
-/// what is kept.
+/// With saved attention, keys and values go around the ring once forward and once backward,
+/// followed by their gradients, and not a third time for the recompute.
 #[test]
 fn attention_that_is_kept_is_not_computed_again() {
     let seed = fresh_seed();
@@ -354,7 +355,7 @@ fn attention_that_is_kept_is_not_computed_again() {
     };
     let again = run(false);
     let kept = run(true);
-    // Two tensors each time, of which each is sent and received.
+    // Each step moves two tensors, and each of them is sent and received.
     let forward = 2 * 2 * 2;
     let backward = 2 * (2 * 2 + 3 * 2);
     for ((sent_again, again), (sent_kept, kept)) in again.iter().zip(&kept) {

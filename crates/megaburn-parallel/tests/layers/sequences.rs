@@ -1,4 +1,4 @@
-//! A layer whose sequences ranks share, against one rank.
+//! Runs a layer whose sequences are shared by ranks, and compares it with one rank.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
@@ -18,18 +18,18 @@ use crate::support::{
     assert_close, autodiff, fresh_seed, join, leaf, normal, on_ranks, param_grads,
 };
 
-/// A layer from the residual stream to the residual stream, and what it is run on.
+/// A layer that maps the residual stream to the residual stream, and its input.
 pub(crate) trait Subject: Debug + Sync {
     type Layer: Module + Sharded;
 
-    /// `[s, b, hidden]`, of all ranks.
+    /// The global `[s, b, hidden]`.
     fn shape(&self) -> [usize; 3];
 
     fn rope(&self) -> RopeConfig;
 
     fn documents(&self) -> Option<PackedRows>;
 
-    /// Whether the layer hears with its tokens which ranks share them.
+    /// Whether the context-parallel ranks are given with the tokens instead of to the layer.
     fn told_with_tokens(&self) -> bool;
 
     fn layer(
@@ -41,7 +41,7 @@ pub(crate) trait Subject: Debug + Sync {
     fn forward(layer: &Self::Layer, x: Tensor<3>, context: &TokenContext) -> Tensor<3>;
 }
 
-/// Which tokens of each row a rank holds, and their positions.
+/// The tokens of each row that a rank holds, and their positions.
 fn held(case: &impl Subject, zigzag: Zigzag) -> Vec<[Vec<usize>; 2]> {
     let [s, b, _] = case.shape();
     let documents = case.documents();
@@ -55,7 +55,7 @@ fn held(case: &impl Subject, zigzag: Zigzag) -> Vec<[Vec<usize>; 2]> {
     (0..b).map(row).collect()
 }
 
-/// `[s, b, ..]` of which `held` says what a rank has, and of that a tensor-parallel rank's stretch.
+/// The `held` tokens of `[s, b, ..]`, and of these the shard of tensor-parallel rank `tp` of `tps`.
 fn rows(whole: &TensorData, held: &[[Vec<usize>; 2]], [tp, tps]: [usize; 2]) -> TensorData {
     let shape = whole.shape().to_vec();
     let b = shape[1];
@@ -70,7 +70,7 @@ fn rows(whole: &TensorData, held: &[[Vec<usize>; 2]], [tp, tps]: [usize; 2]) -> 
     TensorData::new(out.collect(), [len, b, width])
 }
 
-/// What a rank computes: output, input gradient, and parameters' gradients with their shards.
+/// The results of a rank: output, input gradient, and parameter gradients with their shards.
 struct Found {
     output: TensorData,
     input_grad: TensorData,
@@ -131,7 +131,8 @@ fn on_rank<S: Subject>(
     }
 }
 
-/// The gradients of whole parameters: summed over context-parallel ranks, joined over the others.
+/// The gradients of full parameters: summed over context-parallel ranks, joined over
+/// tensor-parallel ranks.
 fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> {
     let sum = |tp: usize, index: usize| {
         let of = |cp: usize| &found[cp * layout.tp + tp].grads[index];
@@ -152,7 +153,7 @@ fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> 
     paths.map(whole).collect()
 }
 
-/// Asserts that ranks compute what one does.
+/// Asserts that the layer gives the same results under `layout` as on one rank.
 pub(crate) fn check(case: &impl Subject, layout: &str, comm: ContextComm) {
     let layout = layout.parse::<Layout>().unwrap();
     let seed = fresh_seed();

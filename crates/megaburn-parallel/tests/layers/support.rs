@@ -1,4 +1,4 @@
-//! Random numbers, shards of plain data, distances.
+//! Random data, shards of plain data, and comparisons.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use burn::{
 use megaburn_collective::{Group, GroupOptions, run_threads};
 use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
 
-/// A fresh seed, printed so that a failure can be repeated.
+/// A fresh seed, printed so that a failure can be reproduced.
 pub(crate) fn fresh_seed() -> u64 {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -47,7 +47,7 @@ pub(crate) fn leaf<const D: usize>(data: TensorData) -> Tensor<D> {
     Tensor::from_data(data, &autodiff()).require_grad()
 }
 
-/// Runs `body` on `ranks` threads with `seed` as the run's; panics with the first rank's failure.
+/// Runs `body` on `ranks` threads with the run's seed `seed`; panics with the first rank's failure.
 pub(crate) fn on_ranks<T: Send>(
     ranks: usize,
     seed: u64,
@@ -71,8 +71,8 @@ pub(crate) fn floats(data: &TensorData) -> Vec<f32> {
     data.clone().try_to_vec().expect("data in f32")
 }
 
-/// The share of whole data that `spec` gives a rank; 0 where it has padding or, with `owned`, where
-/// it holds a copy of what another rank owns.
+/// The local shard of `whole` under `spec`. It is 0 in padding and, with `owned`, in replicas that
+/// another rank owns.
 pub(crate) fn cut(whole: &TensorData, spec: &ShardSpec, owned: bool) -> TensorData {
     let whole = floats(whole);
     let shape = spec.local_shape();
@@ -89,8 +89,8 @@ pub(crate) fn cut(whole: &TensorData, spec: &ShardSpec, owned: bool) -> TensorDa
     TensorData::new(local, shape)
 }
 
-/// The whole from all ranks' shares. Copies must equal what they are copies of, bit for bit, and
-/// padding must be zero.
+/// The full tensor joined from all ranks' shards. Replicas must be equal bit for bit, and padding
+/// must be zero.
 pub(crate) fn join(what: &str, shards: &[(ShardSpec, TensorData)]) -> TensorData {
     let mut whole = vec![None; shards[0].0.num_global()];
     for (rank, (spec, local)) in shards.iter().enumerate() {

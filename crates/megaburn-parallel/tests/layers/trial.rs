@@ -1,4 +1,4 @@
-//! A layer run forward and backward under a layout, everything gathered into whole tensors.
+//! Runs a layer forward and backward under a layout, and gathers everything into full tensors.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use crate::support::{
     assert_bits, assert_close, autodiff, cut, join, leaf, normal, on_ranks, param_grads,
 };
 
-/// How the ranks hold a tensor `[seq, batch, features]` at an end of a layer.
+/// How ranks hold a tensor `[seq, batch, features]` at the input or output of a layer.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
-    /// All of it.
+    /// The full tensor.
     Whole,
-    /// A stretch of the sequence.
+    /// A shard of the sequence.
     Sequence,
-    /// A share of these features.
+    /// A shard of the features, which consist of these parts.
     Features(Vec<FusedPart>),
-    /// A share of the features, which are padded to a multiple of this times the ranks.
+    /// A shard of the features, padded to a multiple of this times the number of ranks.
     Padded(usize),
 }
 
@@ -51,7 +51,7 @@ impl End {
     }
 }
 
-/// The ends of a region that may be sequence-parallel.
+/// The input or output of a region that may be sequence-parallel.
 pub(crate) fn stream(sequence_parallel: bool) -> End {
     if sequence_parallel {
         End::Sequence
@@ -60,7 +60,7 @@ pub(crate) fn stream(sequence_parallel: bool) -> End {
     }
 }
 
-/// What a layer did, as whole tensors.
+/// The results of a layer, as full tensors.
 #[derive(Debug)]
 pub(crate) struct Trial {
     pub(crate) start: BTreeMap<String, TensorData>,
@@ -69,12 +69,12 @@ pub(crate) struct Trial {
     pub(crate) grads: BTreeMap<String, TensorData>,
 }
 
-/// Where and on what a layer runs.
+/// The ranks, seed and shapes of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) ranks: usize,
     pub(crate) seed: u64,
-    /// Whole shapes of input and output.
+    /// Global shapes of input and output.
     pub(crate) shapes: [[usize; 3]; 2],
     pub(crate) ends: [End; 2],
 }
@@ -106,8 +106,8 @@ impl Setting {
             let start: Vec<_> = read_params(&module).into_iter().map(shard).collect();
             let x = leaf::<3>(cut(&normal(input, *seed, "input"), &input_spec, false));
             let y = forward(&module, x.clone());
-            // A tensor that all hold carries the same gradient on all; of shares that several hold,
-            // one carries it.
+            // A full tensor carries the same gradient on all ranks. If several ranks hold the same
+            // shard, only one of them carries the gradient.
             let owned = matches!(at_output, End::Features(_));
             let weight = cut(&normal(output, *seed, "weight"), &output_spec, owned);
             let grads = (y.clone() * Tensor::from_data(weight, &autodiff()))
@@ -149,7 +149,7 @@ impl Setting {
     }
 }
 
-/// Asserts that a layer does on `setting.ranks` ranks what it does on one.
+/// Asserts that a layer gives the same results on `setting.ranks` ranks as on one.
 pub(crate) fn assert_same_under_layout<M: Module + Sharded>(
     setting: &Setting,
     build: impl Fn(&Group) -> Result<M, ParallelError> + Sync,

@@ -26,34 +26,35 @@ use crate::{
 pub struct MultiLatentAttentionConfig {
     /// Features of the residual stream.
     pub d_model: usize,
-    /// Heads.
+    /// Number of heads.
     pub num_heads: usize,
     /// Features of the latent of keys and values.
     pub kv_lora_rank: usize,
-    /// Features of a head's queries and keys that know nothing of positions.
+    /// Features of a head's queries and keys that are not rotated.
     pub qk_nope_head_dim: usize,
-    /// Features of a head's queries, and of the keys that all heads share, that are rotated.
+    /// Rotated features of a head's queries, and of the key part that all heads share.
     pub qk_rope_head_dim: usize,
     /// Features of a head's values.
     pub v_head_dim: usize,
-    /// Features of the latent of queries; none: they are made of the residual stream.
+    /// Features of the latent of queries; `None` projects queries from the residual stream
+    /// directly.
     pub q_lora_rank: Option<usize>,
     /// Epsilon of the RMS norms of latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// Whether a query sees no position behind its own.
+    /// Whether a query attends to no later position.
     #[config(default = true)]
     pub causal: bool,
-    /// Factor of the scores; none: `1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)`. DeepSeek's with YaRN is
-    /// that times [`score_factor`](megaburn_kernels::YarnScaling::score_factor).
+    /// Factor of the scores; `None` means `1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)`. DeepSeek
+    /// with YaRN multiplies that by [`score_factor`](megaburn_kernels::YarnScaling::score_factor).
     pub softmax_scale: Option<f64>,
-    /// Whether input and output hold this rank's stretch of the sequence only.
+    /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
-    /// How all matrices but the output's start.
+    /// Initializer of all matrices except the output projection.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
-    /// How the output matrix starts.
+    /// Initializer of the output projection.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
     /// The module's path in the model.
@@ -61,10 +62,10 @@ pub struct MultiLatentAttentionConfig {
 }
 
 impl MultiLatentAttentionConfig {
-    /// This rank's heads, and the matrices to latents.
+    /// Builds this rank's heads and its copies of the down projections.
     ///
     /// # Errors
-    /// Heads that the ranks do not divide; see also [`ParallelLinearConfig::init`].
+    /// The ranks do not divide the heads; see also [`ParallelLinearConfig::init`].
     /// # Collective
     /// Nothing is sent.
     pub fn init(
@@ -138,7 +139,7 @@ impl MultiLatentAttentionConfig {
 
 const LAYER: &str = "MultiLatentAttention";
 
-/// What the layer is made of, with what its parts have in common.
+/// Builds the layer's parts from their common settings.
 struct MlaBuilder<'a> {
     config: &'a MultiLatentAttentionConfig,
     group: &'a Group,
@@ -153,7 +154,7 @@ impl MlaBuilder<'_> {
             .map(|name| format!("{name}.{field}"))
     }
 
-    /// To a latent, of the residual stream.
+    /// A down projection from the residual stream to a latent.
     fn down(&self, field: &str, d_output: usize) -> Result<ReplicatedLinear, ParallelError> {
         let mut config = ReplicatedLinearConfig::new(self.config.d_model, d_output)
             .with_sequence_parallel(self.config.sequence_parallel)
@@ -162,7 +163,7 @@ impl MlaBuilder<'_> {
         config.init(self.group, self.device)
     }
 
-    /// Of a latent.
+    /// The RMS norm of a latent.
     fn norm(&self, features: usize) -> Norm {
         NormConfig::rms(features)
             .with_epsilon(self.config.norm_epsilon)
@@ -170,7 +171,7 @@ impl MlaBuilder<'_> {
             .init(self.group, self.device)
     }
 
-    /// To this rank's heads.
+    /// An up projection to this rank's heads.
     fn up(
         &self,
         field: &str,
@@ -181,7 +182,7 @@ impl MlaBuilder<'_> {
         self.linear(field, config)
     }
 
-    /// Of this rank's heads.
+    /// The output projection from this rank's heads.
     fn output(&self, field: &str, d_input: usize) -> Result<ParallelLinear, ParallelError> {
         let config = ParallelLinearConfig::row(d_input, self.config.d_model)
             .with_initializer(self.config.output_initializer.clone());

@@ -17,9 +17,9 @@ use crate::{
     Recomputable, ReplicatedLinear, Sharded, TokenContext,
 };
 
-/// Multi-head latent attention: keys and values of all heads are made of one small latent of each token,
-/// and so may be its queries; of keys and queries some features are rotated, those of keys the same for
-/// all heads.
+/// Multi-head latent attention (MLA). Keys and values of all heads are projected from one small
+/// latent per token; queries optionally have a latent too. Part of the query and key features are
+/// rotated; the rotated part of the keys is shared by all heads.
 ///
 /// ```text
 /// q = q_up(q_norm(q_down(x)))              or q(x)
@@ -28,40 +28,46 @@ use crate::{
 /// output(attention([q | rotated q_rope], [k | rotated k_rope], v))
 /// ```
 ///
-/// Heads are split over a group. Matrices to latents, and the norms of these, every rank holds whole:
-/// latents are small, and all heads read all of them. Checkpoints of DeepSeek have the pairs of
-/// rotated features side by side: their table's layout is
-/// [`Interleaved`](megaburn_kernels::RopeLayout::Interleaved), and weights are theirs as they are.
+/// The heads are split over a group. The down projections and the norms of the latents are
+/// replicated: latents are small, and every head reads all of them. DeepSeek's checkpoints store
+/// rotated features in adjacent pairs. Use the layout
+/// [`Interleaved`](megaburn_kernels::RopeLayout::Interleaved) for the rope table, and their weights
+/// load unchanged.
 ///
-/// Heads of values need not be as large as those of keys: no kernel of [`attention`] pads them.
+/// Value heads may be smaller than key heads: no kernel of [`attention`] pads them.
 ///
 /// [`attention`]: megaburn_kernels::attention
 ///
-/// Source: DeepSeek-AI (2024), "DeepSeek-V2", <https://arxiv.org/abs/2405.04434>, section 2.1; Hugging Face's
-/// `DeepseekV3Attention`; Megatron-LM `megatron/core/transformer/multi_latent_attention.py`.
+/// Source: DeepSeek-AI (2024), "DeepSeek-V2", <https://arxiv.org/abs/2405.04434>, section 2.1;
+/// Hugging Face's `DeepseekV3Attention`; Megatron-LM
+/// `megatron/core/transformer/multi_latent_attention.py`.
 ///
 /// # Collective
-/// Forward: an all-reduce of the output. Backward: one each of the gradients of latents, normed, and of
-/// the rotated features of keys. With sequence parallelism ranks compute the latents of their own tokens; these,
-/// normed, and keys' rotated features are all-gathered (the input in place of a latent of queries that is
-/// not there), and the output is reduce-scattered; backward sends the duals, gathers what matrices of
-/// heads read once more, and all-reduces the gradients of all that every rank holds whole.
+/// Forward: one all-reduce of the output. Backward: one all-reduce for the gradient of each
+/// normalized latent, and one for the gradient of the keys' rotated features.
+///
+/// With sequence parallelism each rank computes the latents of its own tokens.
+///
+/// - Forward: the normalized latents and the keys' rotated features are all-gathered (without a
+///   query latent, the input instead), and the output is reduce-scattered.
+/// - Backward: runs the adjoint collectives, gathers the inputs of the up projections a second time
+///   for their weight gradients, and all-reduces the gradients of all replicated parameters.
 #[derive(Module, Debug)]
 pub struct MultiLatentAttention {
-    /// To the latent of queries, `[d_model, q_lora_rank]` (`q_a_proj`).
+    /// The query down projection, `[d_model, q_lora_rank]` (`q_a_proj`).
     pub q_down: Option<ReplicatedLinear>,
-    /// Of that latent (`q_a_layernorm`).
+    /// The norm of the query latent (`q_a_layernorm`).
     pub q_norm: Option<Norm>,
-    /// To queries of this rank's heads, each `[nope | rope]` (`q_b_proj`).
+    /// The query up projection to this rank's heads, each `[nope | rope]` (`q_b_proj`).
     pub q_up: Option<ParallelLinear>,
-    /// The same of the residual stream, where queries have no latent (`q_proj`).
+    /// The query projection from the residual stream, where queries have no latent (`q_proj`).
     pub q: Option<ParallelLinear>,
-    /// To the latent of keys and values, and to the keys' rotated features, `[d_model, kv_lora_rank + rope]`
-    /// (`kv_a_proj_with_mqa`).
+    /// The projection to the latent of keys and values and to the keys' rotated features,
+    /// `[d_model, kv_lora_rank + rope]` (`kv_a_proj_with_mqa`).
     pub kv_down: ReplicatedLinear,
-    /// Of that latent (`kv_a_layernorm`).
+    /// The norm of the key/value latent (`kv_a_layernorm`).
     pub kv_norm: Norm,
-    /// To keys and values of this rank's heads, each `[nope | v]` (`kv_b_proj`).
+    /// The up projection to keys and values of this rank's heads, each `[nope | v]` (`kv_b_proj`).
     pub kv_up: ParallelLinear,
     /// The output projection (`o_proj`).
     pub output: ParallelLinear,
@@ -72,9 +78,9 @@ pub struct MultiLatentAttention {
 
 #[derive(Clone, Debug)]
 struct LatentPlan {
-    /// Of this rank.
+    /// Heads of this rank.
     heads: usize,
-    /// Features of a head's queries and keys that are not rotated, and those that are.
+    /// Features of a head's queries and keys that are not rotated, and that are rotated.
     nope: usize,
     rope: usize,
     /// Features of a head's values.
@@ -84,7 +90,7 @@ struct LatentPlan {
 }
 
 impl MultiLatentAttention {
-    /// As [`SelfAttention::with_recompute`](crate::SelfAttention::with_recompute).
+    /// See [`SelfAttention::with_recompute`](crate::SelfAttention::with_recompute).
     #[must_use]
     pub fn with_recompute(self, recompute: bool) -> Self {
         Self {
@@ -93,10 +99,10 @@ impl MultiLatentAttention {
         }
     }
 
-    /// As [`SelfAttention::with_dropout`](crate::SelfAttention::with_dropout).
+    /// See [`SelfAttention::with_dropout`](crate::SelfAttention::with_dropout).
     ///
     /// # Errors
-    /// A share outside of `[0, 1)`.
+    /// `prob` is outside of `[0, 1)`.
     pub fn with_dropout(self, prob: f64, name: &str, group: &Group) -> Result<Self, ParallelError> {
         Ok(Self {
             core: self.core.with_dropout(prob, name, group)?,
@@ -104,11 +110,11 @@ impl MultiLatentAttention {
         })
     }
 
-    /// As [`SelfAttention::with_context_parallel`](crate::SelfAttention::with_context_parallel): ranks
-    /// exchange keys and values of heads, not latents.
+    /// See [`SelfAttention::with_context_parallel`](crate::SelfAttention::with_context_parallel).
+    /// Ranks exchange keys and values per head, not latents.
     ///
     /// # Errors
-    /// Heads that the ranks do not divide, where those are shared out.
+    /// The heads are exchanged and the ranks do not divide them.
     /// # Collective
     /// Nothing is sent. Forward and backward then send as [`ContextComm`](crate::ContextComm) says.
     pub fn with_context_parallel(
@@ -122,18 +128,18 @@ impl MultiLatentAttention {
         })
     }
 
-    /// Applies the attention to whole sequences.
+    /// Applies the attention to full sequences.
     ///
     /// # Shapes
-    /// `[seq, batch, d_model]`, unchanged (with sequence and context parallelism `seq` is this rank's
-    /// stretch); `rope` is for heads of `qk_rope_head_dim` and holds all positions of the tensor-parallel
-    /// group, none where nothing is rotated.
+    /// `[seq, batch, d_model]`, unchanged (with sequence or context parallelism `seq` is the local
+    /// length). `rope` is for heads of `qk_rope_head_dim` and holds all positions of the
+    /// tensor-parallel group; `None` rotates nothing.
     pub fn forward(&self, x: impl Into<Recomputable<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
         self.forward_in(x, &TokenContext::new(rope.cloned()))
     }
 
-    /// The same of tokens of which more is known: in training some probabilities are dropped, documents do
-    /// not see each other.
+    /// Like [`forward`](Self::forward), with more known about the tokens: in training some
+    /// probabilities are dropped, and packed documents do not attend to each other.
     ///
     /// # Shapes
     /// As [`forward`](Self::forward).
@@ -143,16 +149,16 @@ impl MultiLatentAttention {
             .forward(self.core.forward(queries_keys_values, context))
     }
 
-    /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
-    /// `cache` holds and whose new ones it then holds too: those of this rank's heads, as large as without
-    /// latents. Not for training.
+    /// Applies the attention to the next tokens of some sequences. `cache` holds the earlier keys
+    /// and values and receives the new ones. It stores the keys and values of this rank's heads, so
+    /// it is as large as without latents. Not for training.
     ///
     /// # Shapes
-    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds their
-    /// positions. The layer is one without sequence parallelism.
+    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds
+    /// their positions. The layer must be without sequence parallelism.
     /// # Collective
-    /// As [`forward`](Self::forward), but of whole sequences; ranks that share the pass gather keys and
-    /// values.
+    /// As [`forward`](Self::forward) on full sequences; ranks that share the pass also all-gather
+    /// keys and values.
     pub fn forward_cached(
         &self,
         x: impl Into<Recomputable<3>>,
@@ -165,7 +171,7 @@ impl MultiLatentAttention {
             .forward(self.core.cached(queries_keys_values, packed, cache))
     }
 
-    /// The same layer and weights for whole sequences, as generation needs it.
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
         Self {
             q_down: self.q_down.map(ReplicatedLinear::whole_sequence),
@@ -184,7 +190,8 @@ impl MultiLatentAttention {
         }
     }
 
-    /// Rotated, of this rank's heads: `[seq, batch, heads, nope + rope]` twice, and `[.., v]`.
+    /// The queries, keys and values of this rank's heads after rotation:
+    /// `[seq, batch, heads, nope + rope]` twice, and `[.., v]`.
     fn queries_keys_values(&self, x: Recomputable<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
         let LatentPlan {
             heads,
@@ -204,8 +211,8 @@ impl MultiLatentAttention {
         let [latent, k_rope] = split_last(latent, [of_latent, rotated]);
         let keys_values = self.kv_up.forward(self.kv_norm.forward(latent));
         let keys_values = keys_values.reshape([seq, batch, heads, nope + values]);
-        // Backward reads values: as a view they would keep the keys that they lie beside, of which it
-        // reads others.
+        // Backward reads the values. A view would keep the adjacent keys alive too, which backward
+        // does not read: it reads their rotated copy.
         let cut = if keys_values.device().is_autodiff() {
             SliceMode::Copy
         } else {
@@ -218,7 +225,7 @@ impl MultiLatentAttention {
         [beside(q, rotate(q_rope)), beside(k, k_rope), v]
     }
 
-    /// Of this rank's heads, `[seq, batch, heads * (nope + rope)]`.
+    /// The queries of this rank's heads, `[seq, batch, heads * (nope + rope)]`, before rotation.
     fn queries(&self, x: Recomputable<3>) -> Tensor<3> {
         let x = match (&self.q_down, &self.q_norm) {
             (Some(down), Some(norm)) => norm.forward(down.forward(x)).into(),
@@ -229,7 +236,7 @@ impl MultiLatentAttention {
             .forward(x)
     }
 
-    /// What every rank's heads use, of all tokens: as the input of matrices that are split by columns.
+    /// Makes `x` an input of every rank's heads, for all tokens, like the input of a column split.
     fn for_all_heads(&self, x: Tensor<3>) -> Tensor<3> {
         let LatentPlan {
             group,

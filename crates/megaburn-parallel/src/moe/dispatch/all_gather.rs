@@ -13,23 +13,27 @@ use super::{
 };
 use crate::moe::ExpertGroups;
 
-/// All tokens go to all ranks, each of which takes those of its experts; sums of what they made of them come back.
+/// All-gathers all tokens. Each rank selects the tokens of its experts, and the sums of their
+/// outputs are reduce-scattered.
 #[derive(Debug)]
 pub(super) struct AllGatherDispatch {
     taken: ExpertSorted,
     rows_per_expert: Vec<usize>,
-    /// Where there is padding.
+    /// The permutation that inserts padding, if there is any.
     arranged: Option<RowPermutation>,
     top_k: usize,
-    /// Tokens of this rank, and of the one that has the most: as many each shows the others.
+    /// Number of tokens on this rank, and the largest number on any rank, to which all ranks pad
+    /// for the all-gather.
     tokens: usize,
     shown: usize,
     groups: ExpertGroups,
 }
 
 impl AllGatherDispatch {
+    /// Gathers the experts of all tokens.
+    ///
     /// # Collective
-    /// All ranks of `groups.experts`, which tell each other the experts of their tokens.
+    /// All ranks of `groups.experts`.
     pub(super) fn new(
         slots: Assignments,
         groups: &ExpertGroups,
@@ -45,7 +49,7 @@ impl AllGatherDispatch {
         };
         let own = groups.own(slots.num_experts);
         let all = tensors::all_gather(with_remote_experts(slots.experts, shown), &groups.experts)?;
-        // Numbers of others' experts are none of this rank's.
+        // Ids of remote experts are out of range after this and drop out.
         let all = if shown == 0 {
             all
         } else {
@@ -69,7 +73,7 @@ impl AllGatherDispatch {
         })
     }
 
-    /// Rows that this rank has of what is sent, and that each shows.
+    /// Rows of this payload on this rank, and after padding for the all-gather.
     fn lens(&self, of: Payload) -> [usize; 2] {
         let of_token = match of {
             Payload::Tokens => 1,
@@ -124,7 +128,7 @@ impl TokenDispatcher for AllGatherDispatch {
     }
 }
 
-/// With tokens behind that go to nobody, so that there are `len`.
+/// Pads to `len` tokens with tokens that go to no expert.
 fn with_remote_experts(experts: Tensor<2, Int>, len: usize) -> Tensor<2, Int> {
     let [tokens, top_k] = experts.dims();
     if tokens == len {

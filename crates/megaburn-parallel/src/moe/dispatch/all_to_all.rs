@@ -13,13 +13,13 @@ use super::{
 };
 use crate::moe::ExpertGroups;
 
-/// Each row goes to the rank of its expert and no other (all-to-all over `ep`), and from there to those that share
-/// the expert's matrices (all-gather over `etp`).
+/// Sends each row to the rank of its expert (all-to-all over `ep`), and from there to the ranks
+/// that share the expert's matrices (all-gather over `etp`).
 #[derive(Debug)]
 pub(super) struct AllToAllDispatch {
     sent: ExpertSorted,
     exchange: Exchange,
-    /// Rows that come from `ep`.
+    /// Rows received over `ep`.
     num_received: usize,
     arranged: Option<RowPermutation>,
     ahead: Prefetched,
@@ -27,8 +27,10 @@ pub(super) struct AllToAllDispatch {
 }
 
 impl AllToAllDispatch {
+    /// Exchanges the number of rows for each expert.
+    ///
     /// # Collective
-    /// All ranks of `groups.experts`, which tell each other how many rows go where.
+    /// All ranks of `groups.experts`.
     pub(super) fn new(
         slots: Assignments,
         groups: &ExpertGroups,

@@ -14,21 +14,22 @@ use super::{
 };
 use crate::moe::ExpertGroups;
 
-/// Each token goes once to each rank that has some of its experts (all-to-all over `ep`), which gives it to those,
-/// and one sum of what they made of it comes back, rounded to their type as each of its terms would be.
+/// Sends each token once to every rank that has some of its experts (all-to-all over `ep`). That
+/// rank copies the token to those experts and returns one sum of their outputs, rounded to the
+/// dtype of each output.
 ///
 /// Source: DeepSeek-AI, DeepEP (<https://github.com/deepseek-ai/DeepEP>); Megatron-LM
 /// `--moe-token-dispatcher-type flex`.
 #[derive(Debug)]
 pub(super) struct DedupAllToAllDispatch {
-    /// Tokens by the ranks that they go to.
+    /// This rank's tokens, sorted by destination rank.
     sent: ExpertSorted,
-    /// Those that came, by the experts of this rank.
+    /// The received tokens, sorted by this rank's experts.
     taken: ExpertSorted,
     rows_per_expert: Vec<usize>,
-    /// Where there is padding.
+    /// The permutation that inserts padding, if there is any.
     arranged: Option<RowPermutation>,
-    /// Tokens that go to each rank, and that come from each.
+    /// Tokens sent to each rank, and received from each rank.
     send: Vec<usize>,
     recv: Vec<usize>,
     top_k: usize,
@@ -37,10 +38,12 @@ pub(super) struct DedupAllToAllDispatch {
 }
 
 impl DedupAllToAllDispatch {
-    /// Whether a token sends so few copies, if any of its experts is as likely as any other, that putting these where
-    /// they are read is worth it: half as many as it has experts, and three quarters where they would be
-    /// [put in order](plan::are_placed) anyway. (Of eight experts on two ranks, two a token, it has not paid.)
-    /// Experts that ranks share are read by several.
+    /// Whether deduplication pays off: the copies that a token sends, if all experts are equally
+    /// likely, are so few that the saved bytes outweigh reordering the rows at the receiver. The
+    /// limit is half as many copies as experts per token, or three quarters where rows are
+    /// [reordered](plan::are_placed) anyway. (For eight experts on two ranks and two per token, it
+    /// did not pay off.) It is never used with expert tensor parallelism, where several ranks read
+    /// each expert's rows.
     pub(super) fn pays(num_experts: usize, top_k: usize, groups: &ExpertGroups) -> bool {
         let ranks = groups.ep.size();
         let slots = top_k as f64;
@@ -52,8 +55,10 @@ impl DedupAllToAllDispatch {
         ranks > 1 && groups.etp.size() == 1 && copies(num_experts, top_k, ranks) <= most * slots
     }
 
+    /// Exchanges the number of tokens and rows for each rank, then the experts of the sent tokens.
+    ///
     /// # Collective
-    /// All ranks of `groups.ep`, which tell each other how many tokens and rows go where, then their experts.
+    /// All ranks of `groups.ep`.
     pub(super) fn new(
         slots: Assignments,
         groups: &ExpertGroups,
@@ -82,7 +87,7 @@ impl DedupAllToAllDispatch {
         let rows: Vec<usize> = rows.collect();
         let sent = sent.with_rows(send.iter().sum());
         let came = tensors::all_to_all(sent.numbers(slots.experts), &send, &recv, &groups.ep)?;
-        // Numbers of others' experts are none of this rank's.
+        // Ids of remote experts are out of range after this and drop out.
         let came = if came.dims()[0] == 0 {
             came
         } else {
@@ -107,7 +112,7 @@ impl DedupAllToAllDispatch {
         })
     }
 
-    /// A row a token, of what has one or a row a slot.
+    /// Reshapes to one row per token.
     fn by_token(&self, x: Tensor<2>, of: Payload) -> Tensor<2> {
         match of {
             Payload::Tokens => x,
@@ -116,7 +121,7 @@ impl DedupAllToAllDispatch {
     }
 }
 
-/// The ranks on which a token has experts, in the mean, if any are as likely as any others.
+/// The expected number of ranks on which a token has experts, if all experts are equally likely.
 fn copies(num_experts: usize, top_k: usize, ranks: usize) -> f64 {
     let elsewhere = num_experts - num_experts / ranks;
     let none_here = (0..top_k)

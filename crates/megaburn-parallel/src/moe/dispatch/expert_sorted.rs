@@ -8,7 +8,7 @@ use super::{
     rows::{shortened, summed, taken},
 };
 
-/// Slots in the order of their experts, as far as they have one: on the device.
+/// Expert-sorted assignments, on the device, without the slots that go to no expert.
 #[derive(Debug)]
 pub(super) struct ExpertSorted {
     of: ExpertPermutation,
@@ -16,7 +16,7 @@ pub(super) struct ExpertSorted {
 }
 
 impl ExpertSorted {
-    /// The rows that tokens send, or slots.
+    /// Gathers the expert-sorted rows of tokens or of slots.
     pub(super) fn there(&self, x: Tensor<2>, of: Payload) -> Tensor<2> {
         let index = match of {
             Payload::Tokens => &self.of.tokens,
@@ -25,7 +25,7 @@ impl ExpertSorted {
         taken(x, index, self.num_rows)
     }
 
-    /// Its transpose.
+    /// The transpose of [`there`](Self::there).
     pub(super) fn back(&self, y: Tensor<2>, of: Payload) -> Tensor<2> {
         let rows = self.of.rows.clone();
         summed(
@@ -44,7 +44,7 @@ impl ExpertSorted {
         )
     }
 
-    /// The same of numbers of tokens.
+    /// Gathers the expert-sorted rows of integers per token.
     pub(super) fn numbers(&self, x: Tensor<2, Int>) -> Tensor<2, Int> {
         match self.num_rows {
             0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
@@ -52,13 +52,13 @@ impl ExpertSorted {
         }
     }
 
-    /// What was [taken ahead](PendingCounts::ahead) of tokens.
+    /// The rows of tokens that were [gathered early](PendingCounts::ahead).
     pub(super) fn prefetch_numbers(&self, ahead: Tensor<2>) -> Tensor<2> {
         shortened(ahead, self.num_rows)
     }
 }
 
-/// What tokens send, [taken](Unread::ahead) before anybody asks for it, until they do.
+/// Token rows that were [gathered early](PendingCounts::ahead), until they are taken.
 #[derive(Debug)]
 pub(super) struct Prefetched(Mutex<Option<Tensor<2>>>);
 
@@ -67,14 +67,14 @@ impl Prefetched {
         Self(Mutex::new(Some(rows)))
     }
 
-    /// The rows, where they are asked for, and nobody has them yet.
+    /// The rows, if `of` asks for tokens and they were not taken before.
     pub(super) fn take(&self, of: Payload) -> Option<Tensor<2>> {
         let mut ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ahead.take_if(|_| of == Payload::Tokens)
     }
 }
 
-/// Slots in the order of their experts, of which nobody knows yet how many have one.
+/// Expert-sorted assignments whose row count is still on the device.
 pub(super) struct PendingCounts(ExpertPermutation);
 
 impl PendingCounts {
@@ -87,8 +87,8 @@ impl PendingCounts {
         self.0.counts.clone()
     }
 
-    /// The rows that tokens send, at most so many each, and behind them some that they do not: what the device can do
-    /// while the host waits for the number of those.
+    /// Gathers the rows of tokens, at most `most` per token. The rows after the actual count are
+    /// unused: this runs on the device while the host still waits for that count.
     pub(super) fn ahead(&self, x: Tensor<2>, most: usize) -> Tensor<2> {
         let [slots] = self.0.tokens.dims();
         let [tokens, _] = x.dims();

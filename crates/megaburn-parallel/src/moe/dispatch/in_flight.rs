@@ -6,9 +6,10 @@ use megaburn_kernels::CheckpointFunction;
 
 use super::{Direction, Dispatch, Payload, ok, rows::as_row};
 
-/// Rows that were sent, and what is computed until they are [there](Self::arrived) runs beside. In the graph these are
-/// two operations, of which each one's backward is the transpose of the other, so that backward sends in the
-/// same place.
+/// Rows that were sent and not yet [waited for](Self::wait); what is computed in between overlaps
+/// the transfer. In the graph, start and wait are two operations. The backward of the wait starts
+/// the transposed transfer, and the backward of the start waits for it, so that backward overlaps
+/// the same computation.
 #[must_use = "rows have to arrive"]
 pub(in crate::moe) struct InFlight {
     dispatch: Dispatch,
@@ -18,22 +19,23 @@ pub(in crate::moe) struct InFlight {
 }
 
 enum TransferState {
-    /// Nothing was sent, or nobody goes backward.
+    /// Without autodiff.
     Plain(AsyncCollective<2, Float>),
-    /// All of it, one operation.
+    /// With autodiff, where nothing is sent that could overlap: a single operation, already done.
     Done(Tensor<2>),
     TrackedTransfer(Box<TrackedTransfer>),
 }
 
 struct TrackedTransfer {
     received: AsyncCollective<2, Float>,
-    /// A number that stands for what comes in the graph, where what is not there yet shall not be touched.
+    /// A `[1, 1]` tensor that represents the transfer in the graph, because rows in flight must not
+    /// be touched.
     sign: Tensor<2>,
-    /// What backward sends.
+    /// The transfer that backward starts.
     backward: Sent,
 }
 
-/// What backward has sent, once it has.
+/// The transfer of backward, once it was started.
 type Sent = Arc<Mutex<Option<AsyncCollective<2, Float>>>>;
 
 impl InFlight {
@@ -57,7 +59,7 @@ impl InFlight {
         }
     }
 
-    /// Waits for them; on a GPU the host does not.
+    /// Waits for the rows. On a GPU this does not block the host.
     pub(in crate::moe) fn wait(self) -> Tensor<2> {
         let Self {
             dispatch: Dispatch { way, .. },
@@ -112,7 +114,7 @@ fn scalar_tensor(like: &Tensor<2>) -> Tensor<2> {
     Tensor::empty([1, 1], (&like.device(), like.dtype()))
 }
 
-/// `y` as a function of `x`, with this gradient of it.
+/// Makes `y` a function of `x` with this gradient.
 fn function(
     x: Tensor<2>,
     y: Tensor<2>,

@@ -1,4 +1,4 @@
-//! Rows on their way to the experts' ranks and back.
+//! Dispatch of rows to the experts' ranks, and combine.
 //!
 //! The way there is a linear map that has no numbers of its own: rows are copied, sent and put in
 //! order. The way back is its transpose, and so is the backward of either. What is computed between
@@ -32,14 +32,16 @@ use super::ExpertGroups;
 /// How tokens get to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Dispatcher {
-    /// Each goes to those ranks only: once to each of them where that is far fewer copies (by the numbers of ranks, of
-    /// experts, and of those a token), else once for each expert.
+    /// Sends tokens only to the ranks of their experts: once to each rank where that means far
+    /// fewer copies (given the numbers of ranks, experts, and experts per token), else once for
+    /// each expert.
     AllToAll,
-    /// All go to all: for few ranks, or tokens that go to many experts. A rank has all tokens of the group then.
+    /// Sends all tokens to all ranks; for few ranks, or for tokens that go to many experts. Each
+    /// rank then holds all tokens of the group.
     AllGather,
 }
 
-/// The way of one pass's tokens to the experts of a layer.
+/// The dispatch of one pass's tokens to the experts of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch {
     way: Arc<dyn TokenDispatcher>,
@@ -47,30 +49,30 @@ pub(super) struct Dispatch {
     beside: OverlappedWgrads,
 }
 
-/// What a slot, one of the `top_k` of a token, has instead of an expert if it goes to none.
+/// The value of a slot, one of the `top_k` of a token, that goes to no expert.
 pub(super) const DROPPED: i32 = -1;
 
 /// The experts of all slots.
 pub(super) struct Assignments {
     /// `[tokens, top_k]` in i32, off the autodiff device.
     pub(super) experts: Tensor<2, Int>,
-    /// What is sent of tokens, `[tokens, d_model]`, likewise.
+    /// The tokens to dispatch, `[tokens, d_model]`, off the autodiff device.
     pub(super) tokens: Tensor<2>,
     pub(super) num_experts: usize,
-    /// Rows that every expert gets, zeros where fewer come; none: those that come.
+    /// Rows of every expert, padded with zeros; `None` means the rows that arrive.
     pub(super) padded: Option<usize>,
 }
 
-/// What is sent.
+/// The kind of rows that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Payload {
-    /// A row a token, which goes to all its experts.
+    /// One row per token, which goes to all of its experts.
     Tokens,
-    /// A row a slot.
+    /// One row per slot.
     Assignments,
 }
 
-/// Where it goes; each is the other's transpose.
+/// Where rows are sent; each direction is the transpose of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Experts,
@@ -87,10 +89,10 @@ impl Direction {
 }
 
 trait TokenDispatcher: Debug + Send + Sync {
-    /// Whether anything is sent that other work can run beside.
+    /// Whether anything is sent that other work can overlap.
     fn sends(&self) -> bool;
 
-    /// Sends what goes to somebody else. (What tokens send may have been taken before: then `x` is not looked at.)
+    /// Starts the transfer. `x` is ignored if the token rows were gathered early.
     fn start(
         &self,
         x: Tensor<2>,
@@ -98,7 +100,7 @@ trait TokenDispatcher: Debug + Send + Sync {
         to: Direction,
     ) -> Result<AsyncCollective<2, Float>, CollectiveError>;
 
-    /// What is made of it when it has come.
+    /// Finishes the transfer with the received rows.
     fn finish(
         &self,
         came: Tensor<2>,
@@ -111,8 +113,10 @@ trait TokenDispatcher: Debug + Send + Sync {
 }
 
 impl Dispatch {
+    /// Plans the dispatch.
+    ///
     /// # Collective
-    /// All ranks of `groups.experts`, which tell each other what goes where.
+    /// All ranks of `groups.experts`, which exchange the numbers of rows.
     pub(super) fn new(slots: Assignments, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
         let [tokens, top_k] = slots.experts.dims();
         let device = slots.experts.device();
@@ -138,7 +142,8 @@ impl Dispatch {
         self.way.rows_per_expert()
     }
 
-    /// Sends each token to the ranks of its experts, and the weight of each slot to where its row goes.
+    /// Sends each token to the ranks of its experts, and the weight of each slot along with its
+    /// row.
     ///
     /// # Shapes
     /// `[tokens, d_model]` to `[rows, d_model]`; `[tokens, top_k]` to `[rows, 1]`
@@ -148,7 +153,7 @@ impl Dispatch {
             .map(|(x, of)| InFlight::start(self, x, of, Direction::Experts))
     }
 
-    /// The sum of what each token's experts made of it.
+    /// Sums the outputs of each token's experts.
     ///
     /// # Shapes
     /// `[rows, d_model]` to `[tokens, d_model]`
@@ -156,13 +161,13 @@ impl Dispatch {
         InFlight::start(self, y, Payload::Tokens, Direction::Tokens).wait()
     }
 
-    /// What shall be computed beside what backward sends from the experts, if it sends anything.
+    /// The weight-gradient GEMMs that overlap the transfers of backward; `None` if nothing is sent.
     pub(super) fn beside(&self) -> Option<&OverlappedWgrads> {
         self.way.sends().then_some(&self.beside)
     }
 }
 
-/// What is sent while tensors are computed fails as a region does.
+/// Unwraps the result of a collective, with the panic of a failed region.
 fn ok<T>(result: Result<T, CollectiveError>) -> T {
     result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
 }

@@ -1,47 +1,52 @@
-//! Which row goes where: arithmetic on numbers of rows, which the host knows.
+//! Which row is sent where: arithmetic on row counts, which the host knows.
 
 use std::ops::Range;
 
-/// A rank and the ranks of an axis.
+/// A rank on an axis, and the size of the axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) rank: usize,
     pub(super) ranks: usize,
 }
 
-/// What a rank sends, and what comes to its experts.
+/// What a rank sends, and what its experts receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
-    /// Stretches of rows that this rank sends to each rank of `ep`, and where those stand that come from each.
+    /// For each rank of `ep`, the ranges of rows that this rank sends to it, and the ranges at
+    /// which the rows from it are stored.
     pub(super) send: Vec<Vec<Range<usize>>>,
     pub(super) recv: Vec<Vec<Range<usize>>>,
-    /// Rows that come to the one of `etp` to which the most come: as many everybody shows the others.
+    /// The most rows that any rank of `etp` receives, to which all of them pad for the all-gather.
     pub(super) shown: usize,
-    /// Of what all of `etp` show, which copies of these experts' matrices share.
+    /// The order in which this rank's experts read the rows of all ranks of `etp`.
     pub(super) order: Order,
 }
 
-/// Messages of a rank that are worth sparing their rows a copy, at most. NCCL starts a kernel for some sixteen of them:
-/// 32 on two H200s saved a millisecond of a DeepSeek proxy's 8, 128 took seven kernels where one took less than half
-/// of their time.
+/// The most messages per rank for which sending rows straight to their final place is worth it.
+/// NCCL starts a kernel for about sixteen messages: on two H200s, 32 messages saved one of the 8 ms
+/// of a DeepSeek proxy, while 128 took seven kernels, where a single one took less than half of
+/// their time.
 const MESSAGES: usize = 32;
 
-/// Whether rows of so many experts come where they are read.
+/// Whether, with this number of experts, rows are received in the order in which they are read.
 pub(super) fn are_placed(num_experts: usize) -> bool {
     num_experts <= MESSAGES
 }
 
 impl Exchange {
-    /// From the rows that each rank of `ep` and `etp` has for each expert; ranks of one `ep` coordinate are
-    /// neighbours. Rows of one rank for one expert are a message, and come where they are read, where no others are
-    /// put among them (those of `etp`, or padding); else all rows of one rank for another are, and are put in
-    /// order when they have come.
+    /// Plans the exchange from the number of rows that each rank of `ep` and `etp` has for each
+    /// expert; ranks of one `ep` coordinate are neighbours.
+    ///
+    /// If the experts are few enough ([`are_placed`]) and no other rows are inserted (from `etp`,
+    /// or as padding), each pair of a rank and an expert is a message of its own, received where
+    /// the expert reads it. Otherwise each pair of ranks is one message, and the rows are reordered
+    /// after they arrive.
     pub(super) fn new(counts: &[Vec<usize>], ep: Place, etp: Place, is_padded: bool) -> Self {
         let num_experts = counts[0].len();
         let of_rank = num_experts / ep.ranks;
         let own = ep.rank * of_rank..(ep.rank + 1) * of_rank;
         let mine = &counts[ep.rank * etp.ranks + etp.rank];
-        // Of each of `etp`, by the rank that sends, this rank's experts.
+        // For each rank of `etp`, and each sending rank, the counts for this rank's experts.
         let came = |shard: usize| {
             let of = |from: usize| &counts[from * etp.ranks + shard][own.clone()];
             (0..ep.ranks).map(of).collect::<Vec<_>>()
@@ -77,7 +82,7 @@ impl Exchange {
             .map(|all| all.iter().copied().flatten().sum())
             .max()
             .unwrap_or(0);
-        // What one rank sent to one expert, among those that one of `etp` shows.
+        // The range of each pair of a sending rank and an expert, in the rows of one rank of `etp`.
         let came: Vec<Vec<_>> = came.iter().map(|all| stretches(&all.concat())).collect();
         let mut places = Vec::with_capacity(rows.iter().sum());
         for expert in 0..of_rank {
@@ -102,13 +107,13 @@ impl Exchange {
         }
     }
 
-    /// Rows that this rank sends, and that come to it from `ep`.
+    /// Rows that this rank sends, and that it receives over `ep`.
     pub(super) fn num_rows(&self) -> [usize; 2] {
         [&self.send, &self.recv].map(|all| all.iter().flatten().map(Range::len).sum())
     }
 }
 
-/// Stretches of so many rows, one behind the other.
+/// Consecutive ranges of these lengths.
 fn stretches(lens: &[usize]) -> Vec<Range<usize>> {
     let stretches = lens.iter().scan(0, |end, len| {
         let start = *end;
@@ -122,25 +127,25 @@ fn of_members(all: Vec<Range<usize>>, of_member: usize) -> Vec<Vec<Range<usize>>
     all.chunks(of_member).map(<[_]>::to_vec).collect()
 }
 
-/// Neighbours as one.
+/// Joins adjacent ranges.
 fn joined(all: &[Range<usize>]) -> Range<usize> {
     all.first().map_or(0, |first| first.start)..all.last().map_or(0, |last| last.end)
 }
 
-/// The order in which a rank's experts read rows: those of one expert behind those of another.
+/// The order in which a rank's experts read rows: expert by expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Order {
-    /// Where each row stands that an expert reads, among those that are there; behind all of those where it is
-    /// padding. None: as they are.
+    /// For each row that an expert reads, its index among the received rows; `num_places` for
+    /// padding. `None` means in the order received.
     places: Option<Vec<usize>>,
     /// Rows of each expert.
     pub(super) rows: Vec<usize>,
-    /// Rows that are there, of which some may be nobody's.
+    /// Number of received rows, including unused ones.
     num_places: usize,
 }
 
 impl Order {
-    /// Of rows that stand as they are read.
+    /// The order of rows that are received as they are read.
     pub(super) fn identity(rows: Vec<usize>) -> Self {
         let num_places = rows.iter().sum();
         Self {
@@ -150,10 +155,10 @@ impl Order {
         }
     }
 
-    /// The same, every expert reading as many rows.
+    /// Pads every expert to the same number of rows.
     ///
     /// # Panics
-    /// If one has more.
+    /// If an expert has more rows.
     pub(super) fn padded(mut self, rows: usize) -> Self {
         let mut places = Vec::with_capacity(rows * self.rows.len());
         let all = self
@@ -175,7 +180,7 @@ impl Order {
         }
     }
 
-    /// The places of rows that do not stand as they are read.
+    /// The index of each row, unless rows are received as they are read.
     pub(super) fn places(&self) -> Option<&[usize]> {
         let places = self.places.as_deref()?;
         (!places.iter().copied().eq(0..self.num_places)).then_some(places)
@@ -189,7 +194,7 @@ impl Order {
             .any(|place| *place == self.num_places)
     }
 
-    /// The row that each of these places has; as many as there are rows for one that has none.
+    /// The inverse: the row of each of these places; `places.len()` for places without a row.
     pub(super) fn back(&self, places: &[usize]) -> Vec<usize> {
         let mut back = vec![places.len(); self.num_places];
         let rows = places
@@ -227,7 +232,7 @@ mod tests {
         let [first, second] = [0, 1].map(|rank| of(&counts, rank, false));
         assert_eq!(first.send, [vec![0..1, 1..1], vec![1..3, 3..6]]);
         assert_eq!(second.send, [vec![0..4, 4..5], vec![5..5, 5..7]]);
-        // The first expert's of both, then the second one's.
+        // The rows of the first expert from both ranks, then of the second.
         assert_eq!(first.recv, [vec![0..1, 5..5], vec![1..5, 5..6]]);
         assert_eq!(second.recv, [vec![0..2, 2..5], vec![2..2, 5..7]]);
         assert_eq!((first.num_rows(), second.num_rows()), ([6, 6], [7, 7]));
@@ -259,7 +264,7 @@ mod tests {
         }
     }
 
-    /// Rows that are put in order, as for padding: of the first expert of both ranks, then of the second.
+    /// An exchange whose rows are reordered, as for padding.
     fn two_of_each() -> Exchange {
         of(&[vec![1, 1, 0, 0], vec![2, 1, 0, 0]], 0, true)
     }
@@ -309,7 +314,7 @@ mod tests {
 
     #[test]
     fn ranks_that_share_an_expert_read_the_same_rows() {
-        // One expert, whose matrices two ranks share, and another one.
+        // Two ranks share the matrices of one expert; the other expert is remote.
         let counts = [vec![1, 9], vec![3, 9], vec![2, 9], vec![0, 9]];
         let of = |rank| {
             let [ep, etp] = [Place { rank: 0, ranks: 2 }, Place { rank, ranks: 2 }];
@@ -321,7 +326,7 @@ mod tests {
             (&vec![vec![0..1], vec![1..3]], &vec![vec![0..3], vec![3..3]])
         );
         assert_eq!((a.shown, b.shown), (3, 3));
-        // Three of the first one, three of the second one.
+        // Three rows from each rank of `etp`.
         assert!(a.order.places().is_none() && a.order.rows == [6]);
         assert_eq!(a.order, b.order);
     }

@@ -14,7 +14,7 @@ pub(super) struct RowPermutation {
 }
 
 impl RowPermutation {
-    /// None: rows stand as they are read.
+    /// `None` if rows are received as they are read.
     pub(super) fn new(order: &Order, device: &Device) -> Option<Self> {
         let places = order.places()?;
         Some(Self {
@@ -25,13 +25,13 @@ impl RowPermutation {
     }
 
     pub(super) fn there(&self, x: Tensor<2>) -> Tensor<2> {
-        // Padding is the row behind all others.
+        // Padding reads a row of zeros after all others.
         let rows = x.dims()[0] + usize::from(self.is_padded);
         let [len] = self.places.dims();
         taken(lengthened(x, rows), &self.places, len)
     }
 
-    /// Its transpose.
+    /// The transpose of [`there`](Self::there).
     pub(super) fn back(&self, y: Tensor<2>) -> Tensor<2> {
         summed(y, self.back.clone())
     }

@@ -1,17 +1,17 @@
-//! Rows that are taken and put together, where there may be none.
+//! Row operations that also accept tensors without rows.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, tensors};
 use megaburn_kernels::{permute, read_overlapped, unpermute};
 
-/// Numbers of rows, on the device.
+/// Row indices, on the device.
 pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
     let of: Vec<i32> = of.into_iter().map(|row| row as i32).collect();
     let len = of.len();
     Tensor::from_data(TensorData::new(of, [len]), (device, DType::I32))
 }
 
-/// [`permute`] of the first `len` numbers, where there may be none.
+/// [`permute`] with the first `len` indices; `len` may be 0.
 pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<2> {
     match len {
         0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
@@ -19,7 +19,7 @@ pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<
     }
 }
 
-/// [`unpermute`], where there may be none.
+/// [`unpermute`], possibly without rows.
 pub(super) fn summed(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     match index.dims()[0] {
         0 => Tensor::empty([0, y.dims()[1]], (&y.device(), y.dtype())),
@@ -27,7 +27,7 @@ pub(super) fn summed(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     }
 }
 
-/// With rows of zeros behind, so that there are `len`.
+/// Appends rows of zeros up to `len` rows.
 pub(super) fn lengthened(x: Tensor<2>, len: usize) -> Tensor<2> {
     let [rows, n] = x.dims();
     if rows == len {
@@ -50,10 +50,10 @@ pub(super) fn shortened(x: Tensor<2>, len: usize) -> Tensor<2> {
     }
 }
 
-/// The same numbers in so many columns.
+/// Reshapes to this number of columns.
 pub(super) fn columns(x: Tensor<2>, columns: usize) -> Tensor<2> {
     match x.shape().num_elements() {
-        // A size of 0 means another one to Burn's `reshape`.
+        // Burn's `reshape` gives a size of 0 another meaning.
         0 => Tensor::empty([0, columns], (&x.device(), x.dtype())),
         len => x.reshape([len / columns, columns]),
     }
@@ -62,14 +62,14 @@ pub(super) fn columns(x: Tensor<2>, columns: usize) -> Tensor<2> {
 pub(super) fn as_row(x: Tensor<2>) -> Tensor<2> {
     let [rows, n] = x.dims();
     match rows * n {
-        // A size of 0 means another one to Burn's `reshape`.
+        // Burn's `reshape` gives a size of 0 another meaning.
         0 => Tensor::empty([1, 0], (&x.device(), x.dtype())),
         len => x.reshape([1, len]),
     }
 }
 
-/// What all ranks tell of themselves, one rank's behind the other's. The device does `meanwhile` while the host waits
-/// for it.
+/// All-gathers integers to the host, concatenated rank by rank. The device runs `meanwhile` while
+/// the host waits for them.
 pub(super) fn exchange_counts<T>(
     own: Tensor<1, Int>,
     group: &Group,

@@ -12,17 +12,20 @@ use megaburn_mesh::{Axis, ShardSpec};
 use super::{Capacity, ExpertGroups, ExpertLoad, LoadBalance};
 use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replica};
 
-/// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
+/// Chooses the experts of each token, in f32. The router is replicated, and each rank routes its
+/// own tokens.
 ///
 /// # Collective
-/// Where losses [balance](Balance) the experts, experts take [so many](Capacity) tokens of a sequence, or Sinkhorn's
-/// algorithm [chooses](super::Choice): the ranks that share the micro-batch. Backward, with sequence parallelism: one
-/// all-reduce of the weight's gradient, as each rank sees its own tokens only.
+/// Forward: the ranks that share the micro-batch, if there are [balancing losses](LoadBalance), if
+/// the [capacity](Capacity) is per sequence, or if Sinkhorn's algorithm
+/// [chooses](super::BalanceChoice). Backward: with sequence parallelism one all-reduce of the
+/// weight's gradient, because each rank sees its own tokens only.
 #[derive(Module, Debug)]
 pub struct Router {
-    /// A column an expert, `[d_model, num_experts]`.
+    /// The weight, `[d_model, num_experts]`: one column per expert.
     pub weight: Param<Tensor<2>>,
-    /// What is added to each expert's score for the choice, `[num_experts]`. It has no gradient.
+    /// The bias that is added to each expert's score for the choice only, `[num_experts]`. It has
+    /// no gradient.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     replica: Replica,
@@ -30,7 +33,7 @@ pub struct Router {
     how: RouterPlan,
 }
 
-/// What the router holds beside its parameters.
+/// The parts of the router that are not parameters.
 #[derive(Clone, Debug)]
 struct RouterPlan {
     name: Option<String>,
@@ -42,7 +45,7 @@ struct RouterPlan {
     load: ExpertLoad,
 }
 
-/// What a router is made from.
+/// What a router is built from.
 pub(super) struct RouterParts {
     pub(super) d_model: usize,
     pub(super) num_experts: usize,
@@ -72,7 +75,7 @@ impl Router {
             fans: shape,
         };
         let spec = ShardSpec::whole(&shape, Axis::Tp, tp.rank(), tp.size());
-        // Drawn now: one that is not yet counts as trained.
+        // Initialized now: an uninitialized parameter would count as trained.
         let bias = || {
             let zeros = Tensor::<1>::zeros([num_experts], device).set_require_grad(false);
             Param::from_tensor(zeros).set_require_grad(false)
@@ -93,20 +96,20 @@ impl Router {
         })
     }
 
-    /// What it has seen.
+    /// The load of the experts so far.
     pub fn load(&self) -> &ExpertLoad {
         &self.how.load
     }
 
-    /// The biases by which experts are chosen; none if there are none.
+    /// The biases by which experts are chosen, if the router has any.
     pub fn biases(&self) -> Option<Vec<f32>> {
         self.bias.as_ref().map(|bias| read(off_graph(&bias.val())))
     }
 
-    /// Replaces them, where there are any.
+    /// Replaces the biases, if the router has any.
     ///
     /// # Panics
-    /// If there are not as many as experts.
+    /// If the number of biases is not the number of experts.
     pub fn set_bias(&mut self, bias: &[f32]) {
         let value = |old: Tensor<1>| {
             assert_eq!(old.dims(), [bias.len()], "one bias an expert");
@@ -140,7 +143,7 @@ impl Router {
         let [seq, batch, d_model] = x.dims();
         let weight = self.weight.val();
         let narrow = (weight.dtype() == DType::BF16).then(|| off_graph(&weight));
-        // In f32 before ranks sum its gradients.
+        // Cast to f32 first, so that ranks sum its gradients in f32.
         let wide = self.replica.shared(weight.cast(DType::F32));
         router_logits(x.reshape([seq * batch, d_model]), wide, narrow)
     }

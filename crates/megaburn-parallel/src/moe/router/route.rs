@@ -13,21 +13,22 @@ use crate::{
     },
 };
 
-/// Where tokens go.
+/// The routing of a rank's tokens.
 pub(in crate::moe) struct Routed {
-    /// The experts of each token, `[tokens, top_k]` in i32, off the autodiff device; [`DROPPED`] where a slot goes to
-    /// none.
+    /// The experts of each token, `[tokens, top_k]` in i32, off the autodiff device; [`DROPPED`]
+    /// for slots without an expert.
     pub(in crate::moe) experts: Tensor<2, Int>,
     /// Their weights, `[tokens, top_k]` in f32.
     pub(in crate::moe) weights: Tensor<2>,
-    /// Rows that every expert is given; none: those that come.
+    /// Rows of every expert with padding; `None` means the rows that arrive.
     pub(in crate::moe) padded: Option<usize>,
 }
 
 impl Router {
-    /// The experts of each token and their weights. On a GPU the host waits for none of it, unless experts are chosen by
-    /// [Sinkhorn's algorithm](BalanceChoice::Sinkhorn), margins are counted, some tokens dropped or there are more than 512
-    /// experts, which is the host's work.
+    /// Chooses the experts of each token and their weights. On a GPU the host does not wait for any
+    /// of it, except where the host itself computes: if experts are chosen by [Sinkhorn's
+    /// algorithm](BalanceChoice::Sinkhorn), if margins are counted, if tokens may be dropped, or
+    /// with more than 512 experts.
     ///
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
@@ -47,7 +48,7 @@ impl Router {
         };
         let given = self.given(&plain, counted, context);
         let mut seen = None;
-        // What is computed once more was counted.
+        // In a recompute, these tokens were already counted.
         let loss_mask_values = context.loss_factor.is_some() && !LinearPass::is_backward();
         let is_seen = loss_mask_values || self.how.balance.is_some();
         let extra = |routed: &megaburn_kernels::Routed| {
@@ -99,7 +100,7 @@ impl Router {
         }
     }
 
-    /// The experts that somebody else than the kernel chooses.
+    /// The experts, where the kernel does not choose them.
     fn given(
         &self,
         logits: &Tensor<2>,
@@ -129,8 +130,8 @@ impl Router {
         Some(as_slots(experts, options.top_k, logits))
     }
 
-    /// Tokens that go from each sequence to each expert, and of the losses that balance the experts the sums and the
-    /// gradients.
+    /// The number of tokens that each sequence sends to each expert, and the sums and gradients of
+    /// the balancing losses.
     fn balanced(
         &self,
         logits: Tensor<2>,
@@ -167,7 +168,8 @@ impl Router {
             .add_quantile_counts(rows, &biases, options.top_k);
     }
 
-    /// Drops what is too much for some experts: how many slots, and rows that every expert is given.
+    /// Drops assignments above the experts' capacity. Returns the experts, the number of dropped
+    /// slots, and the rows that every expert is padded to.
     fn drop_from(
         &self,
         experts: Tensor<2, Int>,
@@ -206,7 +208,8 @@ impl Router {
         (as_slots(chosen, top_k, &weights), dropped, padded)
     }
 
-    /// Which of this rank's tokens count, of those that the ranks of its tensor-parallel group share; none: all.
+    /// Which of this rank's tokens count; the context has the tokens of the full tensor-parallel
+    /// group. `None` means all count.
     fn counted<'a>(&self, context: &'a TokenContext, tokens: usize) -> Option<&'a [bool]> {
         let all = context.counted.as_deref()?;
         let start = if all.len() == tokens {
@@ -219,7 +222,7 @@ impl Router {
 }
 
 impl Tokens<'_> {
-    /// How many that count go from each sequence to each expert.
+    /// The number of counted tokens that each sequence sends to each expert.
     ///
     /// # Shapes
     /// `experts`: `[seq * batch, top_k]`, `scores`: `[seq * batch, e]`, result `[batch, e]`

@@ -1,4 +1,4 @@
-//! What is computed, and how.
+//! Cases: the sizes and options of a layer and its input.
 
 use std::{collections::BTreeMap, convert::Infallible};
 
@@ -25,18 +25,18 @@ pub(super) struct Case {
     pub(super) heads: usize,
     pub(super) q_rank: Option<usize>,
     pub(super) kv_rank: usize,
-    /// Of queries and keys without positions, of those with them, and of values.
+    /// Head sizes: unrotated and rotated features of queries and keys, and values.
     pub(super) dims: [usize; 3],
     pub(super) yarn: Option<YarnScaling>,
     pub(super) documents: Option<Vec<Vec<usize>>>,
     pub(super) dropout: f64,
     pub(super) again: bool,
-    /// Whether ranks that share tokens are named with these, and not to the layer.
+    /// Whether the context-parallel ranks are given with the tokens instead of to the layer.
     pub(super) told: bool,
 }
 
 impl Case {
-    /// Even numbers, of a head's queries and values alike.
+    /// Even sizes; query and value heads have the same size.
     pub(super) fn even(tokens: [usize; 2], heads: usize) -> Self {
         Self {
             tokens,
@@ -53,7 +53,7 @@ impl Case {
         }
     }
 
-    /// Odd ones.
+    /// Odd sizes.
     pub(super) fn ragged(tokens: [usize; 2], heads: usize) -> Self {
         let q_rank = Some(7);
         let kv_rank = 5;
@@ -76,7 +76,7 @@ impl Case {
         MultiLatentAttentionConfig::new(self.hidden, self.heads, self.kv_rank, nope, rope, values)
             .with_q_lora_rank(self.q_rank)
             .with_softmax_scale(scale)
-            // Wide enough that the scores matter.
+            // A standard deviation large enough that the scores matter.
             .with_initializer(Initializer::Normal {
                 mean: 0.0,
                 std: 0.4,
@@ -89,7 +89,7 @@ impl Case {
     }
 }
 
-/// Longer by a half than what was trained on.
+/// YaRN for contexts four times as long as in training.
 fn yarn() -> YarnScaling {
     YarnScaling::new(4.0, 16)
         .with_mscale(Some(1.0))
@@ -146,7 +146,7 @@ impl Subject for Case {
     }
 }
 
-/// The layer with scales of norms that are not one, the same on all ranks.
+/// Gives the norms random scales, the same on all ranks.
 pub(super) fn with_gammas(layer: MultiLatentAttention, seed: u64) -> MultiLatentAttention {
     let start: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
     let value = |path: &str, shape: &[usize]| {

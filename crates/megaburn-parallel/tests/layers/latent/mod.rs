@@ -1,4 +1,4 @@
-//! Multi-head latent attention: what Hugging Face's DeepSeek computes, under every layout.
+//! Multi-head latent attention computes what Hugging Face's DeepSeek computes, under every layout.
 
 mod case;
 mod reference;
@@ -21,7 +21,7 @@ use crate::{
 };
 use case::Case;
 
-/// What a layer makes of random input, and all gradients.
+/// The output of a layer on random input, and all gradients.
 fn found(
     layer: &MultiLatentAttention,
     [s, b, hidden]: [usize; 3],
@@ -145,7 +145,7 @@ fn ranks_that_share_tokens_may_be_named_with_them(
     );
 }
 
-/// Of attention itself, and of all of the layer.
+/// Recomputes attention alone, and the full layer.
 #[rstest]
 fn what_is_computed_again_changes_no_bit(
     #[values((1, false), (2, false), (2, true))] (ranks, sp): (usize, bool),
@@ -207,7 +207,8 @@ fn generation_goes_on_from_what_it_has_read(
     });
 }
 
-/// Of its matrices those that see this rank's tokens only have a gradient that is summed over ranks first.
+/// The gradients of matrices that see only this rank's tokens are summed over ranks first, so these
+/// have no main gradient.
 #[rstest]
 fn gradients_are_summed_where_they_are_computed(#[values(1, 2)] ranks: usize) {
     let case = Case::ragged([4, 2], 2);

@@ -1,4 +1,4 @@
-//! What Hugging Face's DeepSeek computes.
+//! A reference implementation that follows Hugging Face's DeepSeek.
 
 use burn::{
     module::Param,
@@ -18,7 +18,7 @@ use crate::{
     support::{assert_close, autodiff, fresh_seed},
 };
 
-/// Hugging Face's `DeepseekV3Attention`, line by line, of `x: [s, b, hidden]`.
+/// Hugging Face's `DeepseekV3Attention`, line by line, for `x: [s, b, hidden]`.
 fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<3> {
     let [nope, rope, values] = case.dims;
     let [s, b] = case.tokens;

@@ -1,4 +1,4 @@
-//! Losses that balance experts, against their formulas, and choices that do.
+//! Balancing losses against their formulas, and balanced choices of experts.
 
 use burn::tensor::{Tensor, TensorData, activation};
 use megaburn_parallel::{BalanceChoice, ExpertGroups, LoadBalance, TokenContext};
@@ -53,7 +53,7 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         let (x_found, router_found, found) = run(balance, factor);
         assert_eq!(seen.tokens, found.tokens);
 
-        // The formulas, on the same choice of experts.
+        // The formulas, for the same choice of experts.
         let x = leaf::<3>(case.input(seed));
         let logits = x
             .clone()
@@ -91,7 +91,7 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         let seq_aux = of(c, p.clone(), seq as f64);
         let last: Vec<f32> = last.iter().map(|&part| part as f32).collect();
         let last = Tensor::<2>::from_data(TensorData::new(last, [1, experts]), &autodiff());
-        // Parts of what was sent, of which a token sends `k`.
+        // `last` has shares of all assignments; each token has `k` assignments.
         let global = of(last, p.sum_dim(0), 1.0 / k);
         let lse = logits.exp().sum_dim(1).log();
         let z = (lse.clone() * lse).sum();
@@ -124,7 +124,8 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
     });
 }
 
-/// Micro-batches are scaled as wholes, so that ranks that share one choose alike.
+/// Sinkhorn scales each micro-batch as one, so that the ranks that share it choose the same
+/// experts.
 #[rstest]
 fn experts_chosen_by_sinkhorn_are_the_same_under_every_grid_and_balanced(
     #[values(false, true)] recompute: bool,
@@ -162,6 +163,6 @@ fn sinkhorn_balances_experts_of_which_one_is_liked_best() {
     };
     let [plain, balanced] = [BalanceChoice::Scores, BalanceChoice::Sinkhorn].map(most);
     println!("{plain} {balanced}");
-    // Of 128 tokens, 32 for each at best.
+    // A perfect balance of 128 tokens is 32 per expert.
     assert!(plain > 64 && balanced < 44, "{plain} {balanced}");
 }

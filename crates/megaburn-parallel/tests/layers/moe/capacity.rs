@@ -1,4 +1,4 @@
-//! Experts that take so many tokens and no more.
+//! Experts with a limited capacity.
 
 use burn::tensor::{Tensor, activation};
 use megaburn_mesh::Layout;
@@ -22,7 +22,7 @@ fn capacity(factor: f64, policy: DropPolicy, scope: CapacityScope, pad: bool) ->
     })
 }
 
-/// Each token through those of its experts that take it.
+/// Applies only the experts that have capacity for the token.
 #[rstest]
 fn an_expert_takes_what_its_capacity_says(
     #[values(0.5, 1.0, 1.3)] factor: f64,
@@ -54,7 +54,7 @@ fn an_expert_takes_what_its_capacity_says(
         let rows = x.clone().reshape([seq * batch, d]);
         let scores = activation::softmax(rows.clone().matmul(layer.router.weight.val()), 1);
         let plain = floats(&scores.inner().into_data());
-        // Sequence (or none), expert, weight, place, token.
+        // Sequence (0 if counted per rank), expert, weight, token.
         let mut all = Vec::new();
         for (token, scores) in plain.chunks(experts).enumerate() {
             let mut order: Vec<usize> = (0..experts).collect();
@@ -132,7 +132,7 @@ fn the_same_tokens_are_dropped_under_every_grid(
     }
 }
 
-/// As Megatron counts: what is dropped depends on which rank has which tokens, and on nothing else.
+/// As Megatron counts: which tokens are dropped depends only on which rank has which tokens.
 #[rstest]
 fn tokens_of_a_rank_are_counted_by_themselves(
     #[values("dp2-ep2", "dp4-ep2", "dp4-ep4", "dp2-etp2", "dp4-ep2-etp2")] grid: &str,

@@ -1,4 +1,5 @@
-//! A layer of experts run forward and backward under a grid, everything gathered into whole tensors.
+//! Runs a layer of experts forward and backward under a grid, and gathers everything into full
+//! tensors.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -12,7 +13,7 @@ use megaburn_parallel::{
 
 use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
 
-/// What a layer did, as whole tensors.
+/// The results of a layer, as full tensors.
 pub(crate) struct Done {
     pub(crate) start: BTreeMap<String, TensorData>,
     pub(crate) output: TensorData,
@@ -29,7 +30,8 @@ pub(crate) struct Case {
     pub(crate) balance: LoadBalance,
     pub(crate) capacity: Option<Capacity>,
     pub(crate) dispatcher: Dispatcher,
-    /// What the inputs of all tokens have in common, so that a router likes some experts.
+    /// Scale of a term that the inputs of all tokens have in common, so that the router prefers
+    /// some experts.
     pub(crate) common: f32,
     pub(crate) recompute: bool,
 }
@@ -41,8 +43,8 @@ pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroup
     (groups, experts)
 }
 
-/// The tokens of each sequence, and the sequences, that a rank has: chunks over cp, of those a stretch over tp,
-/// a share of the batch over dp.
+/// The tokens of each sequence, and the sequences, that a rank holds: chunks over cp, sharded along
+/// the sequence over tp, and a share of the batch over dp.
 fn held(layout: &Layout, at: Coords, [seq, batch]: [usize; 2]) -> (Vec<usize>, Range<usize>) {
     let of_cp: Vec<usize> = Zigzag::new(at.cp, layout.cp).positions(seq).collect();
     let len = of_cp.len() / layout.tp;
@@ -172,7 +174,7 @@ impl Case {
                     .push((spec.clone(), data.clone()));
             }
             for (path, spec, copies, data) in grads {
-                // What is summed over replicas is the gradient.
+                // The gradient is the sum over replicas.
                 let place = match *copies {
                     "edp" => format!("{}", coords.etp),
                     _ => format!("{}", coords.tp),
@@ -259,7 +261,7 @@ pub(crate) fn assert_same(found: &Done, expected: &Done, tolerance: f64) {
     for (path, grad) in &expected.grads {
         let found = floats(&found.grads[path]);
         let grad = floats(grad);
-        // An expert without tokens has zeros.
+        // The gradients of an expert without tokens are zeros.
         let size = grad
             .iter()
             .fold(1e-3f64, |max, g| max.max(f64::from(g.abs())));

@@ -1,4 +1,5 @@
-//! A layer of experts against plain tensors on one rank, and against itself under every expert grid.
+//! A layer of experts against plain tensors on one rank, and against itself under every expert
+//! grid.
 
 mod balance;
 mod capacity;
@@ -15,7 +16,7 @@ use rstest::rstest;
 
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks};
 
-/// Every token through all of its experts, one by one, in plain tensors.
+/// Applies all of its experts to every token, one by one, in plain tensors.
 fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
     let [seq, batch, d] = x.dims();
     let rows = x.reshape([seq * batch, d]);
@@ -155,7 +156,8 @@ fn every_grid_computes_what_one_rank_does(
         z_loss: 0.1,
         ..LoadBalance::default()
     };
-    // Of the last two tokens go once to each of two ranks, and of four.
+    // The last two configurations send tokens once per rank: `top_k` 5 on two EP ranks, `top_k` 8
+    // also on four.
     let configs = [
         mixtral(8, 4, 4, 2),
         deepseek(6, 4),
@@ -175,7 +177,7 @@ fn every_grid_computes_what_one_rank_does(
 
 fn assert_every_grid_does_what_one_rank_does(case: &Case) {
     let seed = fresh_seed();
-    // A micro-batch is what the ranks of one data-parallel coordinate have.
+    // A micro-batch is shared by the ranks of one data-parallel coordinate.
     let mut alone: BTreeMap<usize, Done> = BTreeMap::new();
     for grid in GRIDS {
         let layout: Layout = grid.parse().unwrap();
@@ -211,7 +213,8 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
         dispatcher,
         ..Case::new([8, 4, 8], config)
     };
-    // A fixed seed: DeepSeek's experts that are all but level may change places from layout to layout.
+    // The seed is fixed: DeepSeek's nearly tied experts may be ordered differently from layout to
+    // layout.
     for grid in [
         "tp1",
         "dp2-ep2",

@@ -1,4 +1,4 @@
-//! Activations on CubeCL's GPUs.
+//! Activation kernels' launches on CubeCL GPU backends.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -13,13 +13,13 @@ use super::{Activate, Activation, ActivationGrads, ActivationInput, fallback};
 use crate::backend_ops::cast;
 use crate::cube::{RowGroup, RowView, address_type, lanes};
 
-/// Units of a cube that has no rows.
+/// Units per cube of the elementwise kernel.
 const UNITS: usize = 256;
-/// Units of a row, at most: the gradient of its weight is one sum.
+/// Most units per row when the weight's gradient is computed, which takes one sum per row.
 const ROW_UNITS: u32 = 256;
-/// Cubes for a gradient of a bias: several for each multiprocessor of a large GPU.
+/// Target cube count for the bias gradient: several per multiprocessor of a large GPU.
 const CUBES: usize = 132 * 4;
-/// Rows that a unit of these loads together.
+/// Rows that a unit of the bias-gradient kernel loads at once.
 const AHEAD: u32 = 4;
 
 impl Activate for Cube {

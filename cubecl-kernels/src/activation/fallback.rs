@@ -1,4 +1,4 @@
-//! Activations composed of a backend's primitives.
+//! Fallback for activations, composed of a backend's primitives.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
@@ -70,7 +70,8 @@ pub(super) fn backward<B: Backend>(
     }
 }
 
-/// What goes through the curve, and what that is multiplied by, as rows in the compute dtype.
+/// Returns the input of the curve and, for a gated activation, its factor, as rows in the compute
+/// dtype.
 fn split<B: Backend>(
     activation: Activation,
     x: FloatTensor<B>,
@@ -88,7 +89,7 @@ fn split<B: Backend>(
     (x, None)
 }
 
-/// A vector of one number per row, to be broadcast over them.
+/// Reshapes a vector of one number per row to a column that broadcasts over rows.
 fn column<B: Backend>(vector: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     let n = vector.shape().num_elements();
     B::float_reshape(cast::<B>(vector, dtype), Shape::from([n, 1]))
@@ -104,7 +105,7 @@ fn value<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// What part of `x` a curve lets through, between 0 and 1.
+/// The fraction of `x`, between 0 and 1, that a curve passes: `curve(x) / x`.
 fn share<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
     match curve {
         PointwiseFn::Silu => B::sigmoid(x),
@@ -131,7 +132,7 @@ fn slope<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
         return B::float_mul_scalar(B::relu(x), 2.0.into());
     }
     let s = share::<B>(curve, x.clone());
-    // `x` times the derivative of its share.
+    // `x` times the derivative of the passed fraction.
     let change = match curve {
         PointwiseFn::Gelu => {
             let square = B::float_mul(x.clone(), x.clone());

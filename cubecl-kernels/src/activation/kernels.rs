@@ -1,5 +1,5 @@
-//! The kernels: without weights and biases a unit takes a vector; the gradient of weights has a team
-//! per row, that of a bias a unit per column.
+//! Activation kernels. Without weights or biases each unit computes one vector. The weight gradient
+//! uses one group of units per row, the bias gradient one unit per column of vectors.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
@@ -10,10 +10,10 @@ use crate::cube::{RowGroup, place, row_sum};
 
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
-/// Twice the root of `2 / pi`.
+/// `2 * sqrt(2 / pi)`.
 const TANH_SCALE: f32 = 1.595_769_2;
 
-/// The curve and its derivative.
+/// Returns the curve's value and its derivative.
 #[cube]
 fn curve<N: Size>(
     x: Vector<f32, N>,
@@ -29,7 +29,8 @@ fn curve<N: Size>(
         let density = (square * Vector::new(-0.5)).exp() * Vector::new(DENSITY);
         (x * share, share + x * density)
     } else {
-        // `(1 + tanh(u)) / 2` is the sigmoid of `2u`: both are sigmoids of some `z`.
+        // `(1 + tanh(u)) / 2` is the sigmoid of `2u`, so SiLU and tanh-GELU are both sigmoids of
+        // some `z`.
         let mut z = x;
         let mut change = x;
         if comptime!(curve == PointwiseFn::GeluTanh) {
@@ -37,15 +38,16 @@ fn curve<N: Size>(
             z = scaled * (one + square * Vector::new(0.044715));
             change = scaled * (one + square * Vector::new(0.134145));
         }
-        // The inverse root is one instruction on a GPU, a quotient is ten and a branch: with it
-        // the arithmetic takes as long as the memory does.
+        // `inverse_sqrt` is one GPU instruction, a division about ten and a branch. With it the
+        // kernel stays memory-bound.
         let root = (one + (-z).exp()).inverse_sqrt();
         let share = root * root;
         (x * share, share + change * (share - share * share))
     }
 }
 
-/// `width` vectors of a result's row; `up` lies as many behind the gate.
+/// Computes the activation. A result row has `width` vectors; the up half starts `width` vectors
+/// after the gate half.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -109,7 +111,8 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
     }
 }
 
-/// As [`backward_kernel`], with the sum over each row of `dy` and what it is multiplied by the weight.
+/// Like [`backward_kernel`], but also reduces the weight gradient: the sum over each row of `dy`
+/// times the unweighted activation.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -158,8 +161,8 @@ pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
-/// As [`backward_kernel`] of an activation with a bias. A unit has a column of every `parts`-th row
-/// and writes their sum as its part of the bias's gradient.
+/// Like [`backward_kernel`], for an activation with a bias. Each unit processes one column of every
+/// `parts`-th row and writes the sum as its partial bias gradient.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn biased_backward_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -182,7 +185,7 @@ pub(super) fn biased_backward_kernel<F: Float, G: Float, N: Size>(
         let mut sum = Vector::<f32, N>::new(0.0);
         let mut row = CUBE_POS_Y;
         while row < rows {
-            // The loads of several rows are under way together.
+            // Issue the loads of several rows together to hide memory latency.
             let mut inputs = Array::<Vector<F, N>>::new(comptime!(ahead as usize));
             let mut outputs = Array::<Vector<F, N>>::new(comptime!(ahead as usize));
             #[unroll]

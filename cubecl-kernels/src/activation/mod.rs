@@ -1,5 +1,6 @@
-//! What the activations of a feed-forward share: one operation with options, composed of primitives
-//! on CPUs and of kernels of its own on GPUs. Its backward computes everything again from the inputs.
+//! The common implementation of all MLP activations: one operation with options, composed of
+//! primitives on CPUs and fused kernels on GPUs. The backward pass recomputes everything from the
+//! inputs.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -16,7 +17,7 @@ use crate::arg_check::{self, float};
 use crate::bias::Bias;
 use op::{ActivationOps, Biased};
 
-/// The function of one number.
+/// The pointwise function of an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PointwiseFn {
     /// `x * sigmoid(x)`.
@@ -29,37 +30,38 @@ pub(crate) enum PointwiseFn {
     SquaredRelu,
 }
 
-/// What an activation does.
+/// Which activation is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Activation {
     pub(crate) curve: PointwiseFn,
-    /// The first half of a row goes through the curve and is multiplied by the second half.
+    /// Whether the first half of a row goes through the curve and multiplies the second half.
     pub(crate) gated: bool,
 }
 
-/// What goes in.
+/// The inputs of an activation.
 ///
 /// # Shapes
-/// `x`: `[.., f]`, or `[.., 2f]` where it is gated; `bias`: as long as a row of `x`; `weight`: as
-/// many as rows
+/// - `x`: `[.., f]`, or `[.., 2f]` for a gated activation
+/// - `bias`: `[f]`, the last dimension of `x`
+/// - `weight`: one number per row of `x`
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationInput<T> {
     pub(crate) x: T,
-    /// Added to each row first; of an activation that is not gated.
+    /// Added to each row before the activation; not supported for gated activations.
     pub(crate) bias: Option<T>,
     /// Each row of the result is multiplied by its weight.
     pub(crate) weight: Option<T>,
 }
 
-/// Gradients, those of `x` and the weight in the dtype of what they are of.
+/// Gradients of an activation's inputs, `x` and `weight` in the dtypes of those inputs.
 pub(crate) struct ActivationGrads<T> {
     pub(crate) x: T,
-    /// Rows whose sum is the bias's gradient, f32 at least.
+    /// Rows that sum to the bias gradient, in f32 or wider.
     pub(crate) bias: Option<T>,
     pub(crate) weight: Option<T>,
 }
 
-/// An activation, as each backend computes it best.
+/// An activation and its backward pass, with the best implementation per backend.
 pub(crate) trait Activate: Backend {
     fn forward(
         activation: Activation,
@@ -112,7 +114,7 @@ pub(crate) fn biased<const D: usize>(
     Tensor::from_dispatch(Dispatch::biased_activation(x, value, how))
 }
 
-/// `curve(gate) * up`, times the weight of the row if there are weights.
+/// `curve(gate) * up`, multiplied by a weight per row if weights are given.
 pub(crate) fn gated<const D: usize>(
     name: &str,
     curve: PointwiseFn,
@@ -132,7 +134,7 @@ pub(crate) fn gated<const D: usize>(
     }
 }
 
-/// The activation of each row, times its weight.
+/// The activation of each row, multiplied by the row's weight.
 pub(crate) fn weighted<const D: usize>(
     name: &str,
     activation: Activation,

@@ -13,15 +13,15 @@ use crate::MainGrad;
 use crate::backends::on_every_backend;
 use crate::bias::{ColumnSum, bias_gradient};
 
-/// An activation of what a bias is added to.
+/// An activation applied to `x + bias`.
 #[derive(Clone, Debug)]
 pub(crate) struct Biased {
     pub(super) activation: Activation,
-    /// Where the bias's gradient is summed, once attached.
+    /// The main gradient that accumulates the bias gradient, once attached.
     pub(super) main_grad: Option<MainGrad>,
 }
 
-// (The macro takes no optional tensors.)
+// (`backend_extension` does not support optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait ActivationOps: Backend {
     /// `x: [.., f]`, or `[.., 2f]` where it is gated.
@@ -34,7 +34,7 @@ pub(crate) trait ActivationOps: Backend {
         how: Biased,
     ) -> FloatTensor<Self>;
 
-    /// `weight` has a number per row of `x`.
+    /// `weight` has one number per row of `x`.
     fn weighted_activation(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -66,7 +66,7 @@ on_every_backend! {
     }
 }
 
-/// The parents are `x` and, where there are some, the weights.
+/// Backward of an activation; the parents are `x` and the weights, if there are any.
 #[derive(Debug)]
 struct ActivationBackward;
 
@@ -90,7 +90,7 @@ impl<B: Activate, const N: usize> Backward<B, N> for ActivationBackward {
 struct BiasedBackward;
 
 impl<B: Activate + ColumnSum> Backward<B, 2> for BiasedBackward {
-    /// With the bias's dtype.
+    /// The last element is the bias's dtype.
     type State = (Biased, ActivationInput<FloatTensor<B>>, DType);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {

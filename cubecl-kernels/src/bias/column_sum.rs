@@ -1,4 +1,4 @@
-//! Sums over rows, composed of a backend's primitives; GPUs have kernels for them.
+//! Sums over rows, composed of a backend's primitives. GPU backends have kernels instead.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -8,15 +8,16 @@ use crate::MainGrad;
 use crate::backend_ops::{cast, compute_dtype, last_dim, rows, sum_rows};
 use crate::into_primitive::IntoPrimitive;
 
-/// The sum over rows, as each backend computes it best: the gradient of what was added to them.
+/// Sums over rows, with the best implementation per backend; the gradient of a vector that was
+/// added to each row.
 pub(crate) trait ColumnSum: IntoPrimitive {
-    /// The sum of each of `groups` stretches of equally many rows, summed in f32 (f64 for f64).
+    /// Splits the rows into `groups` ranges of equal length and sums each in f32 (f64 for f64).
     ///
     /// # Shapes
     /// `x: [.., n]` to `[groups, n]` in `dtype`
     fn column_sum(x: FloatTensor<Self>, groups: usize, dtype: DType) -> FloatTensor<Self>;
 
-    /// `sum` plus the sum of all rows, in f32; `sum` may be written in place.
+    /// Adds the sum of all rows to `sum`, in f32. May write `sum` in place.
     ///
     /// # Shapes
     /// `x: [.., n]`; sum and result `[1, n]`
@@ -63,8 +64,8 @@ pub(super) fn add_column_sum<B: IntoPrimitive>(
     }
 }
 
-/// The gradient of a bias, of rows whose sum it is: added to its main gradient where that is attached, else
-/// in `dtype`, to be registered.
+/// Computes a bias gradient from the rows that sum to it. If the main gradient is attached, adds to
+/// it and returns `None`; otherwise returns the gradient in `dtype`, to be registered.
 ///
 /// # Shapes
 /// `rows: [.., n]` to `[n]`

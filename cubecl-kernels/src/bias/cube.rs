@@ -1,5 +1,6 @@
-//! Sums over rows on CubeCL's GPUs: one kernel, and of many rows the same once more for what its cubes have,
-//! both in a fixed order. The rows are read once, where they are and in the dtype that they have.
+//! Sums over rows on CubeCL GPU backends. One kernel sums all rows, or, for many rows, each cube
+//! writes a partial sum and a second launch adds these; both orders are fixed. Rows are read once,
+//! in place and in their own dtype.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -14,11 +15,12 @@ use super::kernels::*;
 use super::op::{self, AddToRows};
 use crate::cube::{RowView, address_type, lanes, wrap};
 
-/// Units of a cube that adds.
+/// Units per cube of the kernel that adds a vector to rows.
 const UNITS: usize = 256;
-/// Cubes of a sum over many rows: several for each multiprocessor of a large GPU.
+/// Target cube count of a sum over many rows: several per multiprocessor of a large GPU.
 const CUBES: u32 = 132 * 4;
-/// Rows that one cube sums alone: a second kernel would take longer to start than it saves.
+/// Up to this many rows, one cube sums all: a second kernel's launch would take longer than it
+/// saves.
 const FEW: usize = 2048;
 
 impl ColumnSum for Cube {
@@ -42,7 +44,7 @@ impl ColumnSum for Cube {
         let sum = match sum {
             Some(sum) => {
                 let sum = sum.try_into_primitive::<Self>();
-                // It belongs to whom the result is given.
+                // The caller passed this buffer on, so it may be written in place.
                 let sum = sum.expect("a gradient is where its bias is");
                 tensor::contiguous(tensor::from_backend(sum))
             }
@@ -66,12 +68,11 @@ impl AddToRows for Cube {
     }
 }
 
-/// How the rows of a group are shared out: the shape of a cube, and how many of them have other rows of the
-/// same columns.
+/// Chooses the shape of a cube and the number of partial sums per column of a group.
 fn plan(rows: usize, groups: usize, width: usize, add: bool) -> (CubeShape, u32) {
     let ahead = rows.div_ceil(AHEAD as usize).next_power_of_two() as u32;
     if groups > 1 || rows <= FEW {
-        // Eight vectors of 16 bytes are a line of the cache.
+        // Eight vectors of 16 bytes fill a cache line.
         let columns = (width.next_power_of_two() as u32).min(8);
         let workers = ahead.min(512 / columns);
         let columns = (width.next_power_of_two() as u32).min((256 / workers).max(columns));
@@ -98,7 +99,7 @@ fn plan(rows: usize, groups: usize, width: usize, add: bool) -> (CubeShape, u32)
     )
 }
 
-/// The sums of groups of rows, written to `out` or, if `add`, added to it.
+/// Writes the sums of groups of rows to `out`, or adds them to it if `add` is set.
 fn launch_sum(x: CubeTensor, groups: usize, out: CubeTensor, add: bool) -> CubeTensor {
     let x = RowView::of(x);
     if groups * x.len == 0 {
@@ -128,7 +129,7 @@ fn launch_sum(x: CubeTensor, groups: usize, out: CubeTensor, add: bool) -> CubeT
         AHEAD,
         [x.tensor.dtype, sums.dtype].map(dtype_to_storage_type),
     );
-    // The parts are few enough to be summed by one kernel.
+    // There are few partial sums, so one more launch adds all of them.
     if parts > 1 {
         launch_sum(sums, 1, out, add)
     } else {

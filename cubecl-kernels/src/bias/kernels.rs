@@ -1,23 +1,26 @@
-//! The kernels: a column of vectors has a unit in each of some rows, and a tree sums what these have.
+//! Kernels for sums over rows: each column of vectors has several units, each sums some of the
+//! rows, and a tree reduction adds their partial sums.
 
 use cubecl::prelude::*;
 
-/// Rows that a unit loads together, so that their loads are under way at once.
+/// Rows that a unit loads at once, to hide memory latency.
 pub(super) const AHEAD: u32 = 8;
 
-/// What a sum over rows is compiled for.
+/// The compile-time parameters of a sum over rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CubeShape {
-    /// Columns of vectors that a cube has. A power of two.
+    /// Columns of vectors per cube; a power of two.
     pub(super) columns: u32,
-    /// Units of a column, each of which sums rows of its own. A power of two.
+    /// Units per column, which sum different rows; a power of two.
     pub(super) workers: u32,
-    /// Whether the sum is added to what is there.
+    /// Whether the sum is added to the output instead of written.
     pub(super) add: bool,
 }
 
-/// Sums rows of `x` of which a group has `rows`. Cubes in X have a group each, those in Y other columns, and of
-/// the `parts` in Z each sums other rows of the group: there are several groups or several parts, not both.
+/// Sums the rows of `x`; each group has `rows` of them.
+///
+/// Cubes along X take different groups, along Y different columns, and each of the `parts` cubes
+/// along Z sums different rows of a group. Either the group count or `parts` is 1.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn column_sum_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -79,7 +82,7 @@ pub(super) fn column_sum_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
-/// `x` plus the addend's row of its group; a unit has a vector.
+/// Adds the row of the addend that belongs to the group to `x`; one vector per unit.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn add_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],

@@ -1,4 +1,4 @@
-//! What is added to every row: biases, and the vectors of positions.
+//! Adds vectors to every row: biases and position embeddings.
 
 mod column_sum;
 #[cfg(feature = "cuda")]
@@ -16,17 +16,18 @@ use crate::arg_check::{self, float};
 pub(crate) use column_sum::{ColumnSum, bias_gradient};
 use op::{AddOps, Addend};
 
-/// A bias, and where its gradient goes.
+/// A bias and the destination of its gradient.
 #[derive(Clone, Debug)]
 pub struct Bias {
-    /// Its values, `[n]`.
+    /// The values, `[n]`.
     pub value: Tensor<1>,
-    /// Sums its gradient as `[1, n]`, once attached; none: an ordinary gradient.
+    /// Accumulates the gradient as `[1, n]`, once attached. With `None` the gradient is an ordinary
+    /// one.
     pub main_grad: Option<MainGrad>,
 }
 
 impl Bias {
-    /// The same values without a graph, whose gradient nobody asks for.
+    /// Returns the same values detached from the autodiff graph, without a main gradient.
     #[must_use]
     pub fn inner(self) -> Self {
         Self {
@@ -35,7 +36,7 @@ impl Bias {
         }
     }
 
-    /// Panics in the name of `op` if it is no bias of rows of `n`.
+    /// Panics with a message that names `op` if this is not a bias for rows of length `n`.
     pub(crate) fn check(&self, op: &str, n: usize) {
         let [length] = self.value.dims();
         assert_eq!(
@@ -59,8 +60,9 @@ impl From<Tensor<1>> for Bias {
 
 /// `x + bias`, computed in f32 (f64 for f64) and rounded once, to the dtype of `x`.
 ///
-/// The gradient of `x` is that of the result itself. The bias's is summed over all rows in f32, in a fixed
-/// order: on a GPU by a kernel that reads them once, in the dtype that they have.
+/// The gradient of `x` is the gradient of the result, unchanged. The gradient of the bias is summed
+/// over all rows in f32, in a fixed order; on a GPU, a kernel reads the rows once, in their own
+/// dtype.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -81,8 +83,8 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D
     Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, bias, addend))
 }
 
-/// `x + positions`, where every sequence gets the same vectors of positions; computed and differentiated as
-/// [`add_bias`] is.
+/// `x + positions`, where every sequence gets the same position vectors. The arithmetic and the
+/// gradients are as in [`add_bias`].
 ///
 /// # Shapes
 /// - `x`, result: `[s, b, n]`
@@ -194,7 +196,7 @@ mod tests {
             let x = leaf(normal([5, 7]).cast(dtype));
             let weight = constant([5, 7]).cast(dtype);
             if round == 0 {
-                // Not attached yet: an ordinary gradient.
+                // The main gradient is not attached yet, so the bias gets an ordinary gradient.
                 assert!(bias.grad(&gradients(&x, &weight)).is_some());
                 assert!(main_grad.take().is_none());
                 main_grad.attach();

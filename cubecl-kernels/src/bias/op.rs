@@ -1,8 +1,8 @@
-//! The sum of rows and what is added to each, under automatic differentiation.
+//! Adds a vector to each row, under automatic differentiation.
 //!
-//! The gradient of the rows is that of the result itself, and the addend's is the sum over the rows that it
-//! was added to. (Burn's own sum of broadcast tensors sums by a kernel for any reduction, which takes many
-//! times as long on a GPU.)
+//! The gradient of the rows is the gradient of the result, unchanged; the gradient of the addend is
+//! the sum over the rows it was added to. (Burn's own broadcast addition sums with a generic
+//! reduction kernel, which takes many times as long on a GPU.)
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -17,16 +17,18 @@ use crate::MainGrad;
 use crate::backend_ops::{cast, compute_dtype, last_dim};
 use crate::backends::on_every_backend;
 
-/// What is added to rows, beside its values.
+/// How an addend is added to rows, apart from its values.
 #[derive(Clone, Debug)]
 pub(crate) struct Addend {
-    /// How many rows it has: each is added to a stretch of equally many rows.
+    /// The number of rows of the addend. The rows of `x` are split into as many equal ranges, one
+    /// per row of the addend.
     pub(super) groups: usize,
-    /// Where its gradient is summed once attached, if it is one row.
+    /// The main gradient that accumulates the addend's gradient, once attached; for a single row
+    /// only.
     pub(super) main_grad: Option<MainGrad>,
 }
 
-/// The sum, as each backend computes it best.
+/// Adds an addend to rows, with the best implementation per backend.
 pub(crate) trait AddToRows: ColumnSum {
     /// # Shapes
     /// `x`, result: `[.., n]`; `addend`: `groups * n` elements
@@ -68,7 +70,7 @@ pub(super) fn add_to_rows<B: Backend>(
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait AddOps: Backend {
-    /// `x: [.., n]`, `values` the addend's.
+    /// `x: [.., n]`; `values` are the values of the addend.
     fn rows_plus(
         x: FloatTensor<Self>,
         values: FloatTensor<Self>,

@@ -5,23 +5,24 @@ use super::op::DropoutOps;
 use super::{DropoutKey, Mask};
 use crate::arg_check::{self, float};
 
-/// `residual + dropout(x + bias)`, the end of a transformer's attention and feed-forward, in one pass
+/// `residual + dropout(x + bias)`, the end of a transformer's attention and MLP blocks, in one pass
 /// over memory on a GPU (Megatron's `fused_bias_dropout.py`).
 ///
-/// Computed in f32 (f64 for f64) and rounded once, to the dtype of `x`. What is dropped, [`dropout`]
-/// says; with `p = 0`, as outside of training, no random numbers are drawn. The backward makes the
-/// mask again: nothing is kept for it. The residual's gradient is that of the result itself.
+/// Computed in f32 (f64 for f64) and rounded once, to the dtype of `x`. [`dropout`] defines which
+/// elements are dropped; with `p = 0`, as in evaluation, no random numbers are drawn. The backward
+/// pass regenerates the mask, so the mask is not saved. The gradient of the residual is the
+/// gradient of the result, unchanged.
 ///
 /// # Shapes
 /// - `x`, `residual`, result: `[.., n]`, the shard that `key` describes
 /// - `bias`: `[n]`
 ///
 /// # Determinism
-/// What is dropped is the same on every device, rank count and thread timing.
+/// The dropped elements are the same on every device, rank count and thread timing.
 ///
 /// # Panics
-/// If `p` is not in `[0, 1)`, the shard does not lie in the key's global shape, the residual is not
-/// like `x` in shape and dtype, or the bias is not as long as their last dimension.
+/// If `p` is not in `[0, 1)`, the shard does not lie in the key's global shape, the residual
+/// differs from `x` in shape or dtype, or the bias is not as long as their last dimension.
 ///
 /// [`dropout`]: crate::dropout
 pub fn bias_dropout_add<const D: usize>(

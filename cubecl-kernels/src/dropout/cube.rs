@@ -1,4 +1,5 @@
-//! Dropout on CubeCL's GPUs: the mask is made where it is used and lies nowhere in memory.
+//! Dropout on CubeCL GPU backends. The mask is generated where it is used and never stored in
+//! memory.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -14,9 +15,9 @@ use super::{Drop, DropoutInput, Mask, fallback};
 use crate::cube::{RandomStream, RowView, address_type, lanes, sum_parts};
 
 const UNITS: usize = 256;
-/// Cubes for a gradient of a bias: several for each multiprocessor of a large GPU.
+/// Target cube count for the bias gradient: several per multiprocessor of a large GPU.
 const CUBES: usize = 132 * 4;
-/// Rows that a unit of these loads together.
+/// Rows that a unit of the bias-gradient kernel loads at once.
 const AHEAD: u32 = 4;
 
 impl Drop for Cube {
@@ -43,7 +44,8 @@ impl Drop for Cube {
     }
 }
 
-/// Elements of a vector of rows that begin at `starts`: of whole blocks of random numbers, or one.
+/// The vector width for rows that begin at `starts`. It is above 1 only if every row begins at a
+/// block of four random numbers and the width is a multiple of four.
 fn lanes_of(starts: &RowStarts, dtype: DType, lens: &[usize]) -> usize {
     let lanes = lanes(dtype, lens);
     let mut strides = starts.dims.iter().map(|&(_, by)| by).chain([starts.first]);
@@ -54,7 +56,7 @@ fn lanes_of(starts: &RowStarts, dtype: DType, lens: &[usize]) -> usize {
     }
 }
 
-/// The argument of a launch.
+/// The kernel argument that describes the mask.
 fn mask_arg(mask: &Mask, starts: RowStarts) -> MaskArgLaunch {
     let mut dims = starts.dims;
     let (_, outer) = dims.pop().unwrap_or((1, 0));

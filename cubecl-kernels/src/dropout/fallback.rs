@@ -1,4 +1,4 @@
-//! Dropout composed of a backend's primitives: products with a mask from the host.
+//! Fallback for dropout, composed of a backend's primitives: multiplies by a mask from the host.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -39,7 +39,7 @@ pub(super) fn backward<B: Backend>(
     (B::float_reshape(cast::<B>(dx, dtype.into()), shape), dbias)
 }
 
-/// The rows of a tensor of `shape`, times the mask.
+/// Multiplies the rows of a tensor of `shape` by the mask.
 fn masked<B: Backend>(
     mask: &Mask,
     rows: FloatTensor<B>,

@@ -1,27 +1,28 @@
-//! The kernels: a unit makes the mask of a vector from the vector's place in the global tensor.
+//! Dropout kernels. Each unit generates the mask of a vector from the vector's position in the
+//! global tensor.
 
 use cubecl::prelude::*;
 
 use crate::cube::{RandomStream, random_bits, unit};
 
-/// A mask, and where the rows of the shard begin in it.
+/// A mask and the positions of the shard's rows in the global tensor.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct MaskArg {
     random: RandomStream,
-    /// The first row's index.
+    /// The global index of the first row's first element.
     first: u64,
-    /// The dimensions of the rows but for the outermost, from the innermost outwards: how many rows,
+    /// Sizes of the row dimensions, from the innermost outwards, without the outermost.
     sizes: Sequence<u32>,
-    /// how far apart,
+    /// Distances of neighboring indices in each of these dimensions.
     strides: Sequence<u64>,
-    /// and how far apart those of the outermost are.
+    /// The distance of neighboring indices in the outermost dimension.
     outer: u64,
     p: f32,
-    /// What an element that is kept is multiplied by.
+    /// The factor of elements that are kept, `1 / (1 - p)`.
     kept: f32,
 }
 
-/// What is done beside the mask.
+/// Which steps the kernel performs; fixed at compile time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Steps {
     pub(super) dropped: bool,
@@ -29,10 +30,10 @@ pub(super) struct Steps {
     pub(super) added: bool,
 }
 
-/// The factors of the vector of a row that begins with element `column`.
+/// The mask factors of the vector that begins at element `column` of `row`.
 ///
-/// A vector has a multiple of four elements, and then no block of four random numbers is cut by its
-/// ends, or one.
+/// A vector either has one element, or a multiple of four that is aligned to the blocks of four
+/// random numbers.
 #[cube]
 fn factors<N: Size>(mask: &MaskArg, row: usize, column: usize) -> Vector<f32, N> {
     let mut index = mask.first + column as u64;
@@ -73,7 +74,7 @@ fn factor(mask: &MaskArg, bits: u32) -> f32 {
     select(unit(bits) < mask.p, f32::new(0.0), mask.kept)
 }
 
-/// `width` vectors are a row.
+/// Computes `residual + mask * (x + bias)`; a row has `width` vectors.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -105,8 +106,9 @@ pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
-/// The gradient of `x` where there is a bias: a unit has a column of every `parts`-th row and writes
-/// their sum as its part of the bias's gradient. Where nothing is dropped `dx` is `dy` and not written.
+/// Computes the gradient of `x` where there is a bias. Each unit processes one column of every
+/// `parts`-th row and writes the sum as its partial bias gradient. If nothing is dropped, `dx`
+/// equals `dy` and is not written.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn biased_backward_kernel<F: Float, N: Size>(
     dy: &[Vector<F, N>],
@@ -127,7 +129,7 @@ pub(super) fn biased_backward_kernel<F: Float, N: Size>(
         let mut sum = Vector::<f32, N>::new(0.0);
         let mut row = CUBE_POS_Y;
         while row < rows {
-            // The loads of several rows are under way together.
+            // Issue the loads of several rows together to hide memory latency.
             let mut outputs = Array::<Vector<F, N>>::new(comptime!(ahead as usize));
             #[unroll]
             for i in 0..ahead {

@@ -1,7 +1,7 @@
 use megaburn_mesh::PositionRng;
 
-/// Where a tensor's dropout mask comes from: the random stream, and which part of the global tensor
-/// it is.
+/// Identifies the dropout mask of a tensor: the random stream, and the position of the tensor in
+/// the global tensor.
 ///
 /// ```
 /// use megaburn_kernels::DropoutKey;
@@ -19,9 +19,9 @@ pub struct DropoutKey {
 }
 
 impl DropoutKey {
-    /// The mask of a whole tensor of `global_shape`, drawn from `rng` (a stream per path, for
-    /// [`Purpose::Dropout`](megaburn_mesh::Purpose::Dropout), advanced by
-    /// [`with_stream`](PositionRng::with_stream) each step and micro-batch).
+    /// The mask of an unsharded tensor of `global_shape`, drawn from `rng`. Use one stream per
+    /// module path, for [`Purpose::Dropout`](megaburn_mesh::Purpose::Dropout), and advance it with
+    /// [`with_stream`](PositionRng::with_stream) for each step and micro-batch.
     pub fn new(rng: PositionRng, global_shape: &[usize]) -> Self {
         Self {
             rng,
@@ -30,7 +30,7 @@ impl DropoutKey {
         }
     }
 
-    /// The tensor is a shard that starts at `offset` of `dim` in the global tensor.
+    /// Declares the tensor a shard that starts at `offset` of dimension `dim` in the global tensor.
     ///
     /// # Panics
     /// If there is no such dimension.
@@ -44,7 +44,7 @@ impl DropoutKey {
         self
     }
 
-    /// The same with the shard `by` further in `dim`.
+    /// Moves the shard `by` elements further in `dim`.
     pub(crate) fn moved(mut self, dim: usize, by: usize) -> Self {
         self.offsets[dim] += by;
         self
@@ -56,8 +56,8 @@ impl DropoutKey {
         &self.rng
     }
 
-    /// The number of the shard's first element in the stream, and how many numbers further the next
-    /// element of each dimension is.
+    /// The index of the shard's first element in the stream, and the index stride of each
+    /// dimension.
     pub(crate) fn numbers(&self) -> (u64, Vec<u64>) {
         let mut by = vec![1; self.offsets.len()];
         for dim in (1..by.len()).rev() {
@@ -90,8 +90,8 @@ impl DropoutKey {
         }
     }
 
-    /// For a shard of `shape`, in row-major order: 0 where an element is dropped, `1 / (1 - p)`
-    /// where it is kept.
+    /// The mask factors of a shard of `shape`, in row-major order: 0 for a dropped element,
+    /// `1 / (1 - p)` for a kept one.
     pub(crate) fn factors(&self, shape: &[usize], p: f64) -> Vec<f32> {
         let mut factors = vec![0.0; shape.iter().product()];
         let row = shape.last().copied().unwrap_or(1).max(1);
@@ -106,13 +106,13 @@ impl DropoutKey {
         factors
     }
 
-    /// Where the rows of a shard of `shape` begin in the global tensor.
+    /// The positions of a shard's rows in the global tensor.
     pub(super) fn row_starts(&self, shape: &[usize]) -> RowStarts {
         let (first, by) = self.numbers();
         let mut dims: Vec<(usize, u64)> = Vec::new();
         for (&size, by) in shape.iter().zip(by).rev().skip(1) {
             match dims.last_mut() {
-                // The rows of several of them are at equal distances too.
+                // Rows are equally spaced across both dimensions, so merge them.
                 Some((inner, inner_by)) if by == *inner as u64 * *inner_by => *inner *= size,
                 _ if size != 1 => dims.push((size, by)),
                 _ => {}
@@ -122,18 +122,18 @@ impl DropoutKey {
     }
 }
 
-/// What elements are multiplied by that are kept.
+/// The factor of elements that are kept.
 pub(crate) fn kept(p: f64) -> f32 {
     (1.0 / (1.0 - p)) as f32
 }
 
-/// Where the rows (of the last dimension) of a shard begin in the global tensor.
+/// The positions in the global tensor at which the rows (of the last dimension) of a shard begin.
 #[derive(Debug, PartialEq)]
 pub(super) struct RowStarts {
-    /// The first one's index.
+    /// The index of the first row.
     pub(super) first: u64,
-    /// Of the dimensions before the last, from the innermost outwards: how many there are, and how
-    /// far apart. Neighbours that are one stretch are one dimension.
+    /// Size and index stride of each dimension before the last, from the innermost outwards.
+    /// Dimensions across which rows are equally spaced are merged into one.
     pub(super) dims: Vec<(usize, u64)>,
 }
 

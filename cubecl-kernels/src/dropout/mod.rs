@@ -1,4 +1,4 @@
-//! Dropout whose mask depends on the place of an element in the whole tensor, not on the layout.
+//! Dropout whose mask depends on an element's position in the global tensor, not on the layout.
 
 mod add;
 #[cfg(feature = "cuda")]
@@ -21,10 +21,10 @@ pub use key::DropoutKey;
 pub(crate) use key::kept;
 use op::DropoutOps;
 
-/// What is dropped.
+/// Determines which elements are dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Mask {
-    /// The share, in `[0, 1)`; with 0 the key is not asked.
+    /// The probability of dropping an element, in `[0, 1)`. With 0, `key` is not used.
     p: f64,
     key: DropoutKey,
 }
@@ -40,7 +40,7 @@ impl Mask {
     }
 }
 
-/// What goes in.
+/// The inputs of the fused dropout.
 ///
 /// # Shapes
 /// `x` and `residual`: `[.., n]`, of one dtype; `bias`: `[n]`
@@ -48,18 +48,18 @@ pub(crate) struct DropoutInput<T> {
     x: T,
     /// Added to each row before the mask.
     bias: Option<T>,
-    /// Added behind it.
+    /// Added after the mask.
     residual: Option<T>,
 }
 
-/// Dropout, as each backend computes it best.
+/// Dropout and its backward pass, with the best implementation per backend.
 pub(crate) trait Drop: Backend {
     fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
         fallback::forward::<Self>(mask, input)
     }
 
-    /// The gradients of `x`, in the dtype of `dy`, and of a bias of the given dtype. (The residual's
-    /// is `dy`.)
+    /// Returns the gradient of `x`, in the dtype of `dy`, and the gradient of the bias if its dtype
+    /// is given. (The gradient of the residual is `dy`.)
     fn backward(
         mask: &Mask,
         dy: FloatTensor<Self>,
@@ -72,18 +72,18 @@ pub(crate) trait Drop: Backend {
 #[cfg(feature = "flex")]
 impl Drop for burn::backend::Flex {}
 
-/// Each element set to 0 with probability `p`, or else divided by `1 - p`.
+/// Sets each element to 0 with probability `p` and divides it by `1 - p` otherwise.
 ///
-/// Which elements are kept is a function of the key alone: of seed, path and stream, and of each
-/// element's index in the global tensor. Ranks that hold shards of it agree with a rank that holds
-/// it whole, and ranks that hold the same shard agree with each other. With `p = 0` the input
-/// comes back untouched. The backward makes the mask again: nothing is kept for it.
+/// The key alone decides which elements are kept: seed, path and stream, and each element's index
+/// in the global tensor. A rank that holds a shard agrees with a rank that holds the unsharded
+/// tensor, and ranks that hold the same shard agree with each other. With `p = 0` the input is
+/// returned unchanged. The backward pass regenerates the mask, so the mask is not saved.
 ///
 /// # Shapes
 /// - `x`, result: `[..]`, the shard that `key` describes
 ///
 /// # Determinism
-/// The same on every device, rank count and thread timing.
+/// The result is the same on every device, rank count and thread timing.
 ///
 /// # Panics
 /// If `p` is not in `[0, 1)`, or the shard does not lie in the key's global shape.

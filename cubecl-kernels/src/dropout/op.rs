@@ -1,5 +1,5 @@
-//! Dropout under automatic differentiation. The backward makes the forward's mask again, so nothing
-//! is kept for it.
+//! Dropout under automatic differentiation. The backward pass regenerates the mask of the forward
+//! pass, so no tensor is saved for backward.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -12,12 +12,12 @@ use burn::tensor::DType;
 use super::{Drop, DropoutInput, Mask};
 use crate::backends::on_every_backend;
 
-// (The macro takes no optional tensors.)
+// (`backend_extension` does not support optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait DropoutOps: Backend {
     fn dropout(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self>;
 
-    /// `x` and `residual` alike.
+    /// `x` and `residual` have the same shape and dtype.
     fn dropout_add(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -58,12 +58,12 @@ on_every_backend! {
     }
 }
 
-/// The parents are `x` and, where there are such, the residual and the bias.
+/// Backward of dropout; the parents are `x` and, if present, the residual and the bias.
 #[derive(Debug)]
 struct DropoutBackward;
 
 impl<B: Drop, const N: usize> Backward<B, N> for DropoutBackward {
-    /// With the bias's dtype.
+    /// The last element is the dtype of the bias, if there is one.
     type State = (Mask, Option<DType>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -3,7 +3,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::DropoutKey;
 use crate::backend_ops::compute_dtype;
 
-/// [`dropout`](crate::dropout) by its definition: a product with the mask.
+/// [`dropout`](crate::dropout) by its definition: multiplication by the mask.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
     let dtype = x.dtype();
     masked(x, p, key).cast(dtype)
@@ -25,7 +25,7 @@ pub fn bias_dropout_add<const D: usize>(
     (residual.cast(wide) + masked(x, p, key)).cast(dtype)
 }
 
-/// In the compute dtype.
+/// Multiplies `x` by the mask, in the compute dtype.
 fn masked<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
     let wide = compute_dtype(x.dtype());
     let data = TensorData::new(key.factors(&x.dims(), p), x.shape());

@@ -1,4 +1,5 @@
-//! The kernels: a unit takes a vector of four elements of a row.
+//! Embedding kernels; each unit processes one vector of four elements of a row (one element where
+//! the row length is no multiple of four).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -9,7 +10,7 @@ use megaburn_cuda::tensor;
 
 use super::rows::{self, Rows, Tokens};
 
-/// Units of a cube, and the tokens that it looks at together.
+/// Units per cube; also the number of tokens that a cube compares at once.
 const UNITS: usize = 256;
 
 impl Rows for Cube {
@@ -24,7 +25,7 @@ impl Rows for Cube {
             dtype_to_storage_type(table.dtype),
             dtype_to_storage_type(ids.dtype),
         ];
-        // An id that is nobody's shall not go unseen.
+        // In an unsharded table every id must have a row: NaN makes a wrong id visible.
         let missing = if tokens.first.is_some() {
             0.0
         } else {
@@ -58,7 +59,8 @@ impl Rows for Cube {
         }
         let dy = tensor::contiguous(tensor::from_backend(dy));
         let ids = tensor::contiguous(tensor::from_backend(tokens.ids));
-        // It belongs to whom the result is given: a larger buffer may hold the same memory for them.
+        // May be written in place: the result takes over this memory, which can be a slice of a
+        // larger buffer.
         let sum = tensor::contiguous(tensor::from_backend(sum));
         let [num_rows, d] = sum.shape().dims();
         let n = ids.meta.num_elements();
@@ -85,12 +87,12 @@ impl Rows for Cube {
     }
 }
 
-/// Elements of a vector that divides a row.
+/// The widest supported vector width that divides a row.
 fn lanes(d: usize) -> usize {
     if d.is_multiple_of(4) { 4 } else { 1 }
 }
 
-/// Tokens without a row get vectors of what is `missing`.
+/// Gathers the rows of tokens. Tokens without a row get vectors filled with `missing`.
 #[cube(launch)]
 fn take_kernel<F: Float, I: Numeric, N: Size>(
     table: &[Vector<F, N>],
@@ -114,7 +116,8 @@ fn take_kernel<F: Float, I: Numeric, N: Size>(
     }
 }
 
-/// The cubes of a token sum all tokens of its id, in their order, if it is the first of them.
+/// Adds the gradients of tokens to their rows. The cubes of a token sum all tokens with its id, in
+/// order, if the token is the first with that id.
 #[cube(launch)]
 fn add_kernel<F: Float, I: Numeric, N: Size>(
     dy: &[Vector<F, N>],
@@ -131,7 +134,7 @@ fn add_kernel<F: Float, I: Numeric, N: Size>(
     let id = i32::cast_from(ids[CUBE_POS_X as usize]);
     let row = id - first;
     let column = CUBE_POS_Y * 256 + UNIT_POS_X;
-    // The same for all units of a cube, as the barriers want it.
+    // `is_first` is the same for all units of a cube, as the barriers in the loop require.
     let mut is_first = row >= 0 && row < num_rows;
     let mut total = Vector::<f32, N>::new(0.0);
     let mut start = 0u32;
@@ -142,7 +145,7 @@ fn add_kernel<F: Float, I: Numeric, N: Size>(
         sync_cube();
         let mine = start + UNIT_POS_X;
         let mut same = 0u32;
-        // Both sides of `&&` are computed.
+        // CubeCL evaluates both sides of `&&`, so clamp the index.
         let at = min(mine, tokens - 1);
         if mine < tokens && i32::cast_from(ids[at as usize]) == id {
             same = 1u32;
@@ -164,7 +167,7 @@ fn add_kernel<F: Float, I: Numeric, N: Size>(
                 }
             }
         }
-        // Nobody clears what another still reads.
+        // No unit may clear the flag before all have read it.
         sync_cube();
         start += 256;
     }

@@ -1,4 +1,4 @@
-//! Vectors of tokens out of a table, with the table's gradient summed in f32.
+//! Embedding lookup whose table gradient is summed in f32.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -13,20 +13,21 @@ use crate::MainGrad;
 use crate::arg_check::{self, float, int};
 use op::EmbeddingOps;
 
-/// How [`embedding`] reads its table, and where the table's gradient goes.
+/// How [`embedding`] reads its table and where the gradient of the table goes.
 #[derive(Clone, Debug, Default)]
 pub struct EmbeddingOptions {
-    /// The id of the table's first row, where the table is a part of a longer one: ids of other parts
-    /// give zeros. None: the table is whole, and every id has a row.
+    /// The id of the table's first row if the table is a shard of a longer one; ids of other shards
+    /// give zeros. With `None` the table is unsharded, and every id must have a row.
     pub first: Option<usize>,
-    /// Sums the table's gradient, once attached; none: an ordinary gradient.
+    /// Accumulates the gradient of the table, once attached. With `None` the gradient is an
+    /// ordinary one.
     pub main_grad: Option<MainGrad>,
 }
 
-/// The rows of `table` that `ids` name, in the dtype of the table.
+/// Looks up the rows of `table` that `ids` name, in the dtype of the table.
 ///
-/// The gradient of a row is the sum of those of its tokens in f32 (f64 for f64), in their order: the
-/// same bits each time. In bf16, of a token that comes some hundred times only the first few would
+/// The gradient of a row is the sum over its tokens in f32 (f64 for f64), in token order, so the
+/// result is deterministic. Summed in bf16, only the first few hundred occurrences of a token would
 /// count in full.
 ///
 /// # Shapes
@@ -35,9 +36,9 @@ pub struct EmbeddingOptions {
 /// - result: `[s, b, d]`
 ///
 /// # Panics
-/// If the table has no row or ids beyond 32 bits, or the main gradient is of a table of another shape;
-/// on a CPU also for an id without a row in a whole table. On a GPU, where nobody reads the ids, the
-/// vector of such an id is NaN.
+/// If the table has no row or ids beyond 32 bits, or the main gradient has another shape than the
+/// table; on a CPU also for an id without a row in an unsharded table. On a GPU the host does not
+/// read the ids; the vector of such an id is NaN.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOptions) -> Tensor<3> {
     arg_check::check("embedding", [float("the table", &table), int("ids", &ids)]);
     let [rows, d] = table.dims();
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_gradient_of_a_frequent_token_is_not_lost_in_bf16() {
-        // 256 + 1 is no bf16: added one by one, a thousand ones stay 256.
+        // 257 is not representable in bf16: added one by one, a thousand ones stay at 256.
         let table = leaf(normal([3, 2]).cast(DType::BF16));
         let y = embedding(table.clone(), ids([1000, 1], [1]), part(None));
         let grad = table.grad(&y.sum().backward()).unwrap();

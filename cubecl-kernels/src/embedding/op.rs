@@ -1,4 +1,4 @@
-//! Vectors of tokens on a backend's primitives, with the backward.
+//! Embedding lookup under automatic differentiation.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -16,7 +16,7 @@ use crate::backends::on_every_backend;
 use crate::into_primitive::{IntoPrimitive, read_weight};
 use crate::linear::LinearPass;
 
-// (`embedding` is a method of Burn's `ModuleOps`.)
+// (The method cannot be called `embedding`: Burn's `ModuleOps` has a method of that name.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait EmbeddingOps: Backend {
     /// `table: [rows, d]`, `ids: [s, b]` to `[s, b, d]`.

@@ -1,4 +1,4 @@
-//! Rows out of a table and sums of rows into one, composed of primitives.
+//! Gathers rows of a table and adds rows to one, composed of a backend's primitives.
 
 use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -6,25 +6,25 @@ use burn::tensor::{BoolDType, Shape};
 
 use crate::backend_ops::cast;
 
-/// The tokens of a table's rows: `ids: [n]`, and the options' `first`.
+/// Token ids, `[n]`, and [`first`](super::EmbeddingOptions::first) of the options.
 #[derive(Clone, Debug)]
 pub(super) struct Tokens<I> {
     pub(super) ids: I,
     pub(super) first: Option<usize>,
 }
 
-/// What a backend must be able to do with rows.
+/// Row gather and row scatter-add of a table, with the best implementation per backend.
 pub(crate) trait Rows: Backend {
-    /// The rows of the tokens.
+    /// Gathers the row of each token.
     ///
     /// # Shapes
     /// `table: [rows, d]` to `[n, d]`
     fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self>;
 
-    /// `sum` plus each token's gradient in the token's row. `sum` may be written in place.
+    /// Adds the gradient of each token to the token's row of `sum`. May write `sum` in place.
     ///
     /// # Shapes
-    /// `dy: [n, d]`; sum, in the compute dtype, and result `[rows, d]`
+    /// `dy: [n, d]`; `sum`, in the compute dtype, and the result: `[rows, d]`
     fn add_rows(
         dy: FloatTensor<Self>,
         tokens: Tokens<IntTensor<Self>>,
@@ -47,7 +47,8 @@ impl Rows for burn::backend::Flex {
     }
 }
 
-/// Row numbers, 0 for tokens without a row, and zeros in the rows of those in `x: [n, d]`.
+/// Returns row numbers, 0 for tokens without a row, and a function that zeroes the rows of these
+/// tokens in `x: [n, d]`.
 fn masked<B: Backend>(
     tokens: Tokens<IntTensor<B>>,
     rows: usize,

@@ -1,4 +1,4 @@
-//! The gated activation of Gemma's feed-forward (Shazeer, 2020, arXiv:2002.05202).
+//! The gated activation of Gemma's MLP (Shazeer, 2020, arXiv:2002.05202).
 
 pub(crate) mod reference;
 
@@ -8,8 +8,8 @@ use crate::activation::{PointwiseFn, gated};
 
 /// `gelu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///
-/// Computed in f32 (f64 for f64), result in the dtype of the input. The backward computes everything
-/// again from the input, which is all it keeps.
+/// Computed in f32 (f64 for f64); the result has the dtype of the input. Only the input is saved
+/// for backward; the backward pass recomputes the rest.
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
@@ -21,7 +21,7 @@ pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     gated("geglu", PointwiseFn::Gelu, gate_up, None)
 }
 
-/// [`geglu`] with [`gelu_tanh`](crate::gelu_tanh) (Megatron's and Gemma's).
+/// [`geglu`] with [`gelu_tanh`](crate::gelu_tanh) in place of `gelu` (as in Megatron and Gemma).
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
@@ -33,16 +33,16 @@ pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     gated("geglu_tanh", PointwiseFn::GeluTanh, gate_up, None)
 }
 
-/// [`geglu`], each row times its weight (the router's probability of a token's expert), with a
-/// gradient of the weights.
+/// [`geglu`] with each row multiplied by a weight (the router's probability of a token's expert).
+/// The weights get a gradient.
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
-/// - `weight`: `[tokens]`, as many as rows of `gate_up`
+/// - `weight`: `[tokens]`, one per row of `gate_up`
 /// - result: `[.., f]`
 ///
 /// # Panics
-/// If the last dimension is odd or empty, or there are more or fewer weights than rows.
+/// If the last dimension is odd or empty, or the number of weights differs from the number of rows.
 pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     gated("geglu_weighted", PointwiseFn::Gelu, gate_up, Some(weight))
 }
@@ -51,7 +51,7 @@ pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> 
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
-/// - `weight`: `[tokens]`, as many as rows of `gate_up`
+/// - `weight`: `[tokens]`, one per row of `gate_up`
 /// - result: `[.., f]`
 ///
 /// # Panics

@@ -1,7 +1,7 @@
 //! The Gaussian error linear unit (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
 //!
-//! Both forms are computed in f32 (f64 for f64), result in the dtype of `x`. Their backward computes
-//! everything again from the input, which is all it keeps.
+//! Both forms are computed in f32 (f64 for f64); the result has the dtype of `x`. Only the input is
+//! saved for backward; the backward pass recomputes the rest.
 
 pub(crate) mod reference;
 
@@ -122,7 +122,7 @@ mod tests {
         assert_same_function!(2e-6, [x], gelu(view()), reference::gelu(view()));
         let fast = |(x, bias)| bias_gelu_tanh::<3>(x, bias);
         let slow = |(x, bias)| reference::bias_gelu_tanh::<3>(x, bias);
-        // One bias gets the sum of all, each added in another order.
+        // The bias gradient is one sum over all rows, and the two versions add in different orders.
         assert_same_function!(1e-5, [x, bias], fast(biased()), slow(biased()));
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let x = leaf(Tensor::<1>::from_floats(inputs.as_slice(), &device()).cast(dtype));
         let y = activation(x.clone());
         assert_eq!(y.dtype(), dtype);
-        // These inputs are numbers of either type.
+        // These inputs are exactly representable in both dtypes.
         let exact = leaf(Tensor::<1>::from_floats(inputs.as_slice(), &device()));
         let exact_y = activation(exact.clone());
         let slopes = x.grad(&y.clone().sum().backward()).expect("gradient");

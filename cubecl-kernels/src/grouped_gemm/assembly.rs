@@ -1,8 +1,9 @@
-//! The sums of a cube's part of a product, as one assembly: its numbers stay in the registers in which they
-//! are summed, which CubeCL cannot say of several.
+//! The accumulation of a cube's output tile, as one block of inline PTX. The accumulators stay in
+//! the registers in which `wgmma` sums them, which CubeCL cannot express for several registers.
 //!
-//! While a step's parts are multiplied those of later ones are on their way to shared memory, where they
-//! lie as Hopper's products read them: rows of 128 bytes whose chunks are swapped by the row's number.
+//! While the operands of one step are multiplied, `cp.async` copies those of later steps to shared
+//! memory, in the layout that Hopper's `wgmma` reads: rows of 128 bytes with chunks swizzled by the
+//! row number.
 //!
 //! Source: NVIDIA, PTX ISA 9.0, `wgmma` and `cp.async`; the order of a step is that of CUTLASS's
 //! `sm90_mma_multistage_gmma_ss` (copies, barrier, products, copies of a later step).
@@ -13,28 +14,29 @@ use super::shape::{CHUNK, Major, Shape, Side, TERMS};
 use crate::cube::assembly::{OPERANDS, registers};
 use crate::cube::tensor_cores::panel;
 
-/// Terms that one instruction sums.
+/// The K extent of one `wgmma` instruction.
 const STEP: usize = 16;
-/// Groups of products that may be under way when the next step's begin.
+/// The number of `wgmma` groups that may be in flight when the next step's group begins.
 const PENDING: usize = 1;
 
-/// The registers of the inputs, in the order in which they are given behind the sums'.
+/// The registers of the inputs, numbered after the accumulators in this order. Arrays hold the left
+/// and the right operand.
 struct Inputs {
-    /// Of left and right: where in the first stage this unit's first chunk goes.
+    /// The address in the first stage of this unit's first chunk.
     to: [usize; 2],
-    /// Where it comes from.
+    /// The address that the chunk is copied from.
     from: [usize; 2],
-    /// Bytes from there to this unit's next chunk of the step.
+    /// The byte distance from `from` to this unit's next chunk of the same step.
     jump: [usize; 2],
-    /// Bytes from there to its chunk of the next step.
+    /// The byte distance from `from` to this unit's chunk of the next step.
     ahead: [usize; 2],
-    /// Chunks that there are, where terms follow each other.
+    /// The number of valid chunks, for `Major::Terms`.
     limit: [usize; 2],
-    /// The first term of its chunk or, where lines follow each other, of its first one.
+    /// The first term (K index) of this unit's chunk; for `Major::Lines`, of its first chunk.
     first: [usize; 2],
-    /// Terms of a sum.
+    /// The number of terms of a sum (K).
     terms: usize,
-    /// Descriptors of the parts in the first stage.
+    /// The `wgmma` descriptors of the operands in the first stage.
     descriptors: [usize; 2],
 }
 
@@ -54,14 +56,14 @@ impl Inputs {
     }
 }
 
-/// The text, whose results are the `columns / 2` numbers of a unit.
+/// The PTX text; its results are the `columns / 2` accumulators of a unit.
 pub(super) fn sums(shape: &Shape) -> String {
     let Shape {
         columns, stages, ..
     } = *shape;
     let count = columns / 2;
     let inputs = Inputs::from(columns / 2);
-    // A stage is written while the products of the step before the last one may still read theirs.
+    // A stage is written while products up to the step before the last may still read their stages.
     let ahead = stages - 1 - PENDING;
     let mut text = String::from(
         "{\n.reg .pred p;\n.reg .b32 left, coming, slot, reading, count, size, to;\n\
@@ -103,7 +105,7 @@ pub(super) fn sums(shape: &Shape) -> String {
     text + "\n" + OPERANDS
 }
 
-/// Begins the products of a step.
+/// Starts the products of a step.
 fn products(shape: &Shape) -> String {
     let Shape { columns, dtype, .. } = *shape;
     let sums = registers(0..columns / 2);
@@ -126,7 +128,8 @@ fn products(shape: &Shape) -> String {
     text + "wgmma.commit_group.sync.aligned;\n"
 }
 
-/// Asks for the next step's parts; what is behind the last term or line is zero.
+/// Starts the copies of a later step's operands. Elements past the last term or line are
+/// zero-filled.
 fn copies(shape: &Shape, inputs: &Inputs) -> String {
     let mut text = String::new();
     for (i, side) in [shape.left(), shape.right()].into_iter().enumerate() {
@@ -142,7 +145,7 @@ fn copies(shape: &Shape, inputs: &Inputs) -> String {
     text
 }
 
-/// The same of one operand.
+/// Starts the copies of one operand.
 fn copies_of(side: Side, i: usize, inputs: &Inputs) -> String {
     let limit = inputs.limit[i];
     let first = inputs.first[i];

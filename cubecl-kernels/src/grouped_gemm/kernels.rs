@@ -1,4 +1,4 @@
-//! The kernels: a cube has 128 rows of a result and 128 or 256 of its columns.
+//! Grouped-GEMM kernels: each cube computes 128 rows and 128 or 256 columns of a result.
 
 use cubecl::prelude::*;
 
@@ -7,10 +7,10 @@ use super::shape::{CHUNK, Major, ROWS, Shape, Side, TERMS, UNITS};
 use crate::cube::assembly::value;
 use crate::cube::tensor_cores::{Pair, address, descriptor, size_is, split};
 
-/// First terms that no sum has: nothing is copied.
+/// A first term past the end of every sum: nothing is copied.
 const NONE: u32 = 1 << 30;
 
-/// Planes of a cube.
+/// Planes per cube.
 pub(super) const PLANES: u32 = (UNITS / 32) as u32;
 
 define_size!(Sums);
@@ -18,21 +18,21 @@ define_size!(Sums);
 /// How a unit copies its chunks of one operand.
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
-    /// Where in the first stage its first chunk goes.
+    /// The address in the first stage of its first chunk.
     to: u32,
-    /// Where in memory that comes from.
+    /// The address that the chunk is copied from.
     from: u64,
-    /// Bytes from there to its next chunk of the step, and to its chunk of the next step.
+    /// The byte distances to its next chunk of the same step, and to its chunk of the next step.
     jump: u64,
     ahead: u64,
-    /// Chunks that there are, where terms follow each other.
+    /// The number of valid chunks, for `Major::Terms`.
     limit: u32,
-    /// The first term of its chunk or, where lines follow each other, of its first one.
+    /// The first term of its chunk; for `Major::Lines`, of its first chunk.
     first: u32,
 }
 
-/// Of the operand whose first line of this cube's is at address `from`, rows `stride` elements apart, with
-/// `lines` lines from there on.
+/// The copies of an operand whose first line of this cube is at address `from`. Rows are `stride`
+/// elements apart, and `lines` lines are left from there on.
 #[cube]
 fn copies(from: u64, stride: u32, lines: u32, at: u32, #[comptime] side: Side) -> Copies {
     let (chunks, apart) = comptime!((side.chunks() as u32, side.rows_between_pieces() as u32));
@@ -68,9 +68,9 @@ fn copies(from: u64, stride: u32, lines: u32, at: u32, #[comptime] side: Side) -
     }
 }
 
-/// The sums of this cube's part of a product: of each unit those of two rows, eight apart, in pairs of
-/// columns, eight apart. The operands' first lines of this cube's are at addresses `left` and `right`; `rows`
-/// and `columns` are what there is of the result from there on.
+/// Computes this cube's output tile. Each unit returns the accumulators of two rows, eight apart,
+/// in pairs of columns, eight apart. `left` and `right` are the addresses of the operands' first
+/// lines of this cube; `rows` and `columns` count what is left of the result from there on.
 #[cube]
 #[allow(
     clippy::too_many_arguments,
@@ -92,7 +92,8 @@ fn multiply<F: Float>(
     let at_b = at_a + comptime!(of_a.bytes() as u32);
     let a = copies(left, of_left, rows, at_a, of_a);
     let b = copies(right, of_right, columns, at_b, of_b);
-    // Four planes multiply 64 rows: a stretch of as many bytes, whatever follows what in it.
+    // Four planes (a warpgroup) multiply 64 rows. These occupy the same number of bytes for either
+    // `Major`.
     let fourth = plane_broadcast(UNIT_POS_Y, 0u32) / 4;
     let descriptor_a = descriptor(
         at_a + fourth * comptime!((64 * TERMS * 2) as u32),
@@ -142,7 +143,7 @@ fn multiply<F: Float>(
     pairs
 }
 
-/// Of an element in global memory.
+/// The address of an element in global memory.
 #[cube]
 fn place_of<F: Float>(of: &[F], at: usize) -> u64 {
     let address: u64;
@@ -150,14 +151,14 @@ fn place_of<F: Float>(of: &[F], at: usize) -> u64 {
     address
 }
 
-/// `out[stretch] = x[stretch] w[stretch]`.
+/// Computes `out[range] = x[range] w[range]` for each range of rows.
 ///
 /// # Shapes
-/// `x: [r, k]`, rows `of_x` elements apart; `out: [r, n]`; matrices `[k, n]`, or `[n, k]` where their terms
-/// follow each other, rows `of_w` apart. `table`: of each tile of rows where its matrix is, its first row, and
-/// how many rows are left of its stretch.
+/// `x: [r, k]`, rows `of_x` elements apart; `out: [r, n]`; matrices `[k, n]`, or `[n, k]` for
+/// `Major::Terms`, rows `of_w` apart. `table` has for each row tile: the address of its matrix, its
+/// first row, and the number of rows left of its range.
 ///
-/// Cubes `[n / columns, tiles, 1]`; planes of 32 units in x.
+/// The grid is `[n / columns, tiles, 1]`; planes of 32 units lie along x.
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
@@ -204,14 +205,15 @@ pub(super) fn rows_kernel<F: Float>(
     }
 }
 
-/// `sum[stretch] += x[stretch]ᵀ dy[stretch]` or, where there is none yet, `=` that.
+/// Computes `sum[range] += x[range]ᵀ dy[range]` for each range of rows, or `=` if there is no sum
+/// yet.
 ///
 /// # Shapes
-/// `x: [r, m]`, `dy: [r, n]`, rows `of_x` and `of_dy` elements apart; sums `[m, n]` in f32. `table`: of each
-/// stretch where its sum is, its first row, how many it has, and whether there is a sum. `done: [1]`, written
-/// with them.
+/// `x: [r, m]`, `dy: [r, n]`, rows `of_x` and `of_dy` elements apart; sums `[m, n]` in f32. `table`
+/// has for each range: the address of its sum, its first row, its number of rows, and whether there
+/// is a sum. `done: [1]` is written by the same launch.
 ///
-/// Cubes `[n / columns, m / rows, stretches]`; planes of 32 units in x.
+/// The grid is `[n / columns, m / rows, ranges]`; planes of 32 units lie along x.
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
@@ -268,10 +270,11 @@ pub(super) fn weights_kernel<F: Float>(
     }
 }
 
-/// Brings this cube's part of a sum into the cache, where it is added to when it is known what.
+/// Prefetches this cube's tile of a sum into the L2 cache, where the products are later added to
+/// it.
 #[cube]
 fn prefetch_tile(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] shape: Shape) {
-    // A line of the cache has 32 numbers.
+    // A cache line has 32 f32 numbers.
     let lines = comptime!((shape.columns / 32) as u32);
     let rows = comptime!(UNITS as u32) / lines;
     #[unroll]
@@ -286,8 +289,9 @@ fn prefetch_tile(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] sh
     }
 }
 
-/// Adds two numbers to those at an address or, if nothing is there yet, puts them there. It is the cache that adds,
-/// once to each number: nobody waits for what was there, and the result is the same each time.
+/// Adds two numbers to those at an address, or stores them if nothing is there yet. The L2 cache
+/// performs the addition (`red`), so no unit waits for the old value. Each number is added to once,
+/// so the result is deterministic.
 #[cube]
 fn add_at(at: u64, numbers: Pair<f32>, adds: bool) {
     let at = value::<u64>(at);

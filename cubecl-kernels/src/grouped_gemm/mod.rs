@@ -1,9 +1,9 @@
-//! Products of stretches of rows with a matrix each, all in one launch, on Hopper's tensor cores: for experts so
-//! many and so small that the host cannot ask for their products one by one as fast as they are computed, and
-//! that one of them leaves most of the GPU without work.
+//! Grouped GEMM: multiplies ranges of rows by one matrix each, in one launch, on Hopper's tensor
+//! cores. This is for experts so numerous and small that the host cannot launch their GEMMs one by
+//! one as fast as they are computed, and that a single one leaves most of the GPU idle.
 //!
-//! Source: Megatron-LM `megatron/core/transformer/moe/experts.py`, grouped GEMM; the "k-grouped" and "m-grouped"
-//! products of DeepGEMM.
+//! Source: Megatron-LM `megatron/core/transformer/moe/experts.py`, grouped GEMM; DeepGEMM's
+//! "k-grouped" and "m-grouped" GEMMs.
 
 mod assembly;
 mod kernels;
@@ -23,10 +23,11 @@ use crate::cube::tensor_cores::is_hopper;
 use kernels::{PLANES, rows_kernel, weights_kernel};
 use shape::{Major, ROWS, Shape};
 
-/// Tiles of rows that a table may have: 24 bytes each.
+/// The most row tiles of a table; each takes 24 bytes.
 const MOST_TILES: usize = 8192;
 
-/// What the kernel of the gradients has in shared memory leaves room for two cubes.
+/// The tile shape of the weight-gradient kernel. Its shared memory allows two cubes per
+/// multiprocessor.
 const GRADIENTS: Shape = Shape {
     columns: 128,
     left: Major::Lines,
@@ -35,17 +36,18 @@ const GRADIENTS: Shape = Shape {
     dtype: "",
 };
 
-/// Whether the kernels run on the GPU of this tensor, and multiply its type.
+/// Whether the GPU of this tensor can run the kernels, and they support its dtype.
 pub(crate) fn runs_on(x: &CubeTensor) -> bool {
     dtype_name(x.dtype).is_some() && is_hopper(x)
 }
 
-/// Each stretch of rows of `x` times its matrix, in the dtype of both; none where the kernel cannot: it is for rows
-/// that begin where 16 bytes do, and for matrices that all lie alike. `x` is of a GPU that it
-/// [runs on](runs_on).
+/// Multiplies each range of rows of `x` by its matrix; the result has the common dtype.
+///
+/// Returns `None` where the kernel cannot: rows must start at multiples of 16 bytes, and all
+/// matrices must have the same layout. The kernel must [run](runs_on) on the GPU of `x`.
 ///
 /// # Shapes
-/// `x: [r, k]`, matrices `[k, n]`, wherever they lie; result `[r, n]`
+/// `x: [r, k]`, matrices `[k, n]`, anywhere in memory; result `[r, n]`
 pub(crate) fn rows_times_matrices(
     x: CubeTensor,
     stretches: &[Range<usize>],
@@ -91,8 +93,9 @@ pub(crate) fn rows_times_matrices(
         return None;
     }
     let table = table(matrices, Access::Read, entries);
-    // SAFETY: rows and columns behind the last are neither read nor written, and the matrices whose addresses
-    // the table has are held until this returns, of the shape and strides that `same_view` found.
+    // SAFETY: rows and columns past the last are neither read nor written. The matrices whose
+    // addresses are in the table are held until this returns, and have the shape and strides that
+    // `same_view` found.
     unsafe {
         rows_kernel::launch_unchecked(
             &x.client.clone(),
@@ -116,7 +119,7 @@ pub(crate) fn rows_times_matrices(
     Some(out)
 }
 
-/// Gradients of matrices, `xᵀ dy` of the rows of each.
+/// Computes weight gradients, `xᵀ dy` over the rows of each matrix.
 pub(crate) struct Gradients {
     x: CubeTensor,
     of_x: MatrixView,
@@ -126,7 +129,7 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    /// Of these rows; none where the kernel cannot.
+    /// Prepares the gradients of these rows. Returns `None` where the kernel cannot compute them.
     ///
     /// # Shapes
     /// `x: [r, m]`, `dy: [r, n]`
@@ -158,12 +161,12 @@ impl Gradients {
         })
     }
 
-    /// Memory for one.
+    /// Allocates an uninitialized buffer for one gradient.
     pub(crate) fn room(&self) -> CubeTensor {
         tensor::empty(&self.x, [self.of_x.cols, self.of_dy.cols], DType::F32)
     }
 
-    /// Adds that of each stretch to its sum or, where there is none, puts it in its place.
+    /// Adds the gradient of each range to its sum, or stores it where there is no sum yet.
     ///
     /// # Shapes
     /// sums: `[m, n]` in f32, contiguous
@@ -197,8 +200,9 @@ impl Gradients {
             .zip(are_there)
             .enumerate()
             .flat_map(of_stretch);
-        // (Its sums are no arguments: by this one it is known whether it ran.) Before the table: to make room for it
-        // others may be moved, whose addresses that has.
+        // The sums are not kernel arguments; reading `done` shows whether the kernel ran. Allocate
+        // it before the table: an allocation may move other buffers, whose addresses are in the
+        // table.
         let done = tensor::empty(&x, [1], DType::U32);
         let table = table(sums, Access::Write, entries.collect());
         let tiles = [
@@ -207,8 +211,8 @@ impl Gradients {
             sums.len(),
         ];
         let [columns, rows, num] = tiles.map(|count| count as u32);
-        // SAFETY: as above: stretches are of the rows of both, sums have the shape that is written, contiguous and
-        // in f32, and are the caller's to write.
+        // SAFETY: as above; ranges lie within the rows of both operands. Sums have the written
+        // shape, are contiguous and f32, and the caller allows writing to them.
         unsafe {
             weights_kernel::launch_unchecked(
                 &x.client.clone(),
@@ -230,7 +234,7 @@ impl Gradients {
     }
 }
 
-/// How all the matrices lie, if they lie alike.
+/// The common layout of all matrices, if they have one.
 fn same_view(matrices: &[CubeTensor]) -> Option<MatrixView> {
     let view = |x: &CubeTensor| {
         if x.meta.is_tiled() {

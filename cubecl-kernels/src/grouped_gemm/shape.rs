@@ -1,45 +1,45 @@
-//! What a cube of a grouped product works on.
+//! The tile shapes of a grouped GEMM.
 
-/// Rows of the result that a cube has: 64 for each four planes, which multiply together.
+/// Result rows per cube: 64 for each warpgroup (four planes that multiply together).
 pub(super) const ROWS: usize = 128;
-/// Terms of a sum that are in shared memory together: a panel of 64 elements, 128 bytes.
+/// Terms (K elements) per stage: a panel of 64 elements, 128 bytes.
 pub(super) const TERMS: usize = 64;
-/// Units of a cube.
+/// Units per cube.
 pub(super) const UNITS: usize = 256;
 /// Bytes of an element.
 const ELEMENT: usize = 2;
-/// Bytes that a unit copies at a time, of a row of eight elements.
+/// Bytes that a unit copies at a time: eight elements of a row.
 pub(super) const CHUNK: usize = 16;
 
-/// What follows what in memory.
+/// Which dimension of an operand is contiguous in memory.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) enum Major {
-    /// The terms of a sum, as in `x` for `x w`.
+    /// The terms of a sum (K), as in `x` of `x w`.
     Terms,
-    /// What sums are different for, as in `w` for `x w`.
+    /// The dimension of the result (M or N), as in `w` of `x w`.
     Lines,
 }
 
-/// One of the two operands, as far as it is in shared memory.
+/// The tile of one of the two operands in shared memory.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct Side {
-    /// Rows of a left operand, columns of a right one.
+    /// Rows of the left operand, columns of the right one.
     pub(super) lines: usize,
     pub(super) major: Major,
 }
 
 impl Side {
-    /// Bytes of a step's part.
+    /// Bytes of the tile in one stage.
     pub(super) fn bytes(self) -> usize {
         self.lines * TERMS * ELEMENT
     }
 
-    /// Chunks that a unit copies of each step.
+    /// Chunks that a unit copies per stage.
     pub(super) fn pieces(self) -> usize {
         self.bytes() / CHUNK / UNITS
     }
 
-    /// Chunks of what lies in a row: of terms, or of lines.
+    /// Chunks per row of the tile: of terms, or of lines.
     pub(super) fn chunks(self) -> usize {
         let elements = if self.major == Major::Terms {
             TERMS
@@ -49,17 +49,17 @@ impl Side {
         elements * ELEMENT / CHUNK
     }
 
-    /// Rows from a piece of a unit to its next.
+    /// Distance in rows from one chunk of a unit to its next.
     pub(super) fn rows_between_pieces(self) -> usize {
         UNITS / self.chunks()
     }
 
-    /// Bytes from a piece to the next in shared memory.
+    /// Distance in bytes from one chunk of a unit to its next in shared memory.
     pub(super) fn between_pieces(self) -> usize {
         self.rows_between_pieces() * TERMS * ELEMENT
     }
 
-    /// Rows of a panel, whose rows have 128 bytes.
+    /// Rows of a panel; each has 128 bytes.
     pub(super) fn panel_rows(self) -> usize {
         if self.major == Major::Terms {
             self.lines
@@ -69,16 +69,16 @@ impl Side {
     }
 }
 
-/// The shape of the work of a cube.
+/// The tile shape of a cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Columns of the result.
     pub(super) columns: usize,
     pub(super) left: Major,
     pub(super) right: Major,
-    /// Steps whose parts have room in shared memory together.
+    /// The number of stages: steps whose operands fit in shared memory together.
     pub(super) stages: usize,
-    /// As PTX names it.
+    /// The dtype as PTX names it.
     pub(super) dtype: &'static str,
 }
 
@@ -97,7 +97,7 @@ impl Shape {
         }
     }
 
-    /// Bytes of a step's parts.
+    /// Bytes of one stage: the tiles of both operands.
     pub(super) fn stage(&self) -> usize {
         self.left().bytes() + self.right().bytes()
     }
@@ -112,7 +112,8 @@ impl Shape {
 mod tests {
     use super::*;
 
-    /// Each chunk of a step's part is one unit's, and all of a unit's are as far apart.
+    /// Each chunk of a tile is copied by exactly one unit, and the chunks of a unit are equally
+    /// spaced.
     #[test]
     fn units_copy_all_of_a_part() {
         for (lines, major) in [128, 256]

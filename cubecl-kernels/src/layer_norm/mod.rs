@@ -1,4 +1,4 @@
-//! Layer normalisation (Ba, Kiros and Hinton, 2016, arXiv:1607.06450).
+//! Layer normalization (Ba, Kiros and Hinton, 2016, arXiv:1607.06450).
 
 pub(crate) mod reference;
 
@@ -10,11 +10,11 @@ use crate::norms::{NormCall, NormOps, NormOptions, check, norm_add};
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma [+ beta]` over the last dimension, with the
 /// biased variance.
 ///
-/// Statistics and product in f32, result in the dtype of `x`. On a CPU the result equals
-/// `burn::nn::LayerNorm` bit for bit on f32 and f16 tensors of the same kind of device. (Burn's
-/// own bits differ between the two kinds: without autodiff its backend runs a fused loop.) The
-/// backward is written by hand; it keeps `x`, its means and deviations (on a GPU their inverses) and
-/// `gamma` alive.
+/// Statistics and product are computed in f32; the result has the dtype of `x`. On a CPU the result
+/// equals `burn::nn::LayerNorm` bit for bit on f32 and f16 tensors, if both run with or both
+/// without autodiff. (Burn's own bits differ between the two: without autodiff its backend runs a
+/// fused loop.) The backward pass is handwritten; it saves `x`, `gamma`, the row means and the row
+/// deviations (on a GPU their inverses).
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -49,7 +49,8 @@ pub fn layer_norm_with<const D: usize>(
     normed(x, gamma, beta, NormCall::layer(options))
 }
 
-/// [`layer_norm`] to the bits that it has with autodiff, on any device: what a backward computes again.
+/// [`layer_norm`] with the bits that it has under autodiff, on any device; for recomputation in a
+/// backward pass.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -86,9 +87,11 @@ fn normed<const D: usize>(
     })
 }
 
-/// The [`layer_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
-/// on a GPU, and one backward that takes the gradients of both. The norm is that of the sum that comes
-/// back ([`layer_norm_recompute`]), to the bit where rows of `x` and `residual` lie side by side in memory.
+/// Returns the [`layer_norm`] of `x + residual`, and the sum itself in the dtype of `x`.
+///
+/// On a GPU this is one pass over memory, with one backward kernel for both gradients. The norm is
+/// computed from the returned, rounded sum, so [`layer_norm_recompute`] of that sum has the same
+/// bits if the rows of `x` and `residual` are contiguous.
 ///
 /// # Shapes
 /// - `x`, `residual`, results: `[.., n]`
@@ -325,7 +328,7 @@ mod tests {
         assert_refused(call, message);
     }
 
-    /// Of what was normed with autodiff and is there without.
+    /// Recomputes, without autodiff, what was normalized under autodiff.
     #[rstest]
     fn what_is_computed_again_has_the_same_bits(
         #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],

@@ -1,4 +1,4 @@
-//! Between Burn's tensors and CubeCL's.
+//! Conversions between Burn's tensors and CubeCL's.
 
 use burn::backend::Cube;
 use burn::tensor::{Int, Tensor};
@@ -7,20 +7,20 @@ use megaburn_cuda::tensor;
 
 pub(super) use crate::cube::wrap;
 
-/// Units of a cube whose units have nothing to do with each other.
+/// Units per cube of kernels whose units are independent.
 pub(super) const UNITS: usize = 256;
 
-/// Whether it is a GPU's. (One with a graph is nobody's here.)
+/// Whether `x` is on a CubeCL GPU backend. (Always `false` for a tensor with an autodiff graph.)
 pub(super) fn on_gpu(x: &Tensor<2>) -> bool {
     x.clone().try_into_primitive::<Cube>().is_ok()
 }
 
-/// The same of numbers.
+/// [`on_gpu`] for an integer tensor.
 pub(super) fn ints_on_gpu<const D: usize>(x: &Tensor<D, Int>) -> bool {
     x.clone().try_into_primitive::<Cube>().is_ok()
 }
 
-/// One that was found on the GPU, where it is.
+/// Converts a tensor that is on the GPU, keeping its strides.
 pub(super) fn floats<const D: usize>(x: Tensor<D>) -> CubeTensor {
     let x = x
         .try_into_primitive::<Cube>()
@@ -28,7 +28,7 @@ pub(super) fn floats<const D: usize>(x: Tensor<D>) -> CubeTensor {
     tensor::from_backend(x)
 }
 
-/// Numbers, one behind the other.
+/// Converts an integer tensor that is on the GPU, and makes it contiguous.
 pub(super) fn ints<const D: usize>(x: Tensor<D, Int>) -> CubeTensor {
     let x = x
         .try_into_primitive::<Cube>()

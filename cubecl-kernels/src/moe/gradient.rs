@@ -3,11 +3,12 @@ use burn::tensor::Tensor;
 use crate::backend_ops::as_row;
 use crate::checkpoint_function::CheckpointFunction;
 
-/// `x`, whose gradient is what comes for it plus `gradient`: that of a loss which is not summed with the
-/// others (Megatron's `MoEAuxLossAutoScaler`). On a device without autodiff it is `x`.
+/// Returns `x` unchanged and adds `gradient` to its gradient in the backward pass: the gradient of
+/// a loss that is not part of the summed loss (Megatron's `MoEAuxLossAutoScaler`). On a device
+/// without autodiff it only returns `x`.
 ///
 /// # Shapes
-/// `x`: `[m, n]`, unchanged; `gradient`: the same, or what is repeated to it, off the autodiff device
+/// `x` and result: `[m, n]`; `gradient`: the same or broadcastable to it, off the autodiff device
 pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     let device = x.device();
     if !device.is_autodiff() {

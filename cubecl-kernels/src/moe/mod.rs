@@ -1,5 +1,5 @@
-//! What a layer of experts does to tokens beside its matrices: which experts each goes to and with what
-//! weight, and rows that are taken apart and put together again.
+//! Operations of a mixture-of-experts layer other than its matrices: routing tokens to experts with
+//! weights, router losses, and permuting and unpermuting rows.
 
 #[cfg(feature = "cuda")]
 mod cube;

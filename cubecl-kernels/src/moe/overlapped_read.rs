@@ -1,10 +1,11 @@
 use burn::tensor::{DType, Int, Tensor};
 
-/// Numbers of i32 for the host, and what `meanwhile` gives. On a GPU they are on their way before what that enqueues,
-/// which is started before the host waits for them.
+/// Reads i32 numbers to the host while `meanwhile` runs, and returns both results. On a GPU the
+/// copy is enqueued first, then `meanwhile` enqueues its work, and only then the host waits for the
+/// numbers.
 ///
 /// # Panics
-/// If they are of another dtype, or the device failed before.
+/// If `x` has another dtype, or the device failed before.
 pub fn read_overlapped<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (Vec<i64>, T) {
     assert_eq!(
         x.dtype(),
@@ -37,7 +38,7 @@ mod cube {
         let coming = x.client.read_async(vec![x.handle]);
         let done = meanwhile();
         if let Some(queue) = queue {
-            // A few launches would wait for more of them.
+            // CubeCL batches launches: without a flush, a few of them would wait for more to come.
             queue.flush();
         }
         let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_meanwhile: {error}"));

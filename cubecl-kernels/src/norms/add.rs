@@ -1,4 +1,4 @@
-//! A residual sum and its norm in one pass, both with gradients (through `multi_output`).
+//! A residual addition fused with a norm; both results have gradients (through `multi_output`).
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -13,7 +13,7 @@ use crate::arg_check::{self, float};
 use crate::backends::on_every_backend;
 use crate::multi_output::{OutputGrads, multi_output};
 
-/// `norm(x + residual)` and `x + residual`.
+/// Returns `norm(x + residual)` and `x + residual`.
 pub(crate) fn norm_add<const D: usize>(
     name: &str,
     [x, residual]: [Tensor<D>; 2],
@@ -39,7 +39,7 @@ pub(crate) fn norm_add<const D: usize>(
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait AddNormOps: Backend {
-    /// `x, residual: [.., n]`, `gamma: [n]`; the normed rows and the sum.
+    /// `x, residual: [.., n]`, `gamma: [n]`; returns the normalized rows and the sum.
     fn scaled_norm_add(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -47,7 +47,7 @@ pub(crate) trait AddNormOps: Backend {
         call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x, residual: [.., n]`, `gamma, beta: [n]`; the normed rows and the sum.
+    /// `x, residual: [.., n]`, `gamma, beta: [n]`; returns the normalized rows and the sum.
     fn affine_norm_add(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -84,16 +84,16 @@ on_every_backend! {
     }
 }
 
-/// The parents are `x`, the residual, `gamma` and, where there is one, `beta`.
+/// Backward of the fused norm; the parents are `x`, the residual, `gamma` and, if present, `beta`.
 #[derive(Debug)]
 struct AddNormBackward;
 
 impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
-    /// The mailbox has places for the normed rows and the sum.
+    /// The [`OutputGrads`] have slots for the normalized rows and the sum.
     type State = (NormCall, SavedNorm<FloatTensor<B>>, OutputGrads);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        // Only the sign that the mailbox is not empty.
+        // This gradient only signals that `OutputGrads` is not empty.
         drop(grads.consume::<B>(&ops.node));
         let (NormCall { norm, sums }, saved, mailbox) = ops.state;
         let mut taken = mailbox.take::<B>().into_iter();
@@ -115,7 +115,7 @@ impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
 /// A tensor under automatic differentiation.
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// The two results of an operation, whose output is `sum`.
+/// Splits the two results of an operation whose graph output is `sum`.
 fn both_outputs<B: Backend, C: CheckpointStrategy>(
     y: FloatTensor<B>,
     sum: Tracked<B, C>,

@@ -1,5 +1,5 @@
-//! Norms on CubeCL's GPUs: one kernel forward, and backward one for rows and one that sums up the
-//! gradients of gamma and beta.
+//! Norms on CubeCL GPU backends: one kernel in the forward pass; in the backward pass one for the
+//! rows and one that sums the gradients of gamma and beta.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -18,8 +18,8 @@ use crate::cube::{RowGroup, RowView, address_type, lanes};
 /// Multiprocessors of a large GPU.
 const PROCESSORS: u32 = 132;
 
-/// Cubes of the backward that share the multiprocessors of a large GPU: as many as its registers and the
-/// shared memory of stages have room for, so that all teams run at once and their partial sums are few.
+/// The number of backward cubes that a large GPU runs at once, limited by registers and the shared
+/// memory of stages. With this grid all teams run concurrently and there are few partial sums.
 fn resident(flavor: NormVariant, team: RowGroup, shared: usize, room: usize) -> u32 {
     let units = match flavor {
         NormVariant { stages: 0, .. } | NormVariant { beta: true, .. } => 512,
@@ -84,7 +84,7 @@ fn from(x: FloatTensor<Cube>) -> CubeTensor {
     tensor::from_backend(x)
 }
 
-/// Kernels compute in f32.
+/// Kernels compute in f32, so f64 has none.
 fn has_kernel(x: &FloatTensor<Cube>) -> bool {
     x.dtype() != DType::F64
 }
@@ -139,7 +139,7 @@ fn launch_forward(
     };
     let sum_or_y = sum.clone().unwrap_or_else(|| y.clone());
     let mean_or_inverse = mean.clone().unwrap_or_else(|| inverse.clone());
-    // (No grid is empty.)
+    // (An empty grid is not allowed.)
     if rows > 0 {
         launch(
             &y.client.clone(),
@@ -201,7 +201,7 @@ fn launch_backward(
     let dsum = dsum.map(RowView::of);
     let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
-    // (The sums of two gradients take the registers of a vector more.)
+    // (The sums for two gradients need the registers of one more vector.)
     let team = RowGroup::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
     let room = dy
         .tensor
@@ -224,7 +224,7 @@ fn launch_backward(
     let cubes = team.cubes(rows).min(resident(flavor, team, shared, room));
     let teams = cubes * team.rows;
     let dx = tensor::empty(&dy.tensor, shape, dtype);
-    // Without rows there is a team of nobody, whose sums are not read.
+    // Without rows one team's partial sums are still allocated; they are not read.
     let parts = || tensor::empty(&dx, [teams.max(1) as usize, n], DType::F32);
     let dgamma_parts = parts();
     let dbeta_parts = beta.map(|_| parts());
@@ -269,16 +269,16 @@ fn launch_backward(
     NormInputGrads { x: dx, gamma, beta }
 }
 
-/// What a cube takes of shared memory for the stages of so many tensors, in vectors of 16 bytes.
+/// Bytes of shared memory of a cube with stages for `tensors` tensors, in vectors of 16 bytes.
 fn stage_bytes(team: RowGroup, tensors: u32) -> usize {
-    // (Beside them are the places of sums.)
+    // (The sums also need shared memory, for which 1024 bytes are enough.)
     (STAGES * team.vecs_per_thread * team.cube_dim().num_elems() * 16 * tensors + 1024) as usize
 }
 
-/// Whether rows come to the backward by asynchronous copies.
+/// Whether the backward kernel loads rows by asynchronous copies.
 fn has_stages(of: &CubeTensor, lanes: usize, team: RowGroup, shared: usize) -> bool {
     let properties = of.client.properties();
-    // Smaller copies are not worth their instructions, and rows that registers do not hold have none.
+    // Copies of fewer than 16 bytes do not pay off, and rows too long for registers have no stages.
     properties.features.copy_async
         && team.vecs_per_thread > 0
         && lanes * of.dtype.size() == 16
@@ -289,7 +289,8 @@ fn has_stages(of: &CubeTensor, lanes: usize, team: RowGroup, shared: usize) -> b
 mod tests {
     use super::*;
 
-    /// As many teams as run at once: by registers, or where rows are long by shared memory.
+    /// The grid has as many cubes as fit at once, limited by registers, or by shared memory for
+    /// long rows.
     #[test]
     fn cubes_of_the_backward_are_as_many_as_fit() {
         const ROOM: usize = 227 << 10;

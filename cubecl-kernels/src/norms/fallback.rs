@@ -1,4 +1,4 @@
-//! Norms composed of a backend's primitives.
+//! Fallback for norms, composed of a backend's primitives.
 //!
 //! With `n = (x - mean) / deviation` (no mean in RMS norm) and `g = dy * gamma`:
 //! `dbeta = sum_rows(dy)`, `dgamma = sum_rows(dy * n)`,
@@ -20,7 +20,7 @@ pub(super) fn normed<B: Backend>(norm: Norm, input: NormInput<FloatTensor<B>>) -
     {
         return forward::<B>(norm, input).0;
     }
-    // The backend's own loop, the one that `burn::nn::LayerNorm` runs.
+    // Use the backend's own loop, the one that `burn::nn::LayerNorm` runs.
     let NormInput { x, gamma, beta, .. } = input;
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let [x, gamma] = [x, gamma].map(|t| cast::<B>(t, wide));
@@ -31,7 +31,7 @@ pub(super) fn normed<B: Backend>(norm: Norm, input: NormInput<FloatTensor<B>>) -
     )
 }
 
-/// The norm, operation by operation in the order of Burn's composed one, for equal bits.
+/// Computes the norm in the same order of operations as Burn's composed norm, for equal bits.
 pub(super) fn forward<B: Backend>(
     norm: Norm,
     input: NormInput<FloatTensor<B>>,
@@ -74,7 +74,7 @@ pub(super) fn forward<B: Backend>(
     (y, sum, saved)
 }
 
-/// Rows without their means, where there are such.
+/// Subtracts the means of rows, if there are any.
 fn less<B: Backend>(x: FloatTensor<B>, mean: Option<FloatTensor<B>>) -> FloatTensor<B> {
     match mean {
         Some(mean) => B::float_sub(x, mean),
@@ -82,7 +82,7 @@ fn less<B: Backend>(x: FloatTensor<B>, mean: Option<FloatTensor<B>>) -> FloatTen
     }
 }
 
-/// What normalised rows are multiplied by, `[1, n]`.
+/// The factor of normalized rows, `[1, n]`.
 fn scale<B: Backend>(norm: Norm, gamma: FloatTensor<B>, wide: FloatDType) -> FloatTensor<B> {
     let gamma = row::<B>(gamma, wide);
     if norm.options.zero_centered_gamma {
@@ -109,7 +109,7 @@ pub(super) fn backward<B: ColumnSum>(
     } = saved;
     let shape = dy.shape();
     let wide = compute_dtype(dtype);
-    // The very numbers of the forward.
+    // Recompute exactly the numbers of the forward pass.
     let n = B::float_div(
         less::<B>(cast::<B>(rows::<B>(x), wide), mean),
         deviation.clone(),

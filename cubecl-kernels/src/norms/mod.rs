@@ -1,5 +1,5 @@
-//! What RMS norm and layer norm share: one operation with options, composed of primitives on CPUs
-//! and of kernels of its own on GPUs.
+//! The common implementation of RMS norm and layer norm: one operation with options, composed of
+//! primitives on CPUs and fused kernels on GPUs.
 
 mod add;
 #[cfg(feature = "cuda")]
@@ -21,13 +21,13 @@ pub(crate) use op::NormOps;
 pub(crate) use options::{Formula, check};
 pub use options::{NormGrads, NormOptions};
 
-/// Which norm, and how.
+/// Which norm is computed, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Norm {
-    /// Layer norm: the mean is subtracted.
+    /// Whether the mean is subtracted (layer norm).
     pub(crate) centered: bool,
     pub(crate) options: Formula,
-    /// Without autodiff too the bits are those with it.
+    /// Whether the bits equal those under autodiff even when there is no autodiff.
     pub(crate) bit_exact_with_training: bool,
 }
 
@@ -39,12 +39,12 @@ pub(crate) struct NormCall {
 }
 
 impl NormCall {
-    /// RMS norm.
+    /// A call of RMS norm.
     pub(crate) fn rms(options: impl Into<NormOptions>) -> Self {
         Self::new(options.into(), false)
     }
 
-    /// Layer norm.
+    /// A call of layer norm.
     pub(crate) fn layer(options: impl Into<NormOptions>) -> Self {
         Self::new(options.into(), true)
     }
@@ -69,7 +69,7 @@ impl NormCall {
         }
     }
 
-    /// The same to the bits of autodiff.
+    /// Requests the same bits as under autodiff.
     pub(crate) fn bit_exact_with_training(self) -> Self {
         Self {
             norm: Norm {
@@ -81,7 +81,7 @@ impl NormCall {
     }
 }
 
-/// What is normalised.
+/// The inputs of a norm.
 ///
 /// # Shapes
 /// `x`, `residual`: `[.., n]`; `gamma`, `beta`: `[n]`
@@ -114,15 +114,15 @@ impl<T> NormInput<T> {
     }
 }
 
-/// What the backward reads.
+/// Tensors saved for backward.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedNorm<T> {
-    /// What was normalised, in its dtype.
+    /// The normalized input (`x + residual` if there is a residual), in its dtype.
     pub(crate) x: T,
-    /// Means of rows, of a layer norm. `[rows, 1]`
+    /// Row means, `[rows, 1]`; layer norm only.
     pub(crate) mean: Option<T>,
-    /// What rows were divided by where norms are composed, its inverse where kernels compute them.
-    /// `[rows, 1]`
+    /// The divisors of rows, `[rows, 1]`, in the fallback; their inverses where kernels compute the
+    /// norm.
     pub(crate) deviation: T,
     pub(crate) gamma: T,
     /// The dtype of beta, if there is one.
@@ -154,22 +154,24 @@ impl<T> SavedNorm<T> {
     }
 }
 
-/// Gradients, each in the dtype of what it is of; those of gamma and beta where they were not summed.
+/// Gradients, each in the dtype of its input. Those of gamma and beta are `None` if they were added
+/// to main gradients.
 pub(crate) struct NormInputGrads<T> {
-    /// Of `x`, and of the residual too.
+    /// The gradient of `x`, which is also the gradient of the residual.
     pub(crate) x: T,
     pub(crate) gamma: Option<T>,
     pub(crate) beta: Option<T>,
 }
 
-/// A norm, as each backend computes it best.
+/// A norm and its backward pass, with the best implementation per backend.
 pub(crate) trait NormRows: ColumnSum {
-    /// The normed rows, for which no gradient is asked.
+    /// Returns the normalized rows, without saving anything for backward.
     fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self> {
         fallback::normed::<Self>(norm, input)
     }
 
-    /// The normed rows, what was normalised (`x + residual`, or `x`), and what the backward reads.
+    /// Returns the normalized rows, the norm's input (`x + residual`, or `x`), and the saved
+    /// tensors.
     fn forward(
         norm: Norm,
         input: NormInput<FloatTensor<Self>>,
@@ -181,7 +183,7 @@ pub(crate) trait NormRows: ColumnSum {
         fallback::forward::<Self>(norm, input)
     }
 
-    /// The gradients, for `dy` of the normed rows and `dsum` of what was normalised.
+    /// Computes the gradients from `dy` of the normalized rows and `dsum` of the norm's input.
     fn backward(
         norm: Norm,
         saved: SavedNorm<FloatTensor<Self>>,

@@ -10,7 +10,8 @@ use burn::backend::{Backend, backend_extension};
 use super::{NormCall, NormInput, NormInputGrads, NormRows, SavedNorm};
 use crate::backends::on_every_backend;
 
-// (`layer_norm` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
+// (The methods cannot be called `layer_norm`: Burn's `ModuleOps` has one. `backend_extension` does
+// not support optional tensors, hence two methods.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait NormOps: Backend {
     /// `x: [.., n]`, `gamma: [n]`.
@@ -50,7 +51,7 @@ on_every_backend! {
     }
 }
 
-/// The parents are `x`, `gamma` and, where there is one, `beta`.
+/// Backward of a norm; the parents are `x`, `gamma` and, if present, `beta`.
 #[derive(Debug)]
 struct NormBackward;
 

@@ -4,18 +4,19 @@ use super::NormCall;
 use crate::MainGrad;
 use crate::arg_check::{self, float};
 
-/// How rows are normalised. A number is its `epsilon`.
+/// How rows are normalized. A plain `f64` converts to options with that `epsilon`.
 #[derive(Clone, Debug)]
 pub struct NormOptions {
     /// Added to the mean square or variance.
     pub epsilon: f64,
-    /// Rows are scaled by `1 + gamma` (Megatron's `layernorm_zero_centered_gamma`, Gemma's norm).
+    /// Whether rows are scaled by `1 + gamma` (Megatron's `layernorm_zero_centered_gamma`, Gemma's
+    /// norm).
     pub zero_centered_gamma: bool,
-    /// Where the gradients of gamma and beta are summed.
+    /// The destinations of the gradients of gamma and beta.
     pub main_grads: NormGrads,
 }
 
-/// What of the options the numbers depend on.
+/// The options that affect the values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Formula {
     pub(crate) epsilon: f64,
@@ -23,7 +24,7 @@ pub(crate) struct Formula {
 }
 
 impl NormOptions {
-    /// Rows are scaled by `gamma`.
+    /// Options with this `epsilon`, where rows are scaled by `gamma`.
     pub fn new(epsilon: f64) -> Self {
         Self {
             epsilon,
@@ -32,13 +33,13 @@ impl NormOptions {
         }
     }
 
-    /// Whether rows are scaled by `1 + gamma`.
+    /// Sets whether rows are scaled by `1 + gamma`.
     pub fn with_zero_centered_gamma(mut self, zero_centered_gamma: bool) -> Self {
         self.zero_centered_gamma = zero_centered_gamma;
         self
     }
 
-    /// Where the gradients of gamma and beta are summed.
+    /// Sets the destinations of the gradients of gamma and beta.
     pub fn with_main_grads(mut self, main_grads: NormGrads) -> Self {
         self.main_grads = main_grads;
         self
@@ -51,17 +52,17 @@ impl From<f64> for NormOptions {
     }
 }
 
-/// Where the gradients of a norm's gamma and beta are summed as `[1, n]`, once attached; none: ordinary
-/// gradients.
+/// The main gradients that accumulate the gradients of a norm's gamma and beta as `[1, n]`, once
+/// attached. With `None` the gradient is an ordinary one.
 #[derive(Clone, Debug, Default)]
 pub struct NormGrads {
-    /// Of gamma.
+    /// The main gradient of gamma.
     pub gamma: Option<MainGrad>,
-    /// Of beta.
+    /// The main gradient of beta.
     pub beta: Option<MainGrad>,
 }
 
-/// Panics unless rows of `x` can be normalised with these.
+/// Panics unless rows of `x` can be normalized with these vectors and options.
 pub(crate) fn check<const D: usize>(
     op: &str,
     x: &Tensor<D>,

@@ -1,4 +1,5 @@
-//! The gradients of gamma and beta on GPUs, of what the teams of a backward have summed.
+//! The gradients of gamma and beta on GPUs, summed from the partial sums of the backward kernel's
+//! teams.
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -8,8 +9,9 @@ use super::NormGrads;
 use crate::MainGrad;
 use crate::cube::{on_gpu, put_parts, sum_parts, wrap};
 
-/// The gradients of gamma and beta, of the parts `[teams, n]` of each and its dtype; none where it is added to
-/// a main gradient. One kernel sums both, unless only one of them has a main gradient.
+/// Computes the gradients of gamma and beta from the partial sums `[teams, n]` and the dtype of
+/// each; `None` for one that was added to its main gradient. One kernel sums both, unless only one
+/// of them has a main gradient.
 pub(super) fn vector_gradients(
     for_gamma: (CubeTensor, DType),
     for_beta: Option<(CubeTensor, DType)>,
@@ -42,7 +44,7 @@ pub(super) fn vector_gradients(
     }
 }
 
-/// Adds sums of parts to main gradients, each another one.
+/// Adds the sums of partial sums to main gradients, which must be distinct.
 fn add_to_main_grads<const K: usize>(of: [(CubeTensor, &MainGrad); K], teams: u32) {
     let all = of.each_ref().map(|(_, main_grad)| *main_grad);
     MainGrad::update_all(&all, |before| {
@@ -62,7 +64,7 @@ fn add_to_main_grads<const K: usize>(of: [(CubeTensor, &MainGrad); K], teams: u3
         if has_sum.iter().all(|other| *other == has_sum[0]) {
             put_parts(std::array::from_fn::<_, K, _>(pair), teams, has_sum[0]);
         } else {
-            // One of them has got no gradient yet.
+            // One main gradient has no sum yet, so the two need separate launches.
             (0..K).for_each(|i| put_parts([pair(i)], teams, has_sum[i]));
         }
         places.into_iter().map(wrap).collect()

@@ -1,4 +1,4 @@
-//! AdamW.
+//! The AdamW optimizer.
 
 use burn::tensor::Tensor;
 
@@ -6,23 +6,23 @@ use super::{checks, reference};
 #[cfg(feature = "cuda")]
 use super::{cube, is_on_gpu};
 
-/// One step of AdamW, as `torch.optim.AdamW` defines it: bias correction of both moments, epsilon
-/// outside the root, decay decoupled.
+/// The numbers of one AdamW step, as `torch.optim.AdamW` defines it: bias correction of both
+/// moments, epsilon outside the root, decoupled weight decay.
 ///
 /// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamwStep {
     /// Learning rate.
     pub lr: f64,
-    /// Decay of the mean of gradients.
+    /// Decay rate of the mean of gradients.
     pub beta_1: f64,
-    /// Decay of the mean of squared gradients.
+    /// Decay rate of the mean of squared gradients.
     pub beta_2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// What the gradient is multiplied with first: one over the tokens, a clip coefficient.
+    /// Factor of the gradient: one over the number of tokens, times the clip coefficient.
     pub grad_factor: f64,
     /// The number of this step, from 1.
     pub time: u64,
@@ -59,8 +59,8 @@ impl AdamwStep {
     }
 }
 
-/// A parameter and the state that AdamW keeps of it, each of its own dtype: f32, bf16 or f16. The
-/// arithmetic is in f32 whatever they are; what is kept is rounded to nearest.
+/// A parameter and its AdamW state. Each tensor has its own dtype: f32, bf16 or f16. The arithmetic
+/// is always in f32; results are rounded to nearest.
 ///
 /// # Shapes
 /// `[n]` each.
@@ -72,14 +72,14 @@ pub struct AdamwState {
     pub exp_avg: Tensor<1>,
     /// The mean of squared gradients.
     pub exp_avg_sq: Tensor<1>,
-    /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter. On GPUs its memory is written **whoever else holds it**
-    /// ([`bf16_out_slice`](crate::rounding_room)).
+    /// If given, the buffer for the new parameter, rounded to the buffer's dtype; its contents are
+    /// ignored. On GPUs its memory is overwritten **even if other tensors share it**
+    /// ([`bf16_out_slice`](crate::bf16_out_slice)).
     pub rounded: Option<Tensor<1>>,
 }
 
 impl AdamwState {
-    /// The same without a graph.
+    /// Returns the same state without autodiff graphs.
     fn inner(self) -> Self {
         let Self {
             param,
@@ -97,25 +97,27 @@ impl AdamwState {
     }
 }
 
-/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody
-/// else holds the buffers; elsewhere [`reference::adamw`](crate::reference::adamw). Tensors of a device
-/// with automatic differentiation are taken without their graph; the result is on the device without it.
+/// Returns the state after one step with `grad`, in f32, bf16 or f16.
+///
+/// On GPUs this is one kernel, in place where no other tensor shares the buffers; elsewhere it is
+/// [`reference::adamw`](crate::reference::adamw). Autodiff graphs of the arguments are dropped; the
+/// result is on the device without autodiff.
 ///
 /// # Panics
-/// If the lengths differ, a buffer is of another dtype than those, or a number of the step is out of
-/// its range.
+/// If the lengths differ, a buffer has another dtype than these, or a number of the step is out of
+/// range.
 pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
     stepped("adamw", state, grad, None, step)
 }
 
-/// As [`adamw`] with a gradient that is multiplied with `factor` besides, which the host need not
-/// know. Where `factor` is not finite the step does nothing: the rounded parameter is that of the old.
+/// Like [`adamw`], with a further factor of the gradient that stays on the device. If `factor` is
+/// not finite the step is skipped: the rounded parameter is then computed from the old one.
 ///
 /// # Shapes
-/// `factor: [1]`, f32, on the device of the others
+/// `factor: [1]`, f32, on the device of the other tensors
 ///
 /// # Panics
-/// As [`adamw`], or if `factor` is anything else.
+/// As [`adamw`], or if `factor` has another shape, dtype or device.
 pub fn adamw_scaled(
     state: AdamwState,
     grad: Tensor<1>,
@@ -125,11 +127,13 @@ pub fn adamw_scaled(
     stepped("adamw_scaled", state, grad, Some(factor), step)
 }
 
-/// [`adamw`], or with a factor [`adamw_scaled`], of several parameters, each with its gradient: on GPUs those that are
-/// f32 but for what is rounded, and lie in whole units of 16 bytes, by one kernel. The result is as long.
+/// [`adamw`], or with a factor [`adamw_scaled`], for several parameters and their gradients.
+///
+/// On GPUs one kernel updates all parameters whose buffers are f32 (except the rounded ones) and
+/// consist of 16-byte vectors. The result has the order of `all`.
 ///
 /// # Panics
-/// As those.
+/// As [`adamw`] and [`adamw_scaled`].
 pub fn adamw_all(
     all: Vec<(AdamwState, Tensor<1>)>,
     factor: Option<Tensor<1>>,
@@ -183,7 +187,7 @@ fn stepped(
     reference::adamw(state, grad, factor, step)
 }
 
-/// Panics if they do not fit together.
+/// Panics if the buffers do not fit together.
 fn check(name: &str, state: &AdamwState, grad: &Tensor<1>, factor: Option<&Tensor<1>>) {
     let AdamwState {
         param,
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn views_are_read_and_what_is_differentiated_is_taken_without_its_graph() {
-        // Every fourth of some, from the second on.
+        // A strided view: every fourth element, from the second on.
         let view = || constant([40]).slice(s![1..;4]);
         let [param, grad, m, v] = [0; 4].map(|_| view());
         let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), &device());

@@ -2,10 +2,12 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-/// Memory of `buffer` that a step may round a parameter into ([`AdamwState::rounded`] and others'): what
-/// is written there is seen in `buffer`. None where there is no such memory: on CPUs, and where it does
-/// not start at a multiple of 512 bytes. For nothing else: operations that go by how much memory a tensor
-/// has may reach up to the next such multiple.
+/// A slice of `buffer` into which a step may round a parameter (see [`AdamwState::rounded`] and its
+/// counterparts); writes to the slice are visible in `buffer`.
+///
+/// Returns `None` on CPUs, and where the slice does not start at a multiple of 512 bytes. Use it
+/// for no other purpose: operations that read a tensor's memory size may reach up to the next such
+/// multiple.
 ///
 /// # Shapes
 /// `buffer: [n]`; the result: `[range]`

@@ -1,10 +1,10 @@
-//! What is asked of a step and its buffers before anything is launched. All panic.
+//! Checks of a step and its buffers before anything is launched. All panic on failure.
 
 use burn::tensor::{DType, Tensor};
 
 use crate::arg_check::{self, ArgCheck, float};
 
-/// Finite numbers that are not below 0.
+/// Checks that numbers are finite and at least 0.
 pub(super) fn non_negative<const K: usize>(name: &str, numbers: [(&str, f64); K]) {
     for (what, number) in numbers {
         let fits = number >= 0.0 && number.is_finite();
@@ -15,7 +15,7 @@ pub(super) fn non_negative<const K: usize>(name: &str, numbers: [(&str, f64); K]
     }
 }
 
-/// Decays of a mean.
+/// Checks the decay rates of means.
 pub(super) fn betas(name: &str, betas: [(&str, f64); 2]) {
     for (what, beta) in betas {
         assert!(
@@ -32,12 +32,12 @@ pub(super) fn finite(name: &str, (what, number): (&str, f64)) {
     );
 }
 
-/// A buffer of the optimizer, in f32 or narrower.
+/// Checks a buffer of the optimizer: f32 or narrower.
 pub(super) fn kept(name: &'static str, x: &Tensor<1>) -> ArgCheck {
     float(name, x).of(&[DType::F32, DType::BF16, DType::F16])
 }
 
-/// A factor on the device, one f32.
+/// Checks a factor on the device: one f32 number.
 pub(super) fn one(name: &str, factor: &Tensor<1>) -> ArgCheck {
     let dims = factor.dims();
     assert!(
@@ -47,7 +47,7 @@ pub(super) fn one(name: &str, factor: &Tensor<1>) -> ArgCheck {
     float("the factor", factor).of(&[DType::F32])
 }
 
-/// Buffers that a step is made on, all of one length.
+/// Checks the buffers of a step, which must all have the same length.
 pub(super) fn buffers<'a>(
     name: &str,
     buffers: impl IntoIterator<Item = (&'static str, &'a Tensor<1>)>,

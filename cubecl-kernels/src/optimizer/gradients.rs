@@ -1,4 +1,4 @@
-//! What is done to a gradient before it is stepped with: sums of its squares, a factor.
+//! Operations on a gradient before the step: sums of squares and scaling.
 
 use burn::tensor::{DType, Tensor};
 
@@ -7,13 +7,13 @@ use super::checks::{kept, one};
 use super::{cube::gradients as cube, is_on_gpu};
 use crate::arg_check::{self, float};
 
-/// `x * factor`, in place where nobody else holds `x`, and without its graph.
+/// Returns `x * factor` without its graph, computed in place where no other tensor shares `x`.
 ///
 /// # Shapes
 /// `x: [n]`, f32, bf16 or f16; `factor: [1]`, f32, on the same device
 ///
 /// # Panics
-/// If `x` or `factor` is anything else.
+/// If `x` or `factor` has another dtype, or `factor` another shape.
 pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
     arg_check::check("scaled", [kept("x", &x), one("scaled", &factor)]);
     let x = x.inner();
@@ -26,8 +26,8 @@ pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
     (x.cast(DType::F32) * factor).cast(dtype)
 }
 
-/// The sum of what [`partial_sums_of_squares`] gave, of one tensor or of several behind each other: on
-/// GPUs in f64, in a fixed order, read by nobody.
+/// Adds the partial sums of [`partial_sums_of_squares`], of one tensor or of several concatenated
+/// ones. On GPUs the sum is in f64 and in a fixed order; the host does not wait for it.
 ///
 /// # Shapes
 /// `[any]` to `[1]`, f32
@@ -44,14 +44,16 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
     sums.sum()
 }
 
-/// Sums of squares of stretches of some tensors, to be added in f64: on GPUs some thousand, in a fixed order,
-/// of all that are f32 in whole units of 16 bytes by one launch; elsewhere one a tensor.
+/// Partial sums of the squares of some tensors, to be added with [`total`]. On GPUs there are about
+/// a thousand, in a fixed order; one launch handles all f32 tensors that consist of 16-byte
+/// vectors. Elsewhere there is one per tensor.
 ///
 /// # Shapes
-/// `[n]` each, f32, bf16 or f16, on one device, to `[any]`, f32. A value that is not finite makes a sum so.
+/// `[n]` each, f32, bf16 or f16, on one device, to `[any]`, f32. A non-finite value makes its
+/// partial sum non-finite.
 ///
 /// # Panics
-/// For a tensor of another dtype, and if there is none.
+/// If a tensor has another dtype, or there are no tensors.
 pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
     assert!(
         !tensors.is_empty(),
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn views_are_read() {
-        // Every fourth of some, from the second on.
+        // A strided view: every fourth element, from the second on.
         let grad = constant([40]).slice(s![1..;4]);
         let copy = || Tensor::from_data(grad.clone().into_data(), &device());
         let squares = |x| values(partial_sums_of_squares(vec![x]));

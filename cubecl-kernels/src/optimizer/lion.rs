@@ -1,4 +1,4 @@
-//! Lion.
+//! The Lion optimizer.
 
 use burn::tensor::Tensor;
 
@@ -6,26 +6,27 @@ use super::{checks, reference};
 #[cfg(feature = "cuda")]
 use super::{cube, is_on_gpu};
 
-/// One step of Lion: the sign of a mean of gradients, which remembers by another decay than it steps
-/// by; weight decay decoupled. The sign of 0 is 0, that of NaN is NaN.
+/// The numbers of one Lion step. The update is the sign of a mean of gradients; the stored mean has
+/// a decay rate of its own, and weight decay is decoupled. The sign of 0 is 0, the sign of NaN is
+/// NaN.
 ///
 /// Source: Chen et al. 2023, <https://arxiv.org/abs/2302.06675>.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LionStep {
-    /// Learning rate: what a step moves each number by.
+    /// Learning rate: the distance by which a step moves each number.
     pub lr: f64,
-    /// Decay of the mean that the step is the sign of.
+    /// Decay rate of the mean whose sign is the update.
     pub beta_1: f64,
-    /// Decay of the mean that is kept.
+    /// Decay rate of the stored mean.
     pub beta_2: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// What the gradient is multiplied with first: one over the tokens, a clip coefficient.
+    /// Factor of the gradient: one over the number of tokens, times the clip coefficient.
     pub grad_factor: f64,
 }
 
 impl LionStep {
-    /// Panics if a number is out of its range.
+    /// Panics if a number is out of range.
     fn check(&self, name: &str) {
         let Self {
             lr,
@@ -40,8 +41,8 @@ impl LionStep {
     }
 }
 
-/// A parameter and the mean that Lion keeps of its gradients, each of its own dtype: f32, bf16 or f16.
-/// The arithmetic is in f32 whatever they are; what is kept is rounded to nearest.
+/// A parameter and the mean of its gradients. Each tensor has its own dtype: f32, bf16 or f16. The
+/// arithmetic is always in f32; results are rounded to nearest.
 ///
 /// # Shapes
 /// `[n]` each.
@@ -51,14 +52,14 @@ pub struct LionState {
     pub param: Tensor<1>,
     /// The mean of gradients.
     pub exp_avg: Tensor<1>,
-    /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter. On GPUs its memory is written **whoever else holds it**
-    /// ([`bf16_out_slice`](crate::rounding_room)).
+    /// If given, the buffer for the new parameter, rounded to the buffer's dtype; its contents are
+    /// ignored. On GPUs its memory is overwritten **even if other tensors share it**
+    /// ([`bf16_out_slice`](crate::bf16_out_slice)).
     pub rounded: Option<Tensor<1>>,
 }
 
 impl LionState {
-    /// The same without a graph.
+    /// Returns the same state without autodiff graphs.
     fn inner(self) -> Self {
         let Self {
             param,
@@ -74,25 +75,27 @@ impl LionState {
     }
 }
 
-/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody
-/// else holds the buffers; elsewhere [`reference::lion`](crate::reference::lion). Tensors of a device
-/// with automatic differentiation are taken without their graph; the result is on the device without it.
+/// Returns the state after one step with `grad`, in f32, bf16 or f16.
+///
+/// On GPUs this is one kernel, in place where no other tensor shares the buffers; elsewhere it is
+/// [`reference::lion`](crate::reference::lion). Autodiff graphs of the arguments are dropped; the
+/// result is on the device without autodiff.
 ///
 /// # Panics
-/// If the lengths differ, a buffer is of another dtype than those, or a number of the step is out of
-/// its range.
+/// If the lengths differ, a buffer has another dtype than these, or a number of the step is out of
+/// range.
 pub fn lion(state: LionState, grad: Tensor<1>, step: &LionStep) -> LionState {
     stepped("lion", state, grad, None, step)
 }
 
-/// As [`lion`] with a gradient that is multiplied with `factor` besides, which the host need not know.
-/// Where `factor` is not finite the step does nothing: the rounded parameter is that of the old.
+/// Like [`lion`], with a further factor of the gradient that stays on the device. If `factor` is
+/// not finite the step is skipped: the rounded parameter is then computed from the old one.
 ///
 /// # Shapes
-/// `factor: [1]`, f32, on the device of the others
+/// `factor: [1]`, f32, on the device of the other tensors
 ///
 /// # Panics
-/// As [`lion`], or if `factor` is anything else.
+/// As [`lion`], or if `factor` has another shape, dtype or device.
 pub fn lion_scaled(
     state: LionState,
     grad: Tensor<1>,
@@ -148,7 +151,7 @@ mod tests {
     #[case(STEP)]
     #[case(LionStep { weight_decay: 0.0, ..STEP })]
     fn steps_are_the_papers(#[case] step: LionStep) {
-        // Means as small as a gradient's share of them, so that signs are of both.
+        // The means are as small as a gradient's share of them, so that the sign depends on both.
         let param = constant([37]);
         let exp_avg = constant([37]).mul_scalar(0.05);
         let mut expected: Vec<_> = values(param.clone())

@@ -1,5 +1,5 @@
-//! What an optimizer does to flat buffers: AdamW, SGD, Lion, sums of squares, scaling, each in one pass
-//! on GPUs and without the host's waiting for a number.
+//! Optimizer operations on flat buffers: AdamW, SGD, Lion, sums of squares and scaling. On GPUs
+//! each is one pass over memory, and the host does not wait for results.
 
 mod adamw;
 mod bf16_out;
@@ -19,7 +19,7 @@ pub use gradients::{partial_sums_of_squares, scaled, total};
 pub use lion::{LionState, LionStep, lion, lion_scaled};
 pub use sgd::{SgdState, SgdStep, sgd, sgd_scaled};
 
-/// Whether a tensor is on a GPU, where reading it means waiting for everything before.
+/// Whether a tensor is on a GPU, where reading it blocks until all earlier work is done.
 pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
     #[cfg(feature = "cuda")]
     return x
@@ -34,7 +34,7 @@ pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
     }
 }
 
-/// A factor on the device.
+/// A gradient factor on the device.
 #[cfg(test)]
 fn factor(value: f32) -> Tensor<1> {
     Tensor::from_floats([value], &crate::testing::device())

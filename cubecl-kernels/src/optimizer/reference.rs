@@ -1,4 +1,4 @@
-//! The steps by their definitions. The arithmetic is in f32 and in the order of the kernels'.
+//! The optimizer steps by their definitions. The arithmetic is in f32, in the order of the kernels.
 
 use burn::tensor::{DType, Tensor};
 
@@ -126,7 +126,7 @@ pub fn lion(
     }
 }
 
-/// The gradient times its factors, in f32; none where there is no step.
+/// The gradient times its factors, in f32; `None` if the step is skipped.
 fn product(grad: Tensor<1>, grad_factor: f64, factor: Option<Tensor<1>>) -> Option<Tensor<1>> {
     let grad = grad.cast(DType::F32);
     match factor {
@@ -147,7 +147,7 @@ fn decayed(param: Tensor<1>, decay: f64) -> Tensor<1> {
     }
 }
 
-/// 1, -1, of 0 itself, and of NaN too: Burn's sign of NaN is 0 on some backends.
+/// The sign: 1, -1, or `x` itself for 0 and NaN. (On some backends Burn's sign of NaN is 0.)
 fn sign(x: Tensor<1>) -> Tensor<1> {
     let above = x.clone().greater_elem(0.0);
     let below = x.clone().lower_elem(0.0);

@@ -1,4 +1,4 @@
-//! Stochastic gradient descent.
+//! The SGD optimizer.
 
 use burn::tensor::Tensor;
 
@@ -6,21 +6,22 @@ use super::{checks, reference};
 #[cfg(feature = "cuda")]
 use super::{cube, is_on_gpu};
 
-/// One step of stochastic gradient descent, as `torch.optim.SGD` without dampening defines it: weight
-/// decay is added to the gradient, `buffer = momentum * buffer + gradient`.
+/// The numbers of one step of stochastic gradient descent, as `torch.optim.SGD` without dampening
+/// defines it: weight decay is added to the gradient, and `buffer = momentum * buffer + gradient`.
 ///
 /// Source: Sutskever et al. 2013, <https://proceedings.mlr.press/v28/sutskever13.html>.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdStep {
     /// Learning rate.
     pub lr: f64,
-    /// What is kept of the momentum buffer; with 0 there is none.
+    /// Decay rate of the momentum buffer; with 0 there is no buffer.
     pub momentum: f64,
-    /// Step with the gradient plus the momentum times the buffer, not with the buffer.
+    /// Whether to step with the gradient plus `momentum` times the buffer instead of with the
+    /// buffer.
     pub nesterov: bool,
-    /// Coupled weight decay: times the parameter, it is added to the gradient.
+    /// Coupled weight decay: this times the parameter is added to the gradient.
     pub weight_decay: f64,
-    /// What the gradient is multiplied with first: one over the tokens, a clip coefficient.
+    /// Factor of the gradient: one over the number of tokens, times the clip coefficient.
     pub grad_factor: f64,
 }
 
@@ -48,8 +49,8 @@ impl SgdStep {
     }
 }
 
-/// A parameter and its momentum, each of its own dtype: f32, bf16 or f16. The arithmetic is in f32
-/// whatever they are; what is kept is rounded to nearest.
+/// A parameter and its momentum. Each tensor has its own dtype: f32, bf16 or f16. The arithmetic is
+/// always in f32; results are rounded to nearest.
 ///
 /// # Shapes
 /// `[n]` each.
@@ -57,16 +58,16 @@ impl SgdStep {
 pub struct SgdState {
     /// The parameter, or its master.
     pub param: Tensor<1>,
-    /// The decaying sum of gradients, zeros before the first step; none with momentum 0.
+    /// The decaying sum of gradients, zeros before the first step; `None` with momentum 0.
     pub momentum_buffer: Option<Tensor<1>>,
-    /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter. On GPUs its memory is written **whoever else holds it**
-    /// ([`bf16_out_slice`](crate::rounding_room)).
+    /// If given, the buffer for the new parameter, rounded to the buffer's dtype; its contents are
+    /// ignored. On GPUs its memory is overwritten **even if other tensors share it**
+    /// ([`bf16_out_slice`](crate::bf16_out_slice)).
     pub rounded: Option<Tensor<1>>,
 }
 
 impl SgdState {
-    /// The same without a graph.
+    /// Returns the same state without autodiff graphs.
     fn inner(self) -> Self {
         let Self {
             param,
@@ -82,25 +83,27 @@ impl SgdState {
     }
 }
 
-/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody
-/// else holds the buffers; elsewhere [`reference::sgd`](crate::reference::sgd). Tensors of a device with
-/// automatic differentiation are taken without their graph; the result is on the device without it.
+/// Returns the state after one step with `grad`, in f32, bf16 or f16.
+///
+/// On GPUs this is one kernel, in place where no other tensor shares the buffers; elsewhere it is
+/// [`reference::sgd`](crate::reference::sgd). Autodiff graphs of the arguments are dropped; the
+/// result is on the device without autodiff.
 ///
 /// # Panics
-/// If the lengths differ, a buffer is of another dtype than those, a number of the step is out of its
-/// range, there is a momentum and no buffer of it, or a buffer without momentum.
+/// If the lengths differ, a buffer has another dtype than these, a number of the step is out of
+/// range, there is momentum without a buffer, or a buffer without momentum.
 pub fn sgd(state: SgdState, grad: Tensor<1>, step: &SgdStep) -> SgdState {
     stepped("sgd", state, grad, None, step)
 }
 
-/// As [`sgd`] with a gradient that is multiplied with `factor` besides, which the host need not know.
-/// Where `factor` is not finite the step does nothing: the rounded parameter is that of the old.
+/// Like [`sgd`], with a further factor of the gradient that stays on the device. If `factor` is not
+/// finite the step is skipped: the rounded parameter is then computed from the old one.
 ///
 /// # Shapes
-/// `factor: [1]`, f32, on the device of the others
+/// `factor: [1]`, f32, on the device of the other tensors
 ///
 /// # Panics
-/// As [`sgd`], or if `factor` is anything else.
+/// As [`sgd`], or if `factor` has another shape, dtype or device.
 pub fn sgd_scaled(state: SgdState, grad: Tensor<1>, factor: Tensor<1>, step: &SgdStep) -> SgdState {
     stepped("sgd_scaled", state, grad, Some(factor), step)
 }
@@ -160,7 +163,7 @@ mod tests {
         grad_factor: 0.5,
     };
 
-    /// From zeros three steps on, as torch documents it.
+    /// Three steps from a zero buffer, as torch documents them.
     #[rstest]
     #[case(STEP)]
     #[case(SgdStep { nesterov: true, ..STEP })]

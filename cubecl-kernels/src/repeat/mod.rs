@@ -1,4 +1,4 @@
-//! One head for all: what every head of a token shares, and the sum of their gradients.
+//! Repeats a head that all heads of a token share; the backward pass sums their gradients.
 
 mod op;
 pub(crate) mod reference;
@@ -9,10 +9,11 @@ use burn::tensor::Tensor;
 use crate::arg_check::{self, float};
 use op::RepeatOps;
 
-/// A view of one head as many equal ones. Its gradient is the sum of theirs, in f32 (f64 for f64): on a GPU by a
-/// kernel that reads them once, where they are.
+/// Expands one head to a view of `heads` equal ones. The gradient is the sum over the heads, in f32
+/// (f64 for f64); on a GPU, a kernel reads their gradients once, in place.
 ///
-/// Source: DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, section 2.1.3, whose heads share a rotated key.
+/// Source: DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, section 2.1.3, whose heads share a
+/// rotated key.
 ///
 /// # Shapes
 /// `x`: `[s, b, 1, d]`, result: `[s, b, heads, d]`

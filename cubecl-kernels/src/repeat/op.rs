@@ -1,5 +1,5 @@
-//! One head as many under automatic differentiation. (The gradient of Burn's own `expand` is a sum by a kernel
-//! for any reduction.)
+//! Repeating a head under automatic differentiation. (The gradient of Burn's own `expand` uses a
+//! generic reduction kernel.)
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467).
+//! Root-mean-square normalization (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
 pub(crate) mod reference;
 
@@ -9,9 +9,9 @@ use crate::norms::{NormCall, NormOps, NormOptions, check, norm_add};
 
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
-/// Statistics and product in f32, result in the dtype of `x`. On f32 tensors of a CPU the result
-/// equals `burn::nn::RmsNorm` bit for bit. The backward is written by hand; it keeps `x`, `rms` (on a GPU
-/// its inverse) and `gamma` alive.
+/// Statistics and product are computed in f32; the result has the dtype of `x`. On f32 tensors of a
+/// CPU the result equals `burn::nn::RmsNorm` bit for bit. The backward pass is handwritten; it
+/// saves `x`, `rms` (on a GPU its inverse) and `gamma`.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -44,9 +44,11 @@ pub fn rms_norm_with<const D: usize>(
     Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, call))
 }
 
-/// The [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
-/// on a GPU, and one backward that takes the gradients of both. The norm is that of the sum that comes
-/// back, to the bit where rows of `x` and `residual` lie side by side in memory.
+/// Returns the [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`.
+///
+/// On a GPU this is one pass over memory, with one backward kernel for both gradients. The norm is
+/// computed from the returned, rounded sum, so [`rms_norm`] of that sum has the same bits if the
+/// rows of `x` and `residual` are contiguous.
 ///
 /// # Shapes
 /// - `x`, `residual`, results: `[.., n]`
@@ -172,7 +174,7 @@ mod tests {
         assert!(gamma.grad(&grads).is_none());
         let grads = both().0.sum().backward();
         assert!(gamma.grad(&grads).is_some() && residual.grad(&grads).is_some());
-        // The sum goes through a second norm, whose gradient comes back before the first one's.
+        // The sum feeds a second norm, whose gradient arrives before that of the first.
         let chain = |first: (Tensor<2>, Tensor<2>), gamma| {
             let (y, sum) = first;
             let (z, sum) = rms_norm_add(y.clone() * 2.0, sum, gamma, 1e-5);

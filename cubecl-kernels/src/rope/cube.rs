@@ -1,5 +1,5 @@
-//! The rotation on CubeCL's GPUs: a unit turns as many pairs of elements as a vector has, of two
-//! vectors; of a head that is rotated in part others copy the rest.
+//! RoPE on CubeCL GPU backends. Each unit rotates the element pairs of two vectors; in a partially
+//! rotated head, other units copy the rest.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -26,7 +26,7 @@ impl Rotate for Cube {
             return composed::<Self>(x, cos, sin, layout, turn);
         }
         let x = tensor::from_backend(x);
-        // Queries and keys are views of what one product gave: read where they are.
+        // Queries and keys are views of one GEMM's result: read them in place.
         let is_view = !x.meta.is_tiled() && x.meta.strides()[3] == 1;
         let x = if is_view { x } else { tensor::contiguous(x) };
         let [cos, sin] = [cos, sin].map(|t| tensor::contiguous(tensor::from_backend(t)));
@@ -38,7 +38,7 @@ impl Rotate for Cube {
         let by_b = strides[1];
         let by_h = strides[2];
         let lanes = lanes(x.dtype, &[half, d, by_s, by_b, by_h]);
-        // What units do of a head: pairs of vectors, and vectors that are copied.
+        // Work items per head: pairs of vectors to rotate, and vectors to copy.
         let width = half / lanes;
         let rest = (d - 2 * half) / lanes;
         let items = s * b * h * (width + rest);
@@ -81,13 +81,14 @@ impl Rotate for Cube {
 struct Steps {
     interleaved: bool,
     back: bool,
-    /// A head has a rest that is copied.
+    /// Whether a head has a part that is only copied.
     partial: bool,
-    /// Each sequence has its own rows of the table.
+    /// Whether each sequence has its own rows of the table.
     each: bool,
 }
 
-/// `width` vectors are half of what is rotated of a head, `rest` are copied; strides are in vectors.
+/// Rotates heads. `width` vectors are half of a head's rotated part, and `rest` vectors are copied;
+/// strides are in vectors.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_kernel<F: Float, T: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -148,13 +149,13 @@ fn rotate_kernel<F: Float, T: Float, N: Size>(
                 y[to + width] = Vector::cast_from(second * cos + first * sin);
             }
         } else {
-            // `width` vectors of the second half lie between the first and the rest too.
+            // `column` starts at `width` here, so skip the `width` vectors of the second half.
             y[to + width + column] = x[from + width + column];
         }
     }
 }
 
-/// The elements at even and those at odd places of two neighbouring vectors.
+/// Splits two neighboring vectors into the elements at even and at odd positions.
 #[cube]
 fn unzipped<N: Size>(
     left: Vector<f32, N>,

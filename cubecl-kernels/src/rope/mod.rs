@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864), of whole heads or a part of each,
-//! with halves or neighbouring elements rotated against each other.
+//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864), of full heads or a part of each,
+//! which rotates the two halves or neighboring elements against each other.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -23,17 +23,18 @@ pub use yarn::YarnScaling;
 /// Rotates the pairs `(x1, x2)` of each head by the angles of its position:
 /// `(x1 * cos - x2 * sin, x2 * cos + x1 * sin)`.
 ///
-/// Which elements are pairs, and whether the end of a head passes through, the table's
-/// [`RopeConfig`] says. Computed in f32 (f64 for f64), result in the dtype of `x`. The backward is
-/// the rotation by the opposite angle and keeps only the table. A table's factor
-/// ([`YarnScaling`]) multiplies both.
+/// The table's [`RopeConfig`] defines which elements form pairs, and whether the end of a head
+/// passes through unchanged. Computed in f32 (f64 for f64); the result has the dtype of `x`. The
+/// backward pass rotates by the opposite angle and saves only the table. A table's factor
+/// ([`YarnScaling`]) multiplies the results of both passes.
 ///
 /// # Shapes
-/// - `x`, result: `[s, b, h, d]`, where row `i` stands at the table's `i`-th position, of each
-///   sequence or of all
+/// - `x`, result: `[s, b, h, d]`, where row `i` is at the table's `i`-th position, which is per
+///   sequence or common to all
 ///
 /// # Panics
-/// If the table is not for `s` positions and heads of `d`, or for other sequences than `b`.
+/// If the table is not for `s` positions and heads of size `d`, or for another number of sequences
+/// than `b`.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     arg_check::check(
         "apply_rope",
@@ -109,7 +110,7 @@ mod tests {
     fn a_list_of_positions_rotates_like_the_rows_of_the_whole() {
         let x = constant([8, 2, 3, 4]);
         let whole = apply_rope(x.clone(), &table(4, 0..8));
-        // What a zigzag context-parallel rank holds: a chunk from the front and one from the back.
+        // A zigzag context-parallel rank holds one chunk from the front and one from the back.
         let held =
             |t: Tensor<4>| Tensor::cat(vec![t.clone().narrow(0, 0, 2), t.narrow(0, 6, 2)], 0);
         assert_same_bits(apply_rope(held(x), &table(4, [0, 1, 6, 7])), held(whole));
@@ -146,7 +147,7 @@ mod tests {
         );
     }
 
-    // In Python: angles t = p * 100.0 ** -(2 * i / 4), p = 3, of x = [1, 2, 3, 4, 5, 6].
+    // From Python: angles t = p * 100.0 ** -(2 * i / 4) with p = 3, for x = [1, 2, 3, 4, 5, 6].
     #[rstest]
     #[case(RopeLayout::Halves, [-1.413352521, 0.728592152, -2.828857482, 4.412386370])]
     #[case(RopeLayout::Interleaved, [-1.272232513, -1.838864985, 1.683928641, 4.707906576])]
@@ -166,8 +167,8 @@ mod tests {
         assert_eq!(values(y.narrow(0, 4, 2)), [5.0, 6.0]);
     }
 
-    /// Transformers' `apply_rotary_pos_emb_interleave` puts neighbours apart into halves, of queries and
-    /// keys alike, and rotates those.
+    /// Transformers' `apply_rotary_pos_emb_interleave` reorders neighbors into halves, for queries
+    /// as well as keys, and rotates those.
     #[test]
     fn neighbours_give_the_scores_of_transformers() {
         let q = constant([5, 2, 3, 8]);
@@ -217,7 +218,7 @@ mod tests {
             .with_layout(layout)
             .with_rotary_percent(0.5);
         let table = config.init(3..8, &device()).expect("valid");
-        // Positions and sequences swapped, some of the heads and of each head's elements.
+        // Swap positions and sequences, and take some of the heads and of each head's elements.
         let view = || {
             x.clone()
                 .permute([2, 0, 1, 3])

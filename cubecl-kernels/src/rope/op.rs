@@ -1,4 +1,4 @@
-//! The rotation on a backend's primitives, with its backward.
+//! RoPE under automatic differentiation.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -14,8 +14,8 @@ use crate::backends::on_every_backend;
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RopeOps: Backend {
-    /// `x: [s, b, h, d]`; `cos, sin: [s, b, 1, r / 2]`, or `[s, 1, 1, r / 2]` for all sequences,
-    /// where the first `r` of `d` elements are rotated.
+    /// `x: [s, b, h, d]`; `cos, sin: [s, b, 1, r / 2]`, or `[s, 1, 1, r / 2]` for positions common
+    /// to all sequences. The first `r` of `d` elements are rotated.
     fn rope(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
@@ -43,9 +43,9 @@ pub(crate) enum RopeDirection {
     Inverse,
 }
 
-/// The rotation, as each backend computes it best.
+/// The rotation, with the best implementation per backend.
 pub(crate) trait Rotate: Backend {
-    /// As [`RopeOps::rope`], and back.
+    /// Like [`RopeOps::rope`], in either direction.
     fn rotate(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
@@ -76,7 +76,7 @@ pub(super) fn composed<B: Backend>(
     } else {
         x
     };
-    // The pairs of halves are `[.., 2, r / 2]`, those of neighbours `[.., r / 2, 2]`.
+    // With halves, pairs are `[.., 2, r / 2]`; with neighbors, `[.., r / 2, 2]`.
     let (dim, pairs, table) = match layout {
         RopeLayout::Halves => (3, [s, b, h, 2, half], [s, each, 1, 1, half]),
         RopeLayout::Interleaved => (4, [s, b, h, half, 2], [s, each, 1, half, 1]),
@@ -114,7 +114,7 @@ pub(super) fn composed<B: Backend>(
 struct RopeBackward;
 
 impl<B: Rotate> Backward<B, 1> for RopeBackward {
-    /// `cos`, `sin` and the layout.
+    /// The tuple has `cos`, `sin` and the layout.
     type State = (FloatTensor<B>, FloatTensor<B>, RopeLayout);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -1,9 +1,8 @@
 use crate::KernelError;
 
-/// The positions of a packed sequence, which begin anew in each document: from `cu_seqlens`, where
-/// documents end, with the 0 that the first begins at in front. (Megatron's and FlashAttention's
-/// name; a last element that is the sequence's length gives padding behind the documents positions
-/// too.)
+/// The positions of packed sequences: they restart at 0 in each document. `cu_seqlens` has a
+/// leading 0 and then the end of each document, as in Megatron and FlashAttention. If its last
+/// element is the length of the sequence, padding after the documents gets positions too.
 ///
 /// ```
 /// use megaburn_kernels::packed_positions;
@@ -13,7 +12,7 @@ use crate::KernelError;
 /// ```
 ///
 /// # Errors
-/// A list that does not begin with 0, or descends.
+/// If the list does not begin with 0, or is not ascending.
 pub fn packed_positions(cu_seqlens: &[usize]) -> Result<Vec<usize>, KernelError> {
     if cu_seqlens.first() != Some(&0) || !cu_seqlens.is_sorted() {
         return Err(KernelError::PackedLengths {

@@ -3,13 +3,13 @@ use burn::tensor::Tensor;
 use super::{RopeLayout, RopeTable};
 use crate::backend_ops::compute_dtype;
 
-/// [`apply_rope`](crate::apply_rope) by its definition: `x * cos + turned(x) * sin`, where `turned` is
-/// a quarter turn of each pair.
+/// [`apply_rope`](crate::apply_rope) by its definition: `x * cos + turned(x) * sin`, where `turned`
+/// rotates each pair by a quarter turn.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     let [s, b, h, d] = x.dims();
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let [_, each, half] = table.cos().dims();
-    // Pairs as `[s, b, h, d / 2, 2]` or, of halves, as `[s, b, h, 2, d / 2]`.
+    // Pairs are `[s, b, h, d / 2, 2]` for neighbors, and `[s, b, h, 2, d / 2]` for halves.
     let (dim, shape) = match table.layout() {
         RopeLayout::Halves => (3, [s, b, h, 2, half]),
         RopeLayout::Interleaved => (4, [s, b, h, half, 2]),

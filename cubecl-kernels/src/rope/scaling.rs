@@ -5,39 +5,39 @@ use burn::config::Config;
 use super::YarnScaling;
 use crate::KernelError;
 
-/// How the frequencies of a rotary embedding are stretched for contexts longer than it was
-/// trained on.
+/// How rotary frequencies are scaled for contexts longer than the one trained on.
 #[derive(Config, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// The frequencies as they are.
+    /// Unscaled frequencies.
     None,
     /// All frequencies divided by `factor`: positions are interpolated (Chen et al., 2023,
     /// arXiv:2306.15595).
     Linear {
-        /// How much longer the context is than the original one.
+        /// The ratio of the context to the original one.
         factor: f64,
     },
-    /// Llama 3.1's: wave lengths above `original_max_position / low_freq_factor` are stretched by
-    /// `factor`, those below `original_max_position / high_freq_factor` are kept, and between the
-    /// two the frequencies are interpolated linearly in the number of turns (`rope_type: llama3`
-    /// in Hugging Face's `modeling_rope_utils.py`, `rope_scaling` in Megatron's
-    /// `rotary_pos_embedding.py`).
+    /// Llama 3.1's rule (`rope_type: llama3` in Hugging Face's `modeling_rope_utils.py`,
+    /// `rope_scaling` in Megatron's `rotary_pos_embedding.py`).
+    ///
+    /// Wavelengths above `original_max_position / low_freq_factor` are multiplied by `factor`,
+    /// those below `original_max_position / high_freq_factor` are kept. In between, frequencies are
+    /// interpolated linearly in the number of turns.
     Llama3 {
-        /// How much longer the context is than the original one.
+        /// The ratio of the context to the original one.
         factor: f64,
-        /// Turns within the original context below which a frequency is stretched whole.
+        /// Frequencies with fewer turns than this within the original context are fully scaled.
         low_freq_factor: f64,
-        /// Turns within the original context above which a frequency is kept.
+        /// Frequencies with more turns than this within the original context are kept.
         high_freq_factor: f64,
-        /// The context trained on, in positions.
+        /// The context length trained on, in positions.
         original_max_position: usize,
     },
-    /// By a ramp over the pairs of elements, with longer vectors (DeepSeek, Qwen).
+    /// YaRN: a ramp over the pairs of elements, and a factor on the vectors (DeepSeek, Qwen).
     Yarn(YarnScaling),
 }
 
 impl RopeScaling {
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     pub(super) fn table_factor(&self) -> f64 {
         match self {
             Self::Yarn(yarn) => yarn.table_factor(),
@@ -64,7 +64,7 @@ impl RopeScaling {
         }
     }
 
-    /// Of the plain frequencies of pairs, which have the base `theta`.
+    /// Scales the plain frequencies of pairs, whose base is `theta`.
     pub(super) fn apply(&self, theta: f64, frequencies: Vec<f64>) -> Vec<f64> {
         let each = |scaled: &dyn Fn(f64) -> f64| frequencies.iter().copied().map(scaled).collect();
         match *self {
@@ -125,16 +125,17 @@ mod tests {
         }
     }
 
-    // Made with Python, by wave lengths as Hugging Face writes the rule:
+    // Expected values from Python, with the rule in wavelengths as in Hugging Face:
     //   f = theta ** (-2 * i / d); wave = 2 * pi / f
     //   if wave > old / low: f /= factor
     //   elif wave >= old / high:
     //       smooth = (old / wave - low) / (high - low); f = (1 - smooth) * f / factor + smooth * f
     #[rstest]
     #[case::plain(8, RopeScaling::None, 0, &[1.0, 0.03760603093086393, 0.001414213562373095, 5.318295896944988e-05])]
-    // The `llama3-scaled` fixture: one kept, three stretched whole.
+    // The `llama3-scaled` fixture: one frequency is kept, three are fully scaled.
     #[case::fixture(8, llama3(8.0, 32), 0, &[1.0, 0.004700753866357992, 0.00017677669529663688, 6.647869871181235e-06])]
-    // Llama 3.1, head size 128: from the last kept frequency, over the band, into the stretched.
+    // Llama 3.1, head size 128: the last kept frequency, the interpolated band, the first fully
+    // scaled.
     #[case::llama31(128, llama3(8.0, 8192), 28, &[
         0.003211445994752591, 0.002166570763503359, 0.0013718935677611381, 0.0008567514129196321,
         0.0005248461609929547, 0.00031269375038406517, 0.0001785078127679964, 9.556212353964683e-05,

@@ -4,46 +4,47 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use super::scaling::{RopeScaling, check};
 use crate::KernelError;
 
-/// Which elements of a head are rotated against each other.
+/// Which elements of a head form the pairs that are rotated.
 #[derive(Config, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeLayout {
-    /// Element `i` of the first half with element `i` of the second (Llama and GPT-NeoX; Hugging
-    /// Face's and Megatron's default).
+    /// Element `i` of the first half and element `i` of the second (Llama and GPT-NeoX; the default
+    /// of Hugging Face and Megatron).
     Halves,
-    /// Elements `2i` and `2i + 1` (the paper's, GPT-J; Megatron's `rotary_interleaved`).
+    /// Elements `2i` and `2i + 1` (the RoPE paper, GPT-J; Megatron's `rotary_interleaved`).
     Interleaved,
 }
 
-/// What a [`RopeTable`] is made from.
+/// The configuration of a [`RopeTable`].
 #[derive(Config, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Size of a head.
+    /// The size of a head.
     pub head_dim: usize,
     /// The base of the frequencies, `theta^(-2i / d)` for `d` rotated elements.
     #[config(default = 10000.0)]
     pub theta: f64,
-    /// Stretching of the frequencies.
+    /// The scaling of the frequencies for longer contexts.
     #[config(default = "RopeScaling::None")]
     pub scaling: RopeScaling,
-    /// Which elements are rotated against each other.
+    /// Which elements of a head form pairs.
     #[config(default = "RopeLayout::Halves")]
     pub layout: RopeLayout,
-    /// The part of a head, from its beginning, that is rotated; the rest passes through (Megatron's
-    /// `rotary_percent`, Hugging Face's `partial_rotary_factor`). It is a whole and even number of
-    /// elements, rounded down.
+    /// The fraction of a head, from its start, that is rotated; the rest passes through (Megatron's
+    /// `rotary_percent`, Hugging Face's `partial_rotary_factor`). The number of rotated elements is
+    /// rounded down and must be even.
     #[config(default = 1.0)]
     pub rotary_percent: f64,
 }
 
 impl RopeConfig {
-    /// The table for `positions`, which are those of every sequence of a batch: a range, the list
-    /// that a context-parallel rank holds, or [`packed_positions`](crate::packed_positions).
+    /// Computes the table for `positions` that all sequences of a batch have: a range, the
+    /// positions of a context-parallel rank, or [`packed_positions`](crate::packed_positions).
     ///
-    /// Angles are computed in f64 on the host; the table is made on the device without automatic
-    /// differentiation, whichever `device` is.
+    /// Angles are computed in f64 on the host. The table is created on the device without autodiff,
+    /// whether or not `device` has it.
     ///
     /// # Errors
-    /// A part of a head that has no pairs, or a parameter that is not a finite number in its range.
+    /// If the rotated part of a head has no pairs, or a parameter is not a finite number in its
+    /// range.
     pub fn init(
         &self,
         positions: impl IntoIterator<Item = usize>,
@@ -53,14 +54,14 @@ impl RopeConfig {
         self.table(positions.len(), 1, |s, _| positions[s], device)
     }
 
-    /// The table for sequences of a batch that have positions of their own, as packed ones have whose
-    /// documents are of different lengths. As [`init`](Self::init) otherwise.
+    /// Computes the table for a batch whose sequences have different positions, e.g. packed
+    /// sequences with documents of different lengths. Otherwise like [`init`](Self::init).
     ///
     /// # Shapes
     /// `b` sequences of `s` positions
     ///
     /// # Errors
-    /// As [`init`](Self::init); and no sequences, or sequences of different lengths.
+    /// As [`init`](Self::init); or if there are no sequences, or their lengths differ.
     pub fn init_each<P: AsRef<[usize]>>(
         &self,
         sequences: &[P],
@@ -109,7 +110,8 @@ impl RopeConfig {
         })
     }
 
-    /// The angle per position of each pair of elements, in radians: half as many as are rotated.
+    /// The angle per position of each pair of elements, in radians; half as many as rotated
+    /// elements.
     ///
     /// # Errors
     /// As [`init`](Self::init).
@@ -134,8 +136,8 @@ impl RopeConfig {
     }
 }
 
-/// Cosines and sines of positions, f32, on a device without automatic differentiation; with
-/// [`YarnScaling`](crate::YarnScaling) times a factor.
+/// Cosines and sines of positions, in f32, on a device without autodiff. With
+/// [`YarnScaling`](crate::YarnScaling) they are multiplied by a factor.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cos: Tensor<3>,
@@ -145,26 +147,26 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// The cosines, `[s, 1, d / 2]` of `d` rotated elements, or `[s, b, d / 2]` where each sequence
-    /// has positions of its own.
+    /// The cosines, `[s, 1, d / 2]` for `d` rotated elements, or `[s, b, d / 2]` if each sequence
+    /// has its own positions.
     pub fn cos(&self) -> &Tensor<3> {
         &self.cos
     }
 
-    /// The sines, as many as cosines.
+    /// The sines, with the shape of the cosines.
     pub fn sin(&self) -> &Tensor<3> {
         &self.sin
     }
 
-    /// The rows that sequences of a batch ask for, each in an order of its own: of documents one behind the
-    /// other, say.
+    /// Gathers table rows for each sequence of a batch, each in its own order, e.g. for
+    /// concatenated documents.
     ///
     /// # Shapes
-    /// A table of positions that all sequences have, `[s, 1, d / 2]`; `b` sequences of `n` rows, to
-    /// `[n, b, d / 2]`
+    /// From a table whose positions are common to all sequences, `[s, 1, d / 2]`, and `b` sequences
+    /// of `n` row indices, to `[n, b, d / 2]`
     ///
     /// # Panics
-    /// If the table is of several sequences already, or those asked for are of several lengths.
+    /// If the table already is per sequence, or the index lists have different lengths.
     pub fn rows<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Self {
         let [positions, one, half] = self.cos.dims();
         let n = sequences.first().map_or(0, |rows| rows.as_ref().len());
@@ -187,17 +189,17 @@ impl RopeTable {
         }
     }
 
-    /// How many positions of a sequence the table has.
+    /// The number of positions per sequence.
     pub fn num_positions(&self) -> usize {
         self.cos.dims()[0]
     }
 
-    /// Size of the heads that it is for.
+    /// The size of the heads.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// Which elements are rotated against each other.
+    /// Which elements of a head form pairs.
     pub fn layout(&self) -> RopeLayout {
         self.layout
     }
@@ -218,7 +220,7 @@ mod tests {
             .unwrap();
         assert!(!table.cos().device().is_autodiff());
         assert_eq!((table.num_positions(), table.sin().dims()), (3, [3, 1, 2]));
-        // Frequencies 1 and 0.1.
+        // The frequencies are 1 and 0.1.
         let expected = [7.0f64, 0.7, 0.0, 0.0, 3.0, 0.3];
         for (value, angle) in values(table.cos().clone()).into_iter().zip(expected) {
             assert!((value - angle.cos()).abs() < 1e-7);

@@ -7,13 +7,14 @@ use burn::config::Config;
 use super::scaling::check;
 use crate::KernelError;
 
-/// YaRN's stretching (Peng et al., 2023, arXiv:2309.00071; `rope_type: yarn` of Hugging Face's
-/// `modeling_rope_utils.py`, DeepSeek's `DeepseekV3YarnRotaryEmbedding`): frequencies with many turns
-/// within the original context are kept, those with few are divided by `factor`, and between the two
-/// there is a ramp over the pairs of elements. What is rotated grows by
-/// [`table_factor`](Self::table_factor).
+/// YaRN scaling (Peng et al., 2023, arXiv:2309.00071; `rope_type: yarn` of Hugging Face's
+/// `modeling_rope_utils.py`, DeepSeek's `DeepseekV3YarnRotaryEmbedding`).
 ///
-/// DeepSeek-V3's, of which scores are to be scaled by [`score_factor`](Self::score_factor) too:
+/// Frequencies with many turns within the original context are kept, and those with few are divided
+/// by `factor`; in between there is a ramp over the pairs of elements. Rotated vectors are
+/// multiplied by [`table_factor`](Self::table_factor).
+///
+/// In DeepSeek-V3, scores must also be scaled by [`score_factor`](Self::score_factor):
 ///
 /// ```
 /// use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling, YarnScaling};
@@ -28,31 +29,31 @@ use crate::KernelError;
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct YarnScaling {
-    /// How much longer the context is than the original one.
+    /// The ratio of the context to the original one.
     pub factor: f64,
-    /// The context trained on, in positions.
+    /// The context length trained on, in positions.
     pub original_max_position: usize,
-    /// Turns within the original context from which on a frequency is kept.
+    /// Frequencies with at least this many turns within the original context are kept.
     #[config(default = 32.0)]
     pub beta_fast: f64,
-    /// Turns within the original context up to which a frequency is divided whole.
+    /// Frequencies with at most this many turns within the original context are fully divided.
     #[config(default = 1.0)]
     pub beta_slow: f64,
-    /// How much the length of what is rotated grows with the logarithm of `factor`: read with
-    /// `mscale_all_dim` alone, as are zeros of both.
+    /// How much the rotated vectors grow with the logarithm of `factor`. Used only if
+    /// `mscale_all_dim` is given too; zeros count as not given.
     pub mscale: Option<f64>,
-    /// How much of that growth is scores' as a whole, and not that of what is rotated.
+    /// The part of that growth which applies to scores instead of the rotated vectors.
     pub mscale_all_dim: Option<f64>,
-    /// What the table is multiplied by, if not what follows from `mscale` and `mscale_all_dim`.
+    /// The factor of the table; by default it follows from `mscale` and `mscale_all_dim`.
     pub attention_factor: Option<f64>,
-    /// Whether the ramp begins and ends at whole pairs.
+    /// Whether the ramp's ends are rounded to whole pairs.
     #[config(default = true)]
     pub truncate: bool,
 }
 
 impl YarnScaling {
-    /// What cosines and sines are multiplied by (Hugging Face's `attention_factor`): of queries and keys
-    /// that are rotated both.
+    /// The factor of cosines and sines (Hugging Face's `attention_factor`), which applies to both
+    /// rotated queries and rotated keys.
     pub fn table_factor(&self) -> f64 {
         let given = |x: Option<f64>| x.filter(|x| *x != 0.0);
         let growth = match (given(self.mscale), given(self.mscale_all_dim)) {
@@ -62,14 +63,14 @@ impl YarnScaling {
         self.attention_factor.unwrap_or(growth)
     }
 
-    /// What DeepSeek multiplies the factor of its scores by, of features that are rotated and those that
-    /// are not: 1 without `mscale_all_dim`. Other models do not.
+    /// The factor by which DeepSeek multiplies the softmax scale, for rotated and unrotated
+    /// features; 1 without `mscale_all_dim`. Other models do not use it.
     pub fn score_factor(&self) -> f64 {
         self.mscale_all_dim
             .map_or(1.0, |all| self.growth(all).powi(2))
     }
 
-    /// `yarn_get_mscale` of the factor.
+    /// DeepSeek's `yarn_get_mscale` for `factor`.
     fn growth(&self, mscale: f64) -> f64 {
         if self.factor <= 1.0 {
             1.0
@@ -92,10 +93,10 @@ impl YarnScaling {
         check("the factor of scores", self.score_factor(), 0.0)
     }
 
-    /// Of the plain frequencies of pairs.
+    /// Scales the plain frequencies of pairs.
     pub(super) fn apply(&self, theta: f64, frequencies: Vec<f64>) -> Vec<f64> {
         let d = (2 * frequencies.len()) as f64;
-        // The pair that turns so many times within the original context.
+        // The pair with this number of turns within the original context.
         let pair = |turns: f64| {
             d * (self.original_max_position as f64 / (turns * TAU)).ln() / (2.0 * theta.ln())
         };
@@ -105,9 +106,10 @@ impl YarnScaling {
             first = first.floor();
             last = last.ceil();
         }
-        // The last of the elements, not of the pairs, as Hugging Face and DeepSeek have it.
+        // Clamped to the number of elements, not of pairs, as in Hugging Face and DeepSeek.
         first = first.max(0.0);
         last = last.min(d - 1.0);
+        // As in Hugging Face: avoids a division by 0 below.
         if first == last {
             last += 0.001;
         }
@@ -139,10 +141,10 @@ mod tests {
             .with_scaling(RopeScaling::Yarn(yarn))
     }
 
-    // Made with Python: `_compute_yarn_parameters` of Hugging Face's `modeling_rope_utils.py` written
-    // down in f64.
+    // Expected values from Python: `_compute_yarn_parameters` of Hugging Face's
+    // `modeling_rope_utils.py`, transcribed to f64.
     #[rstest]
-    // DeepSeek-V3's: a kept one, the ramp, and one that is divided whole.
+    // DeepSeek-V3: a kept frequency, the ramp, and a fully divided one.
     #[case::deepseek((64, 1e4), yarn(40.0, 4096, [Some(1.0); 2]), 10, &[
         0.056234132519034905, 0.03900692656714386, 0.026879360111431223, 0.018378146218877827,
         0.01244795587027246, 0.008334508951020777, 0.0055, 0.0035619974943291656,
@@ -170,7 +172,7 @@ mod tests {
         }
     }
 
-    // From the same.
+    // Expected values from the same transcription.
     #[rstest]
     #[case::deepseek_v3([Some(1.0), Some(1.0)], 1.0, 1.8738542070926265)]
     #[case::deepseek_v2([Some(0.707), Some(0.707)], 1.0, 1.5896261651208736)]

@@ -1,4 +1,4 @@
-//! How the kernels are launched.
+//! Launches the softmax kernels.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::BoolTensorOps;
@@ -75,7 +75,7 @@ fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: boo
             if h == 1 { 0 } else { head },
         ]
     });
-    // A kernel is given a buffer for each argument, also for those that it does not look at.
+    // Every kernel argument needs a buffer, even one that the kernel does not read.
     let mask = mask.unwrap_or_else(|| tensor::empty(&scores, [1], DType::F32));
     let client = scores.client.clone();
     let dtypes = [scores.dtype, mask.dtype];
@@ -96,7 +96,8 @@ fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: boo
     out
 }
 
-/// Where the result goes: over `x`, argument `position` of the kernel, if nobody else holds it.
+/// The output buffer and argument: `x` itself, which is argument `position` of the kernel, if no
+/// other tensor shares it.
 fn place(x: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
     if x.can_mut() {
         return (x.clone(), x.as_tensor_alias(position));
@@ -105,12 +106,12 @@ fn place(x: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
     (out.clone(), out.into_tensor_arg())
 }
 
-/// How contiguous scores are spread over planes.
+/// How contiguous scores are distributed over planes.
 struct Grid {
     rows: usize,
     queries: usize,
     heads: usize,
-    /// Vectors of a row.
+    /// Vectors per row.
     vectors: usize,
     lanes: usize,
     plan: SoftmaxPlan,

@@ -1,14 +1,14 @@
-//! The kernels: a plane or more a row, which stays in registers between the two looks at it where it
-//! fits. In place each unit writes only what it alone reads.
+//! Softmax kernels. One plane or several process a row, which stays in registers between the two
+//! passes over it if it fits. In place, each unit writes only elements that it alone reads.
 
 use cubecl::prelude::*;
 
 use super::plan::{PLANE, Scores, SoftmaxPlan, VECS_PER_THREAD, row, unit, visible};
 
-/// A stand-in for minus infinity whose difference with itself is a number.
+/// A finite substitute for minus infinity: its difference with itself is not NaN.
 const LOWEST: f32 = -3.0e38;
 
-/// `exp(x)` for `x <= 0`, by the one instruction there is for powers of 2.
+/// `exp(x)` for `x <= 0`, with the GPU's instruction for powers of 2.
 #[cube]
 fn exp_of(x: f32) -> f32 {
     let y: f32;
@@ -17,7 +17,7 @@ fn exp_of(x: f32) -> f32 {
     y
 }
 
-/// A vector of scaled scores, `LOWEST` where hidden.
+/// A vector of scaled scores, with `LOWEST` where hidden.
 #[cube]
 fn scaled<F: Float, M: Numeric, N: Size>(
     read: Vector<F, N>,
@@ -81,8 +81,8 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
         let mut sum = f32::new(0.0);
         let mut first = unit(plan);
         while first < seen_vectors {
-            // All reads are under way before the first is looked at; those behind the end are of the
-            // last vector, and are not.
+            // Issue all loads before using the first. Indices past the end load the last vector,
+            // which is then ignored.
             let mut read = Array::<Vector<F, N>>::new(VECS_PER_THREAD);
             let mut hidden = Array::<Vector<M, N>>::new(VECS_PER_THREAD);
             #[unroll]
@@ -140,7 +140,7 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
                 total += sums[i] * exp_of(tops[i] - high);
             }
         }
-        // A query that sees nothing has no sum: each hidden key counted as 1.
+        // For a query without visible keys `total` is meaningless: each hidden key counted as 1.
         let mut share = 1.0 / total;
         if high <= f32::new(LOWEST) {
             share = f32::new(0.0);

@@ -1,4 +1,4 @@
-//! Scaled, masked softmax over the scores of attention, as Megatron's fused kernels define it
+//! Scaled, masked softmax over attention scores, as Megatron's fused kernels define it
 //! (`megatron/core/fusions/fused_softmax.py`).
 
 #[cfg(feature = "cuda")]
@@ -15,27 +15,28 @@ use burn::tensor::{Bool, Tensor};
 
 use crate::arg_check::{self, float};
 
-/// Which scores do not count.
+/// Which scores are masked out.
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "made once a call and moved into it"
 )]
 pub enum SoftmaxMask {
-    /// All count.
+    /// No score is masked out.
     None,
-    /// Key `j` of query `i` does not count for `j > i`.
+    /// Key `j` of query `i` is masked out if `j > i`.
     Causal,
-    /// Those where the mask is true: `[b or 1, h or 1, s_q, s_k]`, on a device without automatic
-    /// differentiation.
+    /// Scores are masked out where the mask is true: `[b or 1, h or 1, s_q, s_k]`, on a device
+    /// without autodiff.
     Masked(Tensor<4, Bool>),
 }
 
-/// Probabilities `softmax(scores * scale)` over the last dimension, with masked keys at 0.
+/// Computes probabilities `softmax(scores * scale)` over the last dimension, with masked keys at 0.
 ///
-/// Computed in f32 (f64 for f64), result in the dtype of `scores`. A row whose keys are all masked
-/// is all 0. On GPUs a kernel each way, which reads a row once up to 8192 keys of f32, 16384 of
-/// narrower scores, and overwrites scores, and backward their gradient, that nobody else holds.
+/// Computed in f32 (f64 for f64); the result has the dtype of `scores`. A row whose keys are all
+/// masked is all 0. On GPUs there is one kernel per direction, which reads a row once if it has at
+/// most 8192 keys in f32, or 16384 in narrower dtypes. It works in place if no other tensor shares
+/// the scores, or in the backward pass their gradient.
 ///
 /// # Shapes
 /// - `scores`, result: `[b, h, s_q, s_k]`
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn half_precision_is_computed_in_f32() {
-        // In f16 the scaled scores would overflow before the maximum is taken off.
+        // In f16 the scaled scores would overflow before the maximum is subtracted.
         let scores = Tensor::<4>::full([1, 1, 2, 3], 60000.0, &device()).cast(DType::F16);
         let y = scale_mask_softmax(scores, SoftmaxMask::None, 8.0);
         assert_eq!(y.dtype(), DType::F16);
@@ -153,7 +154,7 @@ mod tests {
     }
 
     fn mask(shape: [usize; 4]) -> SoftmaxMask {
-        // (On a device that differentiates, too.)
+        // (The mask may also be on an autodiff device.)
         let bits = (0..shape.iter().product()).map(|i| i % 3 == 1).collect();
         let data = TensorData::new::<bool, _>(bits, shape);
         SoftmaxMask::Masked(Tensor::from_data(data, &device()))
@@ -169,7 +170,7 @@ mod tests {
         ));
         let weight = constant([2, 4, 5, 7]);
         let probabilities = |scores: Tensor<4>| {
-            // A mask that is a view, too.
+            // The mask is a view, too.
             let SoftmaxMask::Masked(mask) = mask([7, 5, 1, 1]) else {
                 unreachable!()
             };

@@ -1,4 +1,4 @@
-//! The softmax of scores on a GPU, with its backward.
+//! The softmax of scores on a GPU, under automatic differentiation.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -11,20 +11,21 @@ use burn::tensor::Tensor;
 use super::SoftmaxMask;
 use crate::backend_ops::cast;
 
-/// All shapes are `[b, h, s_q, s_k]`.
+/// The fused softmax and its gradient. All shapes are `[b, h, s_q, s_k]`.
 #[backend_extension(Cube, Autodiff)]
 pub(crate) trait ScoreSoftmax: Backend {
-    /// `softmax(scores * scale)`, of the first `i + 1` keys of query `i` if `causal`.
+    /// `softmax(scores * scale)`; if `causal`, over the first `i + 1` keys of query `i`.
     fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self>;
 
-    /// `softmax(scores * scale)` of the keys where `mask`, `[b or 1, h or 1, s_q, s_k]`, is false.
+    /// `softmax(scores * scale)` over the keys where `mask`, `[b or 1, h or 1, s_q, s_k]`, is
+    /// false.
     fn masked_softmax(
         scores: FloatTensor<Self>,
         mask: BoolTensor<Self>,
         scale: f64,
     ) -> FloatTensor<Self>;
 
-    /// `scale * p * (dp - sum(p * dp))`. If `causal`, `p` is 0 behind the key of the query's number.
+    /// `scale * p * (dp - sum(p * dp))`. If `causal`, `p` is 0 for keys `j > i` of query `i`.
     fn softmax_gradient(
         p: FloatTensor<Self>,
         dp: FloatTensor<Self>,

@@ -1,37 +1,37 @@
-//! Which units take which row, and what of it counts.
+//! Which units process which row, and which scores count.
 
 use cubecl::prelude::*;
 
 /// Units of a plane.
 pub(super) const PLANE: usize = 32;
-/// Planes of the largest cube.
+/// Most planes per cube.
 pub(super) const MAX_PLANES: usize = 16;
-/// Rows of a cube if a plane is enough for each.
+/// Rows per cube if one plane per row is enough.
 pub(super) const ROWS: usize = 8;
-/// Vectors of 16 bytes that a unit holds.
+/// Vectors of 16 bytes that a unit holds in registers.
 pub(super) const VECS_PER_THREAD: usize = 4;
 
-/// Rows of scores and which of them a mask hides. Distances are in vectors.
+/// The dimensions of scores and the strides of the mask, in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Scores {
     pub(super) rows: u32,
-    /// Vectors of a row.
+    /// Vectors per row.
     pub(super) vectors: u32,
     pub(super) queries: u32,
     pub(super) heads: u32,
-    /// In the mask, from a sequence to the next; 0 if they share it.
+    /// The mask's stride from one sequence to the next; 0 if all sequences share it.
     pub(super) mask_batch: u32,
-    /// In the mask, from a head to the next; 0 if they share it.
+    /// The mask's stride from one head to the next; 0 if all heads share it.
     pub(super) mask_head: u32,
     pub(super) scale: f32,
 }
 
-/// How a kernel's units are spread over rows, and what is hidden.
+/// How a kernel distributes rows over units, and which scores are hidden.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct SoftmaxPlan {
-    /// Planes of a row.
+    /// Planes per row.
     pub(super) planes: usize,
-    /// Whether the units hold a whole row.
+    /// Whether the units hold a full row in registers.
     pub(super) fits: bool,
     pub(super) causal: bool,
     pub(super) masked: bool,
@@ -47,7 +47,7 @@ pub(super) fn row(#[comptime] plan: SoftmaxPlan) -> u32 {
     }
 }
 
-/// This unit among those of its row.
+/// The index of this unit among the units of its row.
 #[cube]
 pub(super) fn unit(#[comptime] plan: SoftmaxPlan) -> u32 {
     if comptime!(plan.planes == 1) {
@@ -57,7 +57,7 @@ pub(super) fn unit(#[comptime] plan: SoftmaxPlan) -> u32 {
     }
 }
 
-/// Keys that a row's query sees, if no mask hides them.
+/// The number of keys that a row's query sees, not counting the mask.
 #[cube]
 pub(super) fn visible(scores: &Scores, row: u32, lanes: u32, #[comptime] plan: SoftmaxPlan) -> u32 {
     let all = scores.vectors * lanes;

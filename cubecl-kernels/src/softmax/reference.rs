@@ -15,8 +15,8 @@ pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> T
         }
         SoftmaxMask::Masked(mask) => mask,
     };
-    // A finite stand-in for minus infinity keeps rows without any key free of NaN, in the gradient
-    // too; the second fill makes them, and every masked key, exactly 0.
+    // A finite substitute for minus infinity keeps rows without any visible key free of NaN, also
+    // in the gradient. The second fill makes these rows, and every masked key, exactly 0.
     let mask = mask.expand(scores.dims());
     let mask = if scores.device().is_autodiff() {
         Tensor::from_inner(mask)

@@ -8,8 +8,8 @@ use crate::activation::{Activation, PointwiseFn, plain, weighted};
 
 /// `max(x, 0)^2`.
 ///
-/// Computed in f32 (f64 for f64), result in the dtype of the input. The backward computes everything
-/// again from the input, which is all it keeps.
+/// Computed in f32 (f64 for f64); the result has the dtype of the input. Only the input is saved
+/// for backward; the backward pass recomputes the rest.
 ///
 /// # Shapes
 /// - `x`, result: `[..]`
@@ -17,15 +17,15 @@ pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     plain("squared_relu", PointwiseFn::SquaredRelu, x)
 }
 
-/// [`squared_relu`], each row times its weight (the router's probability of a token's expert), with
-/// a gradient of the weights.
+/// [`squared_relu`] with each row multiplied by a weight (the router's probability of a token's
+/// expert). The weights get a gradient.
 ///
 /// # Shapes
 /// - `x`, result: `[.., f]`
-/// - `weight`: `[tokens]`, as many as rows of `x`
+/// - `weight`: `[tokens]`, one per row of `x`
 ///
 /// # Panics
-/// If there are more or fewer weights than rows, or rows are empty.
+/// If the number of weights differs from the number of rows, or rows are empty.
 pub fn squared_relu_weighted<const D: usize>(x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     let activation = Activation {
         curve: PointwiseFn::SquaredRelu,

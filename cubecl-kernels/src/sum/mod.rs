@@ -1,4 +1,4 @@
-//! Sums of all elements (a loss, of those of tokens) and of columns (counts, of those of sequences).
+//! Sums of all elements (e.g. of token losses) and of columns (e.g. of per-sequence counts).
 
 mod op;
 pub(crate) mod reference;
@@ -9,10 +9,11 @@ use burn::tensor::Tensor;
 use crate::arg_check::{self, float};
 use op::SumOps;
 
-/// The sum of all elements, in f32 (f64 for f64) and in a fixed order, in the dtype of `x`.
+/// Sums all elements in f32 (f64 for f64), in a fixed order. The result has the dtype of `x`.
 ///
-/// On a GPU it is written and not added up atomically into what is there: the sum of what could not be computed
-/// (out of memory, say) is an error at the next read, and no number.
+/// On a GPU the kernel stores the sum instead of adding atomically to a zeroed buffer. So if an
+/// input could not be computed (out of memory, say), the next read is an error and not a wrong
+/// number.
 ///
 /// # Shapes
 /// `[..]` to `[1]`
@@ -21,7 +22,7 @@ pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_all(x.into_dispatch()))
 }
 
-/// The sum of each column, in f32 (f64 for f64) and in a fixed order, in the dtype of `x`.
+/// Sums each column in f32 (f64 for f64), in a fixed order. The result has the dtype of `x`.
 ///
 /// # Shapes
 /// `[rows, n]` to `[1, n]`
@@ -78,7 +79,7 @@ mod tests {
 
     #[test]
     fn half_precision_is_summed_in_f32() {
-        // In bf16 256 + 1 is 256.
+        // 256 + 1 rounds to 256 in bf16.
         let ones = Tensor::<1>::ones([300], &leaf(normal([1])).device()).cast(DType::BF16);
         assert_eq!(values(sum_all(ones)), [300.0]);
         assert_refused(|| sum_all(quantized([2, 4])), "sum_all: x is qfloat");

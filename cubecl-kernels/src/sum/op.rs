@@ -13,7 +13,7 @@ use crate::backend_ops::{cast, compute_dtype};
 use crate::backends::on_every_backend;
 use crate::bias::ColumnSum;
 
-/// The sum, as each backend computes it best.
+/// The sum of a column, with the best implementation per backend.
 pub(crate) trait SumAll: Backend {
     /// `[count, 1]` to `[1]`.
     fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -74,7 +74,7 @@ impl<B: SumOps> Backward<B, 1> for SumBackward {
         let shape = ops.state;
         let [parent] = ops.parents;
         if let Some(node) = parent {
-            // Of all elements the gradient is one number, of columns a row.
+            // The gradient of `sum_all` is one number, the gradient of `sum_columns` a row.
             let dims = shape.num_dims();
             let mut row = vec![1; dims];
             row[dims - 1] = dy.shape().num_elements();

@@ -1,4 +1,4 @@
-//! The gated activation of Llama's feed-forward (Shazeer, 2020, arXiv:2002.05202).
+//! The gated activation of Llama's MLP (Shazeer, 2020, arXiv:2002.05202).
 
 pub(crate) mod reference;
 
@@ -8,8 +8,8 @@ use crate::activation::{PointwiseFn, gated};
 
 /// `silu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///
-/// Computed in f32 (f64 for f64), result in the dtype of the input. The backward computes everything
-/// again from the input, which is all it keeps.
+/// Computed in f32 (f64 for f64); the result has the dtype of the input. Only the input is saved
+/// for backward; the backward pass recomputes the rest.
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
@@ -21,16 +21,16 @@ pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     gated("swiglu", PointwiseFn::Silu, gate_up, None)
 }
 
-/// [`swiglu`], each row times its weight (the router's probability of a token's expert), with a
-/// gradient of the weights.
+/// [`swiglu`] with each row multiplied by a weight (the router's probability of a token's expert).
+/// The weights get a gradient.
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
-/// - `weight`: `[tokens]`, as many as rows of `gate_up`
+/// - `weight`: `[tokens]`, one per row of `gate_up`
 /// - result: `[.., f]`
 ///
 /// # Panics
-/// If the last dimension is odd or empty, or there are more or fewer weights than rows.
+/// If the last dimension is odd or empty, or the number of weights differs from the number of rows.
 pub fn swiglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     gated("swiglu_weighted", PointwiseFn::Silu, gate_up, Some(weight))
 }

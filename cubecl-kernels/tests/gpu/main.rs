@@ -1,10 +1,10 @@
-//! The operations on a GPU. `.ci/bundle`'s executable has them too.
+//! The tests of all operations on a GPU. The executable made by `.ci/bundle` contains them too.
 //!
 //! ```sh
 //! cargo test --workspace --features cuda --test gpu-kernels -- [NAME]
 //! ```
 //!
-//! A computer without a GPU runs them too, slowly: see `tests/cuda-on-cpu/run`.
+//! They also run, slowly, on a computer without a GPU: see `tests/cuda-on-cpu/run`.
 
 mod ops;
 
@@ -14,7 +14,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Each test has the GPU to itself.
+    // Run tests one at a time: each has the GPU to itself.
     arguments.test_threads = Some(1);
     if let Err(error) = megaburn_cuda::start() {
         eprintln!("error: {error}");

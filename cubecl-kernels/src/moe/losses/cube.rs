@@ -1,4 +1,4 @@
-//! How the kernel is launched.
+//! Launches the kernel of the router losses.
 
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
@@ -15,7 +15,7 @@ use crate::cube::RowView;
 use crate::moe::cube::{floats, on_gpu, wrap};
 use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
 
-/// Whether the kernel can: a plane holds a token's experts.
+/// Whether the kernel supports these scores: a plane must hold all experts of a token.
 pub(super) fn takes(scores: &Tensor<2>) -> bool {
     let [tokens, e] = scores.dims();
     tokens > 0 && e <= MOST_EXPERTS && on_gpu(scores)
@@ -33,7 +33,7 @@ pub(super) fn terms(
     let logits = rows(logits);
     let scores = rows(scores);
     let has_counted = counted.is_some();
-    // A kernel is given a buffer for each argument, also for those that it does not look at.
+    // Every kernel argument needs a buffer, even those that the kernel does not read.
     let nothing = || tensor::empty(&scores.tensor, [1], DType::F32);
     let counted = counted.map_or_else(nothing, whole);
     let all = [&losses.micro_batch, &losses.sequences, &losses.global_batch];

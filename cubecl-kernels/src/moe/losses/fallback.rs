@@ -1,4 +1,4 @@
-//! The losses composed of Burn's operations.
+//! Fallback for the router losses, composed of Burn's operations.
 
 use burn::tensor::{DType, Tensor};
 
@@ -36,7 +36,7 @@ pub(super) fn terms(
         RouterScores::Sigmoid => scores / sum.clone(),
     };
     let counted_probabilities = masked(probabilities.clone());
-    // The gradient of each probability, before its factor.
+    // The gradient of each probability, without the loss's factor.
     let shares = |loss: &Option<BalanceLoss>| {
         let counts = &loss.as_ref()?.counts;
         let [sequences, _] = counts.dims();
@@ -61,7 +61,7 @@ pub(super) fn terms(
         .map(masked)
         .map(|weights| match losses.scores {
             RouterScores::Softmax => weights,
-            // Of a score that the sum of all is divided by.
+            // The gradient through the division of each score by the sum of all.
             RouterScores::Sigmoid => {
                 let mean = (weights.clone() * probabilities.clone()).sum_dim(1);
                 (weights - mean) / sum.clone()
@@ -85,7 +85,8 @@ pub(super) fn terms(
     }
 }
 
-/// The gradient of the sum of the squares of each row's log-sum-exp, and these, `[rows, 1]`.
+/// Returns the gradient of the sum over rows of the squared log-sum-exp, and these squares as
+/// `[rows, 1]`.
 fn z_loss(logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let max = logits.clone().max_dim(1);
     let exp = (logits - max.clone()).exp();

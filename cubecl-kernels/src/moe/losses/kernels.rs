@@ -1,20 +1,20 @@
-//! The kernel, laid out as [`plane`](crate::moe::plane) says.
+//! The kernel of the router losses, with the layout of [`plane`](crate::moe::plane).
 
 use cubecl::prelude::*;
 
 use super::NUM_VALUES;
 use crate::moe::plane::{PLANE, TINY, number};
 
-/// What is known of the losses when the kernel is compiled.
+/// The compile-time parameters of the losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
     pub(super) experts: u32,
-    /// Scores of a softmax, else of a sigmoid.
+    /// Whether scores come from a softmax instead of a sigmoid.
     pub(super) softmax: bool,
-    /// Which balancing losses there are: of the micro-batch, of sequences, of a global batch.
+    /// Which load-balancing losses exist: for the micro-batch, for sequences, for a global batch.
     pub(super) balance: [bool; 3],
     pub(super) z_loss: bool,
-    /// Whether some tokens do not count.
+    /// Whether a loss mask excludes some tokens.
     pub(super) masked: bool,
 }
 
@@ -31,7 +31,8 @@ pub(super) struct Numbers {
     pub(super) z_loss: f32,
 }
 
-/// Adds a balancing loss of `counts` from `row` on to the `weights` of the probabilities; returns its value.
+/// Adds the gradient of a load-balancing loss to the `weights` of the probabilities, and returns
+/// its value. The loss's counts start at index `row` of `counts`.
 #[cube]
 fn add_balance(
     counts: &[f32],
@@ -63,7 +64,8 @@ fn add_balance(
     plane_sum(value)
 }
 
-/// `values` gets `[tokens, 3 + experts]`: a token's terms of the three losses, then its probabilities.
+/// Writes `[tokens, 3 + experts]` to `values`: a token's terms of the three losses, then its
+/// probabilities.
 #[cube(launch)]
 #[expect(clippy::too_many_arguments, reason = "one an operand and a size")]
 pub(super) fn losses_kernel(

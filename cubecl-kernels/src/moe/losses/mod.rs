@@ -1,13 +1,15 @@
-//! Losses that send tokens to all experts alike: their values, and what they add to the router's gradients.
+//! Router losses: load-balancing losses and the z-loss, with their values and their contributions
+//! to the router's gradients.
 //!
-//! Each is a sum over tokens, as the loss of the next tokens is, so that one division by the tokens of the
-//! global batch makes means of all of them. Of counts `C_e` of `E` experts, whose sum is `N`, a balancing loss is
-//! `E / N sum_e C_e sum_t p_te`; the counts have no gradient. The z-loss is the sum of the squared log-sum-exps
-//! of the logits.
+//! Each loss is a sum over tokens, like the language-model loss, so that one division by the token
+//! count of the global batch turns all of them into means. A load-balancing loss over `E` experts
+//! with counts `C_e`, whose sum is `N`, is `E / N sum_e C_e sum_t p_te`; the counts have no
+//! gradient. The z-loss is the sum of the squared log-sum-exps of the logits.
 //!
-//! Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Zoph et al. (2022),
-//! <https://arxiv.org/abs/2202.08906>; Megatron-LM `megatron/core/transformer/moe/moe_utils.py`,
-//! `switch_load_balancing_loss_func` and `z_loss_func`.
+//! Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Zoph et al.
+//! (2022), <https://arxiv.org/abs/2202.08906>; Megatron-LM
+//! `megatron/core/transformer/moe/moe_utils.py`, `switch_load_balancing_loss_func` and
+//! `z_loss_func`.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -20,43 +22,46 @@ use burn::tensor::Tensor;
 use super::router::{RouterGradients, RouterScores};
 use crate::arg_check::{self, float};
 
-/// A balancing loss.
+/// A load-balancing loss.
 #[derive(Clone, Debug)]
 pub struct BalanceLoss {
-    /// The tokens that went to each expert, `[1, e]`, or of each sequence, `[b, e]`; in f32, off the autodiff
-    /// device.
+    /// The number of tokens assigned to each expert, `[1, e]`, or per sequence, `[b, e]`; in f32,
+    /// off the autodiff device.
     pub counts: Tensor<2>,
-    /// What its gradient is multiplied with.
+    /// The factor of its gradient.
     pub factor: f64,
 }
 
 /// The losses of a router.
 #[derive(Clone, Debug)]
 pub struct RouterLosses {
-    /// What the scores were made of the logits by. A token's probabilities are its scores, of a sigmoid divided by
-    /// their sum.
+    /// How the scores were computed from the logits. A token's probabilities are its scores;
+    /// sigmoid scores are first divided by their sum.
     pub scores: RouterScores,
-    /// Of the tokens of a micro-batch.
+    /// The loss over the tokens of a micro-batch.
     pub micro_batch: Option<BalanceLoss>,
-    /// Of each sequence by itself.
+    /// The loss of each sequence separately.
     pub sequences: Option<BalanceLoss>,
-    /// Of a global batch. Its counts are those of another batch, so its value is not computed.
+    /// The loss over a global batch. Its counts belong to another batch than the scores, so its
+    /// value is not computed.
     pub global_batch: Option<BalanceLoss>,
-    /// What the gradient of the z-loss is multiplied with.
+    /// The factor of the z-loss's gradient; `None` disables the z-loss.
     pub z_loss: Option<f64>,
 }
 
-/// What losses add to the router's gradients, and their values.
+/// What the losses add to the router's gradients, and the values of the losses.
 #[derive(Clone, Debug)]
 pub struct RouterLossTerms {
-    /// Of the scores where there is a balancing loss, of the logits where there is a z-loss, `[s * b, e]`.
+    /// Gradients of the scores if there is a load-balancing loss, and of the logits if there is a
+    /// z-loss, `[s * b, e]`.
     pub gradients: RouterGradients,
-    /// Over the tokens that count, `[3 + e]` in f32: the sums of the micro-batch's loss, the sequences' and the
-    /// z-loss, without their factors (0 for those that there are not), then of each expert's probabilities.
+    /// Sums over the tokens that count, `[3 + e]` in f32: the micro-batch loss, the sequence loss
+    /// and the z-loss, without their factors (0 for a loss that is disabled), then the
+    /// probabilities of each expert.
     pub sums: Tensor<1>,
 }
 
-/// Losses that have values.
+/// The number of losses that have values.
 const NUM_VALUES: usize = 3;
 
 impl RouterLosses {
@@ -66,7 +71,7 @@ impl RouterLosses {
             .any(|loss| loss.is_some())
     }
 
-    /// Panics unless the counts are those of so many sequences, or of all.
+    /// Panics unless the shape of all counts fits the scores.
     fn check(&self, op: &str, [rows, e]: [usize; 2]) {
         let all = [&self.micro_batch, &self.sequences, &self.global_batch];
         for counts in all.into_iter().flatten().map(|loss| &loss.counts) {
@@ -81,15 +86,17 @@ impl RouterLosses {
     }
 }
 
-/// The gradients and values of losses, off the autodiff device. On a GPU they are one kernel and a sum over
-/// tokens.
+/// Computes the gradients and values of the losses, off the autodiff device. On a GPU this takes
+/// one kernel and a sum over tokens.
 ///
 /// # Shapes
-/// - `logits`, `scores`: `[s * b, e]` in f32, the sequences of a position behind each other
-/// - `counted`: `[s * b, 1]` in f32, 1 for tokens that count and 0 for others; none: all do
+/// - `logits`, `scores`: `[s * b, e]` in f32; for each position, the rows of all sequences follow
+///   each other
+/// - `counted`: `[s * b, 1]` in f32, 1 for tokens that count and 0 for others; with `None` all
+///   count
 ///
 /// # Panics
-/// If shapes do not fit.
+/// If the shapes do not fit.
 #[must_use]
 pub fn router_losses(
     logits: Tensor<2>,
@@ -125,7 +132,7 @@ mod tests {
     use crate::router_scores;
     use crate::testing::{assert_close, assert_refused, leaf, normal, values};
 
-    /// The sum of all losses with their factors, by their definitions.
+    /// The sum of all losses with their factors by their definitions, and the expected `sums`.
     fn defined(
         logits: Tensor<2>,
         counted: &Tensor<2>,
@@ -162,7 +169,7 @@ mod tests {
 
     fn counts(sequences: usize, e: usize, factor: f64) -> Option<BalanceLoss> {
         let of = Distribution::Uniform(0.0, 40.0);
-        // Whole numbers, and not all 0.
+        // Positive integers.
         let counts = Tensor::<2>::random([sequences, e], of, &Device::flex()).round() + 1.0;
         Some(BalanceLoss { counts, factor })
     }
@@ -205,7 +212,7 @@ mod tests {
         assert_close(found.sums, values.inner(), 1e-5);
         assert_eq!(found.gradients.of_scores.is_some(), losses.has_balance());
         assert_eq!(found.gradients.of_logits.is_some(), z_loss.is_some());
-        // As the router does, through the scores.
+        // Backpropagate through the scores, as the router does.
         let again = leaf(plain);
         let mut whole = again.zeros_like().inner();
         if let Some(of_scores) = found.gradients.of_scores {

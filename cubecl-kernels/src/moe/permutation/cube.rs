@@ -1,6 +1,8 @@
-//! The kernels: a counting sort of 256 slots at a time, in which each unit has a slot and some experts.
+//! Permutation kernels: a counting sort of 256 assignments at a time; each unit handles one
+//! assignment and some experts.
 //!
-//! Who counts reads all slots, so that nobody adds to what another adds to, and all comes in its order.
+//! To count, a unit reads all assignments of the chunk for its own experts. So no two units add to
+//! the same counter, and the sort is stable and deterministic.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -11,7 +13,7 @@ use megaburn_cuda::tensor;
 use super::ExpertPermutation;
 use crate::moe::cube::{UNITS, ints, wrap_ints};
 
-/// The most cubes: each reads what all have counted.
+/// The most cubes: each reads the counts of all.
 const CUBES: usize = 128;
 
 pub(super) fn permutation_by_expert(
@@ -63,12 +65,13 @@ pub(super) fn permutation_by_expert(
     }
 }
 
-/// The expert of a slot; `num_experts` if it is nobody's, one more behind the `end` of the slots.
+/// The bucket of an assignment: its expert, `num_experts` if it has none, and `num_experts + 1`
+/// from `end` on.
 #[cube]
 fn bucket<I: Numeric>(experts: &[I], slot: u32, end: u32, #[comptime] num_experts: u32) -> u32 {
     let mut bucket = comptime!(num_experts + 1).runtime();
     if slot < end {
-        // In 64 bits, of which the lower half may be an expert's.
+        // Compare in 64 bits: the lower half of an invalid 64-bit number may look like an expert.
         let expert = i64::cast_from(experts[slot as usize]);
         bucket = num_experts.runtime();
         if expert >= 0 && expert < comptime!(num_experts as i64) {
@@ -78,7 +81,7 @@ fn bucket<I: Numeric>(experts: &[I], slot: u32, end: u32, #[comptime] num_expert
     bucket
 }
 
-/// How many of the first `end` slots of a chunk are of `bucket`.
+/// The number of the first `end` assignments of a chunk that are in `bucket`.
 #[cube]
 fn found(chunk: &Shared<[u32]>, bucket: u32, end: u32) -> u32 {
     let mut sum = 0u32;
@@ -90,7 +93,7 @@ fn found(chunk: &Shared<[u32]>, bucket: u32, end: u32) -> u32 {
     sum
 }
 
-/// Slots of each bucket among those of each cube, `[cubes, num_experts + 1]`.
+/// Counts the assignments of each cube in each bucket, `[cubes, num_experts + 1]`.
 #[cube(launch)]
 fn count_kernel<I: Numeric>(
     experts: &[I],
@@ -117,7 +120,7 @@ fn count_kernel<I: Numeric>(
             sums[mine as usize] += found(&chunk, mine, 256u32);
             mine += 256;
         }
-        // Nobody replaces what another still reads.
+        // No unit may overwrite the chunk before all have read it.
         sync_cube();
         start += 256;
     }
@@ -129,7 +132,7 @@ fn count_kernel<I: Numeric>(
     }
 }
 
-/// Puts each cube's slots behind those of the cubes before.
+/// Writes each cube's assignments after those of the earlier cubes.
 #[cube(launch)]
 #[expect(clippy::too_many_arguments, reason = "one a result and a size")]
 fn place_kernel<I: Numeric>(
@@ -147,7 +150,7 @@ fn place_kernel<I: Numeric>(
 ) {
     let mut chunk = Shared::new_slice(256usize);
     let mut totals = Shared::new_slice(comptime!(num_experts as usize + 1));
-    // Where the next slot of a bucket goes.
+    // The position of the next assignment in each bucket.
     let mut next = Shared::new_slice(comptime!(num_experts as usize + 1));
     let mut num_rows = Shared::new_slice(1usize);
     let mut mine = UNIT_POS;

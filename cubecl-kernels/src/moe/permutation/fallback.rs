@@ -1,4 +1,4 @@
-//! The order found on the host.
+//! Fallback that sorts the assignments on the host.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
@@ -10,7 +10,7 @@ pub(super) fn permutation_by_expert(
 ) -> ExpertPermutation {
     let [t, k] = experts.dims();
     let device = experts.device();
-    // Those without an expert are the rows of one behind all.
+    // Assignments without an expert go to an extra bucket after the last expert.
     let bucket = |expert: i64| usize::try_from(expert).map_or(num_experts, |e| e.min(num_experts));
     let buckets: Vec<usize> = experts.into_data().iter::<i64>().map(bucket).collect();
     let mut counts = vec![0; num_experts + 1];

@@ -1,4 +1,4 @@
-//! The rows that tokens send to their experts, put in the order of the experts.
+//! The permutation that sorts assignments by expert.
 //!
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute`;
 //! `token_dispatcher.py`, `MoEAlltoAllTokenDispatcher.preprocess`.
@@ -11,32 +11,32 @@ use burn::tensor::{Int, Tensor};
 
 use crate::arg_check::{self, int};
 
-/// Rows of slots, the `k` of each of `t` tokens: those of one expert behind those of another, each expert's
-/// in the order of the slots. All is on the device, in i32.
+/// The permutation of the `k` assignments ("slots") of each of `t` tokens that sorts them by
+/// expert, stably. All tensors are on the device, in i32.
 #[derive(Clone, Debug)]
 pub struct ExpertPermutation {
-    /// Rows of each expert, `[e]`.
+    /// The number of rows of each expert, `[e]`.
     pub counts: Tensor<1, Int>,
-    /// The slot of each row, `[t * k]`; behind the rows stand the slots that have none, in their order.
+    /// The slot of each row, `[t * k]`; after the rows come the slots without an expert, in order.
     pub slots: Tensor<1, Int>,
-    /// The token of each of `slots`, `[t * k]`: what [`take_rows`](crate::take_rows) takes.
+    /// The token of each of `slots`, `[t * k]`: the index for [`permute`](crate::permute).
     pub tokens: Tensor<1, Int>,
-    /// The row of each slot, `[t, k]`: what [`sum_rows`](crate::sum_rows) sums. One that has none has as its
-    /// number how many rows there are.
+    /// The row of each slot, `[t, k]`: the index for [`unpermute`](crate::unpermute). A slot
+    /// without an expert has the total number of rows here.
     pub rows: Tensor<2, Int>,
 }
 
-/// The most experts: a kernel holds a number of each.
+/// The most experts: a kernel keeps a counter for each in shared memory.
 const MOST_EXPERTS: usize = 4096;
 
-/// Puts the slots that `experts` are of in the order of the experts. A number that is no expert's, such as
-/// -1, is a slot without a row: it was dropped.
+/// Sorts slots by their expert. A number that is not an expert, such as -1, marks a dropped slot,
+/// which gets no row.
 ///
 /// # Shapes
 /// `experts`: `[t, k]`; results: see [`ExpertPermutation`]
 ///
 /// # Panics
-/// If there are no or more than 4096 experts, or slots that 32 bits do not count.
+/// If there are no or more than 4096 experts, or too many slots for 32 bits.
 pub fn permutation_by_expert(experts: Tensor<2, Int>, num_experts: usize) -> ExpertPermutation {
     arg_check::check("rows_by_expert", [int("experts", &experts)]);
     let [t, k] = experts.dims();
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn slots_are_in_the_order_of_their_experts_and_dropped_ones_behind() {
-        // Three tokens with two experts each, of three.
+        // Three tokens with two of three experts each.
         let all = permutation_by_expert(experts(&[2, 0, 1, -1, 0, 2], [3, 2]), 3);
         assert_eq!(of(all.counts), [2, 1, 2]);
         assert_eq!(of(all.slots), [1, 4, 2, 0, 5, 3]);
@@ -90,7 +90,7 @@ mod tests {
         #[values(1, 8, 60)] num_experts: usize,
         #[values([0, 1], [5, 2], [301, 3])] shape: [usize; 2],
     ) {
-        // The last is nobody's.
+        // The last number is not an expert.
         let expert = |slot: usize| (slot * slot + slot / 7) % (num_experts + 1);
         let mut order: Vec<usize> = (0..shape[0] * shape[1]).collect();
         let numbers: Vec<i64> = order.iter().map(|&slot| expert(slot) as i64).collect();

@@ -1,4 +1,4 @@
-//! The kernel: a unit a token.
+//! The kernel; each unit handles one token.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -30,7 +30,7 @@ pub(super) fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Te
 
 #[cube]
 fn rank<I: Numeric>(experts: &[I], slot: u32, of_rank: i64) -> i64 {
-    // In 64 bits, of which the lower half may be an expert's.
+    // Compare in 64 bits: the lower half of an invalid 64-bit number may look like an expert.
     let expert = i64::cast_from(experts[slot as usize]);
     select(expert >= 0, expert / of_rank, -1)
 }

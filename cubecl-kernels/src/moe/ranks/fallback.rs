@@ -1,4 +1,4 @@
-//! Found on the host.
+//! Fallback that finds the ranks on the host.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 

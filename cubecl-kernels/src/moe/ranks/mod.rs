@@ -1,7 +1,8 @@
-//! The ranks that tokens go to.
+//! The expert-parallel ranks that tokens are sent to.
 //!
-//! Source: DeepSeek-AI, DeepEP (<https://github.com/deepseek-ai/DeepEP>), and Megatron-LM's flex dispatcher
-//! (`megatron/core/transformer/moe/token_dispatcher.py`), which send a token once to each rank.
+//! Source: DeepSeek-AI, DeepEP (<https://github.com/deepseek-ai/DeepEP>), and Megatron-LM's flex
+//! dispatcher (`megatron/core/transformer/moe/token_dispatcher.py`), which send a token once to
+//! each rank.
 
 #[cfg(feature = "cuda")]
 mod cube;
@@ -11,14 +12,15 @@ use burn::tensor::{Int, Tensor};
 
 use crate::arg_check::{self, int};
 
-/// The rank of each slot's expert, where ranks have `of_rank` experts each, by number: once a token, at the first of
-/// its slots that go there. The others, and those without an expert, have -1.
+/// The rank of each slot's expert, where each rank has `of_rank` consecutive experts. Each rank
+/// occurs once per token, at the first slot that goes there; later slots of that rank and slots
+/// without an expert get -1.
 ///
 /// # Shapes
 /// `experts`: `[t, k]`, result `[t, k]` in i32
 ///
 /// # Panics
-/// If ranks have no experts.
+/// If `of_rank` is 0.
 pub fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
     arg_check::check("ranks_of_experts", [int("experts", &experts)]);
     assert!(of_rank > 0, "ranks_of_experts: ranks have no experts");

@@ -1,13 +1,13 @@
-//! The steps from logits to the experts of each token and their weights, one by one.
+//! The separate steps from logits to the experts of each token and their weights.
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
 use super::{RouterGroups, RouterOptions, RouterScores, TINY};
 
-/// The scores of all experts.
+/// Computes the scores of all experts.
 ///
 /// # Shapes
-/// `[t, e]`, unchanged, in f32
+/// `logits` and result: `[t, e]`, the result in f32
 pub fn router_scores(logits: Tensor<2>, scores: RouterScores) -> Tensor<2> {
     let logits = logits.cast(DType::F32);
     match scores {
@@ -16,16 +16,16 @@ pub fn router_scores(logits: Tensor<2>, scores: RouterScores) -> Tensor<2> {
     }
 }
 
-/// The experts of each token, the best first; of equal ones that of the lower number, so that every rank and
-/// every pass chooses the same. A score that is not a number is the worst. `bias` (`e`) takes part in the
-/// choice, and in nothing else.
+/// Chooses the experts of each token, best first. Ties go to the lower index, so that every rank
+/// and every pass makes the same choice. NaN is the worst score. `bias` (`[e]`) is added for the
+/// choice only; the weights do not depend on it.
 ///
 /// # Shapes
-/// `scores`: `[t, e]`; result: `top_k` a token
+/// `scores`: `[t, e]`; result: `top_k` per token
 ///
 /// # Panics
-/// If there are fewer experts, or in the groups that are kept, than a token has; or groups do not divide
-/// them.
+/// If `top_k` exceeds the number of experts, or of experts in the groups that are kept; or if the
+/// number of groups does not divide the number of experts.
 pub fn choose_experts(
     scores: &[f32],
     num_experts: usize,
@@ -60,14 +60,14 @@ pub fn choose_experts(
                     .collect()
             }
         };
-        // Stable, so that of equal ones the lower number stays in front.
+        // The sort is stable, so the lower index wins ties.
         left.sort_by(|&a, &b| by[b].total_cmp(&by[a]));
         chosen.extend(left[..top_k].iter().map(|&expert| expert as u32));
     }
     chosen
 }
 
-/// What is not a number is worse than all that are.
+/// Replaces NaN by negative infinity, the worst score.
 fn number(score: f32) -> f32 {
     if score.is_nan() {
         f32::NEG_INFINITY
@@ -79,7 +79,7 @@ fn number(score: f32) -> f32 {
 /// The weights of each token's experts.
 ///
 /// # Shapes
-/// `scores`: `[t, e]`, `chosen`: `top_k` a token, result `[t, top_k]`
+/// `scores`: `[t, e]`; `chosen`: `top_k` per token; result: `[t, top_k]`
 pub fn expert_weights(scores: Tensor<2>, chosen: &[u32], options: &RouterOptions) -> Tensor<2> {
     let [tokens, _] = scores.dims();
     let ids: Vec<i64> = chosen.iter().map(|&expert| i64::from(expert)).collect();
@@ -120,13 +120,13 @@ mod tests {
     #[rstest]
     #[case(2, None, None, &[3, 1])]
     #[case(3, None, None, &[3, 1, 4])]
-    // Equal ones by number.
+    // Ties in index order.
     #[case(5, None, None, &[3, 1, 4, 0, 2])]
     #[case(2, None, Some([0.0, 0.0, 9.0, 0.0, 0.0, 0.0]), &[2, 3])]
-    // By the sum of the two best: 0.7, 1.0, 0.5.
+    // Groups ranked by the sum of their two best scores: 0.7, 1.0, 0.5.
     #[case(2, Some([3, 1, 2]), None, &[3, 2])]
     #[case(2, Some([3, 2, 2]), None, &[3, 1])]
-    // By the best: 0.6, 0.9, 0.5.
+    // Groups ranked by their best score: 0.6, 0.9, 0.5.
     #[case(3, Some([3, 2, 1]), None, &[3, 1, 0])]
     #[case(1, Some([3, 1, 2]), Some([0.0, 0.0, 0.0, 0.0, 0.7, 0.0]), &[4])]
     fn the_best_are_chosen(

@@ -1,4 +1,4 @@
-//! How the kernels are launched.
+//! Launches the router's kernels.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Tensor};
@@ -13,7 +13,8 @@ use crate::cube::RowView;
 use crate::moe::cube::{floats, ints, on_gpu, wrap, wrap_ints};
 use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
 
-/// Whether the kernels can: a plane holds a token's experts, of some tokens.
+/// Whether the kernels support this shape: a plane must hold all experts of a token, and there must
+/// be tokens.
 pub(super) fn takes(x: &Tensor<2>) -> bool {
     let [t, e] = x.dims();
     t > 0 && e <= MOST_EXPERTS && on_gpu(x)
@@ -35,7 +36,7 @@ pub(super) fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterO
     let [scores, weights] =
         [e, k].map(|columns| tensor::empty(&logits.tensor, [t, columns], DType::F32));
     let experts = tensor::empty(&logits.tensor, [t, k], DType::I32);
-    // A kernel is given a buffer for each argument, also for those that it does not look at.
+    // Every kernel argument needs a buffer, even those that the kernel does not read.
     let nothing = || tensor::empty(&logits.tensor, [1], DType::F32);
     route_kernel::launch(
         &scores.client.clone(),

@@ -1,8 +1,9 @@
-//! The experts, chosen on the host, and the gradient composed of Burn's operations.
+//! Fallback for routing: chooses experts on the host and composes the gradient of Burn's
+//! operations.
 //!
-//! Of a weight `w = c s / (S + tiny)` with the sum `S` of a token's chosen scores, where weights are
-//! normalised, `ds_i = (c dw_i - sum_j c dw_j s_j / S) / S`; then `dx = s (ds - sum s ds)` of a softmax's
-//! logits, `ds s (1 - s)` of a sigmoid's.
+//! With normalized weights `w = c s / (S + tiny)`, where `S` is the sum of a token's chosen scores:
+//! `ds_i = (c dw_i - sum_j c dw_j s_j / S) / S`. Then `dx = s (ds - sum s ds)` for softmax logits,
+//! and `dx = ds s (1 - s)` for sigmoid logits.
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 

@@ -1,9 +1,10 @@
-//! The product that a router begins with, of which only sums are rounded.
+//! The router's GEMM, in which only sums are rounded.
 //!
-//! Products of bf16 numbers are exact in f32, so that of bf16 tokens and weights no f32 copies are needed: a
-//! GPU's tensor cores sum what an f32 product sums, though they round sums a little more (on an H100 3e-6 of the
-//! largest over 2048 columns). Gradients of logits are f32: backward takes each apart into
-//! three numbers of bf16, whose sum it is to the last bit unless it is below 1e-35, side by side in one matrix.
+//! Products of bf16 numbers are exact in f32, so bf16 tokens and weights need no f32 copies: a
+//! GPU's tensor cores sum the same terms as an f32 GEMM, but round sums a little more (on an H100
+//! by 3e-6 of the largest over 2048 columns). Gradients of logits are f32. The backward pass splits
+//! each into three bf16 numbers, side by side in one matrix, whose sum is exact unless it is below
+//! 1e-35.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
@@ -16,16 +17,17 @@ use crate::checkpoint_function::CheckpointFunction;
 use crate::gemm_ops::{GemmOps, deterministic};
 use crate::linear::{LinearOptions, RecomputeFn, linear};
 
-/// `x w`, in f32 whatever `x` is of. The weight's gradient is f32, and that of `x` rounded once.
+/// Computes `x w` in f32, whatever the dtype of `x`. The gradient of `weight` is f32; the gradient
+/// of `x` is rounded once, to its dtype.
 ///
-/// `narrow` is the weight once more, off the autodiff device, where all its numbers are of bf16: with `x` in bf16
-/// that is multiplied, and `x` not copied in f32.
+/// `narrow` is `weight` in bf16, off the autodiff device; give it if bf16 represents `weight`
+/// exactly. With `x` in bf16 the GEMM then uses `narrow`, and `x` is not copied to f32.
 ///
 /// # Shapes
-/// `x`: `[t, d]`, `weight`: `[d, e]` in f32, `narrow`: the same in bf16; result `[t, e]`
+/// `x`: `[t, d]`; `weight`: `[d, e]` in f32; `narrow`: `[d, e]` in bf16; result: `[t, e]`
 ///
 /// # Panics
-/// If shapes or dtypes are others.
+/// If shapes or dtypes differ from these.
 ///
 /// Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `router_gating_linear`.
 pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>) -> Tensor<2> {
@@ -68,7 +70,7 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
 }
 
 fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    // The rows are kept by nobody in f32 where they are narrower.
+    // Do not save the f32 copy of narrower rows for backward; recompute it.
     let source = (x.dtype() != DType::F32).then(|| super::off_graph(&x));
     let again = source.map(|rows| RecomputeFn::new(move || rows.clone().cast(DType::F32)));
     let options = LinearOptions {
@@ -78,7 +80,7 @@ fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     deterministic(|| linear(x.cast(DType::F32), weight, None, options))
 }
 
-/// Three numbers of bf16 whose sum each number is, in three matrices side by side.
+/// Splits each number into three bf16 numbers that sum to it, in three matrices side by side.
 fn parts(x: Tensor<2>) -> Tensor<2> {
     let wide = |x: &Tensor<2>| x.clone().cast(DType::F32);
     let first = x.clone().cast(DType::BF16);
@@ -88,7 +90,7 @@ fn parts(x: Tensor<2>) -> Tensor<2> {
     Tensor::cat(vec![first, second, third], 1)
 }
 
-/// The same on every rank that has the same tokens.
+/// A deterministic GEMM: every rank that has the same tokens gets the same bits.
 fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
     let a = a.into_dispatch();
     let b = b.into_dispatch();

@@ -1,8 +1,8 @@
-//! From a router's logits to the experts of each token and their weights.
+//! The router: from logits to the experts of each token and their weights.
 //!
-//! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `topk_routing_with_score_function`, and
-//! its kernel `fused_topk_with_score_function`; Transformers `modeling_mixtral.py`,
-//! `modeling_deepseek_v3.py`.
+//! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`,
+//! `topk_routing_with_score_function`, and its kernel `fused_topk_with_score_function`;
+//! Transformers `modeling_mixtral.py`, `modeling_deepseek_v3.py`.
 
 mod choose;
 #[cfg(feature = "cuda")]
@@ -22,47 +22,48 @@ use crate::arg_check::{self, float, int};
 use crate::backend_ops::as_row;
 use crate::checkpoint_function::CheckpointFunction;
 
-/// What a router makes of its logits before it chooses.
+/// How a router computes scores from its logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScores {
-    /// Probabilities over all experts.
+    /// A softmax over all experts.
     Softmax,
-    /// Each expert by itself.
+    /// A sigmoid per expert.
     Sigmoid,
 }
 
-/// Experts are chosen from some of the groups of their neighbours only (DeepSeek's node-limited routing).
+/// Group-limited routing: the experts of a token are chosen from some groups of neighboring experts
+/// only (DeepSeek's node-limited routing).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouterGroups {
-    /// Groups that there are.
+    /// The number of groups.
     pub num: usize,
-    /// Groups that a token's experts may be of.
+    /// The number of groups from which a token's experts are chosen.
     pub kept: usize,
-    /// How many of a group's best scores are its own, summed.
+    /// A group's score is the sum of this many of its best expert scores.
     pub best: usize,
 }
 
 /// How tokens are routed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterOptions {
-    /// Experts of a token.
+    /// The number of experts per token.
     pub top_k: usize,
-    /// What they are chosen by.
+    /// The scores by which experts are chosen.
     pub scores: RouterScores,
-    /// Whether a token's weights are divided by their sum. Of a softmax that is the softmax of the chosen
-    /// logits.
+    /// Whether a token's weights are divided by their sum. With softmax scores, this equals the
+    /// softmax over the chosen logits.
     pub normalise: bool,
-    /// What weights are multiplied with.
+    /// The factor of all weights.
     pub scale: f64,
-    /// None: all experts are one group.
+    /// Group-limited routing; `None` chooses from all experts.
     pub groups: Option<RouterGroups>,
 }
 
-/// Added to what weights are divided by.
+/// Added to the divisor of normalized weights.
 pub(in crate::moe) const TINY: f64 = 1e-20;
 
 impl RouterOptions {
-    /// Panics unless tokens can have so many of these experts.
+    /// Panics unless tokens can have `top_k` of these experts.
     fn check(&self, op: &str, num_experts: usize) {
         let Self { top_k, groups, .. } = *self;
         let within = groups.map_or(num_experts, |groups| {
@@ -81,34 +82,35 @@ impl RouterOptions {
     }
 }
 
-/// Where tokens go.
+/// The routing of tokens to experts.
 #[derive(Clone, Debug)]
 pub struct Routed {
-    /// What each token's experts count, `[t, k]` in f32: a function of the logits.
+    /// The weight of each token's experts, `[t, k]` in f32; differentiable with respect to the
+    /// logits.
     pub weights: Tensor<2>,
-    /// Its experts, the best first, `[t, k]` in i32, off the autodiff device.
+    /// The experts of each token, best first, `[t, k]` in i32, off the autodiff device.
     pub experts: Tensor<2, Int>,
     /// The scores of all experts, `[t, e]` in f32, off the autodiff device.
     pub scores: Tensor<2>,
 }
 
-/// Gradients that are added on the way back from the weights to the logits: those of losses that are not
-/// summed with the others (Megatron's `MoEAuxLossAutoScaler`). Each is `[t, e]`, or what is
-/// repeated to it, off the autodiff device.
+/// Gradients that the backward pass from weights to logits adds: those of losses that are not part
+/// of the summed loss (Megatron's `MoEAuxLossAutoScaler`). Each is `[t, e]` or broadcastable to it,
+/// off the autodiff device.
 #[derive(Clone, Debug, Default)]
 pub struct RouterGradients {
-    /// Of the scores.
+    /// The gradient of the scores.
     pub of_scores: Option<Tensor<2>>,
-    /// Of the logits.
+    /// The gradient of the logits.
     pub of_logits: Option<Tensor<2>>,
 }
 
-/// The experts of each token and their weights: [`router_scores`] in f32, of which [`choose_experts`]
-/// chooses and [`expert_weights`] weighs. On a GPU that is one kernel, the gradient another one, and the
-/// host waits for neither.
+/// Chooses the experts of each token and computes their weights: [`router_scores`] in f32, then
+/// [`choose_experts`] and [`expert_weights`]. On a GPU this is one kernel, and its gradient
+/// another; the host waits for neither.
 ///
-/// `bias` takes part in the choice, and in nothing else. `extra` is called once, with what was found, off
-/// the autodiff device; what it gives is not looked at where nothing is differentiated.
+/// `bias` affects the choice only, not the weights. `extra` is called once with the result, off the
+/// autodiff device; the gradients it returns are ignored if nothing is differentiated.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -131,7 +133,8 @@ pub struct RouterGradients {
 /// `logits`: `[t, e]`, `bias`: `[e]`; results: see [`Routed`]
 ///
 /// # Panics
-/// As [`choose_experts`]; if a gradient or the bias is of other experts or tokens.
+/// As [`choose_experts`]; or if a gradient or the bias does not fit the number of experts or
+/// tokens.
 pub fn route(
     logits: Tensor<2>,
     bias: Option<Tensor<1>>,
@@ -150,13 +153,13 @@ pub fn route(
     routed("route", logits, ExpertChoice::Best(bias), options, extra)
 }
 
-/// [`route`] to experts that somebody else chose: in turn, or as another pass did.
+/// [`route`] with given experts, e.g. chosen round robin or by an earlier pass.
 ///
 /// # Shapes
-/// `experts`: `[t, k]`, each an expert's number and no two of a token the same; else as [`route`]
+/// `experts`: `[t, k]`, distinct expert indices per token; otherwise as [`route`]
 ///
 /// # Panics
-/// As [`route`]; if there are other experts than `k` a token.
+/// As [`route`]; or if there are not `k` experts per token.
 pub fn route_to(
     logits: Tensor<2>,
     experts: Tensor<2, Int>,
@@ -178,7 +181,7 @@ pub fn route_to(
 
 /// How experts are chosen.
 enum ExpertChoice {
-    /// The best, with a bias where there is one.
+    /// By the best scores, plus a bias if there is one.
     Best(Option<Tensor<1>>),
     Given(Tensor<2, Int>),
 }
@@ -237,7 +240,7 @@ fn routed(
     }
 }
 
-/// What the gradient of the logits is made of.
+/// The tensors from which the gradient of the logits is computed.
 struct Chosen {
     dweights: Tensor<2>,
     experts: Tensor<2, Int>,

@@ -40,7 +40,7 @@ fn values_and_gradients_are_those_of_the_steps(
     };
     let logits = leaf(normal(shape));
     let bias = biased.then(|| normal([shape[1]]));
-    // A row for each token, and one for all.
+    // One gradient has a row per token, the other a single row for all.
     let [of_scores, of_logits] = [normal(shape).inner(), normal([1, shape[1]]).inner()];
     let extra = |found: &Routed| {
         assert_eq!(found.weights.dims(), [shape[0], top_k]);
@@ -54,7 +54,7 @@ fn values_and_gradients_are_those_of_the_steps(
     let expected = reference::route(logits.clone(), bias, &how, extra);
     assert_eq!(numbers(found.experts), numbers(expected.experts));
     assert_eq!(values(found.scores), values(expected.scores));
-    // (Flex has another softmax for what is differentiated.)
+    // (Flex computes softmax differently under autodiff.)
     assert_close(found.weights.clone(), expected.weights.clone(), 1e-6);
     let dy = constant(found.weights.dims());
     let found = (found.weights * dy.clone()).sum().backward();
@@ -92,7 +92,7 @@ fn tokens_go_where_they_are_sent(
     let sent = Tensor::from_data(sent, (&logits.device().inner(), dtype));
     let (experts, weights, gradient) = weighed(route_to(logits.clone(), sent, &how, nothing));
     assert_eq!(experts, round_robin);
-    // By the steps.
+    // Compare with the separate steps.
     let chosen: Vec<u32> = round_robin.iter().map(|&expert| expert as u32).collect();
     if shape[0] > 0 {
         let scores = router_scores(logits.clone(), how.scores);
@@ -101,7 +101,7 @@ fn tokens_go_where_they_are_sent(
         let grads = (expected * dy.clone()).sum().backward();
         assert_close(gradient, logits.grad(&grads).unwrap(), 1e-6);
     }
-    // Where the best are sent too.
+    // `route_to` with the experts that `route` chooses gives the same result.
     let best = route(logits.clone(), None, &how, nothing);
     let again = route_to(logits.clone(), best.experts.clone(), &how, nothing);
     let [(_, a, da), (_, b, db)] = [best, again].map(weighed);

@@ -1,4 +1,4 @@
-//! The kernels: a unit has a vector of at most 16 bytes of a row of the result.
+//! The kernels; each unit computes a vector of at most 16 bytes of a result row.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,7 +9,7 @@ use megaburn_cuda::tensor;
 use crate::cube::{RowView, address_type, lanes};
 use crate::moe::cube::{UNITS, floats, ints, wrap};
 
-/// Terms that a unit reads together.
+/// Terms that a unit loads at once.
 const AHEAD: usize = 4;
 
 pub(super) fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
@@ -82,7 +82,7 @@ fn take_kernel<F: Float, I: Numeric, N: Size>(
     if ABSOLUTE_POS < vectors {
         let row = i32::cast_from(index[ABSOLUTE_POS / width as usize]);
         let column = ABSOLUTE_POS % width as usize;
-        // A row that is nobody's shall not go unseen.
+        // NaN makes an invalid row index visible.
         let mut value = Vector::<F, N>::new(F::cast_from(f32::NAN));
         if row >= 0 && row < num_rows {
             value = x[usize::cast_from(row) * stride as usize + column];
@@ -113,7 +113,7 @@ fn sum_kernel<F: Float, I: Numeric, N: Size>(
         let mut sum = Vector::<f32, N>::new(0.0);
         let mut first = 0u32;
         while first < terms {
-            // The loads of several terms are under way together.
+            // Issue the loads of several terms together to hide memory latency.
             let mut read = Array::<Vector<F, N>>::new(AHEAD);
             #[unroll]
             for i in 0..AHEAD {

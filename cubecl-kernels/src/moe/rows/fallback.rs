@@ -1,4 +1,4 @@
-//! Rows composed of Burn's operations.
+//! Fallback for permute and unpermute, composed of Burn's operations.
 
 use burn::tensor::{DType, Int, Tensor};
 

@@ -1,4 +1,4 @@
-//! Rows taken from a matrix by their numbers, and put together again.
+//! Permute and unpermute: gathers rows of a matrix by index, and sums them back.
 //!
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute` and `unpermute`.
 
@@ -12,13 +12,15 @@ use burn::tensor::{Int, Tensor};
 
 use crate::arg_check::{self, float, int};
 
-/// The rows that `index` names, in its order; some may be named often, others never. Without a graph.
+/// Gathers the rows that `index` names, in its order. A row may be named several times or never.
+/// The result has no autodiff graph.
 ///
 /// # Shapes
 /// `x`: `[m, n]`, `index`: `[r]`, result `[r, n]` in the dtype of `x`
 ///
 /// # Panics
-/// On a CPU for a number that no row has. On a GPU, where nobody reads them, that row of the result is NaN.
+/// On a CPU for an index without a row. On a GPU the host does not read the indices; that row of
+/// the result is NaN.
 pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     arg_check::check("take_rows", [float("x", &x), int("index", &index)]);
     let [m, n] = x.dims();
@@ -34,9 +36,10 @@ pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     fallback::permute(x, index)
 }
 
-/// The sums of the rows that each row of `index` names; `m` names none. The transpose of [`permute`]:
-/// what was taken there often is summed here, in f32, in the order of `index`: the same bits each time.
-/// Without a graph.
+/// Sums the rows that each row of `index` names; the index `m` names no row.
+///
+/// This is the transpose of [`permute`]: rows that it gathers several times are summed here, in f32
+/// and in the order of `index`, so the result is deterministic. The result has no autodiff graph.
 ///
 /// # Shapes
 /// `y`: `[m, n]`, `index`: `[t, k]`, result `[t, n]` in the dtype of `y`
@@ -58,7 +61,7 @@ pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     fallback::unpermute(y, index)
 }
 
-/// Kernels count rows in 32 bits.
+/// Panics if there are more rows than the kernels can count in 32 bits.
 fn check(op: &str, rows: usize) {
     assert!(
         rows < i32::MAX as usize,
@@ -111,7 +114,7 @@ mod tests {
         assert_eq!(values(unpermute(ones.cast(DType::BF16), all)), [300.0]);
     }
 
-    /// By numbers that the host has.
+    /// The expected sums, computed on the host.
     fn summed(y: &[f64], n: usize, index: &[i64], k: usize) -> Vec<f64> {
         let rows = index.chunks(k).flat_map(|rows| {
             let row = |&row: &i64| {
@@ -147,7 +150,7 @@ mod tests {
         if t > 0 {
             assert_close(found, Tensor::from_data(expected, on), tolerance);
         }
-        // Of one row each: what is taken, where there is anything.
+        // With one row each, the sums equal the gathered rows.
         let some: Vec<i64> = index.into_iter().filter(|&row| row < m as i64).collect();
         let len = some.len();
         let taken = permute(y.clone(), ids(some.clone(), [len]).cast(of_index));

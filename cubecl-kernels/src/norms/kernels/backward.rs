@@ -4,10 +4,13 @@ use cubecl::prelude::*;
 use super::NormVariant;
 use crate::cube::{RowGroup, place, row_sums};
 
-/// Each team takes every `teams`-th row. With stages, so many rows less one are on their way from
-/// memory while it works on another: each unit copies the vectors that it will need itself into places of
-/// its own, so that nobody waits for anybody's copies. That takes vectors of 16 bytes. Gradients of gamma
-/// and beta add up in registers and end as its row of the partial sums.
+/// Computes `dx` and partial sums of the gradients of gamma and beta. Each team processes every
+/// `teams`-th row.
+///
+/// With stages, the row loads are software-pipelined with `cp.async`: `stages - 1` rows are in
+/// flight while the team works on another. Each unit prefetches exactly the vectors that it will
+/// consume, so no barrier is needed. This requires vectors of 16 bytes. The gradients of gamma and
+/// beta accumulate in registers and are written as the team's row of the partial sums.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     dy: &[Vector<F, N>],
@@ -30,7 +33,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     #[comptime] flavor: NormVariant,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
-    // Two places for the sums, in turns: one barrier a row is enough.
+    // Alternate between two buffers for the sums, so that one barrier per row is enough.
     let mut shared = Shared::new_slice(128usize);
     let units = comptime!(team.planes * 32);
     let held = comptime!(team.vecs_per_thread as usize);
@@ -49,7 +52,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         for_gamma[i] = Vector::new(0.0);
         for_beta[i] = Vector::new(0.0);
     }
-    // (Teams without a row load the last one, as all do at their end.)
+    // (Teams without a row load the last one; so do all prefetches past the last row.)
     let first = min(worker, rows - 1);
     let mut next_scale = inverse[first as usize];
     let mut next_average = f32::new(0.0);
@@ -89,7 +92,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     let mut turn = 0u32;
     let mut stage = 0u32;
     while row < rows {
-        // (A tuple of both would name the variables, not their values.)
+        // (Assigning a tuple of both would alias the variables instead of copying their values.)
         let average = next_average;
         let scale = next_scale;
         let next = min(row + teams, rows - 1) as usize;
@@ -126,7 +129,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 fetch(dsum, from, &mut coming_dsum, last, unit, width, team);
             }
             gpu_asm!("cp.async.commit_group;");
-            // All but the last groups, as many as there are stages less one.
+            // Wait until only the latest `stages - 1` groups are pending; PTX needs a literal here.
             comptime!(assert_eq!(stages, 3));
             gpu_asm!("cp.async.wait_group 2;");
             #[unroll]
@@ -227,7 +230,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
-/// The unit's vectors of the row that starts at `from`.
+/// Loads the unit's vectors of the row that starts at `from`.
 #[cube]
 fn load<F: Float, N: Size>(
     rows: &[Vector<F, N>],
@@ -246,14 +249,14 @@ fn load<F: Float, N: Size>(
     }
 }
 
-/// Where this unit's vector `i` of a stage is.
+/// The index of this unit's vector `i` in a stage.
 #[cube]
 fn slot(stage: u32, i: u32, #[comptime] team: RowGroup) -> usize {
     let all = comptime!(team.planes * team.rows * 32);
     ((stage * comptime!(team.vecs_per_thread) + i) * all + UNIT_POS) as usize
 }
 
-/// Asks for the unit's vectors of the row that starts at `from`.
+/// Starts asynchronous copies of the unit's vectors of the row that starts at `from`.
 #[cube]
 fn fetch<F: Float, N: Size>(
     rows: &[Vector<F, N>],

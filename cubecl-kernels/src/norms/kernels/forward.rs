@@ -3,7 +3,8 @@ use cubecl::prelude::*;
 use super::NormVariant;
 use crate::cube::{RowGroup, place, row_sum};
 
-/// Reads each row once and keeps it in registers. Buffers that the flavor has no use for may be any.
+/// Normalizes rows; reads each row once and keeps it in registers. Buffers that the variant does
+/// not use may be arbitrary ones.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -48,7 +49,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
                 let at = unit + i as u32 * units;
                 if at < width {
                     let other = Vector::<f32, N>::cast_from(residual[from + at as usize]);
-                    // What is normalised is the sum that others read, rounded.
+                    // Normalize the sum as others will read it, rounded.
                     let value = Vector::cast_from(Vector::<f32, N>::cast_from(values[i]) + other);
                     values[i] = value;
                     sum[to + at as usize] = value;
@@ -67,7 +68,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
         let mut squares = Vector::<f32, N>::new(0.0);
         #[unroll]
         for i in 0..held {
-            // Elements that there are not would count with their distance from the mean.
+            // Skip elements past the row's end: their distance from the mean is not 0.
             if unit + i as u32 * units < width {
                 let value = Vector::<f32, N>::cast_from(values[i]) - Vector::new(average);
                 squares += value * value;

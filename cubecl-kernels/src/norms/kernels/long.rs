@@ -1,11 +1,11 @@
-//! Rows that no registers hold: they are read again for each pass.
+//! Kernels for rows that do not fit in registers: each pass reads them from memory.
 
 use cubecl::prelude::*;
 
 use super::NormVariant;
 use crate::cube::{RowGroup, place, row_sum, row_sums};
 
-/// As [`forward_kernel`](super::forward_kernel).
+/// Like [`forward_kernel`](super::forward_kernel).
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -98,8 +98,8 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     }
 }
 
-/// As [`backward_kernel`](super::backward_kernel), with the partial sums in memory: each unit reads
-/// and writes its own, which start as zeros.
+/// Like [`backward_kernel`](super::backward_kernel), with the partial sums in memory, which must be
+/// zeros initially. Each unit reads and writes only its own elements.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     dy: &[Vector<F, N>],

@@ -1,4 +1,4 @@
-//! The kernels of norms. A team of units has a row, every unit of it each `units`-th vector.
+//! Norm kernels. A team of units processes a row; each unit takes every `units`-th vector of it.
 
 mod backward;
 mod forward;
@@ -8,21 +8,21 @@ pub(super) use backward::backward_kernel;
 pub(super) use forward::forward_kernel;
 pub(super) use long::{long_backward_kernel, long_forward_kernel};
 
-/// What a kernel is compiled for.
+/// The compile-time parameters of a norm kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NormVariant {
-    /// Layer norm.
+    /// Whether the mean is subtracted (layer norm).
     pub(super) centered: bool,
-    /// Rows are scaled by `1 + gamma`.
+    /// Whether rows are scaled by `1 + gamma`.
     pub(super) zero_centered_gamma: bool,
-    /// There is a beta.
+    /// Whether there is a beta.
     pub(super) beta: bool,
-    /// Forward: a residual is added, and the sum is a result. Backward: the sum has a gradient.
+    /// Forward: whether a residual is added and the sum returned. Backward: whether the sum has a
+    /// gradient.
     pub(super) add: bool,
-    /// Backward: rows of a team that it works on or that come by asynchronous copies, [`STAGES`], or 0
-    /// where there are none.
+    /// Backward: the number of row buffers per team, [`STAGES`], or 0 without asynchronous copies.
     pub(super) stages: u32,
 }
 
-/// How many stages there are if any: enough bytes on their way for the memory's latency.
+/// The number of stages if there are any; enough bytes in flight to hide the memory latency.
 pub(super) const STAGES: u32 = 3;

@@ -22,7 +22,8 @@ pub(in crate::optimizer) fn adamw(
     buffers.state()
 }
 
-/// Those together of which a kernel takes many, whose rounded parameters are of one type or which have none.
+/// Groups parameters by the dtype of their rounded copies. Each group is one launch, if the
+/// multi-tensor kernel supports its buffers.
 pub(in crate::optimizer) fn adamw_all(
     all: Vec<(AdamwState, Tensor<1>)>,
     factor: Option<Tensor<1>>,
@@ -48,7 +49,7 @@ pub(in crate::optimizer) fn adamw_all(
     all.into_iter().map(Buffers::state).collect()
 }
 
-/// What a step reads and writes.
+/// The buffers that a step reads and writes.
 struct Buffers {
     grad: CubeTensor,
     /// The parameter and its moments.
@@ -57,7 +58,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// What is kept becomes nobody else's.
+    /// Takes the buffers of a state; copies those that other tensors share.
     fn of(state: AdamwState, grad: Tensor<1>) -> Self {
         let AdamwState {
             param,
@@ -88,7 +89,8 @@ impl Buffers {
         }
     }
 
-    /// As PTX names it what the parameter is rounded to, if it is, where the kernel of many takes these.
+    /// The PTX name of the rounded parameter's dtype, or `Some(None)` without a rounded parameter;
+    /// `None` where the multi-tensor kernel does not support these buffers.
     fn narrow_in_quads(&self) -> Option<Option<&'static str>> {
         let Self {
             grad,
@@ -165,7 +167,7 @@ impl Buffers {
     }
 }
 
-/// A step's numbers, as the kernels take them.
+/// The numbers of a step in the order of the kernels' arguments.
 fn numbers(step: &AdamwStep) -> [f32; 9] {
     let AdamwStep {
         lr,
@@ -192,7 +194,7 @@ fn numbers(step: &AdamwStep) -> [f32; 9] {
     [a, b, c, d, e, f, epsilon as f32, keep as f32, rate as f32]
 }
 
-/// Of several that are in quads, rounded to `narrow`.
+/// Steps several parameters whose buffers consist of quads, and rounds them to `narrow`.
 fn step_many(
     all: &[&Buffers],
     narrow: Option<&'static str>,
@@ -211,11 +213,13 @@ fn step_many(
     };
     let per_cube = if narrow.is_some() { 6 } else { 5 };
     let cubes = (entries.len() / per_cube) as u32;
-    // Before the table: to make room for them others may be moved, whose addresses it has.
+    // Allocate these before the table: an allocation may move other buffers, whose addresses are in
+    // the table.
     let done = tensor::empty(&tensors[0], [1], DType::U32);
     let scales = factor.is_some();
     let factor = or_none(&factor, &tensors[0], DType::F32);
-    // (Gradients are not written; but who reads what another one failed to write fails either way.)
+    // (Gradients are only read. Marking them as written is harmless: a reader of a buffer whose
+    // writer failed fails either way.)
     let table = table(&tensors, Access::Write, entries);
     let [
         grad_factor,
@@ -228,8 +232,9 @@ fn step_many(
         keep,
         rate,
     ] = numbers(step);
-    // SAFETY: the tensors, which are held until this returns, have as many quads as the table says from where it says;
-    // what is written is the caller's to write, and of no two of them the same.
+    // SAFETY: the tensors are held until this returns, and have the number of quads that the table
+    // states, from the stated addresses. The caller allows writing to them, and no two of the
+    // written ones overlap.
     unsafe {
         adamw_of_many_kernel::launch_unchecked(
             &done.client.clone(),
@@ -254,7 +259,7 @@ fn step_many(
     written_by(&done, &tensors);
 }
 
-/// `rounded` is looked at only if it `rounds`, `factor` only if it `scales`.
+/// One AdamW step. `rounded` is used only if `rounds` is set, and `factor` only if `scales` is.
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
@@ -304,8 +309,9 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
     }
 }
 
-/// `table`: of each cube where the first quad of its gradient is, of its parameter, of its moments and, if that is
-/// rounded to `narrow`, of the rounded parameter; and how many quads it has. `done: [1]`, written with them.
+/// One AdamW step of several parameters. `table` has for each cube: the addresses of the first quad
+/// of the gradient, the parameter, the two moments and, with `narrow`, the rounded parameter; then
+/// the number of quads. `done: [1]` is written by the same launch.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments, reason = "what the host knows of the step")]
 fn adamw_of_many_kernel(
@@ -358,7 +364,7 @@ fn adamw_of_many_kernel(
     }
 }
 
-/// A decaying mean with one more number.
+/// Adds `x` to a decaying mean.
 #[cube]
 fn decayed<N: Size>(
     mean: Vector<f32, N>,
@@ -369,7 +375,7 @@ fn decayed<N: Size>(
     mean * Vector::new(beta) + x * Vector::new(rest)
 }
 
-/// The parameter after a step.
+/// The parameter after the step.
 #[cube]
 fn moved<N: Size>(
     p: Vector<f32, N>,

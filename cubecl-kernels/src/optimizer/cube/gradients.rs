@@ -1,4 +1,4 @@
-//! A factor, sums of squares, and the sum of those.
+//! Kernels for scaling, partial sums of squares and their total.
 
 use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
 use burn::tensor::{DType, Tensor};
@@ -10,7 +10,7 @@ use megaburn_cuda::tensor;
 use super::many::{QUAD, Quad, entries, is_in_quads, planes, quad_at};
 use super::{UNITS, cubes, lanes, on_gpu, units, wrap};
 
-/// Cubes of a sum: as many as give every multiprocessor of a large GPU several.
+/// The number of cubes of a sum; every multiprocessor of a large GPU gets several.
 const SUMS: usize = 1024;
 
 pub(in crate::optimizer) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
@@ -55,7 +55,7 @@ pub(in crate::optimizer) fn total(sums: Tensor<1>) -> Tensor<1> {
     wrap(out)
 }
 
-/// Those that lie as the kernel of many reads them in one launch, others one by one.
+/// Sums the tensors that the multi-tensor kernel supports in one launch, and the others one by one.
 pub(in crate::optimizer) fn sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
     let tensors = tensors.into_iter().map(on_gpu);
     let (many, others): (Vec<_>, Vec<_>) = tensors.partition(is_in_quads);
@@ -88,14 +88,14 @@ fn sums_of_one(x: CubeTensor) -> CubeTensor {
     sums
 }
 
-/// Of tensors that are [in quads](is_in_quads).
+/// Partial sums of squares of tensors that are [in quads](is_in_quads), in one launch.
 fn sums_of_many(tensors: &[CubeTensor]) -> CubeTensor {
     let entries = entries(tensors.iter().map(|x| x.meta.num_elements()), [QUAD]);
     let cubes = entries.len() / 2;
     let sums = tensor::empty(&tensors[0], [cubes], DType::F32);
     let table = table(tensors, Access::Read, entries);
-    // SAFETY: the tensors, which are held until this returns, have as many quads as the table says from where it says,
-    // and a cube writes one sum.
+    // SAFETY: the tensors are held until this returns, and have the number of quads that the table
+    // states, from the stated addresses. Each cube writes one sum.
     unsafe {
         squares_of_many_kernel::launch_unchecked(
             &sums.client.clone(),
@@ -122,7 +122,8 @@ fn scale_kernel<F: Float, N: Size>(
     }
 }
 
-/// Each cube sums every `SUMS`-th stretch of as many vectors as it has units.
+/// Partial sums of squares: cube `i` sums every `SUMS`-th block of `UNITS` vectors, from the `i`th
+/// on.
 #[cube(launch)]
 fn squares_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -141,7 +142,7 @@ fn squares_kernel<F: Float, N: Size>(
     put_sum(Vector::vector_sum(sum), sums);
 }
 
-/// `table`: of each cube where its first quad is, and how many it has.
+/// `table` has for each cube the address of its first quad, and the number of quads.
 #[cube(launch_unchecked)]
 fn squares_of_many_kernel(table: &[u64], sums: &mut [f32]) {
     let entry = CUBE_POS * 2;
@@ -157,7 +158,7 @@ fn squares_of_many_kernel(table: &[u64], sums: &mut [f32]) {
     put_sum(Vector::vector_sum(sum), sums);
 }
 
-/// Adds what the units of a cube have, and puts it in the cube's place.
+/// Adds the sums of a cube's units and writes the result at the cube's index.
 #[cube]
 fn put_sum(sum: f32, sums: &mut [f32]) {
     let mut shared = Shared::new_slice(8usize);
@@ -176,8 +177,8 @@ fn put_sum(sum: f32, sums: &mut [f32]) {
     }
 }
 
-/// One cube: each unit sums every 256th, the first adds the units' sums. What lies behind the first
-/// `len` is the allocation's padding, or another tensor's.
+/// Adds partial sums with one cube: each unit sums every 256th, and the first unit adds the units'
+/// sums. Elements past the first `len` are padding of the allocation, or belong to another tensor.
 #[cube(launch)]
 fn total_kernel(sums: &[f32], out: &mut [f32], len: u64) {
     let mut shared = Shared::<[f64]>::new_slice(UNITS);

@@ -62,7 +62,7 @@ pub(in crate::optimizer) fn lion(
     }
 }
 
-/// 1 or -1; 0 and NaN are neither above nor below 0, and stay.
+/// The sign: 1 or -1; 0 and NaN are neither above nor below 0 and are returned unchanged.
 #[cube]
 fn sign<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let zero = Vector::<f32, N>::new(0.0);
@@ -70,7 +70,7 @@ fn sign<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     select_many(x.greater_than(&zero), Vector::new(1.0), below)
 }
 
-/// `rounded` is looked at only if it `rounds`, `factor` only if it `scales`.
+/// One Lion step. `rounded` is used only if `rounds` is set, and `factor` only if `scales` is.
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,

@@ -1,4 +1,5 @@
-//! Many buffers in one launch, which a kernel knows by a table of addresses: f32 in quads, of 16 bytes.
+//! Multi-tensor kernels: one launch over many buffers, given by a table of addresses. The buffers
+//! are f32 in quads of 16 bytes.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -9,21 +10,21 @@ use megaburn_cuda::addresses::Entry;
 use super::UNITS;
 use crate::cube::assembly::{OPERANDS, registers, value};
 
-/// Four numbers.
+/// A vector of four numbers.
 pub(super) type Quad = Vector<f32, Const<4>>;
 
-/// Bytes of one in memory.
+/// Bytes of a quad in memory.
 pub(super) const QUAD: u64 = 16;
 
-/// Quads that a cube has.
+/// Quads per cube.
 const QUADS_PER_CHUNK: usize = 16 << 10;
 
-/// Whether a buffer is f32 in quads.
+/// Whether a buffer is f32 and consists of quads.
 pub(super) fn is_in_quads(x: &CubeTensor) -> bool {
     x.dtype == DType::F32 && has_quads(x, QUAD)
 }
 
-/// Whether a buffer's numbers are quads of so many bytes each, that begin where such do.
+/// Whether a buffer consists of quads of `bytes` bytes each, aligned to their size.
 pub(super) fn has_quads(x: &CubeTensor, bytes: u64) -> bool {
     let len = x.meta.num_elements();
     len > 0
@@ -32,8 +33,9 @@ pub(super) fn has_quads(x: &CubeTensor, bytes: u64) -> bool {
         && CudaQueue::of(x).is_some()
 }
 
-/// Of each cube where its stretch of each of some buffers is, whose quads have so many `bytes`, and how many quads it
-/// has. There are `N` buffers for each of `lens` elements, one such set behind the other.
+/// The table: for each cube, the address of its chunk in each of `N` buffers, whose quads have
+/// `bytes[i]` bytes, and the number of quads of the chunk. There is one set of `N` buffers for each
+/// length of `lens`; the sets follow each other.
 pub(super) fn entries<const N: usize>(
     lens: impl Iterator<Item = usize>,
     bytes: [u64; N],
@@ -49,12 +51,12 @@ pub(super) fn entries<const N: usize>(
     lens.enumerate().flat_map(of_set).collect()
 }
 
-/// The units of a cube, as planes.
+/// The shape of a cube: `UNITS` units, in planes of 32.
 pub(super) fn planes() -> CubeDim {
     CubeDim::new_2d(32, UNITS as u32 / 32)
 }
 
-/// The quad at an address.
+/// Loads the quad at an address.
 #[cube]
 pub(super) fn quad_at(at: u64) -> Quad {
     let at = value::<u64>(at);
@@ -67,7 +69,8 @@ pub(super) fn quad_at(at: u64) -> Quad {
     quad
 }
 
-/// Writes a quad to an address: as f32 or, rounded to nearest, `as_narrow`, as PTX names that.
+/// Stores a quad at an address, as f32 or rounded to nearest in the dtype with the PTX name
+/// `as_narrow`.
 #[cube]
 pub(super) fn put_quad(at: u64, quad: Quad, #[comptime] as_narrow: Option<&'static str>) {
     let at = value::<u64>(at);
@@ -89,7 +92,7 @@ pub(super) fn put_quad(at: u64, quad: Quad, #[comptime] as_narrow: Option<&'stat
 fn put(as_narrow: Option<&'static str>) -> String {
     let text = match as_narrow {
         None => format!("st.global.v4.f32 [%0], {};", registers(1..5)),
-        // The first number of a pair is the lower half.
+        // `cvt` puts its second source into the lower half, which comes first in memory.
         Some(narrow) => format!(
             "{{ .reg .b32 first, second; cvt.rn.{narrow}x2.f32 first, %2, %1; \
              cvt.rn.{narrow}x2.f32 second, %4, %3; st.global.v2.b32 [%0], {{first, second}}; }}"

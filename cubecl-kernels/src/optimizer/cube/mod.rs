@@ -1,6 +1,7 @@
-//! The kernels and how they are launched: one unit a vector, 16 bytes of the widest buffer; or of many buffers cubes
-//! that a table gives stretches of them ([`many`]). Arithmetic is in f32. How many there are is said: a buffer's
-//! length is that of its memory, from where a view of it begins to the end.
+//! Optimizer kernels and their launches. Each unit processes one vector, 16 bytes of the widest
+//! buffer. For many buffers, a table assigns chunks of them to cubes ([`many`]). Arithmetic is in
+//! f32. Kernels take the number of vectors as an argument: the length of a buffer argument covers
+//! all memory from the start of a view to the end of its allocation.
 
 mod adamw;
 pub(super) mod gradients;
@@ -19,10 +20,10 @@ pub(super) use adamw::{adamw, adamw_all};
 pub(super) use lion::lion;
 pub(super) use sgd::sgd;
 
-/// Units of a cube.
+/// Units per cube.
 const UNITS: usize = 256;
 
-/// A tensor on a GPU as CubeCL's, unpitched.
+/// Converts a tensor that is on a GPU, and makes it contiguous.
 fn on_gpu(x: Tensor<1>) -> CubeTensor {
     let primitive = x.try_into_primitive::<Cube>();
     let primitive = primitive.expect("all that belongs to a gradient on a GPU is there too");
@@ -33,7 +34,8 @@ fn wrap(x: CubeTensor) -> Tensor<1> {
     Tensor::from_primitive::<Cube>(tensor::into_backend(x))
 }
 
-/// Elements of a vector that divides `len`: 16 bytes of the widest buffer, else four elements, else one.
+/// The vector width in elements, which must divide `len`: 16 bytes of the widest buffer, else four
+/// elements, else one.
 fn lanes(len: usize, dtypes: &[DType]) -> usize {
     let widest = dtypes
         .iter()
@@ -46,7 +48,7 @@ fn lanes(len: usize, dtypes: &[DType]) -> usize {
         .unwrap_or(1)
 }
 
-/// A buffer that nobody else sees, with the same content.
+/// Returns `x`, or a copy of it if other tensors share its memory.
 fn own(x: CubeTensor) -> CubeTensor {
     if x.can_mut() {
         return x;
@@ -68,7 +70,8 @@ fn own(x: CubeTensor) -> CubeTensor {
     copy
 }
 
-/// A kernel is given a buffer for each argument, also for those that it does not look at.
+/// The tensor, or a placeholder: every kernel argument needs a buffer, even if the kernel does not
+/// read it.
 fn or_none(x: &Option<CubeTensor>, like: &CubeTensor, dtype: DType) -> CubeTensor {
     x.clone().unwrap_or_else(|| tensor::empty(like, [1], dtype))
 }
@@ -93,14 +96,15 @@ fn copy_kernel<F: Float, N: Size>(
     }
 }
 
-/// What the gradient is multiplied with, and whether the step is made. `factor` is looked at only if it
-/// `scales`; there is no step where it is an infinity or NaN.
+/// Returns the total factor of the gradient and whether the step is made. `factor` is read only if
+/// `scales` is set; if it is infinite or NaN, the step is skipped.
 #[cube]
 fn factor_of(grad_factor: f32, factor: &[f32], #[comptime] scales: bool) -> (f32, bool) {
     let mut product = grad_factor;
     let mut goes = true;
     if scales {
         let factor = factor[0];
+        // Also false for NaN.
         goes = factor.abs() <= f32::new(f32::MAX);
         product *= factor;
     }

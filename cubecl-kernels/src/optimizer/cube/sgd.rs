@@ -5,16 +5,16 @@ use cubecl::prelude::*;
 use super::{cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
 use crate::optimizer::{SgdState, SgdStep};
 
-/// What a kernel is compiled for.
+/// The compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SgdVariant {
     decays: bool,
-    /// There is a momentum buffer.
+    /// Whether there is a momentum buffer.
     momentum: bool,
     nesterov: bool,
-    /// There is a rounded parameter.
+    /// Whether there is a rounded parameter.
     rounds: bool,
-    /// There is a factor on the device.
+    /// Whether there is a factor on the device.
     scales: bool,
 }
 
@@ -79,7 +79,7 @@ pub(in crate::optimizer) fn sgd(
     }
 }
 
-/// Buffers that are not of its flavor are not looked at.
+/// One SGD step. Buffers that the variant does not use are not read.
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,

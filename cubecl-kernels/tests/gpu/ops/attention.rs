@@ -1,4 +1,4 @@
-//! Attention of every kind.
+//! Tests of attention with all options and shapes.
 
 use burn::{
     prelude::Device,
@@ -36,7 +36,7 @@ fn attentions() -> Result<(), String> {
             ([67, 67, 2, 6, 2, 24], options(true, 0, Some(9))),
             ([33, 97, 1, 4, 1, 40], options(true, 64, None)),
             ([33, 65, 2, 2, 2, 16], options(false, 0, None)),
-            // Queries that see no key.
+            // Queries without visible keys.
             ([20, 40, 1, 2, 1, 8], options(true, 30, Some(4))),
             ([40, 10, 1, 2, 1, 8], options(true, 0, Some(3))),
             ([90, 90, 2, 4, 2, 32], capped(options(true, 0, None))),
@@ -96,7 +96,8 @@ fn packed<const B: usize>(cu_seqlens: [Vec<usize>; B]) -> AttentionOptions {
     }
 }
 
-/// Sequences of 40 queries and 90 keys: with fewer queries than keys, more, none and no keys.
+/// Packed sequences of 40 queries and 90 keys in total: some have fewer queries than keys, some
+/// more, some no queries or no keys.
 fn crossed() -> AttentionOptions {
     let queries = PackedSequences::new([[0, 10, 30, 30, 35, 40], [0, 0, 0, 5, 12, 40]]);
     let keys = [[0, 40, 45, 60, 60, 90], [0, 1, 2, 2, 85, 90]];
@@ -107,7 +108,7 @@ fn crossed() -> AttentionOptions {
     }
 }
 
-/// Queries that are the last, or in the midst, of their sequences.
+/// Queries at the end or in the middle of their sequences.
 fn last() -> AttentionOptions {
     let queries = PackedSequences::new([[0, 10, 30, 40], [0, 4, 4, 40]]);
     let keys = [[0, 40, 60, 90], [0, 20, 30, 90]];
@@ -120,7 +121,7 @@ fn last() -> AttentionOptions {
     }
 }
 
-/// Heads of one to sixteen steps of a tensor core, values of another size, several tiles.
+/// Head sizes of one to sixteen tensor-core steps, value heads of another size, several tiles.
 fn head_sizes() -> Result<(), String> {
     let causal = AttentionOptions::causal();
     let window = AttentionOptions {
@@ -135,7 +136,7 @@ fn head_sizes() -> Result<(), String> {
             ([65, 65, 2, 1, 192, 128], &causal),
             ([40, 70, 1, 1, 256, 256], &AttentionOptions::default()),
             ([33, 33, 1, 1, 160, 160], &causal),
-            // Their padding to panels of 64 columns decides what fits.
+            // For these sizes the padding to panels of 64 columns decides whether a tile fits.
             ([70, 70, 1, 1, 208, 208], &causal),
             ([140, 140, 1, 1, 136, 120], &causal),
         ] {
@@ -152,7 +153,8 @@ fn head_sizes() -> Result<(), String> {
     Ok(())
 }
 
-/// With random numbers for two keys at a time, and for each; of a part of the heads and queries.
+/// Dropout with random numbers drawn for two keys at a time or for each key, and for a shard of the
+/// heads and queries.
 fn dropout() -> Result<(), String> {
     let rng = PositionRng::new(9, Purpose::Dropout, "attention").with_stream(1 << 33);
     let whole = |shape: [usize; 4]| DropoutKey::new(rng, &shape);
@@ -165,7 +167,7 @@ fn dropout() -> Result<(), String> {
                 &capped(packed([vec![0, 20, 67]])),
                 whole([1, 2, 67, 67]),
             ),
-            // A part of a tensor of more than 2^32 elements.
+            // A shard of a tensor of more than 2^32 elements.
             (
                 [40, 1, 2, 2, 16],
                 &causal,
@@ -192,7 +194,7 @@ fn dropout() -> Result<(), String> {
     Ok(())
 }
 
-/// Queries, keys and values side by side in one tensor; and one whose rows start anywhere.
+/// Queries, keys and values packed in one tensor; some with rows that start at unaligned offsets.
 fn views() -> Result<(), String> {
     let hq = 4;
     let hkv = 2;
@@ -214,7 +216,7 @@ fn views() -> Result<(), String> {
             );
         }
     }
-    // Heads that lie across rows cannot be copied 16 bytes at a time.
+    // Heads whose elements are not contiguous cannot be copied 16 bytes at a time.
     let s = 21;
     let d = 16;
     compare!(
@@ -227,7 +229,8 @@ fn views() -> Result<(), String> {
     Ok(())
 }
 
-/// Scores of hundreds: nothing overflows, and each row is that of its largest scores.
+/// With scores of several hundred nothing overflows, and each row is determined by its largest
+/// scores.
 fn large_numbers() -> Result<(), String> {
     let shape = [80, 1, 2, 64];
     compare!(
@@ -237,8 +240,8 @@ fn large_numbers() -> Result<(), String> {
         [q: shape, k: shape, v: shape],
         |_, q: Tensor<4>, k, v| attention(q * 32.0, k, v, AttentionOptions::causal())
     );
-    // Each query has one key then, and gradients of queries and keys are what rounding leaves of
-    // nothing: the values are theirs, and finite.
+    // Each query attends to a single key then, so the gradients of queries and keys are only
+    // rounding errors around 0: check the values, and that the gradients are finite.
     let [q, k, v] = [0; 3].map(|_| normal(shape, DType::BF16));
     let run = |device: &Device, dtype| {
         let [q, k, v] = [&q, &k, &v].map(|data| leaf::<4>(data, device, dtype));
@@ -261,8 +264,8 @@ fn large_numbers() -> Result<(), String> {
     }
 }
 
-/// The fused kernel gives the same bits each time, and others than the composed operations, which
-/// round their probabilities; both are near the CPU.
+/// The fused kernel gives the same bits each time. They differ from those of the fallback, which
+/// rounds its probabilities; both are close to the CPU's result.
 fn choice() -> Result<(), String> {
     let dtype = DType::BF16;
     let shape = [70, 1, 2, 32];

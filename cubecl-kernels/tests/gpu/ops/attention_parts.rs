@@ -1,4 +1,4 @@
-//! Attention in parts, and what sums them.
+//! Tests of partial attention and of the merge of its results.
 
 use burn::{
     prelude::Device,
@@ -18,7 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("rows_are_added_as_on_the_cpu", rows),
 ];
 
-/// Two parts of the keys, joined, and the gradients of each.
+/// Merges attention over two parts of the keys, and checks the gradients of each part.
 fn parts() -> Result<(), String> {
     let s = 75;
     let split = 40;
@@ -29,7 +29,7 @@ fn parts() -> Result<(), String> {
         let run = |device: &Device, dtype| {
             let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
             let [q, k, v, dout] = inputs.each_ref().map(tensor);
-            // The queries of the second stretch, which see the first whole.
+            // The queries of the second range, which see all keys of the first.
             let [q, dout] = [q, dout].map(|x| x.narrow(0, split, s - split));
             let part = |start: usize, len: usize| {
                 let keys = [&k, &v].map(|x| x.clone().narrow(0, start, len));
@@ -71,7 +71,7 @@ fn parts() -> Result<(), String> {
     Ok(())
 }
 
-/// A square of the keys and what is before it, as a ring has them.
+/// Merges a causal square and the keys before it, as ring attention does.
 fn by_cudnn() -> Result<(), String> {
     set_attention_kernel(AttentionKernel::Cudnn);
     let found = stretches([128, 64, 64]).and_then(|()| stretches([192, 128, 128]));
@@ -79,7 +79,7 @@ fn by_cudnn() -> Result<(), String> {
     found
 }
 
-/// Queries behind some keys, and before the last ones.
+/// Queries that come after some of the keys, before the last ones.
 fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
     let s = before + len;
     let dtype = DType::BF16;
@@ -117,7 +117,7 @@ fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
     close("attention in stretches", &found, &expected, DTYPES[1].1)
 }
 
-/// The result and the logarithms of a part of so many queries, heads and features.
+/// Random output and LSE of partial attention over `[queries, batch, heads, features]`.
 fn part(shape: [usize; 4], dtype: DType) -> [TensorData; 2] {
     let [s_q, b, hq, _] = shape;
     [normal(shape, dtype), normal([b, hq, s_q], DType::F32)]
@@ -130,7 +130,7 @@ fn sums() -> Result<(), String> {
             ([67, 1, 4, 64], 33),
             ([9, 3, 1, 24], 4),
             ([5, 1, 2, 256], 1),
-            // Heads that no plane holds in eights.
+            // A head size that is not a multiple of eight.
             ([12, 2, 2, 20], 3),
         ] {
             let [len, b, hq, d_v] = shape;
@@ -148,17 +148,18 @@ fn sums() -> Result<(), String> {
                 let mut sum = OnlineSoftmaxMerge::new(shape);
                 sum.add(0, first);
                 sum.add(start, second.clone());
-                // Of no key.
+                // A part with no visible keys.
                 let lse = Tensor::full_like(&third.lse, f32::NEG_INFINITY);
                 let none = PartialAttention { lse, ..third };
                 sum.add(start, none.clone());
                 let whole = sum.finish(DType::F32);
-                // Who still holds one keeps it as it is, as the queue of launches may for a while.
+                // A result that is still referenced, e.g. by the launch queue for a while, must not
+                // change.
                 let mut further = OnlineSoftmaxMerge::new(shape);
                 further.add(0, whole.clone());
                 further.add(start, second);
                 let further = further.finish(DType::F32);
-                // Queries before the first that is added have seen none.
+                // Queries before the first added part have no visible keys.
                 let mut late = OnlineSoftmaxMerge::new(shape);
                 late.add(start, none);
                 let mut found = host(whole.out)?;
@@ -194,7 +195,7 @@ fn rows() -> Result<(), String> {
             let run = |device: &Device| {
                 let sum = Tensor::<4>::from_data(sum.clone(), (device, DType::F32));
                 let x = Tensor::<4>::from_data(x.clone(), (device, dtype));
-                // Somebody else holds it: it is not written.
+                // Another reference to `sum` exists, so it must not be overwritten.
                 let held = sum.clone();
                 let found = add_rows(sum, start, x.clone());
                 let mut all = host(add_rows(found, 0, x))?;

@@ -1,4 +1,4 @@
-//! What is added to every row, and the sums over rows that are its gradients.
+//! Tests of additions to every row, and of the sums over rows that are their gradients.
 
 use burn::{
     prelude::Device,
@@ -18,7 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("bias_gradients_repeat_to_the_bit", repeats),
 ];
 
-/// Few rows are summed by one kernel and many by two; ragged features are read one by one.
+/// A few rows are summed by one kernel, many by two; ragged features are read element by element.
 const SHAPES: [[usize; 3]; 6] = [
     [64, 2, 128],
     [7, 3, 37],
@@ -28,7 +28,7 @@ const SHAPES: [[usize; 3]; 6] = [
     [3, 2, 2056],
 ];
 
-/// Leaves NaN in the memory that is given next.
+/// Leaves NaN in the memory that the next allocations will get.
 fn poison(len: usize) {
     for len in [len, 64 * len, 1024] {
         let nan = Tensor::<1>::full([len], f32::NAN, &Device::cuda(0));
@@ -83,7 +83,7 @@ fn positions() -> Result<(), String> {
     Ok(())
 }
 
-/// What has a bias.
+/// The layers that have a bias.
 #[derive(Clone, Copy, Debug)]
 enum Layer {
     Add,
@@ -142,7 +142,7 @@ fn main_grads() -> Result<(), String> {
             };
             let expected = sum(&Device::flex(), DType::F32)?;
             let found = sum(&Device::cuda(0), dtype)?;
-            // Nothing is rounded but f32 sums: bf16 gradients of results are exact.
+            // Only f32 sums are rounded: bf16 gradients of results are exact.
             close(
                 &format!("{layer:?} {t}x{n} {dtype:?}"),
                 &found,

@@ -1,15 +1,16 @@
-//! The same operation on the GPU and on the CPU in f32: values, and gradients of all inputs.
+//! Compares an operation on the GPU with the same on the CPU in f32: values, and gradients of all
+//! inputs.
 
 use burn::{
     prelude::Device,
     tensor::{DType, Distribution, Tensor, TensorData},
 };
 
-/// What each dtype may be away from the CPU in f32, relative to the largest element.
+/// The tolerance of each dtype against the CPU in f32, relative to the largest element.
 pub(super) const DTYPES: [(DType, f64); 3] =
     [(DType::F32, 2e-5), (DType::BF16, 2e-2), (DType::F16, 3e-3)];
 
-/// Standard normal numbers that `dtype` holds exactly, on the CPU.
+/// Standard normal numbers that are exactly representable in `dtype`, on the CPU.
 pub(super) fn normal<const D: usize>(shape: [usize; D], dtype: DType) -> TensorData {
     let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex());
     x.cast(dtype).cast(DType::F32).into_data()
@@ -28,7 +29,7 @@ pub(super) fn host<const D: usize>(x: Tensor<D>) -> Result<Vec<f32>, String> {
     data.try_to_vec().map_err(|error| format!("{error:?}"))
 }
 
-/// Whether `found` is as close to `expected` as `tolerance`, relative to the largest element.
+/// Checks that `found` is within `tolerance` of `expected`, relative to the largest element.
 pub(super) fn close(
     what: &str,
     found: &[f32],
@@ -64,8 +65,8 @@ pub(super) fn close(
     }
 }
 
-/// Runs `$body` on the GPU in `$dtype` and on the CPU in f32, on the same numbers, and compares values
-/// and the gradients of all inputs. A case of another process's part is left out.
+/// Runs `$body` on the GPU in `$dtype` and on the CPU in f32, on the same numbers, and compares the
+/// values and the gradients of all inputs. Skips cases that belong to another process (see `part`).
 macro_rules! compare {
     ($what:expr, $dtype:expr, $tolerance:expr, [$($input:ident: $shape:expr),+], $body:expr) => { if super::part::is_mine() {
         let dtype: DType = $dtype;

@@ -1,4 +1,4 @@
-//! Cross entropy of whole logits and of their parts.
+//! Tests of cross entropy over unsharded logits and over shards of them.
 
 use burn::{
     prelude::{Device, Int},
@@ -18,7 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("chunks_of_a_linear_map", chunks),
 ];
 
-/// Labels of all kinds: the first and last token, ignored ones, any.
+/// Labels of all kinds: the first and last token, ignored ones, and others.
 fn labels(rows: usize, vocab: usize, ignored: i64) -> Vec<i64> {
     let label = |i: usize| match i % 5 {
         0 => vocab as i64 - 1,
@@ -33,7 +33,7 @@ fn on(labels: &[i64], [s, b]: [usize; 2], device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(labels.to_vec(), [s, b]), device)
 }
 
-/// Logits times `size` in `dtype`, exactly.
+/// Logits scaled by `size`, exactly representable in `dtype`.
 fn logits(shape: [usize; 3], dtype: DType, size: f32) -> TensorData {
     let x = Tensor::<3>::from_data(normal(shape, dtype), &Device::flex()) * size;
     x.cast(dtype).cast(DType::F32).into_data()
@@ -41,7 +41,8 @@ fn logits(shape: [usize; 3], dtype: DType, size: f32) -> TensorData {
 
 type Found = (Vec<f32>, Vec<f32>);
 
-/// The whole in f32 on the CPU: losses, and the gradient of their sum with `weight`.
+/// The reference over unsharded logits in f32 on the CPU: losses, and the gradient of their sum
+/// weighted by `weight`.
 fn expected(
     x: &TensorData,
     labels: &[i64],
@@ -57,7 +58,7 @@ fn expected(
     Ok((host(loss)?, host(x.grad(&grads).ok_or("no gradient")?)?))
 }
 
-/// The same of a GPU's logits that nobody else holds.
+/// The same on a GPU, with logits that no other tensor shares.
 fn found(
     x: Tensor<3>,
     labels: &[i64],
@@ -76,7 +77,7 @@ fn found_of(
 ) -> Result<Found, String> {
     let gpu = Device::cuda(0);
     let leaf = Tensor::from_inner(x).require_grad();
-    // An operation that keeps nothing of what it gives: the logits are the loss's own.
+    // The operation saves nothing of its result, so the loss may overwrite these logits.
     let x = leaf.clone() * 1.0;
     let loss = cross_entropy(x, labels, options, |own| own);
     let weight = Tensor::<2>::from_data(weight.clone(), &gpu.autodiff());
@@ -86,7 +87,7 @@ fn found_of(
 
 fn compare_with(what: &str, dtype: DType, found: &Found, expected: &Found) -> Result<(), String> {
     close(&format!("{what}: losses"), &found.0, &expected.0, 2e-6)?;
-    // Rounded once, to what the largest gradient is rounded to.
+    // The gradient is rounded once; the tolerance is that of the largest element.
     let rounded = [(DType::F32, 2e-6), (DType::BF16, 4e-3), (DType::F16, 5e-4)];
     let tolerance = rounded
         .iter()
@@ -127,8 +128,8 @@ fn losses() -> Result<(), String> {
     Ok(())
 }
 
-/// Parts of a vocabulary, as ranks hold them: columns cut out of wider rows, some of padding only, with
-/// NaN in it.
+/// Shards of a vocabulary, as ranks hold them: columns sliced out of wider rows, some of only
+/// padding, which holds NaN.
 fn places() -> Result<(), String> {
     let [s, b] = [3, 2];
     let gpu = Device::cuda(0);
@@ -154,7 +155,7 @@ fn places() -> Result<(), String> {
                     let mut own = None;
                     let loss = cross_entropy(x.clone(), on(&labels, [s, b], &gpu), options, |x| {
                         own = Some(x.clone());
-                        // (For the statistics alone the others may be anything.)
+                        // (Where only the statistics matter, those of other ranks are arbitrary.)
                         all.unwrap_or_else(|| x.repeat_dim(0, parts))
                     });
                     let grads = (loss.clone() * weights.clone()).sum().backward();
@@ -201,7 +202,8 @@ fn held() -> Result<(), String> {
     )
 }
 
-/// Losses and gradients of a linear map by chunks against those of all logits on the CPU.
+/// Compares losses and gradients of the chunked linear cross entropy with those of full logits on
+/// the CPU.
 fn chunks() -> Result<(), String> {
     let s = 7;
     let b = 2;
@@ -270,7 +272,7 @@ fn chunks() -> Result<(), String> {
     Ok(())
 }
 
-/// Samples of a batch are its rows, of which a data-parallel rank has some: views of all labels.
+/// Labels of some samples of a batch, as a data-parallel rank has them: views of all labels.
 fn cut_out() -> Result<(), String> {
     let gpu = Device::cuda(0);
     let samples = 3;

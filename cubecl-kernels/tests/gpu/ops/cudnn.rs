@@ -1,4 +1,5 @@
-//! Attention through cuDNN, where it is installed. Each test sees to it that cuDNN itself served.
+//! Tests of attention through cuDNN, if it is installed. Each test checks that cuDNN itself was
+//! used.
 
 use burn::{
     prelude::Device,
@@ -20,7 +21,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("auto_is_cudnns_for_long_sequences_alone", automatic),
 ];
 
-/// Runs `test` with cuDNN chosen, and fails where it made fewer than `plans` new plans.
+/// Runs `test` with cuDNN selected, and fails unless it created exactly `plans` new plans.
 fn with_cudnn(plans: usize, test: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let before = num_plans();
     set_attention_kernel(AttentionKernel::Cudnn);
@@ -49,7 +50,7 @@ fn attentions() -> Result<(), String> {
         ([67, 67, 2, 6, 2, 24], &scaled),
         ([33, 65, 1, 2, 2, 16], &whole),
         ([70, 33, 2, 4, 1, 40], &whole),
-        // Queries behind the last key see all.
+        // Queries after the last key see all keys.
         ([40, 10, 1, 2, 1, 8], &causal),
         ([10, 40, 1, 2, 1, 8], &causal),
         ([1, 50, 2, 4, 2, 64], &whole),
@@ -97,7 +98,7 @@ fn head_sizes() -> Result<(), String> {
     })
 }
 
-/// Queries, keys and values side by side in one tensor; and one whose rows start anywhere.
+/// Queries, keys and values packed in one tensor; one with rows that start at an unaligned offset.
 fn views() -> Result<(), String> {
     let hq = 4;
     let hkv = 2;
@@ -123,7 +124,7 @@ fn views() -> Result<(), String> {
     })
 }
 
-/// Windows, offsets, other head sizes and f32 are computed all the same.
+/// Windows, offsets, other head sizes and f32 fall back to other kernels.
 fn fallback() -> Result<(), String> {
     let causal = AttentionOptions::causal();
     let window = AttentionOptions {
@@ -153,8 +154,8 @@ fn fallback() -> Result<(), String> {
     })
 }
 
-/// Rounds between CubeCL's kernels without a wait: each reads what the last one wrote, and
-/// workspaces are used again.
+/// Alternates between cuDNN and CubeCL's kernels without synchronization: each reads the previous
+/// one's output, and workspaces are reused.
 fn order() -> Result<(), String> {
     let dtype = DType::BF16;
     let shape = [96, 2, 4, 64];
@@ -179,7 +180,7 @@ fn order() -> Result<(), String> {
     })
 }
 
-/// Neither shorter sequences nor queries of another length are cuDNN's unless it is chosen.
+/// By default cuDNN serves neither shorter sequences nor queries of another length than the keys.
 fn automatic() -> Result<(), String> {
     let causal = AttentionOptions::causal();
     let (dtype, tolerance) = DTYPES[1];

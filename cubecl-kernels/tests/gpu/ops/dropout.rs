@@ -1,4 +1,4 @@
-//! Dropout: the GPU's masks are the CPU's, bit for bit.
+//! Tests of dropout: the masks on the GPU equal those on the CPU bit for bit.
 
 use burn::{
     prelude::Device,
@@ -21,7 +21,7 @@ fn rng() -> PositionRng {
     PositionRng::new(42, Purpose::Dropout, "blocks.3").with_stream((9 << 32) + 5)
 }
 
-/// The mask of a shard on both devices.
+/// Compares the mask of a shard on both devices.
 fn same_mask<const D: usize>(shape: [usize; D], p: f64, key: &DropoutKey) -> Result<(), String> {
     let [expected, found] = [Device::flex(), Device::cuda(0)]
         .map(|device| host(dropout(Tensor::<D>::ones(shape, &device), p, key.clone())));
@@ -32,7 +32,7 @@ fn same_mask<const D: usize>(shape: [usize; D], p: f64, key: &DropoutKey) -> Res
     }
 }
 
-/// Whole tensors and shards, that begin and end where blocks of random numbers do and elsewhere.
+/// Unsharded tensors and shards, with ends at block boundaries of the random numbers and elsewhere.
 fn masks() -> Result<(), String> {
     for p in [0.1, 0.5] {
         same_mask([37], p, &DropoutKey::new(rng(), &[37]))?;
@@ -58,14 +58,15 @@ fn masks() -> Result<(), String> {
         same_mask([4, 2, 3, 8], p, &key)?;
         let key = DropoutKey::new(rng(), &[3, 4, 3, 5, 12]).with_offset(1, 2);
         same_mask([3, 2, 2, 3, 4], p, &key)?;
-        // Blocks whose number has more than 32 bits.
+        // Blocks whose index has more than 32 bits.
         let key = DropoutKey::new(rng(), &[1 << 40, 3, 8]).with_offset(0, (1 << 39) + 77);
         same_mask([5, 2, 8], p, &key.with_offset(1, 1))?;
     }
     Ok(())
 }
 
-/// Each number itself: its element is dropped at the next larger probability and not at this.
+/// Checks each random number: its element is dropped at the next larger probability, but not at
+/// this one.
 fn draws() -> Result<(), String> {
     let rng = rng();
     let n = 40;
@@ -119,7 +120,7 @@ fn added() -> Result<(), String> {
     Ok(())
 }
 
-/// Rows cut out of longer ones, a residual whose dims are swapped, and a bias of another dtype.
+/// Rows sliced out of longer ones, a residual with swapped dimensions, and a bias of another dtype.
 fn views() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [s, b, n] in [[4, 3, 32], [3, 5, 6]] {

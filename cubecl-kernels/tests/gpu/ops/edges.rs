@@ -1,4 +1,4 @@
-//! Inputs at the edge: tensors without elements, tokens that are none, operands of two devices.
+//! Tests of edge cases: tensors without elements, invalid tokens, operands on two devices.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -148,7 +148,7 @@ fn steps_of_nothing() -> Result<(), String> {
     }
 }
 
-/// An id outside of a whole table, and labels that are no tokens.
+/// An id outside of an unsharded table, and labels that are not tokens.
 fn unknown() -> Result<(), String> {
     let device = Device::cuda(0).autodiff();
     let tokens = |tokens: [i64; 4]| {

@@ -1,4 +1,4 @@
-//! Token vectors and their gradients.
+//! Tests of the embedding lookup and its gradients.
 
 use burn::{
     prelude::{Device, Int},
@@ -10,7 +10,8 @@ use super::compare::*;
 
 pub(super) const TESTS: &[super::Test] = &[("token_vectors_and_their_gradients", embeddings)];
 
-/// Many tokens of few ids, some of them of another rank's part, in one block of 256 and in several.
+/// Many tokens with few distinct ids, some of another rank's shard, in one block of 256 and in
+/// several.
 fn embeddings() -> Result<(), String> {
     for dtype in [DType::BF16, DType::F32] {
         for ([rows, d], tokens, first) in [

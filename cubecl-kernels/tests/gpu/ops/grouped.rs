@@ -1,4 +1,4 @@
-//! Products of stretches of rows, one by one and together.
+//! Tests of grouped GEMMs, launched one by one and together.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +26,8 @@ pub(super) const TESTS: &[super::Test] = &[
     ("sums_of_stretches_tell_what_failed", failed),
 ];
 
-/// Products that begin where memory is cut, or do not, in the result or in the gradient of `x`.
+/// Row ranges that start where allocations are aligned, and others, in the result or the gradient
+/// of `x`.
 fn stretches() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [inputs, outputs] in [[256, 512], [37, 256], [256, 40], [5, 9]] {
@@ -45,7 +46,7 @@ fn stretches() -> Result<(), String> {
     Ok(())
 }
 
-/// Restores what is chosen by measurements, whatever happens.
+/// Restores the default choice, which is by measurement, on drop.
 struct Chosen;
 
 impl Chosen {
@@ -61,7 +62,7 @@ impl Drop for Chosen {
     }
 }
 
-/// Tiles that are whole and not in every direction, stretches of nothing, and matrices read transposed.
+/// Full and partial tiles in each direction, empty ranges, and transposed matrices.
 fn together() -> Result<(), String> {
     let _chosen = Chosen::new(GroupedGemmChoice::Together);
     for (dtype, tolerance) in DTYPES {
@@ -81,7 +82,7 @@ fn together() -> Result<(), String> {
                     let group = |i| GroupWeight { weight: weight(i), main_grad: None };
                     grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
                 });
-                // Rows that are slices of wider ones, matrices that are `[out, in]` in memory.
+                // Rows that are slices of wider ones, and matrices that are `[out, in]` in memory.
                 let wide = [rows.iter().sum(), 2 * inputs];
                 let swapped = [rows.len() * outputs, inputs];
                 if rows.iter().sum::<usize>() == 0 {
@@ -99,8 +100,8 @@ fn together() -> Result<(), String> {
     Ok(())
 }
 
-/// In memory of their own or in room cut out of a buffer, begun one by one or together; who listens hears of
-/// all, in their order.
+/// Main gradients in their own memory or in slices of a bucket, started one by one or together. The
+/// gradient hooks run for all, in order.
 fn summed_together() -> Result<(), String> {
     use GroupedGemmChoice::{Each, Together};
     for (dtype, ways) in [
@@ -132,7 +133,7 @@ fn summed_together() -> Result<(), String> {
                         main_grad.attach();
                         let buffer = buffer.clone();
                         let heard = heard.clone();
-                        // (Every other one has none.)
+                        // (Every other one has no bucket slice.)
                         main_grad.with_out_buffer(move || match i % 2 {
                             0 => bucket_slice(&buffer, i * len, [inputs, outputs]),
                             _ => None,
@@ -169,7 +170,7 @@ fn summed_together() -> Result<(), String> {
                 };
                 let expected = sums(&Device::flex(), DType::F32)?;
                 let found = sums(&Device::cuda(0), dtype)?;
-                // Nothing is rounded but f32 sums: inputs are exact.
+                // Only f32 sums are rounded: the inputs are exact.
                 let what = format!("sums {ways:?} {rows:?} of {inputs}->{outputs} {dtype:?}");
                 close(&what, &found, &expected, 5e-6)?;
             }
@@ -178,8 +179,8 @@ fn summed_together() -> Result<(), String> {
     Ok(())
 }
 
-/// Once a pass and in their order, as ranks send them, also where the kernel cannot and where no product can be
-/// written into its place.
+/// Each weight's source is asked exactly once per pass and in order, because ranks communicate in
+/// it; also where the kernel does not apply and where no product can be written in place.
 fn read_once() -> Result<(), String> {
     let _chosen = Chosen::new(GroupedGemmChoice::Together);
     let device = Device::cuda(0);
@@ -232,7 +233,7 @@ fn read_once() -> Result<(), String> {
     Ok(())
 }
 
-/// Of rows that were never written there is no gradient, whichever way it is summed.
+/// Rows that were never written yield no gradient, whichever kernel sums it.
 fn failed() -> Result<(), String> {
     let device = Device::cuda(0).autodiff();
     let rows = [8, 8];

@@ -1,4 +1,4 @@
-//! Products and their gradients.
+//! Tests of linear layers and their gradients.
 
 use burn::{
     prelude::{Device, Int},
@@ -43,7 +43,7 @@ fn linear_forms() -> Result<(), String> {
                     [x: [s, b, inputs], w: shape, bias: [outputs]],
                     |_, x, w, bias| linear::<3>(x, w, Some(bias), options())
                 );
-                // Inputs that are views: half of a wider tensor's features, positions swapped.
+                // Inputs that are views: half of a wider tensor's features, with positions swapped.
                 compare!(what, dtype, tolerance, [x: [b, s, 2 * inputs], w: shape], |_,
                     x: Tensor<3>,
                     w| {
@@ -87,7 +87,7 @@ fn main_grads() -> Result<(), String> {
             };
             let expected = sum(&Device::flex(), DType::F32)?;
             let found = sum(&Device::cuda(0), dtype)?;
-            // Nothing is rounded but f32 sums: bf16 inputs are exact.
+            // Only f32 sums are rounded: bf16 inputs are exact.
             close(
                 &format!("main_grad {t} {shape:?} {dtype:?}"),
                 &found,
@@ -99,7 +99,8 @@ fn main_grads() -> Result<(), String> {
     Ok(())
 }
 
-/// What stands in their place has their shape, and is NaN.
+/// With `with_source`, the layers hold a NaN placeholder of the weight's shape instead of the
+/// weight.
 fn kept_elsewhere() -> Result<(), String> {
     for (dtype, [rows, d]) in [(DType::BF16, [64, 128]), (DType::F32, [31, 9])] {
         let w = normal([rows, d], dtype);

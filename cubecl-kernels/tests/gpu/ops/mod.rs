@@ -1,4 +1,5 @@
-//! Every operation on a GPU against the CPU: fresh random inputs, aligned and ragged shapes.
+//! Compares every operation on a GPU with the CPU, on fresh random inputs of aligned and ragged
+//! shapes.
 
 mod attention;
 mod attention_parts;
@@ -25,10 +26,10 @@ mod repeat;
 mod softmax;
 mod sums;
 
-/// A name, and what finds out what is wrong.
+/// A test's name, and the function that returns what is wrong.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 
-/// All tests. Those of `kernels::cudnn` need cuDNN: see [`has_cudnn`].
+/// All tests. The ones in `kernels::cudnn` need cuDNN: see [`has_cudnn`].
 pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String>)> {
     let modules = [
         ("attention", attention::TESTS),
@@ -61,7 +62,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
     })
 }
 
-/// Whether cuDNN is installed. Prints which one, or why the tests that need it are left out.
+/// Whether cuDNN is installed. Prints its version, or why the tests that need it are skipped.
 pub(crate) fn has_cudnn() -> bool {
     let found = megaburn_cuda::cudnn::found();
     match &found {
@@ -71,5 +72,5 @@ pub(crate) fn has_cudnn() -> bool {
     found.is_ok()
 }
 
-/// The start of the names of tests that need cuDNN.
+/// The name prefix of tests that need cuDNN.
 pub(crate) const OF_CUDNN: &str = "kernels::cudnn::";

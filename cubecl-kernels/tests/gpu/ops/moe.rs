@@ -1,4 +1,4 @@
-//! Rows on their way to experts and back, and their order.
+//! Tests of permute and unpermute, and of the permutation by expert.
 
 use burn::{
     prelude::{Device, Int},
@@ -18,7 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("tokens_go_once_to_each_rank", ranks),
 ];
 
-/// Numbers below `end`, fresh ones.
+/// Fresh random numbers below `end`.
 pub(super) fn random(len: usize, end: usize) -> Vec<i64> {
     let drawn = Tensor::<1>::random([len], Distribution::Uniform(0.0, 1.0), &Device::flex());
     let number = |x: f64| ((x * end as f64) as usize).min(end - 1) as i64;
@@ -39,7 +39,8 @@ pub(super) fn numbers<const D: usize>(x: Tensor<D, Int>) -> Result<Vec<i64>, Str
     Ok(data.iter::<i64>().collect())
 }
 
-/// Leaves memory behind in which nothing is 0, of so many bytes: results stand there that are as long.
+/// Fills freed memory of these sizes with NaN, so that the next results of the same size are
+/// written into it.
 pub(super) fn poison(bytes: &[usize]) -> Result<(), String> {
     let device = Device::cuda(0);
     let len = |bytes: &usize| bytes.div_ceil(4).max(1);
@@ -66,7 +67,7 @@ fn rows() -> Result<(), String> {
             for of_index in [DType::I32, DType::I64] {
                 let what = format!("rows {m}x{n} of {t}x{k} {dtype:?} {of_index:?}");
                 let x = normal([m, n], dtype);
-                // One behind the last names none.
+                // The index `m` names no row.
                 let index = random(t * k, m + 1);
                 let some: Vec<i64> = index
                     .iter()
@@ -140,14 +141,15 @@ fn unknown() -> Result<(), String> {
 }
 
 fn order() -> Result<(), String> {
-    // Less than a chunk of 256, several, and several of each of the most cubes.
+    // Fewer assignments than a chunk of 256, several chunks, and several chunks for each of the
+    // most cubes.
     let shapes = [[0, 2], [3, 1], [100, 2], [700, 1], [259, 8], [4200, 8]];
     for num_experts in [1, 8, 60, 256, 600] {
         for [t, k] in shapes {
             for (of_experts, dropped) in [(DType::I32, 0), (DType::I64, 2)] {
                 let what = format!("order of {t}x{k} of {num_experts} experts, {dropped} no ones");
                 let mut experts = random(t * k, num_experts + dropped);
-                // Those that are no expert's: one behind the last, and -1.
+                // Numbers that are not experts: one past the last, and -1.
                 let last = num_experts as i64;
                 experts
                     .iter_mut()

@@ -1,4 +1,4 @@
-//! Losses that balance experts, on the GPU and on the CPU.
+//! Tests of the router losses, on the GPU and on the CPU.
 
 use burn::{
     prelude::Device,
@@ -12,7 +12,8 @@ use super::moe::{poison, random};
 pub(super) const TESTS: &[super::Test] =
     &[("losses_and_their_gradients_are_those_of_the_cpu", losses)];
 
-/// `[s, b, e]`: few tokens and many, experts that fill planes and ragged ones, more than the kernel takes.
+/// `[s, b, e]`: few and many tokens, experts that fill planes and ragged ones, more than the kernel
+/// supports.
 const SHAPES: [[usize; 3]; 6] = [
     [16, 2, 8],
     [5, 3, 7],
@@ -25,7 +26,7 @@ const SHAPES: [[usize; 3]; 6] = [
 struct Case {
     shape: [usize; 3],
     scores: RouterScores,
-    /// Counts of the micro-batch, of sequences, of a global batch.
+    /// Counts of the micro-batch, of the sequences, and of a global batch.
     counts: [Option<TensorData>; 3],
     z_loss: Option<f64>,
     counted: Option<TensorData>,
@@ -57,7 +58,7 @@ impl Case {
         }
     }
 
-    /// Sums, and what there is of gradients of scores and of logits.
+    /// Returns the sums, and the gradients of scores and of logits that exist.
     fn run(&self, device: &Device) -> Result<Vec<Vec<f32>>, String> {
         let on = |data: &TensorData| Tensor::<2>::from_data(data.clone(), (device, DType::F32));
         let loss = |counts: &Option<TensorData>, factor: f64| {
@@ -87,7 +88,7 @@ fn losses() -> Result<(), String> {
     for shape in SHAPES {
         let [s, b, e] = shape;
         for scores in [RouterScores::Softmax, RouterScores::Sigmoid] {
-            // Which losses there are, and whether all tokens count.
+            // Which losses are enabled, and whether all tokens count.
             for kind in [0b00001, 0b01010, 0b10100, 0b01000, 0b11111, 0b01111] {
                 let case = Case::new(shape, scores, kind);
                 let expected = case.run(&Device::flex())?;

@@ -1,4 +1,4 @@
-//! Experts chosen on the GPU, their weights and gradients.
+//! Tests of routing on the GPU: chosen experts, their weights and gradients.
 
 use burn::{
     prelude::Device,
@@ -64,7 +64,8 @@ impl Case {
         }
     }
 
-    /// Of which many are equal, and others far enough apart for the CPU to order them alike.
+    /// Logits with many ties; distinct ones are far enough apart for the CPU to order them the same
+    /// way.
     fn logits(&self, tokens: usize) -> TensorData {
         let of = random(tokens * self.num_experts, 256).into_iter();
         let of: Vec<f32> = of.map(|x| x as f32 / 32.0 - 4.0).collect();
@@ -98,14 +99,15 @@ fn cases() -> Vec<Case> {
             .biased()
             .grouped([8, 4, 2]),
         case(64, 8, Softmax).grouped([8, 3, 1]),
-        // More groups than a lane holds, and fewer experts in each than are summed.
+        // More groups than a lane holds, with fewer experts each than are summed for the group's
+        // score.
         case(72, 8, Sigmoid).biased().grouped([36, 9, 5]),
-        // More experts of a token than lanes, of as many as a plane holds.
+        // More experts per token than lanes, of the most experts that a plane holds.
         case(512, 40, Sigmoid).normalised(1.0),
     ]
 }
 
-/// Weights, scores and the gradient of logits, and the experts.
+/// Weights, scores and the gradient of logits, then the experts.
 type Found = (Vec<Vec<f32>>, Vec<i64>);
 
 fn run(
@@ -159,7 +161,7 @@ fn routes() -> Result<(), String> {
             let logits = case.logits(TOKENS);
             let bias = case.bias();
             let dweights = normal([TOKENS, options.top_k], DType::F32);
-            // A row for each token, and one for all.
+            // One gradient has a row per token, the other a single row for all.
             let all = normal(shape, DType::F32);
             let one = normal([1, *num_experts], DType::F32);
             let extra = match kind {
@@ -197,7 +199,7 @@ fn routes() -> Result<(), String> {
     Ok(())
 }
 
-/// To the best, by other hands: the same bits; and in turn.
+/// Routing to given experts: to the best ones, with the same bits as `route`, and round robin.
 fn sent() -> Result<(), String> {
     let device = Device::cuda(0);
     for case in cases().into_iter().filter(|case| !case.biased) {
@@ -268,7 +270,7 @@ fn not_numbers() -> Result<(), String> {
         let bias = biased.then_some(bias.as_slice());
         let mut logits: Vec<f32> = case.logits(TOKENS).iter().collect();
         let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY];
-        // One, almost all, and all of a token.
+        // One, all but one, and all of a token's logits are replaced.
         for (token, row) in logits.chunks_mut(*num_experts).enumerate() {
             let last = [0, 1, num_experts - 1, *num_experts][token % 4];
             row[..last]
@@ -324,7 +326,8 @@ fn many() -> Result<(), String> {
     if found.1 != expected.1 {
         return Err("600 experts: others".into());
     }
-    // All that are chosen have scores near 1: the last bit of one is more of what it lacks to 1, which the gradient has.
+    // All chosen scores are near 1. The gradient contains `1 - score`, to which the last bit of a
+    // score is a larger relative change.
     found
         .0
         .iter()
@@ -332,8 +335,8 @@ fn many() -> Result<(), String> {
         .try_for_each(|(a, b)| close("600 experts", a, b, 2e-5))
 }
 
-/// Tensor cores round what they sum a little more than f32 does, 3e-6 of the largest over 2048 columns; bf16 results
-/// would be 4e-3 off.
+/// Tensor cores round sums a little more than f32 does: by 3e-6 of the largest over 2048 columns.
+/// Logits rounded to bf16 would be off by 4e-3.
 fn logits() -> Result<(), String> {
     for [t, d, e] in [[21, 64, 8], [37, 130, 5], [256, 2048, 64]] {
         let [x, w] = [[t, d], [d, e]].map(|shape| normal(shape, DType::BF16));

@@ -1,4 +1,4 @@
-//! Norms.
+//! Tests of RMS norm and layer norm.
 
 use burn::{
     prelude::Device,
@@ -21,7 +21,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("gradients_of_gamma_and_beta_are_summed_in_f32", main_grads),
 ];
 
-/// Aligned rows, ragged ones, rows of one element.
+/// Aligned rows, ragged rows, and rows of one element.
 const SHAPES: [[usize; 3]; 6] = [
     [16, 2, 256],
     [5, 3, 67],
@@ -35,7 +35,7 @@ fn norms() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [s, b, n] in SHAPES {
             let what = format!("norm {s}x{b}x{n}");
-            // The gradient of the sign, which is the RMS norm of a lone element, is only rounding.
+            // The RMS norm of a single element is its sign, whose gradient is only rounding error.
             let epsilon = if n == 1 { 8.0 } else { 1e-2 };
             compare!(format!("rms {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
                 rms_norm::<3>(x, gamma, epsilon)
@@ -44,7 +44,7 @@ fn norms() -> Result<(), String> {
             compare!(format!("rms shifted {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
                 rms_norm_with::<3>(x, gamma, shifted.clone())
             });
-            // So is all, or much, of what a layer norm of few elements passes back.
+            // For few elements, most of a layer norm's input gradient is rounding error, too.
             let tolerance = if n <= 3 { 3.0 * tolerance } else { tolerance };
             compare!(format!("layer {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n], beta: [n]], |_,
                 x,
@@ -60,7 +60,7 @@ fn norms() -> Result<(), String> {
     Ok(())
 }
 
-/// Rows cut out of longer ones, other dims swapped, and rows of 1e4 far from zero.
+/// Rows sliced out of longer ones, swapped dimensions, and rows with a mean of 1e4.
 fn views() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [s, b, n] in [[4, 3, 256], [5, 2, 66]] {
@@ -83,7 +83,7 @@ fn views() -> Result<(), String> {
             });
         }
     }
-    // A mean that is 1e4 deviations away.
+    // A mean that is 1e4 deviations from 0.
     compare!("far", DType::F32, 5e-3, [x: [2, 3, 512], gamma: [512]], |_, x, gamma| {
         let x: Tensor<3> = x;
         layer_norm::<3>(x + 1e4, gamma, None, 1e-5)
@@ -97,7 +97,7 @@ fn sums() -> Result<(), String> {
             let what = format!("sum {s}x{b}x{n}");
             let shape = [s, b, n];
             let v = [n];
-            // Gradients of both results, of the normed rows alone, and of the sum alone.
+            // Gradients of both results, of the normalized rows only, and of the sum only.
             for weights in [[1.0, 0.5], [1.0, 0.0], [0.0, 1.0]] {
                 let join = |(y, sum): (Tensor<3>, Tensor<3>)| match weights {
                     [_, 0.0] => y,
@@ -127,8 +127,8 @@ fn sums() -> Result<(), String> {
     Ok(())
 }
 
-/// More than four rows for each team of the backward, which takes them through all its stages and around: teams
-/// of one plane and of two.
+/// More than four rows per team of the backward kernel, so that it cycles through all stages; with
+/// teams of one plane and of two.
 fn many() -> Result<(), String> {
     let (dtype, tolerance) = DTYPES[1];
     for [s, n] in [[21_700, 8], [10_810, 520]] {
@@ -148,7 +148,7 @@ fn many() -> Result<(), String> {
     Ok(())
 }
 
-/// Rows that units hold many vectors of, and rows that no registers hold.
+/// Rows of which each unit holds many vectors, and rows too long for registers.
 fn long() -> Result<(), String> {
     for (dtype, tolerance) in [DTYPES[0], DTYPES[1]] {
         for [s, n] in [[3, 16384], [2, 8193], [2, 70000]] {
@@ -185,7 +185,7 @@ fn none() -> Result<(), String> {
     }
 }
 
-/// Of three batches, of which each adds to what the ones before it left.
+/// Three batches, each of which adds to the main gradients of the previous ones.
 fn main_grads() -> Result<(), String> {
     for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F32, 1e-5)] {
         for [t, n] in [[64, 256], [5000, 8], [33, 67]] {

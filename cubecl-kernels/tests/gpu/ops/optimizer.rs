@@ -1,4 +1,4 @@
-//! What the optimizer does in one kernel each, against its definition on the CPU.
+//! Compares the optimizer's fused kernels with their definitions on the CPU.
 
 use burn::{
     prelude::Device,
@@ -19,7 +19,8 @@ pub(super) const TESTS: &[super::Test] = &[
     ("neighbours_in_memory_stay", neighbours),
 ];
 
-/// Whole vectors of four, more than all cubes take at once, and what no vector divides.
+/// Lengths in full vectors of four, lengths that no vector divides, and more than all cubes take at
+/// once.
 const LENS: [usize; 4] = [1, 37, 4096, 1_200_003];
 
 fn normal(len: usize) -> TensorData {
@@ -64,7 +65,7 @@ fn narrow_steps() -> Result<(), String> {
     Ok(())
 }
 
-/// Three steps on the GPU and on the CPU.
+/// Compares three steps on the GPU and on the CPU.
 fn steps(
     len: usize,
     state: State,
@@ -83,7 +84,7 @@ fn steps(
             exp_avg_sq: zeros(dtypes[3]),
             rounded: rounded.clone(),
         };
-        // Somebody else holds what the first step starts from, and must not see it change.
+        // Another reference to the initial parameter exists and must not see it change.
         let before = state.param.clone();
         for time in 1..=3 {
             let step = AdamwStep {
@@ -114,7 +115,8 @@ fn steps(
         }
         let mut found = vec![param, exp_avg, exp_avg_sq, before];
         if let (Some(after), Some(held)) = (after, rounded) {
-            // The rounding of its own parameter, bit for bit, on the GPU in the memory that was given.
+            // The result must be the rounded new parameter, bit for bit; on the GPU in the given
+            // memory.
             let again = found[0].clone().cast(after.dtype());
             let held = if is_on_gpu(&held) {
                 held
@@ -147,7 +149,7 @@ fn steps(
             .1
     };
     let of = |dtype| if dtype == DType::F32 { 2e-6 } else { of(dtype) };
-    // What a last bit of a narrow moment changes, the parameter sees as well.
+    // A change in the last bit of a narrow moment also shows in the parameter.
     let of_moments = of(dtypes[2]).max(of(dtypes[3]));
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let tolerance = match i {
@@ -158,8 +160,8 @@ fn steps(
         let what = format!("{} of {len} {dtypes:?} {rounded:?} {factor:?}", names[i]);
         close(&what, found, expected, tolerance)?;
     }
-    // A step is far smaller than the largest parameter: by itself it is as it should be up to a bit of the
-    // parameter, 1/256 of at most 5, or of the moments.
+    // A step is much smaller than the largest parameter. So compare the change by itself, up to one
+    // bit of the parameter, 1/256 of at most 5, or of the moments.
     let moved = |all: &[Vec<f32>]| {
         all[0]
             .iter()
@@ -184,7 +186,8 @@ fn steps(
     Ok(())
 }
 
-/// Also of a stretch of a longer tensor, and of fewer numbers than an allocation holds.
+/// Totals of full tensors, of ranges of longer tensors, and of fewer numbers than an allocation
+/// holds.
 fn totals() -> Result<(), String> {
     for len in [1, 2, 3, 37, 1000] {
         let data = normal(len + 7);
@@ -263,7 +266,7 @@ fn squares() -> Result<(), String> {
             return Err(format!("NaN in the last of {len} is lost"));
         }
     }
-    // Together: whole stretches and shorter ones, what does not lie in quads, nothing, narrow ones and views.
+    // In one launch: full and partial chunks, no quads, nothing, narrow dtypes and views.
     let lens = [4, 70_000, 65_536, 131_076, 0, 37, 1024, 8];
     let many = lens.map(|len| Tensor::<1>::from_data(normal(len), &Device::flex()));
     let parts = |device: &Device, bad: Option<usize>| -> Vec<Tensor<1>> {
@@ -303,8 +306,8 @@ fn squares() -> Result<(), String> {
     Ok(())
 }
 
-/// Gradients as a reduction leaves them, parts of one buffer, and parameters that lie side by side: each
-/// update is of its own numbers alone.
+/// Gradients are ranges of one buffer, as a reduction leaves them, and parameters are adjacent in
+/// memory: each update uses only its own numbers.
 fn neighbours() -> Result<(), String> {
     const LEN: usize = 40;
     let gpu = Device::cuda(0);
@@ -334,7 +337,7 @@ fn neighbours() -> Result<(), String> {
         params.push(adamw(state, grad, &step).param);
     }
     for (i, param) in params.into_iter().enumerate() {
-        // The first step of Adam is the sign of the gradient.
+        // Adam's first step is the sign of the gradient.
         let expected: Vec<f32> = values[i * 64..i * 64 + LEN]
             .iter()
             .map(|grad| 1.0 - 1e-2 * grad.signum())

@@ -1,4 +1,4 @@
-//! Steps of many parameters in one launch.
+//! Tests of multi-tensor steps: many parameters in one launch.
 
 use burn::{
     backend::Cube,
@@ -27,11 +27,12 @@ const STEP: AdamwStep = AdamwStep {
     time: 3,
 };
 
-/// Whole stretches, shorter ones, what does not lie in quads, and nothing.
+/// Full chunks, partial chunks, lengths that are not in quads, and nothing.
 const LENS: [usize; 8] = [4, 70_000, 65_536, 37, 131_076, 0, 8, 1200];
 
-/// Random, and what is rounded into where `rounded` says so. The last moments but one are narrow, the second
-/// parameter is the middle of a longer one, and the third with its gradient too, where they are read.
+/// Random states, with a buffer for the rounded parameter if `rounded` is given. The moments of the
+/// last state but one are narrow. The second parameter is a slice of a longer tensor, and so are
+/// the third and its gradient, at aligned offsets where they are read in place.
 fn states(device: &Device, rounded: Option<DType>) -> Vec<(AdamwState, Tensor<1>)> {
     let of = |(i, len): (usize, usize)| {
         let random = || Tensor::<1>::from_data(normal([len], DType::F32), device);
@@ -79,7 +80,7 @@ fn together() -> Result<(), String> {
                     return Err(format!("a stretch is at {start:?}: it was copied"));
                 }
             }
-            // Somebody else holds what the third one starts from.
+            // Another reference to the third state's parameter exists.
             let held = all[2].0.param.clone();
             let before = host(held.clone())?;
             let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), (&gpu, x.dtype()));
@@ -139,7 +140,8 @@ fn cube(x: Tensor<1>) -> Result<CubeTensor, String> {
     ))
 }
 
-/// Rooms of a buffer of NaN, some beside each other, and what others hold of it; other parameters are not rounded.
+/// Rounds into slices of a buffer filled with NaN, some of them adjacent, and checks the buffer
+/// through another reference; other parameters are not rounded.
 fn rooms() -> Result<(), String> {
     let gpu = Device::cuda(0);
     for dtype in [DType::BF16, DType::F16] {
@@ -194,7 +196,7 @@ fn rooms() -> Result<(), String> {
     Ok(())
 }
 
-/// A gradient that could not be computed leaves nothing that looks as if it had been.
+/// A gradient that could not be computed must not leave a result that looks valid.
 fn failed() -> Result<(), String> {
     let gpu = Device::cuda(0);
     let all = states(&gpu, None);

@@ -1,4 +1,4 @@
-//! Steps that round into memory of somebody else's.
+//! Tests of steps that round into a slice of a larger buffer.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("no_room_is_where_memory_is_not_cut", refused),
 ];
 
-/// One step from zeros: the new parameter, and what was rounded to.
+/// One step from zeros; returns the new parameter and the rounded one.
 type Rule = fn(Tensor<1>, Tensor<1>, Tensor<1>) -> (Tensor<1>, Option<Tensor<1>>);
 
 const RULES: [(&str, Rule); 3] = [
@@ -103,8 +103,8 @@ const RULES: [(&str, Rule); 3] = [
     }),
 ];
 
-/// In the middle of NaN: to an end that is no end of a vector, nor of what CubeCL would cut; up to the
-/// beginning of the next; to the end of all.
+/// Slices of a buffer of NaN. Two end inside a vector, and at no multiple of CubeCL's alignment;
+/// one ends at the start of the next slice, and one at the end of the buffer.
 fn rooms() -> Result<(), String> {
     let gpu = Device::cuda(0);
     const LEN: usize = 256 * 9 + 3;

@@ -1,4 +1,4 @@
-//! SGD and Lion in one kernel each, against their definitions on the CPU.
+//! Compares the fused kernels of SGD and Lion with their definitions on the CPU.
 
 use burn::{
     prelude::Device,
@@ -17,14 +17,14 @@ pub(super) const TESTS: &[super::Test] = &[
     ("stretches_are_stepped_and_their_neighbours_stay", stretches),
 ];
 
-/// A rule, with the numbers of its step.
+/// An optimizer with the numbers of its step.
 #[derive(Clone, Copy, Debug)]
 enum Rule {
     Sgd(SgdStep),
     Lion(LionStep),
 }
 
-/// Steps as large as the gradients, so that a narrow parameter shows each of them.
+/// Steps are as large as the gradients, so that each shows in a narrow parameter.
 const SGD: SgdStep = SgdStep {
     lr: 0.1,
     momentum: 0.9,
@@ -40,7 +40,7 @@ const LION: LionStep = LionStep {
     grad_factor: 0.7,
 };
 
-/// Every kernel that there is of a rule.
+/// All kernel variants of each optimizer.
 const RULES: [Rule; 6] = [
     Rule::Sgd(SGD),
     Rule::Sgd(SgdStep {
@@ -62,7 +62,7 @@ const RULES: [Rule; 6] = [
     }),
 ];
 
-/// What a rule steps: the parameter, what it keeps of gradients, the rounded parameter.
+/// The state of an optimizer: the parameter, the mean or momentum, and the rounded parameter.
 struct Held {
     param: Tensor<1>,
     kept: Option<Tensor<1>>,
@@ -126,7 +126,7 @@ impl Rule {
     }
 }
 
-/// The dtypes of gradient, parameter and what is kept.
+/// The dtypes of gradient, parameter, and mean or momentum.
 type Dtypes = [DType; 3];
 
 fn wide_steps() -> Result<(), String> {
@@ -169,7 +169,7 @@ fn narrow_steps() -> Result<(), String> {
     Ok(())
 }
 
-/// Three steps on the GPU and on the CPU, each with a gradient of its own.
+/// Compares three steps on the GPU and on the CPU, each with its own gradient.
 fn steps(
     rule: Rule,
     len: usize,
@@ -177,7 +177,7 @@ fn steps(
     rounded: Option<DType>,
     factor: Option<f32>,
 ) -> Result<(), String> {
-    // A mean as small as the gradient's share of it, so that signs are of both.
+    // A mean as small as the gradient's share of it, so that the sign depends on both.
     let small = if matches!(rule, Rule::Lion(_)) {
         0.0625
     } else {
@@ -191,14 +191,14 @@ fn steps(
     let grads = [0; 3].map(|_| normal([len], dtypes[0]));
     let run = |device: &Device| {
         let on = |data: &TensorData, dtype| Tensor::<1>::from_data(data.clone(), (device, dtype));
-        // What it holds before must not be seen in what it becomes.
+        // The old contents of the buffer for the rounded parameter must not affect the result.
         let poison = rounded.map(|dtype| Tensor::full([len], f32::NAN, (device, dtype)));
         let mut held = Held {
             param: on(&param, dtypes[1]),
             kept: rule.keeps().then(|| on(&kept, dtypes[2])),
             rounded: poison.clone(),
         };
-        // Somebody else holds what the first step starts from, and must not see it change.
+        // Another reference to the initial state exists and must not see it change.
         let before = (held.param.clone(), held.kept.clone());
         for grad in &grads {
             let factor = factor.map(|factor| Tensor::from_floats([factor], device));
@@ -213,7 +213,8 @@ fn steps(
         if found != [Some(dtypes[1]), rule.keeps().then_some(dtypes[2]), rounded] {
             return Err(format!("{dtypes:?} {rounded:?} became {found:?}"));
         }
-        // The rounding of its own parameter, bit for bit, on the GPU in the memory that was given.
+        // The result must be the rounded new parameter, bit for bit; on the GPU in the given
+        // memory.
         let rounding = after.zip(poison).map(|(after, given)| {
             let after = if is_on_gpu(&given) { given } else { after };
             param.clone().cast(after.dtype()).cast(DType::F32) - after.cast(DType::F32)
@@ -241,7 +242,7 @@ fn steps(
             .1
     };
     let of = |dtype| if dtype == DType::F32 { 2e-6 } else { of(dtype) };
-    // What a last bit of what is kept changes, the parameter of SGD sees as well.
+    // A change in the last bit of the momentum also shows in SGD's parameter.
     let tolerances = [
         of(dtypes[1]).max(of(dtypes[2])),
         of(dtypes[2]),
@@ -260,8 +261,8 @@ fn steps(
         if let (0, Rule::Lion(step)) = (i, rule) {
             forgive(&mut found, &expected, step.lr);
         }
-        // An element may be what is left of terms that cancel: their rounding is to be compared with the terms,
-        // which are about 1, and not with what is left.
+        // An element may be the small difference of terms that cancel. Compare its rounding error
+        // with the terms, which are about 1, and not with the difference.
         found.push(1.0);
         expected.push(1.0);
         close(&what, &found, &expected, tolerances[i])?;
@@ -269,8 +270,9 @@ fn steps(
     Ok(())
 }
 
-/// A sum that is 0 up to its rounding has either sign or none: of thousands one may be stepped the other way by
-/// Lion, or not at all; of fewer none.
+/// Ignores some differences of Lion's steps. A sum that is 0 up to rounding has either sign or
+/// none, so among thousands of elements Lion may step one in the other direction or not at all;
+/// among fewer, none.
 fn forgive(found: &mut [f32], expected: &[f32], lr: f64) {
     let strays = found.iter_mut().zip(expected).filter(|(a, b)| {
         let apart = f64::from((**a - **b).abs()) / lr;
@@ -281,7 +283,7 @@ fn forgive(found: &mut [f32], expected: &[f32], lr: f64) {
     }
 }
 
-/// Zeros, NaN and infinities as gradients: 0 has no sign, and NaN does not get one.
+/// Zeros, NaN and infinities as gradients: 0 has no sign, and NaN does not become a sign.
 fn nan() -> Result<(), String> {
     let numbers = [
         0.0,
@@ -325,8 +327,8 @@ fn nan() -> Result<(), String> {
     Ok(())
 }
 
-/// Operands that lie in the middle of NaN: those that are read where they lie (from 256 bytes on, and as
-/// far from the end), and those that are copied.
+/// Operands within a buffer of NaN: some are read in place (at least 256 bytes from the start and
+/// from the end), others are copied.
 fn stretches() -> Result<(), String> {
     let gpu = Device::cuda(0);
     for (rule, (start, len)) in RULES

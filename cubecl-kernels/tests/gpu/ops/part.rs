@@ -1,5 +1,5 @@
-//! A test of many cases can be run in parts, each by a process of its own: most of its time is the
-//! compilation of kernels, which one process does one after the other.
+//! Splits tests of many cases over several processes. Most of a test's time is the compilation of
+//! kernels, which one process does sequentially.
 
 use std::{
     env,
@@ -9,11 +9,11 @@ use std::{
     },
 };
 
-/// `2/9`: this process runs the third of nine parts, which is every ninth case.
+/// Set to `2/9`, this process runs the third of nine parts, i.e. every ninth case.
 pub(crate) const VARIABLE: &str = "MEGABURN_TEST_PART";
 
-/// Whether the next case of the test is one of this process's part. Each case asks once, in an order that
-/// is the same in every process.
+/// Whether the next case of the test is in this process's part. Every case must call this exactly
+/// once, and in the same order in every process.
 pub(crate) fn is_mine() -> bool {
     static CASES: AtomicUsize = AtomicUsize::new(0);
     static PART: LazyLock<[usize; 2]> = LazyLock::new(part);
@@ -21,7 +21,7 @@ pub(crate) fn is_mine() -> bool {
     CASES.fetch_add(1, Ordering::Relaxed) % parts == part
 }
 
-/// The part of this process, and how many there are.
+/// The part of this process, and the number of parts.
 pub(crate) fn part() -> [usize; 2] {
     let Ok(text) = env::var(VARIABLE) else {
         return [0, 1];

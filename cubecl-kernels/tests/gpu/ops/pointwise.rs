@@ -1,4 +1,4 @@
-//! Rotations and activations.
+//! Tests of RoPE and activations.
 
 use burn::{
     prelude::Device,
@@ -37,7 +37,7 @@ fn pointwise() -> Result<(), String> {
     Ok(())
 }
 
-/// Heads cut out of the product that has queries, keys and values, and dims swapped.
+/// Heads sliced out of a fused QKV tensor, and swapped dimensions.
 fn rotations() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [s, b, h, d] in [[5, 2, 3, 64], [3, 2, 2, 10], [4, 1, 2, 2]] {
@@ -58,7 +58,7 @@ fn rotations() -> Result<(), String> {
     Ok(())
 }
 
-/// Both layouts, heads that are rotated whole and in part, and positions of each sequence.
+/// Both layouts, fully and partially rotated heads, and positions per sequence.
 fn layouts() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for ([s, b, h, d], part) in [
@@ -89,7 +89,7 @@ fn layouts() -> Result<(), String> {
     Ok(())
 }
 
-/// Rows of several cubes, of some vectors, and ragged ones.
+/// Rows of several cubes, rows of some vectors, and ragged ones.
 const SHAPES: [[usize; 3]; 4] = [[3, 2, 64], [5, 3, 10], [2, 1, 5000], [300, 2, 1]];
 
 fn gated() -> Result<(), String> {
@@ -132,7 +132,7 @@ fn biased() -> Result<(), String> {
     Ok(())
 }
 
-/// Rows cut out of longer ones, other dims swapped, and numbers whose exponentials overflow.
+/// Rows sliced out of longer ones, swapped dimensions, and numbers whose exponentials overflow.
 fn views() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for [s, b, f] in [[4, 3, 32], [3, 5, 7]] {

@@ -1,4 +1,4 @@
-//! One head as many.
+//! Tests of repeating one head.
 
 use burn::{
     prelude::Device,
@@ -13,7 +13,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("one_head_beside_others", beside),
 ];
 
-/// Few heads and more than a cube has rows; ragged ones are read element by element.
+/// Few heads, and more than a cube has rows; ragged ones are read element by element.
 const CASES: [([usize; 4], usize); 5] = [
     ([64, 2, 1, 64], 16),
     ([7, 3, 1, 37], 5),
@@ -32,7 +32,7 @@ fn heads() -> Result<(), String> {
     Ok(())
 }
 
-/// As latent attention has it: the gradient is a part of longer rows.
+/// As in multi-head latent attention: the gradient is a slice of longer rows.
 fn beside() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
         for ([s, b, _, d], heads) in CASES {

@@ -1,4 +1,4 @@
-//! Softmax of scores under every mask.
+//! Tests of the softmax of scores with every mask.
 
 use burn::{
     prelude::{Bool, Device},
@@ -13,8 +13,8 @@ pub(super) const TESTS: &[super::Test] = &[
     ("scores_that_others_hold_stay", held),
 ];
 
-/// A mask of a sequence and of a head each, or of all; the second query sees nothing, the first key is
-/// seen by nobody.
+/// A mask per sequence and head, or one for all. The second query sees no key, and no query sees
+/// the first key.
 fn mask([b, h, s_q, s_k]: [usize; 4], device: &Device) -> SoftmaxMask {
     let hidden =
         |i: usize| i.is_multiple_of(s_k) || i / s_k % s_q == 1 || (i * 7919).is_multiple_of(5);
@@ -30,7 +30,8 @@ fn softmaxes() -> Result<(), String> {
             DType::BF16 => 8e-3,
             _ => 1e-3,
         };
-        // A plane a row, several, more than registers hold; whole vectors and none.
+        // One plane per row, several, and rows too long for registers; with full vectors and
+        // without.
         for shape in [
             [2, 3, 9, 64],
             [1, 2, 5, 7],
@@ -52,7 +53,7 @@ fn softmaxes() -> Result<(), String> {
                     let weight = normal(shape, dtype);
                     let run = |device: &Device, dtype| {
                         let x: Tensor<4> = leaf(&scores, device, dtype);
-                        // Scores that nobody else holds.
+                        // No other tensor shares these scores, so the kernel may work in place.
                         let own = x.clone() * 1.0;
                         let softmax = if device == &Device::flex() {
                             reference::scale_mask_softmax
@@ -64,8 +65,8 @@ fn softmaxes() -> Result<(), String> {
                         let weight = Tensor::from_data(weight.clone(), on);
                         let grads = (p.clone() * weight).sum().backward();
                         let dx = x.grad(&grads).ok_or("no gradient")? / size;
-                        // Where a key takes all, gradients of about 1 cancel: to be right they need
-                        // be so beside 1.
+                        // Where one key takes all the weight, gradients of about 1 cancel; so
+                        // compare with 1 instead of with the difference.
                         let dx = [host(dx)?, vec![1.0]].concat();
                         Ok::<_, String>([host(p)?, dx])
                     };

@@ -1,4 +1,5 @@
-//! Sums of all elements and of columns: of what is not negative, or rounding would be all that is left of some.
+//! Tests of sums of all elements and of columns. Inputs are not negative; otherwise some sums would
+//! be only rounding error.
 
 use burn::{
     prelude::Device,

@@ -1,13 +1,13 @@
-//! The choice of the experts.
+//! The kernel that chooses experts.
 
 use cubecl::prelude::*;
 
 use super::{ChoiceOf, Plan, TINY, number};
 
-/// No expert.
+/// Marks "no expert".
 const NONE: u32 = u32::MAX;
 
-/// A bit for each of the lane's that there is.
+/// Sets one bit per expert index below `len` that this lane holds.
 #[cube]
 fn all(len: u32, #[comptime] held: usize) -> u32 {
     let mut bits = 0u32;
@@ -20,7 +20,7 @@ fn all(len: u32, #[comptime] held: usize) -> u32 {
     bits
 }
 
-/// `bits` without `number`, if that is one of the lane's.
+/// Clears the bit of index `number` if this lane holds it.
 #[cube]
 fn without(bits: u32, number: u32) -> u32 {
     let mut left = bits;
@@ -30,7 +30,8 @@ fn without(bits: u32, number: u32) -> u32 {
     left
 }
 
-/// The best of the values with a bit, and its number: of equal ones the lowest. No value may be NaN.
+/// Returns the best of the values whose bit is set, and its index; the lowest index wins ties. No
+/// value may be NaN.
 #[cube]
 fn best(values: &Array<f32>, bits: u32, #[comptime] held: usize) -> (f32, u32) {
     let mut value = f32::new(f32::NEG_INFINITY);
@@ -50,7 +51,7 @@ fn best(values: &Array<f32>, bits: u32, #[comptime] held: usize) -> (f32, u32) {
     (top, plane_min(found))
 }
 
-/// What is not a number is worse than all that are.
+/// Replaces NaN by negative infinity, the worst score.
 #[cube]
 fn ranked(score: f32) -> f32 {
     let mut ranked = score;
@@ -60,7 +61,8 @@ fn ranked(score: f32) -> f32 {
     ranked
 }
 
-/// Logits to scores, in place. Each is a quotient: no product that what comes next is added to unrounded.
+/// Turns logits into scores, in place. Each score ends in a division, so that a later addition
+/// cannot be fused into an unrounded multiply-add.
 #[cube]
 fn score(values: &mut Array<f32>, #[comptime] plan: Plan) {
     if comptime!(plan.softmax) {
@@ -93,7 +95,7 @@ fn score(values: &mut Array<f32>, #[comptime] plan: Plan) {
     }
 }
 
-/// A bit for each of the lane's experts that is of one of the groups that are kept.
+/// Sets one bit per expert of this lane that is in one of the groups that are kept.
 #[cube]
 fn kept(values: &Array<f32>, open: u32, #[comptime] plan: Plan) -> u32 {
     let held = comptime!(plan.held());
@@ -101,7 +103,7 @@ fn kept(values: &Array<f32>, open: u32, #[comptime] plan: Plan) -> u32 {
     let num = comptime!(plan.groups()[0]);
     let num_kept = comptime!(plan.groups()[1]);
     let num_best = comptime!(plan.groups()[2]);
-    // Group `32 i + lane` is the lane's `i`th.
+    // Group `32 i + lane` is in register `i` of the lane.
     let mut sums = Array::<f32>::new(held);
     #[unroll]
     for i in 0..held {
@@ -187,7 +189,7 @@ pub(in crate::moe::router) fn route_kernel(
         if comptime!(plan.groups.is_some() && choice_of != ChoiceOf::Others) {
             open = kept(&by, open, plan);
         }
-        // Choice `32 i + lane` is the lane's `i`th.
+        // Choice `32 i + lane` is in register `i` of the lane.
         let mut own = Array::<f32>::new(comptime!(plan.picked()));
         let mut numbers = Array::<u32>::new(comptime!(plan.picked()));
         let mut sum = f32::new(0.0);

@@ -1,10 +1,10 @@
-//! The gradient of the logits, whose formula [`composed`](super::super::composed) has.
+//! The kernel of the gradient of the logits; [`fallback`](super::super::fallback) has the formula.
 
 use cubecl::prelude::*;
 
 use super::{Plan, TINY, number};
 
-/// `has` tells whether there are gradients of the scores, and of the logits, to be added.
+/// `has` says whether gradients of the scores, and of the logits, are to be added.
 #[cube(launch)]
 #[expect(clippy::too_many_arguments, reason = "one an operand and a size")]
 pub(in crate::moe::router) fn gradient_kernel(

@@ -1,4 +1,4 @@
-//! The kernels, laid out as [`plane`](crate::moe::plane) says.
+//! The router's kernels, with the layout of [`plane`](crate::moe::plane).
 
 mod forward;
 mod gradient;
@@ -8,35 +8,35 @@ pub(super) use gradient::gradient_kernel;
 
 use crate::moe::plane::{PLANE, TINY, number};
 
-/// What is known of a router when its kernels are compiled.
+/// The compile-time parameters of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
     pub(super) experts: u32,
     pub(super) top_k: u32,
-    /// Of a softmax, else of a sigmoid.
+    /// Whether scores are a softmax instead of a sigmoid.
     pub(super) softmax: bool,
     pub(super) normalise: bool,
-    /// How many there are, how many are kept, how many of a group's best scores are its own.
+    /// The number of groups, how many are kept, and how many best scores make a group's score.
     pub(super) groups: Option<[u32; 3]>,
 }
 
-/// By what experts are chosen.
+/// By which values experts are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ChoiceOf {
     Scores,
-    /// Scores and what is added to each.
+    /// Scores plus a bias.
     Biased,
-    /// Not here.
+    /// The caller gives the experts.
     Others,
 }
 
 impl Plan {
-    /// Experts that a lane holds.
+    /// Experts per lane.
     fn held(self) -> usize {
         (self.experts as usize).div_ceil(PLANE)
     }
 
-    /// Choices that a lane holds.
+    /// Choices per lane.
     fn picked(self) -> usize {
         (self.top_k as usize).div_ceil(PLANE)
     }
@@ -45,7 +45,7 @@ impl Plan {
         self.groups.unwrap_or([1, 1, 0])
     }
 
-    /// Experts of a group.
+    /// Experts per group.
     fn of_group(self) -> u32 {
         self.experts / self.groups()[0]
     }

@@ -1,4 +1,4 @@
-//! Collectives of tensors through NCCL, against the same collectives on the host.
+//! Collectives of tensors through NCCL, compared with the same collectives on the host.
 
 use burn::{
     prelude::Int,
@@ -38,7 +38,7 @@ pub(crate) fn text(error: CollectiveError) -> String {
     error.to_string()
 }
 
-/// Equal to the last bit, NaN aside.
+/// Checks for bitwise equality; NaN equals NaN.
 pub(crate) fn same(got: TensorData, want: TensorData, what: &str) -> Outcome {
     let want = want.convert_dtype(got.dtype());
     if got.shape() != want.shape() {
@@ -55,7 +55,7 @@ pub(crate) fn same(got: TensorData, want: TensorData, what: &str) -> Outcome {
     }
 }
 
-/// Small integers, a different one for each rank and place: their sums are exact in every type.
+/// Small integers that differ by rank and position; their sums are exact in every type.
 fn numbers(rank: usize, shape: &[usize]) -> TensorData {
     let count = shape.iter().product::<usize>();
     let values = (0..count).map(|i| ((i * 5 + 3 * rank + i / 7) % 8) as f32);
@@ -71,7 +71,8 @@ fn ints<const D: usize>(rank: usize, shape: [usize; D], dtype: DType) -> Tensor<
     Tensor::from_data(data, (&this_gpu(), dtype))
 }
 
-/// All collectives on one tensor, whose first dimension the members divide.
+/// Checks all collectives on one tensor, whose first dimension is divisible by the number of
+/// members.
 fn check<const D: usize, K: tensors::CollectiveElement>(
     world: &Group,
     x: &Tensor<D, K>,
@@ -131,7 +132,7 @@ fn every_type(world: &Group) -> Outcome {
     check(world, &floats(rank, [2 * n, 3, 5, 7], DType::F32), "deep")
 }
 
-/// Tensors whose memory is not one element behind the other.
+/// Tensors that are not contiguous in memory.
 fn views(world: &Group) -> Outcome {
     let rank = world.rank();
     let n = world.size();
@@ -148,7 +149,7 @@ fn views(world: &Group) -> Outcome {
         check(world, &deep, "permuted")?;
         let row = floats(rank, [1, 33], dtype).expand([2 * n, 33]);
         check(world, &row, "expanded")?;
-        // Computed just before, in memory whose rows are padded.
+        // A result that was just computed, in memory with padded rows.
         check(
             world,
             &(x.clone() + x.clone()).slice([0..2 * n, 3..30]),
@@ -169,7 +170,7 @@ fn nothing(world: &Group) -> Outcome {
         "nothing",
     )?;
     check(world, &floats(world.rank(), [0, 33], DType::F32), "nothing")?;
-    // And the group still works.
+    // The group must still work afterwards.
     check(
         world,
         &floats(world.rank(), [world.size(), 2], DType::F32),
@@ -219,7 +220,7 @@ fn nan(world: &Group) -> Outcome {
     Ok(())
 }
 
-/// Many rounds, nothing waited for on the host until the end.
+/// Many rounds; the host does not wait until the end.
 fn overlapped(world: &Group) -> Outcome {
     let rank = world.rank();
     let n = world.size();
@@ -230,10 +231,10 @@ fn overlapped(world: &Group) -> Outcome {
         let x = Tensor::<2>::ones([512, 1000 + round], &this_gpu()) * ((rank + 1) as f32 * scale);
         let sum = tensors::start_all_reduce(x.clone(), ReduceOp::Sum, world).map_err(text)?;
         let whole = tensors::start_all_gather(x.clone(), world).map_err(text)?;
-        // Work that takes memory meanwhile, and a collective in order between.
+        // Allocate memory meanwhile, and run an in-order collective in between.
         let busy = x.clone().matmul(x.clone().transpose()).sum() * 0.0;
         let max = tensors::all_reduce(x.clone(), ReduceOp::Max, world).map_err(text)?;
-        // One that nobody waits for.
+        // Also drop a collective without waiting for it.
         drop(tensors::start_reduce_scatter(x, ReduceOp::Sum, world).map_err(text)?);
         let sum = sum.wait() + busy.unsqueeze();
         let whole = whole.wait();
@@ -261,7 +262,7 @@ fn overlapped(world: &Group) -> Outcome {
     Ok(())
 }
 
-/// Where memory is cut, and, by shares of another length, where it is not.
+/// Shares at offsets where memory can be sliced and, with other lengths, where it cannot.
 fn in_place(world: &Group) -> Outcome {
     let rank = world.rank();
     let n = world.size();
@@ -284,7 +285,7 @@ fn in_place(world: &Group) -> Outcome {
         };
         let held = whole.clone();
         let started = tensors::start_all_gather_in_place(whole, world).map_err(text)?;
-        // Work that takes memory meanwhile.
+        // Allocate memory meanwhile.
         let busy =
             floats(rank, [512, 512], DType::F32).matmul(floats(rank, [512, 512], DType::F32));
         same(started.wait().into_data(), want.clone(), &what)?;
@@ -292,7 +293,7 @@ fn in_place(world: &Group) -> Outcome {
             same(held.into_data(), want, &format!("{what}, as others see it"))?;
         }
         drop(busy);
-        // Members need not agree on where the result is.
+        // Members need not agree on where the result is stored.
         let want = world.all_gather(own.to_data()).map_err(text)?;
         let got = match rank {
             0 => tensors::start_all_gather(own, world),
@@ -307,7 +308,8 @@ fn in_place(world: &Group) -> Outcome {
     Ok(())
 }
 
-/// What rounds that run ahead of the GPU may take beside: what one leaves behind would be there 800 times.
+/// Additional memory that rounds ahead of the GPU may need. A leak of one round would be multiplied
+/// by 800.
 const PAGES: u64 = 8 << 20;
 
 fn thousand_rounds(world: &Group) -> Outcome {

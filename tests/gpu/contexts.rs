@@ -1,4 +1,4 @@
-//! Sequences that GPUs share are those of one GPU.
+//! Context parallelism on GPUs gives the results of one GPU.
 
 use std::{collections::BTreeMap, convert::Infallible};
 
@@ -63,7 +63,7 @@ fn ways(world: &Group) -> Result<(), String> {
             .into()
     };
     let result = train_all(world, [data("text.txt"), data("documents.jsonl")]);
-    // What is left behind in a folder of temporary files harms nobody.
+    // Temporary files may stay if they cannot be removed.
     let _ = std::fs::remove_dir_all(&folder);
     result
 }
@@ -71,7 +71,7 @@ fn ways(world: &Group) -> Result<(), String> {
 fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
     let config = |packed: bool, sets: &[&str]| -> Result<TrainConfig, TrainError> {
         let mut config = ConfigLayers::new().with_text("contexts.rs", CONFIG)?;
-        // Rounding decides no update.
+        // With a large epsilon, rounding errors cannot decide the sign of an update.
         let eps = format!("optimizer.eps={EPSILON}");
         let documents = format!("data.documents={packed}");
         for set in [&[&eps[..], &documents], sets].concat() {
@@ -142,10 +142,10 @@ const HIDDEN: usize = 256;
 const HEADS: [usize; 2] = [8, 4];
 const HEAD_DIM: usize = 64;
 
-/// What a layer gives, and the gradients of its input and its parameters.
+/// The output of a layer, and the gradients of its input and parameters.
 type Found = BTreeMap<String, Vec<f32>>;
 
-/// In f32, several times: what comes too late does not always come too late.
+/// Compares in f32, three times, because a race does not show every time.
 fn exact(world: &Group) -> Result<(), String> {
     for (tokens, batch, kind) in kinds().into_iter().filter(|(tokens, ..)| *tokens < 1000) {
         if !part::is_mine() {
@@ -180,7 +180,7 @@ fn exact(world: &Group) -> Result<(), String> {
 
 const COMMS: [ContextComm; 3] = [ContextComm::P2p, ContextComm::AllGather, ContextComm::A2a];
 
-/// Tokens, sequences, and what is attended.
+/// Tokens, sequences, and the kind of attention.
 fn kinds() -> [(usize, usize, Kind); 5] {
     let plain = Kind {
         window: None,
@@ -217,7 +217,8 @@ fn kinds() -> [(usize, usize, Kind); 5] {
     ]
 }
 
-/// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
+/// In bf16, several ranks may deviate twice as far from f32 as one GPU does, whichever kernels they
+/// use.
 fn bf16(world: &Group) -> Result<(), String> {
     for (tokens, batch, kind) in kinds().iter().filter(|_| part::is_mine()) {
         let tokens = *tokens;
@@ -253,7 +254,7 @@ fn bf16(world: &Group) -> Result<(), String> {
     Ok(())
 }
 
-/// Relative, in the Euclidean norm.
+/// Relative distance in the Euclidean norm.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let apart = found
@@ -263,11 +264,11 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     norm(&mut { apart }) / norm(&mut expected.iter().map(|x| f64::from(*x)))
 }
 
-/// What is attended.
+/// The kind of attention mask.
 #[derive(Clone, Debug)]
 struct Kind {
     window: Option<usize>,
-    /// Bounds by row.
+    /// Document bounds by row.
     documents: Option<Vec<Vec<usize>>>,
 }
 
@@ -278,7 +279,7 @@ impl Kind {
             .map(|rows| PackedRows::new(rows).expect("bounds that rise"))
     }
 
-    /// Which tokens of each row this rank holds, and their positions.
+    /// The tokens of each row that this rank holds, and their positions.
     fn held(&self, group: &Group, [tokens, batch, _]: [usize; 3]) -> Vec<[Vec<usize>; 2]> {
         let zigzag = Zigzag::new(group.rank(), group.size());
         let documents = self.documents();
@@ -293,7 +294,7 @@ impl Kind {
     }
 }
 
-/// What of `[s, b, hidden]` a rank holds.
+/// The part of `[s, b, hidden]` that a rank holds.
 fn rows_of(all: &[f32], held: &[[Vec<usize>; 2]], [_, batch, hidden]: [usize; 3]) -> Vec<f32> {
     let places = (0..held[0][0].len()).flat_map(|at| (0..batch).map(move |row| (at, row)));
     let start = |(at, row): (usize, usize)| (held[row][0][at] * batch + row) * hidden;
@@ -326,7 +327,7 @@ fn layer(
         .init(&groups.tp, &device)
         .and_then(|layer| layer.with_context_parallel(&parallel, "attention"))
         .map_err(|error| text(&error))?;
-    // The same numbers in every type.
+    // Round to bf16 first, so that the numbers are equal in every type.
     let rounded = |data: TensorData| data.convert_dtype(DType::BF16).convert_dtype(dtype);
     let mut params: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
     let next = |path: &str, _: &[usize]| {

@@ -1,5 +1,5 @@
-//! Ranks that disagree, stay away or fail while others wait for them on the GPU: each of the others
-//! gets an error that names them, in time.
+//! Ranks that disagree, stay away or fail while other ranks wait for them on the GPU: each of the
+//! others gets an error that names the culprit, in time.
 
 use std::{
     thread,
@@ -33,12 +33,12 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("a_call_that_cannot_be_made_ends_the_others", unmade),
 ];
 
-/// Of collectives, in the worlds of these tests.
+/// The timeout of collectives in these tests.
 const TIMEOUT: Duration = Duration::from_secs(8);
-/// The rank that does something else.
+/// The rank that behaves differently.
 const CULPRIT: usize = 1;
 
-/// The ranks of `world` once more, connected for one failure.
+/// Connects the ranks of `world` to another world, for one failure.
 fn another_world(world: &Group) -> Result<Group, String> {
     let env = RankEnv::from_env()
         .map_err(text)?
@@ -69,7 +69,7 @@ fn sum(world: &Group, shape: [usize; 2]) -> Result<Tensor<2>, CollectiveError> {
     tensors::all_reduce(ones(shape), ReduceOp::Sum, world)
 }
 
-/// Sums and reads, as a training loop does, until something is wrong.
+/// All-reduces and reads, as a training loop does, until there is an error.
 fn until_it_fails(world: &Group, shape: [usize; 2]) -> CollectiveError {
     loop {
         if let Err(error) = sum(world, shape).map(|sum| drop(sum.try_into_data())) {
@@ -81,8 +81,8 @@ fn until_it_fails(world: &Group, shape: [usize; 2]) -> CollectiveError {
     }
 }
 
-/// Runs `culprit` on one rank and `other` on the rest, each ended by an error of the world. All
-/// `named` must stand in every other rank's error, and it must have come within `limit`.
+/// Runs `culprit` on one rank and `other` on the rest, which must end with an error. The error of
+/// every other rank must contain all of `named`, and must come within `limit`.
 fn expect(
     world: &Group,
     limit: Duration,
@@ -91,12 +91,12 @@ fn expect(
     other: fn(&Group) -> CollectiveError,
 ) -> Outcome {
     let broken = another_world(world)?;
-    // Libraries are loaded and kernels compiled, and the communicator stands.
+    // Beforehand, load libraries, compile kernels and create the communicator.
     sum(&broken, [5, 33]).map_err(text)?.into_data();
     world.barrier().map_err(text)?;
     if world.rank() == CULPRIT {
         culprit(broken);
-        // The others are done with it.
+        // The other ranks are done with the broken world.
         return world.barrier().map_err(text);
     }
     let begin = Instant::now();
@@ -122,7 +122,7 @@ fn another_shape(world: &Group) -> Outcome {
     })
 }
 
-/// Both shapes were compared before: NCCL hangs or gives garbage, and the members find out.
+/// Both shapes were compared before, so NCCL hangs or returns garbage, and the members must notice.
 fn another_order(world: &Group) -> Outcome {
     fn calls(world: &Group, first: [usize; 2], then: [usize; 2]) -> CollectiveError {
         let both = |a, b| {
@@ -180,7 +180,7 @@ fn leaves(world: &Group) -> Outcome {
     })
 }
 
-/// NCCL does not take the culprit's type.
+/// NCCL does not support the culprit's element type.
 fn unmade(world: &Group) -> Outcome {
     let culprit = |world: Group| {
         let x = Tensor::<1, burn::tensor::Int>::zeros([3], (&this_gpu(), DType::I16));

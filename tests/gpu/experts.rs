@@ -1,4 +1,4 @@
-//! Experts that GPUs share train as those of one GPU do.
+//! Expert parallelism on GPUs trains like one GPU.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -24,23 +24,24 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("tokens_that_go_once_to_a_gpu_train_as_on_one", many),
 ];
 
-/// Of more grids than these, so many evenly.
+/// The maximum number of grids; of more, an evenly spaced subset is used.
 const MOST: usize = 48;
 
-/// Of all grids of so many ranks that share experts those where each of the other values goes with each level
-/// of sharing, where there is a choice of these.
+/// The grids of this number of ranks that split experts. To limit their number, recomputation is
+/// tied to the ZeRO stage where there is data or context parallelism, and `drops` to recomputation
+/// and family; each of the other values still meets each ZeRO stage.
 fn rows(ranks: usize) -> Vec<Row> {
     let shares = |row: &Row| row.layout().dp * row.layout().cp > 1;
     let mut rows = product();
     rows.retain(|row| row.layout().world_size() == ranks && row.ep * row.etp > 1);
     rows.retain(|row| !shares(row) || row.recompute as u8 == row.zero);
     rows.retain(|row| row.drops == ((row.recompute as usize + row.family as usize) % 2 == 1));
-    // Odd, as the innermost columns have two and four values.
+    // The step is odd because the innermost columns have two and four values.
     let every = rows.len().div_ceil(MOST) | 1;
     rows.into_iter().step_by(every).collect()
 }
 
-/// Models of which a token has five of eight experts, and goes once to each of two ranks.
+/// Models with five of eight experts per token, where each token is sent once to each of two ranks.
 fn many(world: &Group) -> Result<(), String> {
     let layouts = [
         "dp2-ep2",
@@ -117,10 +118,10 @@ fn grids(world: &Group) -> Result<(), String> {
     compare_all(world, rows.into_iter().map(run).collect())
 }
 
-/// A configuration for a text.
+/// Creates the configuration for the text at a path.
 type Configure = Box<dyn Fn(&str) -> Result<TrainConfig, TrainError>>;
 
-/// What is to train as its model does on one GPU.
+/// A run that must train like its model on one GPU.
 struct Run {
     name: String,
     model: Model,

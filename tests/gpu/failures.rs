@@ -1,4 +1,5 @@
-//! What goes wrong in a run on GPUs: every rank ends, by name and in time, and nothing stays behind.
+//! Failures of runs on GPUs: every rank ends with a message that names the cause, in time, and no
+//! process or memory remains.
 
 use std::{
     fs, thread,
@@ -43,14 +44,15 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Loading libraries and compiling kernels for the first time.
+/// The time for loading libraries and compiling kernels.
 const START: Duration = Duration::from_secs(180);
 /// `train.timeout_seconds` of the runs.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// From the first failure until the last process is gone: settling and grace of the launcher.
+/// The time from the first failure to the end of the last process: the launcher's settling and
+/// grace.
 const END: Duration = Duration::from_secs(10);
 
-/// The largest layout of up to four ranks that the machine can carry.
+/// The largest layout of up to four ranks that fits the machine.
 fn layout() -> (&'static str, usize) {
     match num_gpus() {
         0 | 1 => ("tp1", 1),
@@ -59,7 +61,7 @@ fn layout() -> (&'static str, usize) {
     }
 }
 
-/// Waits until the GPUs hold no more than before, give or take.
+/// Waits until the GPUs hold at most as much memory as before, with some slack.
 fn memory_is_free(before: &[u64]) -> Result<(), String> {
     const SLACK_MIB: u64 = 64;
     let until = Instant::now() + Duration::from_secs(20);
@@ -184,12 +186,12 @@ fn other_configuration() -> Result<(), String> {
     Ok(())
 }
 
-/// A micro-batch whose activations no GPU holds.
+/// A micro-batch whose activations exceed the memory of any GPU.
 fn out_of_memory() -> Result<(), String> {
     let (layout, ranks) = layout();
     let before = memory_used()?;
     let folder = Folder::new();
-    // Each tensor is small enough for any kernel's indices; all together are hundreds of GiB.
+    // Each tensor is small enough for any kernel's indices; all together take hundreds of GiB.
     let sets = [
         "train.global_batch=131072",
         "train.micro_batch=65536",

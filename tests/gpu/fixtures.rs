@@ -1,5 +1,5 @@
-//! What Hugging Face Transformers computes on tiny models, on GPUs in f32 and bf16, with the
-//! tolerances of the CPU.
+//! Compares with results of Hugging Face Transformers on tiny models, on GPUs in f32 and bf16, with
+//! the tolerances of the CPU.
 
 use burn::prelude::Device;
 use megaburn::{
@@ -34,7 +34,7 @@ fn on_one_gpu(dtype: Dtype) -> Result<(), String> {
     compare_all(&Group::single(0), dtype, &Device::cuda(0))
 }
 
-/// Layouts that only models with experts have.
+/// Layouts that only models with experts support.
 const EXPERT_GRIDS: [&str; 6] = [
     "dp2-ep2",
     "dp2-etp2",
@@ -44,8 +44,8 @@ const EXPERT_GRIDS: [&str; 6] = [
     "tp2-dp2-ep2-etp2-sp",
 ];
 
-/// Every fixture of this process's part under every layout of the matrix, and every expert grid, that takes
-/// all ranks.
+/// Compares every fixture of this process's part under every layout of the matrix and every expert
+/// grid that uses all ranks.
 fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), String> {
     let folder = root().join("tests/fixtures");
     let entries = std::fs::read_dir(&folder).map_err(|why| format!("{folder:?}: {why}"))?;
@@ -73,8 +73,8 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
             match found {
                 Ok(report) if world.rank() == 0 => {
                     compared += 1;
-                    // Which of two all but equal experts a token goes to is rounding: in bf16 gradients of
-                    // single experts show it, losses hardly.
+                    // Rounding decides which of two nearly equal experts a token takes. In bf16
+                    // this affects the gradients of single experts, but hardly the losses.
                     let has_experts = reference.has_experts();
                     let losses = [report.loss_abs, report.train_losses_max_abs];
                     let is_ok = if has_experts && dtype == Dtype::Bf16 {
@@ -89,8 +89,8 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
                     }
                 }
                 Ok(_) => {}
-                // Heads, samples, the sequence or experts do not divide, or there are no experts: every rank
-                // refuses alike.
+                // Heads, samples, the sequence or experts cannot be split evenly, or there are no
+                // experts: every rank returns this error.
                 Err(error) if error.collective().is_none() && cannot_split(&error.to_string()) => {}
                 Err(error) => return Err(format!("{}, {layout}: {error}", fixture.display())),
             }

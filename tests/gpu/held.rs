@@ -1,4 +1,5 @@
-//! What a model holds for backward on a GPU is what the formula says, also where it is in host memory.
+//! The memory that a model on a GPU holds for backward agrees with the formula, also if it is
+//! offloaded to the host.
 
 use burn::{
     prelude::{Device, Int},

@@ -1,4 +1,5 @@
-//! Foreign work between CubeCL's kernels: in order without a wait, its failures told at the next read.
+//! Foreign work between CubeCL's kernels runs in order without host waits, and its failures surface
+//! at the next read.
 
 use burn::{
     prelude::Device,
@@ -55,7 +56,7 @@ fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 fn copy(stream: Stream, buffers: &Buffers) -> Result<(), CudaError> {
     let from = buffers.reads[0];
     let to = buffers.writes[0];
-    // SAFETY: both buffers are live allocations of as many bytes, as the test makes them.
+    // SAFETY: both buffers are live allocations of equal size, as the test creates them.
     unsafe { sys::cuMemcpyDtoDAsync_v2(to.ptr, from.ptr, from.bytes as usize, stream.0) }
         .result()
         .map_err(|error| CudaError::Refused(error.to_string()))
@@ -85,8 +86,8 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) -> 
     Ok(())
 }
 
-/// The kernel before writes what the work reads, the kernel after reads what it wrote, and the host
-/// waits for nothing until the end.
+/// The kernel before writes the input of the work, the kernel after reads its output, and the host
+/// does not wait until the end.
 fn between_neighbours() -> Result<(), String> {
     let start = random([1000, 257]);
     let expected = read(start.clone())?;
@@ -104,8 +105,8 @@ fn between_neighbours() -> Result<(), String> {
     assert_close("after all rounds", &read(value)?, &expected, 1e-3)
 }
 
-/// Work on a stream of its own, joined by events: its buffers are given up by the host at once, and
-/// must not be used again before the work is done.
+/// Work on another stream, joined by events. The host releases its buffers at once, but they must
+/// not be reused before the work is done.
 fn another_stream() -> Result<(), String> {
     let any = cube(&random([1, 1]));
     let queue = CudaQueue::of(&any).ok_or("no CUDA tensor")?;
@@ -127,7 +128,7 @@ fn another_stream() -> Result<(), String> {
             copy(side, buffers)
         });
         drop(produced);
-        // Takes the memory of `produced`, if that is free, and overwrites it on CubeCL's stream.
+        // This takes the memory of `produced`, if it is free, and overwrites it on CubeCL's stream.
         let spoil = Tensor::<2>::full([2048, 2048], -1.0, &Device::cuda(0)) * 3.0;
         queue.enqueue(Op::new(|| "join".into()).writes(&out), move |compute, _| {
             compute.wait_for(side)?;
@@ -140,7 +141,7 @@ fn another_stream() -> Result<(), String> {
     assert_close("means", &read(Tensor::cat(results, 0))?, &expected, 1e-3)
 }
 
-/// What the next read says of work that failed.
+/// Enqueues failing work and returns its output.
 fn failure(
     work: impl FnOnce(Stream, &Buffers) -> Result<(), CudaError> + Send + 'static,
 ) -> Result<Tensor<2>, String> {
@@ -158,7 +159,7 @@ fn assert_told(downstream: Tensor<2>, reason: &str) -> Result<(), String> {
     match read(downstream) {
         Ok(_) => Err("what was never written was read".into()),
         Err(told) if told.contains("a product [3, 5] x [5, 4]") && told.contains(reason) => {
-            // Others are none the worse for it.
+            // Other tensors are not affected.
             assert_close(
                 "afterwards",
                 &read(random([3, 4]) * 0.0 + 2.0)?,
@@ -177,7 +178,8 @@ fn an_error() -> Result<(), String> {
 
 fn a_panic() -> Result<(), String> {
     let out = failure(|_, _| panic!("by accident"))?;
-    // Not Burn's `sum`: of what was never written it makes 0 (see `Decoder::loss`).
+    // Burn's `sum` would not do: it returns 0 for a tensor that was never written (see
+    // `Decoder::loss`).
     assert_told(out.sum_dim(1) * 2.0, "by accident")
 }
 
@@ -243,7 +245,7 @@ fn memory() -> Result<(), String> {
     Ok(())
 }
 
-/// Rows that CubeCL pads, parts of a larger tensor, transposed ones.
+/// Padded rows, slices of a larger tensor, and transposed tensors.
 fn ragged() -> Result<(), String> {
     let host = |tensor: &Tensor<3>| -> Result<Tensor<3>, String> {
         let data = tensor

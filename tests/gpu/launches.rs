@@ -1,8 +1,9 @@
 //! The kernels that one training step of each family launches.
 //!
-//! Burn's stock kernels take a tensor of any shape and any strides. A sum over tokens by one of them took
-//! three quarters of GPT-2's step, unseen, because each benchmark had Llama's shape. So a kernel that is
-//! neither ours nor one of [`STOCK`] fails this test, by its name and the family that launches it.
+//! Burn's stock kernels accept tensors of any shape and strides. A sum over tokens by one of them
+//! once took three quarters of GPT-2's step and went unnoticed, because every benchmark used
+//! Llama's shape. Therefore this test fails for any kernel that is neither ours nor in [`STOCK`],
+//! and names the kernel and the family.
 
 use std::{
     collections::BTreeMap,
@@ -27,13 +28,13 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_sum_by_burn_is_an_unknown_kernel", a_sum_is_unknown),
 ];
 
-/// Stock kernels that read and write each element once, by the start of their names.
+/// Stock kernels that read and write each element once, by prefix of their names.
 const STOCK: [&str; 11] = [
     "burn_cubecl::kernel::binary::kernel_binop::",
     "burn_cubecl::kernel::binary::kernel_scalar_binop::",
     "burn_cubecl::kernel::cast::",
     "burn_cubecl::kernel::comparison::kernel_scalar_cmp::",
-    // A router's count of the tokens that go to each expert.
+    // The router's count of the tokens for each expert.
     "burn_cubecl::kernel::index::scatter::scatter_add_atomic_kernel::",
     "burn_cubecl::kernel::index::slice::",
     "burn_cubecl::kernel::index::slice_assign::",
@@ -43,7 +44,7 @@ const STOCK: [&str; 11] = [
     "cubecl_std::tensor::contiguous::",
 ];
 
-/// Sizes that each family can have: what is not here is the family's own default.
+/// Sizes that every family supports; all other settings are the family's defaults.
 const SIZES: &str = "hidden = 64\nffn = 96\nlayers = 3\nheads = 4\nkv_heads = 4\nvocab = 307";
 
 /// Counts launches by kernel.
@@ -57,7 +58,7 @@ impl LaunchObserver for Launches {
     }
 }
 
-/// What `work` launches, of all threads.
+/// Runs `work` and counts the kernels that it launches on all threads.
 fn launched<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     let launches = Arc::new(Launches::default());
     let observation = LaunchObservation::new(launches.clone());
@@ -71,7 +72,7 @@ fn launched<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     (result, counts)
 }
 
-/// Whether a kernel is neither ours nor one that reads and writes each element once.
+/// Whether a kernel is neither ours nor in [`STOCK`].
 fn is_unknown(kernel: &str) -> bool {
     !kernel.starts_with("megaburn") && !STOCK.iter().any(|known| kernel.starts_with(known))
 }
@@ -106,7 +107,7 @@ fn known_only() -> Result<(), String> {
             let config = config(family, dtype, data)?;
             let told = |error: megaburn::train::TrainError| format!("{family}, {dtype}: {error}");
             let mut trainer = trainer(&config, Device::cuda(0)).map_err(told)?;
-            // The first step also sets up what is kept.
+            // The first step also allocates buffers that are kept.
             trainer.step().map_err(told)?;
             let (step, counts) = launched(|| trainer.step());
             step.map_err(told)?;
@@ -119,7 +120,7 @@ fn known_only() -> Result<(), String> {
             );
         }
     }
-    // What is left behind in a folder of temporary files harms nobody.
+    // Temporary files may stay if they cannot be removed.
     let _ = std::fs::remove_dir_all(&folder);
     if unknown.is_empty() {
         Ok(())
@@ -131,7 +132,7 @@ fn known_only() -> Result<(), String> {
 fn a_sum_is_unknown() -> Result<(), String> {
     let x = Tensor::<2>::ones([512, 64], &Device::cuda(0));
     let (sum, counts) = launched(|| x.sum_dim(0));
-    // Read, so that the sum is one that ran.
+    // Read the result, to be sure that the sum ran.
     let sum = sum.into_data().iter::<f32>().sum::<f32>();
     if sum != 512.0 * 64.0 {
         return Err(format!("the sum is {sum}"));

@@ -1,4 +1,4 @@
-//! Every layout trains as one rank does, on GPUs.
+//! Every layout on GPUs trains like one rank.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -21,16 +21,16 @@ use megaburn_test_support::{
 
 pub(crate) const GROUP_TESTS: &[GroupTest] = &[("the_matrix_trains_as_one_gpu_does", matrix)];
 
-/// Of losses, gradient norms and each parameter, relative.
+/// Relative tolerance of losses, gradient norms and each parameter.
 const TOLERANCE: f64 = 1e-5;
 
-/// Loss, gradient norm and what was learned of experts, of each step, and the parameters afterwards.
+/// Loss, gradient norm and expert metrics of each step, and the final parameters.
 pub(crate) type Trained = (Vec<Vec<f64>>, LocalParams);
 
-/// The same of one rank, its parameters whole.
+/// The results of one rank, with full parameters.
 pub(crate) type Expected = (Vec<Vec<f64>>, FullParams);
 
-/// All steps of a configuration.
+/// Runs all steps of a configuration.
 pub(crate) fn train(
     config: TrainConfig,
     world: &Group,
@@ -106,7 +106,7 @@ fn matrix(world: &Group) -> Result<(), String> {
 }
 
 fn remove(folder: &Path) {
-    // What is left behind in a folder of temporary files harms nobody.
+    // Temporary files may stay if they cannot be removed.
     let _ = std::fs::remove_dir_all(folder);
 }
 

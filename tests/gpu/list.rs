@@ -1,4 +1,5 @@
-//! All tests: their names, what they take of the machine, and which of them are the quick ones.
+//! The list of all tests: their names, the share of the machine that they take, and which are
+//! quick.
 
 use megaburn::collective::Group;
 
@@ -8,7 +9,7 @@ use crate::{
 };
 use megaburn_test_support::task_pool::TaskSize;
 
-/// A test of one GPU, or of none: what is wrong is a text.
+/// A test on one GPU, or on none; the error is a text.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 pub(crate) type GroupTest = (&'static str, GroupBody);
@@ -35,11 +36,12 @@ const GROUP_TESTS: [(&str, &[GroupTest]); 9] = [
     ("zero", zero::GROUP_TESTS),
 ];
 
-/// Tests that measure time limits or all of the GPUs' memory, by the start of their names.
+/// Tests that measure time limits or the total memory of the GPUs, by prefix of their names.
 const ALONE: [&str; 2] = ["failures::", "disagreements::"];
 
-/// Tests whose cases are dealt out to several processes, by the start of their names: how many. They
-/// compile hundreds of kernels or train dozens of models, and ask `kernels::part` for each case.
+/// Tests whose cases are distributed over several processes: prefix of their names, and number of
+/// processes. They compile hundreds of kernels or train dozens of models, and call `kernels::part`
+/// for each case.
 const PARTS: [(&str, usize); 18] = [
     ("kernels::attention::attention_of_every_kind", 15),
     ("kernels::attention::fused_attention_of_every_head_size", 16),
@@ -61,7 +63,7 @@ const PARTS: [(&str, usize); 18] = [
     ("pipelines::", 4),
 ];
 
-/// `--quick`: at least one test of each module, those that say most for their time.
+/// The tests of `--quick`: at least one per module, chosen for coverage per time.
 const QUICK: [&str; 31] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
@@ -96,23 +98,23 @@ const QUICK: [&str; 31] = [
     "zero::every_stage_trains_as_none_that_sends_at_the_end::2",
 ];
 
-/// What a test runs.
+/// How a test is run.
 #[derive(Clone, Debug)]
 pub(crate) enum Run {
-    /// A function, on the first GPU.
+    /// As a function on the first GPU.
     Here(fn() -> Result<(), String>),
-    /// A group's test, on so many ranks.
+    /// As a group's test on this number of ranks.
     Ranks(String, usize),
 }
 
-/// A test.
+/// A test case.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) run: Run,
 }
 
-/// All of them.
+/// Returns all test cases.
 pub(crate) fn cases() -> Vec<Case> {
     let kernels = kernels::tests().map(|(name, test)| Case {
         name,
@@ -137,7 +139,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The test of a group by the name that its ranks are told.
+/// The test of a group, by the name that its ranks get.
 pub(crate) fn group_test(name: &str) -> Option<GroupBody> {
     let (module, test) = name.split_once("::")?;
     let (_, tests) = GROUP_TESTS.iter().find(|(known, _)| *known == module)?;
@@ -148,7 +150,7 @@ pub(crate) fn group_test(name: &str) -> Option<GroupBody> {
 }
 
 impl Case {
-    /// How many processes its cases are dealt out to.
+    /// The number of processes that its cases are distributed over.
     pub(crate) fn parts(&self) -> usize {
         let known = PARTS
             .iter()
@@ -156,7 +158,7 @@ impl Case {
         known.map(|(_, parts)| *parts).max().unwrap_or(1)
     }
 
-    /// What it takes of `places`; at most four groups run beside each other.
+    /// The number of `places` that it takes; at most four groups run concurrently.
     pub(crate) fn room(&self, places: usize) -> TaskSize {
         match &self.run {
             _ if ALONE.iter().any(|start| self.name.starts_with(start)) => TaskSize::Alone,
@@ -172,7 +174,7 @@ impl Case {
     /// Runs it in this process.
     ///
     /// # Errors
-    /// What is wrong, as a text.
+    /// The failure as a text.
     pub(crate) fn run(&self, ranks_per_gpu: usize) -> Result<(), String> {
         match &self.run {
             Run::Here(test) => {
@@ -184,7 +186,7 @@ impl Case {
     }
 }
 
-/// The entries of the lists above that name no test.
+/// The entries of the lists above that match no test.
 pub(crate) fn unknown(cases: &[Case]) -> Vec<&'static str> {
     let starts = ALONE
         .into_iter()

@@ -1,13 +1,14 @@
-//! Tests on GPUs, and the executable of `.ci/bundle`: one file that is several programs, by the name
-//! it is called by or by its first argument.
+//! Tests on GPUs, and the executable of `.ci/bundle`: one file that contains several programs,
+//! selected by the name it is called by or by its first argument.
 //!
 //! ```sh
 //! cargo test --release -p megaburn-tests --features cuda --test gpu -- [--quick] [NAME]
 //! ```
 //!
-//! Each test runs in a process of its own, as many beside each other as there are cores; those of several
-//! GPUs start a rank for each GPU, or, with `MEGABURN_RANKS_PER_GPU=N` in the environment, `N` ranks for
-//! each. `--quick` runs some of each kind (`list.rs` says which), `--test-threads` so many at a time.
+//! Each test runs in its own process, with as many processes at a time as there are cores. Tests on
+//! several GPUs start one rank per GPU, or `N` with `MEGABURN_RANKS_PER_GPU=N` in the environment.
+//! `--quick` runs some tests of each kind (see `list.rs`); `--test-threads` sets the number of
+//! processes at a time.
 
 mod collectives;
 mod contexts;
@@ -40,9 +41,9 @@ use std::{
 
 use list::{GroupTest, Test};
 
-/// A program with its command line, its name first.
+/// A program, called with its command line including its name.
 type Program = fn(Vec<OsString>) -> ExitCode;
-/// What this file can be.
+/// The programs in this file.
 fn programs() -> impl Iterator<Item = (&'static str, Program)> {
     let own: [(&str, Program); 3] = [
         ("megaburn", megaburn::cli::run),
@@ -66,12 +67,12 @@ fn main() -> ExitCode {
         return program(command);
     }
     match command.get(1) {
-        // What `.ci/bundle` asks for.
+        // `.ci/bundle` reads this list.
         Some(name) if name == "programs" => {
             programs().for_each(|(name, _)| println!("{name}"));
             ExitCode::SUCCESS
         }
-        // How `megaburn launch` starts its ranks.
+        // `megaburn launch` starts its ranks like this.
         Some(name) if name == "launch-child" => megaburn::cli::run(command),
         Some(name) => match program(name) {
             Some(program) => program(command[1..].to_vec()),

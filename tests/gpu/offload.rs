@@ -1,4 +1,4 @@
-//! Optimizer state in pinned host memory, and its way to the GPU and back.
+//! Optimizer state in pinned host memory, and its transfers to the GPU and back.
 
 use burn::{
     module::{Module, Param},
@@ -69,7 +69,7 @@ fn round_trip() -> Result<(), String> {
         for dtype in [DType::F32, DType::BF16] {
             let what = format!("{len} {dtype:?}");
             let mut host = None;
-            // The second time into the same memory.
+            // The second round reuses the memory.
             for _ in 0..2 {
                 let x = random(len).cast(dtype);
                 let expected = read(x.clone())?;
@@ -92,7 +92,7 @@ fn round_trip() -> Result<(), String> {
             )?;
         }
     }
-    // A part of other memory, which is not at its beginning.
+    // A slice of a larger tensor, with an offset.
     let whole = random(3000);
     let expected = read(whole.clone())?
         .convert::<f32>()
@@ -109,7 +109,7 @@ fn round_trip() -> Result<(), String> {
     equal("a part", &found, &expected[1024..2135].to_vec())
 }
 
-/// Memory that is let go is taken again at once, by what is computed while copies go on.
+/// Freed memory is reused at once by computations while copies are in flight.
 fn in_order() -> Result<(), String> {
     const ROUNDS: usize = 40;
     let len = 1_000_003;
@@ -128,7 +128,7 @@ fn in_order() -> Result<(), String> {
         for (host, coming) in hosts.iter_mut().zip(coming) {
             let x = tensor(coming.wait()) * 0.5 + 0.25;
             leaving.push(host.store(cube(x)));
-            // Where what has left was, as soon as that is nobody's.
+            // This takes the memory of stored tensors as soon as it is free.
             let _other = random(len) * 1e9;
             if leaving.len() > 2 {
                 drop(leaving.remove(0));
@@ -138,7 +138,7 @@ fn in_order() -> Result<(), String> {
     }
     drop(leaving);
     let expected = read(expected)?;
-    // What is added to begin with has been halved away.
+    // The initial differences have been halved away.
     for host in &hosts {
         let found = host.read().map_err(told)?;
         let found = found.iter::<f32>();
@@ -165,7 +165,7 @@ fn clones() -> Result<(), String> {
     drop(host);
     equal("whether it fits alone", &clone.takes(&x), &true)?;
     equal("the clone", &clone.read().map_err(told)?, &expected)?;
-    // Memory is let go while its copy may be on the way.
+    // Memory is released while its copy may be in flight.
     let coming = clone.fetch();
     drop(clone);
     equal("the last copy", &read(tensor(coming.wait()))?, &expected)
@@ -205,10 +205,10 @@ fn too_much() -> Result<(), String> {
     equal(&error, &error.contains(message), &true)
 }
 
-/// Numbers of steps, as bits, and the parameters afterwards.
+/// The losses of the steps, as bits, and the final parameters.
 type Trained = (Vec<u64>, Vec<(String, TensorData)>);
 
-/// Losses, parameters and what of the state is in the replica check, of some steps.
+/// The losses and parameters of some steps; also runs the replica check on the state.
 fn trained(config: &TrainConfig) -> Result<Trained, TrainError> {
     let mut trainer = trainer(config, Device::cuda(0))?;
     let steps = (0..3).map(|_| Ok(trainer.step()?.loss.to_bits()));
@@ -252,7 +252,7 @@ struct Weights {
 const SHAPE: [usize; 2] = [512, 1024];
 const NUM: usize = 6;
 
-/// Bytes that live tensors take, with a fraction of AdamW's state in host memory.
+/// Bytes in live tensors, with a fraction of AdamW's state in host memory.
 fn allocated(fraction: f64) -> Result<f64, String> {
     let device = Device::cuda(0);
     let text = |error: megaburn::optim::OptimError| error.to_string();
@@ -290,7 +290,7 @@ fn allocated(fraction: f64) -> Result<f64, String> {
 fn memory() -> Result<(), String> {
     let elements = (NUM * SHAPE[0] * SHAPE[1]) as f64;
     let none = allocated(0.0)?;
-    // A master and two moments, f32.
+    // A master and two moments in f32.
     for fraction in [0.5, 1.0] {
         let saved = (none - allocated(fraction)?) / elements;
         if (saved - 12.0 * fraction).abs() > 0.2 {

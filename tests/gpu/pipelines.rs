@@ -1,4 +1,4 @@
-//! Every schedule trains as one GPU does.
+//! Every pipeline schedule trains like one GPU.
 
 use megaburn::{
     collective::Group,
@@ -37,7 +37,7 @@ lr = 1e-3
 warmup_steps = 0
 ";
 
-/// Schedules and chunks.
+/// Schedules and numbers of chunks.
 const WAYS: [(ScheduleKind, usize); 6] = [
     (ScheduleKind::GPipe, 1),
     (ScheduleKind::GPipe, 2),
@@ -54,7 +54,7 @@ fn schedules(world: &Group) -> Result<(), String> {
     write_random_text(&path, 60_000, 4321);
     let data = path.to_str().expect("the folder's name is text");
     let result = run(world, data);
-    // What is left behind in a folder of temporary files harms nobody.
+    // Temporary files may stay if they cannot be removed.
     let _ = std::fs::remove_dir_all(&folder);
     result
 }
@@ -62,7 +62,7 @@ fn schedules(world: &Group) -> Result<(), String> {
 fn run(world: &Group, data: &str) -> Result<(), String> {
     let config = |tied: bool, global_batch: usize| -> Result<TrainConfig, TrainError> {
         let mut config = ConfigLayers::new().with_text("pipelines.rs", CONFIG)?;
-        // Rounding decides no update.
+        // With a large epsilon, rounding errors cannot decide the sign of an update.
         config = config.with_set(&format!("optimizer.eps={EPSILON}"))?;
         config = config
             .with_set(&format!("model.tied={tied}"))?

@@ -1,4 +1,4 @@
-//! Tests of several GPUs: this program once more for each, as torchrun would start it.
+//! Tests on several GPUs: starts this program as several ranks, as torchrun would.
 
 use std::{ffi::OsString, process::ExitCode, thread};
 
@@ -11,10 +11,10 @@ use megaburn::{
 
 /// The argument before the name of a rank's test.
 const RANK: &str = "rank-of";
-/// Autodiff walks deep graphs on the rank's own stack.
+/// The stack size of a rank's thread; autodiff walks deep graphs recursively.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Runs a group test on `ranks` ranks, so many on each GPU.
+/// Runs a group test on `ranks` ranks, with `ranks_per_gpu` ranks on each GPU.
 pub(crate) fn launch_test(name: &str, ranks: usize, ranks_per_gpu: usize) -> Result<(), String> {
     let options = LaunchOptions::this_program(ranks, [RANK, name].map(OsString::from))
         .with_ranks_per_gpu(ranks_per_gpu);
@@ -25,7 +25,7 @@ pub(crate) fn launch_test(name: &str, ranks: usize, ranks_per_gpu: usize) -> Res
     }
 }
 
-/// The group test that this process is a rank of, if it is one.
+/// The group test that this process is a rank of, if any.
 pub(crate) fn test_of_this_rank(command: &[OsString]) -> Option<String> {
     match command {
         [_, rank, name] if rank == RANK => name.to_str().map(String::from),
@@ -54,12 +54,12 @@ pub(crate) fn run(test: fn(&Group) -> Result<(), String>) -> ExitCode {
             eprintln!("{error}");
             ExitCode::FAILURE
         }
-        // The panic has been printed.
+        // The panic message has already been printed.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// The GPU of this rank, or the first one where there is no launcher.
+/// The GPU of this rank, or the first GPU without a launcher.
 pub(crate) fn this_gpu() -> Device {
     let env = RankEnv::from_env().ok().flatten();
     let gpu = |env: RankEnv| env.gpu(num_gpus()).expect("the launcher counted them");

@@ -1,4 +1,5 @@
-//! Differentiable regions through NCCL, forward and backward, against rank threads on the CPU.
+//! Differentiable region functions through NCCL, forward and backward, compared with rank threads
+//! on the CPU.
 
 use burn::{
     prelude::Device,
@@ -54,14 +55,14 @@ const REGIONS: [(&str, Region); 15] = [
     }),
 ];
 
-/// Integers, whose sums are exact.
+/// Integers, so that sums are exact.
 fn numbers(shape: [usize; 3], salt: usize) -> TensorData {
     let count = shape.iter().product::<usize>();
     let values = (0..count).map(|i| ((i * 7 + 11 * salt + i / 5) % 9) as f32 - 4.0);
     TensorData::new(values.collect::<Vec<_>>(), shape)
 }
 
-/// What a region gives of this rank's tensor, and the gradient of its input.
+/// The output of a region for this rank's tensor, and the gradient of its input.
 fn run(region: Region, group: &Group, device: &Device, dtype: DType, shape: [usize; 3]) -> Pair {
     let tensor = |data: TensorData, device: &Device| Tensor::<3>::from_data(data, (device, dtype));
     let x = tensor(numbers(shape, group.rank()), &device.clone().autodiff()).require_grad();
@@ -77,7 +78,7 @@ type Pair = [TensorData; 2];
 fn every_region(world: &Group) -> Outcome {
     let n = world.size();
     for dtype in [DType::F32, DType::BF16] {
-        // Widths whose rows are padded and one whose are not; one row only.
+        // Widths with and without padded rows, and a single row.
         for shape in [
             [2 * n, n, 3 * n],
             [n, 2 * n, 64 * n],
@@ -139,8 +140,8 @@ fn nan(world: &Group) -> Outcome {
     same(max_over(x, world).into_data(), want, "maximum with NaN")
 }
 
-/// Producer kernel, collective, consumer kernel, with one read at the end: a collective that starts
-/// early or a consumer that does not wait gives another number.
+/// A producer kernel, a collective and a consumer kernel, with one read at the end. A collective
+/// that starts early or a consumer that does not wait changes the result.
 fn in_order(world: &Group) -> Outcome {
     let n = world.size() as f32;
     let mut x = Tensor::<2>::ones([257, 129], &this_gpu());

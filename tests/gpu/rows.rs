@@ -1,4 +1,4 @@
-//! Rows that go to the members that they are counted for, against the same on the host.
+//! All-to-all of rows with a count for each member, compared with the host.
 
 use burn::{
     prelude::Device,
@@ -8,7 +8,7 @@ use megaburn::collective::{Group, tensors};
 
 use crate::collectives::{Outcome, floats, same, text};
 
-/// Member r sends `(r + 2 m) % 3` rows to member m: none to some.
+/// Member r sends `(r + 2 m) % 3` rows to member m, which may be none.
 pub(crate) fn uneven(world: &Group) -> Outcome {
     let rank = world.rank();
     let n = world.size();
@@ -40,7 +40,7 @@ pub(crate) fn uneven(world: &Group) -> Outcome {
     )
 }
 
-/// Three stretches to each member, of none to some rows, which come to stand by stretch and then by member.
+/// Three row ranges to each member, some empty, which are stored by range and then by member.
 pub(crate) fn placed(world: &Group) -> Outcome {
     let rank = world.rank();
     let n = world.size();

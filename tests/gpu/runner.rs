@@ -1,5 +1,5 @@
-//! Runs tests beside each other, each in a process of its own: kernels are compiled on all cores, and
-//! what one test does to its process is no other's business.
+//! Runs tests concurrently, each in its own process: kernels are compiled on all cores, and tests
+//! cannot affect each other.
 
 use std::{
     collections::HashSet,
@@ -21,18 +21,18 @@ use crate::{
 };
 use megaburn_test_support::task_pool::run_all;
 
-/// The argument before the name of a test that a process runs for another one.
+/// The argument before the name of a test that runs in a child process.
 pub(crate) const ONE: &str = "test-of";
-/// How many ranks of a test have a GPU together.
+/// The environment variable with the number of ranks that share a GPU.
 const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
-/// Memory of a GPU for each process that computes on it.
+/// GPU memory reserved for each process that computes on it.
 const BYTES_PER_PROCESS: u64 = 4 << 30;
-/// After so long a part of a test is ended and has failed.
+/// The time limit of a part of a test; after it, the part is killed and has failed.
 const LIMIT: Duration = Duration::from_secs(400);
-/// Autodiff walks deep graphs on the test's own stack.
+/// The stack size of a test's thread; autodiff walks deep graphs recursively.
 const STACK_BYTES: usize = 64 << 20;
 
-/// A part of a test, and how it ended.
+/// A finished part of a test.
 struct Done {
     name: String,
     seconds: f64,
@@ -49,7 +49,7 @@ fn ranks_per_gpu() -> Result<usize, String> {
 /// Runs the test that the parent process names.
 pub(crate) fn run_one(name: &str) -> ExitCode {
     use nix::sys::{prctl::set_pdeathsig, signal::Signal};
-    // A test without the process that reports it is nobody's.
+    // The test must not outlive the process that reports its result.
     if let Err(error) = set_pdeathsig(Signal::SIGKILL) {
         eprintln!("the test would outlive its parent: {error}");
     }
@@ -65,12 +65,12 @@ pub(crate) fn run_one(name: &str) -> ExitCode {
             eprintln!("{error}");
             ExitCode::FAILURE
         }
-        // The panic has been printed.
+        // The panic message has already been printed.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// Runs the tests that a command line names.
+/// Runs the tests that the command line selects.
 pub(crate) fn run(command: Vec<OsString>) -> ExitCode {
     match run_named(command) {
         Ok(true) => ExitCode::SUCCESS,
@@ -128,7 +128,7 @@ fn run_named(mut command: Vec<OsString>) -> Result<bool, String> {
     Ok(report(&named, left_out.len(), places, arguments.nocapture))
 }
 
-/// As many processes as there are cores, and room on the GPUs.
+/// The number of concurrent processes, limited by cores and by GPU memory.
 fn places() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let bytes: u64 = (0..num_gpus()).filter_map(gpu_memory).sum();
@@ -145,7 +145,7 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
             (0..parts).map(move |part| (case, [part, parts]))
         })
         .collect();
-    // What takes long is begun first.
+    // Start the longest tests first.
     parts.sort_by_key(|(_, [_, parts])| std::cmp::Reverse(*parts));
     println!(
         "running {} tests in {} processes, {places} at a time",
@@ -213,7 +213,7 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
     failed.is_empty()
 }
 
-/// The GPUs of this process, and how many tests compute on each.
+/// The GPUs of this process, and the number of tests on each.
 struct Gpus {
     names: Vec<String>,
     taken: Mutex<Vec<usize>>,
@@ -236,7 +236,7 @@ impl Gpus {
         }
     }
 
-    /// The one with the fewest tests.
+    /// Takes the GPU with the fewest tests.
     fn take(&self) -> usize {
         let mut taken = self.taken.lock().expect("nothing panics here");
         let gpu = (0..taken.len()).min_by_key(|gpu| taken[*gpu]).unwrap_or(0);
@@ -244,7 +244,7 @@ impl Gpus {
         gpu
     }
 
-    /// The value of `CUDA_VISIBLE_DEVICES` under which this one is the first of all.
+    /// The value of `CUDA_VISIBLE_DEVICES` that makes this GPU the first one.
     fn from(&self, gpu: usize) -> String {
         let others = (0..self.names.len()).map(|i| &self.names[(gpu + i) % self.names.len()][..]);
         others.collect::<Vec<_>>().join(",")
@@ -255,7 +255,7 @@ impl Gpus {
     }
 }
 
-/// What the process printed; an error if the test failed or took too long.
+/// Returns the output of the process; an error if the test failed or took too long.
 fn in_a_process(
     case: &Case,
     [part, parts]: [usize; 2],
@@ -288,7 +288,7 @@ fn in_a_process(
             Ok(Some(status)) => break Err(format!("it ended with {status}")),
             Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
             ended => {
-                // It may have ended by itself meanwhile.
+                // The process may have ended in the meantime.
                 let _ = child.kill();
                 let _ = child.wait();
                 break Err(ended.map_or_else(

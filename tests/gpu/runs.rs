@@ -30,10 +30,10 @@ log_interval = 1000000\ncheckpoint_interval = 5\ntimeout_seconds = 10
 [run]\ndevice = \"cuda\"
 ";
 
-/// Steps that no test waits for.
+/// A number of steps that no test waits for.
 pub(crate) const ENDLESS: u64 = 1_000_000;
 
-/// The folder of a run, which goes away with it.
+/// The folder of a run, which is removed when this is dropped.
 pub(crate) struct Folder(TempDir);
 
 /// How a run ended.
@@ -44,7 +44,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// `megaburn train` and all that it started; killed when dropped.
+/// A running `megaburn train` and its child processes; killed when dropped.
 pub(crate) struct Running<'a> {
     child: Child,
     folder: &'a Folder,
@@ -62,12 +62,12 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// Starts the run, with further `KEY=VALUE`s.
+    /// Starts the run, with additional `KEY=VALUE` settings.
     pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Running<'_> {
         self.start(&self.arguments(layout, steps, sets))
     }
 
-    /// Starts the run as `ranks` ranks, of which rank 1 has another learning rate.
+    /// Starts the run as `ranks` ranks; rank 1 has a different learning rate.
     pub(crate) fn train_at_odds(&self, layout: &str, ranks: usize) -> Running<'_> {
         const ODD: &str = "exec \"$@\" --set optimizer.lr=0.00$((1 + (RANK == 1)))";
         let launch = [
@@ -133,7 +133,7 @@ impl Folder {
 }
 
 impl Running<'_> {
-    /// Waits until something is so, while it runs.
+    /// Waits until a condition holds, while the run continues.
     pub(crate) fn wait_until(
         &mut self,
         patience: Duration,
@@ -158,7 +158,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// How it ended, which it must within `patience`.
+    /// Waits for the run to end, which must happen within `patience`.
     pub(crate) fn wait(&mut self, patience: Duration) -> Result<Ended, String> {
         let until = Instant::now() + patience;
         loop {
@@ -180,7 +180,7 @@ impl Running<'_> {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Its ranks' process ids, in rank order.
+    /// The process ids of its ranks, in rank order.
     pub(crate) fn ranks(&self) -> Vec<Pid> {
         let mut ranks: Vec<(usize, Pid)> = children(self.child.id())
             .into_iter()
@@ -217,14 +217,15 @@ impl Drop for Running<'_> {
     }
 }
 
-/// The processes whose parent is `parent`.
+/// The child processes of `parent`.
 fn children(parent: u32) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter_map(|entry| {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // Behind the name, which may hold anything, in parentheses: state, then parent.
+            // The fields after the name (in parentheses; it may contain anything) are the state and
+            // the parent.
             let parent_of: u32 = stat
                 .rsplit_once(')')?
                 .1
@@ -237,7 +238,7 @@ fn children(parent: u32) -> Vec<i32> {
         .collect()
 }
 
-/// Whether a process is still there, and no zombie.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat
@@ -246,7 +247,7 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     })
 }
 
-/// Memory in use of each GPU in MiB, as `nvidia-smi` says.
+/// Memory in use on each GPU in MiB, from `nvidia-smi`.
 pub(crate) fn memory_used() -> Result<Vec<u64>, String> {
     let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"];
     let output = Command::new("nvidia-smi").args(query).output();

@@ -1,4 +1,4 @@
-//! Optimizer steps of a trainer whose host does not wait for the gradient's norm.
+//! Optimizer steps of a trainer whose host does not wait for the gradient norm.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) fn with_config(
     let model = &Matrix::read().models["untied"];
     write_random_text(&path, 200 * model.seq_len, fresh_seed());
     let found = test(model.config(path.to_str().expect("the folder's name is text"), 4, 2));
-    // What is left behind in a folder of temporary files harms nobody.
+    // Temporary files may stay if they cannot be removed.
     let _ = std::fs::remove_dir_all(&folder);
     found
 }
@@ -73,7 +73,7 @@ fn numbers(config: &TrainConfig, device: Device) -> Result<Vec<f64>, String> {
 fn compare(found: &[f64], expected: &[f64]) -> Result<(), String> {
     for (found, expected) in found.iter().zip(expected) {
         let relative = (found - expected).abs() / expected;
-        // A gradient of nothing is none.
+        // If both are 0, the relative difference is NaN, so compare for equality first.
         if found != expected && (relative.is_nan() || relative > 1e-5) {
             return Err(format!("{found}, on the CPU {expected}"));
         }
@@ -81,7 +81,7 @@ fn compare(found: &[f64], expected: &[f64]) -> Result<(), String> {
     Ok(())
 }
 
-/// The largest norm is one that each step exceeds, one that none does, and none.
+/// Clipping thresholds that every step exceeds, that no step exceeds, and 0 (no clipping).
 fn clipped() -> Result<(), String> {
     with_config(|mut config| {
         for clip_grad in [0.05, 1e3, 0.0] {
@@ -101,7 +101,7 @@ pub(crate) const OPTIMIZERS: [OptimizerName; 4] = [
     OptimizerName::Muon,
 ];
 
-/// In steps so short that what rounding turns round does not show.
+/// With a learning rate so low that updates whose sign rounding flips do not show.
 fn optimizers() -> Result<(), String> {
     with_config(|mut config| {
         config.optimizer.lr = 1e-4;
@@ -116,7 +116,8 @@ fn optimizers() -> Result<(), String> {
     })
 }
 
-/// A data-parallel rank's samples are a view of all. The loss of one, and the gradients of all parameters.
+/// The loss of one sample and the gradients of all parameters; the sample is a view of the batch,
+/// as on a data-parallel rank.
 fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<f64>, String> {
     let trainer = trainer(config, device.clone()).map_err(|error| error.to_string())?;
     let model = trainer.model();
@@ -170,7 +171,7 @@ fn fused_loss() -> Result<(), String> {
     })
 }
 
-/// The norm that is computed again is one without a sum before it: another kernel, the same numbers.
+/// The recomputed norm has no fused addition before it: another kernel must give the same numbers.
 fn recompute() -> Result<(), String> {
     with_config(|mut config| {
         use RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
@@ -199,7 +200,7 @@ fn recompute() -> Result<(), String> {
             keep_attention: true,
             ..layers(RecomputeMethod::Uniform, offload)
         });
-        // Of f16, so that no step is skipped.
+        // The initial f16 loss scale is low enough that no step is skipped.
         config.optimizer.initial_loss_scale = 1024.0;
         for (family, dtype) in [Family::Llama, Family::Gpt2]
             .into_iter()
@@ -217,8 +218,8 @@ fn recompute() -> Result<(), String> {
             if expected.iter().any(|number| !number.is_finite()) {
                 return Err(format!("{family}, {dtype}: {expected:?}"));
             }
-            // In f32, and of heads of other sizes, no fused kernel computes attention, and what is kept is of other
-            // blocks.
+            // In f32, and for other head sizes, attention does not use a fused kernel, and
+            // selective save keeps nothing.
             let is_fused = family == Family::Llama && dtype != Dtype::F32;
             let kept = kept.iter().filter(|_| is_fused);
             for way in ways.iter().chain(kept) {

@@ -1,4 +1,4 @@
-//! What GPUs share out between them changes no number, and neither does what they send meanwhile.
+//! Neither ZeRO nor overlapped communication on GPUs changes the results.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use megaburn_test_support::{
 pub(crate) const GROUP_TESTS: &[GroupTest] =
     &[("every_stage_trains_as_none_that_sends_at_the_end", stages)];
 
-/// Large enough that a GPU computes while it sends; several buckets, parameters that ranks cut, and
-/// nothing that is not the same each time: sequences too short for cuDNN's attention.
+/// Large enough that a GPU computes during communication, with several buckets, parameters that are
+/// split across ranks, and nothing nondeterministic: sequences are too short for cuDNN's attention.
 const CONFIG: &str = "
 [model]
 hidden = 1024
@@ -94,7 +94,8 @@ fn stages(world: &Group) -> Result<(), String> {
             let (losses, params) = train(0, false, micro_batches).map_err(text)?;
             let stages = (0..=3).flat_map(|zero| [(zero, false), (zero, true)]);
             for (zero, overlap) in stages.chain([(1, true)]) {
-                // From stage 2 on micro-batches are added behind ranks, else ranks behind micro-batches.
+                // From stage 2 on, gradients are summed over ranks before micro-batches, else
+                // after; rounding differs.
                 if zero >= 2 && micro_batches > 1 {
                     continue;
                 }
@@ -118,12 +119,13 @@ fn stages(world: &Group) -> Result<(), String> {
         Ok(())
     };
     let result = run();
-    // What is left behind in a folder of temporary files harms nobody.
+    // Temporary files may stay if they cannot be removed.
     let _ = std::fs::remove_dir_all(&folder);
     result
 }
 
-/// Two numbers have one sum; more are added in an order that is the collective's.
+/// The sum of two numbers does not depend on their order; with more ranks the collective chooses
+/// the order.
 fn compare(
     (found, found_params): &(Vec<f64>, LocalParams),
     losses: &[f64],

@@ -1,41 +1,42 @@
-//! Tables that tell a kernel where many tensors are, which would be too many arguments.
+//! Tables of addresses in GPU memory, for kernels on more tensors than fit into their arguments.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::{CudaQueue, Op, host::staged, tensor};
 
-/// A number of a [`table`].
+/// An entry of a [`table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Where the first element of a tensor is, by its index.
+    /// The address of the first element of a tensor, given by its index.
     Address(usize),
-    /// So many bytes behind that.
+    /// The address this number of bytes after the first element of a tensor.
     Offset(usize, u64),
-    /// Itself.
+    /// A plain number.
     Number(u64),
 }
 
-/// What is done to a table's tensors by the kernel that it is for.
+/// How the kernel that uses a table accesses the tensors in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// They are read.
+    /// The tensors are read.
     Read,
-    /// They are written, or read and written.
+    /// The tensors are written, or read and written.
     Write,
 }
 
-/// The numbers in memory of the GPU that the tensors are on, for kernels launched behind this. The tensors
-/// must be held until those kernels are launched, and no memory asked for in between, for which they might be moved;
-/// one that was never written fails the table, and with it
-/// what is computed by it. Tensors that a kernel writes by a table are no arguments of it: [`written_by`] says
-/// of what they are.
+/// Builds a table of `entries` in GPU memory, for kernels that are launched after this call.
+///
+/// The tensors must stay alive until those kernels are launched, and nothing may be allocated in
+/// between, because an allocation may move them. A tensor that was never written makes the table
+/// fail, and with it everything computed from it. Tensors that a kernel writes through a table are
+/// not among its arguments; [`written_by`] records which kernel wrote them.
 ///
 /// # Shapes
-/// `[entries.len()]` in u64; on the device of the first tensor
+/// `[entries.len()]` in u64, on the device of the first tensor.
 ///
 /// # Panics
-/// If the first tensor is on no CUDA device, or an index is that of no tensor.
+/// If the first tensor is not on a CUDA device, or an index is out of range.
 pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> CubeTensor {
     let queue = CudaQueue::of(&tensors[0]).expect("a table is asked for where a GPU is");
     let table = tensor::empty(&tensors[0], [entries.len()], DType::U64);
@@ -61,18 +62,19 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
             Entry::Number(number) => number,
         };
         let numbers: Vec<u64> = entries.into_iter().map(number).collect();
-        // SAFETY: the table has room for as many numbers as it was made for, and only what is put on the
-        // stream from now on reads it.
+        // SAFETY: the table was allocated for this number of entries, and only work that is
+        // enqueued from now on reads it.
         unsafe { staged::copy(&numbers, table.ptr, stream) }
     });
     table
 }
 
-/// Says that tensors were written by the kernel that wrote `done`, which knew them by a [`table`]: if it failed, or
-/// could not run because something that it reads was never written, that goes on in them.
+/// Records that `tensors` were written, through a [`table`], by the kernel that wrote `done`. If
+/// that kernel failed, or could not run because one of its inputs was never written, the failure
+/// carries over to the tensors.
 ///
 /// # Panics
-/// If `done` is on no CUDA device.
+/// If `done` is not on a CUDA device.
 pub fn written_by(done: &CubeTensor, tensors: &[CubeTensor]) {
     let queue = CudaQueue::of(done).expect("a kernel wrote it");
     let len = tensors.len();

@@ -1,4 +1,4 @@
-//! Work on other streams than CubeCL's, and how that waits for it.
+//! Work on other streams than CubeCL's, and how CubeCL's stream waits for it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,23 +6,23 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::{CudaQueue, Op, Retained, events::PooledEvent};
 
-/// Work on another stream that was started: its result, once waited for.
+/// Started work on another stream, whose result is available after waiting for it.
 #[derive(Debug)]
 #[must_use = "what the work gives is had by waiting for it"]
 pub struct AsyncOp {
-    /// Before the result, so that its memory is nobody else's until it was waited for.
+    /// Declared before the result, so that the result's memory is not reused before the wait.
     join: Option<Join>,
     out: CubeTensor,
 }
 
 impl AsyncOp {
-    /// A result that is there for whatever comes after it: of work in order, or computed from
-    /// some.
+    /// Wraps a result that needs no waiting: it comes from in-order work, or is computed from such
+    /// results.
     pub fn done(out: CubeTensor) -> Self {
         Self { out, join: None }
     }
 
-    /// The result of work that is joined later.
+    /// Wraps the result of work that is joined later.
     pub(crate) fn overlapped(out: CubeTensor, join: Join) -> Self {
         Self {
             out,
@@ -30,21 +30,21 @@ impl AsyncOp {
         }
     }
 
-    /// The memory of the result, which is not there yet: for what is enqueued behind
+    /// The memory of the result, which is not valid yet; for work that is enqueued after
     /// [`wait`](Self::wait).
     pub fn peek(&self) -> CubeTensor {
         self.out.clone()
     }
 
-    /// The result. What is computed from now on waits for it on the GPU; the host does not.
+    /// Returns the result. Later work on the GPU waits for it; the host does not.
     pub fn wait(self) -> CubeTensor {
         drop(self.join);
         self.out
     }
 }
 
-/// Lets CubeCL's stream wait for work on another one, when dropped: the buffers of the work stay
-/// where they are until then.
+/// Makes CubeCL's stream wait for work on another stream when it is dropped. Until then the buffers
+/// of the work are neither freed nor moved.
 #[derive(Debug)]
 pub(crate) struct Join {
     queue: CudaQueue,
@@ -53,7 +53,7 @@ pub(crate) struct Join {
     retained: Retained,
 }
 
-/// The point behind the work, once the device thread has made it.
+/// The event recorded after the work, once the device thread has recorded it.
 pub(crate) type Done = Arc<Mutex<Option<Arc<PooledEvent>>>>;
 
 impl Join {
@@ -72,7 +72,7 @@ impl Drop for Join {
         let name = self.name.clone();
         let done = self.done.clone();
         let retained = std::mem::take(&mut self.retained);
-        // It touches no buffer, so that it runs even where the call failed.
+        // The join uses no buffers, so it runs even if the call failed.
         self.queue.enqueue(
             Op::new(move || format!("join of {name}")),
             move |stream, _| {

@@ -1,4 +1,4 @@
-//! A GPU's context, for threads other than its device thread.
+//! The context of a GPU, for threads other than its device thread.
 
 use cubecl_common::device::DeviceId;
 use cudarc::driver::{
@@ -8,8 +8,8 @@ use cudarc::driver::{
 
 use crate::CudaError;
 
-/// The primary context of a GPU, which CubeCL and every CUDA library share. It is kept for as long as
-/// the process lives, as CubeCL keeps it.
+/// The primary context of a GPU, which CubeCL and all CUDA libraries share. It is never released
+/// during the life of the process; CubeCL keeps it, too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context(CUcontext);
 
@@ -19,7 +19,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The context of the GPU that CubeCL knows as `id`.
+    /// The primary context of the GPU with CubeCL's id `id`.
     ///
     /// # Errors
     /// The driver refuses.
@@ -33,7 +33,7 @@ impl Context {
             .map_err(CudaError::driver("cuDevicePrimaryCtxRetain"))
     }
 
-    /// Makes it the current context of this thread.
+    /// Makes this the current context of the calling thread.
     ///
     /// # Errors
     /// The driver refuses.
@@ -44,15 +44,15 @@ impl Context {
             .map_err(CudaError::driver("cuCtxSetCurrent"))
     }
 
-    /// Runs `body` with this context current, and then makes current what was before.
+    /// Runs `body` with this context current, and then restores the previous context.
     ///
     /// # Errors
-    /// The body's, or the driver refuses.
+    /// `body` fails, or the driver refuses.
     pub(crate) fn scope<T>(
         self,
         body: impl FnOnce() -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
-        /// Also on a panic.
+        /// Restores the previous context, also after a panic.
         struct Pop;
         impl Drop for Pop {
             fn drop(&mut self) {

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-/// Why CUDA work could not be done.
+/// Why CUDA work failed.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 #[allow(
@@ -34,7 +34,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// A call of the CUDA driver that failed.
+    /// Wraps a failed call of the CUDA driver.
     pub(crate) fn driver(call: &'static str) -> impl FnOnce(cudarc::driver::DriverError) -> Self {
         move |error| Self::Call {
             call,

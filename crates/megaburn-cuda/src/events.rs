@@ -1,4 +1,4 @@
-//! Events: points in a stream that others wait for, taken from a pool.
+//! Events: points in a stream that other streams and threads can wait for, taken from a pool.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,11 +6,11 @@ use cudarc::driver::sys::{self, CUevent, CUresult};
 
 use crate::{CudaError, streams::Stream};
 
-/// Events of this process's context that nobody uses. Making one costs microseconds, recording one
-/// again does not.
+/// Unused events of this process's context. Creating an event costs microseconds; re-recording one
+/// does not.
 static FREE: Mutex<Vec<Event>> = Mutex::new(Vec::new());
 
-/// A recorded point in a stream. Valid on threads whose context is the device's.
+/// A recorded point in a stream. It is valid on threads whose current context is the device's.
 #[derive(Debug)]
 pub struct Event(Handle);
 
@@ -23,7 +23,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Event {
-    /// The point that `stream` has reached by now.
+    /// Records the point that `stream` has reached by now.
     ///
     /// # Errors
     /// The driver refuses.
@@ -48,7 +48,7 @@ impl Event {
     }
 }
 
-/// An event on loan from the pool; dropping it gives it back. Work that already waits for it keeps
+/// An event borrowed from the pool; dropping it returns it. Work that already waits for it keeps
 /// waiting for the point that was recorded.
 #[derive(Debug)]
 pub struct PooledEvent(Option<Event>);
@@ -58,7 +58,7 @@ impl PooledEvent {
         self.0.as_ref().expect("only drop takes it").0.0
     }
 
-    /// Lets what is put on `stream` from now on wait for this point.
+    /// Makes all work that is enqueued on `stream` from now on wait for this point.
     ///
     /// # Errors
     /// The driver refuses.
@@ -69,10 +69,11 @@ impl PooledEvent {
             .map_err(CudaError::driver("cuStreamWaitEvent"))
     }
 
-    /// Waits until the device has passed this point. For checkpoints, not for steps.
+    /// Blocks the calling thread until the device has passed this point. Use it for checkpoints,
+    /// not in steps.
     ///
     /// # Errors
-    /// The driver's, which may be of any work before.
+    /// A driver error, which any earlier work may have caused.
     pub fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the event is a live handle of this context.
         unsafe { sys::cuEventSynchronize(self.handle()) }
@@ -83,7 +84,7 @@ impl PooledEvent {
     /// Whether the device has passed this point.
     ///
     /// # Errors
-    /// The driver's, which may be of any work before.
+    /// A driver error, which any earlier work may have caused.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the event is a live handle of this context.
         match unsafe { sys::cuEventQuery(self.handle()) } {

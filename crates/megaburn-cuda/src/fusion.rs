@@ -1,7 +1,8 @@
-//! Tensors of Burn's kernel fusion, which queues operations and may reorder independent ones.
+//! Conversion of tensors of Burn's kernel fusion, which queues operations and may reorder
+//! independent ones.
 //!
-//! What goes through here is in the program's order: taking a tensor out drains its queue, and what
-//! is put in is there already.
+//! The conversions preserve program order: taking a tensor out drains its queue, and a tensor that
+//! is put in is complete already.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
@@ -12,14 +13,14 @@ use burn_fusion::{
 };
 use burn_ir::InitOperationIr;
 
-/// Burn's tensor of a CubeCL device as CubeCL's own: everything that it is computed from, and all
-/// that was asked for before, is launched first.
+/// Converts Burn's tensor on a CubeCL device into CubeCL's own. Everything that it depends on, and
+/// everything that was queued before, is launched first.
 pub fn from_backend(tensor: FloatTensor<Cube>) -> CubeTensor {
     let client = tensor.client.clone();
     client.resolve_tensor_float::<CubeBackend>(tensor)
 }
 
-/// The inverse of [`from_backend`].
+/// Converts CubeCL's tensor into Burn's; the inverse of [`from_backend`].
 pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
     let client = get_client::<CubeBackend>(&tensor.device);
     let shape = tensor.shape();

@@ -1,14 +1,18 @@
-//! Compiled kernels on disk: what NVIDIA's compiler made of a kernel in one process serves the next.
+//! Caches compiled kernels on disk, so that later processes need not compile them.
 
 use std::{env, path::PathBuf, sync::Once};
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
-/// `0`: kernels are compiled anew in each process. A folder: they lie there. Otherwise, in that of
-/// CubeCL's configuration: `target/environment` in a Cargo workspace, the user's cache folder elsewhere.
+/// The environment variable that controls the cache:
+///
+/// - `0`: every process compiles its kernels.
+/// - a folder: the cache is stored there.
+/// - otherwise: the folder in CubeCL's configuration, which is `target/environment` in a Cargo
+///   workspace and the user's cache folder elsewhere.
 pub const VARIABLE: &str = "MEGABURN_KERNEL_CACHE";
 
-/// What the variable asks for.
+/// The setting in the variable.
 #[derive(Debug, PartialEq, Eq)]
 enum KernelCacheMode {
     Off,
@@ -26,9 +30,9 @@ impl KernelCacheMode {
     }
 }
 
-/// Turns the cache on in CubeCL's configuration, whose other settings are read from `cubecl.toml` and the
-/// environment as ever (`compilation.cache` is not: the variable has its place). A program that has set the
-/// configuration itself keeps its own.
+/// Turns the cache on in CubeCL's configuration. Its other settings are read from `cubecl.toml` and
+/// the environment as usual, except for `compilation.cache`, which the variable replaces. A program
+/// that has set the configuration itself keeps its own.
 pub(crate) fn turn_on() {
     static ONCE: Once = Once::new();
     ONCE.call_once(set);

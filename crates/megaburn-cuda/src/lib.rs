@@ -1,13 +1,13 @@
-//! Foreign CUDA libraries in order with CubeCL's kernels, without host synchronisation.
+//! Runs foreign CUDA libraries in order with CubeCL's kernels, without host synchronization.
 //!
-//! CubeCL launches its kernels from one thread a device, on one stream. `CudaQueue::enqueue` runs
-//! a closure on that thread, between two launches, with the stream and the addresses of some
-//! buffers: whatever the closure puts on the stream runs after what produced its inputs and before
-//! what reads its outputs, and the host waits for nothing.
+//! CubeCL launches its kernels from one thread per device, on one stream. `CudaQueue::enqueue` runs
+//! a closure on that thread, between two launches, with the stream and the addresses of the given
+//! buffers. Work that the closure puts on the stream runs after the producers of its inputs and
+//! before the readers of its outputs; the host does not wait.
 //!
-//! - **A failure is a value.** Work that fails leaves its outputs marked as never written; the next
-//!   read of one of them, or of anything computed from them, gives the failure with the
-//!   operation's name and shapes.
+//! - **Failures are values.** Failed work leaves its outputs marked as never written. The next read
+//!   of one of them, or of anything computed from them, returns the failure with the operation's
+//!   name and shapes.
 //! - **Libraries are loaded at run time** (`libraries`): building needs neither GPU nor toolkit.
 //!
 //! The crate is empty without its feature `cuda`.
@@ -41,12 +41,12 @@ pub use async_op::AsyncOp;
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};
 
-/// Makes this process ready to compute on one GPU, and returns how many it may use. Called before the
-/// first tensor: all threads of the process then launch on one stream, in the order of their calls, and
-/// kernels compiled once are kept on disk ([`kernel_cache`]).
+/// Prepares this process for computing on one GPU and returns the number of GPUs that it may use.
+/// Call it before the first tensor: from then on all threads of the process launch on one stream,
+/// in the order of their calls, and compiled kernels are cached on disk ([`kernel_cache`]).
 ///
 /// # Errors
-/// The first thing that is missing on the machine; see [`libraries::check`].
+/// Something is missing on the machine; see [`libraries::check`].
 pub fn start() -> Result<usize, CudaError> {
     libraries::check()?;
     kernel_cache::turn_on();

@@ -1,12 +1,12 @@
-//! What a CUDA run needs on the machine, looked for before it starts.
+//! Checks that the libraries that a CUDA run needs are on the machine, before it starts.
 
 use std::path::PathBuf;
 
 use crate::{CudaError, search::Machine};
 
-/// The number of GPUs that this process may use; none without a driver.
+/// The number of GPUs that this process may use; 0 without a driver.
 pub fn num_gpus() -> usize {
-    // SAFETY: loading the driver runs its initialisers, as the first CUDA call would.
+    // SAFETY: loading the driver runs its initializers, as the first CUDA call would.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return 0;
     }
@@ -17,7 +17,7 @@ pub fn num_gpus() -> usize {
     count().map_or(0, |count| usize::try_from(count).unwrap_or(0))
 }
 
-/// The name of a GPU, as `NVIDIA H200`.
+/// The name of a GPU, e.g. `NVIDIA H200`.
 pub fn gpu_name(index: usize) -> Option<String> {
     let device = cudarc::driver::result::device::get(i32::try_from(index).ok()?).ok()?;
     cudarc::driver::result::device::get_name(device).ok()
@@ -26,12 +26,12 @@ pub fn gpu_name(index: usize) -> Option<String> {
 /// The memory of a GPU in bytes.
 pub fn gpu_memory(index: usize) -> Option<u64> {
     let device = cudarc::driver::result::device::get(i32::try_from(index).ok()?).ok()?;
-    // SAFETY: the device is one that the driver has named.
+    // SAFETY: the driver returned the device.
     let bytes = unsafe { cudarc::driver::result::device::total_mem(device) }.ok()?;
     u64::try_from(bytes).ok()
 }
 
-/// The file of a library that this process has loaded, by the start of its name.
+/// The file of a library that this process has loaded, found by the start of its name.
 pub fn loaded(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let files = maps
@@ -43,12 +43,12 @@ pub fn loaded(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// Refuses a machine that lacks something a CUDA run needs.
+/// Refuses a machine that lacks something that a CUDA run needs.
 ///
 /// # Errors
-/// The first thing that is missing, where it was looked for and how to install it.
+/// The first missing item, where it was searched for, and how to install it.
 pub fn check() -> Result<(), CudaError> {
-    // SAFETY: loading the driver runs its initialisers, as the first use would.
+    // SAFETY: loading the driver runs its initializers, as the first use would.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(CudaError::MissingLibrary {
             library: "the NVIDIA driver",
@@ -64,7 +64,7 @@ pub fn check() -> Result<(), CudaError> {
             "the NVIDIA driver shows no GPU (CUDA_VISIBLE_DEVICES is {visible}): see `nvidia-smi`"
         )));
     }
-    // SAFETY: loading these libraries runs their initialisers, as the first use would.
+    // SAFETY: loading these libraries runs their initializers, as the first use would.
     let nvrtc = || unsafe { cudarc::nvrtc::sys::is_culib_present() };
     find(
         "NVRTC, which compiles kernels,",
@@ -82,8 +82,8 @@ const TOOLKIT: &str = "install the CUDA toolkit 13 or its parts (packages cuda-n
     libcublas-13-0 and cuda-cudart-dev-13-0, or the wheels nvidia-cuda-nvrtc, nvidia-cublas and \
     nvidia-cuda-runtime)";
 
-/// Sees to it that the loader has a library by its name: where it does not find it, the library is loaded
-/// from the toolkit or a wheel of Python's, and the loader gives it to whoever asks for the name then.
+/// Makes sure that the loader finds a library by its name. If it does not, the library is loaded
+/// from the toolkit or a Python wheel; the loader then resolves the name to the loaded library.
 fn find(
     library: &'static str,
     name: &str,
@@ -94,13 +94,13 @@ fn find(
         return Ok(());
     }
     let machine = Machine::this();
-    // The newest toolkit that this program was written for comes first.
+    // The newest toolkit that this program supports comes first.
     let names = ["13", "12"].map(|major| format!("lib{name}.so.{major}"));
     for file in names.iter().flat_map(|name| machine.files(name, wheels)) {
-        // SAFETY: loading a library runs its initialisers, as linking to it would.
+        // SAFETY: loading a library runs its initializers, as linking to it would.
         if let Ok(library) = unsafe { libloading::Library::new(&file) } {
             tracing::info!("{} is loaded", file.display());
-            // It stays loaded for as long as the process lives.
+            // Leak the handle: the library must stay loaded for the life of the process.
             std::mem::forget(library);
             if is_there() {
                 return Ok(());
@@ -119,7 +119,8 @@ fn find(
     })
 }
 
-/// NVRTC needs CUDA's headers; without them CubeCL fails at its first kernel, in a log line only.
+/// Checks for CUDA's headers, which NVRTC needs. Without them, CubeCL fails at its first kernel and
+/// says so only in a log line.
 fn check_headers() -> Result<(), CudaError> {
     let folders: Vec<PathBuf> = match std::env::var_os("CUDA_PATH") {
         Some(path) => vec![PathBuf::from(path).join("include")],
@@ -137,7 +138,7 @@ fn check_headers() -> Result<(), CudaError> {
     {
         return Ok(());
     }
-    // CubeCL reads the variable by itself, so that only the user can set it.
+    // CubeCL reads the variable itself, so only the user can set it.
     let wheels = Machine::this().wheels(&["cu13", "cuda_runtime"]);
     if let Some(wheel) = wheels
         .iter()

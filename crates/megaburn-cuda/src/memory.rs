@@ -1,4 +1,4 @@
-//! How much memory a GPU holds.
+//! Reports how much memory a GPU holds.
 
 use std::{
     fmt,
@@ -10,35 +10,35 @@ use cubecl::{MemoryScope, MemoryUsage};
 
 use crate::{CudaError, CudaQueue};
 
-/// The most that CubeCL's pools of this process held when somebody looked.
+/// The most bytes that CubeCL's pools in this process held at any report.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// The memory of this process's GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// What live tensors take.
+    /// Bytes in live tensors.
     pub allocated: u64,
-    /// What CubeCL's pools hold of the GPU: live tensors, and what they left behind to be used again.
+    /// Bytes that CubeCL's pools hold on the GPU: live tensors, and free memory for reuse.
     pub reserved: u64,
-    /// The most that `reserved` was at any report of this process. The pools give nothing back while
-    /// a run goes on, so this is what the run needed.
+    /// The maximum of `reserved` over all reports of this process. The pools return no memory
+    /// during a run, so this is what the run needed.
     pub peak: u64,
-    /// What nobody holds, of all processes.
+    /// Bytes that no process holds.
     pub free: u64,
-    /// What the GPU has.
+    /// Total bytes of the GPU.
     pub total: u64,
 }
 
 impl MemoryReport {
-    /// The memory of `device`; `None` if that is no GPU. Waits for launches that were submitted, not
-    /// for the GPU.
+    /// The memory of `device`; `None` if it is not a GPU. Waits until the device thread has made
+    /// all submitted launches, but not for the GPU.
     pub fn of(device: &Device) -> Option<Self> {
         let queue = CudaQueue::for_device(device)?;
         let usage = pools(device)?;
         let info = queue.on_device_thread(|| {
             cudarc::driver::result::mem_get_info().map_err(CudaError::driver("cuMemGetInfo"))
         });
-        // A GPU that has failed for good says nothing more.
+        // After a fatal error the driver no longer reports memory.
         let (free, total) = info.unwrap_or((0, 0));
         let allocated = usage.bytes_in_use;
         let reserved = usage.bytes_reserved;
@@ -53,24 +53,25 @@ impl MemoryReport {
     }
 }
 
-/// [`MemoryReport::reserved`] alone, without asking the driver; `None` if the device is no GPU.
+/// Only [`MemoryReport::reserved`], without a call to the driver; `None` if the device is not a
+/// GPU.
 pub fn reserved(device: &Device) -> Option<u64> {
     let reserved = pools(device)?.bytes_reserved;
     note(reserved);
     Some(reserved)
 }
 
-/// [`MemoryReport::allocated`] alone; `None` if the device is no GPU.
+/// Only [`MemoryReport::allocated`]; `None` if the device is not a GPU.
 pub fn allocated(device: &Device) -> Option<u64> {
     Some(pools(device)?.bytes_in_use)
 }
 
-/// The peak, with what is reserved now.
+/// Updates and returns the peak, given the currently reserved bytes.
 fn note(reserved: u64) -> u64 {
     PEAK.fetch_max(reserved, Ordering::Relaxed).max(reserved)
 }
 
-/// What CubeCL's pools on the GPU hold; its pinned buffers on the host are no part of that.
+/// The usage of CubeCL's pools on the GPU; its pinned buffers on the host are not included.
 fn pools(device: &Device) -> Option<MemoryUsage> {
     let device = device.clone().inner();
     let DispatchDevice::Cube(gpu) = device.as_dispatch() else {

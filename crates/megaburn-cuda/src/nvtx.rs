@@ -1,9 +1,9 @@
-//! Names for stretches of time in NVIDIA's profilers (Nsight Systems, `nsys profile --trace=nvtx,cuda`).
+//! Named time ranges for NVIDIA's profilers (Nsight Systems, `nsys profile --trace=nvtx,cuda`).
 //!
-//! With feature `nvtx` and `libnvToolsExt.so` on the machine (part of CUDA 12 and of Nsight Systems);
-//! otherwise nothing happens.
+//! They need the feature `nvtx` and `libnvToolsExt.so` on the machine (part of CUDA 12 and of
+//! Nsight Systems); otherwise they have no effect.
 
-/// A stretch of time, until it is dropped.
+/// A time range that ends when it is dropped.
 #[derive(Debug)]
 #[must_use = "the range ends when this is dropped"]
 pub struct Range {
@@ -11,8 +11,8 @@ pub struct Range {
     _range: Option<cudarc::nvtx::Range>,
 }
 
-/// Begins a stretch of time on this thread. What is launched in it may run later: the profiler shows
-/// both and how they belong together.
+/// Starts a time range on this thread. Kernels launched in it may run later; the profiler shows
+/// both and links them.
 pub fn range(name: &'static str) -> Range {
     #[cfg(not(feature = "nvtx"))]
     let _ = name;
@@ -25,6 +25,6 @@ pub fn range(name: &'static str) -> Range {
 #[cfg(feature = "nvtx")]
 fn is_present() -> bool {
     static PRESENT: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    // SAFETY: loading the library runs its initialisers, as the first use would.
+    // SAFETY: loading the library runs its initializers, as the first use would.
     *PRESENT.get_or_init(|| unsafe { cudarc::nvtx::sys::is_culib_present() })
 }

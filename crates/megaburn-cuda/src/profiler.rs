@@ -1,17 +1,18 @@
-//! Marks the part of a run that NVIDIA's profilers look at (`ncu --profile-from-start off`).
+//! Marks the part of a run that NVIDIA's profilers record (`ncu --profile-from-start off`).
 
 use cudarc::driver::sys;
 
 use crate::{CudaError, CudaQueue};
 
-/// Runs `work` with the profiler on, which then sees everything that the GPU does for it and nothing
-/// else. Waits for the device thread before and after.
+/// Runs `work` with the profiler on, so that it records exactly the GPU work of `work`. Waits for
+/// the device thread before and after.
 ///
 /// # Errors
 /// The driver refuses.
 pub fn captured<T>(queue: &CudaQueue, work: impl FnOnce() -> T) -> Result<T, CudaError> {
     queue.on_device_thread(|| {
-        // SAFETY: takes nothing and touches no memory of ours; the context is current.
+        // SAFETY: the call takes no arguments and touches no memory of ours; the context is
+        // current.
         unsafe { sys::cuProfilerStart() }
             .result()
             .map_err(CudaError::driver("cuProfilerStart"))

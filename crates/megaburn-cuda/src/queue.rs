@@ -38,39 +38,42 @@ pub struct CudaQueue {
     stream: StreamId,
 }
 
-/// Told why work failed.
+/// Called with the reason when work fails.
 type Hook = Box<dyn FnOnce(&str) + Send>;
 
-/// What a piece of work is and which buffers it touches.
+/// A piece of work: its description and the buffers that it uses.
 pub struct Op {
     describe: Box<dyn Fn() -> String + Send>,
     on_failure: Option<Hook>,
-    /// Whose tensors nothing is computed in the place of until the work is done.
+    /// The tensors that it reads. The handles keep their buffers from being reused in place before
+    /// the work is done.
     reads: Vec<Handle>,
-    /// Not their handles: what comes behind the work may be computed in their place.
+    /// The buffers that it writes. These are bindings and not handles, so that later work may reuse
+    /// the buffers in place.
     writes: Vec<BufferBinding>,
 }
 
-/// A buffer's place in device memory, valid while the work that it was given to is enqueued.
+/// The place of a buffer in device memory; valid while the work that gets it is being enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawBuffer {
-    /// Its first byte; the offset of a slice is counted in.
+    /// The address of its first byte, including the offset of a slice.
     pub ptr: u64,
     /// Its length in bytes.
     pub bytes: u64,
 }
 
-/// The buffers of an [`Op`], in the order in which they were named.
+/// The buffers of an [`Op`], in the order in which they were added.
 #[derive(Debug)]
 pub struct Buffers {
-    /// What the work reads.
+    /// The buffers that the work reads.
     pub reads: Vec<RawBuffer>,
-    /// What the work writes, or reads and writes.
+    /// The buffers that the work writes, or reads and writes.
     pub writes: Vec<RawBuffer>,
 }
 
 impl Op {
-    /// Work that `describe` names, with its shapes: it is asked only if the work fails.
+    /// Creates work that `describe` names, including shapes. `describe` is called only if the work
+    /// fails.
     pub fn new(describe: impl Fn() -> String + Send + 'static) -> Self {
         let reads = Vec::new();
         let writes = Vec::new();
@@ -82,20 +85,20 @@ impl Op {
         }
     }
 
-    /// Calls `hook` on the device thread with the reason if the work fails, or cannot run because a
-    /// buffer that it reads was never written: for work that others wait for.
+    /// Calls `hook` on the device thread with the reason if the work fails, or cannot run because
+    /// one of its inputs was never written. Use it for work that other threads wait for.
     pub fn on_failure(mut self, hook: impl FnOnce(&str) + Send + 'static) -> Self {
         self.on_failure = Some(Box::new(hook));
         self
     }
 
-    /// A tensor's buffer that the work reads.
+    /// Adds a tensor whose buffer the work reads.
     pub fn reads(mut self, tensor: &CubeTensor) -> Self {
         self.reads.push(tensor.handle.clone());
         self
     }
 
-    /// A tensor's buffer that the work writes, or reads and writes.
+    /// Adds a tensor whose buffer the work writes, or reads and writes.
     pub fn writes(mut self, tensor: &CubeTensor) -> Self {
         self.writes.push(tensor.handle.clone().binding());
         self
@@ -116,12 +119,12 @@ impl fmt::Debug for Op {
     }
 }
 
-/// Buffers that work on another stream still uses: they stay where they are until this is dropped,
-/// which must not be before CubeCL's stream waits for that work.
+/// The buffers of work on another stream, which are neither moved nor freed until this is dropped.
+/// It must not be dropped before CubeCL's stream waits for that work.
 #[derive(Clone, Default)]
 pub struct Retained(Arc<Mutex<Vec<Kept>>>);
 
-/// The tensors that one operation reads, and what pins all of its buffers.
+/// The tensors that one operation reads, and the resources that pin all of its buffers.
 type Kept = (Vec<Handle>, Vec<Resource>);
 
 impl Retained {
@@ -141,7 +144,7 @@ impl fmt::Debug for Retained {
 }
 
 impl CudaQueue {
-    /// The queue of the GPU that a tensor is on; `None` for one on no CUDA device.
+    /// The queue of the GPU that a tensor is on; `None` if it is not on a CUDA device.
     pub fn of(tensor: &CubeTensor) -> Option<Self> {
         let CubeDevice::Cuda(_) = tensor.device else {
             return None;
@@ -149,7 +152,7 @@ impl CudaQueue {
         Some(Self::on(tensor.client.service_id().device))
     }
 
-    /// The queue of a GPU; `None` for another device.
+    /// The queue of a GPU; `None` for other devices.
     pub fn for_device(device: &Device) -> Option<Self> {
         match device.clone().inner().as_dispatch() {
             DispatchDevice::Cube(CubeDevice::Cuda(gpu)) => Some(Self::on(gpu.to_id())),
@@ -157,9 +160,9 @@ impl CudaQueue {
         }
     }
 
-    /// The queue of a device.
+    /// The queue of a device, given its id.
     fn on(device: DeviceId) -> Self {
-        // Making a handle takes a lock of the whole process; a clone of one does not.
+        // Creating a handle takes a process-wide lock; cloning one does not.
         thread_local! {
             static HANDLES: RefCell<HashMap<DeviceId, DeviceHandle<Server>>> = RefCell::default();
         }
@@ -175,12 +178,13 @@ impl CudaQueue {
         }
     }
 
-    /// Runs `work` on the device thread, in order with every launch submitted before it. It puts
-    /// work on the stream that it is given and returns; it must not wait for the device, read a
-    /// tensor or allocate one.
+    /// Runs `work` on the device thread, in order with all launches submitted before it. `work`
+    /// enqueues on the given stream and returns; it must not wait for the device, and must not read
+    /// or allocate tensors.
     ///
-    /// If a buffer that it reads was never written because of an earlier failure, `work` does not run
-    /// and its outputs carry that failure on; if it fails or panics, they carry its own.
+    /// If one of its inputs was never written because of an earlier failure, `work` does not run
+    /// and its outputs carry that failure. If it fails or panics itself, they carry its own
+    /// failure.
     pub fn enqueue(
         &self,
         op: Op,
@@ -189,8 +193,8 @@ impl CudaQueue {
         self.submit(op, None, work);
     }
 
-    /// As [`enqueue`](Self::enqueue), for work on a stream of its own: the buffers stay where they
-    /// are until `retained` is dropped.
+    /// Like [`enqueue`](Self::enqueue), for work on another stream: the buffers are neither moved
+    /// nor freed until `retained` is dropped.
     pub fn enqueue_retaining(
         &self,
         op: Op,
@@ -215,8 +219,8 @@ impl CudaQueue {
                     hook(&error.to_string());
                 }
             };
-            // Also makes the context current, orders this stream behind the one a buffer came from,
-            // and pins the allocations.
+            // This also makes the context current, makes this stream wait for the streams that
+            // buffers came from, and pins the allocations.
             let read = op.reads.iter().map(|handle| handle.clone().binding());
             let bindings: Vec<_> = read.chain(op.writes.iter().cloned()).collect();
             let resources: Result<Vec<Resource>, ServerError> = bindings
@@ -258,11 +262,11 @@ impl CudaQueue {
         });
     }
 
-    /// Runs `task` on the device thread with the CUDA context current, and waits for it. For set-up
-    /// and teardown, not for steps.
+    /// Runs `task` on the device thread with the CUDA context current, and waits for it. Use it for
+    /// setup and teardown, not in steps.
     ///
     /// # Errors
-    /// The task's own, or its panic.
+    /// The task returns an error or panics.
     pub fn on_device_thread<T: Send>(
         &self,
         task: impl FnOnce() -> Result<T, CudaError> + Send,
@@ -274,13 +278,14 @@ impl CudaQueue {
         done.unwrap_or_else(|error| Err(CudaError::Refused(format!("{error:?}"))))
     }
 
-    /// The GPU, as CubeCL knows it.
+    /// The id of the GPU in CubeCL.
     pub(crate) fn device_id(&self) -> DeviceId {
         self.device.device_id()
     }
 
-    /// Starts what was submitted so far. Submitted work waits until 32 pieces are together: call this
-    /// after a collective, and before this host waits for another rank, whose GPU may wait for it.
+    /// Starts all work submitted so far. Otherwise work is held back until 32 items are queued.
+    /// Call this after a collective, and before the host waits for another rank, whose GPU may be
+    /// waiting for this one.
     pub fn flush(&self) {
         self.device.flush_queue();
     }

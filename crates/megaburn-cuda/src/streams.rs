@@ -1,29 +1,30 @@
-//! Streams: CubeCL's own, as enqueued work sees it, and others beside it.
+//! Streams: CubeCL's own, which enqueued work gets, and additional ones.
 
 use cudarc::driver::sys::{self, CUstream};
 
 use crate::{CudaError, events::Event};
 
-/// A stream that work is put on. Valid on the device thread.
+/// A stream to enqueue work on. It is valid on the device thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub CUstream);
 
 // SAFETY: a stream handle is a name that the driver accepts from every thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above; the driver serialises what is put on one stream.
+// SAFETY: as above; the driver serializes the work that is put on one stream.
 unsafe impl Sync for Stream {}
 
-/// Which of several streams with work the GPU serves first.
+/// The priority with which the GPU serves a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// As CubeCL's own.
+    /// The priority of CubeCL's own stream.
     Normal,
-    /// Before all others: for communication, whose few thread blocks hold up other ranks.
+    /// The highest priority: for communication, whose few thread blocks would delay other ranks.
     High,
 }
 
 impl Stream {
-    /// A further stream of the current context, which does not wait for the default stream.
+    /// Creates another stream in the current context, which does not synchronize with the default
+    /// stream.
     ///
     /// # Errors
     /// The driver refuses.
@@ -48,7 +49,7 @@ impl Stream {
         Ok(Self(stream))
     }
 
-    /// Lets what is put on this stream from now on wait until what is on `other` by now is done.
+    /// Makes all later work on this stream wait for all work on `other` so far.
     ///
     /// # Errors
     /// The driver refuses.
@@ -57,10 +58,10 @@ impl Stream {
         event.blocks_stream(self)
     }
 
-    /// Waits until everything on the stream is done. For teardown and measurements.
+    /// Waits until all work on the stream is done. Use it for teardown and benchmarks.
     ///
     /// # Errors
-    /// The driver's, which may be of any work before.
+    /// A driver error, which any earlier work may have caused.
     pub fn synchronize(self) -> Result<(), CudaError> {
         // SAFETY: the handle is of a live stream of this context.
         unsafe { sys::cuStreamSynchronize(self.0) }
@@ -68,9 +69,9 @@ impl Stream {
             .map_err(CudaError::driver("cuStreamSynchronize"))
     }
 
-    /// Gives a stream of [`Stream::create`] back, once its work is done.
+    /// Destroys a stream of [`Stream::create`], once its work is done.
     pub(crate) fn destroy(self) -> Result<(), CudaError> {
-        // SAFETY: the handle is of a live stream of this context, which nobody uses again.
+        // SAFETY: the handle is of a live stream of this context, which is not used again.
         unsafe { sys::cuStreamDestroy_v2(self.0) }
             .result()
             .map_err(CudaError::driver("cuStreamDestroy"))

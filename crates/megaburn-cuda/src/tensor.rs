@@ -1,8 +1,9 @@
-//! CubeCL's tensors at the border to foreign libraries: the one place that knows of pitched rows.
+//! CubeCL's tensors at the interface to foreign libraries; the only module that deals with pitched
+//! rows.
 //!
-//! CubeCL pads the rows of what it allocates, and slices and transposed tensors share their parent's
-//! memory. A library that takes a leading dimension reads most of these where they are
-//! ([`MatrixView`]); one that takes a flat stretch needs [`contiguous`].
+//! CubeCL pads the rows of its allocations, and slices and transposed tensors share their parent's
+//! memory. A library that takes a leading dimension can read most of these without a copy
+//! ([`MatrixView`]); a library that takes a flat buffer needs [`contiguous`].
 
 use burn::backend::TensorMetadata;
 #[cfg(not(feature = "fusion"))]
@@ -12,19 +13,19 @@ use burn_cubecl::{
     kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
 };
 
-/// The same elements, one behind the other in memory; copied only if they are not.
+/// Returns a tensor with contiguous elements; copies only if necessary.
 pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
     into_contiguous(tensor)
 }
 
-/// Burn's tensor of a CubeCL device as CubeCL's own. With the feature `fusion` everything that it is
-/// computed from, and all that was asked for before, is launched first.
+/// Converts Burn's tensor on a CubeCL device into CubeCL's own. With the feature `fusion`,
+/// everything that it depends on, and everything that was queued before, is launched first.
 #[cfg(not(feature = "fusion"))]
 pub fn from_backend(tensor: FloatTensor<Cube>) -> CubeTensor {
     tensor
 }
 
-/// The inverse of [`from_backend`].
+/// Converts CubeCL's tensor into Burn's; the inverse of [`from_backend`].
 #[cfg(not(feature = "fusion"))]
 pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
     tensor
@@ -33,7 +34,7 @@ pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
 #[cfg(feature = "fusion")]
 pub use crate::fusion::{from_backend, into_backend};
 
-/// The last two dimensions swapped, in the same memory.
+/// Swaps the last two dimensions, in the same memory.
 pub fn transposed(tensor: CubeTensor) -> CubeTensor {
     let mut tensor = if is_tiled(&tensor) {
         contiguous(tensor)
@@ -45,12 +46,12 @@ pub fn transposed(tensor: CubeTensor) -> CubeTensor {
     tensor
 }
 
-/// Whether the tensor's memory is ordered by tiles, so that its strides are no dimension's.
+/// Whether the tensor's memory is tiled, so that its strides do not correspond to its dimensions.
 fn is_tiled(tensor: &CubeTensor) -> bool {
     tensor.meta.shape().num_dims() != TensorMetadata::rank(tensor)
 }
 
-/// New memory without padding beside `like`, its content undefined.
+/// Allocates memory without padding on the device of `like`; its content is undefined.
 pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(
         like.client.clone(),
@@ -60,8 +61,8 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     )
 }
 
-/// A stretch of the memory of `whole`, `[n]`, to be written where it is; none where CubeCL would not cut
-/// it.
+/// A slice of the memory of `whole`, `[n]`, which can be written in place; `None` where CubeCL
+/// cannot slice the memory.
 pub fn slice_of(whole: &CubeTensor, start: usize, shape: impl Into<Shape>) -> Option<CubeTensor> {
     let shape = shape.into();
     let end = (start + shape.num_elements()) * whole.dtype.size();
@@ -70,9 +71,9 @@ pub fn slice_of(whole: &CubeTensor, start: usize, shape: impl Into<Shape>) -> Op
     (behind as u64).is_multiple_of(cut(whole)).then_some(found)
 }
 
-/// The same where only the start need be where CubeCL cuts: its memory goes on behind the end, by less
-/// than one cut. For kernels that are told how many elements there are, and for no others: CubeCL's go by
-/// the memory.
+/// Like [`slice_of`], but only the start must lie on a slice boundary of CubeCL; the slice's memory
+/// may extend beyond its end by less than one boundary step. Use it only for kernels that get the
+/// number of elements as an argument, because CubeCL's kernels take it from the memory.
 pub fn uninitialized_slice(
     whole: &CubeTensor,
     start: usize,
@@ -105,12 +106,12 @@ pub fn uninitialized_slice(
     ))
 }
 
-/// At what multiples of bytes Burn cuts memory into slices, which are copies elsewhere: 512 on CUDA.
+/// The alignment in bytes of slices that share memory (512 on CUDA). At other offsets, Burn copies.
 fn cut(x: &CubeTensor) -> u64 {
     x.client.properties().memory.alignment
 }
 
-/// Whether both are the same elements of the same memory.
+/// Whether both tensors are the same elements of the same memory.
 pub fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
     let [(a, of_a), (b, of_b)] = [a, b].map(|x| (&x.handle, &x.meta));
     std::ptr::eq(a.memory.descriptor(), b.memory.descriptor())
@@ -118,29 +119,29 @@ pub fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
         && of_a.strides() == of_b.strides()
 }
 
-/// How the elements of a tensor `[.., rows, cols]` lie in memory, if as a batch of matrices at equal
-/// distances. All numbers are in elements.
+/// The memory layout of a tensor `[.., rows, cols]` that is a batch of equally spaced matrices. All
+/// numbers are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatrixView {
-    /// Rows of a matrix.
+    /// The number of rows of a matrix.
     pub rows: usize,
-    /// Columns of a matrix.
+    /// The number of columns of a matrix.
     pub cols: usize,
-    /// From one row to the next or, if `transposed`, from one column to the next.
+    /// The distance from one row to the next or, if `transposed`, from one column to the next.
     pub ld: usize,
     /// Whether columns, not rows, are contiguous.
     pub transposed: bool,
-    /// Matrices.
+    /// The number of matrices.
     pub batch: usize,
-    /// From one matrix to the next.
+    /// The distance from one matrix to the next.
     pub batch_stride: usize,
 }
 
 impl MatrixView {
-    /// The view that shape and strides describe; `None` where no leading dimension does.
+    /// The view with this shape and these strides; `None` if it has no leading dimension.
     ///
     /// # Shapes
-    /// `[.., rows, cols]`, both slices as long; no empty dimension.
+    /// `[.., rows, cols]`; both slices have the same length, and no dimension is empty.
     pub fn new(shape: &[usize], strides: &[usize]) -> Option<Self> {
         let matrix = shape.len().checked_sub(2)?;
         if shape.contains(&0) {
@@ -148,7 +149,7 @@ impl MatrixView {
         }
         let [rows, cols] = [shape[matrix], shape[matrix + 1]];
         let [by_row, by_col] = [strides[matrix], strides[matrix + 1]];
-        // The stride of a dimension of one says nothing.
+        // The stride of a dimension of size one carries no information.
         let ld = |len: usize, stride: usize, inner: usize| if len == 1 { inner } else { stride };
         let (ld, transposed) = if (cols == 1 || by_col == 1) && ld(rows, by_row, cols) >= cols {
             (ld(rows, by_row, cols), false)
@@ -180,7 +181,8 @@ impl MatrixView {
         })
     }
 
-    /// The tensor where it is, or a copy where its strides are no matrix's, and its view.
+    /// Returns the tensor itself, or a contiguous copy if its strides are not those of a matrix,
+    /// and its view.
     ///
     /// # Panics
     /// If the tensor has fewer than two dimensions or an empty one.
@@ -196,7 +198,7 @@ impl MatrixView {
         (tensor, found)
     }
 
-    /// The matrices with rows and columns swapped, in the same memory.
+    /// The view of the transposed matrices, in the same memory.
     pub fn swapped(self) -> Self {
         Self {
             rows: self.cols,
@@ -246,7 +248,7 @@ mod tests {
                 &[40, 77, 8, 1],
                 view(3, 5, 8, false, [2, 40]),
             ),
-            // Heads out of `[seq, batch, heads, d]`: rows of a head are far apart.
+            // Heads of `[seq, batch, heads, d]`: the rows of a head are far apart.
             (
                 &[2, 4, 7, 5],
                 &[20, 5, 40, 1],

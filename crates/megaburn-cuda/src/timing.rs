@@ -1,4 +1,4 @@
-//! How long the device takes for some work, by its own clock.
+//! Measures how long the device takes for some work, with the device's own clock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,11 +6,11 @@ use cudarc::driver::sys::{self, CUevent};
 
 use crate::{CudaError, CudaQueue, Op, streams::Stream};
 
-/// Milliseconds on the device from before to after what `work` submits to `queue`. Waits for it; the
-/// host's own time does not count as long as the device has something to do.
+/// The milliseconds on the device that the work takes that `work` submits to `queue`. Waits for it.
+/// Host time does not count as long as the device is busy.
 ///
 /// # Errors
-/// The driver's, which may be of the work.
+/// A driver error, which the work may have caused.
 pub fn elapsed(queue: &CudaQueue, work: impl FnOnce()) -> Result<f32, CudaError> {
     let timer = Arc::new(Mutex::new(None));
     let mark = |what: &'static str, point: fn(&Timer, Stream) -> Result<(), CudaError>| {
@@ -37,7 +37,7 @@ pub fn elapsed(queue: &CudaQueue, work: impl FnOnce()) -> Result<f32, CudaError>
     )
 }
 
-/// Two points in a stream.
+/// Two events in a stream.
 pub(crate) struct Timer([Handle; 2]);
 
 struct Handle(CUevent);
@@ -74,7 +74,7 @@ impl Timer {
             .map_err(CudaError::driver("cuEventRecord"))
     }
 
-    /// The time between the two points, once the second is reached.
+    /// The time between the two events; waits for the second.
     pub(crate) fn milliseconds(&self) -> Result<f32, CudaError> {
         let [start, end] = [self.0[0].0, self.0[1].0];
         let mut milliseconds = 0.0;
@@ -92,7 +92,7 @@ impl Timer {
 impl Drop for Timer {
     fn drop(&mut self) {
         for event in &self.0 {
-            // SAFETY: the events are this value's own.
+            // SAFETY: this value owns the events.
             let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
         }
     }

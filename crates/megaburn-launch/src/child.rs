@@ -1,4 +1,4 @@
-//! One rank's process.
+//! Starts, signals and waits for the process of one rank.
 
 use std::{
     ffi::OsString,
@@ -19,14 +19,14 @@ use nix::{
 use crate::{Job, LaunchOptions, gpus, guard, output::complain};
 use megaburn_collective::JobToken;
 
-/// Exit codes of a command that cannot be started, as shells have them.
+/// Exit codes for a command that cannot be started; shells use the same ones.
 pub(crate) const EXIT_CANNOT_START: i32 = 126;
 pub(crate) const EXIT_NOT_FOUND: i32 = 127;
-/// The environment name under which a rank finds its launcher's process id.
+/// The environment variable in which a rank finds its launcher's process id.
 pub(crate) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
-/// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
-/// can be ended with it.
+/// Starts local rank `local_rank` as the leader of its own process group, so that everything it
+/// starts can be killed with it.
 pub(crate) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io::Result<Child> {
     let LaunchOptions {
         nproc,
@@ -72,8 +72,8 @@ pub(crate) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io
         .spawn()
 }
 
-/// Waits until a child has ended and leaves it as a zombie, so that its process id (and that of its
-/// group) still means it. Tells whether a signal killed it.
+/// Waits until a child has ended and leaves it as a zombie, so that its process id and process
+/// group id are not reused yet. Returns whether a signal killed it.
 pub(crate) fn await_end(pid: Pid) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
@@ -85,20 +85,20 @@ pub(crate) fn await_end(pid: Pid) -> bool {
     }
 }
 
-/// Sends a signal to a rank and everything that it started, as far as it is still there.
+/// Sends a signal to a rank and to everything it started that is still alive.
 pub(crate) fn signal(pid: Pid, signal: Signal) {
     let _ = killpg(pid, signal);
 }
 
-/// Whether a process of the group still runs, as far as the system tells. One that ended and was not
-/// waited for by its parent does not run.
+/// Whether a process of the group still runs, as far as `/proc` shows. Zombies do not count as
+/// running.
 pub(crate) fn group_runs(group: Pid) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else {
         return false;
     };
     let is_member = |process: fs::DirEntry| {
         let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // Behind the name, which may hold anything: state, parent, group.
+        // The fields after the name (which may contain anything) are: state, parent, group.
         let Some((_, rest)) = stat.rsplit_once(") ") else {
             return false;
         };
@@ -111,13 +111,13 @@ pub(crate) fn group_runs(group: Pid) -> bool {
     processes.flatten().any(is_member)
 }
 
-/// What the program does when it is called by [`super::LaunchOptions::entry`]: ties this process to
-/// the launcher's life and becomes the command. `args` are those after the entry. Returns an exit
-/// code if that failed.
+/// Implements the entry point that [`super::LaunchOptions::entry`] names: ties this process to the
+/// launcher's life and then becomes the command. `args` are the arguments after the entry. Returns
+/// an exit code if that fails.
 ///
-/// The kernel kills a rank when its launcher dies, even by SIGKILL. What a rank itself starts (a
-/// shell script's commands) is killed by the launcher's guard, which is this function called for
-/// another purpose.
+/// The kernel kills a rank when its launcher dies, even by SIGKILL. The processes that a rank
+/// starts (e.g. the commands of a shell script) are killed by the launcher's guard, which is this
+/// function with another first argument.
 pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
     let mut args = args.into_iter();
     let first = args.next();
@@ -142,9 +142,9 @@ pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// Has the kernel kill this process when the launcher dies that started it. For programs that start
-/// themselves as ranks ([`LaunchOptions::this_program`]): called before anything else. Where no
-/// launcher of ours is the parent, nothing happens.
+/// Has the kernel kill this process when the launcher that started it dies. Programs that start
+/// themselves as ranks ([`LaunchOptions::this_program`]) must call it before anything else. It does
+/// nothing if the parent is not a megaburn launcher.
 ///
 /// # Errors
 /// The launcher is already gone, or the kernel refuses.
@@ -153,7 +153,7 @@ pub fn tie_to_launcher() -> io::Result<()> {
         .ok()
         .and_then(|pid| pid.parse().ok());
     match launcher.map(Pid::from_raw) {
-        // What a rank starts inherits the name; it is tied to nobody.
+        // Processes that a rank starts inherit the variable, but must not be tied to the launcher.
         Some(launcher) if getppid() == launcher || kill(launcher, None).is_err() => {
             tie_to(launcher)
         }
@@ -166,7 +166,7 @@ fn tie_to(launcher: Pid) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(|error| {
         io::Error::other(format!("cannot tie this rank to its launcher: {error}"))
     })?;
-    // It may have died before the line above.
+    // The launcher may have died before the call above.
     if getppid() != launcher {
         return Err(io::Error::other("the launcher is gone"));
     }

@@ -1,4 +1,4 @@
-//! Finds the command before it is started once a rank.
+//! Checks that the command exists before it is started for each rank.
 
 use std::{
     env,
@@ -10,10 +10,10 @@ use std::{
 
 use crate::LaunchError;
 
-/// Refuses a command that no rank could start.
+/// Refuses a command that cannot be executed.
 ///
 /// # Errors
-/// There is no such program, or it may not be executed.
+/// The program does not exist or is not executable.
 pub(crate) fn check(program: &OsStr) -> Result<(), LaunchError> {
     find(program, env::var_os("PATH").as_deref())
 }
@@ -25,7 +25,7 @@ fn find(program: &OsStr, path: Option<&OsStr>) -> Result<(), LaunchError> {
             Some(path) => env::split_paths(path)
                 .map(|folder| folder.join(program))
                 .collect(),
-            // The system has a default of its own.
+            // Without `PATH`, the system uses its own default.
             None => return Ok(()),
         },
         _ => vec![program.into()],

@@ -5,12 +5,12 @@ use crate::LaunchOptions;
 const VISIBLE: &str = RankEnv::VISIBLE_GPUS;
 const RANKS_PER_GPU: &str = RankEnv::RANKS_PER_GPU;
 
-/// What NCCL takes for this host. Two ranks of one host on one GPU are refused.
+/// NCCL's host id. NCCL refuses two ranks of one host on one GPU.
 const HOST: &str = "NCCL_HOSTID";
-/// Through which network it sends.
+/// The network interface that NCCL's sockets use.
 const NETWORK: &str = "NCCL_SOCKET_IFNAME";
 
-/// Refuses more ranks than those GPUs take together that this process sees, if it is told which.
+/// Refuses more ranks than the visible GPUs can share, if a list of visible GPUs is set.
 pub(crate) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<(), String> {
     let LaunchOptions {
         nproc,
@@ -32,7 +32,9 @@ pub(crate) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<()
     ))
 }
 
-/// What a rank is told that shares its GPU with others; only that where each has its own.
+/// The environment variables of a rank. A rank that shares its GPU also gets its GPU, its own host
+/// id and, on a single host, the loopback interface; otherwise only the number of ranks per GPU is
+/// set.
 pub(crate) fn of_rank(
     options: &LaunchOptions,
     local_rank: usize,

@@ -1,9 +1,9 @@
-//! What ends the ranks' processes when the launcher dies without a chance to do it itself.
+//! Kills the ranks' processes when the launcher dies before it can do so itself.
 //!
-//! The kernel kills a rank's own process with the launcher ([`super::child`]), but not what that
-//! process started: a shell dies, and the program that it waits for lives on. So the launcher has a
-//! guard, a process beside it that reads from a pipe which process groups there are. When the pipe
-//! ends, however that came about, the guard kills the groups that are left.
+//! The kernel kills a rank's own process together with the launcher ([`super::child`]), but not the
+//! processes that it started: a shell dies, and the program that it was waiting for lives on. The
+//! launcher therefore has a guard: a separate process that reads the list of process groups from a
+//! pipe. When the pipe closes, for whatever reason, the guard kills the groups that are left.
 
 use std::{
     collections::BTreeSet,
@@ -22,10 +22,10 @@ use signal_hook::flag;
 
 use crate::signals::stop_signals;
 
-/// What [`super::launch_child`] is called with to become a guard.
+/// The first argument that makes [`super::launch_child`] run as a guard.
 pub(crate) const GUARD: &str = "--guard";
 
-/// The launcher's end of a guard.
+/// The launcher's handle of its guard process.
 #[derive(Debug)]
 pub(crate) struct Guard {
     process: Child,
@@ -33,8 +33,9 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Starts this program once more, called as `entry` says, as the guard.
+    /// Starts another process of this program, with the arguments of `entry`, as the guard.
     pub(crate) fn start(entry: &[OsString]) -> io::Result<Self> {
+        // The guard gets its own process group, so that signals to the launcher's group miss it.
         let mut process = Command::new(std::env::current_exe()?)
             .args(entry)
             .arg(GUARD)
@@ -47,19 +48,20 @@ impl Guard {
         Ok(Self { process, pipe })
     }
 
-    /// The process group of a rank was made.
+    /// Adds the process group of a new rank.
     pub(crate) fn add(&mut self, group: Pid) {
         self.say('+', group);
     }
 
-    /// The process group of a rank has ended; its number may soon be another's.
+    /// Removes the process group of a rank that has ended, since its id may be reused.
     pub(crate) fn remove(&mut self, group: Pid) {
         self.say('-', group);
     }
 
     fn say(&mut self, what: char, group: Pid) {
         if let Some(pipe) = &mut self.pipe {
-            // A guard that was killed guards nothing; the ranks are still tied by the kernel.
+            // A guard that was killed protects nothing more; the kernel still ties the ranks
+            // themselves.
             let _ = writeln!(pipe, "{what}{group}");
         }
     }
@@ -72,14 +74,14 @@ impl Drop for Guard {
     }
 }
 
-/// Does a guard's work: reads from `pipe` to its end and kills the groups that are left.
+/// Runs the guard: reads `pipe` to its end and kills the groups that are left.
 pub(crate) fn run(pipe: impl BufRead) -> io::Result<()> {
-    // Who stops everything at once must not stop the guard before the launcher.
+    // A signal that is sent to all processes at once must not stop the guard before the launcher.
     for signal in stop_signals() {
         flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
     for group in left_over(pipe) {
-        // A group that has ended meanwhile cannot be killed.
+        // Killing a group that has ended in the meantime fails, which is fine.
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     Ok(())
@@ -91,7 +93,7 @@ fn left_over(pipe: impl BufRead) -> BTreeSet<i32> {
     for line in pipe.lines().map_while(Result::ok) {
         let group = line.get(1..).and_then(|group| group.parse::<i32>().ok());
         match (line.as_bytes().first(), group) {
-            // 0 and 1 would mean the guard's own group and all processes.
+            // Groups 0 and 1 would address the guard's own group and all processes.
             (Some(b'+'), Some(group)) if group > 1 => drop(groups.insert(group)),
             (Some(b'-'), Some(group)) => drop(groups.remove(&group)),
             _ => {}

@@ -1,10 +1,10 @@
-//! Starts the ranks of one host as processes and sees to it that they end together.
+//! Starts the ranks of one host as processes and makes sure that they end together.
 //!
-//! The ranks get torchrun's environment names, so the same program runs under torchrun, Slurm, MPI
-//! or Kubernetes as well. Each rank is started through this very program ([`launch_child`]), which
-//! asks the kernel to kill it when the launcher dies and then becomes the command; a program that
-//! starts itself several times ([`LaunchOptions::this_program`]) asks for that directly. What a
-//! command starts in its turn is ended by a guard (`guard.rs`) if the launcher dies.
+//! The ranks get torchrun's environment variables, so the same program also runs under torchrun,
+//! Slurm, MPI or Kubernetes. Each rank is started through this program ([`launch_child`]), which
+//! asks the kernel to kill it when the launcher dies and then becomes the command. A program that
+//! starts several copies of itself ([`LaunchOptions::this_program`]) makes that request directly.
+//! Processes that a command starts are killed by a guard (`guard.rs`) if the launcher dies.
 //!
 //! ```
 //! use megaburn_launch::LaunchOptions;
@@ -40,45 +40,47 @@ pub use signals::{StopRequests, stop_signals};
 pub use supervise::launch;
 pub use verdict::{EndedBy, Outcome, RankEnd};
 
-/// Exit code of a rank that only ended because another one died, hung or disagreed.
+/// Exit code of a rank that ended only because another one died, hung or disagreed.
 pub const EXIT_PEER_FAILED: i32 = 4;
 
-/// What to start, and how often.
+/// The command to start, how many ranks, and how to supervise them.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
-    /// Ranks on this host.
+    /// The number of ranks on this host.
     pub nproc: usize,
-    /// Hosts, each with a launcher and as many ranks.
+    /// The number of hosts. Each has its own launcher and the same number of ranks.
     pub nnodes: usize,
-    /// This host's number, from 0.
+    /// The number of this host, from 0.
     pub node_rank: usize,
-    /// Rank 0's host; this one if there is only one.
+    /// The host of rank 0. With a single host it defaults to this one.
     pub master_addr: Option<String>,
-    /// Rank 0's port; a free one if there is only one host.
+    /// The port of rank 0. With a single host it defaults to a free port.
     pub master_port: Option<u16>,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// How this program is called so that it calls [`launch_child`] with the arguments that follow;
-    /// `None` for a command that calls [`tie_to_launcher`] itself.
+    /// The arguments with which this program calls [`launch_child`]; the child's own arguments are
+    /// appended. `None` for a command that calls [`tie_to_launcher`] itself.
     pub entry: Option<Vec<OsString>>,
     /// Whether the cause of a failure is written to standard error at the end.
     pub reports_cause: bool,
     /// How long ranks may take to end after SIGTERM, once one has failed.
     pub grace: Duration,
-    /// How long the launcher waits for a rank to end after SIGKILL. A rank that the kernel holds (its
-    /// disk, network file system or GPU does not answer) is left behind then.
+    /// How long the launcher waits for a rank to end after SIGKILL. A rank that hangs in the kernel
+    /// (a disk, network file system or GPU does not answer) is then abandoned.
     pub give_up: Duration,
-    /// Where each rank's output is kept in a file, besides being passed on.
+    /// The folder in which each rank's output is also saved to a file.
     pub log_dir: Option<PathBuf>,
-    /// Ranks that have a GPU together.
+    /// The number of ranks that share a GPU.
     pub ranks_per_gpu: usize,
-    /// What tells this job from others, the same on all hosts. Without one, ranks of one host get a
-    /// new one, and those of several the one in this process's environment, if any.
+    /// Identifies this job; it must be the same on all hosts. If `None`, a job on a single host
+    /// draws a new token, and a job on several hosts uses the one in this process's environment, if
+    /// any.
     pub job_token: Option<JobToken>,
 }
 
 impl LaunchOptions {
-    /// `nproc` ranks of `command` on this host, started by `current_exe launch-child ...`.
+    /// Options for `nproc` ranks of `command` on this host, started by
+    /// `current_exe launch-child ...`.
     pub fn new(nproc: usize, command: Vec<OsString>) -> Self {
         Self {
             nproc,
@@ -97,10 +99,10 @@ impl LaunchOptions {
         }
     }
 
-    /// `nproc` ranks on this host of the program that is running, called as it was but for
-    /// `arguments`. It must call [`tie_to_launcher`] first of all.
+    /// Options for `nproc` ranks of the running program on this host, called under the same name
+    /// but with `arguments`. The program must call [`tie_to_launcher`] before anything else.
     pub fn this_program(nproc: usize, arguments: impl IntoIterator<Item = OsString>) -> Self {
-        // By the name it was called by: what it does may depend on that.
+        // Use the name it was called by, since its behavior may depend on it.
         let program = std::env::args_os().next().unwrap_or_default();
         let command = std::iter::once(program).chain(arguments).collect();
         Self {
@@ -109,7 +111,7 @@ impl LaunchOptions {
         }
     }
 
-    /// Sets this host's place among several.
+    /// Sets the number of hosts and the number of this one.
     pub fn with_nodes(self, nnodes: usize, node_rank: usize) -> Self {
         Self {
             nnodes,
@@ -118,7 +120,7 @@ impl LaunchOptions {
         }
     }
 
-    /// Sets where rank 0 is found.
+    /// Sets the address and port of rank 0.
     pub fn with_master(self, addr: Option<String>, port: Option<u16>) -> Self {
         Self {
             master_addr: addr,
@@ -135,7 +137,7 @@ impl LaunchOptions {
         }
     }
 
-    /// Leaves it to the caller to tell the cause of a failure.
+    /// Leaves it to the caller to report the cause of a failure.
     pub fn without_cause_report(self) -> Self {
         Self {
             reports_cause: false,
@@ -148,14 +150,16 @@ impl LaunchOptions {
         Self { grace, ..self }
     }
 
-    /// Also appends what each rank writes to the file `rank-N.log` in this folder, which is made.
+    /// Also appends the output of each rank to the file `rank-N.log` in this folder, which is
+    /// created.
     pub fn with_log_dir(self, log_dir: Option<PathBuf>) -> Self {
         Self { log_dir, ..self }
     }
 
-    /// Has so many neighbouring ranks share a GPU: for layouts of more ranks than there are GPUs, to see whether
-    /// they are right, not how fast. Each rank is shown its GPU only and told to be a host of its own, or NCCL would
-    /// refuse it; it sends over the network then, also within a host.
+    /// Lets this number of neighbouring ranks share a GPU. This allows layouts of more ranks than
+    /// there are GPUs, to test correctness rather than speed. Each rank sees only its GPU and gets
+    /// a host id of its own, because NCCL would otherwise refuse it; it therefore communicates over
+    /// the network, even within a host.
     pub fn with_ranks_per_gpu(self, ranks_per_gpu: usize) -> Self {
         Self {
             ranks_per_gpu,
@@ -163,12 +167,12 @@ impl LaunchOptions {
         }
     }
 
-    /// Sets what tells this job from others, for several hosts.
+    /// Sets the token that identifies this job, for several hosts.
     pub fn with_job_token(self, job_token: Option<JobToken>) -> Self {
         Self { job_token, ..self }
     }
 
-    /// What all ranks of the job are told.
+    /// The rendezvous data that all ranks of the job get.
     fn job(&self) -> Result<Job, LaunchError> {
         let (addr, port, reserved) = self.master()?;
         let token = match (&self.job_token, self.nnodes) {
@@ -184,7 +188,7 @@ impl LaunchOptions {
         })
     }
 
-    /// The address and port of rank 0; the port is reserved for as long as the third is kept.
+    /// The address and port of rank 0. The port is reserved until the third value is dropped.
     fn master(&self) -> Result<(String, u16, Option<ReservedPort>), LaunchError> {
         let Self {
             nproc,
@@ -227,14 +231,14 @@ impl LaunchOptions {
     }
 }
 
-/// Where rank 0 is found, and what tells the job from others.
+/// The address of rank 0 and the token of the job.
 #[derive(Debug)]
 struct Job {
     addr: String,
     port: u16,
-    /// `None`: the one in the environment, if any.
+    /// `None`: use the token in the environment, if any.
     token: Option<JobToken>,
-    /// Keeps other launchers off the port until the ranks have met.
+    /// Prevents other launchers from choosing the port until the ranks have met.
     _reserved: Option<ReservedPort>,
 }
 
@@ -265,7 +269,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// What the launcher should exit with, as shells do where a command cannot be started.
+    /// The launcher's exit code; shells use the same ones for commands that cannot be started.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::NoCommand { .. } => child::EXIT_NOT_FOUND,

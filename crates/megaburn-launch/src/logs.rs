@@ -1,4 +1,4 @@
-//! One file a rank with all that it wrote.
+//! Log files with the output of each rank, one file per rank.
 
 use std::{
     fs::{self, File},
@@ -11,16 +11,17 @@ use crate::queue::{Output, OutputQueue};
 
 /// Lines that may wait for the disk.
 const WAITING: usize = 4096;
-/// A rank that writes is held up for so long by a disk that does not answer; then lines are dropped.
+/// How long a writing rank is blocked by a disk that does not answer; after that, lines are
+/// dropped.
 const SLOW_DISK: Duration = Duration::from_secs(10);
 
-/// The files, which one thread writes.
+/// The log files, which one thread writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Logs(OutputQueue<(usize, Vec<u8>)>);
 
 impl Logs {
-    /// Opens `rank-N.log` in `dir` for each of these ranks; makes the folder. What stands in a file
-    /// stays, new lines come behind it. What goes wrong later is said through `errors`, once a file.
+    /// Creates the folder `dir` and opens `rank-N.log` in it for each rank of `ranks`. New lines
+    /// are appended to existing files. Later errors are reported through `errors`, once per file.
     pub(crate) fn open(
         dir: &Path,
         ranks: std::ops::Range<usize>,
@@ -61,12 +62,12 @@ impl Logs {
         Ok(Self(OutputQueue::spawn("logs", WAITING, write)?))
     }
 
-    /// Writes a line of the rank of this number on its host.
+    /// Writes a line of a rank, given its number on this host.
     pub(crate) fn write(&self, local_rank: usize, line: Vec<u8>) {
         self.0.push_within((local_rank, line), SLOW_DISK);
     }
 
-    /// Waits until all is written, as long as something is.
+    /// Waits until everything is written; gives up when nothing was written for `patience`.
     pub(crate) fn flush(&self, patience: Duration) {
         self.0.flush(patience);
     }

@@ -1,5 +1,5 @@
-//! The ranks' output: passed on line by line, never mixed within a line. Nobody waits for ever for a
-//! reader of the launcher's own output.
+//! Passes on the ranks' output line by line, never mixed within a line. A reader of the launcher's
+//! output that stops reading cannot block the ranks forever.
 
 use std::{
     collections::VecDeque,
@@ -18,28 +18,28 @@ use crate::{
     repeats::Repeats,
 };
 
-/// So many last lines of standard error are kept to be told again.
+/// How many of the last lines of standard error are kept for the final report.
 const KEPT: usize = 20;
-/// A line is passed on in pieces of this size at most.
+/// A longer line is passed on in pieces of this size.
 const LONGEST: u64 = 1 << 16;
-/// Lines that may wait while nobody reads the launcher's output.
+/// Lines that may wait while the launcher's output is not read.
 const WAITING: usize = 1024;
-/// A rank that writes is held up for so long by a reader that pauses; then lines are dropped.
+/// How long a writing rank is blocked by a reader that pauses; after that, lines are dropped.
 const SLOW_READER: Duration = Duration::from_secs(10);
-/// At the end, lines are given up when none could be written for so long.
+/// At the end, the remaining lines are given up when none could be written for this long.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Which stream of the launcher a line goes to.
+/// The stream of the launcher that a line is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sink {
     Out,
     Err,
 }
 
-/// The last lines of a rank.
+/// The last lines that a rank wrote to standard error.
 pub(crate) type LastWords = Arc<Mutex<VecDeque<String>>>;
 
-/// Where a line comes from.
+/// The rank and stream that a line comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) rank: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Source {
     pub(crate) sink: Sink,
 }
 
-/// The launcher's own streams, and the files of [`super::LaunchOptions::log_dir`].
+/// The launcher's own streams, and the files in [`super::LaunchOptions::log_dir`].
 #[derive(Clone, Debug)]
 pub(crate) struct Streams {
     out: OutputQueue<Vec<u8>>,
@@ -72,17 +72,18 @@ impl Streams {
         Self { logs, ..self }
     }
 
-    /// Says something of the launcher itself.
+    /// Writes a message of the launcher itself.
     pub(crate) fn say(&self, text: &str) {
         self.err.push(format!("{text}\n").into_bytes());
     }
 
-    /// The queue behind [`say`](Self::say), for a thread that has something to say.
+    /// The queue that [`say`](Self::say) writes to, for use by another thread.
     pub(crate) fn errors(&self) -> OutputQueue<Vec<u8>> {
         self.err.clone()
     }
 
-    /// Passes on a line, its end included: rank 0's as it is, the others' with their names.
+    /// Passes on a line, including its line end: rank 0's unchanged, the others' with a `[rank N]`
+    /// prefix.
     fn pass_on(&self, from: Source, line: Vec<u8>) {
         if let Some(logs) = &self.logs {
             logs.write(from.local_rank, line.clone());
@@ -102,12 +103,12 @@ impl Streams {
         to.push_within(line, SLOW_READER);
     }
 
-    /// Says which ranks wrote the errors that were shown once.
+    /// Reports which ranks wrote an error that was shown only once.
     pub(crate) fn report_repeats(&self) {
         self.repeats.lines().iter().for_each(|line| self.say(line));
     }
 
-    /// Waits until all is written, as far as somebody reads it.
+    /// Waits until everything is written, as long as the output is being read.
     pub(crate) fn flush(&self) {
         self.logs.iter().for_each(|logs| logs.flush(PATIENCE));
         self.out.flush(PATIENCE);
@@ -117,7 +118,7 @@ impl Streams {
 
 fn stream(name: &str, mut to: impl Write + Send + 'static) -> io::Result<OutputQueue<Vec<u8>>> {
     OutputQueue::spawn(name, WAITING, move |output: Output<Vec<u8>>| {
-        // A launcher whose own output is closed still drains its ranks'.
+        // Even if its own output is closed, the launcher must keep draining the ranks' output.
         let _ = match output {
             Output::Item(line) => to.write_all(&line),
             Output::Dropped(lines) => {
@@ -131,12 +132,12 @@ fn stream(name: &str, mut to: impl Write + Send + 'static) -> io::Result<OutputQ
     })
 }
 
-/// Says something where there is no launcher yet.
+/// Writes a message to standard error when there is no launcher yet.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Waits for the pumps that it started.
+/// The threads that pass on output ("pumps"), and the channel on which they report their end.
 #[derive(Debug)]
 pub(crate) struct Pumps {
     pub(crate) streams: Streams,
@@ -156,7 +157,7 @@ impl Pumps {
         }
     }
 
-    /// Passes on what `pipe` says.
+    /// Starts a thread that passes on everything read from `pipe`.
     pub(crate) fn start(
         &mut self,
         from: Source,
@@ -169,15 +170,15 @@ impl Pumps {
             .name(format!("output-{}", from.rank))
             .spawn(move || {
                 pump(pipe, from, &streams, last_words.as_ref());
-                // Nobody waits any more if this fails.
+                // Sending fails if nothing waits for the pumps any more.
                 let _ = done.send(());
             })?;
         self.started += 1;
         Ok(())
     }
 
-    /// Returns when all has been passed on, or after `patience`: a process that a rank left behind
-    /// may hold its output open.
+    /// Returns when everything has been passed on, or after `patience`, since a process that
+    /// outlived its rank may keep the output open.
     pub(crate) fn finish(&self, patience: Duration) {
         let until = Instant::now() + patience;
         for _ in 0..self.started {

@@ -1,17 +1,18 @@
-//! Rank 0's port where nobody chose one.
+//! Chooses a port for rank 0 if the options name none.
 
 use std::{
     io,
     net::{Ipv4Addr, UdpSocket},
 };
 
-/// Free ports that are tried before the search is given up.
+/// How many free ports are tried before the search is given up.
 const TRIES: usize = 1000;
 
-/// A port that no other launcher of this host chooses while this lives.
+/// A port that no other launcher on this host chooses while this value lives.
 ///
-/// Rank 0 binds the TCP port itself, later. Until then launchers keep out of each other's way by the
-/// UDP port of the same number, which nothing else uses: who holds it has the TCP port.
+/// Rank 0 binds the TCP port itself, later. Until then, launchers avoid each other through the UDP
+/// port of the same number, which is otherwise unused: the launcher that holds it owns the TCP
+/// port.
 #[derive(Debug)]
 pub(crate) struct ReservedPort {
     pub(crate) number: u16,
@@ -19,10 +20,10 @@ pub(crate) struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Takes one.
+    /// Reserves a free port.
     ///
     /// # Errors
-    /// None is free.
+    /// No port is free.
     pub(crate) fn take() -> io::Result<Self> {
         Self::first_of(std::iter::repeat_with(megaburn_collective::free_port).take(TRIES))
     }

@@ -1,4 +1,4 @@
-//! A queue with a thread behind it, so that a program never waits for whoever reads its output.
+//! A queue with a writer thread, so that a program never waits for the reader of its output.
 
 use std::{
     fmt, io,
@@ -11,22 +11,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a caller that waits looks again.
+/// How often a waiting caller retries.
 const TICK: Duration = Duration::from_millis(5);
 
-/// What the thread behind an [`OutputQueue`] is given, in order.
+/// The argument of an [`OutputQueue`]'s write function, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output<T> {
-    /// Something that was pushed.
+    /// An item that was pushed.
     Item(T),
-    /// As many items were dropped at this place, because the queue was full.
+    /// This number of items was dropped here, because the queue was full.
     Dropped(u64),
 }
 
-/// A bounded queue of output. A thread takes the items and writes them; where the reader is slower
-/// than the writer, items are dropped and counted, and the program goes on.
+/// A bounded queue of output. A thread takes the items and writes them. If the reader is slower
+/// than the writer, items are dropped and counted, and the program continues.
 ///
-/// Clones share the queue. The thread ends when the last clone is gone and all is written.
+/// Clones share the queue. The thread ends when the last clone is dropped and everything is
+/// written.
 pub struct OutputQueue<T> {
     items: SyncSender<(u64, T)>,
     counts: Arc<Counts>,
@@ -58,10 +59,11 @@ impl<T> fmt::Debug for OutputQueue<T> {
 }
 
 impl<T: Send + 'static> OutputQueue<T> {
-    /// A queue of at most `capacity` items, which `write` is given on a thread called `name`.
+    /// Creates a queue of at most `capacity` items; `write` is called with them on a thread named
+    /// `name`.
     ///
     /// # Errors
-    /// The system has no room for a thread.
+    /// The system cannot start a thread.
     pub fn spawn(
         name: &str,
         capacity: usize,
@@ -83,13 +85,14 @@ impl<T: Send + 'static> OutputQueue<T> {
             .for_each(|_| self.drop_one());
     }
 
-    /// Adds an item if there is room. One that is not added does not count as dropped. Never waits.
+    /// Adds an item unless the queue is full. An item that is not added does not count as dropped.
+    /// Never waits.
     pub fn push_if_room(&self, item: T) {
         let _ = self.offer(item);
     }
 
-    /// Adds an item; waits for room at most `patience`, then drops it. While items are dropped
-    /// nobody waits, until there is room again.
+    /// Adds an item. If the queue is full, it waits for at most `patience` and then drops the item.
+    /// Once items are being dropped, callers no longer wait, until the queue has space.
     pub fn push_within(&self, item: T, patience: Duration) {
         let until = Instant::now() + patience;
         let mut item = item;
@@ -102,8 +105,8 @@ impl<T: Send + 'static> OutputQueue<T> {
         }
     }
 
-    /// Returns when all is written, or when nothing was written for as long as `patience`. Tells
-    /// whether all is written.
+    /// Returns when everything is written, or when nothing was written for `patience`. Returns
+    /// whether everything is written.
     pub fn flush(&self, patience: Duration) -> bool {
         let mut last = usize::MAX;
         let mut since = Instant::now();
@@ -148,7 +151,7 @@ fn write_all<T>(taken: &Receiver<(u64, T)>, counts: &Counts, mut write: impl FnM
             write(Output::Dropped(dropped));
         }
         write(Output::Item(item));
-        // Items that were dropped behind the last one are told when the queue is empty again.
+        // Items dropped after the last accepted one are reported as soon as the queue is empty.
         if counts.waiting.load(Ordering::Acquire) == 1 {
             let dropped = counts.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {
@@ -168,17 +171,18 @@ mod tests {
 
     use super::*;
 
-    /// What a writer wrote.
+    /// The output that a test writer wrote.
     type Written = Arc<Mutex<Vec<Output<u32>>>>;
 
-    /// A queue whose writer waits for a word before each item, and what it wrote.
+    /// A queue whose writer waits for a signal before each item, the sender of these signals, and
+    /// the written output.
     fn slow(capacity: usize) -> (OutputQueue<u32>, Sender<()>, Written) {
         let (go, turn) = channel::<()>();
         let written = Arc::new(Mutex::new(Vec::new()));
         let to = written.clone();
         let write = move |output| {
             if matches!(output, Output::Item(_)) {
-                // When nobody lets it wait any more it goes on.
+                // If the sender is gone, the writer continues without waiting.
                 let _ = turn.recv();
             }
             to.lock().unwrap().push(output);
@@ -194,7 +198,7 @@ mod tests {
     fn nobody_waits_for_a_reader_that_pauses_and_what_is_dropped_is_told_in_its_place() {
         let (queue, go, written) = slow(2);
         queue.push(0);
-        // The thread has taken the first when there is room for two more.
+        // Once the thread has taken the first item, the queue has space for two more.
         queue.push_within(1, Duration::from_secs(5));
         queue.push_within(2, Duration::from_secs(5));
         let begin = Instant::now();

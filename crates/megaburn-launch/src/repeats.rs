@@ -1,8 +1,8 @@
-//! An error that several ranks report in the same words is shown once.
+//! Shows an error that several ranks report in the same words only once.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Different errors that are compared; a program that writes more of them has them shown as they come.
+/// How many distinct errors are compared. Any further ones are always shown.
 const COMPARED: usize = 64;
 
 /// The errors that ranks wrote so far, each with its ranks in the order in which they wrote it.
@@ -28,7 +28,7 @@ impl Repeats {
         false
     }
 
-    /// Which ranks wrote what was not shown again.
+    /// One line per repeated error, naming the ranks whose copies were not shown.
     pub(crate) fn lines(&self) -> Vec<String> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let repeated: Vec<_> = known.iter().filter(|(_, ranks)| ranks.len() > 1).collect();
@@ -48,7 +48,7 @@ impl Repeats {
     }
 }
 
-/// `rank 1`, `ranks 1-3, 5`.
+/// Formats ranks as `rank 1` or `ranks 1-3, 5`.
 fn ranges(ranks: &[usize]) -> String {
     let mut ranks = ranks.to_vec();
     ranks.sort_unstable();

@@ -1,4 +1,5 @@
-//! Which signals ask a run to save and stop, and when a further one means that it shall end at once.
+//! The signals that ask a run to save and stop, and when a further one means that it must end at
+//! once.
 
 use std::{
     fs,
@@ -9,10 +10,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use crate::child::LAUNCHER;
 
-/// Signals this close together are one request: a terminal and a launcher may both pass on a Ctrl-C.
+/// Signals within this time are one request: a terminal and a launcher may both forward a Ctrl-C.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
-/// The same for a rank under a launcher. That has already joined signals within [`ONE_REQUEST`], and
-/// what it passes on as a second request may reach the rank a little less than that after the first.
+/// Like [`ONE_REQUEST`], for a rank under a launcher. The launcher has already merged signals
+/// within [`ONE_REQUEST`], and its second request may reach the rank slightly less than that after
+/// the first.
 const UNDER_LAUNCHER: Duration = Duration::from_millis(500);
 
 /// The signals that ask a run to save and stop: SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and SIGHUP
@@ -21,7 +23,7 @@ pub fn stop_signals() -> Vec<i32> {
     with_unless_ignored(vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2], SIGHUP)
 }
 
-/// What a launcher passes on: [`stop_signals`], and SIGTSTP, which Ctrl-Z sends.
+/// The signals that a launcher forwards: [`stop_signals`] and SIGTSTP, which Ctrl-Z sends.
 pub(crate) fn passed_on() -> Vec<i32> {
     with_unless_ignored(stop_signals(), SIGTSTP)
 }
@@ -41,7 +43,7 @@ fn is_ignored(status: &str, signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Tells repeated requests to stop from the first one.
+/// Distinguishes repeated requests to stop from the first one.
 #[derive(Clone, Copy, Debug)]
 pub struct StopRequests {
     first: Option<Instant>,
@@ -49,7 +51,7 @@ pub struct StopRequests {
 }
 
 impl Default for StopRequests {
-    /// Of a program that nobody passes signals on to.
+    /// For a program that receives its signals directly, not through a launcher.
     fn default() -> Self {
         Self {
             first: None,
@@ -59,7 +61,7 @@ impl Default for StopRequests {
 }
 
 impl StopRequests {
-    /// Of a rank, which may have been started by `megaburn launch`.
+    /// For a rank, which may have been started by `megaburn launch`.
     pub fn of_rank() -> Self {
         match std::env::var_os(LAUNCHER) {
             Some(_) => Self {
@@ -70,15 +72,15 @@ impl StopRequests {
         }
     }
 
-    /// Takes note of a signal. Tells what it means: `false` for the first one and those within a
-    /// second of it (half a second under a launcher), which are one request, and `true` for a later
-    /// one, on which a program ends at once.
+    /// Records a signal and returns whether the program must end at once. It returns `false` for
+    /// the first signal and for those within a second of it (half a second under a launcher), which
+    /// are one request, and `true` for later ones.
     pub fn is_repeated(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
         now.saturating_duration_since(first) >= self.one_request
     }
 
-    /// Whether there was a signal.
+    /// Whether a signal was received.
     pub fn is_requested(&self) -> bool {
         self.first.is_some()
     }

@@ -26,30 +26,34 @@ use crate::{
     verdict::{EndedBy, Outcome, RankEnd, exit_code_of_signal},
 };
 
-/// So long the others may end by themselves after the first failure: they say what they saw, and
-/// the one that really failed may exit after one that was only told of it.
+/// How long the other ranks may take to end by themselves after the first failure. They report what
+/// they saw, and the rank that really failed may exit after one that was only notified of the
+/// failure.
 const SETTLE: Duration = Duration::from_secs(1);
-/// The same, where the ranks stop with an exit code that means no failure: each takes its time to end.
+/// Like [`SETTLE`], if the ranks stop with an exit code that means no failure; each may need time
+/// to end.
 const STOPPING: Duration = Duration::from_secs(10);
-/// How often the launcher checks whether the other processes of a rank have ended once its first was killed.
+/// How often the launcher checks whether the other processes of a rank have ended, once its first
+/// process was killed.
 const LOOK: Duration = Duration::from_millis(100);
-/// Output that comes later than this after all ranks have ended is not waited for.
+/// How long the launcher waits for further output after all ranks have ended.
 const DRAIN: Duration = Duration::from_secs(2);
 
 enum Event {
-    /// The first process of a rank ended, killed by a signal or not.
+    /// The first process of a rank ended, either killed by a signal or not.
     Ended {
         local_rank: usize,
         killed: bool,
     },
-    /// So have all others of its group, if it was killed.
+    /// All other processes of its group have ended too. If the first was not killed, this follows
+    /// at once.
     GroupEnded {
         local_rank: usize,
     },
     Signal(i32),
 }
 
-/// A rank's process and what is known of it.
+/// The process of a rank and its state.
 struct RankProcess {
     rank: usize,
     child: Child,
@@ -60,20 +64,25 @@ struct RankProcess {
 
 /// Starts the ranks, passes on their output, and returns when all have ended.
 ///
-/// The first rank that fails ends all others: they have a second to end by themselves, as ranks do
-/// that lose a peer, then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL; a rank that does
-/// not end [`LaunchOptions::give_up`] after that is left behind, by name. The signals of
-/// [`stop_signals`](super::stop_signals) are passed on to the ranks, which may save and exit. They kill
-/// a shell that a rank's program was started by, and the program may save all the same. Signals within a
-/// second of the first are the same request; a later one is passed on too, and then the grace begins.
-/// Ctrl-Z (SIGTSTP) suspends the ranks with the launcher. The cause of
-/// a failure is written to standard error as the last thing, unless the caller does that. Standard
-/// input is empty for ranks.
+/// The first rank that fails ends all others:
 ///
-/// Call it on a thread that lives until it returns (the main thread): ranks are tied to its life.
+/// - They get a second to end by themselves, as ranks that lose a peer do.
+/// - Then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL.
+/// - A rank that has not ended [`LaunchOptions::give_up`] after that is abandoned and named.
+///
+/// The signals of [`stop_signals`](super::stop_signals) are forwarded to the ranks, which may save
+/// and exit. Such a signal kills a shell that started a rank's program, but the program may still
+/// save. Signals within a second of the first are the same request; a later one is forwarded too
+/// and starts the grace period. Ctrl-Z (SIGTSTP) suspends the ranks together with the launcher.
+///
+/// The cause of a failure is written to standard error last, unless the caller does that. The
+/// ranks' standard input is empty.
+///
+/// Call this on a thread that lives until it returns (the main thread), because the ranks are tied
+/// to the life of that thread.
 ///
 /// # Errors
-/// Options that make no run; a command that does not exist; a rank that cannot be started.
+/// The options are invalid, the command does not exist, or a rank cannot be started.
 pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
     let job = options.job()?;
     command::check(&options.command[0])?;
@@ -137,11 +146,11 @@ struct Supervisor<'a> {
     signal: Option<i32>,
     requests: StopRequests,
     plan: Plan,
-    /// Whether the ranks were told to end.
+    /// Whether the ranks were signalled to end.
     told: bool,
 }
 
-/// What is to be done, and when, to ranks that still run.
+/// The next action on ranks that still run, and its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
     Wait,
@@ -192,7 +201,7 @@ impl<'a> Supervisor<'a> {
             .name(format!("wait-{rank}"))
             .spawn(move || {
                 let killed = await_end(pid);
-                // The launcher waits for every rank that it started.
+                // Sending cannot fail: the launcher waits for every rank that it started.
                 let _ = events.send(Event::Ended { local_rank, killed });
                 while killed && group_runs(pid) {
                     thread::sleep(LOOK);
@@ -212,7 +221,7 @@ impl<'a> Supervisor<'a> {
         )
     }
 
-    /// Returns when no rank runs that could still end.
+    /// Returns when no rank is running that could still end.
     fn supervise(&mut self, events: &Receiver<Event>) {
         while self.ranks.iter().any(|rank| rank.running) {
             let event = match self.plan {
@@ -238,8 +247,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// A signal that was passed on kills a shell at once, while the program that it waited for saves:
-    /// the rank has ended when that has.
+    /// A forwarded signal kills a shell at once while the program that it was waiting for is still
+    /// saving. In that case the rank ends only when its whole group has ended.
     fn ended(&mut self, local_rank: usize, killed: bool) {
         let is_saving = killed && self.signal.is_some() && group_runs(self.ranks[local_rank].pid);
         if !is_saving {
@@ -247,17 +256,18 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Takes note of a rank that ended, and ends what it left behind.
+    /// Records the end of a rank, and kills the processes that it left running.
     fn end(&mut self, local_rank: usize) {
         let rank = &mut self.ranks[local_rank];
         signal(rank.pid, Signal::SIGKILL);
-        // Its number means this group until it is waited for.
+        // The group id stays valid until the rank is waited for.
         self.guard
             .iter_mut()
             .for_each(|guard| guard.remove(rank.pid));
         let by = match rank.child.wait() {
             Ok(status) => EndedBy::of(status),
-            // Somebody else took its status; how it ended is not known, so it is no success.
+            // The exit status was already collected elsewhere, so it is unknown and counts as a
+            // failure.
             Err(_) => EndedBy::Code(1),
         };
         rank.running = false;
@@ -267,12 +277,12 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Gives the others time to end by themselves.
+    /// Gives the other ranks time to end by themselves.
     fn settle(&mut self) {
         let settle = if exit_code_of_signal(self.ends.iter().map(|(_, by, _)| *by)).is_some() {
             STOPPING
         } else if self.signal.is_some() {
-            // After a request to stop the others are busy with it.
+            // After a request to stop, the other ranks may still be saving.
             self.options.grace.max(SETTLE)
         } else {
             SETTLE
@@ -285,7 +295,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Suspends the ranks with this process, and continues them when it is continued.
+    /// Suspends the ranks and then this process; resumes the ranks when this process is resumed.
     fn suspend(&self) {
         self.signal_all(Signal::SIGSTOP);
         let _ = raise(Signal::SIGSTOP);
@@ -294,7 +304,7 @@ impl<'a> Supervisor<'a> {
 
     fn terminate(&mut self) {
         self.signal_all(Signal::SIGTERM);
-        // A stopped rank hears it only when it goes on.
+        // A suspended rank handles SIGTERM only when it is resumed.
         self.signal_all(Signal::SIGCONT);
         self.told = true;
         self.plan = Plan::Kill(Instant::now() + self.options.grace);
@@ -306,7 +316,7 @@ impl<'a> Supervisor<'a> {
         self.plan = Plan::GiveUp(Instant::now() + self.options.give_up);
     }
 
-    /// Gives up waiting for ranks that SIGKILL does not end.
+    /// Stops waiting for ranks that SIGKILL does not end.
     fn abandon(&mut self) {
         for (local_rank, rank) in self
             .ranks

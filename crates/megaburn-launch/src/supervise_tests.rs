@@ -2,7 +2,7 @@ use std::process::Command;
 
 use super::*;
 
-/// A rank whose end nobody hears of, as if the kernel held it.
+/// A supervisor of one rank whose end is never reported, as if the rank hung in the kernel.
 fn held(options: &LaunchOptions) -> Supervisor<'_> {
     let child = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());

@@ -1,4 +1,4 @@
-//! Which of several failures was the first cause.
+//! Decides which of several failures came first.
 
 use std::{fmt, process::ExitStatus};
 
@@ -6,14 +6,14 @@ use nix::sys::signal::Signal;
 
 use crate::EXIT_PEER_FAILED;
 
-/// What ended a process.
+/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndedBy {
     /// It exited with this code.
     Code(i32),
     /// This signal killed it.
     Signal(i32),
-    /// It does not end though it was killed, so the launcher left this process behind.
+    /// It did not end although it was killed, so the launcher abandoned this process.
     Nothing {
         /// Its process id.
         pid: i32,
@@ -34,8 +34,9 @@ impl EndedBy {
     }
 }
 
-/// The exit code of ranks that stopped: all that ended did so with this code, which means none of the
-/// failures of megaburn, of Rust or of shells. `train.stopped_exit_code` can be no other.
+/// The exit code of ranks that stopped on purpose: all of them ended with this code, and it is not
+/// a failure code of megaburn, of Rust or of shells. `train.stopped_exit_code` is limited to such
+/// codes.
 pub(crate) fn exit_code_of_signal(mut ends: impl Iterator<Item = EndedBy>) -> Option<i32> {
     let first = ends.next()?;
     match first {
@@ -66,11 +67,11 @@ impl fmt::Display for EndedBy {
 /// How a rank ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnd {
-    /// The rank.
+    /// The rank's number.
     pub rank: usize,
-    /// What ended it.
+    /// How its process ended.
     pub by: EndedBy,
-    /// Whether the launcher had told it to end by then.
+    /// Whether the launcher had already signalled it to end.
     pub told: bool,
     /// The last lines it wrote to standard error.
     pub last_words: Vec<String>,
@@ -79,20 +80,20 @@ pub struct RankEnd {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Its ranks on this host, in the order in which they ended.
+    /// The ranks of this host, in the order in which they ended.
     pub ends: Vec<RankEnd>,
-    /// The signal that the launcher got and passed on, if any.
+    /// The signal that the launcher received and forwarded, if any.
     pub signal: Option<i32>,
 }
 
 impl Outcome {
-    /// The rank that failed first, if any did. One that was merely told of another's failure
-    /// (exit code 4, or ended by the launcher) is the cause only if there is no better one.
+    /// The rank that failed first, if any. A rank that was only notified of another's failure (exit
+    /// code 4, or ended by the launcher) is named only if there is no better candidate.
     pub fn cause(&self) -> Option<&RankEnd> {
         let failed = || self.ends.iter().filter(|end| end.by.failed());
         let echo = |end: &&RankEnd| end.by == EndedBy::Code(EXIT_PEER_FAILED);
         let own = || failed().filter(|end| !echo(end));
-        // SIGTERM kills a program, or makes it exit with a code that says so.
+        // SIGTERM either kills a program or makes it exit with code 128 + 15.
         let by_sigterm = EndedBy::Code(128 + Signal::SIGTERM as i32);
         let told_to = |end: &&RankEnd| {
             end.told && (!matches!(end.by, EndedBy::Code(_)) || end.by == by_sigterm)
@@ -105,8 +106,8 @@ impl Outcome {
             .or_else(|| failed().next())
     }
 
-    /// What the launcher should exit with: the cause's code, 128 and the signal's number for one
-    /// that a signal killed (SIGKILL's for one that does not end), 0 if every rank succeeded.
+    /// The launcher's exit code: the cause's own code, 128 plus the signal number if a signal
+    /// killed it (SIGKILL's number for a rank that does not end), or 0 if every rank succeeded.
     pub fn exit_code(&self) -> i32 {
         match self.cause().map(|end| end.by) {
             None => 0,

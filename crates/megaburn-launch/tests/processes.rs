@@ -1,7 +1,8 @@
-//! Ranks as real processes: they sum, are killed and stopped, and never outlive their launcher.
+//! Ranks as real processes: they compute sums, are killed and stopped, and never outlive their
+//! launcher.
 //!
-//! This program is its own launcher (`launch N MODE`), `launch-child` and rank (`rank MODE`), so it
-//! has a `main` of its own.
+//! This program is its own launcher (`launch N MODE`), child entry point (`launch-child`) and rank
+//! (`rank MODE`), so it has its own `main`.
 
 #![cfg(target_os = "linux")]
 
@@ -23,7 +24,7 @@ use megaburn_launch::{LaunchOptions, launch, launch_child};
 use nix::sys::signal::Signal;
 use run::Run;
 
-/// Longer than the ranks' timeout of collectives (`rank::TIMEOUT`) and the promised 5 s.
+/// The time limit of the tests: the timeout of collectives (`rank::TIMEOUT`) plus the promised 5 s.
 const PROMISED: Duration = Duration::from_secs(rank::TIMEOUT.as_secs() + 5);
 
 fn main() -> ExitCode {
@@ -149,7 +150,7 @@ fn processes_sum_over_tcp() -> Result<(), Failed> {
 }
 
 fn a_killed_rank_is_named_and_ends_all() -> Result<(), Failed> {
-    // At different moments of the first all-reduces.
+    // Kill at different moments of the first all-reduces.
     for moment in [1, 30, 77] {
         let mut run = Run::ranks(3, &["loop"]);
         let pids = run.pids();
@@ -292,7 +293,7 @@ fn what_a_rank_started_ends_with_it() -> Result<(), Failed> {
 }
 
 fn a_killed_launcher_of_shells() -> Result<(), Failed> {
-    // The shell waits for the program, and for one beside it that is no rank.
+    // The shell waits for the program and for a background process that is not a rank.
     let script = "sleep 600 & echo pid $!; wait; echo done";
     let mut run = Run::launch(2, &["sh", "-c", script], &[]);
     let pids = run.pids();
@@ -302,7 +303,7 @@ fn a_killed_launcher_of_shells() -> Result<(), Failed> {
 }
 
 fn two_quick_signals() -> Result<(), Failed> {
-    // Each rank takes longer to save than the launcher's grace of 3 s.
+    // Each rank takes longer to save than the launcher's grace period of 3 s.
     let mut run = Run::ranks(2, &["slow"]);
     run.pids();
     run.signal(Signal::SIGTERM);
@@ -346,7 +347,7 @@ fn the_same_error() -> Result<(), Failed> {
         .iter()
         .filter(|line| line.ends_with("error: no such key"))
         .count();
-    // Once as it comes, and once as the cause.
+    // The error appears twice: when it is written, and as the cause.
     assert_eq!(shown, 2, "{end:?}");
     assert!(
         end.err

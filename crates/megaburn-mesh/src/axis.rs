@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Tensor parallel: a layer's matrices are split.
+    /// Tensor parallelism: the matrices of a layer are split.
     Tp,
-    /// Context parallel: the sequence is split.
+    /// Context parallelism: each sequence is split.
     Cp,
-    /// Data parallel: the batch is split.
+    /// Data parallelism: the batch is split.
     Dp,
-    /// Pipeline parallel: the layers are split.
+    /// Pipeline parallelism: the layers are split.
     Pp,
-    /// Expert parallel: the experts are split.
+    /// Expert parallelism: the experts are split.
     Ep,
-    /// Tensor parallel inside an expert.
+    /// Tensor parallelism inside an expert.
     Etp,
-    /// Data parallel among holders of the same expert.
+    /// Data parallelism among the ranks that hold copies of the same experts.
     Edp,
 }
 

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-/// Why a layout, a mesh or a shard cannot be.
+/// Why a layout, mesh or shard is not possible.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(

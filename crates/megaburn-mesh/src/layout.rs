@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Axis, MeshError};
 
-/// How many ways each kind of parallelism splits a run: `tp2-dp2-sp`.
+/// The degree of each kind of parallelism in a run, written like `tp2-dp2-sp`.
 ///
 /// The world holds `tp * cp * pp * dp` ranks. Experts refold the same ranks as
 /// `etp * ep * edp * pp`; `ep` does not multiply the world.
@@ -25,15 +25,16 @@ pub struct Layout {
     pub ep: usize,
     /// Tensor-parallel degree inside an expert.
     pub etp: usize,
-    /// Sequence parallelism: activations between tensor-parallel regions hold `1 / tp` of the sequence.
+    /// Sequence parallelism: activations between tensor-parallel regions hold `1 / tp` of the
+    /// sequence.
     pub sp: bool,
 }
 
-/// Beyond any machine, and small enough that the product of four degrees does not overflow.
+/// Larger than any machine, and small enough that the product of four degrees does not overflow.
 const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl Layout {
-    /// One rank.
+    /// A single rank.
     pub const SINGLE: Layout = Layout {
         tp: 1,
         cp: 1,
@@ -44,12 +45,12 @@ impl Layout {
         sp: false,
     };
 
-    /// Reads a layout text, e.g. `tp2-dp2-sp`: parts in any order, an omitted axis is 1. An
-    /// omitted `dp` is what fills `world`, or without a world the smallest one that the experts
-    /// allow.
+    /// Parses a layout, e.g. `tp2-dp2-sp`. Its parts may be in any order, and an omitted axis has
+    /// degree 1. An omitted `dp` is chosen to fill `world` or, without a world, as the smallest
+    /// degree that the experts allow.
     ///
     /// # Errors
-    /// A text that is no layout, or a layout that cannot be or does not take `world` ranks.
+    /// The text is not a layout, or the layout is not valid or does not have `world` ranks.
     pub fn parse(text: &str, world: Option<usize>) -> Result<Self, MeshError> {
         let syntax = |why: String| MeshError::Syntax {
             text: text.to_string(),
@@ -99,7 +100,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The degree along `axis`. `edp` follows from the others.
+    /// The degree along `axis`. `edp` is computed from the others.
     pub fn degree(&self, axis: Axis) -> usize {
         match axis {
             Axis::Tp => self.tp,
@@ -117,11 +118,11 @@ impl Layout {
         self.tp * self.cp * self.pp * self.dp
     }
 
-    /// Refuses a layout that cannot be.
+    /// Refuses an impossible layout.
     ///
     /// # Errors
-    /// A degree of 0, `sp` without `tp`, `tp` with `ep` but without `sp`, or an expert grid that
-    /// does not refold the dense one.
+    /// A degree is 0; `sp` without `tp`; `tp` with `ep` but without `sp`; or the expert grid does
+    /// not refold the dense one.
     pub fn validate(&self) -> Result<(), MeshError> {
         let layout = self.to_string();
         let Self {
@@ -163,7 +164,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Refuses a layout that takes another number of ranks than there are.
+    /// Refuses a layout whose number of ranks is not `world`.
     ///
     /// # Errors
     /// The product of the degrees is not `world`.
@@ -208,7 +209,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Canonical text: `tp cp pp dp ep etp sp` in that order, degrees of 1 left out; a single rank is
+/// Canonical text: `tp cp pp dp ep etp sp` in this order, without degrees of 1. A single rank is
 /// `tp1`.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

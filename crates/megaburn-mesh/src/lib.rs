@@ -1,6 +1,6 @@
-//! The arithmetic of a parallel run: which rank stands where, who talks to whom, which part of a
-//! tensor a rank holds, and what random number belongs to which position. No Burn, no threads, no
-//! I/O: everything here is a pure function.
+//! The arithmetic of a parallel run: the coordinates of a rank, its groups, the part of each tensor
+//! that it holds, and the random number at each position. There is no Burn, no thread and no I/O
+//! here: everything is a pure function.
 //!
 //! ```
 //! use megaburn_mesh::{Axis, Layout, Mesh};

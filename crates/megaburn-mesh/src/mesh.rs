@@ -9,7 +9,7 @@ pub struct Mesh {
     layout: Layout,
 }
 
-/// Where a rank stands on both grids.
+/// The coordinates of a rank on both grids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "one field an axis")]
 pub struct Coords {
@@ -43,7 +43,7 @@ impl Mesh {
         Self { layout }
     }
 
-    /// The layout it was made from.
+    /// The layout that it was created from.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -53,10 +53,10 @@ impl Mesh {
         self.layout.world_size()
     }
 
-    /// Where `rank` stands.
+    /// The coordinates of `rank`.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If `rank` is not less than the world size.
     pub fn coords(&self, rank: usize) -> Coords {
         assert!(
             rank < self.world_size(),
@@ -90,7 +90,7 @@ impl Mesh {
     /// The ranks that differ from `rank` only along `axes`, in rank order.
     ///
     /// # Panics
-    /// If `axes` mixes the dense and the expert grid, which no group may.
+    /// If `axes` mixes the dense and the expert grid, which a group cannot do.
     pub fn group_of(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
         let grid = [Axis::DENSE, Axis::EXPERT]
             .into_iter()
@@ -107,8 +107,8 @@ impl Mesh {
             .collect()
     }
 
-    /// All groups along `axes`: a partition of the world, each in rank order, ordered by first
-    /// member.
+    /// All groups along `axes`. They partition the world; each is in rank order, and they are
+    /// ordered by their first member.
     pub fn groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
         (0..self.world_size())
             .map(|rank| (rank, self.group_of(axes, rank)))
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn groups_are_those_of_megatrons_documentation() {
-        // The docstring of Megatron's `initialize_model_parallel`: 16 ranks, TP 2, PP 4.
+        // From the docstring of Megatron's `initialize_model_parallel`: 16 ranks, TP 2, PP 4.
         let mesh = Mesh::new("tp2-pp4-dp2".parse().unwrap());
         assert_eq!(mesh.groups(&[Axis::Tp])[..3], [[0, 1], [2, 3], [4, 5]]);
         assert_eq!(mesh.groups(&[Axis::Dp])[..3], [[0, 2], [1, 3], [4, 6]]);

@@ -2,26 +2,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Layout, MeshError};
 
-/// The sizes of a model that a layout must be able to split. The vocabulary is not among them: it
-/// is padded. Nor are the layers: a pipeline may split them in several ways.
+/// The sizes of a model that a layout must be able to split. The vocabulary is not included because
+/// it is padded, and the layers are not because a pipeline can split them in several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Width inside the MLP, or what divides the widths of several; 0: there is none.
+    /// Width inside the MLP, or the common divisor of several widths; 0 if there are no MLPs.
     pub ffn: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key/value heads (KV groups). Fewer than tp: each is replicated.
+    /// Key/value heads (KV groups). If there are fewer than tp, each is replicated.
     pub kv_heads: usize,
-    /// Tokens in a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// Experts in place of MLPs; none: the model is dense.
+    /// Experts in place of MLPs; `None` for a dense model.
     pub experts: Option<ExpertShape>,
 }
 
 /// The sizes of experts that a layout must be able to split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertShape {
-    /// Experts of a layer.
+    /// Experts per layer.
     pub num: usize,
     /// Width inside an expert.
     pub ffn: usize,
@@ -30,8 +30,7 @@ pub struct ExpertShape {
 impl Layout {
     /// Refuses a model that this layout cannot split.
     ///
-    /// # Errors
-    /// The first size that does not divide, with all the numbers and what to change.
+    /// The first size that is not divisible, with all numbers and the setting to change.
     pub fn validate_for(&self, model: &ModelShape) -> Result<(), MeshError> {
         let ModelShape {
             ffn,

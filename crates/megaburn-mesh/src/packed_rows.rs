@@ -2,8 +2,9 @@ use std::ops::Range;
 
 use crate::{MeshError, Zigzag};
 
-/// Several documents one behind the other in each row of a batch (`cu_seqlens`), which do not see each
-/// other and whose positions begin anew. Context parallelism cuts each of them [in zigzag](Zigzag).
+/// Several consecutive documents in each row of a batch (`cu_seqlens`). Tokens attend only within
+/// their document, and positions restart at 0 in each. Context parallelism splits each document [in
+/// zigzag](Zigzag).
 ///
 /// ```
 /// use megaburn_mesh::{PackedRows, Zigzag};
@@ -23,10 +24,11 @@ pub struct PackedRows {
 }
 
 impl PackedRows {
-    /// By row of the batch: where each document begins, and where the last ends.
+    /// Creates rows from `cu_seqlens`: for each row of the batch, the start of each document and
+    /// the end of the last.
     ///
     /// # Errors
-    /// Rows of several lengths, or bounds that do not rise from 0.
+    /// The rows have different lengths, or their bounds do not increase from 0.
     pub fn new(cu_seqlens: Vec<Vec<usize>>) -> Result<Self, MeshError> {
         let len = cu_seqlens
             .first()
@@ -44,12 +46,12 @@ impl PackedRows {
         }
     }
 
-    /// Rows of the batch.
+    /// The number of rows in the batch.
     pub fn num_rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// Tokens of a row.
+    /// The number of tokens per row.
     pub fn row_len(&self) -> usize {
         self.rows
             .first()
@@ -57,18 +59,18 @@ impl PackedRows {
             .unwrap_or(0)
     }
 
-    /// By row, where each document begins, and where the last ends.
+    /// For each row, the start of each document and the end of the last.
     pub fn cu_seqlens(&self) -> &[Vec<usize>] {
         &self.rows
     }
 
-    /// The same of a chunk of each document, where each is cut into `chunks`.
+    /// The `cu_seqlens` of one chunk of each document, if each is split into `chunks`.
     pub fn chunk_bounds(&self, chunks: usize) -> Vec<Vec<usize>> {
         let bounds = |row: &Vec<usize>| row.iter().map(|bound| bound / chunks).collect();
         self.rows.iter().map(bounds).collect()
     }
 
-    /// By row, how long a chunk of each document is, where each is cut into `chunks`.
+    /// For each row, the chunk length of each document, if each is split into `chunks`.
     pub fn chunk_lens(&self, chunks: usize) -> Vec<Vec<usize>> {
         let lens = |row: &Vec<usize>| {
             row.windows(2)
@@ -78,10 +80,10 @@ impl PackedRows {
         self.rows.iter().map(lens).collect()
     }
 
-    /// Refuses documents that the ranks do not divide.
+    /// Refuses documents that the ranks cannot split evenly.
     ///
     /// # Errors
-    /// The first of them, with its length.
+    /// The first such document, with its length.
     pub fn check(&self, zigzag: Zigzag) -> Result<(), MeshError> {
         let multiple = zigzag.multiple();
         for (row, bounds) in self.rows.iter().enumerate() {
@@ -100,18 +102,19 @@ impl PackedRows {
         Ok(())
     }
 
-    /// Which tokens of a row a rank holds: the front chunks of all documents, then the back chunks.
+    /// The tokens of a row that a rank holds: the front chunks of all documents, then the back
+    /// chunks.
     ///
     /// # Panics
-    /// If the ranks do not divide a document.
+    /// If the ranks cannot split a document evenly.
     pub fn tokens(&self, row: usize, zigzag: Zigzag) -> impl Iterator<Item = usize> {
         self.each(row, zigzag, |start, at| start + at)
     }
 
-    /// The position of each of these tokens in its document.
+    /// The position of each token of [`tokens`](Self::tokens) in its document.
     ///
     /// # Panics
-    /// As [`tokens`](Self::tokens).
+    /// See [`tokens`](Self::tokens).
     pub fn positions(&self, row: usize, zigzag: Zigzag) -> impl Iterator<Item = usize> {
         self.each(row, zigzag, |_, at| at)
     }
@@ -123,7 +126,7 @@ impl PackedRows {
         of: fn(usize, usize) -> usize,
     ) -> impl Iterator<Item = usize> {
         let bounds = &self.rows[row];
-        // One rank holds documents as they are.
+        // A single rank holds the documents unsplit.
         let halves: &[&[usize]] = if zigzag.ranks() == 1 {
             &[&[0, 1]]
         } else {

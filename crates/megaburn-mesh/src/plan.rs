@@ -4,30 +4,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MeshError, ShardSpec};
 
-/// What a trainer must know of one parameter.
+/// The properties of a parameter that a trainer needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParamSpec {
-    /// Which part of the global parameter this rank holds.
+    /// The part of the global parameter that this rank holds.
     pub shard: ShardSpec,
 }
 
 impl ParamSpec {
-    /// Whether weight decay applies: judged on the logical rank, never on a flat shard.
+    /// Whether weight decay applies. This depends on the logical rank, never on that of a flat
+    /// shard.
     pub fn decays(&self) -> bool {
         self.shard.global_shape.len() >= 2
     }
 
-    /// Whether it is of an expert ([`ShardSpec::is_expert`]): which ranks hold copies of it.
+    /// Whether it belongs to an expert ([`ShardSpec::is_expert`]), which determines the ranks that
+    /// hold copies.
     pub fn is_expert(&self) -> bool {
         self.shard.is_expert()
     }
 }
 
-/// Every parameter of a rank's module by its path (`layers.0.attention.qkv.weight`), in path order.
+/// All parameters of a rank's module, by path (`layers.0.attention.qkv.weight`) and in path order.
 ///
-/// It does not apply sharding; the layers are built sharded. It describes it, for initialisation,
-/// norm counting, checkpoints, resharding and export. Burn's `ParamId` is random in every process
-/// and therefore never a key.
+/// The plan does not apply sharding (the layers are built sharded) but describes it, for
+/// initialization, gradient norms, checkpoints, resharding and export. Burn's `ParamId` is random
+/// in every process and is therefore never used as a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardPlan {
     params: BTreeMap<String, ParamSpec>,
@@ -42,7 +44,7 @@ impl ShardPlan {
     /// Adds the parameter at `path`.
     ///
     /// # Errors
-    /// There is one already.
+    /// There is already a parameter at `path`.
     pub fn insert(&mut self, path: impl Into<String>, spec: ParamSpec) -> Result<(), MeshError> {
         let path = path.into();
         if self.params.contains_key(&path) {
@@ -62,17 +64,17 @@ impl ShardPlan {
         self.params.iter().map(|(path, spec)| (path.as_str(), spec))
     }
 
-    /// How many parameters (tensors) there are.
+    /// The number of parameters (tensors).
     pub fn len(&self) -> usize {
         self.params.len()
     }
 
-    /// Whether there are none.
+    /// Whether the plan has no parameters.
     pub fn is_empty(&self) -> bool {
         self.params.is_empty()
     }
 
-    /// Elements of the whole model, each logical one once.
+    /// The number of elements of the full model; each logical element counts once.
     pub fn num_global(&self) -> usize {
         self.params
             .values()

@@ -1,17 +1,18 @@
 //! Randomness as a function of position: `(seed, purpose, path, global index) -> number`.
 //!
-//! Philox 4x32-10 by hand (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11):
-//! twenty lines that must also run inside a CubeCL kernel for dropout, which no crate's stateful
-//! generator does. The known answers of the authors' Random123 are among the tests.
+//! Philox 4x32-10 is implemented by hand (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+//! 3", SC11): it takes twenty lines, which must also run inside a CubeCL kernel for dropout, and no
+//! crate's stateful generator does. The known answers of the authors' Random123 are among the
+//! tests.
 
 use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What a random number is for: two purposes never share a stream.
+/// The purpose of a random number: streams of different purposes are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// First values of parameters.
+    /// Initial values of parameters.
     Init,
     /// Dropout masks.
     Dropout,
@@ -21,8 +22,8 @@ pub enum Purpose {
     Sampling,
 }
 
-/// A stream of random numbers addressed by index, equal under every layout, thread timing and
-/// history.
+/// A stream of random numbers addressed by index. The numbers do not depend on the layout, on
+/// thread timing or on earlier draws.
 ///
 /// ```
 /// use megaburn_mesh::{PositionRng, Purpose};
@@ -54,8 +55,8 @@ impl PositionRng {
         }
     }
 
-    /// The same stream's `stream`-th sibling, for what is drawn anew each time (a micro-batch's
-    /// dropout).
+    /// The `stream`-th sibling of this stream, for numbers that differ each time (e.g. the dropout
+    /// of each micro-batch).
     pub fn with_stream(self, stream: u64) -> Self {
         Self { stream, ..self }
     }
@@ -65,8 +66,8 @@ impl PositionRng {
         self.key
     }
 
-    /// The upper half of Philox's counter, lower word first. (The lower half is the number of the
-    /// block of four indices.)
+    /// The upper half of Philox's counter, lower word first. The lower half is the index of the
+    /// block of four numbers.
     pub fn stream(&self) -> [u32; 2] {
         [self.stream as u32, (self.stream >> 32) as u32]
     }
@@ -86,12 +87,12 @@ impl PositionRng {
         unit(self.bits(index))
     }
 
-    /// `out[i] =` uniform in `[0, 1)` at `start + i`.
+    /// Sets `out[i]` to a uniform number in `[0, 1)` at `start + i`.
     pub fn fill_uniform(&self, start: u64, out: &mut [f32]) {
         self.fill(start, out, |block| block.map(unit));
     }
 
-    /// `out[i] =` standard normal at `start + i` (Box-Muller on the two pairs of a block).
+    /// Sets `out[i]` to a standard normal at `start + i` (Box-Muller on the two pairs of a block).
     pub fn fill_normal(&self, start: u64, out: &mut [f32]) {
         self.fill(start, out, |[a, b, c, d]| {
             let [w, x] = normals(a, b);
@@ -100,8 +101,8 @@ impl PositionRng {
         });
     }
 
-    /// Uniform integer below `bound` at `index` (multiply-shift; bias below 2^-32 for bounds under
-    /// 2^32).
+    /// A uniform integer below `bound` at `index` (multiply-shift; the bias is below 2^-32 for
+    /// bounds under 2^32).
     pub fn below(&self, index: u64, bound: u64) -> u64 {
         ((u128::from(self.bits64(index)) * u128::from(bound)) >> 64) as u64
     }

@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Axis, MeshError};
 
-/// A stretch of a split dimension that is cut by itself: the gate of a fused gate-up matrix, the
-/// keys of a fused QKV.
+/// A range of a split dimension that is split separately, e.g. the gate of a fused gate-up matrix
+/// or the keys of a fused QKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FusedPart {
-    /// Indivisible units: features of a plain matrix, heads of an attention projection.
+    /// The number of indivisible units: features of a plain matrix, heads of an attention
+    /// projection.
     pub units: usize,
-    /// Elements of one unit along the dimension.
+    /// The number of elements per unit along the dimension.
     pub unit: usize,
 }
 
@@ -23,18 +24,19 @@ impl FusedPart {
         }
     }
 
-    /// A part of `units` stretches of `unit` elements that are never cut (heads).
+    /// A part of `units` units (heads) of `unit` elements each, which are never split.
     pub fn units(units: usize, unit: usize) -> Self {
         Self { units, unit }
     }
 
-    /// Elements along the dimension.
+    /// The number of elements along the dimension.
     pub fn size(&self) -> usize {
         self.units * self.unit
     }
 
-    /// What `rank` of `ranks` holds: an equal share, or, with fewer units than ranks, one unit
-    /// that `ranks / units` neighbours replicate. Returns (range within the part, replica, replicas).
+    /// The part that `rank` of `ranks` holds: an equal share or, if there are fewer units than
+    /// ranks, one unit that `ranks / units` neighbours replicate. Returns (range within the part,
+    /// replica, replicas).
     fn share(
         &self,
         axis: Axis,
@@ -60,43 +62,44 @@ impl FusedPart {
     }
 }
 
-/// One contiguous stretch of a shard along its split dimension.
+/// A contiguous range of a shard along its split dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardPiece {
-    /// Where it stands in the global tensor.
+    /// Its range in the global tensor.
     pub global: Range<usize>,
-    /// Where it stands in the local tensor.
+    /// Its range in the local tensor.
     pub local: Range<usize>,
-    /// Which copy this is. Copy 0 is the owner: it counts in norms and is written to checkpoints.
+    /// The index of this copy. Copy 0 is the owner: it counts in norms and is written to
+    /// checkpoints.
     pub replica: usize,
-    /// How many ranks of the axis hold the same stretch.
+    /// The number of ranks along the axis that hold this range.
     pub replicas: usize,
 }
 
-/// Which part of a global tensor a rank holds.
+/// The part of a global tensor that a rank holds.
 ///
-/// Initialisation, norm counting, checkpoints, resharding and export read only this. The
-/// data-parallel axes are not mentioned: every data-parallel rank holds the same shard. Nor is the
-/// expert-parallel one: its ranks hold different experts.
+/// Initialization, gradient norms, checkpoints, resharding and export depend only on this. The
+/// data-parallel axes are not mentioned, because every data-parallel rank holds the same shard; nor
+/// is the expert-parallel axis, because its ranks hold different experts.
 ///
 /// After nanotron's `src/nanotron/parallel/parameters.py`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardSpec {
-    /// Shape of the whole tensor, without any padding.
+    /// The shape of the unsharded tensor, without padding.
     pub global_shape: Vec<usize>,
     /// The axis that splits or replicates it.
     pub axis: Axis,
     /// The dimension that is split (0 for a replicated tensor).
     pub dim: usize,
-    /// What this rank holds along `dim`, in local order.
+    /// The pieces that this rank holds along `dim`, in local order.
     pub pieces: Vec<ShardPiece>,
-    /// Local length along `dim`: the pieces, and behind them padding that belongs to no global
+    /// The local length along `dim`: the pieces, followed by padding that belongs to no global
     /// element and stays zero.
     pub local_len: usize,
 }
 
 impl ShardSpec {
-    /// A tensor that every rank of the axis holds whole.
+    /// A tensor that every rank of the axis holds unsharded.
     pub fn whole(global_shape: &[usize], axis: Axis, rank: usize, ranks: usize) -> Self {
         let len = global_shape.first().copied().unwrap_or(1);
         Self {
@@ -115,9 +118,8 @@ impl ShardSpec {
 
     /// A tensor whose dimension `dim` is the concatenation of `parts`, each split over the axis.
     ///
-    /// # Errors
-    /// Parts that do not add up to the dimension, or one that neither divides into the ranks nor
-    /// is divided by them.
+    /// The parts do not add up to the dimension, or a part has a number of units that is neither a
+    /// multiple nor a divisor of the number of ranks.
     pub fn split(
         global_shape: &[usize],
         dim: usize,
@@ -162,10 +164,11 @@ impl ShardSpec {
         })
     }
 
-    /// A tensor whose dimension `dim` is padded to `padded` and then split evenly: a vocabulary.
+    /// A tensor whose dimension `dim` is padded to `padded` and then split evenly, e.g. a
+    /// vocabulary.
     ///
     /// # Errors
-    /// The ranks do not divide `padded`.
+    /// `padded` is not divisible by the number of ranks.
     pub fn split_padded(
         global_shape: &[usize],
         dim: usize,
@@ -201,8 +204,8 @@ impl ShardSpec {
         })
     }
 
-    /// The same part of a tensor that others than the axis hold copies of too, as copy `copy`: of a matrix
-    /// that two stages of a pipeline use.
+    /// Marks this part as copy `copy` of a tensor that ranks outside the axis hold, too, e.g. of a
+    /// matrix that two pipeline stages use.
     #[must_use]
     pub fn copy(mut self, copy: usize) -> Self {
         for piece in &mut self.pieces {
@@ -211,13 +214,13 @@ impl ShardSpec {
         self
     }
 
-    /// Whether it is of an expert: the ranks along `edp` hold copies of it, and no others. Of any other
-    /// parameter those along `dp` and `cp` do.
+    /// Whether it belongs to an expert. Experts have copies on the ranks along `edp` only; other
+    /// parameters have copies on the ranks along `dp` and `cp`.
     pub fn is_expert(&self) -> bool {
         matches!(self.axis, Axis::Etp | Axis::Ep)
     }
 
-    /// Shape of the local tensor, padding included.
+    /// The shape of the local tensor, including padding.
     pub fn local_shape(&self) -> Vec<usize> {
         let mut shape = self.global_shape.clone();
         if let Some(len) = shape.get_mut(self.dim) {
@@ -226,12 +229,12 @@ impl ShardSpec {
         shape
     }
 
-    /// Elements of the whole tensor.
+    /// The number of elements of the unsharded tensor.
     pub fn num_global(&self) -> usize {
         self.global_shape.iter().product()
     }
 
-    /// The pieces that this rank owns: over all ranks of the axis they tile the tensor exactly
+    /// The pieces that this rank owns. Over all ranks of the axis they cover the tensor exactly
     /// once.
     pub fn owned(&self) -> impl Iterator<Item = &ShardPiece> {
         self.pieces
@@ -239,14 +242,15 @@ impl ShardSpec {
             .filter(|piece| piece.replica == 0 && !piece.global.is_empty())
     }
 
-    /// Whether everything the rank holds is its own, so that the local tensor can be used unsliced.
+    /// Whether this rank owns all that it holds, so that the local tensor can be used without
+    /// slicing.
     pub fn owns_all(&self) -> bool {
         let held: usize = self.owned().map(|piece| piece.local.len()).sum();
         held == self.local_len
     }
 
     /// Calls `f(local offset, global offset, length)` for each contiguous run of elements of the
-    /// given piece in row-major order.
+    /// piece, in row-major order.
     pub fn for_each_run(&self, piece: &ShardPiece, mut f: impl FnMut(usize, usize, usize)) {
         let outer: usize = self.global_shape[..self.dim.min(self.global_shape.len())]
             .iter()
@@ -263,7 +267,7 @@ impl ShardSpec {
     }
 }
 
-/// The vocabulary padded to a multiple of `multiple * tp`, so that it splits evenly.
+/// The vocabulary size, padded to a multiple of `multiple * tp` so that it splits evenly.
 ///
 /// Source: Megatron-LM `megatron/training/vocab_utils.py` (there `multiple` is 128).
 pub fn pad_vocab(vocab: usize, multiple: usize, tp: usize) -> usize {
@@ -332,7 +336,7 @@ mod tests {
         assert!(error.to_string().contains("9 units"), "{error}");
     }
 
-    /// Marks every global element that some rank owns, and checks what each rank holds.
+    /// Counts the owners of every global element, and checks that local runs are in bounds.
     fn tile(specs: &[ShardSpec]) -> Vec<usize> {
         let mut owners = vec![0; specs[0].num_global()];
         for spec in specs {

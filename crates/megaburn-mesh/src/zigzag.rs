@@ -1,7 +1,8 @@
 use std::ops::Range;
 
-/// What of a sequence a context-parallel rank holds: chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`
-/// equal ones, so that causal attention is as much work on every rank.
+/// The part of a sequence that a context-parallel rank holds: chunks `rank` and
+/// `2 ranks - 1 - rank` of `2 ranks` equal chunks, which balances the work of causal attention over
+/// the ranks.
 ///
 /// ```
 /// use megaburn_mesh::Zigzag;
@@ -11,8 +12,8 @@ use std::ops::Range;
 /// assert_eq!(last.ranges(8), [2..4, 4..6]);
 /// ```
 ///
-/// Source: Megatron-LM `megatron/core/utils.py`, `get_batch_on_this_cp_rank`; Brandon et al. (2023),
-/// "Striped Attention", for the imbalance that it ends.
+/// Source: Megatron-LM `megatron/core/utils.py`, `get_batch_on_this_cp_rank`; Brandon et al.
+/// (2023), "Striped Attention", for the imbalance that it removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Zigzag {
     rank: usize,
@@ -20,37 +21,38 @@ pub struct Zigzag {
 }
 
 impl Zigzag {
-    /// One rank that holds all.
+    /// A single rank that holds the full sequence.
     pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
 
     /// The part of `rank`.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If `rank` is not less than `ranks`.
     pub fn new(rank: usize, ranks: usize) -> Self {
         assert!(rank < ranks, "zigzag: rank {rank} of {ranks}");
         Self { rank, ranks }
     }
 
-    /// Ranks that share a sequence.
+    /// The number of ranks that share a sequence.
     pub fn ranks(self) -> usize {
         self.ranks
     }
 
-    /// What the length of a sequence must be a multiple of.
+    /// The number that the length of a sequence must be a multiple of.
     pub fn multiple(self) -> usize {
         if self.ranks == 1 { 1 } else { 2 * self.ranks }
     }
 
-    /// The numbers of its two chunks, out of `2 ranks`.
+    /// The indices of the rank's two chunks, out of `2 ranks`.
     pub fn chunks(self) -> [usize; 2] {
         [self.rank, 2 * self.ranks - 1 - self.rank]
     }
 
-    /// Where they are in a sequence of `len`; of one rank, where its halves are.
+    /// The ranges of its two chunks in a sequence of length `len`; for a single rank, the two
+    /// halves.
     ///
     /// # Panics
-    /// If the ranks do not divide the sequence.
+    /// If the ranks cannot split the sequence evenly.
     pub fn ranges(self, len: usize) -> [Range<usize>; 2] {
         let multiple = self.multiple();
         assert!(
@@ -64,10 +66,10 @@ impl Zigzag {
             .map(|chunk| chunk * (len / multiple)..(chunk + 1) * (len / multiple))
     }
 
-    /// The positions of a sequence of `len` that it holds, in order.
+    /// The positions that the rank holds in a sequence of length `len`, in order.
     ///
     /// # Panics
-    /// As [`ranges`](Self::ranges).
+    /// See [`ranges`](Self::ranges).
     pub fn positions(self, len: usize) -> impl Iterator<Item = usize> {
         self.ranges(len).into_iter().flatten()
     }

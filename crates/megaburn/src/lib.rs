@@ -1,9 +1,9 @@
 //! Megatron-LM's training system for Burn.
 //!
-//! This facade gathers the crates under one name; [`prelude`] holds what an application needs to
-//! make its own modules parallel.
+//! This facade re-exports the crates under one name. [`prelude`] contains the items that an
+//! application needs to parallelize its own modules.
 
-// These macros panic where their output cannot be written.
+// The print macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub use megaburn_checkpoint as checkpoint;
@@ -22,7 +22,7 @@ pub use megaburn_train as train;
 
 pub mod cli;
 
-/// What an application needs to make its own modules parallel.
+/// The items that an application needs to parallelize its own modules.
 pub mod prelude {
     pub use megaburn_collective::{Group, GroupOptions, ProcessGroups, ReduceOp, run_threads};
     pub use megaburn_mesh::{Axis, Layout, Mesh, ShardPlan, ShardSpec};

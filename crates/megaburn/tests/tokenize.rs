@@ -1,4 +1,4 @@
-//! `megaburn tokenize` as a person starts it.
+//! Tests `megaburn tokenize` as a user starts it.
 
 use std::{
     fs,

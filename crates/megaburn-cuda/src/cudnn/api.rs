@@ -1,4 +1,4 @@
-//! cuDNN's functions, found at run time.
+//! cuDNN's functions, loaded at run time.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -19,14 +19,15 @@ use crate::{
     search::{Machine, Version},
 };
 
-/// What a call returns: `cudnnStatus_t`, as a number because newer libraries have more of them.
+/// The result of a call: `cudnnStatus_t`, kept as a number because newer libraries define more
+/// values.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Status(c_int);
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are used here.
+        /// The functions of cuDNN that megaburn uses.
         #[derive(Debug)]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -35,7 +36,7 @@ macro_rules! functions {
         impl Api {
             fn resolve(library: &Library) -> Result<Self, CudaError> {
                 Ok(Self {
-                    // SAFETY: the types are those of the public header of 9.0 and later.
+                    // SAFETY: the types match the public header of 9.0 and later.
                     $($name: *unsafe { library.get($symbol) }.map_err(|_| missing($symbol))?,)*
                 })
             }
@@ -60,18 +61,19 @@ functions! {
 }
 
 impl Api {
-    /// The library of this process, loaded by the first call.
+    /// The library of this process; the first call loads it.
     ///
     /// # Errors
-    /// It is missing or too old, or lacks a library that it would end the process without.
+    /// The library is missing or too old, or a library is missing without which it would end the
+    /// process.
     pub(super) fn get() -> Result<&'static Self, CudaError> {
         Ok(&Loaded::get()?.api)
     }
 
-    /// The libraries that cuDNN opens by their names when it looks for an engine. It ends the process
-    /// where cuBLASLt is missing; those that are loaded already it finds.
+    /// Loads the libraries that cuDNN opens by name when it searches for an engine. cuDNN ends the
+    /// process if cuBLASLt is missing, but it finds libraries that are already loaded.
     fn load_companions(&self) -> Result<(), CudaError> {
-        // SAFETY: takes and touches nothing.
+        // SAFETY: the call takes no arguments and accesses no memory of ours.
         let major = unsafe { (self.get_cudart_version)() } / 1000;
         let toolkit = format!("cu{major}");
         for (library, name, wheel) in [
@@ -83,20 +85,21 @@ impl Api {
         Ok(())
     }
 
-    /// The library's version, as 91900 for 9.19.0.
+    /// The library's version; 91900 means 9.19.0.
     pub(super) fn version(&self) -> usize {
-        // SAFETY: takes and touches nothing.
+        // SAFETY: the call takes no arguments and accesses no memory of ours.
         unsafe { (self.get_version)() }
     }
 
-    /// Nothing, or a call that failed with what the library says about it.
+    /// Turns a failed call into an error with the library's message.
     pub(super) fn check(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
         if status == Status(0) {
             return Ok(());
         }
         let mut last = [0; 1024];
-        // SAFETY: the library writes a text of at most so many bytes, and a zero is behind them; it takes
-        // any number as a status and returns a text that lives as long as itself.
+        // SAFETY: the library writes at most this number of bytes of text, so the buffer keeps a
+        // final zero. It accepts any number as a status and returns a string that lives as long as
+        // the library.
         let [what, last] = unsafe {
             (self.get_last_error_string)(last.as_mut_ptr(), last.len() - 1);
             [
@@ -117,14 +120,15 @@ impl Api {
 const TOOLKIT: &str = "install the CUDA toolkit that this cuDNN was built for (packages \
     libcublas-13-0 and cuda-nvrtc-13-0, or the wheels nvidia-cublas and nvidia-cuda-nvrtc)";
 
-/// Loads a library by its name or, where the loader has none, from a folder.
+/// Loads a library by its name or, if the loader does not find it, from one of the searched
+/// folders.
 fn find(library: &'static str, name: &str, wheels: &[&str]) -> Result<(), CudaError> {
     let machine = Machine::this();
     let files = machine.files(name, wheels);
     let found = std::iter::once(PathBuf::from(name))
         .chain(files)
         .find_map(|file| {
-            // SAFETY: loading a library runs its initialisers, as linking to it would.
+            // SAFETY: loading a library runs its initializers, as linking to it would.
             unsafe { Library::new(file) }.ok()
         });
     let Some(found) = found else {
@@ -139,19 +143,19 @@ fn find(library: &'static str, name: &str, wheels: &[&str]) -> Result<(), CudaEr
             install: TOOLKIT,
         });
     };
-    // It stays loaded for as long as the process lives.
+    // Leak the handle: the library must stay loaded for the life of the process.
     std::mem::forget(found);
     Ok(())
 }
 
-/// The cuDNN of this process.
+/// The loaded cuDNN of this process.
 #[derive(Debug)]
 struct Loaded {
     api: Api,
     found: FoundCudnn,
 }
 
-/// Which cuDNN a process uses. It shows as `9.19.0 (/folder/libcudnn.so.9)`.
+/// The cuDNN that a process uses. It is displayed as `9.19.0 (/folder/libcudnn.so.9)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundCudnn {
     version: Version,
@@ -187,7 +191,7 @@ impl Loaded {
         for best in &choice.best {
             let library = match files::load(&best.file) {
                 Ok(library) => library,
-                // Another one is only loaded where nothing of this one was.
+                // Another library may only be loaded if nothing of this one was loaded.
                 Err(error) if files::loaded()?.is_none() => {
                     tracing::warn!("{error}");
                     failed = failed.or(Some(error));
@@ -196,7 +200,7 @@ impl Loaded {
                 Err(error) => return Err(error),
             };
             let api = Api::resolve(&library)?;
-            // It stays loaded for as long as the process lives, as does what it loads itself.
+            // Leak the handle: the library and the parts that it loads must stay loaded.
             std::mem::forget(library);
             let found = FoundCudnn {
                 version: counted(api.version()),
@@ -213,22 +217,22 @@ impl Loaded {
     }
 }
 
-/// The cuDNN that this process uses; the first call loads it.
+/// Returns the cuDNN of this process; the first call loads it.
 ///
 /// # Errors
-/// The library is missing, older than 9.15.1, or lacks a library that it needs itself.
+/// The library is missing or older than 9.15.1, or lacks a library that it needs itself.
 pub fn found() -> Result<FoundCudnn, CudaError> {
     Loaded::get().map(|loaded| loaded.found.clone())
 }
 
-/// Whether there is a cuDNN for this process.
+/// Whether this process can use cuDNN.
 pub fn is_available() -> bool {
     Loaded::get().is_ok()
 }
 
-/// What `cudnnGetVersion` says, as three numbers.
+/// Splits the number of `cudnnGetVersion` into three.
 fn counted(version: usize) -> Version {
-    // Before 9.0 the library counted otherwise.
+    // Before 9.0 the number was encoded differently.
     let [major, minor] = if version < 90_000 {
         [1000, 10]
     } else {
@@ -259,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_library_is_told_what_was_looked_for() {
-        // Where one is installed, whichever, there is nothing to see.
+        // On a machine with a cuDNN of any version there is nothing to test.
         let Err(error @ CudaError::MissingLibrary { .. }) = found() else {
             return;
         };
@@ -276,7 +280,7 @@ mod tests {
             Err(error) => format!("error: {error}"),
         };
         assert!(found.contains(&expected), "{found}");
-        // The file itself, the graph, and its engines and heuristics.
+        // At least the main library, the graph library, and the engines and heuristics.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let files: std::collections::BTreeSet<&str> = maps
             .lines()

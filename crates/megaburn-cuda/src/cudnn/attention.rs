@@ -1,8 +1,8 @@
-//! Attention and its gradients as graphs that cuDNN's engines know.
+//! Attention and its gradients as graphs that cuDNN's engines support.
 //!
-//! An engine serves a whole graph or none, and knows it by its form: which operation follows which,
-//! what is transposed, what has which type. The form is the one that NVIDIA's open-source front end
-//! of cuDNN writes (`cudnn-frontend`, composite attention).
+//! An engine supports either a complete graph or nothing, and recognizes the graph by its form: the
+//! sequence of operations, the transpositions and the types. The form used here is the one that
+//! NVIDIA's open-source front end of cuDNN builds (`cudnn-frontend`, composite attention).
 
 use burn::tensor::DType;
 
@@ -13,12 +13,12 @@ use super::{
 };
 use crate::CudaError;
 
-/// How a tensor `[s, b, h, d]` lies in memory.
+/// The memory layout of a tensor `[s, b, h, d]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Heads {
-    /// `s`, `b`, `h` and `d`.
+    /// The sizes `s`, `b`, `h` and `d`.
     pub sizes: [usize; 4],
-    /// From one position, sequence, head and element to the next, in elements.
+    /// The distances between neighbours along `s`, `b`, `h` and `d`, in elements.
     pub strides: [usize; 4],
 }
 
@@ -30,7 +30,7 @@ impl Heads {
         }
     }
 
-    /// In cuDNN's order of dimensions.
+    /// The layout in cuDNN's order of dimensions.
     fn layout(&self) -> Layout {
         let order = |[s, b, h, d]: [usize; 4]| [b, h, s, d].map(|x| x as i64);
         Layout {
@@ -40,20 +40,21 @@ impl Heads {
     }
 }
 
-/// Everything that decides how an attention is computed, except where its tensors are and the factor
-/// of its scores.
+/// Everything that determines an attention plan. Tensor addresses and the softmax scale are not
+/// part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     pub(super) q: Heads,
     pub(super) k: Heads,
     pub(super) v: Heads,
     pub(super) dtype: DType,
-    /// Query `i` sees the keys up to `i`, else all.
+    /// Whether query `i` sees only the keys up to `i`; otherwise it sees all.
     pub(super) causal: bool,
 }
 
 impl AttentionShape {
-    /// Refuses, with the reason, what cuDNN would read wrongly: its engines check no strides.
+    /// Refuses, with a reason, inputs that cuDNN would read wrongly, because its engines do not
+    /// check strides.
     pub(super) fn new([q, k, v]: [Heads; 3], dtype: DType, causal: bool) -> Result<Self, String> {
         if !matches!(dtype, DType::BF16 | DType::F16) {
             return Err(format!(
@@ -93,7 +94,7 @@ impl AttentionShape {
         })
     }
 
-    /// Where a tensor in device memory has its elements, and of which type they are.
+    /// The layout and element type of a tensor in device memory.
     pub(super) fn memory(&self, role: Role) -> (Layout, DataType) {
         let heads = |heads: Heads| (heads.layout(), self.elements());
         let [s_q, b, hq, d] = self.q.sizes;
@@ -128,7 +129,7 @@ impl AttentionShape {
         self.rows(self.k.sizes[0] as i64)
     }
 
-    /// `[b, hq, s_q, width]`.
+    /// The layout `[b, hq, s_q, width]`.
     fn rows(&self, width: i64) -> Layout {
         let [s_q, b, hq, _] = self.q.sizes.map(|x| x as i64);
         Layout::packed([b, hq, s_q, width])
@@ -148,7 +149,7 @@ impl AttentionShape {
         graph.outside(role, layout.transposed(), dtype)
     }
 
-    /// What is seen of `scores`: minus infinity elsewhere.
+    /// Applies the causal mask to `scores`: unseen keys get minus infinity.
     fn masked(&self, graph: &mut Graph, scores: Node) -> Result<Node, CudaError> {
         if !self.causal {
             return Ok(scores);
@@ -166,7 +167,7 @@ impl AttentionShape {
         )
     }
 
-    /// `out = softmax(q k^T * scale, seen) v` and the logarithms of the sums.
+    /// Builds `out = softmax(mask(q k^T * scale)) v` and the LSE.
     pub(super) fn forward(&self, api: &'static Api) -> Result<Graph, CudaError> {
         let mut graph = Graph::new(api);
         let g = &mut graph;
@@ -196,8 +197,8 @@ impl AttentionShape {
         Ok(graph)
     }
 
-    /// The gradients of queries, keys and values, with probabilities made anew from the scores and
-    /// the logarithms.
+    /// Builds the gradients of queries, keys and values. The probabilities are recomputed from the
+    /// scores and the LSE.
     pub(super) fn backward(&self, api: &'static Api) -> Result<Graph, CudaError> {
         let mut graph = Graph::new(api);
         let g = &mut graph;
@@ -243,7 +244,7 @@ impl AttentionShape {
         Ok(graph)
     }
 
-    /// `a b`, and the sum of it over the query heads that share a head of keys.
+    /// Multiplies `a b` and sums the result over the query heads that share a key/value head.
     fn summed_over_groups(
         &self,
         g: &mut Graph,

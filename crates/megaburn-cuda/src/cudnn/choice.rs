@@ -1,4 +1,4 @@
-//! Which of the cuDNNs on a machine is loaded: the newest, unless a variable names one.
+//! Chooses the cuDNN to load: the newest on the machine, unless an environment variable names one.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,11 @@ use crate::{
     search::{Header, Machine, Version},
 };
 
-/// Names the file or the folder of the cuDNN to load; no other is looked for then.
+/// The environment variable that names the file or folder of the cuDNN to load. If it is set, no
+/// other cuDNN is considered.
 pub const VARIABLE: &str = "MEGABURN_CUDNN";
 
-/// Before it the backward is wrong where 128 does not divide the number of keys.
+/// In older versions the backward pass is wrong if the number of keys is not a multiple of 128.
 pub(super) const OLDEST: Version = Version([9, 15, 1]);
 const NAME: &str = "libcudnn.so.9";
 const HEADER: Header = Header {
@@ -24,7 +25,7 @@ const INSTALL: &str = "install cuDNN 9.15.1 or newer (package libcudnn9-cuda-13,
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CandidateLibrary {
     pub(super) file: PathBuf,
-    /// What its name or its header says; cuDNN itself is asked when it is loaded.
+    /// The version that its file name or header gives; cuDNN itself is queried only after loading.
     pub(super) version: Option<Version>,
 }
 
@@ -46,20 +47,21 @@ impl CandidateLibrary {
     }
 }
 
-/// The cuDNNs of a machine and those of them to load, the best first.
+/// All cuDNNs of a machine, and the candidates to load, best first.
 #[derive(Clone, Debug)]
 pub(super) struct LibraryChoice {
-    /// All that were seen, in the order of the search.
+    /// All libraries that were found, in search order.
     pub(super) seen: Vec<CandidateLibrary>,
-    /// The next is tried where one cannot be loaded.
+    /// The candidates. If one cannot be loaded, the next is tried.
     pub(super) best: Vec<CandidateLibrary>,
 }
 
 impl LibraryChoice {
-    /// `loaded` is the folder of a cuDNN that is part of the process already: two would mix.
+    /// Searches the machine. `loaded` is the folder of a cuDNN that this process has already
+    /// loaded: it must be used, because two versions must not be mixed.
     ///
     /// # Errors
-    /// None was found, or only such as are too old, or the variable names none.
+    /// No library was found, all of them are too old, or the environment variable names no library.
     pub(super) fn on(machine: &Machine, loaded: Option<&Path>) -> Result<Self, CudaError> {
         let seen: Vec<CandidateLibrary> = machine
             .files(NAME, &["cudnn"])
@@ -110,7 +112,7 @@ impl LibraryChoice {
             .filter(|seen| !seen.is_unsupported_version())
             .cloned()
             .collect();
-        // The order of the search decides between equals; one of unknown version is the last.
+        // The sort is stable, so search order breaks ties; unknown versions come last.
         best.sort_by_key(|seen| std::cmp::Reverse(seen.version));
         if best.is_empty() {
             let newest = seen
@@ -122,7 +124,7 @@ impl LibraryChoice {
         Ok(Self { seen, best })
     }
 
-    /// Refuses the version that a loaded library says it is.
+    /// Refuses a loaded library that reports a version that is too old.
     pub(super) fn check(&self, loaded: &CandidateLibrary) -> Result<(), CudaError> {
         if loaded.is_unsupported_version() {
             Err(too_old(loaded, &self.seen))
@@ -132,7 +134,7 @@ impl LibraryChoice {
     }
 }
 
-/// The cuDNN that a file or folder is.
+/// The cuDNN at a path, which may be a file or a folder.
 fn named(path: &Path) -> Result<CandidateLibrary, CudaError> {
     let file = if path.is_dir() {
         path.join(NAME)
@@ -148,7 +150,7 @@ fn named(path: &Path) -> Result<CandidateLibrary, CudaError> {
     )))
 }
 
-/// The folder that a library's file is in, behind all links: its parts are there.
+/// The folder of a library's file, with all links resolved. cuDNN's parts are in the same folder.
 pub(super) fn folder_of(file: &Path) -> PathBuf {
     let file = file.canonicalize().unwrap_or_else(|_| file.to_path_buf());
     file.parent().map(Path::to_path_buf).unwrap_or_default()
@@ -187,7 +189,8 @@ mod tests {
 
     use super::*;
 
-    /// A site-packages folder with a wheel of that version, or with a file that does not say it.
+    /// A site-packages folder with a cuDNN wheel of this version; `None` leaves out the header, so
+    /// that the version is unknown.
     fn wheel(root: &Path, site: &str, version: Option<[u32; 3]>) -> PathBuf {
         let folder = root.join(site).join("nvidia/cudnn");
         fs::create_dir_all(folder.join("lib")).unwrap();

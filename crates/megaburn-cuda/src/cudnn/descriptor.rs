@@ -6,7 +6,8 @@ use super::{
 };
 use crate::CudaError;
 
-/// One of cuDNN's descriptors: attributes are set, then it is finished, then it is used in others.
+/// A cuDNN descriptor. Its attributes are set, then it is finalized, then other descriptors refer
+/// to it.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     api: &'static Api,
@@ -27,14 +28,14 @@ impl Descriptor {
         self.raw
     }
 
-    /// Sets an attribute to some values.
+    /// Sets an attribute to the given values.
     pub(super) fn with<T: Value>(
         self,
         attribute: Attribute,
         values: &[T],
     ) -> Result<Self, CudaError> {
         let count = values.len() as i64;
-        // SAFETY: there are `count` values of the type that the number says.
+        // SAFETY: there are `count` values of the type that `T::TYPE` names.
         let status = unsafe {
             (self.api.set_attribute)(
                 self.raw,
@@ -48,7 +49,7 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Finishes it: nothing more is set, and others may refer to it.
+    /// Finalizes the descriptor: from now on it is immutable and others may refer to it.
     pub(super) fn finished(self) -> Result<Self, CudaError> {
         // SAFETY: the descriptor is live.
         let status = unsafe { (self.api.finalize)(self.raw) };
@@ -56,32 +57,32 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// A number of a finished descriptor.
+    /// Reads a number from a finalized descriptor.
     pub(super) fn number(&self, attribute: Attribute) -> Result<i64, CudaError> {
         let mut value = 0i64;
-        // SAFETY: one number has room for one.
+        // SAFETY: the value has space for one number.
         unsafe { self.read::<i64>(attribute, 1, ptr::from_mut(&mut value).cast())? };
         Ok(value)
     }
 
-    /// Descriptors that a finished one refers to, as new ones of `kind`.
+    /// Reads the descriptors that a finalized one refers to, as new descriptors of type `kind`.
     pub(super) fn parts(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Self>, CudaError> {
-        // SAFETY: nothing is read.
+        // SAFETY: the requested count is 0, so nothing is written.
         let count = unsafe { self.read::<Raw>(attribute, 0, ptr::null_mut())? };
         let parts = (0..count).map(|_| Self::new(self.api, kind));
         let mut parts = parts.collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<_> = parts.iter().map(Self::raw).collect();
         // The library fills the descriptors that it is given.
-        // SAFETY: `raw` has `count` of them.
+        // SAFETY: `raw` has space for `count` descriptors.
         let count = unsafe { self.read::<Raw>(attribute, count, raw.as_mut_ptr().cast())? };
         parts.truncate(usize::try_from(count).unwrap_or(0));
         Ok(parts)
     }
 
-    /// Reads up to `room` values into memory, and returns how many there are.
+    /// Reads up to `room` values into memory and returns how many there are.
     ///
     /// # Safety
-    /// `into` has room for as many values of the type.
+    /// `into` must have space for `room` values of the type.
     unsafe fn read<T: Value>(
         &self,
         attribute: Attribute,
@@ -89,7 +90,7 @@ impl Descriptor {
         into: *mut c_void,
     ) -> Result<i64, CudaError> {
         let mut count = 0;
-        // SAFETY: the room is the caller's.
+        // SAFETY: the caller guarantees the space at `into`.
         let status = unsafe {
             (self.api.get_attribute)(self.raw, attribute as i32, T::TYPE, room, &mut count, into)
         };
@@ -118,7 +119,7 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is this value's own; the library counts what refers to it.
+        // SAFETY: this value owns the descriptor; the library counts references to it.
         let _ = unsafe { (self.api.destroy_descriptor)(self.raw) };
     }
 }

@@ -1,7 +1,9 @@
-//! Loading cuDNN's files, which belong together: `libcudnn.so.9` opens its parts (`libcudnn_graph.so.9`,
-//! the engines, ..) by their names, and the loader would take those of another cuDNN where
-//! `LD_LIBRARY_PATH` names one. All parts of the chosen folder are therefore loaded first; the loader gives
-//! a library that is there already to whoever asks for its name.
+//! Loads cuDNN's files, which must all be of one version.
+//!
+//! `libcudnn.so.9` opens its parts (`libcudnn_graph.so.9`, the engines, ..) by name, and the loader
+//! would take parts of another cuDNN if `LD_LIBRARY_PATH` names one. Therefore all parts in the
+//! chosen folder are loaded first; the loader then resolves a name to the library that is already
+//! loaded.
 
 use std::{
     ffi::OsStr,
@@ -17,7 +19,7 @@ use crate::CudaError;
 /// The folder of the cuDNN that this process has loaded.
 ///
 /// # Errors
-/// It has loaded parts from several folders.
+/// The process has loaded parts from several folders.
 pub(super) fn loaded() -> Result<Option<PathBuf>, CudaError> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     match &folders_of(&maps)[..] {
@@ -31,7 +33,7 @@ pub(super) fn loaded() -> Result<Option<PathBuf>, CudaError> {
     }
 }
 
-/// The folders that libraries of cuDNN are mapped from.
+/// The folders of all cuDNN libraries in a memory map.
 fn folders_of(maps: &str) -> Vec<PathBuf> {
     let files = maps
         .lines()
@@ -46,14 +48,14 @@ fn folders_of(maps: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// Loads a cuDNN with all its parts, for as long as the process lives.
+/// Loads a cuDNN and all its parts for the life of the process.
 ///
 /// # Errors
-/// A file cannot be loaded, or parts of another folder are loaded with it.
+/// A file cannot be loaded, or parts of another folder were loaded with it.
 pub(super) fn load(file: &Path) -> Result<Library, CudaError> {
     let folder = folder_of(file);
     for part in parts(&folder) {
-        // The part stays loaded: its handle is never closed.
+        // Leak the handle, so that the part stays loaded.
         std::mem::forget(open(&part)?);
     }
     let library = open(file)?;
@@ -61,7 +63,7 @@ pub(super) fn load(file: &Path) -> Result<Library, CudaError> {
     Ok(library)
 }
 
-/// The parts in the order in which they need each other.
+/// The part files, sorted so that those needed by others come first.
 fn parts(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let is_part = |name: &str| name.starts_with("libcudnn_") && name.ends_with(".so.9");
@@ -78,7 +80,7 @@ fn parts(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn open(file: &Path) -> Result<Library, CudaError> {
-    // SAFETY: loading a library runs its initialisers, as linking to it would.
+    // SAFETY: loading a library runs its initializers, as linking to it would.
     let library = unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_LOCAL) };
     library.map_err(|why| {
         CudaError::Refused(format!(

@@ -1,4 +1,4 @@
-//! A computation as cuDNN is told of it: tensors of rank four and operations between them.
+//! A computation as a cuDNN graph: tensors of rank four and operations on them.
 
 use super::{
     api::Api,
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::CudaError;
 
-/// Sizes of `[b, h, s, d]`, cuDNN's order, and how far apart neighbours are, in elements.
+/// Sizes of `[b, h, s, d]`, cuDNN's order, and strides in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) sizes: [i64; 4],
@@ -15,7 +15,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// One element behind the other.
+    /// The contiguous layout.
     pub(super) fn packed(sizes: [i64; 4]) -> Self {
         let [_, h, s, d] = sizes;
         Self {
@@ -24,7 +24,7 @@ impl Layout {
         }
     }
 
-    /// The last two dimensions swapped, in the same memory.
+    /// The layout with the last two dimensions swapped, in the same memory.
     pub(super) fn transposed(self) -> Self {
         let swap = |[b, h, s, d]: [i64; 4]| [b, h, d, s];
         Self {
@@ -33,7 +33,7 @@ impl Layout {
         }
     }
 
-    /// Elements from the first to the last.
+    /// The number of elements from the first to the last, including gaps.
     pub(super) fn extent(&self) -> i64 {
         1 + self
             .sizes
@@ -44,7 +44,7 @@ impl Layout {
     }
 }
 
-/// The tensors in device memory that a computation is given; the number is a tensor's id.
+/// The input and output tensors in device memory; the discriminant is the tensor's id.
 #[repr(i64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -52,32 +52,32 @@ pub(super) enum Role {
     Keys,
     Values,
     Out,
-    /// Logarithms of the sums of exponentials.
+    /// Row-wise log-sum-exp.
     Lse,
     OutGradient,
     QueriesGradient,
     KeysGradient,
     ValuesGradient,
-    /// Sums over a row of the result times its gradient.
+    /// Row sums of the output times its gradient.
     Delta,
-    /// The gradient of queries while it is summed.
+    /// Accumulator for the gradient of the queries.
     QueriesSum,
 }
 
-/// The numbers that a computation is given; the number is a tensor's id.
+/// The scalar inputs; the discriminant is the tensor's id.
 #[repr(i64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
-    /// The factor of scores.
+    /// The factor of the scores.
     Scale = 50,
     One,
-    /// The score of what is not seen.
+    /// The score of an unseen key.
     Unseen,
 }
 
-/// The first id of a tensor that exists within an engine only.
+/// The first id of virtual tensors, which exist only within an engine.
 const BETWEEN: i64 = 100;
-/// Bytes that divide every address: engines move 16 at a time.
+/// The alignment of every address in bytes, because engines move 16 bytes at a time.
 pub(super) const ALIGNMENT: i64 = 16;
 
 /// A tensor of a graph.
@@ -87,11 +87,11 @@ pub(super) struct Node {
     pub(super) layout: Layout,
 }
 
-/// Operations in the order in which they are computed, and all that they refer to.
+/// Operations in execution order, and everything that they refer to.
 #[derive(Debug)]
 pub(super) struct Graph {
     api: &'static Api,
-    /// Tensors, and what operations have beside tensors.
+    /// Tensors, and the operations' other descriptors.
     parts: Vec<Descriptor>,
     operations: Vec<Descriptor>,
     next: i64,
@@ -111,7 +111,7 @@ impl Graph {
         self.operations.iter().map(Descriptor::raw).collect()
     }
 
-    /// A tensor in device memory.
+    /// Adds a tensor in device memory.
     pub(super) fn outside(
         &mut self,
         role: Role,
@@ -121,7 +121,7 @@ impl Graph {
         self.tensor(role as i64, layout, dtype, None)
     }
 
-    /// A number in f32 that is passed by value.
+    /// Adds an f32 scalar that is passed by value.
     pub(super) fn number(&mut self, number: Number) -> Result<Node, CudaError> {
         let layout = Layout::packed([1; 4]);
         self.tensor(
@@ -132,7 +132,7 @@ impl Graph {
         )
     }
 
-    /// A tensor that exists within an engine only.
+    /// Adds a virtual tensor, which exists only within an engine.
     pub(super) fn between(&mut self, layout: Layout, dtype: DataType) -> Result<Node, CudaError> {
         let id = self.next;
         self.next += 1;
@@ -161,7 +161,7 @@ impl Graph {
         Ok(Node { raw, layout })
     }
 
-    /// `a b`, matrix by matrix.
+    /// Adds the batched matrix product `a b`.
     pub(super) fn multiply(&mut self, a: Node, b: Node, into: Node) -> Result<Node, CudaError> {
         let how = Descriptor::new(self.api, Kind::Matmul)?
             .with(Attribute::MatmulComputeType, &[DataType::F32])?
@@ -174,19 +174,19 @@ impl Graph {
         self.push(operation, Some(how), into)
     }
 
-    /// `mode` of `x`, element by element, in f32 within the engine.
+    /// Adds the elementwise operation `mode` on `x`, in f32 within the engine.
     pub(super) fn unary(&mut self, mode: Pointwise, x: Node) -> Result<Node, CudaError> {
         let into = self.between(x.layout, DataType::F32)?;
         self.pointwise((mode, DataType::F32), &[x], into)
     }
 
-    /// `mode` of `x` and `b`, as [`unary`](Self::unary); `b` may have sizes of one.
+    /// Like [`unary`](Self::unary), on `x` and `b`; sizes of one in `b` are broadcast.
     pub(super) fn binary(&mut self, mode: Pointwise, x: Node, b: Node) -> Result<Node, CudaError> {
         let into = self.between(x.layout, DataType::F32)?;
         self.pointwise((mode, DataType::F32), &[x, b], into)
     }
 
-    /// A mode of one to three tensors, computed in a type, element by element.
+    /// Adds an elementwise operation on one to three tensors, computed in the given type.
     pub(super) fn pointwise(
         &mut self,
         (mode, precision): (Pointwise, DataType),
@@ -197,7 +197,7 @@ impl Graph {
         self.push_pointwise(how, inputs, into)
     }
 
-    /// Each element's place along a dimension.
+    /// Adds a tensor with each element's index along a dimension.
     pub(super) fn index(&mut self, like: Node, dimension: i64) -> Result<Node, CudaError> {
         let how = self
             .mode(Pointwise::Index, DataType::F32)?
@@ -235,7 +235,7 @@ impl Graph {
         self.push(operation, Some(how), into)
     }
 
-    /// One value of all along the dimensions in which `into` has size one.
+    /// Adds a reduction along the dimensions in which `into` has size one.
     pub(super) fn reduce(
         &mut self,
         operator: Reduction,
@@ -253,7 +253,7 @@ impl Graph {
         self.push(operation, Some(how), into)
     }
 
-    /// The same elements under another layout.
+    /// Adds a tensor with the elements of `x` under another layout.
     pub(super) fn view(
         &mut self,
         x: Node,

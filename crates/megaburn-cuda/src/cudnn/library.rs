@@ -1,4 +1,4 @@
-//! cuDNN on a device thread: its handle and the plans of the shapes seen so far.
+//! cuDNN on a device thread: its handle, and the plans for all shapes used so far.
 
 use std::{cell::RefCell, collections::HashMap, ffi::c_void, ptr};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{Buffers, CudaError, RawBuffer, streams::Stream};
 
-/// One direction of an attention.
+/// The forward or backward pass of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttentionPass {
     Forward,
@@ -19,7 +19,7 @@ pub(super) enum AttentionPass {
 }
 
 impl AttentionPass {
-    /// What it reads, and what it writes before the workspace.
+    /// The tensors that the pass reads, and those that it writes; the workspace follows them.
     pub(super) fn roles(self) -> (&'static [Role], &'static [Role]) {
         use Role::*;
         match self {
@@ -38,7 +38,7 @@ impl AttentionPass {
     }
 }
 
-/// Both directions of an attention.
+/// The plans for both passes of an attention.
 #[derive(Debug)]
 struct Plans {
     forward: Plan,
@@ -54,7 +54,7 @@ impl Plans {
     }
 }
 
-/// It lives as long as the device thread, which is the process.
+/// cuDNN's state on a device thread. It lives as long as the thread, i.e. as the process.
 struct Library {
     api: &'static Api,
     handle: Handle,
@@ -83,18 +83,18 @@ fn with<T>(task: impl FnOnce(&mut Library) -> Result<T, CudaError>) -> Result<T,
     })
 }
 
-/// What the passes take of device memory beside their tensors, in bytes.
+/// The device memory that the passes need in addition to their tensors, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Workspaces {
     pub(super) forward: u64,
     pub(super) backward: u64,
 }
 
-/// Makes the plans of both directions, which takes a second or two. On the device thread, its context
-/// current.
+/// Builds the plans of both passes, which takes a second or two. Call it on the device thread with
+/// its context current.
 pub(super) fn prepare(attention: &AttentionShape) -> Result<Workspaces, CudaError> {
     with(|library| {
-        // Another thread may have asked meanwhile, and its work be under way.
+        // Another thread may have built the plans already, and they may be in use.
         if let Some(plans) = library.plans.get(attention) {
             return Ok(plans.workspaces());
         }
@@ -112,8 +112,8 @@ pub(super) fn prepare(attention: &AttentionShape) -> Result<Workspaces, CudaErro
     })
 }
 
-/// Enqueues a direction of a prepared attention on `stream`. Buffers in the order of
-/// [`AttentionPass::roles`], the workspace last.
+/// Enqueues a pass of a prepared attention on `stream`. The buffers are in the order of
+/// [`AttentionPass::roles`], with the workspace last.
 pub(super) fn run(
     attention: &AttentionShape,
     pass: AttentionPass,
@@ -162,11 +162,12 @@ pub(super) fn run(
                 "a workspace of {found} bytes, not {needed}"
             )));
         }
-        // SAFETY: the stream is the current context's.
+        // SAFETY: the stream belongs to the current context.
         let status = unsafe { (library.api.set_stream)(library.handle, stream.0.cast()) };
         library.api.check("cudnnSetStream", status)?;
-        // SAFETY: the tensors are those of the pass, inside their buffers as was checked, and the queue
-        // holds them and the workspace, made for this plan, until the stream has passed.
+        // SAFETY: the tensors belong to the pass and lie inside their buffers, as checked above.
+        // The queue keeps them and the workspace, which has the plan's size, alive until the stream
+        // has run the pass.
         unsafe { plan.enqueue(library.api, library.handle, &tensors, on_device(&workspace)) }
     })
 }
@@ -175,8 +176,8 @@ fn on_device(buffer: &RawBuffer) -> Address {
     Address(buffer.ptr as *mut c_void)
 }
 
-/// Refuses a tensor that does not lie in its buffer or at an address of 16 bytes; the library would
-/// not.
+/// Refuses a tensor that exceeds its buffer or is not aligned to 16 bytes; cuDNN does not check
+/// this.
 fn check_bounds(
     attention: &AttentionShape,
     role: Role,

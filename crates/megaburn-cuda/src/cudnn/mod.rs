@@ -1,13 +1,14 @@
-//! Attention through cuDNN's fused engines, beside CubeCL's kernels: bf16 and f16, causal or whole,
-//! grouped queries, tensors where they are.
+//! Attention through cuDNN's fused engines, as an alternative to CubeCL's kernels: bf16 and f16,
+//! causal or full, grouped queries, strided inputs without copies.
 //!
-//! cuDNN is loaded when it is first asked for: the newest `libcudnn.so.9` in the loader's folders and in
-//! Python's wheels, or the one that [`VARIABLE`] names. It is told of an attention as a graph of
-//! operations in its C interface, and asked for an engine; the plan is kept for all attentions of
-//! the same shapes and strides. What it cannot is an error before anything is launched, so that the
-//! caller can take another way.
+//! cuDNN is loaded on first use: the newest `libcudnn.so.9` in the loader's folders and in Python's
+//! wheels, or the one that [`VARIABLE`] names. An attention is described as a graph of operations
+//! through cuDNN's C interface, which returns an engine; the plan is reused for all attentions with
+//! the same shapes and strides. If cuDNN cannot compute an attention, the call returns an error
+//! before anything is launched, so that the caller can use another kernel.
 //!
-//! The backward sums gradients of queries by atomics: other last bits each time.
+//! The backward pass sums the gradients of queries with atomics, so their last bits vary between
+//! runs.
 
 mod api;
 mod attention;
@@ -44,11 +45,11 @@ impl AttentionShape {
     /// The attention of these tensors.
     ///
     /// # Shapes
-    /// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]`, their heads contiguous
-    /// and 16 bytes the measure of all else
+    /// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]`; the last dimension is
+    /// contiguous, and the other strides are multiples of 8 elements (16 bytes).
     ///
     /// # Errors
-    /// cuDNN does not take such tensors.
+    /// cuDNN does not support such tensors.
     pub fn of([q, k, v]: [&CubeTensor; 3], causal: bool) -> Result<Self, CudaError> {
         let heads = |x: &CubeTensor| -> Option<Heads> {
             let sizes = x.meta.shape().as_slice().try_into().ok()?;
@@ -83,7 +84,7 @@ impl fmt::Display for AttentionShape {
     }
 }
 
-/// What cuDNN said of each attention that it was asked for.
+/// cuDNN's answer for each attention that it was asked for.
 static ANSWERS: LazyLock<Mutex<HashMap<(DeviceId, AttentionShape), Answer>>> =
     LazyLock::new(Mutex::default);
 
@@ -93,8 +94,8 @@ fn answers() -> MutexGuard<'static, HashMap<(DeviceId, AttentionShape), Answer>>
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says in the log, once for each reason, that CubeCL's kernel computes an attention in cuDNN's stead: as a
-/// warning where cuDNN was asked for by name.
+/// Logs, once per reason, that CubeCL's kernel computes an attention instead of cuDNN. It is a
+/// warning if cuDNN was requested by name.
 pub fn fallback_reason(why: &'static str, by_name: bool) {
     static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,25 +112,25 @@ pub fn fallback_reason(why: &'static str, by_name: bool) {
     }
 }
 
-/// For how many attentions this process has plans of cuDNN's.
+/// The number of attentions for which this process has cuDNN plans.
 pub fn num_plans() -> usize {
     answers().values().filter(|answer| answer.is_ok()).count()
 }
 
-/// About how many attentions cuDNN was asked in this process, whatever it said.
+/// The number of attentions that this process has asked cuDNN for, whatever the answer.
 pub fn num_asked() -> usize {
     answers().len()
 }
 
-/// Whether it was asked about this one.
+/// Whether cuDNN was asked for this attention.
 pub fn is_known(inputs: [&CubeTensor; 3], causal: bool) -> bool {
     let key = |attention| Some((CudaQueue::of(inputs[0])?.device_id(), attention));
     let key = AttentionShape::of(inputs, causal).ok().and_then(key);
     key.is_some_and(|key| answers().contains_key(&key))
 }
 
-/// The queue of the tensor's GPU, and what both directions take there. The first time for a shape it
-/// waits for the device thread, a second or two.
+/// The queue of the tensor's GPU, and the workspaces of both passes. The first call for a shape
+/// waits a second or two for the device thread.
 fn prepared(
     attention: AttentionShape,
     on: &CubeTensor,
@@ -142,7 +143,8 @@ fn prepared(
     let key = (queue.device_id(), attention);
     let known = answers().get(&key).cloned();
     let answer = known.unwrap_or_else(|| {
-        // Unlocked: the device thread may have to wait for another rank, and that for an answer.
+        // Not locked here: the device thread may have to wait for another rank, which may in turn
+        // wait for this lock.
         let answer = queue.on_device_thread(|| library::prepare(&attention));
         let answer = answer.map_err(|error| CudaError::Refused(format!("{attention}: {error}")));
         if let Err(error) = &answer {
@@ -153,15 +155,15 @@ fn prepared(
     answer.map(|workspaces| (queue, workspaces))
 }
 
-/// `softmax(q k^T * scale) v` and the natural logarithms of the sums of exponentials.
+/// Computes `softmax(q k^T * scale) v` and the LSE (natural logarithm).
 ///
 /// # Shapes
-/// - inputs as of [`AttentionShape::of`]
+/// - inputs: see [`AttentionShape::of`]
 /// - result: `[s_q, b, hq, d_v]`, and `[b, hq, s_q]` in f32
 ///
 /// # Errors
-/// cuDNN is not there, or cannot compute this or its gradients. What fails later is found by the next
-/// read of a result.
+/// cuDNN is missing, or cannot compute this attention or its gradients. Later failures surface at
+/// the next read of a result.
 pub fn forward(
     inputs: [&CubeTensor; 3],
     causal: bool,
@@ -183,14 +185,14 @@ pub fn forward(
     Ok([out, lse])
 }
 
-/// The gradients of `q`, `k` and `v` of a [`forward`], each without padding.
+/// Computes the gradients of `q`, `k` and `v` of a [`forward`], without padding.
 ///
 /// # Shapes
-/// - inputs, `out` and `lse` as of [`forward`], where that left them
+/// - inputs, `out` and `lse`: as in [`forward`], at the addresses it used
 /// - `dout`: `[s_q, b, hq, d_v]`
 ///
 /// # Errors
-/// As [`forward`].
+/// See [`forward`].
 pub fn backward(
     inputs: [&CubeTensor; 3],
     out: &CubeTensor,
@@ -219,7 +221,7 @@ pub fn backward(
     Ok(gradients)
 }
 
-/// One pass over some tensors.
+/// One pass of an attention, ready to be enqueued.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     attention: AttentionShape,
@@ -228,7 +230,7 @@ struct Call {
 }
 
 impl Call {
-    /// Tensors in the order of [`AttentionPass::roles`].
+    /// Enqueues the pass. The tensors are in the order of [`AttentionPass::roles`].
     fn submit(
         self,
         queue: &CudaQueue,
@@ -241,7 +243,7 @@ impl Call {
             pass,
             scale,
         } = self;
-        // An empty tensor has no address.
+        // An empty tensor has no address, so the workspace has at least one byte.
         let workspace = empty(writes[0], [workspace.max(1) as usize], DType::U8);
         let mut op = Op::new(move || format!("{pass:?} of {attention}"));
         for tensor in reads {

@@ -1,8 +1,8 @@
-//! cuDNN's numbers for what is used of its graph interface, as `cudnn_graph.h` of version 9 has them.
+//! The constants of cuDNN's graph interface that are used here, from `cudnn_graph.h` of version 9.
 
 use std::ffi::{c_int, c_void};
 
-/// What a descriptor describes: `cudnnBackendDescriptorType_t`.
+/// The type of a descriptor: `cudnnBackendDescriptorType_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     DeviceProperties = 38,
 }
 
-/// What is set in a descriptor or read from it: `cudnnBackendAttributeName_t`.
+/// An attribute that is set in a descriptor or read from it: `cudnnBackendAttributeName_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attribute {
@@ -75,7 +75,7 @@ pub(super) enum Attribute {
     DeviceJson = 2702,
 }
 
-/// `cudnnDataType_t`.
+/// A tensor's element type: `cudnnDataType_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataType {
@@ -86,7 +86,7 @@ pub(super) enum DataType {
     Bool = 11,
 }
 
-/// `cudnnPointwiseMode_t`.
+/// An elementwise operation: `cudnnPointwiseMode_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pointwise {
@@ -102,7 +102,7 @@ pub(super) enum Pointwise {
     Select = 601,
 }
 
-/// `cudnnReduceTensorOp_t`.
+/// A reduction: `cudnnReduceTensorOp_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reduction {
@@ -110,7 +110,7 @@ pub(super) enum Reduction {
     Maximum = 3,
 }
 
-/// `cudnnBackendHeurMode_t`.
+/// A heuristic that suggests engines: `cudnnBackendHeurMode_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heuristic {
@@ -122,19 +122,19 @@ pub(super) enum Heuristic {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle(pub(super) *mut c_void);
 
-/// A descriptor as the library knows it, `cudnnBackendDescriptor_t`.
+/// A raw descriptor handle, `cudnnBackendDescriptor_t`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raw(pub(super) *mut c_void);
 
-/// An address on the device or, of a tensor by value, on the host.
+/// The address of a tensor on the device or, for a tensor passed by value, on the host.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address(pub(super) *mut c_void);
 
-/// A type of values that attributes have.
+/// A type that attribute values can have.
 pub(super) trait Value: Copy {
-    /// Its `cudnnBackendAttributeType_t`.
+    /// The `cudnnBackendAttributeType_t` of the type.
     const TYPE: c_int;
 }
 

@@ -8,12 +8,12 @@ use super::{
 };
 use crate::CudaError;
 
-/// What plans are made for.
+/// The GPU that plans are made for.
 #[derive(Debug)]
 pub(super) enum Target {
     /// The GPU of a handle.
     Gpu(Handle),
-    /// A GPU that is described and need not be there.
+    /// A GPU given by a description; it need not exist.
     #[cfg(test)]
     Described(Descriptor),
 }
@@ -29,7 +29,7 @@ impl Target {
 
     fn of_heuristics(&self, heuristics: Descriptor) -> Result<Descriptor, CudaError> {
         match self {
-            // It asks the graph.
+            // The heuristics get the GPU from the graph's handle.
             Self::Gpu(_) => Ok(heuristics),
             #[cfg(test)]
             Self::Described(gpu) => heuristics.with(Attribute::HeuristicsDevice, &[gpu.raw()]),
@@ -45,21 +45,21 @@ impl Target {
     }
 }
 
-/// A graph with the engine that computes it, compiled.
+/// A graph with its chosen engine, compiled.
 #[derive(Debug)]
 pub(super) struct Plan {
     plan: Descriptor,
-    /// What the engine takes of device memory beside the tensors.
+    /// The device memory in bytes that the engine needs in addition to the tensors.
     pub(super) workspace: u64,
-    /// What the plan was made from.
+    /// The descriptors that the plan was built from, which must outlive it.
     _parts: (Descriptor, Descriptor, Graph),
 }
 
 impl Plan {
-    /// The best of the engines that the library suggests, of those that can.
+    /// Builds a plan with the first of the suggested engines that supports the graph.
     ///
     /// # Errors
-    /// None can: the last one's reason.
+    /// No engine supports it; the error is the last engine's.
     pub(super) fn find(
         api: &'static Api,
         target: &Target,
@@ -94,12 +94,12 @@ impl Plan {
         Err(last)
     }
 
-    /// Puts the computation on the handle's stream. Addresses by the tensors' ids, of the workspace
-    /// last.
+    /// Enqueues the computation on the handle's stream. `tensors` are addresses by tensor id.
     ///
     /// # Safety
-    /// All the plan's tensors are among `tensors`, each with as much memory as its layout spans, and the
-    /// workspace is as large as the plan asks for, until the stream has passed.
+    /// `tensors` must contain all tensors of the plan, each with as much memory as its layout
+    /// spans. The workspace must have the size that the plan asks for. All must stay valid until
+    /// the stream has run the computation.
     pub(super) unsafe fn enqueue(
         &self,
         api: &'static Api,
@@ -113,13 +113,13 @@ impl Plan {
             .with(Attribute::PackPointers, &addresses)?
             .with(Attribute::PackWorkspace, &[workspace])?
             .finished()?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let status = unsafe { (api.execute)(handle, self.plan.raw(), pack.raw()) };
         api.check("cudnnBackendExecute", status)
     }
 }
 
-/// A handle of the current context's GPU.
+/// Creates a handle for the current context's GPU.
 pub(super) fn handle(api: &'static Api) -> Result<Handle, CudaError> {
     let mut handle = Handle(ptr::null_mut());
     // SAFETY: the library writes the new handle through the pointer.

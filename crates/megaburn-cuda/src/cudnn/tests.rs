@@ -1,5 +1,5 @@
-//! Plans for a GPU that is described and not there. They need cuDNN, cuBLASLt, NVRTC and a `libcuda`
-//! that takes compiled code: `tests/cuda-on-cpu/plans` brings them together.
+//! Plans for a GPU that is described but need not exist. They need cuDNN, cuBLASLt, NVRTC and a
+//! `libcuda` that accepts compiled code: `tests/cuda-on-cpu/plans` provides them.
 
 use burn::tensor::DType;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::CudaError;
 
-/// An H200, in cuDNN's words.
+/// cuDNN's description of an H200.
 const H200: &str = r#"{"deviceVer": 900, "driverVer": 13000, "cudaDeviceId": 0,
     "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64],
     "regsPerBlock": 65536, "multiProcessorCount": 132, "warpSize": 32,
@@ -32,7 +32,7 @@ fn heads(sizes: [usize; 4]) -> Heads {
     }
 }
 
-/// `[s_q, s_k, b, hq, hkv, d, d_v]`.
+/// The attention of sizes `[s_q, s_k, b, hq, hkv, d, d_v]`.
 fn attention(
     [s_q, s_k, b, hq, hkv, d, d_v]: [usize; 7],
     dtype: DType,
@@ -42,7 +42,7 @@ fn attention(
     AttentionShape::new(heads, dtype, causal)
 }
 
-/// cuDNN, if it is here.
+/// cuDNN, if it is installed.
 fn library() -> Option<&'static Api> {
     match Api::get() {
         Ok(api) => Some(api),
@@ -109,7 +109,8 @@ fn an_h200_has_engines_for_every_kind_of_attention() -> Result<(), CudaError> {
                     println!("{pass:?} of {attention}: a workspace of {}", plan.workspace);
                     planned += 1;
                 }
-                // Graphs are told and understood without a driver; code is loaded with one.
+                // A graph can be built and checked without a driver, but compiled code is loaded
+                // through one.
                 Err(error) if std::env::var_os("CUDNN_PLANS").is_none() => {
                     eprintln!("not tested: {pass:?} of {attention}: {error}");
                 }
@@ -125,7 +126,7 @@ fn an_h200_has_engines_for_every_kind_of_attention() -> Result<(), CudaError> {
 fn views_into_one_tensor_have_engines() -> Result<(), CudaError> {
     let Some(api) = library() else { return Ok(()) };
     let gpu = h200(api)?;
-    // Queries and grouped keys and values side by side.
+    // Queries and grouped keys and values are interleaved in one tensor.
     let s = 70;
     let b = 2;
     let d = 64;
@@ -156,7 +157,7 @@ fn a_call_that_the_library_refuses_is_an_error() -> Result<(), CudaError> {
     let (reads, writes) = AttentionPass::Forward.roles();
     let roles = reads.iter().chain(writes).map(|&role| role as i64);
     let tensors: Vec<_> = roles.map(|id| (id, at(4096))).collect();
-    // There is no GPU to have a handle of.
+    // Without a GPU there can be no handle.
     // SAFETY: without a handle nothing is computed.
     let enqueued = unsafe { plan.enqueue(api, Handle(std::ptr::null_mut()), &tensors, at(4096)) };
     let error = enqueued.unwrap_err();
@@ -172,7 +173,7 @@ fn a_call_that_the_library_refuses_is_an_error() -> Result<(), CudaError> {
 #[test]
 fn what_no_engine_computes_is_an_error() -> Result<(), CudaError> {
     let Some(api) = library() else { return Ok(()) };
-    // An operation alone is no attention, and a GPU of Maxwell's time has no such engine.
+    // A single operation is not an attention, and cuDNN has no such engine for a Maxwell GPU.
     let old = H200.replace("\"deviceVer\": 900", "\"deviceVer\": 520");
     let gpu = Descriptor::new(api, Kind::DeviceProperties)?;
     let gpu = Target::Described(

@@ -2,7 +2,7 @@ use burn::tensor::DType;
 
 use crate::tensor::MatrixView;
 
-/// Everything that decides how a product is computed, except where its matrices are.
+/// Everything that determines how a product is computed, except the addresses of its matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) m: usize,
@@ -20,7 +20,8 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Refuses, with the reason, what cuBLASLt would read or write wrongly: nothing there is checked.
+    /// Refuses, with a reason, operands that cuBLASLt would read or write wrongly, because it
+    /// checks nothing.
     pub(super) fn new(
         [a, b, out]: [MatrixView; 3],
         [of_a, of_b, output]: [DType; 3],
@@ -77,8 +78,9 @@ impl Key {
 }
 
 impl Key {
-    /// The number of rows of `a` and the result or, where `a` is transposed as for weights' gradients, of those that
-    /// are summed over: tokens. Other sizes are the layer's. None where both are transposed.
+    /// The token dimension: the rows of `a` and the result or, if `a` is transposed as for weight
+    /// gradients, the dimension that is summed over. The other sizes belong to the layer. `None` if
+    /// both are transposed.
     pub(super) fn rows(&self) -> Option<usize> {
         match (self.a.transposed, self.b.transposed) {
             (false, _) => Some(self.m),
@@ -87,7 +89,7 @@ impl Key {
         }
     }
 
-    /// The same with another number of rows, if it has one.
+    /// A copy of the key with another number of rows, if it has one.
     pub(super) fn with_rows(&self, rows: usize) -> Self {
         let mut other = *self;
         if !self.a.transposed {
@@ -102,7 +104,7 @@ impl Key {
         other
     }
 
-    /// The same with its number of rows rounded up, an eighth at most.
+    /// A copy of the key with its number of rows rounded up by at most an eighth.
     pub(super) fn round(&self) -> Self {
         let up = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
         self.rows().map_or(*self, |rows| self.with_rows(up(rows)))

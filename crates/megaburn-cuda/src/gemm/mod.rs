@@ -1,8 +1,8 @@
-//! Matrix products through cuBLASLt: bf16, f16 and f32 in, fp32 accumulation, operands where they
-//! are (transposed, sliced, pitched, batched), optionally added to what is there.
+//! Matrix products through cuBLASLt: bf16, f16 and f32 inputs, fp32 accumulation, strided operands
+//! without copies (transposed, sliced, pitched, batched), optional accumulation into the output.
 //!
-//! cuBLASLt is column-major; a row-major `[R, C]` is a column-major `[C, R]`, so `D = A B` is asked
-//! for as `Dᵀ = Bᵀ Aᵀ` by passing B first.
+//! cuBLASLt is column-major. A row-major `[R, C]` is a column-major `[C, R]`, so `D = A B` is
+//! requested as `Dᵀ = Bᵀ Aᵀ` by passing B first.
 
 mod key;
 mod plan;
@@ -28,16 +28,18 @@ pub use tune::{Tuning, set_tuning_effort};
 static TF32: AtomicBool = AtomicBool::new(false);
 static TUNING: AtomicBool = AtomicBool::new(true);
 
-/// Whether products of f32 matrices may round their inputs to tf32 (ten bits of mantissa), which is
-/// eight times as fast. Off by default, as in PyTorch.
+/// Sets whether products of f32 matrices may round their inputs to tf32 (ten mantissa bits), which
+/// is eight times as fast. Off by default, as in PyTorch.
 pub fn set_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Whether the algorithm of a product is chosen by timing candidates when its shape first occurs,
-/// which is the default; off, it is cuBLASLt's first suggestion, the same in every run. From the third number of rows on
-/// that a matrix meets, it takes the algorithm that was the fastest for at most half as many again or as few, if there is
-/// one.
+/// Sets whether the algorithm of a product is chosen by timing candidates when its shape first
+/// occurs. This is the default. Otherwise cuBLASLt's first suggestion is used, which is the same in
+/// every run.
+///
+/// From the third number of rows on that a matrix is multiplied with, a product takes the algorithm
+/// that was fastest for a row count within a factor of 1.5, if there is one.
 pub fn set_tuning(on: bool) {
     TUNING.store(on, Ordering::Relaxed);
 }
@@ -46,8 +48,8 @@ thread_local! {
     static REPRODUCIBLE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`, whose products on this thread are not tuned: equal matrices have equal products, to the
-/// bit, on every GPU of a kind. For what several ranks compute each for itself.
+/// Runs `work`; its products on this thread are not tuned, so equal matrices have bitwise equal
+/// products on every GPU of a kind. Use it for results that several ranks compute redundantly.
 pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -59,28 +61,28 @@ pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// The version of cuBLASLt, as 130103 for 13.1.3.
+/// The version of cuBLASLt; 130103 means 13.1.3.
 pub fn version() -> usize {
-    // SAFETY: takes and touches nothing.
+    // SAFETY: the call takes no arguments and accesses no memory of ours.
     unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() }
 }
 
-/// Whether [`product`] takes matrices of these types, for a result of type `out`.
+/// Whether [`product`] accepts matrices of these types, for a result of type `out`.
 pub fn takes(a: DType, b: DType, out: DType) -> bool {
     let known = matches!(a, DType::F32 | DType::BF16 | DType::F16);
     known && a == b && (out == a || out == DType::F32)
 }
 
-/// `a b * scale`, plus `bias` on every row, in new memory of type `dtype`.
+/// Computes `a b * scale`, plus `bias` on every row, in new memory of type `dtype`.
 ///
 /// # Shapes
-/// - `a`: `[.., m, k]`, `b`: `[.., k, n]` of types that [`takes`] allows and with equal leading
-///   dimensions, whatever their strides
+/// - `a`: `[.., m, k]`, `b`: `[.., k, n]`, of types that [`takes`] allows, with equal leading
+///   dimensions and any strides
 /// - `bias`: `[n]` in `dtype`
-/// - result: `[.., m, n]`; `dtype` is that of the inputs or f32
+/// - result: `[.., m, n]`; `dtype` is the inputs' type or f32
 ///
 /// # Errors
-/// The tensors are on no CUDA device, or shapes or types do not fit. What fails later is found by
+/// The tensors are not on a CUDA device, or shapes or types do not fit. Later failures surface at
 /// the next read of the result.
 pub fn product(
     a: CubeTensor,
@@ -109,14 +111,14 @@ pub fn product(
     Ok(out)
 }
 
-/// `into = a b` or, if `add`, `into += a b`, in place. The caller sees to it that nobody else reads
-/// `into` meanwhile.
+/// Computes `into = a b` or, if `add`, `into += a b`, in place. The caller must ensure that `into`
+/// is not read concurrently.
 ///
 /// # Shapes
-/// As [`product`]; `into`: `[.., m, n]`, f32 or the inputs' type, its rows contiguous.
+/// See [`product`]; `into`: `[.., m, n]`, f32 or the inputs' type, with contiguous rows.
 ///
 /// # Errors
-/// As [`product`].
+/// See [`product`].
 pub fn product_into(
     a: CubeTensor,
     b: CubeTensor,
@@ -135,7 +137,7 @@ pub fn product_into(
     )
 }
 
-/// `D = alpha A B + beta D`.
+/// The factors in `D = alpha A B + beta D`.
 #[derive(Clone, Copy, Debug)]
 struct Factors {
     alpha: f32,

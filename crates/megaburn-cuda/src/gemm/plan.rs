@@ -21,32 +21,34 @@ use cudarc::{
 use super::{Factors, key::Key, suggestions, tune, tuned::Tuned};
 use crate::{CudaError, RawBuffer, streams::Stream, tensor::MatrixView};
 
-/// What cuBLASLt may use beside the matrices. Its documentation asks for 32 MiB or more on Hopper.
+/// Size of cuBLASLt's workspace in bytes. Its documentation recommends at least 32 MiB on Hopper.
 pub(super) const WORKSPACE: usize = 64 << 20;
 
-/// Plans that are kept.
+/// The maximum number of cached plans.
 const MOST_PLANS: usize = 4096;
 
-/// cuBLASLt on one device thread: its handle, the workspace of CubeCL's stream, and what is known
-/// about the shapes seen so far. It lives as long as the device thread, which is the process.
+/// cuBLASLt on one device thread: its handle, the workspace of CubeCL's stream, and plans and
+/// algorithms for the shapes used so far. It lives as long as the device thread, i.e. as the
+/// process.
 struct Library {
     handle: lts::cublasLtHandle_t,
     workspace: u64,
-    /// By what is multiplied, how it is aligned, and whether the algorithm may be tuned.
+    /// Plans by product, alignment, and whether the algorithm may be tuned.
     plans: HashMap<(Key, [u32; 4], bool), Plan>,
-    /// What was the fastest for products that are.
+    /// The fastest algorithms of tuned products.
     tuned: Tuned<lts::cublasLtMatmulAlgo_t>,
-    /// What cuBLASLt suggests for products that are not tuned, by their [round](Key::round) sizes.
+    /// cuBLASLt's suggestions for products that are not tuned, by their [rounded](Key::round)
+    /// sizes.
     suggested: HashMap<(Key, [u32; 4]), lts::cublasLtMatmulAlgo_t>,
 }
 
-/// A product ready to be launched on any matrices of its shape and alignment.
+/// A product that is ready to be launched on any matrices of its shape and alignment.
 pub(super) struct Plan {
     desc: lts::cublasLtMatmulDesc_t,
-    /// Of B, A and D, in cuBLASLt's order.
+    /// The layouts of B, A and D, in cuBLASLt's order.
     layouts: [lts::cublasLtMatrixLayout_t; 3],
     algorithm: lts::cublasLtMatmulAlgo_t,
-    /// Whether the clock chose it.
+    /// Whether the algorithm was chosen by timing.
     is_timed: bool,
 }
 
@@ -54,7 +56,7 @@ thread_local! {
     static LIBRARY: RefCell<Option<Library>> = const { RefCell::new(None) };
 }
 
-/// Enqueues the product on `stream`. Matrices in the order A, B, D.
+/// Enqueues the product on `stream`. The matrices are in the order A, B, D.
 pub(super) fn run(
     key: &Key,
     stream: Stream,
@@ -86,7 +88,8 @@ pub(super) fn run(
             return launch(plan, out.ptr);
         }
         if library.plans.len() >= MOST_PLANS {
-            // Of products whose sizes are others each time, as those of experts' rows and of dealt-out documents.
+            // Evict untimed plans: they belong to products whose sizes keep changing, e.g. with the
+            // rows of experts or with distributed documents.
             library.plans.retain(|_, plan| plan.is_timed);
         }
         let mut plan = Plan::new(key)?;
@@ -117,12 +120,12 @@ pub(super) fn run(
     })
 }
 
-/// The largest power of two up to 256 that divides an address: what algorithms may rely on.
+/// The largest power of two up to 256 that divides an address; algorithms may rely on it.
 fn alignment(ptr: u64) -> u32 {
     1 << ptr.trailing_zeros().min(8)
 }
 
-/// Refuses matrices that do not lie in their buffers; the library would not.
+/// Refuses matrices that exceed their buffers; cuBLASLt does not check this.
 fn check_bounds(key: &Key, buffers: [RawBuffer; 3]) -> Result<(), CudaError> {
     let sizes = [key.input.size(), key.input.size(), key.output.size()];
     for ((view, buffer), size) in [key.a, key.b, key.out].iter().zip(buffers).zip(sizes) {
@@ -162,8 +165,9 @@ impl Library {
         })
     }
 
-    /// The algorithm of a product that is not tuned. To ask for one takes longer than many a product, so those of
-    /// about as many rows share one: experts have others in each pass.
+    /// The algorithm of a product that is not tuned. Asking cuBLASLt takes longer than many a
+    /// product, so products with about equal row counts share one answer; the rows of experts
+    /// differ in each pass.
     fn suggestion(
         &mut self,
         key: &Key,
@@ -200,7 +204,7 @@ fn data_type(dtype: DType) -> cudaDataType {
 }
 
 impl Plan {
-    /// Descriptors for `key`, still without an algorithm.
+    /// Creates descriptors for `key`, without an algorithm yet.
     fn new(key: &Key) -> Result<Self, CudaError> {
         let compute = if key.tf32 {
             Compute::CUBLAS_COMPUTE_32F_FAST_TF32
@@ -209,8 +213,9 @@ impl Plan {
         };
         let desc = lt::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)
             .map_err(failed("cublasLtMatmulDescCreate"))?;
-        // Memory that is transposed for a row-major reader is plain for a column-major one, and the
-        // other way round; asking for the transposed product turns it back.
+        // A matrix that is transposed in row-major terms is not transposed in column-major terms,
+        // and vice versa. Requesting the transposed product cancels this, so the flags can be
+        // passed unchanged.
         set_desc(
             desc,
             DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA,
@@ -228,7 +233,7 @@ impl Plan {
                 DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
                 &epilogue,
             )?;
-            // The bias of every launch is set by itself; the heuristic only wants to see one.
+            // Each launch sets its own bias pointer; the heuristic only needs a non-null one.
             let some = 256u64;
             set_desc(
                 desc,
@@ -247,7 +252,8 @@ impl Plan {
             layout(&key.a, key.input)?,
             layout(&key.out, key.output)?,
         ];
-        // SAFETY: an algorithm is numbers, for all of which zero is a value; one is set before it is launched.
+        // SAFETY: an algorithm consists of plain numbers, for which zero is valid; it is set before
+        // the plan is launched.
         let algorithm = unsafe { std::mem::zeroed() };
         Ok(Self {
             desc,
@@ -282,8 +288,8 @@ impl Plan {
         }
         let Factors { alpha, beta } = factors;
         let [of_b, of_a, of_out] = self.layouts;
-        // SAFETY: descriptors and algorithm belong together; `check_bounds` and `alignment` saw to
-        // the addresses; alpha and beta are f32 on the host as the scale type says.
+        // SAFETY: descriptors and algorithm belong together; `check_bounds` and `alignment` have
+        // checked the addresses; alpha and beta are f32 on the host, as the scale type requires.
         unsafe {
             lt::matmul(
                 handle,
@@ -310,7 +316,7 @@ impl Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // SAFETY: the handles are this plan's own and not used after.
+        // SAFETY: this plan owns the handles, and they are not used afterwards.
         unsafe {
             let _ = lt::destroy_matmul_desc(self.desc);
             for layout in self.layouts {
@@ -320,7 +326,7 @@ impl Drop for Plan {
     }
 }
 
-/// `CUBLAS_OP_N` or `CUBLAS_OP_T`, which cudarc's bindings of cuBLASLt leave out.
+/// `CUBLAS_OP_N` or `CUBLAS_OP_T`, which cudarc's bindings of cuBLASLt do not define.
 fn transpose(view: &MatrixView) -> i32 {
     i32::from(view.transposed)
 }

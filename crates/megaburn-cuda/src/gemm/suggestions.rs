@@ -1,4 +1,4 @@
-//! What cuBLASLt says of algorithms.
+//! Queries cuBLASLt for algorithms.
 
 use std::{ffi::c_void, ptr};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::CudaError;
 
-/// The algorithms that cuBLASLt suggests, best first; at least one.
+/// The algorithms that cuBLASLt suggests, best first; there is at least one.
 pub(super) fn candidates(
     handle: lts::cublasLtHandle_t,
     desc: lts::cublasLtMatmulDesc_t,
@@ -51,11 +51,11 @@ pub(super) fn candidates(
         set(attribute, ptr::from_ref(bytes).cast(), 4)?;
     }
     let most = tune::tuning().suggestions.max(1);
-    // SAFETY: numbers and a status, for all of which zero is a value.
+    // SAFETY: the value consists of numbers and a status, for which zero is valid.
     let nothing: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
     let mut found = vec![nothing; most];
     let mut count = 0;
-    // SAFETY: `found` has room for as many results as are asked for; all handles are live.
+    // SAFETY: `found` has space for the requested number of results; all handles are live.
     let status = unsafe {
         lts::cublasLtMatmulAlgoGetHeuristic(
             handle,
@@ -70,7 +70,7 @@ pub(super) fn candidates(
             &mut count,
         )
     };
-    // SAFETY: the preference is this function's own.
+    // SAFETY: this function owns the preference.
     let _ = unsafe { lt::destroy_matmul_pref(preference) };
     status
         .result()
@@ -93,9 +93,9 @@ pub(super) fn can_run(
     [b, a, out]: [lts::cublasLtMatrixLayout_t; 3],
     algorithm: &lts::cublasLtMatmulAlgo_t,
 ) -> bool {
-    // SAFETY: numbers and a status, for all of which zero is a value.
+    // SAFETY: the value consists of numbers and a status, for which zero is valid.
     let mut found: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-    // SAFETY: all handles are live, and both pointers are to values of their types.
+    // SAFETY: all handles are live, and both pointers refer to values of the right types.
     let status = unsafe {
         lts::cublasLtMatmulAlgoCheck(handle, desc, b, a, out, out, algorithm, &mut found)
     };

@@ -4,13 +4,13 @@ use cudarc::{cublaslt::sys::cublasLtMatmulAlgo_t, driver::sys as cu};
 
 use crate::{CudaError, streams::Stream, timing::Timer};
 
-/// How products are tuned.
+/// The settings for tuning products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// How many of cuBLASLt's suggestions are timed.
+    /// The number of cuBLASLt's suggestions that are timed.
     pub suggestions: usize,
-    /// A suggestion must take less than this part of an earlier one's time to be taken: the order is
-    /// cuBLASLt's own estimate, and a timing is noisy.
+    /// A suggestion replaces an earlier one only if it takes less than this fraction of its time,
+    /// because the order is cuBLASLt's own estimate and timings are noisy.
     pub clearly: f32,
 }
 
@@ -25,12 +25,12 @@ impl Default for Tuning {
 
 static TUNING: Mutex<Option<Tuning>> = Mutex::new(None);
 
-/// Chooses how products are tuned that occur for the first time from now on. For measurements.
+/// Sets how products are tuned that occur for the first time from now on. For benchmarks.
 pub fn set_tuning_effort(tuning: Tuning) {
     *TUNING.lock().unwrap_or_else(PoisonError::into_inner) = Some(tuning);
 }
 
-/// How products are tuned.
+/// The current tuning settings.
 pub(super) fn tuning() -> Tuning {
     TUNING
         .lock()
@@ -38,18 +38,20 @@ pub(super) fn tuning() -> Tuning {
         .unwrap_or_default()
 }
 
-/// Rounds over the suggestions: neighbours in time meet the same clocks.
+/// The number of rounds over all suggestions. Each round times all of them in sequence, so that
+/// they run under about the same GPU clocks.
 const ROUNDS: usize = 7;
-/// Rounds after which it is enough where they took [`LONG`]: products that take long are timed well.
+/// The number of rounds for products that take [`LONG`]; they can be timed precisely.
 const FEW_ROUNDS: usize = 3;
-/// In milliseconds.
+/// The threshold for [`FEW_ROUNDS`], in milliseconds.
 const LONG: f32 = 20.0;
-/// A suggestion that took this much longer than another one twice is not timed again.
+/// A suggestion is dropped once its fastest of at least two timings exceeds the best time by this
+/// factor.
 const HOPELESS: f32 = 1.15;
-/// The fastest algorithm on the matrices at hand, the result written to memory of its own; `None` if
-/// there is no choice, no such memory, or the clock cannot be read.
+/// Finds the fastest algorithm on the given matrices; the results go to scratch memory. Returns
+/// `None` if there is no choice, if there is not enough memory, or if the timer fails.
 ///
-/// Waits for the device: once for each new shape.
+/// Waits for the device, once for each new shape.
 pub(super) fn fastest(
     stream: Stream,
     candidates: &[cublasLtMatmulAlgo_t],
@@ -62,7 +64,8 @@ pub(super) fn fastest(
     let scratch = Scratch::new(out_bytes)?;
     let timer = Timer::new().ok()?;
     for &candidate in candidates {
-        // Whose kernel may have to be loaded, which is no time of its own; what is refused here is refused below.
+        // Warm-up: the kernel may have to be loaded first, which must not be timed. Errors are
+        // handled below.
         let _ = launch(candidate, scratch.0);
     }
     let mut trials = vec![Trial::default(); candidates.len()];
@@ -76,7 +79,7 @@ pub(super) fn fastest(
                 continue;
             }
             timer.start(stream).ok()?;
-            // One that cuBLASLt suggests and then refuses is no candidate.
+            // cuBLASLt sometimes suggests an algorithm and then refuses it.
             trial.0.push(match launch(candidate, scratch.0) {
                 Ok(()) => timer
                     .stop(stream)
@@ -89,7 +92,7 @@ pub(super) fn fastest(
     best(&trials, tuning().clearly).map(|index| candidates[index])
 }
 
-/// The milliseconds that a suggestion took.
+/// The timings of one suggestion, in milliseconds.
 #[derive(Clone, Debug, Default)]
 struct Trial(Vec<f32>);
 
@@ -104,7 +107,7 @@ impl Trial {
         times.get(times.len() / 2).copied().unwrap_or(f32::INFINITY)
     }
 
-    /// Whether it cannot be the best any more, where that of all which was took so long.
+    /// Whether this suggestion can no longer become the best, given the fastest time of all.
     fn is_hopeless(&self, fastest: f32) -> bool {
         self.0.len() > 1 && self.fastest() > HOPELESS * fastest
     }
@@ -125,7 +128,7 @@ fn is_enough(trials: &[Trial], rounds: usize) -> bool {
     rounds >= FEW_ROUNDS && all.sum::<f32>() >= LONG
 }
 
-/// The first of those with about the least median; none that ran, none.
+/// The first suggestion with nearly the smallest median; `None` if none of them ran.
 fn best(trials: &[Trial], clearly: f32) -> Option<usize> {
     let mut best: Option<(f32, usize)> = None;
     for (index, trial) in trials.iter().enumerate() {
@@ -138,7 +141,7 @@ fn best(trials: &[Trial], clearly: f32) -> Option<usize> {
         .map(|(_, index)| index)
 }
 
-/// Device memory of its own, beside CubeCL's.
+/// Scratch memory on the device, allocated outside CubeCL's pools.
 struct Scratch(u64);
 
 impl Scratch {
@@ -152,7 +155,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: the memory is this value's own; the driver waits for what uses it.
+        // SAFETY: this value owns the memory; the driver waits for work that uses it.
         let _ = unsafe { cu::cuMemFree_v2(self.0) };
     }
 }
@@ -175,7 +178,7 @@ mod tests {
             (best(&close, clearly), best(&close, 0.995)),
             (Some(0), Some(1))
         );
-        // One outlier is none's fault, and one that does not run is nobody's choice.
+        // A single outlier is ignored, and an algorithm that cannot run is never chosen.
         assert_eq!(
             best(
                 &trials(&[&[NO, NO], &[1.0, 9.0, 1.0], &[1.2, 0.5, 1.2]]),

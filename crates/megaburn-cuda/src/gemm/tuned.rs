@@ -2,15 +2,16 @@ use std::collections::HashMap;
 
 use super::key::Key;
 
-/// So many numbers of rows are timed for themselves: a run of one shape, and its evaluation, get the fastest.
+/// The number of row counts per matrix that are timed individually, so that a run with one shape,
+/// and its evaluation, get the fastest algorithms.
 const EXACT: usize = 2;
 
-/// What was found to be the fastest, by products that differ in their numbers of rows only. Documents that are dealt
-/// out bring many of these, and to time all would take longer than steps do.
+/// The fastest algorithms found so far, keyed by product without its row count. Distributed
+/// documents bring many row counts, and timing all of them would take longer than the steps do.
 #[derive(Debug)]
 pub(super) struct Tuned<A>(HashMap<(Key, [u32; 4]), Vec<Known<A>>>);
 
-/// A number of rows, and the fastest algorithm for it.
+/// A row count, and the fastest algorithm for it.
 type Known<A> = (usize, A);
 
 impl<A> Default for Tuned<A> {
@@ -20,7 +21,8 @@ impl<A> Default for Tuned<A> {
 }
 
 impl<A: Copy> Tuned<A> {
-    /// That of the nearest number of rows, at most half as many again or as few, where enough were timed.
+    /// The algorithm of the nearest row count within a factor of 1.5, if enough row counts were
+    /// timed.
     pub(super) fn near(&self, key: &Key, aligned: [u32; 4]) -> Option<A> {
         let rows = key.rows()?;
         let known = self
@@ -74,7 +76,7 @@ mod tests {
         assert_eq!(tuned.near(&key(11264, 7), aligned), Some('a'));
         assert_eq!(tuned.near(&key(24576, 7), aligned), Some('a'));
         assert_eq!(tuned.near(&key(768, 7), aligned), Some('b'));
-        // Too far, of another matrix, at other addresses.
+        // Too far away; another matrix; another alignment.
         assert_eq!(tuned.near(&key(8192, 7), aligned), None);
         assert_eq!(tuned.near(&key(16384, 8), aligned), None);
         assert_eq!(tuned.near(&key(16384, 7), [2; 4]), None);

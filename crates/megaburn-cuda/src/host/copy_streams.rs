@@ -11,21 +11,21 @@ use crate::{
     streams::{Priority, Stream},
 };
 
-/// A GPU's streams of copies, one a direction: it copies both ways at once. They are there for as long
-/// as the process lives.
+/// The copy streams of a GPU, one per direction, because it can copy in both directions at once.
+/// They live as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyStreams {
     pub(super) context: Context,
-    /// From host memory.
+    /// The stream of copies from host to device.
     pub(super) inward: Stream,
-    /// To host memory.
+    /// The stream of copies from device to host.
     pub(super) outward: Stream,
 }
 
 static LANES: Mutex<Option<HashMap<DeviceId, CopyStreams>>> = Mutex::new(None);
 
 impl CopyStreams {
-    /// Those of a GPU, made when they are first asked for.
+    /// The streams of a GPU; the first call creates them.
     ///
     /// # Errors
     /// The driver refuses.

@@ -1,8 +1,8 @@
-//! Tensors in host memory, which come to the GPU and go from it beside its kernels.
+//! Tensors in host memory that are copied to and from the GPU while kernels run.
 //!
-//! The memory is pinned, so that the GPU copies by itself, over a stream of its own for each direction.
-//! The host waits for nothing: a copy waits on the GPU for what its tensor is computed from, or for the
-//! memory that it goes to; what reads a tensor waits for its copy.
+//! The memory is pinned, so that the GPU copies by itself, on a separate stream for each direction.
+//! The host does not wait: on the GPU, a copy waits until its source is computed or its destination
+//! is free, and readers of a tensor wait for its copy.
 
 mod copy_streams;
 mod pinned;
@@ -22,25 +22,25 @@ use crate::{
 use copy_streams::CopyStreams;
 use pinned::Pinned;
 
-/// The values of a tensor, in host memory. A clone is the same memory, which is not written while there
-/// are several.
+/// The values of a tensor, in pinned host memory. Clones share the memory, which is not written
+/// while there are several.
 #[derive(Clone)]
 pub struct HostTensor(Arc<HostTensorParts>);
 
 struct HostTensorParts {
-    /// The device thread has it too, until it has started a copy.
+    /// Shared with the device thread until it has started a copy.
     pinned: Arc<Pinned>,
     client: Client,
     device: CubeDevice,
     queue: CudaQueue,
     len: usize,
     dtype: DType,
-    /// For messages.
+    /// A description for messages.
     name: Arc<str>,
 }
 
-/// A tensor on its way to host memory. CubeCL's stream waits for it when this is dropped, and then its
-/// memory on the GPU is let go; the host does not wait.
+/// A device-to-host copy in flight. Dropping it makes CubeCL's stream wait for the copy and then
+/// releases the memory on the GPU; the host does not wait.
 #[derive(Debug)]
 #[must_use = "what leaves takes memory on the GPU until this is dropped"]
 pub struct D2hCopy {
@@ -49,10 +49,10 @@ pub struct D2hCopy {
 }
 
 impl HostTensor {
-    /// Memory for a tensor like `x`; nothing is in it yet.
+    /// Allocates memory for a tensor like `x`; it is not initialized.
     ///
     /// # Errors
-    /// `x` is on no GPU, or the host has no such memory.
+    /// `x` is not on a GPU, or the host has not enough memory that can be pinned.
     ///
     /// # Panics
     /// If `x` has no elements.
@@ -77,8 +77,8 @@ impl HostTensor {
         })))
     }
 
-    /// Whether it takes `x`: nobody else has this memory, and `x` is as long, of the same type and on
-    /// the same GPU.
+    /// Whether `x` can be stored here: this memory is not shared, and `x` has the same length and
+    /// type and is on the same GPU.
     pub fn takes(&self, x: &CubeTensor) -> bool {
         let HostTensorParts {
             device, len, dtype, ..
@@ -87,8 +87,9 @@ impl HostTensor {
         Arc::strong_count(&self.0) == 1 && is_like
     }
 
-    /// Takes the values of `x`, in row-major order, beside what is computed next; in place of what was
-    /// here. What is fetched or read from now on is these values, or the reason why there are none.
+    /// Starts copying the values of `x`, in row-major order, replacing the previous values. The
+    /// copy overlaps subsequent computation. Later fetches and reads get these values, or the
+    /// reason why the copy failed.
     ///
     /// # Panics
     /// Unless it [takes](Self::takes) `x`.
@@ -113,7 +114,8 @@ impl HostTensor {
         }
     }
 
-    /// A copy on the GPU, `[elements]`, which comes beside what is computed next.
+    /// Starts copying the values to the GPU, as `[elements]`; the copy overlaps subsequent
+    /// computation.
     pub fn fetch(&self) -> AsyncOp {
         let HostTensorParts {
             pinned,
@@ -140,10 +142,10 @@ impl HostTensor {
         AsyncOp::overlapped(out, self.join(done, retained))
     }
 
-    /// The values, `[elements]`. This thread waits until they are here.
+    /// Returns the values, `[elements]`; the calling thread waits for them.
     ///
     /// # Errors
-    /// Why there are none, or the GPU's.
+    /// The last store failed, or the GPU reports an error.
     pub fn read(&self) -> Result<TensorData, CudaError> {
         let HostTensorParts {
             pinned,
@@ -152,17 +154,17 @@ impl HostTensor {
             dtype,
             ..
         } = &*self.0;
-        // What was stored before is on its way then.
+        // Afterwards, all stores that were enqueued before have been started.
         queue.on_device_thread(|| Ok(()))?;
         Ok(TensorData::from_bytes_vec(pinned.read()?, [*len], *dtype))
     }
 
-    /// Element type.
+    /// The element type.
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
 
-    /// Bytes of host memory.
+    /// Size of the host memory in bytes.
     pub fn bytes(&self) -> usize {
         self.0.pinned.bytes()
     }

@@ -12,7 +12,7 @@ use crate::{
     streams::Stream,
 };
 
-/// Host memory that the GPU reads and writes by itself, beside its kernels.
+/// Pinned host memory, which the GPU reads and writes by itself while kernels run.
 #[derive(Debug)]
 pub(super) struct Pinned {
     memory: Option<Memory>,
@@ -20,20 +20,20 @@ pub(super) struct Pinned {
     uses: Mutex<CopyRecord>,
 }
 
-/// What copies there were.
+/// The most recent copies to and from the memory.
 #[derive(Debug, Default)]
 struct CopyRecord {
-    /// The point behind the last copy to the memory.
+    /// The event after the last copy to the memory.
     stored: Option<Arc<PooledEvent>>,
-    /// The point behind the last copy from it, which all others are before.
+    /// The event after the last copy from the memory; all earlier ones precede it.
     fetched: Option<Arc<PooledEvent>>,
-    /// Why the last copy to it did not come to be.
+    /// The reason why the last copy to the memory failed.
     fault: Option<Arc<str>>,
-    /// Whether a copy was started that no point is known behind.
+    /// Whether a copy was started without an event recorded after it.
     is_unknown: bool,
 }
 
-/// Memory that copies may still use and nobody else does.
+/// Freed memory that copies in flight may still use.
 #[derive(Debug)]
 struct FreedBuffer {
     memory: Memory,
@@ -41,8 +41,9 @@ struct FreedBuffer {
     uses: CopyRecord,
 }
 
-/// Memory that was let go, for the next of its size. It is not given back while the process has enough: that
-/// waits for the whole GPU, so also for a collective that other ranks come to only after this one.
+/// Freed memory, for reuse by the next allocation of its size. It is returned to the system only
+/// when memory runs out, because freeing waits for the whole GPU, including collectives that other
+/// ranks may enter only after this one continues.
 static FREE_LIST: Mutex<Vec<FreedBuffer>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
@@ -51,17 +52,16 @@ struct Memory {
     bytes: usize,
 }
 
-// SAFETY: it is an address, which is the same on every thread; whose turn it is to access what is there
-// `Pinned` says.
+// SAFETY: an address is the same on every thread; `Pinned` synchronizes the accesses to the memory.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Pinned {
-    /// So many bytes, for the GPU of these streams.
+    /// Allocates `bytes` bytes for the GPU of these streams.
     ///
     /// # Errors
-    /// There is no such memory.
+    /// The memory cannot be allocated.
     pub(super) fn new(lanes: CopyStreams, bytes: usize) -> Result<Self, CudaError> {
         let memory = match leftover_buffers(bytes) {
             Some(memory) => memory,
@@ -77,8 +77,9 @@ impl Pinned {
         })
     }
 
-    /// Puts a copy of the buffer into the memory, behind what is on `stream` by now and all copies from
-    /// here; gives the point behind it. On the device thread.
+    /// Enqueues a copy of the buffer to this memory and returns the event after it. The copy waits
+    /// for the work on `stream` so far and for all copies from this memory. Call it on the device
+    /// thread.
     ///
     /// # Errors
     /// The driver refuses.
@@ -99,9 +100,10 @@ impl Pinned {
             fetched.blocks_stream(lane)?;
         }
         uses.is_unknown = true;
-        // SAFETY: both are `bytes` long; the buffer stays where it is until CubeCL's stream has waited
-        // for the copy (`Retained`), and the memory until it is done (`Drop`). No copy from the memory
-        // is under way, and `HostTensor` lets no thread read it now.
+        // SAFETY: both are `bytes` long. The buffer is not moved until CubeCL's stream has waited
+        // for the copy (`Retained`), and the memory not freed until the copy is done (`Drop`). No
+        // copy from the memory is in flight, and `HostTensor` prevents other threads from reading
+        // it now.
         unsafe { sys::cuMemcpyDtoHAsync_v2(at, from.ptr, bytes, lane.0) }
             .result()
             .map_err(CudaError::driver("cuMemcpyDtoHAsync"))?;
@@ -113,11 +115,12 @@ impl Pinned {
         Ok(stored)
     }
 
-    /// Puts a copy of the memory into the buffer, behind what is on `stream` by now and the last copy to
-    /// here; gives the point behind it. On the device thread.
+    /// Enqueues a copy of this memory to the buffer and returns the event after it. The copy waits
+    /// for the work on `stream` so far and for the last copy to this memory. Call it on the device
+    /// thread.
     ///
     /// # Errors
-    /// The driver refuses, or why there is nothing to copy.
+    /// The driver refuses, or the last store failed.
     pub(super) fn fetch(
         &self,
         to: RawBuffer,
@@ -133,7 +136,7 @@ impl Pinned {
         lane.wait_for(stream)?;
         uses.stored()?.blocks_stream(lane)?;
         uses.is_unknown = true;
-        // SAFETY: as in `store`; what is written to the memory next waits for this copy.
+        // SAFETY: as in `store`; later writes to the memory wait for this copy.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to.ptr, at, bytes, lane.0) }
             .result()
             .map_err(CudaError::driver("cuMemcpyHtoDAsync"))?;
@@ -143,21 +146,23 @@ impl Pinned {
         Ok(fetched)
     }
 
-    /// That the memory does not hold what it should.
+    /// Records that the memory does not hold the expected values.
     pub(super) fn fail(&self, why: &str) {
         self.uses().fault = Some(why.into());
     }
 
-    /// What the last copy put there, which this thread waits for. Nobody may store meanwhile.
+    /// Returns the values of the last store, after waiting for it. No other thread may store
+    /// meanwhile.
     ///
     /// # Errors
-    /// Why there is nothing, or the driver's, which may be of any work before.
+    /// The last store failed, or the driver reports an error, which any earlier work may have
+    /// caused.
     pub(super) fn read(&self) -> Result<Vec<u8>, CudaError> {
         let stored = self.uses().stored()?;
         self.lanes.context.scope(|| stored.wait())?;
         let Memory { at, bytes } = *self.memory();
-        // SAFETY: so many bytes are there, which the copy that was waited for has written; who stores
-        // anew has this alone (`HostTensor::store`).
+        // SAFETY: the memory is `bytes` long and was written by the copy that was waited for.
+        // Storing needs exclusive access (`HostTensor::store`).
         Ok(unsafe { std::slice::from_raw_parts(at.cast_const().cast::<u8>(), bytes) }.to_vec())
     }
 
@@ -183,7 +188,7 @@ impl CopyRecord {
         self.stored.clone().ok_or_else(nothing)
     }
 
-    /// Whether no copy goes on; `false` where that is not known.
+    /// Whether all copies are done; `false` if that is unknown.
     fn are_over(&self) -> bool {
         let is_done = |point: &Arc<PooledEvent>| point.is_done().unwrap_or(false);
         !self.is_unknown && self.stored.iter().chain(&self.fetched).all(is_done)
@@ -224,7 +229,7 @@ fn free_list() -> MutexGuard<'static, Vec<FreedBuffer>> {
     FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory of that size that no copy uses any more.
+/// Takes freed memory of this size that no copy uses any more.
 fn leftover_buffers(bytes: usize) -> Option<Memory> {
     let mut free_list = free_list();
     let is_free = |FreedBuffer {
@@ -238,7 +243,7 @@ fn leftover_buffers(bytes: usize) -> Option<Memory> {
     Some(free_list.swap_remove(at).memory)
 }
 
-/// Frees what copies are done with.
+/// Returns freed memory to the system if no copy uses it any more.
 fn free_leftover_buffers() {
     free_list().retain(
         |FreedBuffer {
@@ -248,7 +253,8 @@ fn free_leftover_buffers() {
          }| {
             let freed = lanes.context.scope(|| {
                 if uses.are_over() {
-                    // SAFETY: it is from `cuMemHostAlloc`, nobody has it and no copy uses it.
+                    // SAFETY: the memory is from `cuMemHostAlloc`, has no owner, and no copy uses
+                    // it.
                     let freed = unsafe { sys::cuMemFreeHost(memory.at) };
                     return freed
                         .result()
@@ -257,7 +263,7 @@ fn free_leftover_buffers() {
                 }
                 Ok(false)
             });
-            // What cannot be freed is the process' for as long as it lives.
+            // Memory that cannot be freed is leaked.
             !freed.unwrap_or(true)
         },
     );

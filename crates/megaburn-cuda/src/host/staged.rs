@@ -1,5 +1,5 @@
-//! Numbers that go to the GPU from the device thread, in pinned memory that stays theirs until the copy
-//! is over.
+//! Uploads numbers from the device thread to the GPU through pinned memory that is not reused until
+//! the copy is done.
 
 use std::cell::RefCell;
 
@@ -11,38 +11,40 @@ use crate::{
     streams::Stream,
 };
 
-/// Bytes of the smallest piece of memory; others are powers of two.
+/// Size in bytes of the smallest piece of memory; larger ones are powers of two.
 const SMALLEST: usize = 4096;
 
-/// A piece of pinned memory. It is never given back: there are as many as copies were under way at a time.
+/// A piece of pinned memory. Pieces are reused but never freed; there are as many as the most
+/// copies that were in flight at once.
 struct Piece {
     at: *mut u64,
     bytes: usize,
     reader: Reader,
 }
 
-/// Who reads a piece.
+/// The copy that reads a piece.
 enum Reader {
     Unused,
-    /// A copy that is over at this point.
+    /// A copy that is done once this event is.
     Until(PooledEvent),
-    /// A copy that no point is known behind: the piece is its own for ever.
+    /// A copy without an event after it: the piece is never reused.
     Unknown,
 }
 
 thread_local! {
-    /// Those of this device thread, and so of its context.
+    /// The pieces of this device thread, which belong to its context.
     static PIECES: RefCell<Vec<Piece>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Puts a copy of the numbers to device memory on `stream`. On the device thread, which waits for nothing.
+/// Enqueues a copy of the numbers to device memory on `stream`. Call it on the device thread; it
+/// does not wait.
 ///
 /// # Errors
 /// The driver refuses, or the host has no pinned memory.
 ///
 /// # Safety
-/// `to` is device memory of the current context for as many numbers, which nothing else uses before
-/// `stream` has passed the copy.
+/// `to` must be device memory of the current context with space for the numbers, and nothing else
+/// may use it before `stream` has run the copy.
 pub(crate) unsafe fn copy(numbers: &[u64], to: u64, stream: Stream) -> Result<(), CudaError> {
     let bytes = size_of_val(numbers);
     PIECES.with_borrow_mut(|pieces| {
@@ -57,12 +59,12 @@ pub(crate) unsafe fn copy(numbers: &[u64], to: u64, stream: Stream) -> Result<()
             }
         };
         let piece = &mut pieces[index];
-        // SAFETY: the piece has room for the numbers, is aligned as the driver aligns memory, and no copy
-        // reads it.
+        // SAFETY: the piece has space for the numbers, is aligned by the driver, and no copy reads
+        // it.
         unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), piece.at, numbers.len()) };
         piece.reader = Reader::Unknown;
-        // SAFETY: the caller vouches for `to`; the piece is not written, and never freed, before the point
-        // that is recorded behind the copy.
+        // SAFETY: the caller guarantees `to`; the piece is never freed, and not written before the
+        // event that is recorded after the copy.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, piece.at.cast(), bytes, stream.0) }
             .result()
             .map_err(CudaError::driver("cuMemcpyHtoDAsync of a table"))?;

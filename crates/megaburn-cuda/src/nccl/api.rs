@@ -1,7 +1,7 @@
-//! NCCL's functions, found at run time.
+//! NCCL's functions, loaded at run time.
 //!
 //! cudarc's own loader never tries `libnccl.so.2`, the only name under which distributions and
-//! Python wheels install the library, so it is loaded here.
+//! Python wheels install the library, so this module loads it.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -15,17 +15,19 @@ use libloading::Library;
 use super::config::Config;
 use crate::{CudaError, search::Machine};
 
-/// 2.22.3, as `ncclGetVersion` counts: the first whose abort inside a group sets its flag at once and lets
-/// go of memory at the group's end (`handles`).
+/// 2.22.3 in the encoding of `ncclGetVersion`. In older versions, an abort inside a group does not
+/// set its flag at once and free memory at the end of the group (`handles`).
 pub(super) const OLDEST: c_int = 2_22_03;
 const NAME: &str = "libnccl.so.2";
 const INSTALL: &str = "install NCCL 2.22.3 or newer (package libnccl2, or the wheel nvidia-nccl-cu13), or name its \
     file in MEGABURN_NCCL";
 
-/// Names the file of the NCCL to load; no other is looked for then.
+/// The environment variable that names the file of the NCCL to load. If it is set, no other NCCL is
+/// considered.
 const VARIABLE: &str = "MEGABURN_NCCL";
 
-/// What a call returns: NCCL's `ncclResult_t`, as a number because newer libraries have more of them.
+/// The result of a call: `ncclResult_t`, kept as a number because newer libraries define more
+/// values.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Code(c_int);
@@ -34,12 +36,12 @@ impl Code {
     pub(super) const SUCCESS: Self = Self(0);
     pub(super) const IN_PROGRESS: Self = Self(7);
 
-    /// Whether nothing went wrong so far.
+    /// Whether there was no error so far.
     pub(super) fn is_fine(self) -> bool {
         self == Self::SUCCESS || self == Self::IN_PROGRESS
     }
 
-    /// This code, if it is a failure; else what `next` returns.
+    /// This code if it is a failure; otherwise the result of `next`.
     pub(super) fn and(self, next: impl FnOnce() -> Self) -> Self {
         if self.is_fine() { next() } else { self }
     }
@@ -47,7 +49,7 @@ impl Code {
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions that are used here. Every one must be called with the context of the
+        /// The functions of NCCL that megaburn uses. Each must be called with the context of the
         /// communicator's GPU current.
         #[derive(Debug)]
         pub(super) struct Api {
@@ -57,7 +59,7 @@ macro_rules! functions {
         impl Api {
             fn resolve(library: &Library) -> Result<Self, CudaError> {
                 Ok(Self {
-                    // SAFETY: the types are those of the public header of 2.22 and later.
+                    // SAFETY: the types match the public header of 2.22 and later.
                     $($name: *unsafe { library.get($symbol) }.map_err(|_| missing($symbol))?,)*
                 })
             }
@@ -93,17 +95,17 @@ functions! {
 }
 
 impl Api {
-    /// The library of this process, loaded by the first call.
+    /// The library of this process; the first call loads it.
     ///
     /// # Errors
-    /// It is missing or too old.
+    /// The library is missing or too old.
     pub(super) fn get() -> Result<&'static Self, CudaError> {
         static API: OnceLock<Result<Api, CudaError>> = OnceLock::new();
         API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 
-    /// The loader's own NCCL comes first, which the network's plugins belong to; then those of the toolkit
-    /// and of Python's wheels, until one is new enough.
+    /// Loads the first NCCL that is new enough. The loader's own NCCL is tried first, because
+    /// network plugins belong to it; then those of the toolkit and of Python's wheels.
     fn load() -> Result<Self, CudaError> {
         let machine = Machine::this();
         let named = machine.variable(VARIABLE).map(PathBuf::from);
@@ -117,14 +119,14 @@ impl Api {
         };
         let mut refused = None;
         for file in files {
-            // SAFETY: loading the library runs its initialisers, as linking to it would.
+            // SAFETY: loading the library runs its initializers, as linking to it would.
             let Ok(library) = (unsafe { Library::new(&file) }) else {
                 continue;
             };
             let api = Self::resolve(&library);
             match api.and_then(|api| check_version(api.version()?).map(|()| api)) {
                 Ok(api) => {
-                    // It stays loaded for as long as the process lives: its threads may outlast any owner.
+                    // Leak the handle: NCCL's threads may outlive any owner.
                     std::mem::forget(library);
                     return Ok(api);
                 }
@@ -148,7 +150,7 @@ impl Api {
         }))
     }
 
-    /// The library's version, as 22703 for 2.27.3.
+    /// The library's version; 22703 means 2.27.3.
     fn version(&self) -> Result<c_int, CudaError> {
         let mut version = 0;
         // SAFETY: the library writes the number through the pointer.
@@ -160,15 +162,15 @@ impl Api {
         }
     }
 
-    /// A call that failed, with what the library says about it.
+    /// Wraps a failed call with the library's message.
     pub(super) fn error(
         &self,
         call: &'static str,
         code: Code,
         comm: Option<ncclComm_t>,
     ) -> CudaError {
-        // SAFETY: both functions return texts that live as long as the library; NCCL takes a null
-        // communicator where the failure was before there is one.
+        // SAFETY: both functions return strings that live as long as the library. NCCL accepts a
+        // null communicator for failures that precede its creation.
         let [what, last] = unsafe {
             [
                 (self.get_error_string)(code),
@@ -179,7 +181,7 @@ impl Api {
             if text.is_null() {
                 return String::new();
             }
-            // SAFETY: a text of the library ends with a zero.
+            // SAFETY: the library's strings end with a zero.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .trim()
@@ -194,16 +196,17 @@ impl Api {
     }
 }
 
-/// The version of NCCL that this process would use, as text: `2.27.3`.
+/// The version of NCCL that this process uses, e.g. `2.27.3`.
 ///
 /// # Errors
-/// The library is missing, or older than 2.22.3.
+/// The library is missing or older than 2.22.3.
 pub fn version() -> Result<String, CudaError> {
     Api::get()?.version().map(dotted)
 }
 
 fn dotted(version: c_int) -> String {
-    // Before 2.9 the library counted otherwise; those are too old in either way of counting.
+    // Before 2.9 the number was encoded differently; such versions are too old under either
+    // encoding.
     format!(
         "{}.{}.{}",
         version / 10_000,
@@ -248,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_library_is_told_what_was_looked_for() {
-        // Where it is installed, there is nothing to see.
+        // On a machine with NCCL there is nothing to test.
         let Err(error) = version() else { return };
         let text = error.to_string();
         assert!(

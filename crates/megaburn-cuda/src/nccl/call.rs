@@ -1,4 +1,4 @@
-//! What every call of a communicator has in common: its label, its place on a stream, its checks.
+//! The common parts of all calls of a communicator: label, stream and checks.
 
 use std::{
     ffi::{c_int, c_void},
@@ -23,17 +23,17 @@ use crate::{
     tensor::empty,
 };
 
-/// What a call is called.
+/// Identifies a call.
 #[derive(Clone, Debug)]
 pub struct Label {
-    /// By which the watchdog's observer knows it.
+    /// The id under which the watchdog's observer knows the call.
     pub id: u64,
-    /// Its operation, shapes and group, for messages.
+    /// Operation, shapes and group, for messages.
     pub text: Arc<str>,
 }
 
 impl Label {
-    /// A label.
+    /// Creates a label.
     pub fn new(id: u64, text: impl Into<Arc<str>>) -> Self {
         Self {
             id,
@@ -48,7 +48,7 @@ impl fmt::Display for Label {
     }
 }
 
-/// Whether the calls take elements of this type.
+/// Whether collectives support elements of this type.
 pub fn takes(dtype: DType) -> bool {
     data_type(dtype).is_some()
 }
@@ -66,16 +66,17 @@ fn data_type(dtype: DType) -> Option<ncclDataType_t> {
     })
 }
 
-/// A call as NCCL gets it: on the raw addresses of the input and the output.
+/// A call into NCCL. Its pointers are the input, the output and the stream.
 pub(super) type Call =
     Box<dyn FnOnce(&Api, ncclComm_t, *const c_void, *mut c_void, *mut c_void) -> Code + Send>;
 
 impl Communicator {
-    /// Enqueues `call` on the addresses of `x` and `out`. For its safety: the communicator is live
-    /// as long as the call takes, since who ends it waits for the call and, where that does not come
-    /// back, lets go of nothing ([`super::handles`]); the buffers stay where they are until the stream
-    /// has passed the call; they are as long as their contiguous tensors, whose numbers of elements the
-    /// calls were made with.
+    /// Enqueues `call` on the addresses of `x` and `out`.
+    ///
+    /// The call is safe for these reasons. The communicator is live during the call: the thread
+    /// that ends it waits for the call and frees nothing if the call does not return
+    /// ([`super::handles`]). The buffers are not moved or freed before the stream has run the call,
+    /// and they are as long as their contiguous tensors, from which the element counts are taken.
     pub(super) fn call(
         &self,
         label: Label,
@@ -100,7 +101,7 @@ impl Communicator {
         self.start(&queue, label, lane, op, out, make)
     }
 
-    /// Enqueues what `make` calls, on the stream that it is given, which fills `out`.
+    /// Enqueues the call that `make` puts on the given stream, which fills `out`.
     pub(super) fn start(
         &self,
         queue: &CudaQueue,
@@ -138,7 +139,7 @@ impl Communicator {
         Op::new(move || text.to_string()).on_failure(move |why| calls.note_fault(&cause(why)))
     }
 
-    /// A tensor like `x` with another number of rows.
+    /// An empty tensor like `x` with another number of rows.
     pub(super) fn rows(&self, x: &CubeTensor, rows: usize) -> CubeTensor {
         let mut shape = x.meta.shape().clone();
         shape[0] = rows;
@@ -185,7 +186,7 @@ pub(super) fn refused(label: &Label, why: &str) -> CudaError {
     CudaError::Refused(format!("{label}: {why}"))
 }
 
-/// What is behind the last "Caused by" of CubeCL's long texts, without stack traces.
+/// The text after the last "Caused by" in CubeCL's long messages, without stack traces.
 fn cause(text: &str) -> String {
     let is_trace = |line: &&str| {
         let number = line.split(':').next().unwrap_or_default();

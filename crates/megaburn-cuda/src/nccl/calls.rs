@@ -17,8 +17,8 @@ use crate::{
     streams::Stream,
 };
 
-/// A communicator's handles, and the calls that were made with them. The device thread makes calls, the
-/// watchdog looks on and aborts.
+/// A communicator's handles, and a log of the calls made with them. The device thread makes the
+/// calls; the watchdog observes and aborts them.
 #[derive(Debug)]
 pub(super) struct Calls {
     handles: Handles,
@@ -27,20 +27,20 @@ pub(super) struct Calls {
 
 #[derive(Debug, Default)]
 struct Log {
-    /// The call that is being started.
+    /// The call that is being started, and when that began.
     starting: Option<(u64, Instant)>,
-    /// Calls on the GPU, oldest first.
+    /// The calls on the GPU, oldest first.
     running: VecDeque<(u64, Arc<PooledEvent>, Instant)>,
     /// The first failure.
     fault: Option<String>,
 }
 
-/// What a look at the calls found.
+/// The state that the watchdog sees.
 #[derive(Debug, Default)]
 pub(super) struct Look {
-    /// Calls that the GPU has finished since the last look.
+    /// Calls that the GPU has finished since the previous look.
     pub(super) finished: Vec<u64>,
-    /// The oldest call that is not finished, and when it was made.
+    /// The oldest unfinished call, and when it was made.
     pub(super) oldest: Option<(u64, Instant)>,
     /// The first failure, if any.
     pub(super) fault: Option<String>,
@@ -58,10 +58,10 @@ impl Calls {
         self.handles.context()
     }
 
-    /// Makes call `id` and returns the point behind it on `stream`. For the device thread.
+    /// Makes call `id` and returns the event after it on `stream`. Call it on the device thread.
     ///
     /// # Errors
-    /// NCCL's, or why the communicator has ended.
+    /// NCCL fails, or the communicator has ended.
     pub(super) fn make(
         &self,
         id: u64,
@@ -81,13 +81,13 @@ impl Calls {
         made
     }
 
-    /// Notes that a call could not be made on this rank, which leaves its peers waiting.
+    /// Records that a call could not be made on this rank, which leaves its peers waiting.
     pub(super) fn note_fault(&self, why: &str) {
         self.log().fault.get_or_insert_with(|| why.to_string());
     }
 
-    /// Looks at NCCL's state and at the calls on the GPU; nothing after the end. For a thread whose
-    /// context is the GPU's.
+    /// Checks NCCL's state and the calls on the GPU; returns an empty report after the communicator
+    /// has ended. The calling thread must have the GPU's context current.
     pub(super) fn look(&self) -> Look {
         if self.handles.has_ended() {
             return Look::default();
@@ -111,7 +111,8 @@ impl Calls {
         }
         let running = log.running.front().map(|(id, _, began)| (*id, *began));
         let oldest = running.or(log.starting);
-        // With nothing under way, an error is a peer's end, which is no trouble of this rank's.
+        // If nothing is in flight, an error means that a peer has ended, which does not affect this
+        // rank.
         if let Some(fault) = fault.or(error.filter(|_| oldest.is_some())) {
             log.fault.get_or_insert(fault);
         }
@@ -122,22 +123,24 @@ impl Calls {
         }
     }
 
-    /// Ends every call, on the GPU too; later ones fail with `reason`. The first end stands.
+    /// Ends all calls, including those on the GPU; later calls fail with `reason`. Only the first
+    /// abort or close has an effect.
     pub(super) fn abort(&self, reason: &str) {
         self.handles.abort(reason);
     }
 
-    /// Waits a moment until the thread that ended it has done so.
+    /// Waits for a limited time until the thread that is ending the communicator is done.
     pub(super) fn await_end(&self) {
         self.handles.await_end();
     }
 
-    /// Ends in order: waits a moment for the other members to do so too.
+    /// Closes the communicator in order; waits for a limited time until the other members do so,
+    /// too.
     pub(super) fn close(&self) {
         self.handles.close();
     }
 
-    /// Whether it was aborted or closed, or a call failed.
+    /// Whether it was aborted or closed, or a call has failed.
     pub(super) fn is_over(&self) -> bool {
         self.log().fault.is_some() || self.handles.has_ended()
     }

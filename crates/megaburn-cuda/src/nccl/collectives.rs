@@ -1,5 +1,5 @@
-//! Calls that all members make: from contiguous copies of what is not contiguous into new contiguous
-//! memory, unless they are given some.
+//! Calls that all members make. Non-contiguous inputs are copied first; results go to new
+//! contiguous memory unless the caller provides some.
 
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::sys::ncclRedOp_t;
@@ -14,25 +14,25 @@ use crate::{
     tensor::{contiguous, empty},
 };
 
-/// How members' values are combined.
+/// The reduction over the members' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum.
     Sum,
-    /// The largest. **NCCL drops NaN**: it is NaN only where every member has it.
+    /// The maximum. **NCCL drops NaN**: an element is NaN only if it is NaN on every member.
     Max,
-    /// The sum divided by the number of members: each value is divided before it is added.
+    /// The sum divided by the number of members; each value is divided before it is added.
     Mean,
 }
 
 impl Communicator {
-    /// The members' values combined, on every member.
+    /// Reduces the members' values; every member gets the result.
     ///
     /// # Shapes
-    /// Any, the same on all members.
+    /// Any, but equal on all members.
     /// # Errors
-    /// The tensor is on another device or of another type than [`takes`](super::takes) allows. What fails later is
-    /// found by the next read of the result and by the watchdog's observer.
+    /// The tensor is on another device, or of a type that [`takes`](super::takes) does not allow.
+    /// Later failures surface at the next read of the result and in the watchdog's observer.
     pub fn all_reduce(
         &self,
         label: Label,
@@ -52,12 +52,12 @@ impl Communicator {
         self.call(label, lane, x, out, call)
     }
 
-    /// The members' tensors one behind the other, on every member.
+    /// Concatenates the members' tensors; every member gets the result.
     ///
     /// # Shapes
-    /// `[d, ..]`, the same on all members; the result is `[size * d, ..]`.
+    /// `[d, ..]`, equal on all members; the result is `[size * d, ..]`.
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`].
     pub fn all_gather(
         &self,
         label: Label,
@@ -68,11 +68,12 @@ impl Communicator {
         self.all_gather_into(label, x, out, lane)
     }
 
-    /// The same into `out`, contiguous memory that is written whoever holds it. In place where `x` is this
-    /// member's stretch of it: NCCL sees that by the address, and leaves it as it is.
+    /// Like [`all_gather`](Self::all_gather), but into `out`, contiguous memory that is overwritten
+    /// even if it is shared. If `x` is this member's slice of `out`, the operation is in place:
+    /// NCCL recognizes the address and does not copy the slice.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`]; `out` of another size or type.
+    /// See [`Communicator::all_reduce`]; also if `out` has another size or type.
     pub fn all_gather_into(
         &self,
         label: Label,
@@ -94,12 +95,13 @@ impl Communicator {
         self.call(label, lane, contiguous(x), out, call)
     }
 
-    /// The members' values combined, each member's share of the first dimension on it.
+    /// Reduces the members' values; each member gets its slice of the first dimension.
     ///
     /// # Shapes
-    /// `[size * d, ..]`, the same on all members; the result is `[d, ..]`.
+    /// `[size * d, ..]`, equal on all members; the result is `[d, ..]`.
     /// # Errors
-    /// As [`Communicator::all_reduce`]; a first dimension that the members do not divide.
+    /// See [`Communicator::all_reduce`]; also if the first dimension is not divisible by the number
+    /// of members.
     pub fn reduce_scatter(
         &self,
         label: Label,
@@ -127,12 +129,12 @@ impl Communicator {
         self.call(label, lane, x, out, call)
     }
 
-    /// The tensor of member `root`, on every member.
+    /// Sends the tensor of member `root` to every member.
     ///
     /// # Shapes
-    /// Any, the same on all members.
+    /// Any, but equal on all members.
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`].
     pub fn broadcast(
         &self,
         label: Label,

@@ -16,15 +16,16 @@ use crate::{
     streams::{Priority, Stream},
 };
 
-/// Names a communicator to be made; its first member draws it and tells the others.
+/// Identifies a communicator to be created; its first member generates the id and sends it to the
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueId(pub [u8; Self::BYTES]);
 
 impl UniqueId {
-    /// Its length.
+    /// Length in bytes.
     pub const BYTES: usize = 128;
 
-    /// A new one.
+    /// Generates a new id.
     ///
     /// # Errors
     /// NCCL is missing, too old, or has no network to listen on.
@@ -33,7 +34,7 @@ impl UniqueId {
         let mut id = ncclUniqueId {
             internal: [0; Self::BYTES],
         };
-        // SAFETY: NCCL writes the name through the pointer.
+        // SAFETY: NCCL writes the id through the pointer.
         let code = unsafe { (api.get_unique_id)(&mut id) };
         if code != Code::SUCCESS {
             return Err(api.error("ncclGetUniqueId", code, None));
@@ -42,20 +43,20 @@ impl UniqueId {
     }
 }
 
-/// Which members a communicator has, and which of them this process is.
+/// The number of members of a communicator, and the rank of this process among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// This process, from 0.
+    /// The rank of this process, from 0.
     pub rank: usize,
-    /// All.
+    /// The number of members.
     pub size: usize,
 }
 
-/// The GPUs of some processes, one each, joined for collectives.
+/// A communicator over several processes, each with one GPU.
 ///
 /// # Collective
-/// All members make it and make the same calls in the same order. Dropping it closes it: waits up
-/// to 5 s for the other members to do so too, unless something failed.
+/// All members create it together and make the same calls in the same order. Dropping it closes it:
+/// it waits up to 5 s for the other members to do so, unless something failed.
 #[derive(Debug)]
 pub struct Communicator {
     pub(super) calls: Arc<Calls>,
@@ -65,12 +66,13 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Joins the members that know `id`, each with the GPU of its `queue`.
+    /// Joins the members that have the same `id`, each with the GPU of its `queue`.
     ///
-    /// `end` is asked every millisecond whether to go on waiting: `Some` says why not.
+    /// `end` is called every millisecond; if it returns a reason, joining is given up.
     ///
     /// # Errors
-    /// NCCL is missing or too old, refuses (two members on one GPU), or `end`'s reason.
+    /// NCCL is missing, too old or refuses (e.g. two members on one GPU), or `end` returned a
+    /// reason.
     pub fn join(
         queue: &CudaQueue,
         id: UniqueId,
@@ -90,12 +92,12 @@ impl Communicator {
         })
     }
 
-    /// Which members it has.
+    /// The number of members and this process's rank.
     pub fn members(&self) -> Membership {
         self.members
     }
 
-    /// The stream of overlapped calls.
+    /// The stream of overlapped calls, created on first use.
     pub(super) fn side_stream(&self) -> Result<Stream, CudaError> {
         let create = || {
             self.calls
@@ -112,7 +114,8 @@ impl Drop for Communicator {
             self.calls.abort("its rank ended early");
             self.calls.await_end();
         } else {
-            // What was enqueued before uses the communicator: let it be made first.
+            // Calls that were enqueued before still use the communicator, so they must be made
+            // first.
             let _ = self.queue.on_device_thread(|| Ok(()));
             self.calls.close();
         }

@@ -4,14 +4,14 @@ use std::{
     ptr,
 };
 
-/// `NCCL_CONFIG_UNDEF_INT`: the library's default, or what an environment variable says.
+/// `NCCL_CONFIG_UNDEF_INT`: use the library's default or its environment variable.
 const UNDEFINED: c_int = c_int::MIN;
 
-/// 2.18.1, whose header has the fields below and no more.
+/// Version 2.18.1, whose header has exactly the fields below.
 const VERSION: c_uint = 2_18_01;
 
-/// NCCL's `ncclConfig_t` as of that version. A newer library reads as many bytes as `size` says and takes
-/// its own defaults for the fields that `version` did not have.
+/// NCCL's `ncclConfig_t` in that version. A newer library reads `size` bytes and uses its defaults
+/// for fields that `version` does not have.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
@@ -27,8 +27,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls that return before they are done, so that a peer that never comes holds up nobody. A
-    /// communicator that is split from it shares its memory, and the flag by which it is aborted.
+    /// The configuration for calls that return before they are done, so that a missing peer blocks
+    /// no thread. A communicator that is split from this one shares its memory and its abort flag.
     pub(super) fn non_blocking() -> Self {
         Self {
             split_share: 1,
@@ -36,7 +36,7 @@ impl Config {
         }
     }
 
-    /// Calls that return when they are on their stream.
+    /// The configuration for calls that return once they are enqueued on their stream.
     pub(super) fn blocking() -> Self {
         Self::of(1)
     }
@@ -82,7 +82,7 @@ mod tests {
             net_name = netName,
             split_share = splitShare
         );
-        // As a C compiler of 2.18's header has it: the last field and its padding.
+        // The size in 2.18's C header, including the padding after the last field.
         assert_eq!(size_of::<Config>(), 48);
         let config = Config::non_blocking();
         assert_eq!(

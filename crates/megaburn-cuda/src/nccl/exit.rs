@@ -1,7 +1,8 @@
-//! The end of a process while communicators are aborted.
+//! Delays the exit of a process while communicators are being aborted.
 //!
-//! A rank that learns of a failure exits as soon as it has said so, with its watchdog's threads inside
-//! `ncclCommAbort`. What that uses is torn down by then, and the process would end by SIGSEGV.
+//! A rank that learns of a failure exits as soon as it has reported it, while its watchdog's
+//! threads are inside `ncclCommAbort`. Without the delay, the state that they use is torn down
+//! first and the process ends by SIGSEGV.
 
 use std::{
     ffi::c_int,
@@ -13,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long an exit waits.
+/// How long an exit waits at most.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// An abort that the process's exit waits for, until it is dropped.
+/// An abort in progress, which the exit of the process waits for until this is dropped.
 pub(super) struct Abort;
 
 impl Abort {
@@ -38,13 +39,13 @@ unsafe extern "C" {
     fn atexit(callback: extern "C" fn()) -> c_int;
 }
 
-/// Makes this process wait for aborts when it exits. Registered after NCCL and CUDA were loaded, it
-/// runs before they are torn down.
+/// Makes this process wait for aborts when it exits. The callback is registered after NCCL and CUDA
+/// were loaded, so it runs before they are torn down.
 pub(super) fn wait_for_aborts() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the callback is a function of this program and neither panics nor exits. If there is
-        // no room to register it, the exit does not wait.
+        // SAFETY: the callback is a function of this program and neither panics nor exits. If it
+        // cannot be registered, the exit does not wait.
         let _ = unsafe { atexit(until_done) };
     });
 }

@@ -1,10 +1,10 @@
-//! NCCL's two handles of a communicator, and who may use them when.
+//! The two NCCL handles of a communicator, and their synchronization.
 //!
-//! Calls are made with a *blocking* communicator: for each call of a non-blocking one NCCL starts a thread
-//! and is asked until it is done, some 60 microseconds that are longer than a small collective. What
-//! may wait for ever, the first meeting of the members, is done by a *non-blocking* one, which the other is
-//! split from. It stays, for one thing: both have the same flag for an abort, so that aborting it, which
-//! nobody uses, ends a call that another thread is making at that moment.
+//! Calls use a *blocking* communicator. For each call of a non-blocking one, NCCL starts a thread
+//! that must be polled; this takes about 60 microseconds, more than a small collective. The members
+//! first meet in a *non-blocking* communicator, because that may wait forever; the blocking one is
+//! then split from it. The non-blocking parent is kept for aborts only: both share one abort flag,
+//! so aborting the otherwise unused parent ends a call that another thread is making on the worker.
 
 use std::{
     sync::{
@@ -25,49 +25,51 @@ use super::{
 };
 use crate::{CudaError, context::Context};
 
-/// How long an orderly end waits for the other members, and an abort for a call that is being made.
+/// How long an orderly close waits for the other members, and an abort for a call that is being
+/// made.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The handles. Calls are made by one thread at a time. Who ends the communicator takes the handles out, so
-/// that no call begins any more, and waits for the one that is being made; if that does not come back, the
-/// handles stay NCCL's for ever, rather than being freed under it.
+/// The handles of a communicator. One thread at a time makes calls. The thread that ends the
+/// communicator takes the handles out, so that no further call starts, and waits for the call in
+/// progress. If that call does not return, the handles are leaked rather than freed while in use.
 #[derive(Debug)]
 pub(super) struct Handles {
     api: &'static Api,
     context: Context,
     state: Mutex<HandleState>,
-    /// Held while a call is being made.
+    /// Locked while a call is being made.
     calling: Mutex<()>,
-    /// Whether NCCL has let go of ended handles.
+    /// Whether NCCL has freed the handles after the end.
     gone: AtomicBool,
 }
 
 #[derive(Debug)]
 enum HandleState {
     Live(Pair),
-    /// Aborted or closed, and why: the handles are nobody's any more.
+    /// Aborted or closed, with the reason; the handles were taken out.
     Ended(String),
 }
 
 #[derive(Debug)]
 struct Pair {
-    /// The non-blocking one.
+    /// The non-blocking communicator.
     parent: Handle,
-    /// The blocking one.
+    /// The blocking communicator.
     worker: Handle,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle(pub(super) ncclComm_t);
 
-// SAFETY: NCCL ties no communicator to a thread; `Handles` sees to it that they take turns.
+// SAFETY: NCCL does not tie communicators to threads; `Handles` synchronizes their use.
 unsafe impl Send for Handle {}
 
 impl Handles {
-    /// Meets the members that know `id`. For a thread whose context is the GPU's.
+    /// Joins the members that have the same `id`. The calling thread must have the GPU's context
+    /// current.
     ///
     /// # Errors
-    /// NCCL refuses, or `end`, which is asked every millisecond, says why not to wait any longer.
+    /// NCCL refuses, or `end`, which is called every millisecond, returned a reason to give up.
     pub(super) fn join(
         api: &'static Api,
         context: Context,
@@ -103,16 +105,17 @@ impl Handles {
         self.context
     }
 
-    /// Runs `call`, which puts something on a stream.
+    /// Runs `call`, which enqueues work on a stream.
     ///
     /// # Errors
-    /// NCCL's, or why the communicator has ended.
+    /// NCCL fails, or the communicator has ended.
     pub(super) fn call(
         &self,
         name: &'static str,
         call: impl FnOnce(&Api, ncclComm_t) -> Code,
     ) -> Result<(), CudaError> {
-        // Taken before the look at the state: who ends it waits for this lock before the handle goes.
+        // Lock before reading the state: the thread that ends the communicator waits for this lock
+        // before it frees the handle.
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = match &*self.state() {
             HandleState::Live(pair) => pair.worker,
@@ -121,14 +124,14 @@ impl Handles {
         let code = call(self.api, worker.0);
         match &*self.state() {
             _ if code == Code::SUCCESS => Ok(()),
-            // What it failed with is the abort.
+            // The call failed because of the abort, so return the abort's reason.
             HandleState::Ended(why) => Err(CudaError::Refused(why.clone())),
             HandleState::Live(_) => Err(self.api.error(name, code, Some(worker.0))),
         }
     }
 
-    /// NCCL's error, if there is one by now and no call is being made, which would see it itself. For a
-    /// thread whose context is the GPU's.
+    /// NCCL's asynchronous error, if any. It returns `None` while a call is being made, since that
+    /// call will see the error. The calling thread must have the GPU's context current.
     pub(super) fn fault(&self) -> Option<String> {
         let _calling = match self.calling.try_lock() {
             Ok(calling) => calling,
@@ -142,13 +145,14 @@ impl Handles {
         (!code.is_fine()).then(|| self.api.error("NCCL", code, Some(worker.0)).to_string())
     }
 
-    /// Ends every call, on the GPU too; later ones fail with `reason`. The first end stands.
+    /// Ends all calls, including those on the GPU; later calls fail with `reason`. Only the first
+    /// abort or close has an effect.
     pub(super) fn abort(&self, reason: &str) {
         let Some(Pair { parent, worker }) = self.end(reason) else {
             return;
         };
         let _ = self.context.scope(|| {
-            // A call that is being made comes back.
+            // The abort of the parent makes the call in progress return.
             if let Some(calling) = abort_while(self.api, parent, || self.after_the_call()) {
                 abort(self.api, worker);
                 drop(calling);
@@ -158,7 +162,7 @@ impl Handles {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// The lock of calls, if it is free in time.
+    /// Locks calls; `None` if the call in progress does not return in time.
     fn after_the_call(&self) -> Option<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + LINGER;
         loop {
@@ -173,8 +177,8 @@ impl Handles {
         }
     }
 
-    /// Waits a moment until the thread that ended them has done so: a process that exits in the middle
-    /// of `ncclCommAbort` crashes.
+    /// Waits for a limited time until the thread that is ending the communicator is done: a process
+    /// that exits in the middle of `ncclCommAbort` crashes.
     pub(super) fn await_end(&self) {
         let deadline = Instant::now() + 2 * LINGER;
         while !self.gone.load(Ordering::Acquire) && Instant::now() < deadline {
@@ -182,7 +186,7 @@ impl Handles {
         }
     }
 
-    /// Ends in order: waits a moment for the other members to do so too.
+    /// Closes in order; waits for a limited time until the other members do so, too.
     pub(super) fn close(&self) {
         let Some(Pair { parent, worker }) = self.end("its group has ended") else {
             return;
@@ -191,12 +195,12 @@ impl Handles {
         let context = self.context;
         let (done, finished) = mpsc::channel();
         let finalize = move || {
-            // All of it, and not the handle's only field.
+            // Capture the whole `Handle`, which is `Send`, and not only its field.
             let worker = worker;
             let _ = context.scope(|| {
                 // SAFETY: the handle was taken out, and the caller holds the lock of calls.
                 let code = unsafe { (api.comm_finalize)(worker.0) };
-                // SAFETY: as above, and not used again.
+                // SAFETY: as above; the handle is not used again.
                 let code = code.and(|| unsafe { (api.comm_destroy)(worker.0) });
                 warn_of(api, "closing a communicator", code);
                 Ok(())
@@ -204,21 +208,22 @@ impl Handles {
             let _ = done.send(());
         };
         let _ = context.scope(|| {
-            // (A call that does not come back, which an abort would have ended, keeps both.)
+            // If a call does not return (an abort would have ended it), both handles are leaked.
             let Some(_calling) = self.after_the_call() else {
                 return Ok(());
             };
-            // The blocking one waits for members that may not come.
+            // Closing the blocking communicator waits for members that may never come, so use a
+            // thread.
             let thread = thread::Builder::new()
                 .name("nccl-close".into())
                 .spawn(finalize);
             if thread.is_ok() && finished.recv_timeout(LINGER).is_ok() {
-                // SAFETY: the handle was taken out, has nothing under way and is not used again.
+                // SAFETY: the handle was taken out, has nothing in flight and is not used again.
                 warn_of(api, "ncclCommDestroy", unsafe {
                     (api.comm_destroy)(parent.0)
                 });
             } else {
-                // Aborted, the parent sets the flag that lets the other come back.
+                // Aborting the parent sets the shared flag, which makes the worker's close return.
                 abort_while(api, parent, || finished.recv_timeout(LINGER).ok());
             }
             Ok(())
@@ -247,12 +252,13 @@ impl Handles {
     }
 }
 
-/// Aborts a communicator that nobody uses, and with it what is under way in those that were split from
-/// it, for which `wait` waits: `None` if that did not come back.
+/// Aborts the unused `parent` and, through the shared flag, the calls in progress on communicators
+/// that were split from it. `wait` waits for these calls; the result is `None` if they did not
+/// return.
 fn abort_while<T>(api: &Api, parent: Handle, wait: impl FnOnce() -> Option<T>) -> Option<T> {
-    // In a group NCCL sets the flag at once. What the parent shares with the others it lets go of at the
-    // group's end, when nobody is about to use it any more.
-    // SAFETY: a group has no conditions but its end.
+    // Inside a group, NCCL sets the abort flag at once, but frees the memory that the parent shares
+    // with its children only at the end of the group, when no call uses it any more.
+    // SAFETY: starting a group has no preconditions; it only has to be ended.
     warn_of(api, "ncclGroupStart", unsafe { (api.group_start)() });
     abort(api, parent);
     let waited = wait();

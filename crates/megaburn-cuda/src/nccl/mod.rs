@@ -1,17 +1,17 @@
-//! Collectives of one process a GPU, through NCCL.
+//! Collectives through NCCL, with one GPU per process.
 //!
-//! A [`Communicator`] joins the GPUs of some ranks. Its calls go through [`crate::CudaQueue`]: on
-//! CubeCL's own stream ([`Lane::InOrder`]), or on a stream of the communicator beside it
-//! ([`Lane::Overlapped`]). The host waits for nothing.
+//! A [`Communicator`] joins the GPUs of several ranks. Its calls go through [`crate::CudaQueue`],
+//! either on CubeCL's own stream ([`Lane::InOrder`]) or on a separate stream of the communicator
+//! ([`Lane::Overlapped`]). The host does not wait.
 //!
-//! - **No call blocks for ever**: members meet in a non-blocking communicator, until a deadline. Calls
-//!   are those of a blocking one that is split from it, since NCCL starts them three times as fast; an
-//!   abort of the first ends them, wherever they are.
-//! - **A [`Watchdog`] looks after them**: it sees NCCL's errors and which call has waited since when,
-//!   and aborts all communicators of the process when its observer says so. GPU kernels that wait
-//!   for a lost peer end then, and the host that waits for them goes on.
-//! - **After an abort every call fails**, and its outputs carry the reason to whoever reads them.
-//!   Outputs of calls that were already on the GPU hold garbage: ask the observer before using them.
+//! - **No call blocks forever.** Members meet in a non-blocking communicator, with a deadline.
+//!   Calls are made on a blocking communicator that is split from it, because NCCL starts them
+//!   three times as fast; an abort of the first ends them at any point.
+//! - **A [`Watchdog`] monitors the calls.** It sees NCCL's errors and how long each call has
+//!   waited, and aborts all communicators of the process when its observer says so. GPU kernels
+//!   that wait for a lost peer then end, and the host that waits for them continues.
+//! - **After an abort every call fails**, and readers of its outputs get the reason. Outputs of
+//!   calls that were already on the GPU hold garbage: ask the observer before using them.
 
 mod api;
 mod call;

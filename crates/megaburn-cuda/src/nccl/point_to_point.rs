@@ -20,14 +20,16 @@ use crate::{
 };
 
 impl Communicator {
-    /// Sends the stretches `send[i]` of rows to member `i`, one by one, and puts those that come from member `i`
-    /// where `recv[i]` says. Zero rows are no message.
+    /// Exchanges row ranges between all members: sends the ranges `send[i]` to member `i`, one
+    /// message per range, and stores the messages from member `i` in the ranges `recv[i]`. An empty
+    /// range is no message.
     ///
     /// # Shapes
-    /// `[rows of all send, ..]` to `[rows of all recv, ..]`; those of `recv[i]` are as long, one by one, as those
-    /// that member `i` sends here, and all together each row once.
+    /// `[rows of all send, ..]` to `[rows of all recv, ..]`. The ranges `recv[i]` must have the
+    /// lengths of those that member `i` sends here, in order; together, all `recv` ranges must
+    /// cover each row once.
     /// # Errors
-    /// As [`Communicator::all_reduce`]; stretches that do not fit the tensor or the members.
+    /// See [`Communicator::all_reduce`]; also if ranges do not fit the tensor or the members.
     pub fn all_to_all(
         &self,
         label: Label,
@@ -59,13 +61,13 @@ impl Communicator {
                 let code = send.into_iter().fold(code, |code, (peer, elements)| {
                     let from = x.wrapping_byte_add(elements.start * bytes);
                     let count = elements.len();
-                    // SAFETY: see `Communicator::call`; the stretch lies inside the input.
+                    // SAFETY: see `Communicator::call`; the range lies inside the input.
                     code.and(|| unsafe { (api.send)(from, count, dtype, peer, comm, stream) })
                 });
                 recv.into_iter().fold(code, |code, (peer, elements)| {
                     let to = out.wrapping_byte_add(elements.start * bytes);
                     let count = elements.len();
-                    // SAFETY: as above, inside the output.
+                    // SAFETY: as above; the range lies inside the output.
                     code.and(|| unsafe { (api.recv)(to, count, dtype, peer, comm, stream) })
                 })
             })
@@ -76,9 +78,9 @@ impl Communicator {
     /// Sends a tensor to one member and receives one of the same shape from another.
     ///
     /// # Shapes
-    /// Any, the same on all members of the ring; unchanged.
+    /// Any, but equal on all members of the ring; the result has the same shape.
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`].
     pub fn pass_on(
         &self,
         label: Label,
@@ -107,7 +109,7 @@ impl Communicator {
     /// Sends a tensor to a member, which calls [`Communicator::recv`].
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`].
     pub fn send(
         &self,
         label: Label,
@@ -119,7 +121,7 @@ impl Communicator {
         let to = self.peer(to, &label)?;
         let count = elements(&x);
         let x = contiguous(x);
-        // Nothing is written: an empty tensor stands for it.
+        // A send writes nothing, so its output is a dummy tensor.
         let out = empty(&x, [1], x.dtype);
         let call: Call = Box::new(move |api, comm, x, _, stream| {
             // SAFETY: see `Communicator::call`.
@@ -128,10 +130,10 @@ impl Communicator {
         self.call(label, lane, x, out, call)
     }
 
-    /// The tensor that a member sends, into `out`, new memory that nobody else holds.
+    /// Receives the tensor that a member sends into `out`, which must be new, unshared memory.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`].
     pub fn recv(
         &self,
         label: Label,
@@ -161,16 +163,16 @@ impl Communicator {
     }
 }
 
-/// Runs `calls` as one: NCCL starts them together, so that no order among them can hang.
+/// Runs `calls` as one NCCL group: they start together, so their order cannot deadlock.
 fn grouped(api: &Api, calls: impl FnOnce(Code) -> Code) -> Code {
-    // SAFETY: a group may be opened anywhere; it is closed on every way out.
+    // SAFETY: a group may be started anywhere; it is ended on every path.
     let code = calls(unsafe { (api.group_start)() });
-    // SAFETY: the group was opened.
+    // SAFETY: the group was started.
     let end = unsafe { (api.group_end)() };
     if code.is_fine() { end } else { code }
 }
 
-/// What goes to each member or comes from it, as elements, of stretches of rows; nothing is no message.
+/// Converts the row ranges of each member to element ranges; empty ranges are dropped.
 fn messages(of_members: &[Vec<Range<usize>>], row: usize) -> Vec<(c_int, Range<usize>)> {
     let all = of_members.iter().enumerate().flat_map(|(peer, stretches)| {
         let elements = stretches

@@ -1,4 +1,4 @@
-//! How the members of a communicator find each other, with a deadline.
+//! Creates the communicators of all members, with a deadline.
 
 use std::{
     env,
@@ -17,7 +17,8 @@ use super::{
 };
 use crate::CudaError;
 
-/// Refuses what NCCL would put in the place of [`Config`]'s settings, which calls and their aborts rest on.
+/// Refuses environment variables that would override [`Config`]'s settings, which calls and aborts
+/// rely on.
 pub(super) fn refuse_overrides() -> Result<(), CudaError> {
     overridden(|name| env::var(name).ok())
 }
@@ -34,7 +35,7 @@ fn overridden(read: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Starts joining. NCCL hands the communicator out at once.
+/// Starts joining. NCCL returns the communicator immediately.
 pub(super) fn init(api: &Api, id: UniqueId, members: Membership) -> Result<Handle, CudaError> {
     let id = ncclUniqueId {
         internal: id.0.map(|byte| byte as c_char),
@@ -43,8 +44,8 @@ pub(super) fn init(api: &Api, id: UniqueId, members: Membership) -> Result<Handl
     let rank = number(members.rank)?;
     let mut comm: ncclComm_t = ptr::null_mut();
     let mut config = Config::non_blocking();
-    // SAFETY: NCCL writes the handle through the first pointer and reads as much of the config as
-    // its field `size` says; both outlive the call.
+    // SAFETY: NCCL writes the handle through the first pointer and reads `size` bytes of the
+    // config; both outlive the call.
     let code = unsafe { (api.comm_init_rank_config)(&mut comm, size, id, rank, &mut config) };
     if code.is_fine() && !comm.is_null() {
         Ok(Handle(comm))
@@ -53,7 +54,7 @@ pub(super) fn init(api: &Api, id: UniqueId, members: Membership) -> Result<Handl
     }
 }
 
-/// A blocking communicator of all members of `parent`.
+/// Splits a blocking communicator of all members from `parent`.
 pub(super) fn split(
     api: &Api,
     parent: Handle,
@@ -61,20 +62,20 @@ pub(super) fn split(
     end: &impl Fn() -> Option<String>,
 ) -> Result<Handle, CudaError> {
     let rank = number(members.rank)?;
-    // NCCL's thread writes the handle and reads the config when the members are there, which may be
-    // after this one has given up: then the place stays.
+    // NCCL's thread writes the handle and reads the config once all members are there. That may be
+    // after this rank has given up; in that case the allocation is leaked.
     let place = Box::into_raw(Box::new((
         ptr::null_mut() as ncclComm_t,
         Config::blocking(),
     )));
-    // SAFETY: both parts of the place live until NCCL is done with them.
+    // SAFETY: both parts of the allocation live until NCCL is done with them.
     let code =
         unsafe { (api.comm_split)(parent.0, 0, rank, &raw mut (*place).0, &raw mut (*place).1) };
     if !code.is_fine() {
         return Err(api.error("ncclCommSplit", code, Some(parent.0)));
     }
     settle(api, parent, "ncclCommSplit", end)?;
-    // SAFETY: it came from a box, and NCCL is done with it.
+    // SAFETY: the pointer came from a box, and NCCL is done with it.
     let (comm, _) = *unsafe { Box::from_raw(place) };
     if comm.is_null() {
         Err(CudaError::Refused(
@@ -85,7 +86,7 @@ pub(super) fn split(
     }
 }
 
-/// Waits until what is under way is done.
+/// Waits until the operation in progress is done.
 pub(super) fn settle(
     api: &Api,
     comm: Handle,
@@ -105,11 +106,11 @@ pub(super) fn settle(
     }
 }
 
-/// What is under way ended with, or that it has not.
+/// The result of the operation in progress, or `IN_PROGRESS`.
 pub(super) fn async_error(api: &Api, comm: Handle) -> Code {
     let mut state = Code::SUCCESS;
-    // SAFETY: the communicator is live, as the caller sees to; NCCL writes the state through the
-    // pointer.
+    // SAFETY: the caller guarantees that the communicator is live; NCCL writes the state through
+    // the pointer.
     let code = unsafe { (api.comm_get_async_error)(comm.0, &mut state) };
     if code == Code::SUCCESS { state } else { code }
 }

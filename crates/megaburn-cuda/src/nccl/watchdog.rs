@@ -9,30 +9,30 @@ use std::{
 use super::{Communicator, calls::Calls, exit};
 use crate::CudaError;
 
-/// How often it looks.
+/// The interval between two looks.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How far the calls of one communicator are.
+/// The progress of the calls of one communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// The key under which it is watched.
+    /// The key that was passed to [`Watchdog::watch`].
     pub key: u64,
-    /// Calls that the GPU has finished since the last look, by their label's id.
+    /// Calls that the GPU has finished since the previous look, by the ids of their labels.
     pub finished: Vec<u64>,
-    /// The oldest call that is not finished, and when it was made.
+    /// The oldest unfinished call, and when it was made.
     pub oldest: Option<(u64, Instant)>,
-    /// The first failure: NCCL's, the driver's, or a call that this rank could not make.
+    /// The first failure: an error of NCCL or the driver, or a call that this rank could not make.
     pub fault: Option<String>,
 }
 
-/// Decides what a [`Watchdog`] does with what it sees.
+/// Decides what a [`Watchdog`] does about what it sees.
 pub trait Observer: Send + 'static {
-    /// Looks at all communicators of the process, some fifty times a second. `Some`: all are
-    /// aborted with this reason, now and from now on.
+    /// Inspects all communicators of the process, about fifty times a second. If it returns a
+    /// reason, all current and future communicators are aborted with it.
     fn look(&mut self, standings: &[GroupStatus]) -> Option<String>;
 }
 
-/// A thread that looks after the communicators of a process. It ends when dropped.
+/// A thread that monitors the communicators of a process. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
     watched: Watched,
@@ -43,10 +43,10 @@ pub struct Watchdog {
 type Watched = Arc<Mutex<Vec<(u64, Weak<Calls>)>>>;
 
 impl Watchdog {
-    /// Starts the thread.
+    /// Starts the watchdog's thread.
     ///
     /// # Errors
-    /// The system has no room for one.
+    /// The system cannot start a thread.
     pub fn start(mut observer: impl Observer) -> Result<Self, CudaError> {
         let (stop, stopped) = mpsc::channel();
         let watched = Watched::default();
@@ -54,7 +54,7 @@ impl Watchdog {
         let run = move || {
             while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let live = live(&watching);
-                // Calls of ranks that nobody watches would wait for ever, so a panic aborts them.
+                // Unwatched calls might wait forever, so a panic of the observer aborts them.
                 let look = || {
                     let standings: Vec<_> =
                         live.iter().map(|(key, calls)| stand(*key, calls)).collect();
@@ -81,7 +81,7 @@ impl Watchdog {
         })
     }
 
-    /// Looks after a communicator too, until it is dropped.
+    /// Adds a communicator, which is monitored until it is dropped.
     pub fn watch(&self, key: u64, communicator: &Communicator) {
         lock(&self.watched).push((key, Arc::downgrade(&communicator.calls)));
     }
@@ -91,7 +91,8 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // The observer ended it, directly or not: it cannot wait for itself.
+            // If the observer itself drops the watchdog, directly or not, it cannot join its own
+            // thread.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }
@@ -109,7 +110,7 @@ fn live(watched: &Watched) -> Vec<(u64, Arc<Calls>)> {
 }
 
 fn stand(key: u64, calls: &Calls) -> GroupStatus {
-    // Events are asked under the context that they were made in.
+    // Events must be queried in the context that they were created in.
     if let Err(error) = calls.context().bind() {
         let fault = Some(error.to_string());
         return GroupStatus {
@@ -127,7 +128,7 @@ fn stand(key: u64, calls: &Calls) -> GroupStatus {
     }
 }
 
-/// What `look` returns, or that it panicked.
+/// Returns the result of `look`, or a message if it panicked.
 fn guarded<T>(look: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(look)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
@@ -140,8 +141,8 @@ fn guarded<T>(look: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// At once, each in its own thread: one communicator's end may have to wait for a kernel that only
-/// the end of another one stops.
+/// Aborts all communicators at once, each in its own thread, because the abort of one may have to
+/// wait for a kernel that ends only with the abort of another.
 fn abort(live: Vec<(u64, Arc<Calls>)>, reason: &str) {
     exit::wait_for_aborts();
     for (_, calls) in live {
@@ -156,7 +157,7 @@ fn abort(live: Vec<(u64, Arc<Calls>)>, reason: &str) {
                 drop(under_way);
             }
         };
-        // Without a thread it is aborted here: late and one after the other, but not never.
+        // If no thread can be started, abort here: late and one by one, but reliably.
         if thread::Builder::new().name(name).spawn(abort).is_err() {
             here.abort(&reason);
         }

@@ -1,10 +1,11 @@
-//! The folders where the dynamic loader looks for a library by its name.
+//! The folders in which the dynamic loader searches for a library by name.
 
 use std::{fs, path::PathBuf};
 
 use super::Machine;
 
-/// In the loader's order: `LD_LIBRARY_PATH`, what `ldconfig` has found, and the system's folders.
+/// The folders in the loader's order: `LD_LIBRARY_PATH`, the cache of `ldconfig`, and the system's
+/// folders.
 pub(super) fn folders(machine: &Machine, library: &str) -> Vec<PathBuf> {
     let mut folders = machine.paths("LD_LIBRARY_PATH");
     folders.extend(cached(machine, library));
@@ -16,7 +17,8 @@ pub(super) fn folders(machine: &Machine, library: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// The folders that `/etc/ld.so.cache` has the library in. Each path there is a text that ends with a zero.
+/// The folders in which `/etc/ld.so.cache` lists the library. The paths in the cache are
+/// zero-terminated.
 fn cached(machine: &Machine, library: &str) -> Vec<PathBuf> {
     let cache = fs::read(machine.system("/etc/ld.so.cache")).unwrap_or_default();
     let texts = cache

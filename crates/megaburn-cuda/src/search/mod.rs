@@ -1,7 +1,5 @@
-//! Where NVIDIA's libraries are on this machine: in the loader's folders, in the CUDA toolkit, and in
-//! the wheels that Python installs (`nvidia/NAME/lib` below a `site-packages`).
-//!
-//! Nothing is loaded here. The order is that of the loader first, then the toolkit, then the wheels.
+//! Finds NVIDIA's libraries on this machine: in the loader's folders, in the CUDA toolkit, and in
+//! Python wheels (`nvidia/NAME/lib` below a `site-packages`), in this order. It loads nothing.
 
 mod loader;
 mod python;
@@ -16,10 +14,10 @@ use std::{
 
 pub(crate) use version::{Header, Version};
 
-/// What the search reads of the machine; tests describe one of their own.
+/// The parts of the machine that the search reads; tests describe their own machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
-    /// `/`, or the folder that stands for it in a test.
+    /// `/`, or the folder that replaces it in a test.
     root: PathBuf,
     variables: BTreeMap<OsString, OsString>,
 }
@@ -33,7 +31,7 @@ impl Machine {
         }
     }
 
-    /// A machine whose files lie below `root`.
+    /// A machine whose root folder is `root`.
     #[cfg(test)]
     pub(crate) fn described(root: &Path, variables: &[(&str, &str)]) -> Self {
         let pair = |&(name, value): &(&str, &str)| (name.into(), value.into());
@@ -43,13 +41,13 @@ impl Machine {
         }
     }
 
-    /// The value of a variable that is set and not empty.
+    /// The value of a variable, if it is set and not empty.
     pub(crate) fn variable(&self, name: &str) -> Option<&OsStr> {
         let value = self.variables.get(OsStr::new(name))?;
         (!value.is_empty()).then_some(value)
     }
 
-    /// The absolute paths that a variable lists.
+    /// The absolute paths in a variable that lists paths.
     fn paths(&self, name: &str) -> Vec<PathBuf> {
         let value = self.variable(name).unwrap_or_default();
         env::split_paths(value)
@@ -57,7 +55,7 @@ impl Machine {
             .collect()
     }
 
-    /// A path that is written for `/`.
+    /// Maps an absolute path into this machine's root folder.
     fn system(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -71,10 +69,11 @@ impl Machine {
         named.map(PathBuf::from).chain(usual).collect()
     }
 
-    /// The folders `nvidia/NAME` of Python's wheels, which hold `lib` and `include`.
+    /// The folders `nvidia/NAME` of Python wheels, which contain `lib` and `include`.
     pub(crate) fn wheels(&self, names: &[&str]) -> Vec<PathBuf> {
         let mut roots: Vec<PathBuf> = Vec::new();
-        // Beside other wheels of NVIDIA's that these variables name.
+        // NVIDIA installs its wheels next to each other, so start with those that these variables
+        // name.
         let named = self
             .paths("LD_LIBRARY_PATH")
             .into_iter()
@@ -93,8 +92,8 @@ impl Machine {
         unique(wheels.filter(|wheel| wheel.is_dir()))
     }
 
-    /// The folders that may hold a library of that file name, those of the loader first. `wheels` are the
-    /// names of the wheels that have it.
+    /// The folders that may contain the library file `library`, the loader's folders first.
+    /// `wheels` names the wheels that contain it.
     pub(crate) fn folders(&self, library: &str, wheels: &[&str]) -> Vec<PathBuf> {
         let toolkits = self.toolkits();
         let conda = self
@@ -116,7 +115,8 @@ impl Machine {
         unique(folders.filter(|folder| folder.is_dir()))
     }
 
-    /// The files of that name in [`Self::folders`], each once however many links lead to it.
+    /// The files named `library` in [`Self::folders`]. A file that several links lead to is listed
+    /// once.
     pub(crate) fn files(&self, library: &str, wheels: &[&str]) -> Vec<PathBuf> {
         let files = self
             .folders(library, wheels)
@@ -126,7 +126,7 @@ impl Machine {
     }
 }
 
-/// The first of the paths that lead to the same place.
+/// Keeps the first of several paths that lead to the same file.
 fn unique(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let is_new = |path: &PathBuf| {
@@ -164,7 +164,7 @@ mod tests {
         ]
         .map(|place| root.join(place));
         places.iter().for_each(|place| put(place));
-        // A second way to the same file.
+        // A second path to the same file.
         symlink(root.join("apt"), root.join("other")).unwrap();
         let path = |name: &str| root.join(name).display().to_string();
         let libraries = format!("{}:{}::relative", path("apt"), path("other"));

@@ -1,4 +1,4 @@
-//! The folders that Python installs packages into.
+//! Finds the folders into which Python installs packages.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use std::{
 
 use super::Machine;
 
-/// The `site-packages` of `PYTHONPATH`, of the active environment, of the `python3` in `PATH`, of the user
-/// and of the system. They need not exist.
+/// The `site-packages` folders in `PYTHONPATH`, and those of the active environment, of the
+/// `python3` in `PATH`, of the user and of the system. They need not exist.
 pub(super) fn site_packages(machine: &Machine) -> Vec<PathBuf> {
     let mut folders = machine.paths("PYTHONPATH");
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"]
@@ -31,7 +31,7 @@ pub(super) fn site_packages(machine: &Machine) -> Vec<PathBuf> {
     folders
 }
 
-/// The folder `nvidia` of the `site-packages` that a wheel of NVIDIA's lies in.
+/// The folder `nvidia` in the `site-packages` that contains one of NVIDIA's wheels.
 pub(super) fn site_packages_beside(wheel: &Path) -> Option<PathBuf> {
     let wheel = if wheel.ends_with("..") {
         wheel.parent()?.parent()?
@@ -74,7 +74,7 @@ fn of_prefix(prefix: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// What `python3` in `PATH` calls its prefix: of a virtual environment, also the Python behind it.
+/// The prefixes of the `python3` in `PATH`; for a virtual environment also that of its base Python.
 fn prefixes_in_path(machine: &Machine) -> Vec<PathBuf> {
     let programs = machine
         .paths("PATH")
@@ -88,7 +88,7 @@ fn prefixes_in_path(machine: &Machine) -> Vec<PathBuf> {
     }
     let mut prefixes = Vec::new();
     let mut link = Some(python);
-    // As many links as Linux follows.
+    // Follow at most 40 links, as Linux does.
     while let Some(program) = link.filter(|_| prefixes.len() < 40) {
         let folder = program.parent().unwrap_or(Path::new("/"));
         prefixes.extend(folder.parent().map(Path::to_path_buf));
@@ -99,14 +99,14 @@ fn prefixes_in_path(machine: &Machine) -> Vec<PathBuf> {
     prefixes
 }
 
-/// Whether a program starts another one, as those of pyenv and asdf do.
+/// Whether a program is a script that starts another program, as the shims of pyenv and asdf do.
 fn is_script(program: &Path) -> bool {
     let mut start = [0; 2];
     let read = fs::File::open(program).and_then(|mut file| file.read_exact(&mut start));
     read.is_ok() && &start == b"#!"
 }
 
-/// What a Python says of its prefixes; nothing after five seconds.
+/// Runs a Python to get its prefixes; returns nothing if it takes more than five seconds.
 fn asked(python: &Path) -> Vec<PathBuf> {
     const PATIENCE: Duration = Duration::from_secs(5);
     const SCRIPT: &str = "import sys; print(sys.prefix); print(sys.base_prefix)";
@@ -125,7 +125,7 @@ fn asked(python: &Path) -> Vec<PathBuf> {
                 "`{}` does not answer: its packages are not searched",
                 python.display()
             );
-            // It may have ended by itself meanwhile.
+            // The process may have ended in the meantime.
             let _ = child.kill();
             let _ = child.wait();
             return Vec::new();
@@ -185,7 +185,7 @@ mod tests {
         let has = |site: &str| {
             let site = root.join(site);
             found.iter().any(|found| {
-                // The folder of packages itself does not exist.
+                // Compare the parents, because the packages folder itself does not exist.
                 let parent = |path: &Path| path.parent().unwrap().canonicalize().ok();
                 found.file_name() == site.file_name() && parent(found) == parent(&site)
             })

@@ -1,8 +1,8 @@
-//! The version of a library that is not loaded yet: its file's name or the header beside it says it.
+//! Finds the version of a library before it is loaded, from its file name or its header.
 
 use std::{fmt, fs, path::Path};
 
-/// `9.19.0`.
+/// A version such as `9.19.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(pub(crate) [u32; 3]);
 
@@ -13,7 +13,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A header that defines a library's version, and what its three numbers are called there.
+/// A header that defines a library's version, and the names of the three numbers in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) name: &'static str,
@@ -21,7 +21,8 @@ pub(crate) struct Header {
 }
 
 impl Version {
-    /// What `libNAME.so.9.14.0` or the header in `../include` says; nothing where neither is there.
+    /// The version in the file name `libNAME.so.9.14.0` or in the header in `../include`; `None` if
+    /// neither exists.
     pub(crate) fn of(library: &Path, header: Header) -> Option<Self> {
         let file = library.canonicalize().ok()?;
         let name = file.file_name()?.to_str()?;

@@ -1,4 +1,4 @@
-//! What the ranks do.
+//! The behavior of the ranks in each mode.
 
 use std::{
     sync::{
@@ -16,10 +16,10 @@ use megaburn_collective::{
 use megaburn_launch::{EXIT_PEER_FAILED, tie_to_launcher};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
-/// Of a collective.
+/// The timeout of a collective.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Does as the mode says and returns the exit code.
+/// Runs the given mode and returns the exit code.
 pub(crate) fn run(mode: &[String]) -> i32 {
     tie_to_launcher().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -83,7 +83,8 @@ pub(crate) fn run(mode: &[String]) -> i32 {
     0
 }
 
-/// The sum of the ranks' numbers from 1.
+/// All-reduces `rank + 1` over all ranks, checks that all elements are equal, and returns their
+/// value.
 fn sum(world: &Group, count: usize) -> Result<f32, CollectiveError> {
     let mine = TensorData::new(vec![world.rank() as f32 + 1.0; count], [count]);
     let sum = world.all_reduce(mine, ReduceOp::Sum)?;

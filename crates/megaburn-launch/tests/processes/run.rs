@@ -1,4 +1,4 @@
-//! A launcher and what it says, seen from outside.
+//! A launcher and its output, observed from outside.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// A launcher that runs.
+/// A running launcher.
 pub(crate) struct Run {
     launcher: Child,
     nproc: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Run {
     seen: Vec<String>,
 }
 
-/// How a launcher ended and what it had said.
+/// How a launcher ended, and its output.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) code: Option<i32>,
@@ -31,21 +31,21 @@ pub(crate) struct End {
 }
 
 impl Run {
-    /// This program as ranks.
+    /// Launches this program as ranks through `launch-child`.
     pub(crate) fn ranks(nproc: usize, mode: &[&str]) -> Self {
         let this = std::env::current_exe().unwrap();
         let command = [&[this.to_str().unwrap(), "rank"], mode].concat();
         Self::launch(nproc, &command, &[])
     }
 
-    /// This program as ranks that it starts without a word between: they tie themselves to it.
+    /// Launches this program as ranks without `launch-child`: they tie themselves to the launcher.
     pub(crate) fn of_itself(nproc: usize, mode: &[&str]) -> Self {
         Self::launch(nproc, &[&["rank"], mode].concat(), &[("TEST_SELF", "1")])
     }
 
-    /// Any command.
+    /// Launches any command.
     pub(crate) fn launch(nproc: usize, command: &[&str], env: &[(&str, &str)]) -> Self {
-        // Under `nohup` a launcher ignores SIGHUP, as it should; these tests send it.
+        // Under `nohup` a launcher rightly ignores SIGHUP, but these tests send it.
         let mut launcher = Command::new("env")
             .arg("--default-signal=HUP")
             .arg(std::env::current_exe().unwrap())
@@ -67,7 +67,7 @@ impl Run {
         }
     }
 
-    /// The ranks' process ids, by rank, which they say first.
+    /// The ranks' process ids, by rank; each rank prints its id first.
     pub(crate) fn pids(&mut self) -> Vec<i32> {
         let mut pids = vec![None; self.nproc];
         while pids.contains(&None) {
@@ -87,12 +87,12 @@ impl Run {
         pids.into_iter().map(Option::unwrap).collect()
     }
 
-    /// Signals the launcher.
+    /// Sends a signal to the launcher.
     pub(crate) fn signal(&self, number: Signal) {
         signal(self.launcher.id().cast_signed(), number);
     }
 
-    /// Waits for its end.
+    /// Waits for the launcher to end; panics after `limit`.
     pub(crate) fn end(mut self, limit: Duration) -> End {
         let until = Instant::now() + limit;
         let status = loop {
@@ -117,7 +117,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    /// A test that failed leaves nothing behind either: the ranks die with their launcher.
+    /// Also after a failed test, no rank survives: the ranks die with their launcher.
     fn drop(&mut self) {
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
@@ -135,13 +135,13 @@ fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-/// Signals one process.
+/// Sends a signal to one process.
 pub(crate) fn signal(pid: i32, number: Signal) {
     kill(Pid::from_raw(pid), number).unwrap();
 }
 
-/// Panics unless all end within a moment. One that ended but was not yet waited for by its new
-/// parent counts as ended.
+/// Panics unless all processes end within 5 s. A process that ended but was not yet waited for by
+/// its new parent counts as ended.
 pub(crate) fn assert_gone(pids: &[i32]) {
     let until = Instant::now() + Duration::from_secs(5);
     for &pid in pids {
@@ -159,9 +159,9 @@ fn alive(pid: i32) -> bool {
     state(pid).is_some_and(|state| !['Z', 'X'].contains(&state))
 }
 
-/// The letter that Linux has for the state of a process.
+/// The letter with which Linux shows the state of a process.
 pub(crate) fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The state follows the name, which stands in brackets and may hold anything.
+    // The state follows the name, which is in parentheses and may contain anything.
     stat.rsplit_once(") ")?.1.chars().next()
 }

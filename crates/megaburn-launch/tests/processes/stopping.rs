@@ -10,7 +10,7 @@ use super::{
     run::{self, Run},
 };
 
-/// The shell dies of the signal at once, and the program takes 3.5 s to save.
+/// The signal kills the shell at once, but the program takes 3.5 s to save.
 pub(crate) fn behind_a_shell() -> Result<(), Failed> {
     let this = std::env::current_exe()?;
     let script = [
@@ -37,7 +37,8 @@ pub(crate) fn behind_a_shell() -> Result<(), Failed> {
     Ok(())
 }
 
-/// As at `train.exit_after_minutes` with `train.stopped_exit_code`: no signal, and a GPU takes long to end.
+/// As with `train.exit_after_minutes` and `train.stopped_exit_code`: there is no signal, and a GPU
+/// takes long to shut down.
 pub(crate) fn with_one_code() -> Result<(), Failed> {
     let script = "trap 'echo ended early' TERM; sleep $((RANK * 3)); exit 75";
     let end = Run::launch(2, &["sh", "-c", script], &[]).end(PROMISED);

@@ -1,4 +1,4 @@
-//! `megaburn convert`: Hugging Face models in and out.
+//! `megaburn convert`: imports and exports Hugging Face models.
 
 use std::path::PathBuf;
 
@@ -15,11 +15,11 @@ use super::{interrupt::end_clean_on_signals, print};
 
 #[derive(Subcommand)]
 pub(super) enum ConvertCommand {
-    /// Write a Hugging Face model as a checkpoint at step 0, which any layout can load.
+    /// Convert a Hugging Face model to a checkpoint at step 0, which any layout can load.
     Import(ImportArgs),
-    /// Write the model of a checkpoint or run as a folder that Transformers loads.
+    /// Convert the model of a checkpoint or run to a folder that Transformers can load.
     Export(ExportArgs),
-    /// Write a dense model as a checkpoint of a mixture of experts that computes the same.
+    /// Convert a dense model to a checkpoint of an equivalent mixture-of-experts model.
     Upcycle(UpcycleArgs),
 }
 
@@ -31,29 +31,29 @@ pub(super) struct ImportArgs {
     /// The checkpoint to write.
     #[arg(value_name = "OUT")]
     to: PathBuf,
-    /// Element type of the weights. Default: what they are.
+    /// Element type of the weights. Default: unchanged.
     #[arg(long, value_enum, value_name = "D")]
     dtype: Option<DtypeArg>,
-    /// Replace a checkpoint that is there.
+    /// Replace an existing checkpoint.
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Args)]
 pub(super) struct ExportArgs {
-    /// A checkpoint, or a run, whose newest checkpoint is taken.
+    /// A checkpoint, or a run, whose newest checkpoint is used.
     #[arg(value_name = "CKPT_OR_RUN")]
     from: PathBuf,
     /// The folder to write.
     #[arg(value_name = "HF_DIR")]
     to: PathBuf,
-    /// Element type of the weights. Default: what they are.
+    /// Element type of the weights. Default: unchanged.
     #[arg(long, value_enum, value_name = "D")]
     dtype: Option<DtypeArg>,
-    /// Bytes of tensors in one file at most, in GB.
+    /// Largest size of the tensors in one file, in GB.
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     max_shard_gb: f64,
-    /// Replace a Hugging Face model that is there.
+    /// Replace an existing Hugging Face model.
     #[arg(long)]
     force: bool,
 }
@@ -66,24 +66,24 @@ pub(super) struct UpcycleArgs {
     /// The checkpoint to write.
     #[arg(value_name = "OUT")]
     to: PathBuf,
-    /// Copies of each MLP.
+    /// Number of copies of each MLP.
     #[arg(long, value_name = "N", default_value_t = 8)]
     experts: usize,
-    /// How many of them a token goes to.
+    /// Number of experts per token.
     #[arg(long, value_name = "N", default_value_t = 2)]
     top_k: usize,
-    /// Into how many experts each copy is cut.
+    /// Number of experts that each copy is split into.
     #[arg(long, value_name = "N", default_value_t = 1)]
     granularity: usize,
-    /// What the routers are drawn from.
+    /// Random seed of the routers' weights.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Replace a checkpoint that is there.
+    /// Replace an existing checkpoint.
     #[arg(long)]
     force: bool,
 }
 
-/// Element types of weights, by both of their usual names.
+/// The element types of weights, under both of their usual names.
 #[derive(Clone, Copy, ValueEnum)]
 enum DtypeArg {
     #[value(alias = "float32")]

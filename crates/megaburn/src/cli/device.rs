@@ -1,4 +1,4 @@
-//! `--device`, and starting the ranks that GPUs need as processes.
+//! `--device`, and the launch of one process per rank for GPUs.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -8,17 +8,17 @@ use megaburn_train::{TrainError, device::DeviceChoice};
 
 use super::exit_code;
 
-/// What the ranks compute on.
+/// The device that the ranks compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// Threads or processes of this machine's processor.
+    /// The CPU of this machine, as threads or processes.
     Cpu,
-    /// NVIDIA GPUs, one process each.
+    /// NVIDIA GPUs, one process per GPU.
     Cuda,
 }
 
 impl DeviceArg {
-    /// The name under which it is chosen, also in `run.device`.
+    /// The name of this choice, also in `run.device`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -36,7 +36,7 @@ impl From<DeviceArg> for DeviceChoice {
     }
 }
 
-/// Runs this program with `arguments` as `ranks` ranks of this host, until all have ended.
+/// Runs this program with `arguments` as `ranks` ranks on this host, until all have ended.
 pub(super) fn launch_again(
     ranks: usize,
     arguments: impl IntoIterator<Item = OsString>,
@@ -45,7 +45,7 @@ pub(super) fn launch_again(
     watch(&options).map(|outcome| exit_code(outcome.exit_code()))
 }
 
-/// As [`launch_again`], for a caller that says itself what became of the ranks.
+/// Like [`launch_again`], for a caller that reports the outcome itself.
 pub(super) fn launch_silently(
     ranks: usize,
     arguments: impl IntoIterator<Item = OsString>,

@@ -1,4 +1,4 @@
-//! `megaburn generate`: what a model writes behind prompts.
+//! `megaburn generate`: continues prompts with a model.
 
 use std::{fs, path::PathBuf, process::ExitCode};
 
@@ -31,16 +31,17 @@ pub(super) struct GenerateArgs {
     /// A prompt. Repeatable: all prompts are continued in one batch.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Vec<String>,
-    /// A prompt as token ids, like `5,17,3`. Repeatable; these come behind the texts.
+    /// A prompt as token ids, like `5,17,3`. Repeatable; follows the text prompts.
     #[arg(long, value_name = "IDS", value_delimiter = None)]
     prompt_ids: Vec<String>,
-    /// A file whose whole text is a prompt, behind the others. Repeatable.
+    /// A file whose complete text is a prompt; follows the other prompts. Repeatable.
     #[arg(long, value_name = "FILE")]
     prompt_file: Vec<PathBuf>,
-    /// Tokens to write at most.
+    /// Maximum number of tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_tokens: usize,
-    /// Below 1 the likely becomes likelier; 0 always takes the likeliest.
+    /// Sampling temperature. Values below 1 favor likely tokens; 0 always takes the likeliest
+    /// token.
     #[arg(
         long,
         value_name = "T",
@@ -48,42 +49,41 @@ pub(super) struct GenerateArgs {
         allow_negative_numbers = true
     )]
     temperature: f64,
-    /// Only the K likeliest tokens.
+    /// Sample only from the K likeliest tokens.
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Only the likeliest tokens whose probabilities add up to P.
+    /// Sample only from the likeliest tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// A text that ends what is written, and is no part of it. Repeatable.
+    /// A text that ends generation and is not part of the output. Repeatable.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
-    /// Write on behind the token that ends a text.
+    /// Continue after the end-of-text token.
     #[arg(long)]
     ignore_eos: bool,
-    /// What choices are drawn from.
+    /// Random seed of sampling.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How the model is split: `tpN`, `ppN` or `tpN-ppM`. Default: `tpN` over the ranks of a
-    /// launcher.
+    /// Layout of the model: `tpN`, `ppN` or `tpN-ppM`. Default: `tpN` over the ranks of a launcher.
     #[arg(long, value_name = "L")]
     layout: Option<String>,
-    /// How the layers are split over a pipeline's ranks, with the keys of `[parallel]` that say so in
-    /// a training run, like `parallel.pipeline_layout=Ett|tL`. Repeatable. Default: evenly.
+    /// How the layers are split over pipeline ranks, with the keys of `[parallel]` that control
+    /// this in a training run, like `parallel.pipeline_layout=Ett|tL`. Repeatable. Default: evenly.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// `byte`, or a `tokenizer.json` or its folder. Default: the model's own.
+    /// `byte`, a `tokenizer.json`, or its folder. Default: the model's own tokenizer.
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<String>,
-    /// One JSON object a prompt instead of text.
+    /// Print one JSON object per prompt instead of text.
     #[arg(long)]
     json: bool,
-    /// What the ranks compute on. Default: GPUs where there are any and the program was built for
-    /// them, else the CPU.
+    /// The device that the ranks compute on. Default: GPUs if there are any and the program was
+    /// built for them, otherwise the CPU.
     #[arg(long, value_enum)]
     device: Option<DeviceArg>,
 }
 
-/// The keys of `[parallel]` that say which stages a rank of a pipeline has.
+/// The keys of `[parallel]` that determine the stages of a pipeline rank.
 const STAGE_KEYS: [&str; 7] = [
     "schedule",
     "chunks",
@@ -169,7 +169,7 @@ impl GenerateArgs {
                 "given, or --prompt-ids or --prompt-file",
             );
         }
-        // The model's ids mean its own tokenizer's tokens.
+        // The model's end-of-text ids are only valid with its own tokenizer.
         let mut eos = match self.tokenizer {
             Some(_) => Vec::new(),
             None => Assets::of(&source)?.eos(),
@@ -208,7 +208,7 @@ impl GenerateArgs {
         Ok(Exit::Done.into())
     }
 
-    /// What `--set` says.
+    /// Parses the values of `--set`.
     fn stages(&self, layout: &Layout) -> Result<ParallelConfig, TrainError> {
         let key_of = |text: &str| {
             text.split('=')

@@ -1,10 +1,10 @@
-//! What to write instead of a flag that does not exist.
+//! Suggests what to write instead of an unknown flag.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use megaburn_train::config::setting_of_flag;
 
-/// Adds to the refusal of an unknown flag of a training run the setting that it names: `--lr` is
-/// `--set optimizer.lr=...`.
+/// Adds a hint to the error about an unknown flag of a training run if it names a setting: `--lr`
+/// is `--set optimizer.lr=...`.
 pub fn with_setting(error: clap::Error) -> clap::Error {
     let Some(flag) = unknown(&error).filter(|flag| flag.starts_with("--")) else {
         return error;
@@ -15,7 +15,7 @@ pub fn with_setting(error: clap::Error) -> clap::Error {
     }
 }
 
-/// Adds to the refusal of a command line of the launcher that `--` stands before the program.
+/// Adds a hint to the launcher's usage error: `--` must precede the program.
 pub(super) fn with_program(error: clap::Error) -> clap::Error {
     match unknown(&error).filter(|word| !word.starts_with('-')) {
         Some(program) => {
@@ -26,7 +26,7 @@ pub(super) fn with_program(error: clap::Error) -> clap::Error {
     }
 }
 
-/// The word that is no argument.
+/// The unknown argument of a usage error.
 fn unknown(error: &clap::Error) -> Option<String> {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => {

@@ -1,4 +1,4 @@
-//! A conversion that is interrupted leaves nothing behind.
+//! Cleans up unfinished output when a conversion is interrupted.
 
 use std::{
     io::{self, Write},
@@ -13,8 +13,8 @@ use signal_hook::{
     low_level,
 };
 
-/// From now on SIGINT and SIGTERM remove what was written so far and end the process at once, with
-/// code 130 (SIGINT) or 143 (SIGTERM).
+/// From now on, SIGINT and SIGTERM remove unfinished output and end the process at once, with code
+/// 130 (SIGINT) or 143 (SIGTERM).
 ///
 /// # Errors
 /// The operating system refuses a signal handler or a thread.

@@ -1,4 +1,4 @@
-//! `megaburn launch`: a program as several ranks on this host.
+//! `megaburn launch`: runs a program as several ranks on this host.
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -9,35 +9,37 @@ use megaburn_launch::{LaunchOptions, launch};
 use super::{exit_code, print};
 
 #[derive(Args)]
-/// A program and how many ranks of it.
+/// The program to run and its number of ranks.
 pub(super) struct LaunchArgs {
-    /// Ranks on this host.
+    /// Number of ranks on this host.
     #[arg(long, value_name = "N")]
     nproc: usize,
-    /// Hosts, each with a launcher of its own.
+    /// Number of hosts; each runs its own launcher.
     #[arg(long, value_name = "M", default_value_t = 1)]
     nnodes: usize,
-    /// This host's number, from 0.
+    /// Number of this host, from 0.
     #[arg(long, value_name = "R", default_value_t = 0)]
     node_rank: usize,
-    /// Rank 0's host, needed with several hosts.
+    /// Host of rank 0; required with several hosts.
     #[arg(long, value_name = "A")]
     master_addr: Option<String>,
-    /// Rank 0's port, needed with several hosts.
+    /// Port of rank 0; required with several hosts.
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
-    /// What tells this job from others, the same on each host: ranks that say another are refused.
-    /// Others on this host can read it in the list of processes; MEGABURN_JOB_TOKEN in the environment does
-    /// the same unseen. Default: drawn anew on one host.
+    /// Identifies this job and must be the same on every host: ranks with another token are
+    /// refused. Other users of this host can read it in the list of processes; MEGABURN_JOB_TOKEN
+    /// in the environment has the same effect and stays private. Default: a new token, with one
+    /// host.
     #[arg(long, value_name = "TOKEN", value_parser = NonEmptyStringValueParser::new())]
     job_token: Option<String>,
-    /// Ranks that have a GPU together: to try layouts of more ranks than there are GPUs, slowly.
+    /// Number of ranks that share a GPU. This allows layouts of more ranks than there are GPUs, but
+    /// is slow.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks_per_gpu: usize,
-    /// Also append what each rank writes to the file rank-N.log in this folder.
+    /// Also append the output of each rank to the file rank-N.log in this folder.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// The program and its arguments, behind `--`.
+    /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

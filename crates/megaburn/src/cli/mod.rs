@@ -1,4 +1,4 @@
-//! The `megaburn` command, and the flags of a training run, which applications share.
+//! The `megaburn` command, and the flags of a training run, which applications can reuse.
 
 mod convert;
 mod device;
@@ -34,20 +34,21 @@ struct Cli {
 enum Command {
     /// Pre-train a model: on all GPUs, on threads of this process, or as one rank under a launcher.
     Train(Box<TrainArgs>),
-    /// Let a model continue prompts.
+    /// Continue prompts with a model.
     Generate(generate::GenerateArgs),
-    /// Turn a Hugging Face model into a checkpoint, or a checkpoint into a Hugging Face model.
+    /// Convert a Hugging Face model to a checkpoint, a checkpoint to a Hugging Face model, or a
+    /// dense model to experts.
     #[command(subcommand)]
     Convert(convert::ConvertCommand),
-    /// Compare a layout with what Transformers computed, or two models tensor by tensor.
+    /// Compare layouts with reference results of Transformers, or two models tensor by tensor.
     Verify(verify::VerifyArgs),
-    /// Draw a pipeline schedule, with its bubble and what it keeps in memory.
+    /// Draw a pipeline schedule and print its bubble and peak memory.
     Plan(plan::PlanArgs),
     /// Train a byte-level BPE tokenizer and write its `tokenizer.json`.
     Tokenize(tokenize::TokenizeArgs),
-    /// Start a program as several ranks on this host, with torchrun's environment names.
+    /// Start a program as several ranks on this host, with torchrun's environment variables.
     Launch(launch::LaunchArgs),
-    /// What `launch` starts each rank through.
+    /// The program through which `launch` starts each rank.
     #[command(hide = true, disable_help_flag = true)]
     LaunchChild {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -55,12 +56,13 @@ enum Command {
     },
 }
 
-/// Runs the command that the process was started with. Returns how it should exit.
+/// Runs the command of this process's command line and returns the exit code.
 pub fn main() -> ExitCode {
     run(std::env::args_os())
 }
 
-/// Runs a command line, which begins with the program's name: for programs that are several.
+/// Runs a command line that starts with the program's name; for executables that contain several
+/// programs.
 pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = parse(command.into_iter().collect()).unwrap_or_else(|error| error.exit());
     print::start_logging();
@@ -79,13 +81,15 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
     code
 }
 
-/// A file that outgrows the limit of `ulimit -f` is an error that names it, not a signal that kills.
+/// Makes writes beyond the limit of `ulimit -f` fail with an error that names the file, instead of
+/// a fatal signal.
 fn refuse_large_files_by_error() {
-    // With a handler, the write fails with EFBIG. Where there can be none it stays as it was.
+    // With a handler for SIGXFSZ, the write fails with EFBIG. If the handler cannot be registered,
+    // the default stays.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
 }
 
-/// Reads a command line. What is wrong with it is answered with what was probably meant.
+/// Parses a command line. Errors get a hint about what was probably meant.
 fn parse(command: Vec<OsString>) -> Result<Cli, clap::Error> {
     let subcommand = command.get(1).cloned().unwrap_or_default();
     Cli::try_parse_from(command).map_err(|error| match subcommand.to_str() {
@@ -95,7 +99,7 @@ fn parse(command: Vec<OsString>) -> Result<Cli, clap::Error> {
     })
 }
 
-/// What a program does that may be one of several ranks.
+/// Runs a command that may be one of several ranks.
 fn begin(run: impl FnOnce() -> Result<ExitCode, TrainError>) -> ExitCode {
     print::start_logging();
     refuse_large_files_by_error();

@@ -1,4 +1,4 @@
-//! `megaburn plan`: what a pipeline schedule looks like before anything runs.
+//! `megaburn plan`: shows a pipeline schedule without running it.
 
 use std::{
     fs,
@@ -16,37 +16,37 @@ use megaburn_train::{Exit, TrainError};
 
 use super::{done, fail, print};
 
-/// Characters of a line on a terminal.
+/// Width of a terminal line, in characters.
 const TERMINAL: usize = 80;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
-    /// gpipe, 1f1b, interleaved, zb-h1, zb-v or forward-only.
+    /// Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v or forward-only.
     #[arg(long, value_name = "KIND")]
     schedule: ScheduleKind,
-    /// Ranks of the pipeline.
+    /// Number of pipeline ranks.
     #[arg(long, value_name = "N")]
     pp: usize,
-    /// Stages that each rank has. Default: 2 for interleaved and zb-v, else 1.
+    /// Number of stages per rank. Default: 2 for interleaved and zb-v, otherwise 1.
     #[arg(long, value_name = "V")]
     chunks: Option<usize>,
-    /// Micro-batches of a step.
+    /// Number of micro-batches per step.
     #[arg(long, value_name = "M")]
     micro_batches: usize,
-    /// Micro-batches that go through a chunk before the next chunk has its turn, for interleaved.
-    /// Default: the smallest number that the schedule allows.
+    /// For interleaved: the number of micro-batches that a chunk processes before the next chunk
+    /// continues. Default: the smallest number that the schedule allows.
     #[arg(long, value_name = "G")]
     group: Option<usize>,
-    /// How stages are dealt out: round and round, or there and back. Only gpipe and forward-only
-    /// have the choice.
+    /// How stages are assigned to ranks: in a loop, or there and back (vee). Only gpipe and
+    /// forward-only support both.
     #[arg(long, value_enum, value_name = "P")]
     placement: Option<PlacementArg>,
-    /// Draw it into this file too.
+    /// Also draw the schedule into this SVG file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// What a [`Placement`] is called here.
+/// The command line's names for [`Placement`].
 #[derive(Clone, Copy, ValueEnum)]
 enum PlacementArg {
     Loop,
@@ -63,8 +63,8 @@ impl From<PlacementArg> for Placement {
 }
 
 impl PlanArgs {
-    /// Builds, proves, draws and prints. Exits with 2 for sizes that there is no schedule of, and
-    /// with 1 if text or picture cannot be written.
+    /// Builds, proves, draws and prints a schedule. Exits with 2 if there is no such schedule, and
+    /// with 1 if the text or the picture cannot be written.
     pub(super) fn run(self) -> ExitCode {
         match self.draw() {
             Ok((text, picture)) => done(self.write(&text, &picture)),
@@ -99,7 +99,7 @@ impl PlanArgs {
     }
 }
 
-/// The picture and the numbers, for people.
+/// The picture and the numbers as text.
 fn report(
     config: &ScheduleConfig,
     schedule: &Schedule,
@@ -144,7 +144,7 @@ fn report(
          time     {} units, {busy} computing, {} idle ({:.1}%); {between} at most between a rank's first and last pass\n\
          bubble   {:.4} of the computing time; {formula}, which is {} for m large enough\n\
          peak     {:?} micro-batches of a chunk kept by rank; {}\n",
-        // A file or a program has no width.
+        // Output to a file or program has no line width.
         draw::text(
             schedule,
             timing,

@@ -1,5 +1,5 @@
-//! All that the commands print goes through here. What cannot be written never makes a program
-//! panic: results report it, and everything else goes on without the line.
+//! Prints all output of the commands. A failed write never causes a panic: results return an error,
+//! and all other lines are dropped.
 
 use std::{
     fmt::Display,
@@ -12,13 +12,13 @@ use megaburn_launch::{Output, OutputQueue};
 use megaburn_train::TrainError;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-/// Lines for standard error that may wait while nobody reads it.
+/// Lines for standard error that may wait while it is not being read.
 const WAITING: usize = 1024;
-/// At the end of the program the lines that wait are given up when none could be written for as long.
+/// At the end of the program, waiting lines are given up when none could be written for this long.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints what the command was asked for. A reader that has read enough, like `head`, changes
-/// nothing; it waits for one that is slow.
+/// Prints the result of a command. A reader that stops early, like `head`, is not an error. A slow
+/// reader is waited for.
 ///
 /// # Errors
 /// Standard output cannot be written for another reason, such as a full disk.
@@ -33,18 +33,18 @@ pub(super) fn result(text: impl Display) -> Result<(), TrainError> {
     }
 }
 
-/// Prints a line about what was done. It is dropped if it cannot be written.
+/// Prints a line about what was done; drops it if it cannot be written.
 pub(super) fn note(text: impl Display) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// Prints an error to standard error, behind the log's lines. It is dropped if it cannot be written.
+/// Prints an error to standard error, after the log's lines; drops it if it cannot be written.
 pub(super) fn error(text: impl Display) {
     to_stderr(format!("error: {text}\n").into_bytes());
 }
 
-/// Waits until the log's lines and errors are written, as far as somebody reads them.
+/// Waits until log lines and errors are written, as long as they are being read.
 pub(super) fn flush() {
     if let Some(Some(errors)) = ERRORS.get() {
         errors.flush(PATIENCE);
@@ -69,12 +69,12 @@ fn write_stderr(output: Output<Vec<u8>>) {
     };
 }
 
-/// Log lines go to standard error: warnings and errors, or what `RUST_LOG` asks for. They have
-/// colours on a terminal only, and not where `NO_COLOR` is set.
+/// Sends log lines to standard error: warnings and errors, or what `RUST_LOG` selects. They are
+/// colored on a terminal, unless `NO_COLOR` is set.
 pub(super) fn start_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    // Fails only when the application has a subscriber of its own, which then stands.
+    // This fails only if the application has its own subscriber, which then stays in use.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal() && !plain)
@@ -83,10 +83,10 @@ pub(super) fn start_logging() {
         .try_init();
 }
 
-/// Makes a writer for each line of the log.
+/// Creates a writer for each line of the log.
 struct Log;
 
-/// A line of the log, which is printed when it is complete.
+/// A line of the log, which is printed once it is complete.
 struct LogLine(Vec<u8>);
 
 impl<'a> MakeWriter<'a> for Log {

@@ -1,4 +1,4 @@
-//! `megaburn tokenize`: a tokenizer of one's own.
+//! `megaburn tokenize`: trains a tokenizer.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,26 +13,26 @@ use super::print;
 
 #[derive(Args)]
 pub(super) struct TokenizeArgs {
-    /// Text to learn from (plain, or JSON in a .jsonl, .ndjson or .json file); may be given several
-    /// times. Default: the sources of the Burn crates, as for training.
+    /// Text to train on (plain, or JSON in a .jsonl, .ndjson or .json file). Repeatable. Default:
+    /// the sources of the Burn crates, as for training.
     #[arg(long, value_name = "FILE")]
     data: Vec<PathBuf>,
-    /// Number of token ids, 256 bytes and the special tokens included.
+    /// Number of token ids, including 256 bytes and the special tokens.
     #[arg(long, value_name = "N")]
     vocab: usize,
-    /// Where to write: a folder, or a file that ends in `.json`.
+    /// Output: a folder, or a file that ends in `.json`.
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
-    /// A special token besides those that start, end and fill a text. Repeatable.
+    /// An additional special token, next to those that start, end and pad a text. Repeatable.
     #[arg(long, value_name = "TOKEN")]
     special: Vec<String>,
-    /// Overwrite a tokenizer that is there.
+    /// Overwrite an existing tokenizer.
     #[arg(long)]
     force: bool,
 }
 
 impl TokenizeArgs {
-    /// Trains and writes; errors are printed. Returns how the process should exit.
+    /// Trains and writes the tokenizer; prints errors. Returns the exit code.
     pub(super) fn run(self) -> ExitCode {
         match self.start() {
             Ok(()) => Exit::Done.into(),
@@ -95,7 +95,7 @@ fn corpus(files: &[PathBuf]) -> Result<Corpus, DataError> {
     }
 }
 
-/// A path as a shell takes it.
+/// A path, quoted for a shell if necessary.
 fn shown(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-".contains(c);
@@ -106,7 +106,7 @@ fn shown(path: &Path) -> String {
     }
 }
 
-/// The flag that trains on the same text, which takes one file.
+/// The flag for training on the same text, which is possible with one file only.
 fn flag(files: &[PathBuf]) -> String {
     match files {
         [file] => format!(" --data {}", shown(file)),

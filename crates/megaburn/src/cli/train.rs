@@ -1,4 +1,4 @@
-//! The flags of a training run, behind `llama_pretrain` and `megaburn train` alike.
+//! The flags of a training run, shared by `llama_pretrain` and `megaburn train`.
 
 use std::process::ExitCode;
 
@@ -14,53 +14,53 @@ use super::{
     device::{DeviceArg, launch_again},
 };
 
-/// How a run is configured on the command line: defaults, then files, then `--set`, then the flags
-/// with a name of their own.
+/// The configuration of a run on the command line. Later sources override earlier ones: defaults,
+/// files, `--set`, then the dedicated flags.
 #[derive(Args, Clone, Debug)]
 pub struct TrainArgs {
-    /// A TOML file of settings; may be given several times, later ones override earlier ones.
+    /// A TOML file of settings. Repeatable; later files override earlier ones.
     #[arg(long, value_name = "FILE")]
     pub config: Vec<String>,
-    /// One setting, like `parallel.tp=2`; the value is TOML, else a bare string. Repeatable.
+    /// A setting, like `parallel.tp=2`; the value is TOML or else a bare string. Repeatable.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Go on with the run in this folder as it was configured. `--set`, `--steps` and the flags below
-    /// change that; those that can change numbers are listed.
+    /// Continue the run in this folder with its configuration. `--set`, `--steps` and the flags
+    /// below change it; changes that can affect results are listed.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "init", "fresh"])]
     pub resume: Option<String>,
-    /// Text to train on (plain, or JSON in a .jsonl, .ndjson or .json file) instead of the sources of
-    /// the Burn crates.
+    /// Text to train on (plain, or JSON in a .jsonl, .ndjson or .json file) instead of the sources
+    /// of the Burn crates.
     #[arg(long, value_name = "FILE")]
     pub data: Option<String>,
-    /// Start from this Hugging Face folder, checkpoint or run instead of fresh weights; learning rate,
-    /// warm-up and sequence length are then those of fine-tuning, unless they are set.
+    /// Start from this Hugging Face folder, checkpoint or run instead of random weights. Learning
+    /// rate, warm-up and sequence length then default to values for fine-tuning.
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
-    /// How the run is split over ranks, like `tp2-dp2-sp`.
+    /// Layout of the run over ranks, like `tp2-dp2-sp`.
     #[arg(long, value_name = "LAYOUT")]
     pub layout: Option<String>,
-    /// Ranks to start without a launcher (threads; on GPUs, processes); a layout without `dp` fills
-    /// them.
+    /// Number of ranks to start without a launcher (threads, or processes on GPUs). A layout
+    /// without `dp` is filled up to it.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Optimizer steps of the whole run, those before a restart included.
+    /// Number of optimizer steps of the complete run, including those before a restart.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Start anew. The run that is in the folder is set aside as `before-TIME`, and removed when the new one
-    /// has a checkpoint.
+    /// Start a new run. An existing run in the folder is renamed to `before-TIME`, and removed when
+    /// the new run has a checkpoint.
     #[arg(long)]
     pub fresh: bool,
-    /// What the ranks compute on. Default: `run.device`, which is GPUs where there are any and the
-    /// program was built for them, else the CPU.
+    /// The device that the ranks compute on. Default: `run.device`, which defaults to GPUs if there
+    /// are any and the program was built for them, otherwise to the CPU.
     #[arg(long, value_enum)]
     pub device: Option<DeviceArg>,
 }
 
 impl TrainArgs {
-    /// The configuration that these flags make.
+    /// Loads the configuration that these flags specify.
     ///
     /// # Errors
-    /// The first key or value that is wrong, and where it came from.
+    /// The first wrong key or value, and its origin.
     pub fn load(&self) -> Result<TrainConfig, TrainError> {
         let mut layers = ConfigLayers::new();
         if let Some(run) = &self.resume {
@@ -97,10 +97,10 @@ impl TrainArgs {
         Ok(config)
     }
 
-    /// Runs the training; errors are printed. Returns how the process should exit.
+    /// Runs the training; prints errors. Returns the exit code.
     ///
-    /// Where the ranks compute on GPUs and no launcher started them, this starts the program once
-    /// more for each of them, with the same arguments, and watches over them.
+    /// If the ranks compute on GPUs and no launcher started them, this starts one process of this
+    /// program per rank, with the same arguments, and supervises them.
     pub fn run(&self) -> ExitCode {
         begin(|| self.start())
     }
@@ -121,7 +121,7 @@ impl TrainArgs {
         }
     }
 
-    /// What this process has to do. Where it is a rank of several and this fails, the others hear of it.
+    /// Determines the role of this process. If this fails on a rank, the other ranks are notified.
     fn prepare(&self) -> Result<Start, TrainError> {
         let config = self.load()?;
         let env = RankEnv::from_env()?;
@@ -140,10 +140,10 @@ impl TrainArgs {
     }
 }
 
-/// How a training run begins in this process.
+/// The role of this process in a training run.
 enum Start {
-    /// It starts so many ranks as processes.
+    /// It starts this number of ranks as processes.
     Ranks(usize),
-    /// It trains.
+    /// It trains itself.
     Here(Box<TrainConfig>),
 }

@@ -1,4 +1,4 @@
-//! `megaburn verify`: layouts against Transformers, or two models tensor by tensor.
+//! `megaburn verify`: compares layouts with Transformers, or two models tensor by tensor.
 
 mod text;
 
@@ -30,34 +30,35 @@ use text::{difference, line, tensor_json};
 #[derive(Args)]
 pub(super) struct VerifyArgs {
     /// A Hugging Face model with `reference.safetensors` and `reference.json`; or two models
-    /// (Hugging Face folders, checkpoints, runs), to be compared tensor by tensor.
+    /// (Hugging Face folders, checkpoints, runs) to compare tensor by tensor.
     #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
     dirs: Vec<PathBuf>,
     /// A layout to compare. Repeatable. Default: tp1.
     #[arg(long, value_name = "L")]
     layout: Vec<String>,
-    /// How ranks that share sequences (cp) exchange keys and values: auto, p2p, all_gather, a2a, a2aN+p2p.
+    /// How ranks that share sequences (cp) exchange keys and values: auto, p2p, all_gather, a2a,
+    /// a2aN+p2p.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = cp_comm)]
     cp_comm: CpComm,
-    /// Only JSON on stdout, one object a line: a layout, or a tensor.
+    /// Print only JSON on stdout: one object per line, for each layout or tensor.
     #[arg(long)]
     json: bool,
     /// Element type of parameters and activations; the reference is f32.
     #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
     dtype: DtypeArg,
-    /// Largest absolute difference of a logit. Default: 1e-4, in bf16 0.1.
+    /// Largest absolute difference of logits. Default: 1e-4, in bf16 0.1.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tol_logits: Option<f64>,
-    /// Absolute difference of the loss. Default: 1e-5, in bf16 4e-3.
+    /// Largest absolute difference of the loss. Default: 1e-5, in bf16 4e-3.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tol_loss: Option<f64>,
-    /// Relative distance of a parameter's gradient. Default: 1e-3, in bf16 0.08.
+    /// Largest relative distance of a parameter's gradient. Default: 1e-3, in bf16 0.08.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tol_grad: Option<f64>,
-    /// Absolute difference of the loss at a training step. Default: 1e-4, in bf16 1e-2.
+    /// Largest absolute difference of the loss at a training step. Default: 1e-4, in bf16 1e-2.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tol_train: Option<f64>,
-    /// What the ranks compute on.
+    /// The device that the ranks compute on.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     device: DeviceArg,
 }
@@ -66,7 +67,7 @@ fn cp_comm(text: &str) -> Result<CpComm, String> {
     CpComm::try_from(text.to_string())
 }
 
-/// What a model computes in, by both of its usual names.
+/// The types that a model can compute in, under both of their usual names.
 #[derive(Clone, Copy, ValueEnum)]
 enum DtypeArg {
     #[value(alias = "float32")]
@@ -85,7 +86,7 @@ impl From<DtypeArg> for Dtype {
 }
 
 impl VerifyArgs {
-    /// Compares and prints. Exits with 0 if all is as it should be, 1 if not, 2 for bad input.
+    /// Compares and prints. Exits with 0 if everything matches, 1 if not, and 2 for bad input.
     pub(super) fn run(self) -> ExitCode {
         begin(|| {
             let same = match &self.dirs[..] {
@@ -95,7 +96,7 @@ impl VerifyArgs {
             Ok(match same {
                 Ok(true) => Exit::Done.into(),
                 Ok(false) => Exit::Failed.into(),
-                // A full disk is no bad input.
+                // A full disk is not bad input.
                 Err(error @ TrainError::Write { .. }) => return Err(error),
                 Err(error) => fail(&error.to_string(), Exit::BadInput),
             })
@@ -128,7 +129,7 @@ impl VerifyArgs {
         } else {
             self.layout.clone()
         };
-        // What is no layout at all is bad input, before anything is computed.
+        // A text that is not a layout is bad input; refuse it before anything is computed.
         let mut layouts = Vec::new();
         for text in &texts {
             match text.parse::<Layout>() {
@@ -159,7 +160,7 @@ impl VerifyArgs {
                 Err(error) => Report::refused(&reference, text, error.to_string()),
             };
             if !is_first {
-                // The first rank prints; one of the others that fails has ended that one too.
+                // The first rank prints. If another rank fails, the first rank has ended, too.
                 ok &= report.error.is_none();
                 continue;
             }
@@ -173,7 +174,7 @@ impl VerifyArgs {
         Ok(ok)
     }
 
-    /// Whether one layout is within tolerance, as a process a rank; rank 0 prints its line.
+    /// Whether one layout is within tolerance, with one process per rank; rank 0 prints the line.
     fn as_processes(
         &self,
         text: &str,
@@ -194,7 +195,7 @@ impl VerifyArgs {
         let outcome = launch_silently(layout.world_size(), mine)?;
         match outcome.exit_code() {
             0 => Ok(true),
-            // Rank 0 has printed what is out of tolerance.
+            // Rank 0 has printed the values that are out of tolerance.
             code if code == i32::from(Exit::Failed.code()) => Ok(false),
             _ => Err(TrainError::Launch {
                 why: outcome.to_string(),
@@ -202,7 +203,7 @@ impl VerifyArgs {
         }
     }
 
-    /// Whether two models are the same, bit for bit.
+    /// Whether two models are bitwise equal.
     fn compare(&self, a: &Path, b: &Path) -> Result<bool, TrainError> {
         if !self.layout.is_empty() {
             let key = "--layout";
@@ -213,7 +214,8 @@ impl VerifyArgs {
         let opened = [Side::open(a)?, Side::open(b)?];
         let [of_a, of_b] = match &opened {
             [Side::Hf(a), Side::Hf(b)] => [a as &dyn TensorSource, b],
-            // What only one of two has beside the weights is no difference between the models.
+            // State that only one of the checkpoints has (e.g. the optimizer's) is not a difference
+            // of the models.
             [Side::Model(a), Side::Model(b)] if has_state(a) == has_state(b) => {
                 [checkpoint(a) as &dyn TensorSource, checkpoint(b)]
             }
@@ -259,7 +261,7 @@ impl VerifyArgs {
     }
 }
 
-/// One of two models.
+/// One of the two models that are compared.
 enum Side {
     Hf(HfDir),
     Model(Box<ModelSource>),
@@ -267,7 +269,7 @@ enum Side {
 
 impl Side {
     fn open(path: &Path) -> Result<Self, ModelError> {
-        // Of any architecture: its tensors need no meaning to be compared.
+        // Any architecture is accepted: comparing tensors needs no knowledge of the model.
         if path.join("config.json").is_file() {
             Ok(Self::Hf(HfDir::open(path)?))
         } else {
@@ -282,7 +284,7 @@ fn checkpoint(source: &ModelSource) -> &Checkpoint {
         .expect("a folder without config.json is one")
 }
 
-/// Whether there is an optimizer's state beside the weights.
+/// Whether the checkpoint contains optimizer state in addition to the weights.
 fn has_state(source: &ModelSource) -> bool {
     !checkpoint(source).trainer().is_null()
 }

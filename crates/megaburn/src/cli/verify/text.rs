@@ -1,10 +1,10 @@
-//! What `megaburn verify` prints.
+//! The output of `megaburn verify`.
 
 use megaburn_checkpoint::{TensorComparison, TensorHeader};
 use megaburn_train::verify::Report;
 use serde_json::{Value, json};
 
-/// One layout, for people.
+/// The result of one layout as a line of text.
 pub(super) fn line(report: &Report) -> String {
     let Report {
         family, layout, ok, ..
@@ -34,7 +34,7 @@ pub(super) fn line(report: &Report) -> String {
     )
 }
 
-/// What differs in a tensor, for people; nothing if it is the same.
+/// The difference of a tensor as text; `None` if there is no difference.
 pub(super) fn difference(tensor: &TensorComparison) -> Option<String> {
     let shown = |header: &TensorHeader| format!("{:?} {:?}", header.dtype, header.shape);
     let what = match (&tensor.a, &tensor.b, &tensor.values) {

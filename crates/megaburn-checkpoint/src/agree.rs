@@ -1,11 +1,11 @@
-//! Small messages between all ranks: member 0 hears everyone and tells everyone.
+//! Small messages between all ranks: member 0 gathers from all members and broadcasts to all.
 
 use megaburn_collective::{CollectiveError, Group, objects};
 use serde::{Deserialize, Serialize};
 
 use crate::CheckpointError;
 
-/// A rank's failure.
+/// The failure of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) rank: usize,
@@ -14,8 +14,8 @@ pub(crate) struct Failure {
     pub(crate) is_damage: bool,
 }
 
-/// Whether all ranks came through: none, or one rank's failure. Where some failures are damage and
-/// others are not, one that is no damage is taken; among equals, the lowest rank's. The answer is
+/// Returns `None` if no rank failed, otherwise one rank's failure. Failures that are not damage
+/// take precedence over damage; among equals, the lowest rank's failure is returned. The result is
 /// the same on every rank.
 ///
 /// # Collective
@@ -44,8 +44,8 @@ pub(crate) fn first_failure(
     objects::broadcast(world, &first)
 }
 
-/// Turns one rank's result into everyone's: a rank that failed keeps its own error, the others get
-/// an error that carries it.
+/// Agrees on one result: a rank that failed returns its own error, and the others return an error
+/// that carries it.
 ///
 /// # Collective
 /// All members; a few bytes.
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Where one rank finds damage and another cannot read, the damage is not proven.
+    /// If one rank finds damage and another cannot read, the damage is not proven.
     #[test]
     fn a_rank_that_cannot_read_outweighs_one_that_finds_damage() {
         let damaged = || {

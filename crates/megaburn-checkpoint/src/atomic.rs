@@ -1,4 +1,4 @@
-//! Small files that are replaced whole.
+//! Replaces small files atomically.
 
 use std::{
     fs::{self, File},
@@ -8,15 +8,17 @@ use std::{
 
 use crate::paths::{TMP, parent, sibling_path, sync_folder};
 
-/// Writes `bytes` to `path`. A reader, and a run that starts after a crash or a power loss, finds either
-/// what stood there before or all of `bytes`.
+/// Writes `bytes` to `path`. A reader, also after a crash or a power loss, finds either the old
+/// contents or all of `bytes`.
 ///
-/// The bytes go to a file beside it (`NAME.tmp-…`), which is synced and renamed. Only a kill leaves that
-/// file behind. Where `path` is a symbolic link, the file that it points to is replaced.
+/// The bytes are written to a temporary file in the same folder (`NAME.tmp-…`), which is synced and
+/// renamed. The temporary file is left behind only if the process is killed. If `path` is a
+/// symbolic link, the file that it points to is replaced.
 ///
 /// # Errors
-/// The file cannot be written, for instance because the disk is full. Then `path` is untouched and
-/// nothing is left beside it. If only the folder cannot be synced, `path` already holds the new bytes.
+/// The file cannot be written, for instance because the disk is full. Then `path` is unchanged and
+/// no temporary file is left. If only the folder cannot be synced, `path` already holds the new
+/// bytes.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     if target.file_name().is_none() {

@@ -1,4 +1,4 @@
-//! A folder that appears whole under its name or not at all.
+//! A folder that appears complete under its name, or not at all.
 
 use std::{
     fs,
@@ -14,37 +14,37 @@ use crate::{
     unfinished::{RemovalGuard, remove_marked},
 };
 
-/// A folder in the making beside the one that it will become; removed when dropped before its
-/// commit.
+/// A folder in progress, in the same parent folder as its target. It is removed if it is dropped
+/// before [`commit`](Self::commit).
 #[derive(Debug)]
 pub(crate) struct AtomicDir {
     pub(crate) path: PathBuf,
     target: PathBuf,
-    /// Folders above it that were made for it, innermost first.
+    /// Parent folders that were created for it, innermost first.
     made: Vec<PathBuf>,
-    /// The mark in it, by which a later process knows that it may be removed.
+    /// The mark inside it, which tells a later process that it may be removed.
     mark: Option<Mark>,
     committed: bool,
 }
 
 impl AtomicDir {
-    /// For a folder that will stand at `target`, whose parents are made where they are missing.
-    /// The ranks of a run write such folders together, and the run itself removes leftovers.
+    /// Creates a folder that will be renamed to `target`; missing parents are created. The ranks of
+    /// a run write such folders together, and the run itself removes leftovers.
     pub(crate) fn create(target: &Path) -> Result<Self, CheckpointError> {
         Self::with_parents(target, Mark::of_run)
     }
 
-    /// The same for a folder of this process alone: it is marked with its owner, and removed by
-    /// [`remove_unfinished`](crate::remove_unfinished).
+    /// Like [`create`](Self::create), for a folder that only this process writes. It is marked with
+    /// its owner, and [`remove_unfinished`](crate::remove_unfinished) removes it.
     pub(crate) fn create_owned(target: &Path) -> Result<Self, CheckpointError> {
-        // A signal waits until the folder can be told for this process' own.
+        // Holds off signals until the folder is registered as this process's own.
         let mut held = RemovalGuard::new();
         let staging = Self::with_parents(target, Mark::of_process)?;
         held.add(&staging.path, &staging.made);
         Ok(staging)
     }
 
-    /// As [`create`](Self::create), in a folder that must be there already.
+    /// Like [`create`](Self::create), in a parent folder that must exist already.
     pub(crate) fn inside(target: &Path) -> Result<Self, CheckpointError> {
         Self::make(target, Vec::new(), Mark::of_run)
     }
@@ -73,17 +73,18 @@ impl AtomicDir {
         Ok(staging)
     }
 
-    /// Whether a signal may remove it.
+    /// Whether a signal handler may remove the folder.
     fn is_of_process(&self) -> bool {
         matches!(self.mark, Some(Mark::Process { .. }))
     }
 
-    /// Gives it its final name; what stands there is replaced. From here on it is the result,
-    /// whatever happens.
+    /// Renames the folder to its target and replaces what is there. After that the folder counts as
+    /// the result, whatever happens.
     ///
     /// # Errors
-    /// It could not be put in place, and what stood there stands there still. Or
-    /// [`CheckpointError::NotDurable`]: it is in place, and the disk may not know it.
+    /// The folder could not be renamed, and what was at the target is still there. Or
+    /// [`CheckpointError::NotDurable`]: it was renamed, but the rename may not have reached the
+    /// disk.
     pub(crate) fn commit(mut self) -> Result<(), CheckpointError> {
         let target = self.target.clone();
         let mut held = self.is_of_process().then(RemovalGuard::new);
@@ -94,7 +95,8 @@ impl AtomicDir {
         };
         let old = put_in_place(&self.path, &target, mark)?;
         self.committed = true;
-        // If it stays, it is one small file more in the result, and the next start or conversion knows it.
+        // If the mark cannot be removed, the result has one extra small file, which the next start
+        // or conversion recognizes.
         let _ = unmark(&target);
         let sync_above = |made: &PathBuf| sync_folder(parent(made));
         let synced = [&target]
@@ -124,11 +126,12 @@ impl Drop for AtomicDir {
             remove_marked(&self.path);
         }
         if !self.is_of_process() && is_there(&self.path) {
-            // Another host still writes into it: the next start of the run must know it.
+            // A rank on another host still writes into it, so the next start of the run must
+            // recognize it.
             let _ = Mark::of_run(&self.path);
         }
         for made in &self.made {
-            // Somebody else may have put something into it.
+            // Fails if another process has put something into the folder, which then stays.
             let _ = fs::remove_dir(made);
         }
         if let Some(mut held) = held {
@@ -137,15 +140,15 @@ impl Drop for AtomicDir {
     }
 }
 
-/// A result that another took the place of.
+/// A folder that was replaced by another.
 struct ReplacedDir {
     path: PathBuf,
     _mark: Option<Mark>,
 }
 
-/// Gives the folder at `path` the name `target`. What stands there is exchanged with it in one
-/// step, so that the name is never empty; where the file system cannot do that, it is moved aside
-/// first. It is marked, so that a later process knows it for a leftover.
+/// Renames the folder at `path` to `target`. If `target` exists, the two are exchanged in one step,
+/// so that the name always exists. Where the file system cannot do that, the old folder is moved
+/// aside first. The old folder is marked, so that a later process recognizes it as a leftover.
 fn put_in_place(
     path: &Path,
     target: &Path,
@@ -155,7 +158,7 @@ fn put_in_place(
         fs::rename(path, target).during("rename", path)?;
         return Ok(None);
     }
-    // Of a link only the link is replaced: what it points to is left as it is.
+    // If the target is a link, only the link is replaced; what it points to is not touched.
     let mark = if target.is_symlink() {
         None
     } else {
@@ -203,7 +206,7 @@ fn put_in_place(
     }))
 }
 
-/// Lets two folders change names in one step.
+/// Exchanges the names of two folders in one step.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
@@ -275,7 +278,7 @@ mod tests {
         assert_eq!(names(&target), ["x"]);
     }
 
-    /// Never is there a moment without a folder at the target, and nothing but it stays.
+    /// The target exists at every moment, and nothing else remains.
     #[test]
     fn the_name_of_a_replaced_folder_is_never_empty() {
         let dir = tempfile::tempdir().unwrap();

@@ -3,10 +3,11 @@
 use burn::tensor::{Bytes, DType, TensorData};
 use bytemuck::Pod;
 
-/// The tensor that `fill` writes into zeros.
+/// A tensor of zeros that `fill` then writes.
 ///
-/// `TensorData::from_bytes_vec` copies: it wants memory aligned for any element type, which a
-/// `Vec<u8>` does not promise. This is aligned for the tensor's own.
+/// `TensorData::from_bytes_vec` would copy, because it requires memory aligned for any element
+/// type, which a `Vec<u8>` does not guarantee. This memory is aligned for the tensor's own element
+/// type.
 pub(crate) fn filled<E>(
     shape: Vec<usize>,
     dtype: DType,

@@ -1,14 +1,14 @@
-//! Copies of elements that may turn one floating-point type into another, from bytes to bytes, as
-//! tensors in a file stand at any address.
+//! Copies elements and converts between floating-point types. Works on bytes, because tensors in a
+//! file need not be aligned.
 
 use burn::tensor::{DType, bf16, f16};
 use half::slice::HalfFloatSliceExt;
 
-/// Copies elements: all bytes of the source to all bytes of the destination, as many elements.
+/// Copies all elements of the source to the destination, which has the same number of elements.
 pub(crate) type Copy = fn(&[u8], &mut [u8]);
 
-/// How to copy elements of `from` as elements of `to`, each rounded to the nearest once (ties to
-/// even); none between different types that are not both floats.
+/// Returns a function that copies elements of type `from` as type `to`, rounding once to nearest
+/// (ties to even). `None` if the types differ and are not both floats.
 pub(crate) fn copy(from: DType, to: DType) -> Option<Copy> {
     use DType::{BF16, F16, F32, F64};
     Some(match (from, to) {
@@ -52,9 +52,9 @@ fn each<const A: usize, const B: usize, T>(
     }
 }
 
-/// The f32 beside `x` that tells on which side of any shorter float's border `x` is: the one with
-/// an odd mantissa, unless `x` is exact. Rounding that one rounds `x`, where rounding twice to the
-/// nearest would not.
+/// Rounds `x` to odd: if `x` is not exact in f32, returns the neighbouring f32 with an odd
+/// mantissa. Rounding that to a shorter float gives the correctly rounded `x`, whereas rounding to
+/// nearest twice would not.
 ///
 /// Source: Boldo and Melquiond, "When double rounding is odd", 2005.
 fn to_odd(x: f64) -> f32 {
@@ -66,7 +66,8 @@ fn to_odd(x: f64) -> f32 {
     f32::from_bits((near.to_bits() - u32::from(away)) | 1)
 }
 
-/// Elements that are converted together: the processor has instructions for many f16 at once.
+/// Elements per conversion batch, because the processor converts many f16 values with one
+/// instruction.
 const TOGETHER: usize = 64;
 
 fn from_f16<const B: usize>(from: &[u8], to: &mut [u8], store: impl Fn(f32) -> [u8; B]) {
@@ -123,7 +124,7 @@ mod tests {
         }
     }
 
-    /// Whether `bits` of a float of 16 bits are the nearest to `x`, an even one where two are.
+    /// Whether `bits` of a 16-bit float are the nearest to `x`, or the even ones of two nearest.
     fn is_nearest(x: f64, bits: u16, dtype: DType) -> bool {
         let (infinity, beyond) = match dtype {
             DType::F16 => (f16::INFINITY.to_bits(), 2f64.powi(16)),
@@ -133,7 +134,7 @@ mod tests {
         if x.is_nan() {
             return magnitude > infinity;
         }
-        // Infinity stands where the next number would.
+        // For rounding, infinity counts as the next number after the largest.
         let at = |bits: u16| {
             if bits == infinity {
                 beyond
@@ -186,7 +187,7 @@ mod tests {
             check(&bits)?;
         }
 
-        /// Values close to the border between two shorter floats, on either side of it and on it.
+        /// Values close to the midpoint of two shorter floats, on either side of it and on it.
         #[test]
         fn borders_round_to_the_nearest(
             borders in prop::collection::vec((-160i32..160, any::<u16>(), -2i64..3, any::<bool>()), 1..100),

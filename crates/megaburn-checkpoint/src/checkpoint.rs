@@ -19,25 +19,24 @@ use crate::{
     source::nearest,
 };
 
-/// An opened checkpoint: what it says of itself, and its tensors, of which each rank reads the
-/// slices it needs.
+/// An opened checkpoint: its manifest and its tensors. Each rank reads only the slices it needs.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub(crate) path: PathBuf,
     pub(crate) manifest: Manifest,
-    /// Where each tensor's pieces are: (file, piece).
+    /// The pieces of each tensor, as (file, piece).
     pub(crate) index: BTreeMap<String, Vec<(usize, usize)>>,
     pub(crate) files: Vec<OnceLock<OpenFile>>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in the folder `path`. Its manifest is verified, and that every file is
-    /// there in full length; the files' hashes are not, see [`find_latest`](crate::find_latest)
-    /// and [`Checkpoint::verify`].
+    /// Opens the checkpoint in the folder `path`. Verifies the manifest, and that every file exists
+    /// and has its full length. File hashes are verified by [`find_latest`](crate::find_latest) and
+    /// [`Checkpoint::verify`] instead.
     ///
     /// # Errors
-    /// A missing, unreadable or damaged manifest, another format version, a missing or truncated
-    /// file.
+    /// The manifest is missing, unreadable or damaged, or has another format version; or a file is
+    /// missing or truncated.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(path)?;
         let mut index: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
@@ -61,12 +60,12 @@ impl Checkpoint {
         })
     }
 
-    /// Its folder.
+    /// The folder of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Updates done when it was saved.
+    /// Updates done when the checkpoint was saved.
     pub fn step(&self) -> u64 {
         self.manifest.step
     }
@@ -81,7 +80,7 @@ impl Checkpoint {
         &self.manifest.trainer
     }
 
-    /// Everything it says of itself.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -94,28 +93,29 @@ impl Checkpoint {
     /// The element type in which a tensor is stored.
     ///
     /// # Errors
-    /// No such tensor (the nearest name is given).
+    /// There is no such tensor (the error names the nearest).
     pub fn dtype(&self, name: &str) -> Result<DType, CheckpointError> {
         Ok(self.info(name)?.dtype())
     }
 
-    /// The shape of a whole tensor, without padding.
+    /// The global shape of a tensor, without padding.
     ///
     /// # Errors
-    /// No such tensor (the nearest name is given).
+    /// There is no such tensor (the error names the nearest).
     pub fn global_shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
         Ok(&self.info(name)?.global_shape)
     }
 
-    /// Compares every file with its hash.
+    /// Verifies the hash of every file.
     ///
     /// # Errors
-    /// The first file that cannot be read or is not what was written.
+    /// The first file that cannot be read or whose hash differs.
     pub fn verify(&self) -> Result<(), CheckpointError> {
         self.verify_with(&Progress::none())
     }
 
-    /// The same for a rank that others wait for: it tells `progress` of the bytes that it has read.
+    /// Like [`verify`](Self::verify), for a rank that others wait for: reports the bytes read to
+    /// `progress`.
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
@@ -127,7 +127,7 @@ impl Checkpoint {
         self.files.len()
     }
 
-    /// Compares some files with their hashes.
+    /// Verifies the hashes of some files.
     pub(crate) fn verify_files(
         &self,
         files: impl IntoIterator<Item = usize>,
@@ -157,8 +157,8 @@ impl Checkpoint {
     }
 }
 
-/// The run that wrote the checkpoint in a folder, if its manifest can be read and names one. Nothing is
-/// verified.
+/// The id of the run that wrote the checkpoint in `folder`, if its manifest can be read and has
+/// one. Nothing is verified.
 pub(crate) fn run_folder_of(folder: &Path) -> Option<String> {
     let manifest: Value = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
     Some(manifest.get("run_id")?.as_str()?.to_string())
@@ -175,11 +175,11 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
         .filter(|&found| found != FORMAT);
     let hash_path = folder.join(MANIFEST_HASH);
     let hash = match fs::read_to_string(&hash_path) {
-        // A version that hashes otherwise is free to keep its hash elsewhere.
+        // Another format version may store its hash elsewhere.
         Err(error) if version.is_some() && error.kind() == ErrorKind::NotFound => None,
         hash => Some(hash.during_read(&hash_path)?),
     };
-    // The version is believed after the hash: it may be what is damaged.
+    // Check the hash before the version, because the version itself may be damaged.
     let found = hex(xxh3_64(&text));
     if let Some(hash) = hash.filter(|hash| *hash != found) {
         return Err(damaged(format!(

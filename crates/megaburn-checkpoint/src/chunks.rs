@@ -1,4 +1,4 @@
-//! Hashes of parts of a tensor, so that the bytes that are used are the bytes that are checked.
+//! Hashes of chunks of a tensor, so that exactly the bytes that are used are verified.
 
 use std::{
     ops::Range,
@@ -9,11 +9,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{CheckpointError, manifest::hex, plain::PlainFile};
 
-/// Bytes of a tensor that have one hash; the last chunk of a tensor has fewer.
+/// Bytes of a tensor per hash; the last chunk of a tensor may be smaller.
 pub(crate) const CHUNK: u64 = 64 << 20;
 
-/// Whether a manifest may say that its chunks have so many bytes: a power of two, so that blocks
-/// of reading and elements divide it or it divides them.
+/// Whether a manifest may declare chunks of this many bytes. They must be a power of two, so that
+/// they are a multiple or a divisor of read blocks and elements.
 pub(crate) fn is_chunk(bytes: u64) -> bool {
     bytes.is_power_of_two() && (8..=1 << 40).contains(&bytes)
 }
@@ -62,26 +62,26 @@ impl ChunkHasher {
     }
 }
 
-/// What is known of the chunks of a stored piece of a tensor.
+/// The chunks of a stored piece of a tensor.
 #[derive(Debug)]
 pub(crate) struct Chunks<'a> {
-    /// The tensor, for messages.
+    /// The tensor's name, for messages.
     pub(crate) tensor: &'a str,
-    /// Bytes of a chunk.
+    /// Bytes per chunk.
     pub(crate) len: u64,
-    /// Their hashes.
+    /// The hash of each chunk.
     pub(crate) hashes: &'a [String],
-    /// Which of them were right when this process read them.
+    /// Which chunks this process has read and verified.
     pub(crate) seen: &'a [AtomicBool],
 }
 
 impl Chunks<'_> {
-    /// Whether the chunk was checked before.
+    /// Whether the chunk was verified before.
     pub(crate) fn is_seen(&self, chunk: usize) -> bool {
         self.seen[chunk].load(Ordering::Relaxed)
     }
 
-    /// Compares the hash of what was read with what was written.
+    /// Compares the hash of the bytes read with the stored hash.
     pub(crate) fn compare(
         &self,
         chunk: usize,

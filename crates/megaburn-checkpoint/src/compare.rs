@@ -6,70 +6,71 @@ use crate::{CheckpointError, TensorHeader, TensorSource};
 
 /// Bytes of a tensor that are read at once.
 const BLOCK: usize = 16 << 20;
-/// Elements that are looked at one by one only if their bytes differ.
+/// Elements per comparison chunk; elements are compared one by one only if the bytes of their chunk
+/// differ.
 const COMPARE_CHUNK: usize = 4096;
 
-/// One tensor of two sources.
+/// One tensor in two sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorComparison {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
-    /// As the first source has it; none if it does not.
+    /// The tensor in the first source; `None` if it is absent there.
     pub a: Option<TensorHeader>,
-    /// As the second source has it; none if it does not.
+    /// The tensor in the second source; `None` if it is absent there.
     pub b: Option<TensorHeader>,
-    /// How the values differ; none if the shapes do, or one source lacks it.
+    /// How the values differ; `None` if the shapes differ or one source lacks the tensor.
     pub values: Option<ValueDifference>,
 }
 
-/// How the values of two tensors of one shape differ.
+/// How the values of two tensors of the same shape differ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueDifference {
-    /// Whether element type and every bit are the same.
+    /// Whether the element types and all bits are equal.
     pub bitwise_equal: bool,
-    /// Elements with another value. Zeros of both signs are one value, and so is every NaN.
+    /// Number of elements whose values differ. Zeros of both signs are equal, and so are all NaNs.
     pub num_different: u64,
-    /// The largest absolute difference; infinite where only one is NaN.
+    /// The largest absolute difference; infinite if only one of two values is NaN.
     pub max_abs: f64,
-    /// Where the first of the largest stands; none if no value differs.
+    /// The index of the first element with the largest difference; `None` if no value differs.
     pub at: Option<Vec<usize>>,
 }
 
-/// What [`compare`] found, by the tensors' names.
+/// The result of [`compare`], by tensor names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// Tensors of either source.
+    /// Number of tensors in either source.
     pub num_tensors: usize,
-    /// The first source alone has them.
+    /// Tensors that only the first source has.
     pub only_in_a: Vec<String>,
-    /// The second source alone has them.
+    /// Tensors that only the second source has.
     pub only_in_b: Vec<String>,
-    /// In both, with different shapes; their values are not compared.
+    /// Tensors in both with different shapes; their values are not compared.
     pub shapes_differ: Vec<String>,
-    /// In both, with different element types; their values are compared.
+    /// Tensors in both with different element types; their values are compared.
     pub dtypes_differ: Vec<String>,
-    /// Of one shape, with at least one other value.
+    /// Tensors of equal shape in which at least one value differs.
     pub values_differ: Vec<String>,
-    /// Of one shape and element type, and every bit is the same.
+    /// Number of tensors of equal shape and element type in which all bits are equal.
     pub num_bitwise_equal: usize,
     /// The largest absolute difference in any tensor.
     pub max_abs: f64,
-    /// The first tensor that has it; none if no value differs.
+    /// The first tensor with that difference; `None` if no value differs.
     pub worst: Option<String>,
 }
 
 impl Comparison {
-    /// Whether every tensor is in both, bit for bit.
+    /// Whether both sources have the same tensors, bit for bit.
     pub fn is_identical(&self) -> bool {
         self.num_bitwise_equal == self.num_tensors
     }
 }
 
-/// Compares two sources tensor by tensor, in the order of their names; `visit` is told of each.
-/// Blocks of rows of about 16 MiB (one row, if that has more) of each are in memory.
+/// Compares two sources tensor by tensor in name order, and calls `visit` for each tensor. Of each
+/// source, a block of rows of about 16 MiB (or a single row, if that is larger) is in memory.
 ///
 /// # Errors
-/// One of them cannot be read.
+/// One of the sources cannot be read.
 pub fn compare(
     a: &dyn TensorSource,
     b: &dyn TensorSource,
@@ -129,7 +130,7 @@ impl Comparison {
     }
 }
 
-/// Both lists, which are sorted by name, side by side.
+/// Merges two lists that are sorted by name into pairs.
 fn pairs(
     a: Vec<TensorHeader>,
     b: Vec<TensorHeader>,
@@ -189,7 +190,7 @@ struct BlockDifference {
 }
 
 impl BlockDifference {
-    /// Looks at the elements from number `start` on.
+    /// Compares blocks whose first element has number `start`.
     fn look_at(&mut self, a: &TensorData, b: &TensorData, start: usize) {
         let type_a = a.dtype();
         let type_b = b.dtype();
@@ -216,14 +217,14 @@ impl BlockDifference {
     }
 }
 
-/// How far the elements are apart that have these bytes.
+/// The absolute difference of two elements, given as bytes.
 type Difference = Box<dyn Fn(&[u8], &[u8]) -> f64>;
-/// The value of an element that has these bytes.
+/// The value of an element, given as bytes.
 type Load = Box<dyn Fn(&[u8]) -> f64>;
 
 fn difference(a: DType, b: DType) -> Difference {
     match (integer(a), integer(b)) {
-        // Large integers are closer together than f64 can tell.
+        // f64 cannot represent large integers exactly.
         (Some(a), Some(b)) => Box::new(move |x, y| a(x).abs_diff(b(y)) as f64),
         _ => {
             let a = float(a);
@@ -237,7 +238,7 @@ fn difference(a: DType, b: DType) -> Difference {
     }
 }
 
-/// The bytes of one element, which are as many as its type has.
+/// The bytes of one element as an array.
 fn own<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes
         .try_into()
@@ -271,7 +272,7 @@ fn float(dtype: DType) -> Load {
     }
 }
 
-/// The coordinates of element number `at`.
+/// The index of element number `at`.
 fn index(mut at: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = vec![0; shape.len()];
     for (i, &len) in index.iter_mut().zip(shape).rev() {

@@ -16,7 +16,7 @@ const PAIRS: [(DType, Dtype); 12] = [
     (DType::U8, Dtype::U8),
 ];
 
-/// The file format's name of an element type, if it has one.
+/// The safetensors name of an element type, if it has one.
 pub(crate) fn to_file(dtype: DType) -> Option<Dtype> {
     PAIRS
         .iter()
@@ -24,12 +24,12 @@ pub(crate) fn to_file(dtype: DType) -> Option<Dtype> {
         .map(|(_, file)| *file)
 }
 
-/// Bytes of an element.
+/// Bytes per element.
 pub(crate) fn size(dtype: Dtype) -> usize {
     dtype.bitsize() / 8
 }
 
-/// The element type that stands in a file under this name, if megaburn reads it.
+/// The element type of a safetensors name, if megaburn reads it.
 pub(crate) fn from_file(dtype: Dtype) -> Option<DType> {
     PAIRS
         .iter()
@@ -37,15 +37,15 @@ pub(crate) fn from_file(dtype: Dtype) -> Option<DType> {
         .map(|(burn, _)| *burn)
 }
 
-/// Truth values: no parameter is made of them, but published models hold masks.
+/// Booleans: no parameter has this type, but published models contain boolean masks.
 const BOOL: (DType, Dtype) = (DType::Bool(BoolStore::Native), Dtype::BOOL);
 
-/// As [`to_file`], in a published model.
+/// Like [`to_file`], for published models.
 pub(crate) fn to_hf(dtype: DType) -> Option<Dtype> {
     to_file(dtype).or((dtype == BOOL.0).then_some(BOOL.1))
 }
 
-/// As [`from_file`], in a published model.
+/// Like [`from_file`], for published models.
 pub(crate) fn from_hf(dtype: Dtype) -> Option<DType> {
     from_file(dtype).or((dtype == BOOL.1).then_some(BOOL.0))
 }

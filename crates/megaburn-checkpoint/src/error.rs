@@ -136,11 +136,11 @@ pub enum CheckpointError {
     Collective(#[from] CollectiveError),
 }
 
-/// Names the path and what was done with it.
+/// Adds the path and the attempted action to an I/O error.
 pub(crate) trait IoContext<T>: Sized {
     fn during(self, action: &'static str, path: &Path) -> Result<T, CheckpointError>;
 
-    /// Of reading a file that must be there: its absence is damage.
+    /// For reading a file that must exist: its absence counts as damage.
     fn during_read(self, path: &Path) -> Result<T, CheckpointError> {
         self.during("read", path).map_err(|error| match error {
             CheckpointError::Io {
@@ -162,13 +162,13 @@ impl<T> IoContext<T> for io::Result<T> {
 }
 
 impl CheckpointError {
-    /// Whether the error says that what a checkpoint or model holds is not what was written: a
-    /// wrong hash, a truncated or missing file, a header that cannot be read. Then another
-    /// checkpoint may help.
+    /// Whether the error shows that the contents of a checkpoint or model differ from what was
+    /// written: a wrong hash, a truncated or missing file, an unreadable header. Another checkpoint
+    /// may then help.
     ///
-    /// Every other error says nothing of the files: the system refused to open or read them (no
-    /// permission, an I/O error, too many open files), they are of another model or version, or a
-    /// rank is gone. Trying again, or repairing the system, may help.
+    /// All other errors say nothing about the contents: the system could not open or read the files
+    /// (no permission, an I/O error, too many open files), they belong to another model or version,
+    /// or a rank is gone. A retry, or repairing the system, may then help.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } | Self::Missing { .. } => true,

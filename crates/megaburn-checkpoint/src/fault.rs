@@ -1,4 +1,4 @@
-//! What an error says of a checkpoint: that it is damaged, or only that it could not be read now.
+//! Classifies errors: a checkpoint is damaged, or it only could not be read this time.
 
 use std::{
     io::{self, ErrorKind},
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::CheckpointError;
 
-/// What an error means for the checkpoint that gave it.
+/// What an error says about its checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fault {
-    /// The files are not what was written. They will not become whole again.
+    /// The contents are not what was written; a retry does not help.
     Damaged,
-    /// A file or the folder is not there. Where only some ranks miss it, the folder is not shared.
+    /// A file or the folder does not exist. If only some ranks miss it, the folder is not shared.
     Missing,
-    /// The system failed: no permission, no file descriptors, a network file system that is away.
-    /// The files may be whole.
+    /// The system failed: no permission, no file descriptors, an unavailable network file system.
+    /// The files may be intact.
     Unreadable,
-    /// Another version wrote it.
+    /// Another version of megaburn wrote it.
     OtherVersion,
 }
 
@@ -43,15 +43,15 @@ impl Fault {
     }
 }
 
-/// Pauses between tries of what the system failed at.
+/// Pauses between retries after a system failure.
 const PAUSES: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
     Duration::from_secs(1),
 ];
 
-/// Whether a read that failed with this error may succeed later. The system failed to answer, so nobody knows
-/// what is at the path.
+/// Whether a read that failed with this error may succeed later: the system failed to answer, so
+/// the state of the path is unknown.
 pub fn may_pass(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -63,7 +63,8 @@ pub fn may_pass(error: &io::Error) -> bool {
     )
 }
 
-/// Calls `attempt` again a few times while `is_tried_again` accepts its error, and returns its last result.
+/// Calls `attempt` up to three more times while `is_tried_again` accepts its error, and returns the
+/// last result.
 ///
 /// # Errors
 /// The error of the last attempt.
@@ -80,7 +81,8 @@ pub fn retried_where<T, E>(
     attempt()
 }
 
-/// Calls `attempt` again a few times while the system fails. The error of the last attempt names this host.
+/// Retries `attempt` a few times while the system fails. The error of the last attempt names this
+/// host.
 ///
 /// # Errors
 /// The error of the last attempt.
@@ -124,7 +126,7 @@ mod tests {
         }
     }
 
-    // EIO, ENOMEM, EACCES, EMFILE, and on Linux ESTALE.
+    // EIO, ENOMEM, EACCES, EMFILE.
     #[rstest]
     fn what_the_system_failed_at_is_tried_again_and_is_no_damage(
         #[values(5, 12, 13, 24)] code: i32,

@@ -1,4 +1,4 @@
-//! The folder of checkpoints: names, what is committed, leftovers, retention.
+//! The folder of checkpoints: names, committed checkpoints, leftovers.
 
 use std::{
     fs,
@@ -18,16 +18,16 @@ use crate::{
     unfinished::remove_marked,
 };
 
-/// Suffix of a checkpoint that was found damaged.
+/// In the name of a checkpoint that was found damaged.
 const DAMAGED: &str = ".damaged-";
 
-/// Makes the folder if there is none and removes what a crash left behind: folders under a name that a save
-/// has made, with its mark. Call it when a run starts, before loading or saving.
+/// Creates the folder if it does not exist, and removes what a crash left behind: folders with a
+/// temporary name and mark of a save. Call it when a run starts, before loading or saving.
 ///
 /// # Errors
-/// The folder cannot be made or read, on any rank.
+/// The folder cannot be created or read, on any rank.
 /// # Collective
-/// All ranks of `world`; rank 0 works.
+/// All ranks of `world`; rank 0 does the work.
 pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
     let mine = if world.rank() == 0 {
         clean(dir)
@@ -37,11 +37,11 @@ pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
     settle(world, mine)
 }
 
-/// Moves every committed checkpoint of the folder `from` into the folder `to`, which must be there; what
-/// else `from` holds stays. A checkpoint that `to` has already is not moved.
+/// Moves every committed checkpoint from the folder `from` to the folder `to`, which must exist.
+/// Anything else in `from` stays, and so does a checkpoint that `to` already has.
 ///
 /// # Errors
-/// One cannot be moved.
+/// A checkpoint cannot be moved.
 pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for (step, path) in committed(from)? {
         let target = step_path(to, step);
@@ -55,8 +55,8 @@ pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     sync_dir(to)
 }
 
-/// Gives a checkpoint that was found damaged the name `step-XXXXXXXX.damaged-…`, under which it is neither
-/// loaded nor counted nor deleted. Returns its new path.
+/// Renames a checkpoint that was found damaged to `step-XXXXXXXX.damaged-…`. Under that name it is
+/// neither loaded nor counted nor deleted. Returns its new path.
 ///
 /// # Errors
 /// It cannot be renamed.
@@ -74,7 +74,7 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
     }
     for (name, path) in entries(dir)? {
         if checkpoint_step(&name).is_some() {
-            // The run was killed right before or after the checkpoint got this name.
+            // The run was killed just before or after the checkpoint got this name.
             if is_of_run(&path) {
                 unmark(&path).during("remove the mark of an ended run in", &path)?;
             }
@@ -85,7 +85,7 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
             continue;
         };
         let target = dir.join(of);
-        // A crash between the two renames of a replacement leaves only the old checkpoint.
+        // After a crash between the two renames of a replacement, only the old checkpoint exists.
         if suffix == REPLACED && !is_there(&target) {
             fs::rename(&path, &target).during("restore", &path)?;
             unmark(&target).during("remove the mark of an ended run in", &target)?;
@@ -96,14 +96,15 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
     sync_dir(dir)
 }
 
-/// Whether a folder of a leftover's name is one. Only this run works in the folder above; a conversion may.
+/// Whether a folder with a leftover's name is a leftover. No other run works in the parent folder,
+/// but a conversion may.
 fn is_left(path: &Path) -> bool {
     !path.is_symlink() && (is_of_run(path) || is_abandoned(path) || is_blank(path))
 }
 
-/// Committed checkpoints, newest first. Whether they are whole is not looked at.
+/// Committed checkpoints, newest first. They are not verified.
 pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
-    // A folder that cannot be looked at may hold some: that is an error.
+    // A folder that cannot be accessed may hold checkpoints, so that is an error.
     if !dir.try_exists().during("read the folder", dir)? {
         return Ok(Vec::new());
     }
@@ -115,11 +116,11 @@ pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointErr
     Ok(found)
 }
 
-/// The checkpoints in a folder that the run `run_id` wrote, newest first, by what their manifests say. Nothing
-/// is verified.
+/// The checkpoints in a folder that the run `run_id` wrote according to their manifests, newest
+/// first. Nothing is verified.
 ///
 /// # Errors
-/// The folder cannot be read. One that is not there holds no checkpoint.
+/// The folder cannot be read. A folder that does not exist holds no checkpoints.
 pub fn checkpoints_of(dir: &Path, run_id: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let mut found = committed(dir)?;
     found.retain(|(_, path)| run_folder_of(path).as_deref() == Some(run_id));
@@ -132,7 +133,7 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
         let entry = entry.during("read the folder", dir)?;
         let is_dir = match fs::metadata(entry.path()) {
             Ok(metadata) => metadata.is_dir(),
-            // A link to nowhere, or what another process just removed.
+            // A broken link, or an entry that another process just removed.
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => return Err(error).during("read", &entry.path()),
         };
@@ -146,7 +147,7 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
     Ok(found)
 }
 
-/// Where the checkpoint of a step stands.
+/// The path of the checkpoint of a step.
 pub(crate) fn step_path(dir: &Path, step: u64) -> PathBuf {
     dir.join(step_name(step))
 }
@@ -155,7 +156,7 @@ pub(crate) fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// The step of a committed checkpoint of this name, if it is such a name.
+/// The step of a committed checkpoint, if `name` is the name of one.
 pub fn checkpoint_step(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?;
     let step = digits.parse().ok()?;
@@ -185,7 +186,7 @@ mod tests {
         }
         drop(Mark::of_process(&make(here, "step-00000004.tmp-1-3")).unwrap());
         fs::create_dir(here.join("step-00000002.tmp-1-4")).unwrap();
-        // Not marked, of other names, of a conversion that goes on.
+        // Unmarked folders, other names, and a conversion in progress.
         let stay = [
             "notes",
             "other.tmp-1-2",

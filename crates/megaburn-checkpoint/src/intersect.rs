@@ -1,21 +1,22 @@
 use std::ops::Range;
 
-/// A stretch of one dimension of a tensor as it lies in memory: a file's piece, a rank's shard.
+/// A slice of a tensor along one dimension, as laid out in memory: a piece in a file, or a rank's
+/// shard.
 #[derive(Clone, Debug)]
 pub(crate) struct DimSlice {
-    /// The dimension that is cut.
+    /// The dimension that is sliced.
     pub(crate) dim: usize,
-    /// Which part of it, in the global tensor.
+    /// The range of that dimension in the global tensor.
     pub(crate) global: Range<usize>,
-    /// Where that part starts in the memory's own dimension.
+    /// Where the range starts in the memory's own dimension.
     pub(crate) start: usize,
     /// Length of the memory's own dimension.
     pub(crate) len: usize,
 }
 
 impl DimSlice {
-    /// Elements between the start of the memory and the element at global index `at`, all of
-    /// whose coordinates past `at.len()` are 0.
+    /// Offset in elements from the start of the memory to the element at global index `at`.
+    /// Coordinates past `at.len()` are 0.
     fn offset(&self, shape: &[usize], at: &[usize]) -> usize {
         shape.iter().enumerate().fold(0, |offset, (dim, &size)| {
             let index = at.get(dim).copied().unwrap_or(0);
@@ -28,9 +29,10 @@ impl DimSlice {
     }
 }
 
-/// Calls `f(offset in a, offset in b, length)` for each contiguous run of elements that both hold.
+/// Calls `f(offset in a, offset in b, length)` for each contiguous run of elements that both slices
+/// hold.
 ///
-/// `shape` is the global tensor's; the two may be cut along different dimensions.
+/// `shape` is the global shape; the slices may be along different dimensions.
 pub(crate) fn for_each_shared_run(
     shape: &[usize],
     a: &DimSlice,
@@ -46,7 +48,7 @@ pub(crate) fn for_each_shared_run(
     if shared.iter().any(Range::is_empty) {
         return;
     }
-    // Behind the last cut dimension both are whole, so a run goes through.
+    // Both slices are full in the dimensions after the last sliced one, so a run spans those.
     let last = a.dim.max(b.dim);
     let run = shared[last].len() * shape[last + 1..].iter().product::<usize>();
     let rows: usize = shared[..last].iter().map(Range::len).product();
@@ -69,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// The elements of a global tensor numbered in order, as `stretch` holds them.
+    /// The element numbers of a global tensor, as the slice holds them.
     fn held(shape: &[usize], stretch: &DimSlice) -> Vec<usize> {
         let mut local = shape.to_vec();
         local[stretch.dim] = stretch.len;

@@ -1,4 +1,4 @@
-//! Which checkpoint of a folder is used: the newest that is whole.
+//! Selects the checkpoint of a folder to use: the newest that is intact.
 
 use std::path::{Path, PathBuf};
 
@@ -13,30 +13,30 @@ use crate::{
     retention::remember,
 };
 
-/// Which checkpoint of a folder is to be used.
+/// The checkpoint of a folder to use.
 #[derive(Debug)]
 pub struct Latest {
-    /// The newest checkpoint that is whole; none to start from the beginning.
+    /// The newest intact checkpoint; `None` means to start from scratch.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones that are not, newest first.
+    /// Newer checkpoints that are not intact, newest first.
     pub refused: Vec<Refused>,
 }
 
 /// A checkpoint that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Its folder.
+    /// The folder of the checkpoint.
     pub path: PathBuf,
-    /// The error, with the file.
+    /// The error, which names the file.
     pub why: String,
 }
 
-/// The newest checkpoint in `dir` whose manifest is whole and whose files are there in full length;
-/// what is in them is not verified. Nothing is said of those that are refused.
+/// The newest checkpoint in `dir` whose manifest is intact and whose files exist in full length.
+/// File contents are not verified, and refused checkpoints are not logged.
 ///
 /// # Errors
-/// The folder or a checkpoint in it cannot be read though it may be whole; the newest was written by
-/// another version. A folder that is not there holds no checkpoint.
+/// The folder or a checkpoint in it cannot be read although it may be intact; or another version
+/// wrote the newest one. A folder that does not exist holds no checkpoints.
 pub fn newest(dir: &Path) -> Result<Latest, CheckpointError> {
     choose(
         list(dir)?,
@@ -45,8 +45,8 @@ pub fn newest(dir: &Path) -> Result<Latest, CheckpointError> {
     )
 }
 
-/// The newest checkpoint in `dir` of which every byte is as it was written. Those that are not are
-/// refused, which is said by `tracing::warn!`.
+/// The newest checkpoint in `dir` whose files all match their hashes. Others are refused with a
+/// `tracing::warn!`.
 ///
 /// # Errors
 /// As [`newest`].
@@ -63,13 +63,13 @@ pub fn newest_valid(dir: &Path) -> Result<Latest, CheckpointError> {
     Ok(latest)
 }
 
-/// As [`newest_valid`], for all ranks of a run. The warning is rank 0's.
+/// Like [`newest_valid`], for all ranks of a run. Rank 0 logs the warnings.
 ///
 /// # Errors
-/// As [`newest`]; also a checkpoint that some ranks see and others do not.
+/// As [`newest`]; also a checkpoint that only some ranks see.
 /// # Collective
-/// All ranks of `world`; each file is verified by one of them, and all get the same answer. Each rank
-/// is in [`Phase::Load`] and tells its progress.
+/// All ranks of `world`. Each file is verified by one rank, and all ranks get the same result. Each
+/// rank enters [`Phase::Load`] and reports its progress.
 pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError> {
     let phase = world.phase(Phase::Load);
     let paths = if world.rank() == 0 {
@@ -98,7 +98,7 @@ pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError>
 }
 
 impl Latest {
-    /// Says what is used in place of what was refused.
+    /// Logs which checkpoint is used in place of refused ones.
     fn warn_of_use(&self) {
         if let (Some(used), false) = (&self.checkpoint, self.refused.is_empty()) {
             tracing::warn!("checkpoint {} is used in its place", used.path().display());
@@ -106,10 +106,10 @@ impl Latest {
     }
 }
 
-/// Reads a checkpoint as a whole, each rank its share of the files.
+/// Verifies a checkpoint, with its files distributed over the ranks.
 ///
 /// # Collective
-/// All ranks of `world`, which get the same answer.
+/// All ranks of `world`, which get the same result.
 pub(crate) fn verify_together(world: &Group, path: &Path, progress: &Progress) -> Judged {
     let mine = retried(|| {
         let checkpoint = Checkpoint::open(path)?;
@@ -128,10 +128,10 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         .collect())
 }
 
-/// What was found of one checkpoint; an error ends the search.
+/// The checkpoint, or why it is refused; an outer error ends the search.
 pub(crate) type Judged = Result<Result<Checkpoint, String>, CheckpointError>;
 
-/// The first of `paths` that `judge` finds whole. This is the only place where a checkpoint is chosen.
+/// The first of `paths` that `judge` accepts. This is the only place that chooses a checkpoint.
 fn choose(
     paths: Vec<PathBuf>,
     mut judge: impl FnMut(&Path) -> Judged,
@@ -164,7 +164,8 @@ fn warn(refused: &Refused) {
     tracing::warn!("checkpoint {} is refused: {why}", path.display());
 }
 
-/// Damage refuses the checkpoint. Falling back for any other reason would bury it under older steps.
+/// Only damage refuses a checkpoint. Falling back for any other reason would replace it by an older
+/// step.
 fn judge_alone(found: Result<Checkpoint, CheckpointError>) -> Judged {
     match found {
         Ok(checkpoint) => Ok(Ok(checkpoint)),

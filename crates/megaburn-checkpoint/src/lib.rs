@@ -1,4 +1,4 @@
-//! Checkpoints that are whole or absent, and that any layout can load.
+//! Checkpoints that are written atomically and that any layout can load.
 //!
 //! ```text
 //! checkpoints/
@@ -12,44 +12,46 @@
 //!   step-00000130.tmp-…       being written, or left by a crash
 //! ```
 //!
-//! [`save`] writes one as all ranks of a run, [`save_single`] one as a single process at an exact
-//! path; both ask for one tensor's values at a time. Tensors are stored by global coordinates,
-//! each element once; a rank reads the slices that its own
-//! [`ShardSpec`](megaburn_mesh::ShardSpec) names, whatever layout wrote them, floats cast to the
-//! type it wants.
+//! [`save`] writes a checkpoint from all ranks of a run; [`save_single`] writes one from a single
+//! process to a given path. Both request one tensor's values at a time. Tensors are stored by
+//! global coordinates, each element once. A rank reads the slices that its own
+//! [`ShardSpec`](megaburn_mesh::ShardSpec) selects, whatever layout wrote them, with floats cast to
+//! the requested type.
 //!
-//! Models that others published are read by [`HfDir`], by slice too, and written by [`write_hf`]
-//! from any [`TensorSource`]: a published model, a checkpoint, or a checkpoint seen as a published
-//! model ([`HfView`]). [`compare`] says where two of them differ.
+//! [`HfDir`] reads published models, by slice too. [`write_hf`] writes one from any
+//! [`TensorSource`]: a published model, a checkpoint, or a checkpoint viewed as a published model
+//! ([`HfView`]). [`compare`] finds the differences between two sources.
 //!
-//! What holds after a failure while saving:
+//! Guarantees after a failure while saving:
 //!
 //! | failure | what the folder holds |
 //! |---|---|
-//! | an error on any rank (disk full, no permission) | every rank gets an error; the older checkpoints, nothing of the new one |
-//! | a panic of a rank | the others get an error within the group's timeout; the older checkpoints |
-//! | kill -9 of any rank, at any instant | the older checkpoints, and the new one if it was renamed; leftovers, which [`prepare`] knows by their name and by the mark in them, and removes |
-//! | any of these in [`save_single`] and [`write_hf`] | what stood at the path before, whole, or the new one, whole; only kill -9 leaves `PATH.tmp-…`, which the next one to the same path removes. A replaced folder and the new one change names in one step; on file systems that cannot do that, kill -9 between two renames leaves the old one as `PATH.replaced-…`, and the next one to the same path puts it back |
-//! | the folder above cannot be synced after the rename | the new checkpoint, whole; the error says that a power loss may undo it |
-//! | a rank of another host times out while others write | rank 0 removes the unfinished folder; what others still write into it may stay as `step-….tmp-…`, which [`prepare`] removes at the next start |
+//! | an error on any rank (disk full, no permission) | the older checkpoints and nothing of the new one; every rank gets an error |
+//! | a panic of a rank | the older checkpoints; the other ranks get an error within the group's timeout |
+//! | kill -9 of any rank, at any instant | the older checkpoints, and the new one if it was renamed; leftovers, which [`prepare`] recognizes by their name and mark, and removes |
+//! | any of these in [`save_single`] and [`write_hf`] | at the path, either the old contents or the new ones, complete; only kill -9 leaves `PATH.tmp-…`, which the next write to the same path removes. A replaced folder and the new one are exchanged in one step; on file systems that cannot do that, kill -9 between two renames leaves the old one as `PATH.replaced-…`, and the next write to the same path restores it |
+//! | the parent folder cannot be synced after the rename | the new checkpoint, complete; the error says that a power loss may undo it |
+//! | a rank on another host times out while others write | rank 0 removes the unfinished folder; what others still write into it may remain as `step-….tmp-…`, which [`prepare`] removes at the next start |
 //! | power loss | the same, as far as the disk obeys fsync |
 //!
-//! Damage that comes later (a flipped bit, a truncated or lost file) is found by [`find_latest`] and
-//! [`newest_valid`], which refuse the checkpoint, say so, and take the previous one. An error that is
-//! not damage (no permission, no file descriptors, a network file system that is away) is tried again
-//! and then ends the search: an older checkpoint is never used because of it.
-//! A run sets the refused one aside as `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). Before [`save`] deletes an
-//! old checkpoint, it reads those that stay and were not read before: a damaged one does not count as one that is
-//! kept, and is not deleted. Nor is one that another run or a conversion wrote.
+//! [`find_latest`] and [`newest_valid`] detect later damage (a flipped bit, a truncated or lost
+//! file). They refuse the checkpoint, log a warning, and take the previous one. An error that is
+//! not damage (no permission, no file descriptors, an unavailable network file system) is retried
+//! and then ends the search: it never causes an older checkpoint to be used.
 //!
-//! What a rank reads of a tensor is compared with the manifest's hashes once more while it is read: a
-//! disk or a server that gives other bytes the second time is an error that names the tensor, the file
-//! and the chunk. Files are read, not mapped into memory: an I/O error, or a file that shrinks, is an
+//! A run renames a refused checkpoint to `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). Before
+//! [`save`] deletes an old checkpoint, it verifies the remaining ones that have not been read yet.
+//! A damaged one does not count towards the number to keep and is not deleted, and neither is one
+//! that another run or a conversion wrote.
+//!
+//! When a rank reads a tensor, the bytes are checked against the manifest's hashes a second time.
+//! If a disk or server returns different bytes the second time, the error names the tensor, the
+//! file and the chunk. Files are read, not memory-mapped, so an I/O error or a shrinking file is an
 //! error that names the file.
 //!
-//! Nothing is replaced at an exact path unless that is asked for, and only what is of the same kind.
+//! At an exact path nothing is replaced unless requested, and only by something of the same kind.
 //!
-//! One run writes to a folder at a time, and all ranks see the same folder.
+//! Only one run at a time may write to a folder, and all ranks must see the same folder.
 
 mod agree;
 mod atomic;

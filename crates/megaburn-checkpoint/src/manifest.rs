@@ -7,82 +7,83 @@ use serde_json::Value;
 
 use crate::{chunks::is_chunk, dtype, sizes::num_elements};
 
-/// The format that this version writes and reads.
+/// The format version that this version of megaburn writes and reads.
 pub(crate) const FORMAT: u64 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const MANIFEST_HASH: &str = "manifest.xxh3";
 
-/// What a checkpoint says of itself: `manifest.json`.
+/// The contents of `manifest.json`, which describes a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the format.
     pub format: u64,
-    /// The run that wrote it; checkpoints of older versions and converted models have none.
+    /// The run that wrote the checkpoint; absent in checkpoints of older versions and converted
+    /// models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
     /// Updates done.
     pub step: u64,
-    /// The layout that wrote it; any other can load it.
+    /// The layout that wrote the checkpoint; any other can load it.
     pub layout: String,
-    /// The model's configuration, as the trainer gave it.
+    /// The model's configuration, as passed by the trainer.
     pub model: Value,
-    /// What else a trainer resumes from: samples consumed, seed, position in the schedules.
+    /// Other state that a trainer resumes from: samples consumed, seed, position in the schedules.
     pub trainer: Value,
     /// Every tensor by name.
     pub tensors: BTreeMap<String, TensorInfo>,
-    /// Every file beside the manifest.
+    /// All files except the manifest and its hash.
     pub files: Vec<FileInfo>,
-    /// Bytes of a chunk: of a stretch of a piece that has one hash. Checkpoints of older versions
-    /// have no chunks, only a hash of each file.
+    /// Bytes of a chunk, the part of a piece that has one hash. Checkpoints of older versions have
+    /// no chunks, only one hash per file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk_bytes: Option<u64>,
 }
 
-/// A tensor as the model knows it, whole.
+/// An unsharded tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
     /// Element type, named as in safetensors.
     pub dtype: Dtype,
-    /// Shape of the whole tensor, without padding.
+    /// Shape of the unsharded tensor, without padding.
     pub global_shape: Vec<usize>,
 }
 
 /// A safetensors file of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
-    /// Its name in the checkpoint's folder.
+    /// The file's name in the checkpoint's folder.
     pub name: String,
-    /// Its length in bytes.
+    /// The file's length in bytes.
     pub bytes: u64,
-    /// Its xxh3 (64 bits), hexadecimal.
+    /// The file's xxh3 (64 bits), hexadecimal.
     pub xxh3: String,
-    /// What it holds.
+    /// The pieces of tensors that it holds.
     pub pieces: Vec<PieceInfo>,
 }
 
-/// A stretch of a tensor, stored contiguously.
+/// A slice of a tensor, stored contiguously.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceInfo {
     /// The tensor's name.
     pub tensor: String,
-    /// Its name in the safetensors file.
+    /// The piece's name in the safetensors file.
     pub key: String,
-    /// The dimension that is cut.
+    /// The dimension that is sliced.
     pub dim: usize,
-    /// Where the piece stands along it in the whole tensor.
+    /// The range of that dimension in the global tensor.
     pub range: Range<usize>,
-    /// The xxh3 (64 bits, hexadecimal) of each of its chunks; all but the last have
+    /// The xxh3 (64 bits, hexadecimal) of each chunk. Every chunk except the last has
     /// [`chunk_bytes`](Manifest::chunk_bytes).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<String>,
 }
 
-/// The hash of a file's bytes as the manifest writes it.
+/// A hash as the manifest writes it.
 pub(crate) fn hex(hash: u64) -> String {
     format!("{hash:016x}")
 }
 
-/// The shape with at least one dimension, so that a scalar can be cut too.
+/// The shape with at least one dimension, so that a scalar can be sliced too.
 pub(crate) fn at_least_1d(shape: &[usize]) -> Vec<usize> {
     if shape.is_empty() {
         vec![1]
@@ -99,7 +100,8 @@ impl TensorInfo {
 }
 
 impl Manifest {
-    /// Checks that the pieces tile every tensor exactly once. Returns the tensor at fault and why.
+    /// Checks that the pieces tile every tensor exactly once. Returns the name of the first invalid
+    /// tensor and the reason.
     pub(crate) fn check(&self) -> Result<(), (String, String)> {
         let mut held: BTreeMap<&str, Vec<&PieceInfo>> = BTreeMap::new();
         for file in &self.files {
@@ -132,8 +134,8 @@ impl Manifest {
         self.check_lengths()
     }
 
-    /// Checks that every file is long enough for its pieces, and that each piece has as many hashes
-    /// as chunks. From here on no size of a tensor is beyond the bytes that are there.
+    /// Checks that every file is long enough for its pieces, and that each piece has one hash per
+    /// chunk. After this, no tensor can claim more bytes than the files have.
     fn check_lengths(&self) -> Result<(), (String, String)> {
         if let Some(bytes) = self.chunk_bytes.filter(|bytes| !is_chunk(*bytes)) {
             return Err((String::new(), format!("chunks cannot have {bytes} bytes")));
@@ -281,7 +283,8 @@ mod tests {
         assert!(manifest.check().unwrap_err().1.contains("is no file name"));
     }
 
-    /// Sizes that would wrap in a product, or make somebody ask for more memory than the files are.
+    /// Sizes whose product would overflow, or that would make a reader allocate more memory than
+    /// the files have.
     #[test]
     fn a_size_beyond_the_files_is_refused() {
         let whole = manifest(&[2, 3], &[(0, 0..2)]);

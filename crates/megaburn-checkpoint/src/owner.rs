@@ -1,5 +1,5 @@
-//! Says in a folder in the making who writes it, so that a later process can tell what a dead one
-//! left behind from work in progress and from what somebody else put there.
+//! Marks a folder in progress with its writer, so that a later process can distinguish leftovers of
+//! a dead process from work in progress and from unrelated files.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -11,18 +11,19 @@ use std::{
 
 use megaburn_collective::host_name;
 
-/// The file that says it. It stands in the folder until the folder has its final name.
+/// The name of the mark file. It is in the folder until the folder gets its final name.
 pub(crate) const OWNER: &str = ".megaburn-owner";
 const FIRST_LINE: &str = "megaburn writes this folder";
-/// The rest of the mark of a run.
+/// The second line of a run's mark.
 const OF_RUN: &str = "for a run, whose next start removes it";
-/// A marked file is no longer than this.
+/// Maximum bytes that are read of a mark file.
 const LONGEST: u64 = 4096;
-/// A folder is empty for a moment before it is marked.
+/// How long a folder may be empty before it must have been marked.
 const MOMENT: Duration = Duration::from_secs(60);
 
-/// Marks a folder as this process' own. While the file is held it is locked, and the lock ends with
-/// the process, however that ends. A file system without locks does without.
+/// Marks a folder as belonging to this process. The mark file is locked while this is held, and the
+/// lock ends with the process, however it ends. On file systems without locks, the mark is not
+/// locked.
 #[derive(Debug)]
 pub(crate) struct Owner {
     _file: File,
@@ -38,21 +39,21 @@ impl Owner {
     }
 }
 
-/// What says that a folder may be removed once whoever writes it has ended.
+/// Marks a folder that may be removed once its writer has ended.
 #[derive(Debug)]
 pub(crate) enum Mark {
-    /// The ranks of a run write it. Only one run at a time works in the folder above it, so that what carries
-    /// this mark when a run starts is left behind.
+    /// The ranks of a run write the folder. Only one run at a time works in the parent folder, so a
+    /// folder that has this mark when a run starts is a leftover.
     Run,
-    /// One process writes it.
+    /// A single process writes the folder.
     Process { _owner: Owner },
 }
 
-/// Marks a folder in one of the two ways.
+/// Marks a folder in one of these two ways.
 pub(crate) type SetMark = fn(&Path) -> io::Result<Mark>;
 
 impl Mark {
-    /// It outlives a power loss. An earlier mark is replaced.
+    /// Marks the folder durably: the mark survives a power loss. An earlier mark is replaced.
     pub(crate) fn of_run(folder: &Path) -> io::Result<Self> {
         let mut file = File::create(folder.join(OWNER))?;
         file.write_all(mark_of_run().as_bytes())?;
@@ -71,19 +72,19 @@ fn mark_of_run() -> String {
     format!("{FIRST_LINE}\n{OF_RUN}\n")
 }
 
-/// Takes the mark away.
+/// Removes the mark.
 pub(crate) fn unmark(folder: &Path) -> io::Result<()> {
     fs::remove_file(folder.join(OWNER))
 }
 
-/// Whether the folder carries the mark of a run.
+/// Whether the folder has the mark of a run.
 pub(crate) fn is_of_run(folder: &Path) -> bool {
     open_mark(folder).is_some_and(|(_, text)| text == mark_of_run())
 }
 
-/// Whether the folder carries the mark of a process of this host that has ended.
+/// Whether the folder has the mark of a process on this host that has ended.
 ///
-/// A process of another host may be alive, and its lock need not be seen here.
+/// A process on another host may be alive, and its lock may not be visible here.
 pub(crate) fn is_abandoned(folder: &Path) -> bool {
     let Some((file, text)) = open_mark(folder) else {
         return false;
@@ -102,8 +103,8 @@ pub(crate) fn is_abandoned(folder: &Path) -> bool {
     }
 }
 
-/// Whether nothing is in the folder, or only a mark that was not written to its end: whoever made it was
-/// killed at once, or begins to write it right now.
+/// Whether the folder is empty or holds only an incomplete mark: its creator was killed
+/// immediately, or is just starting to write.
 pub(crate) fn is_blank(folder: &Path) -> bool {
     let is_torn = || {
         let text = open_mark(folder).map(|(_, text)| text);
@@ -121,7 +122,7 @@ fn is_whole(mark: &str) -> bool {
     mark == mark_of_run() || (mark.ends_with('\n') && mark.lines().count() == 3)
 }
 
-/// The file that marks a folder and what it says, if there is one.
+/// The mark file of a folder and its text, if there is one.
 fn open_mark(folder: &Path) -> Option<(File, String)> {
     let path = folder.join(OWNER);
     fs::symlink_metadata(&path)
@@ -133,8 +134,8 @@ fn open_mark(folder: &Path) -> Option<(File, String)> {
     Some((file, text))
 }
 
-/// Whether the folder, whose name ends with the number of a process and a time, was made by a
-/// process of this host that ended before it had marked the folder.
+/// Whether the folder, whose name ends with a process id and a time, was created by a process on
+/// this host that ended before it marked the folder.
 pub(crate) fn is_abandoned_blank(folder: &Path, suffix: &str) -> bool {
     let made = fs::symlink_metadata(folder).and_then(|found| found.modified());
     let age = made
@@ -144,7 +145,7 @@ pub(crate) fn is_abandoned_blank(folder: &Path, suffix: &str) -> bool {
     is_old && pid_of(suffix).is_some_and(has_ended) && is_blank(folder)
 }
 
-/// The process that a suffix names, if it is one that this crate gives: two hexadecimal numbers.
+/// The process id in a suffix, if the suffix has this crate's form: two hexadecimal numbers.
 pub(crate) fn pid_of(suffix: &str) -> Option<u32> {
     let (pid, time) = suffix.split_once('-')?;
     let is_hex = |text: &str| {
@@ -155,7 +156,7 @@ pub(crate) fn pid_of(suffix: &str) -> Option<u32> {
         .flatten()
 }
 
-/// Whether there is no process of this number on this host.
+/// Whether no process on this host has this id.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let proc = Path::new("/proc");
     proc.join("self").exists() && !proc.join(pid.to_string()).exists()

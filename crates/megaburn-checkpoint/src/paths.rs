@@ -1,4 +1,4 @@
-//! Temporary names in the folder of a path, and how a later process recognises them.
+//! Temporary names next to a path, and how a later process recognizes them.
 
 use std::{
     fs, io,
@@ -9,15 +9,15 @@ use std::{
 
 use crate::{CheckpointError, error::IoContext, owner::pid_of};
 
-/// In the name of a file or folder that is being written and has not got its final name yet.
+/// In the name of a file or folder that is being written and does not have its final name yet.
 pub const TMP: &str = ".tmp-";
-/// In the name of a folder whose place another one has taken.
+/// In the name of a folder that was replaced by another.
 pub const REPLACED: &str = ".replaced-";
 /// In the name of a checkpoint that is being deleted.
 pub(crate) const TRASH: &str = ".trash-";
 
-/// Returns a new name in the same folder: `NAME`, the suffix, then this process's id and the time in
-/// hexadecimal.
+/// Returns a new name in the same folder: `NAME`, the suffix, then this process's id and the time
+/// in hexadecimal.
 pub fn sibling_path(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target
         .file_name()
@@ -34,9 +34,9 @@ pub fn sibling_path(target: &Path, suffix: &str) -> PathBuf {
     parent(target).join(name)
 }
 
-/// Splits a name that [`sibling_path`] made with one of the suffixes above into `NAME` and the suffix. A program that
-/// is killed leaves such names behind. A folder is a leftover only if it also holds the program's mark, so a
-/// user's `NAME.tmp-copy` is never taken for one.
+/// Splits a name that [`sibling_path`] made with one of the suffixes above into `NAME` and the
+/// suffix. A killed program leaves such names behind. A folder is a leftover only if it also has
+/// the program's mark, so a user's `NAME.tmp-copy` is never mistaken for one.
 pub fn leftover_of(name: &str) -> Option<(&str, &'static str)> {
     [TMP, REPLACED, TRASH].into_iter().find_map(|suffix| {
         let (of, unique) = name.rsplit_once(suffix)?;
@@ -44,7 +44,8 @@ pub fn leftover_of(name: &str) -> Option<(&str, &'static str)> {
     })
 }
 
-/// Whether something is at a path; a broken link is something. What cannot be looked at counts as there.
+/// Whether something exists at a path, including a broken link. A path that cannot be accessed
+/// counts as existing.
 pub fn is_there(path: &Path) -> bool {
     match fs::symlink_metadata(path) {
         Ok(_) => true,
@@ -63,12 +64,12 @@ pub fn sync_folder(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// The same with an error that names the folder.
+/// Like [`sync_folder`], with an error that names the folder.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
     sync_folder(dir).during("sync the folder", dir)
 }
 
-/// The folder that a path is in.
+/// The folder that contains a path.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

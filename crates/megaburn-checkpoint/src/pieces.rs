@@ -1,4 +1,4 @@
-//! Reads what a rank wants of a checkpoint's tensors, and checks it.
+//! Reads and verifies the parts of a checkpoint's tensors that a rank needs.
 
 use std::sync::atomic::AtomicBool;
 
@@ -22,20 +22,20 @@ use crate::{
 /// Bytes of a file that are hashed at once.
 const VERIFY_BLOCK: usize = 4 << 20;
 
-/// A file of which something was read.
+/// A file that is open for reading.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     file: SafetensorsFile,
-    /// Of each piece, which of its chunks were right when they were read.
+    /// For each piece, which of its chunks have been read and verified.
     seen: Vec<Vec<AtomicBool>>,
 }
 
 impl Checkpoint {
-    /// Compares a file with its hash.
+    /// Verifies the hash of a file.
     ///
     /// # Errors
-    /// It cannot be read, or is not what was written; then the tensor is named, where the manifest
-    /// has hashes of chunks.
+    /// The file cannot be read, or its hash differs. Then the error names the tensor, if the
+    /// manifest has hashes of chunks.
     pub(crate) fn verify_file(
         &self,
         file: usize,
@@ -56,7 +56,7 @@ impl Checkpoint {
         if found == info.xxh3 {
             return Ok(());
         }
-        // Which tensor it is, if the manifest's chunks can say it.
+        // Find the damaged tensor, if the manifest has hashes of chunks.
         for piece in 0..info.pieces.len() {
             self.read_piece((file, piece), Runs::push_all, |_, _| {})?;
         }
@@ -64,21 +64,22 @@ impl Checkpoint {
         Err(CheckpointError::damaged(&path, why))
     }
 
-    /// Reads what `shard` says of the tensor `name`: this rank's part under its own layout. Floats of
-    /// another type become `dtype`, each rounded to the nearest, on the way: a block of 1 MiB is in
-    /// memory beside the result.
+    /// Reads the part of the tensor `name` that `shard` selects: this rank's part under its own
+    /// layout. Floats of another type are cast to `dtype`, rounding to nearest, as they are read.
+    /// Besides the result, one block of 1 MiB is in memory.
     ///
-    /// The bytes that are used are checked: of each chunk (64 MiB of a stored piece) from which this
-    /// `Checkpoint` reads for the first time, the whole chunk is read and compared with its hash in
-    /// the manifest. Of chunks that were read before, and of checkpoints of older versions, which
-    /// have a hash of the whole file only, no more is read than these slices.
+    /// The bytes that are used are verified. The first time this `Checkpoint` reads from a chunk
+    /// (64 MiB of a stored piece), it reads the full chunk and compares its hash with the manifest.
+    /// From a chunk that it has verified, it reads only the slices needed. Checkpoints of older
+    /// versions have one hash per file and no chunks; of those, only the slices needed are read,
+    /// without verification.
     ///
     /// # Shapes
-    /// `shard.local_shape()`, padding zero.
+    /// `shard.local_shape()`, with zero padding.
     /// # Errors
-    /// No such tensor (the nearest name is given), another global shape (a checkpoint of another
-    /// model), an element type that does not become `dtype`, a damaged file, which names the tensor
-    /// and the chunk.
+    /// There is no such tensor (the error names the nearest); the global shape differs (a
+    /// checkpoint of another model); the element type cannot be cast to `dtype`; or a file is
+    /// damaged, and the error names the tensor and the chunk.
     pub fn read(
         &self,
         name: &str,
@@ -154,8 +155,8 @@ impl Checkpoint {
         })
     }
 
-    /// Reads runs of a piece (of this number, in the file of this number), which `wanted` names, and calls
-    /// `copy` with the bytes of each and the element that it goes to.
+    /// Reads the runs that `wanted` selects from piece `number` of file `file`, and calls `copy`
+    /// with the bytes of each run and its destination element.
     fn read_piece(
         &self,
         (file, number): (usize, usize),
@@ -179,7 +180,7 @@ impl Checkpoint {
         runs.read(stored, chunks, copy)
     }
 
-    /// Where the bytes of a piece are, by the file's own header.
+    /// The position of a piece's bytes according to the file's own header.
     fn stored<'a>(
         &self,
         file: &'a SafetensorsFile,
@@ -201,7 +202,7 @@ impl Checkpoint {
         Ok(file.stored(found))
     }
 
-    /// Opens a file at its first use.
+    /// Opens a file on first use.
     fn file(&self, file: usize) -> Result<&OpenFile, CheckpointError> {
         if self.files[file].get().is_none() {
             let info = &self.manifest.files[file];
@@ -214,7 +215,7 @@ impl Checkpoint {
                     .collect::<Vec<_>>()
             };
             let seen = info.pieces.iter().map(unseen).collect();
-            // Another thread may have been first; either will do.
+            // Another thread may have been first; either value will do.
             let _ = self.files[file].set(OpenFile { file: opened, seen });
         }
         Ok(self.files[file].get().expect("it was just set"))

@@ -9,9 +9,8 @@ use crate::{CheckpointError, error::IoContext};
 
 /// A file that is open for reading at any position.
 ///
-/// It is not mapped into memory: what cannot be read, because the disk or the network fails or
-/// because somebody shortens the file, is an error that names the file. Under a map it would be a
-/// SIGBUS.
+/// It is not memory-mapped: if the disk or network fails or the file is shortened, reading returns
+/// an error that names the file. With a mapping, that would be a SIGBUS.
 #[derive(Debug)]
 pub(crate) struct PlainFile {
     path: PathBuf,
@@ -34,7 +33,7 @@ impl PlainFile {
         &self.path
     }
 
-    /// Its length in bytes when it was opened.
+    /// The file's length in bytes when it was opened.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }

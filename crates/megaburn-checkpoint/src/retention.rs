@@ -1,4 +1,4 @@
-//! Which of a run's checkpoints stay when a new one was committed.
+//! Which checkpoints of a run stay after a new one was committed.
 
 use std::{
     collections::BTreeMap,
@@ -20,31 +20,36 @@ use crate::{
     unfinished::remove_marked,
 };
 
-/// The checkpoints that the ranks of this process have read completely, and whether each was whole.
+/// The checkpoints that the ranks of this process have fully verified, and whether each was intact.
 static VERIFIED: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
 
 fn verified() -> MutexGuard<'static, BTreeMap<PathBuf, bool>> {
     VERIFIED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers what was found of a checkpoint.
+/// Records whether a checkpoint is intact.
 pub(crate) fn remember(path: &Path, is_whole: bool) {
     verified().insert(path.to_path_buf(), is_whole);
 }
 
-/// A checkpoint's name, and whether it is whole, where a rank has read it.
+/// A checkpoint's name and, if a rank has verified it, whether it is intact.
 type Known = (String, Option<bool>);
 
-/// Deletes old checkpoints of the run `run_id` where its newest `keep` up to `current`, which was just written,
-/// are whole (0 keeps all). Later ones are of another past of the run and are not touched, nor are those that
-/// another run wrote, or a conversion. Before an older checkpoint is deleted, all ranks read those that
-/// stay, each once in a process. One that is found damaged is neither counted nor deleted: it may be all that
-/// is left of a step.
+/// Deletes old checkpoints of the run `run_id`, once its newest `keep` up to `current` are intact;
+/// `current` was just written, and 0 keeps all. Before an older checkpoint is deleted, all ranks
+/// verify the remaining ones, each once per process.
+///
+/// These checkpoints are neither counted nor deleted:
+///
+/// - checkpoints after `current`, which belong to another past of the run
+/// - checkpoints that another run or a conversion wrote
+/// - damaged checkpoints, because one may be all that is left of a step
 ///
 /// # Errors
 /// The folder or a checkpoint cannot be read or deleted.
 /// # Collective
-/// All ranks of `world`, which each read their share of the files and tell `progress`.
+/// All ranks of `world`. The files are distributed over the ranks for verification, and each
+/// reports to `progress`.
 pub(crate) fn retain(
     world: &Group,
     dir: &Path,
@@ -82,7 +87,8 @@ pub(crate) fn retain(
         .try_for_each(|(name, _)| delete(&dir.join(name)))
 }
 
-/// The checkpoints that count for [`retain`], newest first. The one that was just written is whole.
+/// The checkpoints that count for [`retain`], newest first. The one just written is known to be
+/// intact.
 fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, CheckpointError> {
     let mut verified = verified();
     verified.remove(&step_path(dir, current));
@@ -118,8 +124,8 @@ fn is_verified_valid(
     Ok(found.is_ok())
 }
 
-/// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no half of it under a
-/// checkpoint's name.
+/// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no partial
+/// checkpoint under a checkpoint's name.
 fn delete(path: &Path) -> Result<(), CheckpointError> {
     if path.is_symlink() {
         return fs::remove_file(path).during("remove the link", path);

@@ -1,34 +1,33 @@
-//! Reads the stretches of a stored tensor that are wanted, in few large reads.
+//! Reads the needed runs of a stored tensor in a few large reads.
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{CheckpointError, chunks::Chunks, plain::PlainFile};
 
-/// Bytes that are read at once: they fit into a core's second cache, so that the copy from there
-/// costs little.
+/// Bytes per read: they fit into a core's L2 cache, so that copying them from there is cheap.
 const BLOCK: usize = 1 << 20;
-/// Stretches with at most so many bytes between them are read together: from a file cache that
-/// costs about as much as another system call, from a disk or a network less.
+/// Runs with at most this many bytes between them are read together. From the page cache, reading
+/// the gap costs about as much as another system call; from a disk or network, less.
 pub(crate) const GAP: usize = 64 << 10;
 
 /// The bytes of a tensor, or of a piece of one, in a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored<'a> {
     pub(crate) file: &'a PlainFile,
-    /// Where they start in the file.
+    /// Offset of the first byte in the file.
     pub(crate) start: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub(crate) len: u64,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub(crate) size: usize,
 }
 
-/// Elements that are wanted of a stored tensor, and where they go.
+/// The elements to read from a stored tensor, and their destinations.
 #[derive(Debug)]
 pub(crate) struct Runs {
-    /// Elements between which no run crosses a border.
+    /// Runs are split at multiples of this many elements.
     unit: usize,
-    /// Elements that are stored.
+    /// Number of stored elements.
     stored: usize,
     runs: Vec<Run>,
 }
@@ -41,7 +40,7 @@ struct Run {
 }
 
 impl Runs {
-    /// Of a tensor whose bytes are checked in chunks of this length, if they are.
+    /// No runs yet, of a tensor whose bytes are verified in chunks of `chunk` bytes, if at all.
     pub(crate) fn new(stored: &Stored<'_>, chunk: Option<u64>) -> Self {
         let unit = unit(chunk) / stored.size;
         let elements = stored.len as usize / stored.size;
@@ -52,12 +51,12 @@ impl Runs {
         }
     }
 
-    /// Wants everything.
+    /// Adds all elements.
     pub(crate) fn push_all(&mut self) {
         self.push(0, 0, self.stored);
     }
 
-    /// Wants the elements from `from` on; they go to `to`.
+    /// Adds `len` elements starting at `from`, with destination `to`.
     pub(crate) fn push(&mut self, mut from: usize, mut to: usize, mut len: usize) {
         while len > 0 {
             let here = (self.unit - from % self.unit).min(len);
@@ -72,13 +71,13 @@ impl Runs {
         }
     }
 
-    /// Reads them and calls `copy` with the bytes of each run and the element that it goes to.
-    /// With `chunks`, every chunk that a run touches is read as a whole and checked, unless it was
-    /// checked before.
+    /// Reads all runs and calls `copy` with the bytes of each and its destination element. With
+    /// `chunks`, every chunk that a run touches is read in full and verified, unless it was
+    /// verified before.
     ///
     /// # Errors
-    /// The file cannot be read, or a chunk is not what was written; then some runs may have been
-    /// copied.
+    /// The file cannot be read, or the hash of a chunk differs. Some runs may have been copied by
+    /// then.
     pub(crate) fn read(
         mut self,
         stored: Stored<'_>,
@@ -106,14 +105,14 @@ impl Runs {
     }
 }
 
-/// Bytes between borders that no read crosses.
+/// Reads are split at multiples of this many bytes.
 fn unit(chunk: Option<u64>) -> usize {
     chunk
         .and_then(|chunk| usize::try_from(chunk).ok())
         .map_or(BLOCK, |chunk| chunk.min(BLOCK))
 }
 
-/// Reads no more than the runs and small gaps between them.
+/// Reads only the runs and the small gaps between them.
 fn read_windows(
     stored: Stored<'_>,
     runs: &[Run],
@@ -146,7 +145,7 @@ fn read_windows(
     Ok(())
 }
 
-/// Reads a whole chunk, copies the runs and compares the hash.
+/// Reads a full chunk, copies its runs and compares its hash.
 fn read_chunk(
     stored: Stored<'_>,
     (chunks, chunk): (&Chunks<'_>, usize),
@@ -190,8 +189,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// Any runs, with and without chunks, come as they stand in the file; a wrong byte in a
-        /// chunk that a run touches is an error, and one in another chunk is not looked at.
+        /// Any runs, with and without chunks, return the bytes of the file. A wrong byte in a chunk
+        /// that a run touches is an error; one in another chunk is not noticed.
         #[test]
         fn runs_come_as_they_stand_and_a_wrong_byte_in_their_chunk_is_an_error(
             power in 10u32..22,

@@ -4,14 +4,14 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::{CheckpointError, dtype, plain::PlainFile, runs::Stored, sizes::num_elements};
 
-/// The length of a safetensors header stands before it in this many bytes.
+/// A safetensors file starts with the length of its header in this many bytes.
 const HEADER_LEN: usize = 8;
 /// The longest header that the safetensors library reads.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// What a file starts with that stands for one on a Git LFS server.
+/// The first bytes of a Git LFS pointer, which replaces a file that was not downloaded.
 const LFS: &[u8] = b"version https://git-lfs";
 
-/// An open safetensors file and what its header says.
+/// An open safetensors file and its header.
 #[derive(Debug)]
 pub(crate) struct SafetensorsFile {
     file: PlainFile,
@@ -20,10 +20,11 @@ pub(crate) struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// Opens a file and reads its header; no data is read.
+    /// Opens a file and reads its header, but no data.
     ///
     /// # Errors
-    /// A file that cannot be read, is no safetensors file, or is not as long as its header says.
+    /// The file cannot be read, is not a safetensors file, or does not have the length that its
+    /// header implies.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let file = PlainFile::open(path)?;
         let damaged = |why: String| Err(CheckpointError::damaged(path, why));
@@ -54,7 +55,8 @@ impl SafetensorsFile {
         let mut text = vec![0; len as usize];
         file.read_at(&mut text, HEADER_LEN as u64)?;
         let data_start = HEADER_LEN as u64 + len;
-        // The library checks that tensors follow each other and are as long as their shapes say.
+        // The library checks that tensors are consecutive and that their lengths match their
+        // shapes.
         let header: Metadata = match serde_json::from_slice(&text) {
             Ok(header) => header,
             Err(error) => return damaged(format!("its header cannot be read: {error}")),
@@ -87,17 +89,17 @@ impl SafetensorsFile {
         self.file.path()
     }
 
-    /// What the header says of a tensor.
+    /// The header of a tensor.
     pub(crate) fn info(&self, key: &str) -> Option<&TensorInfo> {
         self.header.info(key)
     }
 
-    /// The names of its tensors.
+    /// The names of the tensors.
     pub(crate) fn keys(&self) -> Vec<String> {
         self.header.offset_keys()
     }
 
-    /// Where the bytes of a tensor are.
+    /// The position of a tensor's bytes.
     pub(crate) fn stored(&self, info: &TensorInfo) -> Stored<'_> {
         let (start, end) = info.data_offsets;
         let file = &self.file;

@@ -27,43 +27,44 @@ use crate::{
     write::write_rank_file,
 };
 
-/// What a checkpoint holds beside tensors. Rank 0's is written.
+/// The contents of a checkpoint other than tensors. Rank 0's snapshot is written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// The run that writes it, which the manifest names.
+    /// The run that writes the checkpoint; stored in the manifest.
     pub run_id: Option<String>,
     /// Updates done.
     pub step: u64,
     /// The model's configuration.
     pub model: Value,
-    /// What else the trainer needs to go on as if nothing had happened.
+    /// Other state that the trainer needs to resume exactly.
     pub trainer: Value,
 }
 
-/// One tensor as a rank holds it. Its values are asked for when they are written, one tensor after
-/// the other, and let go before the next.
+/// One tensor as a rank holds it. Its values are requested when they are written, one tensor at a
+/// time, and dropped before the next tensor.
 pub struct NamedTensor<'a> {
-    /// Its name in the checkpoint: `model.` or an optimizer state's name, and the parameter's path.
+    /// The tensor's name in the checkpoint: `model.` or an optimizer state's name, and the
+    /// parameter's path.
     pub name: String,
-    /// Which part of the whole this is.
+    /// The part of the global tensor that this rank holds.
     pub shard: &'a ShardSpec,
     /// Element type.
     pub dtype: DType,
-    /// Gives the local values, padding included; in the local shape or flat.
+    /// Returns the local values, padding included, in the local shape or flat.
     pub data: LazyData<'a>,
 }
 
-/// Gives a tensor's local values when they are wanted.
+/// Returns a tensor's local values on demand.
 pub type LazyData<'a> = Box<dyn FnOnce() -> Result<TensorData, CheckpointError> + 'a>;
 
 impl<'a> NamedTensor<'a> {
-    /// A tensor whose values are at hand.
+    /// A tensor whose values are available.
     pub fn new(name: impl Into<String>, shard: &'a ShardSpec, data: TensorData) -> Self {
         Self::lazy(name, shard, data.dtype(), move || Ok(data))
     }
 
-    /// A tensor whose values `data` gives when they are written; it is not asked where this rank
-    /// owns nothing of the tensor. Its error ends the save on all ranks.
+    /// A tensor whose values `data` returns when they are written. `data` is not called if this
+    /// rank owns nothing of the tensor. An error of `data` ends the save on all ranks.
     pub fn lazy(
         name: impl Into<String>,
         shard: &'a ShardSpec,
@@ -102,8 +103,8 @@ impl fmt::Debug for NamedTensor<'_> {
     }
 }
 
-/// Says why the folder of checkpoints must not be written to, for instance because another run has taken
-/// it. It is asked on rank 0 before the first byte is written and once more before the commit.
+/// Returns an error if the folder of checkpoints must not be written to, for instance because
+/// another run uses it. Rank 0 calls it before the first byte is written and before the commit.
 pub type Guard<'a> = &'a dyn Fn() -> Result<(), String>;
 
 /// What a rank wrote.
@@ -113,21 +114,23 @@ pub(crate) struct Report {
     file: Option<FileInfo>,
 }
 
-/// Saves a checkpoint to `dir/step-XXXXXXXX` and returns that path. Then only the newest `keep` checkpoints
-/// of the run that `snapshot` names stay (0 keeps all); before older ones are deleted, the ranks read those that
-/// stay, each once in a process. One of the same step is replaced. With a `guard` the folder `dir` must be there,
-/// and is not made anew.
+/// Saves a checkpoint to `dir/step-XXXXXXXX` and returns that path. A checkpoint of the same step
+/// is replaced. With a `guard`, the folder `dir` must exist and is not created.
 ///
-/// Every element is written once, by the rank that owns it at data- and context-parallel
-/// coordinate 0, of an expert at expert-data-parallel coordinate 0 ([`is_written_by`]); the values of a
-/// tensor are asked for there only, of one tensor at a time.
+/// Afterwards only the newest `keep` checkpoints of the run that `snapshot` names remain (0 keeps
+/// all). Before older ones are deleted, the ranks verify the remaining ones, each once per process.
+///
+/// Every element is written once, by the rank that owns it at data- and context-parallel coordinate
+/// 0, or for experts at expert-data-parallel coordinate 0 ([`is_written_by`]). Only that rank's
+/// values are requested, one tensor at a time.
 ///
 /// # Errors
-/// Any rank's failure or the guard's refusal, on every rank; then the older checkpoints are untouched and
-/// nothing of the new one stays. Tensors that the ranks' pieces do not tile exactly once are refused.
+/// Any rank's failure or the guard's refusal, on every rank. The older checkpoints are then
+/// unchanged, and nothing of the new one remains. Tensors that the ranks' pieces do not tile
+/// exactly once are refused.
 /// # Collective
-/// All ranks of `groups.world`; a few messages, none with tensors. Each rank is in [`Phase::Save`]
-/// and tells its progress.
+/// All ranks of `groups.world`; a few messages, none with tensors. Each rank enters [`Phase::Save`]
+/// and reports its progress.
 pub fn save<'a>(
     dir: &Path,
     keep: usize,
@@ -152,7 +155,7 @@ pub fn save<'a>(
     };
     let staging = groups.is_main().then(create).transpose();
     let staging = settle(world, staging)?;
-    // Only the name: ranks of other hosts may see the folder under another path.
+    // Only the name is sent, because ranks on other hosts may see the folder under another path.
     let name = staging
         .as_ref()
         .and_then(|staging| staging.path.file_name());
@@ -169,7 +172,7 @@ pub fn save<'a>(
     let committed = staging.map(|staging| {
         let manifest = merge(snapshot, groups.layout().to_string(), reports)?;
         write_manifest(&staging.path, &manifest)?;
-        // Writing took its time.
+        // Check a second time, because another run may have started during the write.
         check()?;
         staging.commit()
     });
@@ -184,7 +187,7 @@ pub fn save<'a>(
     Ok(step_path(dir, snapshot.step))
 }
 
-/// Whether this rank writes what it owns of a tensor: whether [`save`] asks it for the values.
+/// Whether this rank writes what it owns of a tensor, i.e. whether [`save`] requests its values.
 pub fn is_written_by(groups: &ProcessGroups, shard: &ShardSpec) -> bool {
     let coords = &groups.coords;
     if shard.is_expert() {
@@ -208,7 +211,7 @@ pub(crate) fn write_share<'a>(
             name: name.clone(),
             why: why.into(),
         };
-        // A piece is stored as its tensor's name, `#` and where it starts.
+        // The key of a piece is its tensor's name, `#` and its start.
         if name.contains('#') {
             return Err(refuse("its name holds a `#`"));
         }

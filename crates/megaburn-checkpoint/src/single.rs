@@ -16,18 +16,19 @@ use crate::{
     target::Target,
 };
 
-/// Writes an ordinary checkpoint of one process to exactly `path`, which then opens as any other:
-/// [`Checkpoint::open`](crate::Checkpoint::open). `layout` is the layout that the manifest names,
-/// and `extra_files` (relative path, bytes) are put beside the manifest.
+/// Writes a checkpoint from a single process to exactly `path`. It can be opened like any other,
+/// with [`Checkpoint::open`](crate::Checkpoint::open). `layout` is the layout that the manifest
+/// names; `extra_files` (relative path, bytes) are added to the folder.
 ///
-/// It is written to a folder beside `path` (`path.tmp-…`, which only a kill leaves behind, until the next
-/// one to the same path), synced and renamed; the values of one tensor at a time are in memory. What
-/// stands at `path` is replaced only with `force`, only when the new one is whole, and only if it is a
-/// checkpoint or an empty folder.
+/// The checkpoint is written to a temporary folder next to `path` (`path.tmp-…`), synced and
+/// renamed. Only a kill leaves the temporary folder behind; the next save to the same path removes
+/// it. One tensor's values are in memory at a time. Existing contents of `path` are replaced only
+/// with `force`, only once the new checkpoint is complete, and only if they are a checkpoint or an
+/// empty folder.
 ///
 /// # Errors
-/// Something that is not to be replaced; tensors that are not whole, a tensor's own error, a full
-/// disk. Then nothing of the new one stays, and what stood there is untouched.
+/// `path` exists and is not to be replaced, tensors are incomplete, a tensor's `data` fails, or the
+/// disk is full. Then nothing of the new checkpoint remains, and what was there is unchanged.
 pub fn save_single<'a>(
     path: &Path,
     force: bool,
@@ -51,14 +52,14 @@ pub fn save_single<'a>(
     target.commit(staging)
 }
 
-/// Whether a checkpoint's folder may hold this name.
+/// Whether `name` may be a file in a checkpoint's folder.
 fn is_part(name: &str) -> bool {
     let is_rank = name.starts_with("rank-") && name.ends_with(".safetensors");
     is_rank || [MANIFEST, MANIFEST_HASH, ASSETS].contains(&name)
 }
 
-/// Makes the folders of a relative path below `folder`. `folder` itself is not made: where it is gone,
-/// a signal removed it, and the process is about to end.
+/// Creates the folders of a relative path below `folder`, but not `folder` itself: if that is gone,
+/// a signal removed it and the process is about to end.
 fn make_folders(folder: &Path, relative: &str) -> Result<(), CheckpointError> {
     let mut path = folder.to_path_buf();
     for part in Path::new(relative)
@@ -75,7 +76,7 @@ fn make_folders(folder: &Path, relative: &str) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Puts files into a folder in the making; none that is already there is overwritten.
+/// Adds files to a folder in progress. Existing files are not overwritten.
 pub(crate) fn write_extra(
     folder: &Path,
     files: &[(String, Vec<u8>)],

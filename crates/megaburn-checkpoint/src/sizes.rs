@@ -1,13 +1,13 @@
-//! Sizes that a file gives are checked before anything is computed from them.
+//! Checks sizes from a file before anything is computed from them.
 
-/// Elements of a tensor of this shape; none if the number, or the number of their bytes, is beyond
-/// what a computer counts. Where a dimension is 0 the others are still looked at: their product is
-/// the length of a row.
+/// Number of elements of a tensor of this shape, or `None` if that number, or their number of
+/// bytes, would overflow. If a dimension is 0, the others are still checked, because their product
+/// is the length of a row.
 pub(crate) fn num_elements(shape: &[usize]) -> Option<usize> {
     let most = shape
         .iter()
         .try_fold(1usize, |product, &len| product.checked_mul(len.max(1)))?;
-    // Elements of 8 bytes, and room for sums.
+    // Elements have up to 8 bytes; the other factor of 2 leaves space for sums.
     (most <= usize::MAX >> 4).then(|| if shape.contains(&0) { 0 } else { most })
 }
 

@@ -5,10 +5,10 @@ use megaburn_mesh::{Axis, ShardPiece, ShardSpec};
 
 use crate::{Checkpoint, CheckpointError, TensorInfo};
 
-/// What is known of a tensor without its values.
+/// The name, type and shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHeader {
-    /// Its name in the file.
+    /// The tensor's name in the file.
     pub name: String,
     /// Element type in the file.
     pub dtype: DType,
@@ -17,17 +17,17 @@ pub struct TensorHeader {
 }
 
 impl TensorHeader {
-    /// Length of dim 0; a scalar is one row.
+    /// Length of dimension 0; a scalar has one row.
     pub fn num_rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Elements of a row.
+    /// Elements per row.
     pub fn row_len(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 
-    /// The shape of some of its rows; a scalar stays one.
+    /// The shape of some of the rows; a scalar stays a scalar.
     pub(crate) fn rows_shape(&self, rows: &Range<usize>) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some(len) = shape.first_mut() {
@@ -36,7 +36,7 @@ impl TensorHeader {
         shape
     }
 
-    /// So many rows that they have about `bytes` bytes, one at least, from the first to the last.
+    /// Splits the rows into blocks of about `bytes` bytes, at least one row each, in order.
     pub(crate) fn blocks(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> {
         let row = (self.row_len() * self.dtype.size()).max(1);
         let rows = (bytes / row).max(1);
@@ -47,22 +47,22 @@ impl TensorHeader {
     }
 }
 
-/// A set of named tensors, whatever holds it: to be compared, and to be written elsewhere.
+/// A set of named tensors of any origin, which can be compared or written elsewhere.
 pub trait TensorSource {
-    /// What it is, for people: its path.
+    /// A name for messages: the path.
     fn label(&self) -> String;
 
-    /// All its tensors, sorted by name.
+    /// All tensors, sorted by name.
     fn headers(&self) -> Vec<TensorHeader>;
 
-    /// Some rows of a tensor (along dim 0), in its own element type.
+    /// Some rows of a tensor (along dimension 0), in its own element type.
     ///
     /// # Shapes
-    /// `[rows.len(), ..]`; of a scalar, whose only row is 0, `[]`.
+    /// `[rows.len(), ..]`; for a scalar, whose only row is 0, `[]`.
     /// # Errors
-    /// No such tensor (the nearest name is given), a damaged file.
+    /// There is no such tensor (the error names the nearest), or a file is damaged.
     /// # Panics
-    /// If it has no such rows.
+    /// If the tensor does not have these rows.
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError>;
 }
 
@@ -103,10 +103,10 @@ impl TensorSource for Checkpoint {
     }
 }
 
-/// A part of a tensor that no rank holds, but somebody wants to see.
+/// A shard spec for any range of one dimension, independent of ranks.
 ///
 /// # Panics
-/// If the tensor has no such part.
+/// If the tensor does not have this range.
 pub(crate) fn stretch(shape: &[usize], dim: usize, global: Range<usize>) -> ShardSpec {
     let len = shape.get(dim).copied().unwrap_or(1);
     assert!(
@@ -129,7 +129,7 @@ pub(crate) fn stretch(shape: &[usize], dim: usize, global: Range<usize>) -> Shar
     }
 }
 
-/// The name most like `name`; empty if there is none at all.
+/// The name most similar to `name`; empty if `names` is empty.
 pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a String>) -> String {
     let near = |other: &&String| strsim::jaro_winkler(name, other);
     names

@@ -1,4 +1,4 @@
-//! What interrupted conversions left beside their target.
+//! Removes what interrupted conversions left next to their target.
 
 use std::{ffi::OsStr, fs, path::Path};
 
@@ -10,12 +10,15 @@ use crate::{
     unfinished::remove_marked,
 };
 
-/// Removes what conversions to `target` left that ended before they were done, and puts a replaced
-/// result back under its name if that is empty.
+/// Removes what unfinished conversions to `target` left behind, and moves a replaced result back if
+/// `target` no longer exists.
 ///
-/// Only what is certainly such a leftover is touched: a folder whose name begins as those do and
-/// that carries the mark of a process of this host that has ended; or that holds nothing or half a
-/// mark, is a minute old and named after such a process. A folder is put back only if it `is_result`.
+/// Only certain leftovers are touched, i.e. folders with a leftover's name that are either
+///
+/// - marked by a process of this host that has ended, or
+/// - empty or incompletely marked, a minute old and named after such a process.
+///
+/// A folder is moved back only if it `is_result`.
 pub(crate) fn sweep(
     target: &Path,
     is_result: impl Fn(&Path) -> bool,
@@ -26,7 +29,7 @@ pub(crate) fn sweep(
     if !above.is_dir() {
         return Ok(());
     }
-    // A conversion that was killed right after it put its result in place.
+    // The conversion was killed right after it had renamed its result.
     if is_abandoned(target) {
         unmark(target).during("remove the mark of an ended process in", target)?;
     }
@@ -60,7 +63,7 @@ pub(crate) fn sweep(
     Ok(())
 }
 
-/// What stands in `name` behind the target's name and the kind of leftover.
+/// The rest of `name` after the target's name and the kind of leftover.
 fn suffix<'a>(target: &OsStr, name: &'a OsStr, kind: &str) -> Option<&'a str> {
     name.to_str()?
         .strip_prefix(target.to_str()?)?
@@ -79,7 +82,7 @@ mod tests {
     fn only_what_is_certainly_a_leftover_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let target = make(dir.path(), "out");
-        // Not marked, of other targets, no folders, of this process, of another host.
+        // Unmarked, of other targets, not a folder, of this process, of another host.
         let kept = [
             "out.tmp-1-2",
             "out.tmp-",
@@ -90,7 +93,7 @@ mod tests {
         for name in kept {
             make(dir.path(), name);
         }
-        // As a conversion that begins.
+        // Like a conversion that has just started.
         fs::create_dir(dir.path().join("out.tmp-ffffffff-9")).unwrap();
         fs::write(dir.path().join("out.tmp-3-4"), "a file").unwrap();
         let other = make(dir.path(), "other.tmp-1-3");

@@ -1,5 +1,5 @@
-//! A place that a user named for a result: what may be replaced there, and what interrupted
-//! conversions to it left.
+//! A target path from the user: what may be replaced there, and leftovers of interrupted
+//! conversions to it.
 
 use std::{fs, path::Path};
 
@@ -12,27 +12,27 @@ use crate::{
     sweep::sweep,
 };
 
-/// A folder that a user named as the place of a result, and what may be replaced there.
+/// The target folder of a result, as named by the user, and what may be replaced there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) path: &'a Path,
-    /// Whether a result that stands there may be replaced.
+    /// Whether an existing result may be replaced.
     pub(crate) force: bool,
-    /// What such a result is, and the file by which one knows it.
+    /// What kind of result it is, and the file that identifies it.
     pub(crate) what: &'static str,
     pub(crate) mark: &'static str,
-    /// The names that such a result may have in its folder: anything else is somebody's own.
+    /// The names that such a result may have in its folder; any other name is a user's file.
     pub(crate) is_part: fn(&str) -> bool,
 }
 
 impl Target<'_> {
-    /// A folder that will become it.
+    /// Creates a folder that will become the target.
     ///
     /// # Errors
-    /// Something stands there and is not to be replaced, or is no such result: nobody's other
-    /// folder is deleted.
+    /// The target exists and is not to be replaced, or is not such a result; no other folder is
+    /// ever deleted.
     pub(crate) fn stage(&self) -> Result<AtomicDir, CheckpointError> {
-        // Of `out/..` or a link, the folder itself.
+        // For `out/..` or a link, use the folder itself.
         let whole = || fs::canonicalize(self.path).unwrap_or_else(|_| self.path.to_path_buf());
         if let Err(error) = sweep(&whole(), |folder| self.kind(folder).is_ok()) {
             tracing::warn!("leftovers of interrupted conversions may stay: {error}");
@@ -47,7 +47,8 @@ impl Target<'_> {
         AtomicDir::create_owned(&path)
     }
 
-    /// Looks again, as writing took its time, and puts the new folder in place.
+    /// Checks the target a second time, because writing took a while, and renames the new folder to
+    /// it.
     pub(crate) fn commit(&self, staging: AtomicDir) -> Result<(), CheckpointError> {
         self.check()?;
         sync_dir(&staging.path)?;
@@ -66,7 +67,7 @@ impl Target<'_> {
         self.kind(self.path)
     }
 
-    /// Refuses a folder that is not empty and no such result.
+    /// Refuses a folder that is neither empty nor such a result.
     fn kind(&self, path: &Path) -> Result<(), CheckpointError> {
         let Self {
             what,

@@ -6,7 +6,7 @@ use crate::{
     CheckpointError, buffer::filled, dtype, safetensors_file::SafetensorsFile, source::nearest,
 };
 
-/// One safetensors file, whatever is in it.
+/// A single safetensors file with any contents.
 #[derive(Debug)]
 pub struct TensorFile {
     file: SafetensorsFile,
@@ -16,14 +16,14 @@ impl TensorFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// A file that cannot be read, is no safetensors file or is truncated.
+    /// The file cannot be read, is not a safetensors file, or is truncated.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         Ok(Self {
             file: SafetensorsFile::open(path)?,
         })
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -38,11 +38,11 @@ impl TensorFile {
         self.file.info(name).map(|info| info.shape.as_slice())
     }
 
-    /// A whole tensor.
+    /// Reads a full tensor.
     ///
     /// # Errors
-    /// No such tensor (the nearest name is given), one of a type that is not read, or a file that
-    /// cannot be read.
+    /// There is no such tensor (the error names the nearest), its type is not supported, or the
+    /// file cannot be read.
     pub fn read(&self, name: &str) -> Result<TensorData, CheckpointError> {
         let path = self.file.path().to_path_buf();
         let name = name.to_string();

@@ -1,11 +1,11 @@
-//! What several tests of this crate need.
+//! Helpers for several tests of this crate.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The names in a folder, in order.
+/// The names in a folder, sorted.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
     let names = fs::read_dir(dir)
         .unwrap()
@@ -15,7 +15,7 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Makes a folder whose file `weights` holds the folder's name.
+/// Creates a folder whose file `weights` holds the folder's name.
 pub(crate) fn make(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     fs::create_dir(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Rectangles of matrices, copied from bytes to bytes, transposed and cast on the way.
+//! Copies rectangles of matrices between byte buffers, transposing and casting them.
 
 use burn::tensor::DType;
 
@@ -7,21 +7,21 @@ use crate::cast;
 /// A rectangle of a row-major matrix in memory, in elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatrixBlock {
-    /// Where its first element stands.
+    /// Offset of the first element.
     pub(crate) start: usize,
-    /// From the start of a row to the start of the next.
+    /// Distance from the start of a row to the start of the next.
     pub(crate) stride: usize,
 }
 
-/// A tile of the destination, in elements: 64 KiB of f32, which stay in the second cache. Each
-/// line of the source and of the destination is touched by one tile only (or two, at its ends), and
-/// a tile writes long stretches, as a jump to another page of the destination is what costs.
+/// Size of a tile of the destination in elements: 64 KiB of f32, which stay in the L2 cache. Each
+/// line of the source and the destination is touched by one tile only (or two, at its ends). Tiles
+/// write long runs, because jumps to another page of the destination are what is slow.
 const ROWS: usize = 64;
 const COLS: usize = 256;
 /// Bytes of the widest element.
 const WIDEST: usize = 8;
 
-/// Copies rectangles of elements of one type as elements of another.
+/// Copies rectangles of elements from one type to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatrixCopy {
     copy: cast::Copy,
@@ -30,7 +30,7 @@ pub(crate) struct MatrixCopy {
 }
 
 impl MatrixCopy {
-    /// None where [`cast::copy`] has none.
+    /// `None` if [`cast::copy`] returns `None`.
     pub(crate) fn new(from: DType, to: DType) -> Option<Self> {
         Some(Self {
             copy: cast::copy(from, to)?,
@@ -39,7 +39,7 @@ impl MatrixCopy {
         })
     }
 
-    /// Copies elements that stand one behind the other to where element `to` is.
+    /// Copies consecutive elements to the destination, starting at element `to`.
     pub(crate) fn run(&self, source: &[u8], dest: &mut [u8], to: usize) {
         let bytes = source.len() / self.from * self.to;
         (self.copy)(source, &mut dest[to * self.to..][..bytes]);
@@ -52,7 +52,7 @@ impl MatrixCopy {
         (dest, b): (&mut [u8], MatrixBlock),
         (rows, cols): (usize, usize),
     ) {
-        // Whole rows on both sides are one run.
+        // Full rows on both sides form a single run.
         let whole = a.stride == cols && b.stride == cols;
         let (rows, cols) = if whole {
             (1, rows * cols)
@@ -69,7 +69,7 @@ impl MatrixCopy {
         }
     }
 
-    /// Copies to `rows` rows of `cols` elements from a source of `cols` rows of `rows` elements.
+    /// Copies a source of `cols` rows of `rows` elements to `rows` rows of `cols` elements.
     pub(crate) fn transposed(
         &self,
         source: (&[u8], MatrixBlock),
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Rectangles anywhere in their matrices, of every width of element.
+        /// Rectangles anywhere in their matrices, for every element width.
         #[test]
         fn a_rectangle_lands_where_it_belongs_and_nothing_else_changes(
             (rows, cols) in (1usize..150, 1usize..300),

@@ -1,4 +1,5 @@
-//! Folders in the making of this process, so that a signal can end it without leaving them.
+//! Tracks this process's folders in progress, so that a signal can end the process without leaving
+//! them behind.
 
 use std::{
     fs, mem,
@@ -11,21 +12,21 @@ use crate::{
     paths::sibling_path,
 };
 
-/// A folder in the making, and the folders above it that were made for it, innermost first.
+/// A folder in progress, and the parent folders that were created for it, innermost first.
 #[derive(Debug)]
 struct Unfinished {
     path: PathBuf,
     made: Vec<PathBuf>,
 }
 
-/// A signal is for the whole process, and so is this list.
+/// A signal applies to the whole process, and so does this list.
 static UNFINISHED: Mutex<Vec<Unfinished>> = Mutex::new(Vec::new());
 
 fn list() -> MutexGuard<'static, Vec<Unfinished>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While it is held, nothing is removed on behalf of a signal.
+/// While this is held, a signal removes nothing.
 #[derive(Debug)]
 pub(crate) struct RemovalGuard(MutexGuard<'static, Vec<Unfinished>>);
 
@@ -46,15 +47,16 @@ impl RemovalGuard {
     }
 }
 
-/// Removes what conversions of this process have written so far and not finished. What stood at
-/// their targets is untouched. Call it to end the process on a signal, from any thread.
+/// Removes everything that unfinished conversions of this process have written so far. Existing
+/// contents of their targets are unchanged. Call it to end the process on a signal, from any
+/// thread.
 ///
-/// Afterwards the process must end: a conversion that goes on waits for ever where it would put its
-/// result in place, or remove it.
+/// The process must then end: a conversion that keeps running blocks forever when it renames or
+/// removes its result.
 pub fn remove_unfinished() {
     let mut list = list();
     for Unfinished { path, made } in list.drain(..) {
-        // Under another name nobody can write more into it.
+        // After the rename, no other thread can write more files into it.
         let aside = sibling_path(&path, "-");
         let path = if fs::rename(&path, &aside).is_ok() {
             aside
@@ -63,15 +65,17 @@ pub fn remove_unfinished() {
         };
         remove_marked(&path);
         for made in made {
-            // Somebody else may have put something into it.
+            // Fails if another process has put something into it.
             let _ = fs::remove_dir(made);
         }
     }
+    // Keep the lock for good, so that no other thread renames or removes a folder before the
+    // process ends.
     mem::forget(list);
 }
 
-/// Removes a folder, its mark last: if this is interrupted, the rest is still known. Of a link only the link
-/// is removed.
+/// Removes a folder, its mark last, so that the rest is still recognized if the removal is
+/// interrupted. If `folder` is a link, only the link is removed.
 pub(crate) fn remove_marked(folder: &Path) {
     let remove = || {
         if folder.is_symlink() {
@@ -88,7 +92,7 @@ pub(crate) fn remove_marked(folder: &Path) {
                 fs::remove_file(entry.path())?
             }
         }
-        // It may never have been marked.
+        // The folder may never have been marked.
         let _ = unmark(folder);
         fs::remove_dir(folder)
     };

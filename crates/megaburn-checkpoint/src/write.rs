@@ -23,8 +23,8 @@ use crate::{
     paths::sync_dir,
 };
 
-/// Writes what this rank owns of `tensors` to `folder/name` and syncs it; no file if it owns
-/// nothing. The hash is taken of what is written, not of what the disk says afterwards.
+/// Writes what this rank owns of `tensors` to `folder/name` and syncs the file. If it owns nothing,
+/// no file is written. The hash is that of the bytes written, not of what the disk returns later.
 pub(crate) fn write_rank_file(
     folder: &Path,
     name: &str,
@@ -38,7 +38,7 @@ pub(crate) fn write_rank_file(
     if owned.is_empty() {
         return Ok(None);
     }
-    // Wide elements first: every piece is then aligned, which other readers of the file like.
+    // Wide elements first, so that every piece is aligned, as some readers of the format prefer.
     owned.sort_by_cached_key(|tensor| (Reverse(tensor.dtype.size()), tensor.name.clone()));
     let mut pieces = Vec::new();
     let mut header = Header::default();
@@ -88,7 +88,7 @@ pub(crate) fn write_rank_file(
     }))
 }
 
-/// Writes what this rank owns of a tensor; returns the hashes of the chunks of each piece.
+/// Writes what this rank owns of a tensor. Returns the chunk hashes of each piece.
 fn write_tensor(
     file: &mut DataFile,
     tensor: NamedTensor<'_>,
@@ -132,7 +132,7 @@ fn write_tensor(
     Ok(chunks)
 }
 
-/// What a safetensors file will hold, in this order.
+/// The tensors of a safetensors file, in file order.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
     entries: Vec<(String, TensorInfo)>,
@@ -154,20 +154,20 @@ impl Header {
     }
 }
 
-/// A safetensors file in the making.
+/// A safetensors file that is being written.
 pub(crate) struct DataFile {
     path: PathBuf,
     file: Hashing<BufWriter<File>>,
     progress: Progress,
-    /// Bytes since progress was told last, and since the last sync.
+    /// Bytes since the last progress report, and since the last sync.
     unreported: usize,
     unsynced: usize,
 }
 
-/// Progress is told in such steps.
+/// Bytes per progress report.
 const STEP: usize = 16 << 20;
-/// After so many bytes the file is synced. Otherwise a host with much memory takes all of a large file
-/// at once, and the sync at its end makes no progress for as long as the disk needs.
+/// Bytes per sync. Otherwise a host with much memory would cache all of a large file, and the sync
+/// at the end would report no progress for as long as the disk needs.
 const SYNC: usize = 1 << 30;
 
 impl DataFile {
@@ -179,7 +179,7 @@ impl DataFile {
         let create = || {
             let metadata = Metadata::new(metadata, header.entries).map_err(io::Error::other)?;
             let mut text = serde_json::to_vec(&metadata)?;
-            // The format wants the data at a multiple of 8 bytes.
+            // The format requires the data to start at a multiple of 8 bytes.
             text.resize(text.len().next_multiple_of(8), b' ');
             let file = BufWriter::new(File::create(path)?);
             let mut file = Hashing {
@@ -201,7 +201,7 @@ impl DataFile {
         })
     }
 
-    /// Tells `progress` of the bytes that are written.
+    /// Reports the bytes written to `progress`.
     pub(crate) fn with_progress(self, progress: &Progress) -> Self {
         Self {
             progress: progress.clone(),
@@ -209,7 +209,7 @@ impl DataFile {
         }
     }
 
-    /// Appends data; all of it must be what the header says.
+    /// Appends data; in total it must be exactly what the header describes.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         bytes
             .chunks(STEP)
@@ -233,7 +233,7 @@ impl DataFile {
         Ok(())
     }
 
-    /// Syncs it; returns length and hash.
+    /// Syncs the file. Returns its length and hash.
     pub(crate) fn finish(self) -> Result<(u64, u64), CheckpointError> {
         let Self {
             path,
@@ -251,7 +251,7 @@ impl DataFile {
     }
 }
 
-/// Hashes and counts what passes through.
+/// Hashes and counts the bytes written through it.
 struct Hashing<W> {
     file: W,
     hash: Xxh3,

@@ -18,33 +18,37 @@ use crate::{
     visit::{FloatVisitor, visit_floats},
 };
 
-/// The gradients of a module's trainable parameters by path, summed over micro-batches and then over
-/// ranks: in f32 whatever the parameters are, unless [told otherwise](Self::with_dtype). Of the sums over
-/// ranks a rank has what its [`Sharding`] says.
+/// Gradients of a module's trainable parameters, keyed by path: summed over micro-batches, then
+/// over ranks. The sums are f32 whatever the type of the parameters, unless
+/// [`with_dtype`](Self::with_dtype) says otherwise. Of the sums over ranks, each rank keeps the
+/// part that its [`Sharding`] assigns to it.
 ///
-/// A frozen parameter has no entry; a trainable one that got no gradient counts as zero.
+/// A frozen parameter has no entry; the gradient of a trainable parameter that received none counts
+/// as zero.
 #[derive(Debug)]
 pub struct GradientAccumulator {
     pub(crate) entries: BTreeMap<String, ParamGrad>,
     pub(crate) sharding: Sharding,
-    /// Where other ranks hold the same parameters, and layers sum gradients.
+    /// Present if other ranks hold the same parameters and layers accumulate their own main
+    /// gradients.
     pub(crate) overlap: Option<Overlap>,
-    /// Whether a micro-batch came since gradients were summed over ranks.
+    /// Whether a micro-batch has been accumulated since gradients were last summed over ranks.
     pub(crate) is_open: bool,
-    /// What every gradient is still to be multiplied with: who reads it does, in the same pass.
+    /// Pending scale of all gradients (1/tokens, clip). The reader applies it, which saves a pass
+    /// over memory.
     pub(crate) factor: f64,
-    /// The same, of what only the GPU knows: `[1]`, f32.
+    /// Pending scale that is known only on the GPU: `[1]`, f32. Multiplied with `factor`.
     pub(crate) factor_on_gpu: Option<Tensor<1>>,
 }
 
 impl GradientAccumulator {
-    /// Zero gradients for the parameters of `module` that require them, shared out as `sharding` says,
-    /// which was made for it too.
+    /// Zero gradients for the parameters of `module` that require them, sharded as `sharding` says.
+    /// `sharding` must have been made for the same module.
     ///
     /// # Errors
-    /// The module has a parameter that the plan lacks, lacks one that it has, or holds one in another
-    /// local shape; or one is frozen that was trainable when the sharding was made, or an expert's in one of
-    /// them only.
+    /// The parameters of the module and of the plan differ in path or local shape; a parameter is
+    /// frozen that was trainable when the sharding was made; or `plan` and `sharding` disagree on
+    /// whether a parameter belongs to an expert.
     pub fn new<M: Module>(
         module: &M,
         plan: &ShardPlan,
@@ -83,12 +87,13 @@ impl GradientAccumulator {
         })
     }
 
-    /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
-    /// and of what is sent, and loses what is smaller than 1/256 of the sum that it is added to
-    /// (Megatron's `--main-grads-dtype`). Call it before [`with_main_grads`](Self::with_main_grads).
+    /// Accumulates and reduces gradients in `dtype` instead of f32 (Megatron's
+    /// `--main-grads-dtype`). bf16 halves memory and communication, but loses contributions smaller
+    /// than 1/256 of the sum they are added to. Call this before
+    /// [`with_main_grads`](Self::with_main_grads).
     ///
     /// # Errors
-    /// It is neither f32 nor bf16; sums over tokens would leave the range of f16.
+    /// `dtype` is neither f32 nor bf16; sums over tokens would exceed the range of f16.
     pub fn with_dtype(mut self, dtype: FloatDType) -> Result<Self, OptimError> {
         check_dtype("main_grads", dtype)?;
         self.entries
@@ -97,11 +102,11 @@ impl GradientAccumulator {
         Ok(self)
     }
 
-    /// Lets linear layers sum the gradients of their weights in f32 while they compute them, given
-    /// by path (`megaburn_parallel::main_grads`): they pass through neither Burn's `Gradients` nor
-    /// [`accumulate`](Self::accumulate) any more.
+    /// Lets linear layers accumulate their weight gradients in f32 as they compute them.
+    /// `main_grads` are keyed by path (`megaburn_parallel::main_grads`). These gradients no longer
+    /// pass through Burn's `Gradients` or [`accumulate`](Self::accumulate).
     ///
-    /// A path without a trainable parameter is left alone, and one whose gradients are not summed in
+    /// Ignores paths without a trainable parameter and parameters whose gradients are not summed in
     /// f32 ([`with_dtype`](Self::with_dtype)).
     #[must_use]
     pub fn with_main_grads(mut self, main_grads: BTreeMap<String, MainGrad>) -> Self {
@@ -125,8 +130,9 @@ impl GradientAccumulator {
         self
     }
 
-    /// The same of small parameters (`megaburn_parallel::vector_grads`), whose gradients are sent by
-    /// [`reduce`](Self::reduce) and not earlier. Call it after [`with_main_grads`](Self::with_main_grads).
+    /// Like [`with_main_grads`](Self::with_main_grads), for small parameters
+    /// (`megaburn_parallel::vector_grads`). Their gradients are never sent during backward, only by
+    /// [`reduce`](Self::reduce). Call this after [`with_main_grads`](Self::with_main_grads).
     #[must_use]
     pub fn with_vector_grads(mut self, vector_grads: BTreeMap<String, MainGrad>) -> Self {
         self.attach(vector_grads);
@@ -151,12 +157,12 @@ impl GradientAccumulator {
         self.entries.values_mut().for_each(ParamGrad::gather);
     }
 
-    /// Adds the gradients of one micro-batch, taking them out of `grads`. Before its backward stands
-    /// [`begin_micro_batch`](Self::begin_micro_batch), after it comes
-    /// [`end_micro_batch`](Self::end_micro_batch), and after the last one [`reduce`](Self::reduce), which
-    /// completes the sums, on one rank too.
+    /// Adds the gradients of one micro-batch and removes them from `grads`. Call
+    /// [`begin_micro_batch`](Self::begin_micro_batch) before the backward pass,
+    /// [`end_micro_batch`](Self::end_micro_batch) after this, and [`reduce`](Self::reduce) after
+    /// the last micro-batch; `reduce` completes the sums, on a single rank too.
     ///
-    /// `module` is the one this was made for, or its successor after updates.
+    /// `module` is the module that this was made for, or a later version of it after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
         let Self {
             entries, overlap, ..
@@ -182,7 +188,7 @@ impl GradientAccumulator {
         }
     }
 
-    /// Multiplies every gradient, for one with `1 / tokens`.
+    /// Multiplies every gradient by `factor`, e.g. `1 / tokens`.
     pub fn scale(&mut self, factor: f64) {
         self.factor *= factor;
     }
@@ -202,10 +208,11 @@ impl GradientAccumulator {
         self.factor_on_gpu = None;
     }
 
-    /// What this rank keeps of the gradient of the parameter at `path`; none for a frozen or unknown one.
+    /// The part of the gradient of the parameter at `path` that this rank keeps, or `None` if the
+    /// parameter is frozen or unknown.
     ///
     /// # Shapes
-    /// `[local elements]`, row-major, padding included; less where gradients are shared out.
+    /// `[local elements]`, row-major, padding included; fewer elements where gradients are sharded.
     pub fn get(&self, path: &str) -> Option<Tensor<1>> {
         let grad = self
             .entries
@@ -331,7 +338,7 @@ mod tests {
             .map(|t| t.inner().cast(DType::BF16).autodiff().require_grad());
         let mut sum =
             GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1), &Sharding::none()).unwrap();
-        // 256 + 1 is no bf16.
+        // 256 + 1 is not representable in bf16.
         for scale in [256.0f32, 1.0] {
             let loss = net.matrix.val().sum().mul_scalar(scale);
             sum.accumulate(&net, &mut loss.backward());

@@ -3,11 +3,11 @@ use burn::Tensor;
 use crate::{DeviceScalar, GradNorm, GradientAccumulator, device_scalar::Value};
 
 impl GradientAccumulator {
-    /// Scales the gradients down to `max_norm` if their `norm` exceeds it; an infinite one never
-    /// does. Where the norm is not finite, an update from them does nothing
+    /// Scales the gradients down to `max_norm` if their `norm` exceeds it; an infinite `max_norm`
+    /// never scales. If the norm is not finite, an update from these gradients does nothing
     /// ([`Optimizer::step`](crate::Optimizer::step)).
     ///
-    /// On GPUs neither the norm nor the coefficient comes to the host.
+    /// On GPUs neither the norm nor the coefficient is copied to the host.
     ///
     /// Source: Megatron-LM `megatron/core/optimizer/clip_grads.py`: `max_norm / (norm + 1e-6)`,
     /// applied if below 1.
@@ -40,8 +40,7 @@ impl GradientAccumulator {
         }
     }
 
-    /// Makes an update from these gradients depend on a number besides, the loss: it does nothing
-    /// where that is not finite.
+    /// Makes an update from these gradients do nothing if `number`, e.g. the loss, is not finite.
     pub fn skip_if_not_finite(&mut self, number: &DeviceScalar) {
         match &number.value {
             Value::Known(number) if number.is_finite() => {}
@@ -58,7 +57,7 @@ impl GradientAccumulator {
     }
 }
 
-/// Zero, or NaN.
+/// Zero if `number` is finite, NaN otherwise.
 fn zero_or_nan(number: &Tensor<1>) -> Tensor<1> {
     number.clone().mul_scalar(0.0)
 }
@@ -75,7 +74,7 @@ mod tests {
         testing::{Net, plan_of, values},
     };
 
-    /// A net and its gradient: `of_matrix` everywhere in the matrix, zero in the bias.
+    /// A net and its gradient: `of_matrix` for every element of the matrix, zero for the bias.
     fn net(of_matrix: f32) -> (Net, GradientAccumulator) {
         let device = Device::default().autodiff();
         let net = Net::new(2, 2, 0, 1, &device);
@@ -156,7 +155,7 @@ mod tests {
         #[values(false, true)] on_gpu: bool,
         #[values(false, true)] clipped: bool,
     ) {
-        // The norm is 3; what it is compared with is f32.
+        // The norm is 3; the threshold is compared in f32.
         for (threshold, is_above) in [(2.999, true), (3.0, false), (3.001, false), (1e30, false)] {
             let (mut net, mut grads) = net(3.0);
             grads.scale(0.5);

@@ -4,8 +4,8 @@ use megaburn_kernels::{is_on_gpu, total};
 
 use crate::OptimError;
 
-/// A sum over the members of a group: a number on CPUs, on GPUs one that is computed there and that
-/// the host has not waited for.
+/// A sum over the members of a group. On CPUs it is a plain number; on GPUs it stays on the device,
+/// and the host does not wait for it until it is read.
 #[derive(Clone, Debug)]
 pub struct DeviceScalar {
     pub(crate) value: Value,
@@ -44,15 +44,15 @@ impl Value {
 }
 
 impl DeviceScalar {
-    /// The sum of the numbers that each member holds some of, one or more.
+    /// Sums the numbers of all members of `group`; each member passes one or more.
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
     /// All members of `group`; one number.
     /// # Determinism
-    /// On CPUs summed in f64, a member's numbers first; on GPUs too, and then rounded to f32. Either
-    /// way bit-identical on every member.
+    /// On CPUs the sum is taken in f64, each member's numbers first. On GPUs it is taken in f64 too
+    /// and then rounded to f32. Either way it is bit-identical on every member.
     pub fn of(numbers: Tensor<1>, group: &Group) -> Result<Self, OptimError> {
         if is_on_gpu(&numbers) {
             let plain = if numbers.device().is_autodiff() {
@@ -66,7 +66,7 @@ impl DeviceScalar {
         Self::known(data.iter::<f64>().sum(), group)
     }
 
-    /// The sum of the members' numbers.
+    /// Sums one host number per member.
     pub(crate) fn known(mine: f64, group: &Group) -> Result<Self, OptimError> {
         let sum = group.all_reduce(TensorData::from([mine]), ReduceOp::Sum)?;
         let sum = sum.as_slice::<f64>().expect("the sum is f64")[0];
@@ -76,7 +76,8 @@ impl DeviceScalar {
         })
     }
 
-    /// The same where the numbers are, f32: gathered, so that every member adds in the same order.
+    /// Sums the members' f32 numbers on their device. The partial sums are gathered, so that every
+    /// member adds them in the same order.
     pub(crate) fn on_gpu(mine: Tensor<1>, group: &Group) -> Result<Self, OptimError> {
         let mut sum = total(mine);
         if group.size() > 1 {
@@ -88,10 +89,11 @@ impl DeviceScalar {
         })
     }
 
-    /// The number, which on a GPU the host waits for.
+    /// The value; on a GPU the host waits for it.
     ///
     /// # Errors
-    /// It was never computed, because the GPU is out of memory or failed, or another rank did.
+    /// The value was never computed, because the GPU is out of memory or failed on this rank or
+    /// another.
     pub fn read(&self) -> Result<f64, OptimError> {
         let sum = match &self.value {
             Value::Known(sum) => return Ok(*sum),
@@ -100,7 +102,7 @@ impl DeviceScalar {
         let sum = sum.map_err(|error| OptimError::Device {
             why: error.to_string(),
         })?;
-        // A collective that failed has left anything in its place.
+        // A failed collective leaves an arbitrary value in its output.
         match self.group.failure() {
             Some(failure) => Err(failure.into()),
             None => Ok(sum.as_slice::<f32>().expect("a sum on a GPU is f32")[0].into()),

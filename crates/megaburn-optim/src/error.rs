@@ -2,7 +2,7 @@ use burn::tensor::FloatDType;
 use megaburn_collective::CollectiveError;
 use thiserror::Error;
 
-/// Why gradients or an optimizer cannot be.
+/// Why gradients could not be processed, or an optimizer not be built or run.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 #[allow(

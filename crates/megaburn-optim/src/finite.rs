@@ -1,4 +1,4 @@
-//! Whether weights are finite, before they are saved.
+//! Checks that weights are finite before they are saved.
 
 use burn::{
     Tensor,
@@ -13,14 +13,15 @@ use crate::{
     visit::{FloatVisitor, visit_floats},
 };
 
-/// Elements that are looked at together: what is made for that takes no more memory.
+/// Elements checked per chunk, which bounds the memory of the check's temporaries.
 const TOGETHER: usize = 1 << 24;
 
 impl Optimizer {
-    /// The paths of the parameters of `module` that are not finite in what this rank keeps of them: of their
-    /// masters, where they have some. An update by finite gradients can still overflow.
+    /// The paths of the parameters of `module` whose values are not all finite, in the part that
+    /// this rank keeps. Masters are checked where a parameter has one. An update from finite
+    /// gradients can still overflow.
     ///
-    /// The values are looked at where they are, and one number for each parameter is read.
+    /// The values are checked on their device; only one number per parameter is copied to the host.
     ///
     /// # Errors
     /// The device cannot be read.
@@ -48,7 +49,7 @@ impl Optimizer {
     }
 }
 
-/// For each parameter a zero, or NaN if a value of it is not finite.
+/// Collects one number per parameter: zero, or NaN if any of its values is not finite.
 struct NonFiniteFinder<'a> {
     optimizer: &'a Optimizer,
     paths: Vec<String>,
@@ -63,7 +64,7 @@ impl FloatVisitor for NonFiniteFinder<'_> {
         let master = state.get(&Key::master(&path)).map(HostSlot::tensor);
         let values = match master.or_else(|| sharding.part(&path)) {
             Some(values) => values,
-            // Of one that is shared out there may be nothing here.
+            // A sharded parameter may have no values on this rank.
             None if sharding.is_param_sharded(&path) => return,
             None => flat(param.val()),
         };

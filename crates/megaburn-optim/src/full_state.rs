@@ -12,7 +12,7 @@ use crate::{
     sharding::Slot,
 };
 
-/// State of one whole local parameter.
+/// One tensor of optimizer state, for an unsharded local parameter.
 #[derive(Clone, Debug)]
 pub struct StateTensor(Source);
 
@@ -22,9 +22,9 @@ pub struct StateTensor(Source);
     reason = "there is one a parameter, while a checkpoint is saved"
 )]
 enum Source {
-    /// Where it is kept.
+    /// Stored on this rank, on its device or in host memory.
     HostSlot(HostSlot),
-    /// Gathered from those that share it, or what failed then.
+    /// Gathered from the ranks that shard it, or the error of reading it.
     Gathered(DType, Result<TensorData, OptimError>),
 }
 
@@ -52,25 +52,25 @@ impl StateTensor {
     }
 }
 
-/// What an optimizer keeps of whole local parameters, for a checkpoint, by path.
+/// The optimizer state of unsharded local parameters by path, for a checkpoint.
 #[derive(Debug, Default)]
 pub struct FullState {
-    /// Of narrower parameters, in f32; and parameters that are shared out and have none.
+    /// The f32 masters of narrower parameters, and sharded parameters that have no master.
     pub masters: BTreeMap<String, StateTensor>,
-    /// Before the first step there are none.
+    /// Empty before the first step.
     pub moments: BTreeMap<(Moment, String), StateTensor>,
 }
 
 impl Optimizer {
-    /// Masters and moments of whole local parameters. Where they are shared out they are gathered, bucket
-    /// by bucket, into the memory of the hosts of those ranks that say which, by path, are `wanted`; of the
-    /// others there is nothing then.
+    /// Masters and moments of unsharded local parameters. Where the state is sharded, it is
+    /// gathered bucket by bucket into host memory, on those ranks whose `wanted` returns true for
+    /// the path; on other ranks such a parameter has no entry.
     ///
     /// # Errors
-    /// See [`megaburn_collective::CollectiveError`]. That a device cannot be read is said by
+    /// See [`megaburn_collective::CollectiveError`]. A device that cannot be read is reported by
     /// [`StateTensor::read`].
     /// # Collective
-    /// Where they are shared out, all ranks that share them; each sends what it keeps.
+    /// Where the state is sharded: all ranks that shard it. Each sends the part that it keeps.
     pub fn full_state(&self, wanted: impl Fn(&str) -> bool) -> Result<FullState, OptimError> {
         let mut whole = FullState::default();
         let kept = |what: What| -> BTreeMap<String, HostSlot> {
@@ -101,7 +101,8 @@ impl Optimizer {
         Ok(whole)
     }
 
-    /// Every rank keeps something of the same parameters, if it is nothing of them.
+    /// Passes the full tensors of `kept` to `give`. Every rank has an entry for the same
+    /// parameters, if only an empty one, so that all ranks gather the same buckets.
     fn gather(
         &self,
         kept: &BTreeMap<String, HostSlot>,
@@ -120,7 +121,7 @@ impl Optimizer {
             if group.size() == 1 {
                 continue;
             }
-            // Of what is in host memory no more than a share of a bucket is on the device at once.
+            // Offloaded state is on the device one bucket at a time, and only this rank's shard.
             let parts = bucket.slots.iter().filter(is_kept);
             let mut parts: BTreeMap<&str, Tensor<1>> = parts
                 .map(|slot| (slot.path.as_str(), kept[&slot.path].tensor()))
@@ -143,7 +144,7 @@ impl Optimizer {
                 .filter(is_kept)
                 .filter(|slot| wanted(&slot.path))
             {
-                // A rank that cannot read goes on gathering with the others.
+                // A rank that cannot read keeps gathering, because the others wait for it.
                 let data = to_host(whole.clone().narrow(0, slot.start, slot.len));
                 give(
                     slot.path.clone(),

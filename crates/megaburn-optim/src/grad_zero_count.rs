@@ -13,8 +13,9 @@ use crate::{
 };
 
 impl GradientAccumulator {
-    /// How many elements of the model's gradient are zero, each logical element once and no padding: a
-    /// whole number, on GPUs to seven digits. Call it after [`GradientAccumulator::reduce`].
+    /// The number of zero elements in the model's gradient, counting each logical element once and
+    /// no padding. It is an integer; on GPUs it has seven digits. Call it after
+    /// [`GradientAccumulator::reduce`].
     ///
     /// Source: Megatron-LM `megatron/core/optimizer/clip_grads.py`, `count_zeros_fp32`.
     ///
@@ -27,15 +28,16 @@ impl GradientAccumulator {
     }
 
     fn num_zeros_on(&self, gpu: bool) -> Result<DeviceScalar, OptimError> {
-        // Ones are their own squares.
+        // The sum of squares of zeros and ones is the number of ones.
         self.squares(gpu, |_, entry| {
             let is_kept = !entry.kept.is_empty();
             is_kept.then(|| entry.grad_or_zeros().equal_elem(0.0).float())
         })
     }
 
-    /// The L2 norm of the parameters of `module` that have gradients, as they are (narrow ones, not their
-    /// masters), each logical element once. They must all be there ([`Sharding::settle`](crate::Sharding::settle)).
+    /// The L2 norm of the parameters of `module` that have gradients, counting each logical element
+    /// once. Narrow parameters are read as they are, not their masters. All parameters must have
+    /// arrived ([`Sharding::settle`](crate::Sharding::settle)).
     ///
     /// Source: Megatron-LM `megatron/training/utils.py`, `calc_params_l2_norm`.
     ///
@@ -76,7 +78,7 @@ impl GradientAccumulator {
     }
 }
 
-/// The values of parameters by path, of those that a rank has all of.
+/// Values by path, for the parameters that this rank holds in full.
 struct Params<'a> {
     sharding: &'a Sharding,
     values: BTreeMap<String, Tensor<1>>,
@@ -103,7 +105,7 @@ mod tests {
         testing::{Net, cut, plan_of},
     };
 
-    /// Five rows of 120, padded where ranks split them, of which every third element is zero.
+    /// Five rows of 120, padded where ranks split them. Every third element is zero.
     #[rstest]
     #[case("dp1", ShardingLevel::None)]
     #[case("tp2", ShardingLevel::None)]
@@ -138,7 +140,7 @@ mod tests {
                 .map(|_| Tensor::from_inner(local("bias")).require_grad());
             let sharding = ShardingConfig::new(level).init(&net, &groups)?;
             let mut grads = GradientAccumulator::new(&net, &plan, &sharding)?;
-            // The bias has no gradient: zeros all.
+            // The bias has no gradient, so all its elements count as zero.
             let entry = grads.entries.get_mut("matrix").unwrap();
             entry.sum = Some(matrix.slice([entry.kept.clone()]));
             let zeros = grads.num_zeros_on(on_gpu)?.read()?;

@@ -1,4 +1,4 @@
-//! Parameters taken out of a module, and put back.
+//! Takes parameters out of a module and puts them back.
 
 use burn::{
     Tensor,
@@ -8,17 +8,17 @@ use burn::{
 
 use crate::visit::Path;
 
-/// The values without autodiff, flat.
+/// The values without autodiff, as one dimension.
 pub(crate) fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     tensor.inner().flatten(0, D - 1)
 }
 
-/// The same in f32.
+/// The values without autodiff, as one dimension, in f32.
 pub(crate) fn wide<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     flat(tensor).cast(DType::F32)
 }
 
-/// What makes a new value stand where a parameter stood.
+/// The properties that a new value needs to replace a parameter: type, shape and autodiff settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaf {
     pub(crate) dtype: DType,
@@ -41,13 +41,13 @@ impl Leaf {
         Self { dtype, ..self }
     }
 
-    /// The flat `value`, rounded to the nearest.
+    /// The parameter of flat `value`, rounded to nearest.
     pub(crate) fn with<const D: usize>(&self, value: Tensor<1>) -> Tensor<D> {
         self.leaf(value.reshape(self.shape()).cast(self.dtype))
     }
 
-    /// What stands for values that are elsewhere: one NaN, so that nobody computes with it unseen, in the
-    /// shape of all.
+    /// A placeholder for values that are elsewhere: a single NaN expanded to the parameter's shape,
+    /// so that computing with it by mistake is noticed.
     pub(crate) fn without_values<const D: usize>(&self, device: &Device) -> Tensor<D> {
         let one = Tensor::<D>::full([1; D], f32::NAN, (device, self.dtype));
         self.leaf(one.expand(self.shape::<D>()))
@@ -71,8 +71,8 @@ impl Leaf {
     }
 }
 
-/// The module with other values, flat, of the parameters that `value` has some for by path; as other
-/// leaves, if it gives them.
+/// Returns the module with the parameters replaced for which `value` returns new flat values. If it
+/// also returns a [`Leaf`], the new parameter takes its properties from that.
 pub(crate) fn put<M: Module>(
     module: M,
     value: impl FnMut(&str) -> Option<(Option<Leaf>, Tensor<1>)>,

@@ -1,30 +1,31 @@
-//! From the gradients of micro-batches to an update, for parameters of which each rank holds a shard.
+//! Turns the gradients of micro-batches into an update of parameters that are sharded over ranks.
 //!
 //! ```text
-//! GradientAccumulator::begin_micro_batch        the last one's are sent while backward goes on
+//! GradientAccumulator::begin_micro_batch        the last micro-batch overlaps sums with backward
 //! backward ─▶ GradientAccumulator::accumulate   f32, every micro-batch
-//!             ::end_micro_batch                 summed over ranks now, where gradients are shared out
-//!             ::reduce                          else one sum over the ranks that hold the same shard
+//!             ::end_micro_batch                 sums over ranks now if gradients are sharded
+//!             ::reduce                          else sums once over ranks with the same shard
 //!             ::scale(1 / tokens)               the loss is a sum over tokens, divided once
 //!             ::norm                            each logical element once, the same on every rank
 //!             ::clip                            Megatron's coefficient
 //!             Optimizer::step                   the module with its parameters updated
 //! ```
 //!
-//! On GPUs the host waits for none of it: norm and coefficient stay there, and a norm that is not
-//! finite is seen when it is read, behind an update that it made do nothing.
+//! On GPUs the host waits for none of this: norm and coefficient stay on the device. The host sees
+//! a non-finite norm only when it reads it, after the update; that update did nothing.
 //!
-//! All of it is in f32 unless told otherwise, and computed in f32 always. Parameters that are narrower
-//! ([`Optimizer::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
-//! than the distance of two bf16 numbers would otherwise be lost.
+//! Gradients, masters and moments are stored in f32 unless configured otherwise, and all arithmetic
+//! is in f32. Narrower parameters ([`Optimizer::cast_params`]) are roundings of f32 masters that
+//! the optimizer keeps; without them, updates smaller than the spacing of bf16 numbers would be
+//! lost.
 //!
-//! Ranks that hold the same shard need not all keep everything: [`Sharding`] says what of optimizer state,
-//! gradients and parameters is whose (ZeRO).
+//! Ranks that hold the same shard need not all keep a full copy: [`Sharding`] says which rank keeps
+//! which part of optimizer state, gradients and parameters (ZeRO).
 //!
-//! What an update uses, [`LrSchedule`] and [`WeightDecaySchedule`], are pure functions of the samples
-//! trained on. f16 runs scale their loss ([`LossScaler`]).
+//! The rates of an update, [`LrSchedule`] and [`WeightDecaySchedule`], are pure functions of the
+//! number of samples trained on. f16 runs scale their loss ([`LossScaler`]).
 //!
-//! Everything is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
+//! All data is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
 
 mod accumulator;
 mod clip;

@@ -2,8 +2,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::OptimError;
 
-/// What an f16 run multiplies its loss with, so that small gradients do not vanish: halved where
-/// gradients overflow, doubled after a while without.
+/// The factor on the loss of an f16 run, which keeps small gradients representable. It is halved
+/// when gradients overflow and doubled after a window of steps without overflow.
 ///
 /// ```
 /// use megaburn_optim::{LossScaleConfig, LossScaler};
@@ -22,7 +22,7 @@ pub struct LossScaler {
     scale: f64,
     /// Updates since the last overflow or growth.
     clean: u64,
-    /// Overflows that are still tolerated before the scale is reduced.
+    /// Overflows still tolerated before the scale is reduced.
     tolerated: u64,
 }
 
@@ -31,17 +31,19 @@ pub struct LossScaler {
 pub struct LossScaleConfig {
     /// Scale of the first step (`--initial-loss-scale`).
     pub initial: f64,
-    /// It falls no lower (`--min-loss-scale`).
+    /// Lower bound of the scale (`--min-loss-scale`).
     pub min: f64,
-    /// Updates without an overflow after which it is doubled (`--loss-scale-window`); none: it stays
-    /// what it is (`--loss-scale`).
+    /// Updates without an overflow after which the scale is doubled (`--loss-scale-window`). `None`
+    /// keeps the scale constant (`--loss-scale`).
     pub window: Option<u64>,
-    /// Overflows, not necessarily one after the other, at the last of which it is halved, and at each
-    /// one behind that. They are counted anew only when it grows (`--hysteresis`).
+    /// Number of overflows, not necessarily consecutive, after which the scale is halved; each
+    /// further overflow halves it again. The count restarts only when the scale grows
+    /// (`--hysteresis`).
     pub hysteresis: u64,
 }
 
-/// Scales are f32 numbers on the device; one of infinity would never come back.
+/// Upper bound: the scale is an f32 number on the device, and an infinite scale would never
+/// recover.
 const LARGEST: f64 = f64::from_bits((1023 + 126) << 52);
 
 impl Default for LossScaleConfig {
@@ -56,11 +58,11 @@ impl Default for LossScaleConfig {
 }
 
 impl LossScaler {
-    /// At its first step.
+    /// A scaler before its first step.
     ///
     /// # Errors
-    /// A scale that is not positive and finite, an initial one below the smallest, a window or
-    /// hysteresis of 0.
+    /// A scale is not positive and finite, the initial scale is below the minimum, or the window or
+    /// hysteresis is 0.
     pub fn new(config: LossScaleConfig) -> Result<Self, OptimError> {
         let LossScaleConfig {
             initial,
@@ -112,12 +114,13 @@ impl LossScaler {
         })
     }
 
-    /// What the loss is multiplied with, and gradients are divided by.
+    /// The factor that the loss is multiplied by, and gradients are divided by.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// How many overflows in a row take it from the largest scale that it was given to the smallest.
+    /// The number of consecutive overflows that take the scale from `initial` to `min`; 0 for a
+    /// constant scale.
     pub fn max_backoffs(&self) -> u64 {
         let LossScaleConfig {
             initial,
@@ -133,7 +136,7 @@ impl LossScaler {
         }
     }
 
-    /// Takes note of a step, and whether a gradient or the loss overflowed in it on any rank.
+    /// Records a step, and whether a gradient or the loss overflowed on any rank.
     pub fn update(&mut self, overflowed: bool) {
         let Some(window) = self.config.window else {
             return;
@@ -153,7 +156,7 @@ impl LossScaler {
         }
     }
 
-    /// Goes on where another scaler, of a checkpoint, stands; a constant scale stays its own.
+    /// Continues from the state of a checkpointed scaler. A constant scale stays as configured.
     pub fn resume(&mut self, from: &Self) {
         if self.config.window.is_some() {
             *self = Self {
@@ -176,7 +179,7 @@ mod tests {
         LossScaler::new(config).unwrap()
     }
 
-    /// Clean steps are dots, overflows are bangs; the scale behind each.
+    /// The scale after each step of `steps`: `.` is a clean step, `!` an overflow.
     fn scales(scaler: &mut LossScaler, steps: &str) -> Vec<f64> {
         let after = |step| {
             scaler.update(step == '!');

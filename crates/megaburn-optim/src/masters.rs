@@ -14,19 +14,21 @@ use crate::{
 };
 
 impl Optimizer {
-    /// The module with its float parameters in `dtype`.
+    /// Casts the float parameters of the module to `dtype`.
     ///
-    /// Where that is narrower than f32 (and than the optimizer's `main_params`), what a trainable parameter
-    /// is now stays here in f32: its master. [`Optimizer::step`] updates masters, and a parameter is its
-    /// master rounded to nearest. So call it with the f32 values that a run starts from, and again whenever
-    /// others are put into the module. A parameter that is in `dtype` already stays as it is, and so does
-    /// its master.
+    /// If `dtype` is narrower than f32 (and is not the optimizer's `main_params`), the current
+    /// value of each trainable parameter is kept in f32 as its master. [`Optimizer::step`] updates
+    /// masters, and a parameter is its master rounded to nearest. So call this with the f32 values
+    /// that a run starts from, and whenever new values are put into the module. A
+    /// parameter that already has type `dtype` stays as it is, and so does its master.
     ///
-    /// Of masters a rank keeps what its [`Sharding`](crate::Sharding) says, and so of parameters: one that
-    /// is [shared out](crate::ShardingLevel::Parameters) leaves its shape and one NaN, and stays so when it
-    /// is cast again.
+    /// A rank keeps the part of each master that its [`Sharding`](crate::Sharding) assigns to it.
+    /// With [`ShardingLevel::Parameters`](crate::ShardingLevel::Parameters), the same holds for
+    /// parameters: a sharded one is represented in the module by its shape and a NaN placeholder,
+    /// and stays so when it is cast a second time.
     ///
-    /// One after the other: of parameters that were not drawn yet no more than one is there in f32.
+    /// Parameters are cast one after the other: of those that are still lazy, at most one exists in
+    /// f32 at a time.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
         match self.cast(module, dtype, |_, _| Ok::<_, Infallible>(None)) {
             Ok(module) => module,
@@ -34,14 +36,15 @@ impl Optimizer {
         }
     }
 
-    /// The same with other values: what `read` gives for a path and local shape. One that was not drawn
-    /// yet is not drawn, and no more than one is there in f32.
+    /// Like [`cast_params`](Self::cast_params), with new values: `read` gets a path and local shape
+    /// and returns the data. Lazy parameters are not initialized first, and at most one exists in
+    /// f32 at a time.
     ///
     /// # Errors
     /// The first error of `read`; the module is lost then.
     ///
     /// # Panics
-    /// If it gives data of another shape.
+    /// If `read` returns data of another shape.
     pub fn load_params<M: Module, E>(
         &mut self,
         module: M,
@@ -73,17 +76,17 @@ impl Optimizer {
         error.map_or(Ok(module), Err)
     }
 
-    /// What this rank keeps of the f32 master of the parameter at `path`; none if the parameter itself is
-    /// updated, or frozen.
+    /// The part of the f32 master of the parameter at `path` that this rank keeps, or `None` if the
+    /// parameter has no master or is frozen.
     ///
     /// # Shapes
-    /// `[local elements]`: the local parameter, row-major, padding included; less where the optimizer's
-    /// state is shared out.
+    /// `[local elements]`: the local parameter, row-major, padding included; fewer elements where
+    /// the optimizer's state is sharded.
     pub fn master(&self, path: &str) -> Option<Tensor<1>> {
         self.state.get(&Key::master(path)).map(HostSlot::tensor)
     }
 
-    /// Whether a parameter of this type is the rounding of an f32 master.
+    /// Whether a parameter of type `dtype` is the rounding of an f32 master.
     pub(crate) fn has_master(&self, dtype: DType) -> bool {
         matches!(dtype, DType::BF16 | DType::F16) && dtype != self.rule.main_params().into()
     }
@@ -111,7 +114,7 @@ impl<F, E> Cast<'_, F, E> {
         let is_sharded = sharding.is_param_sharded(&path);
         let is_there = match is_sharded {
             false => tensor.dtype() == *dtype,
-            // Nothing but NaN is what stands for values that are shared out.
+            // A sharded parameter is represented in the module by a NaN placeholder.
             true => !is_new && sharding.part(&path).is_some() && is_nan(&tensor),
         };
         if is_there {

@@ -11,59 +11,62 @@ use crate::{
     sharding::ParamKind,
 };
 
-/// The L2 norm of a gradient, which on GPUs the host has not waited for.
+/// The L2 norm of a gradient. On GPUs the host has not waited for it.
 #[derive(Clone, Debug)]
 pub struct GradNorm {
     pub(crate) squares: DeviceScalar,
-    /// What the gradient was to be multiplied with.
+    /// The pending scale of the gradient, which `squares` does not include.
     pub(crate) factor: f64,
 }
 
 impl GradNorm {
-    /// The number, which on a GPU the host waits for.
+    /// The value; on a GPU the host waits for it.
     ///
     /// # Errors
-    /// See [`Sum::read`].
+    /// See [`DeviceScalar::read`].
     pub fn read(&self) -> Result<f64, OptimError> {
         Ok(self.squares.read()?.sqrt() * self.factor)
     }
 
-    /// The same, and whether it is above `threshold`: what [`GradientAccumulator::skip_above`] goes by,
-    /// to the bit.
+    /// The value, and whether it is above `threshold`. The comparison is bit for bit the one of
+    /// [`GradientAccumulator::skip_above`].
     ///
     /// # Errors
-    /// See [`Sum::read`].
+    /// See [`DeviceScalar::read`].
     pub fn read_against(&self, threshold: f64) -> Result<(f64, bool), OptimError> {
         let squares = self.squares.read()?;
         let is_above = squares > f64::from(self.square_of(threshold));
         Ok((squares.sqrt() * self.factor, is_above))
     }
 
-    /// The sum of squares of a norm, as a GPU compares it.
+    /// The sum of squares that corresponds to `norm`, in f32, as a GPU compares it.
     pub(crate) fn square_of(&self, norm: f64) -> f32 {
         (norm / self.factor).powi(2) as f32
     }
 }
 
 impl GradientAccumulator {
-    /// The L2 norm of the model's whole gradient: each logical element once, whoever holds copies
-    /// of it, and no padding. Call it after [`GradientAccumulator::reduce`].
+    /// The L2 norm of the model's full gradient, counting each logical element once however many
+    /// ranks hold copies, and no padding. Call it after [`GradientAccumulator::reduce`].
     ///
-    /// A value that is not finite anywhere, in a copy too, makes the norm so on every rank.
+    /// A non-finite value anywhere, in an uncounted copy too, makes the norm non-finite on every
+    /// rank.
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All ranks that hold the model between them, or shares of it; one number. Before that one more where
-    /// the rank's stage has experts, of all ranks that hold those between them, or shares of them.
+    /// One number over all ranks that together hold the model, or shares of it. If this rank's
+    /// stage has experts, it is preceded by one number over all ranks that together hold those
+    /// experts, or shares of them.
     /// # Determinism
-    /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
-    /// over stretches, those in f64. Either way bit-identical on every rank of the world.
+    /// On CPUs the sum is taken in f64, in path order and then rank order. On GPUs, squares are
+    /// summed in f32 over chunks, and the chunks in f64. Either way the result is bit-identical on
+    /// every rank of the world.
     pub fn norm(&self) -> Result<GradNorm, OptimError> {
         self.norm_on(self.is_on_gpu())
     }
 
-    /// The same, on GPUs by tensors that nobody reads.
+    /// Implements [`norm`](Self::norm); with `gpu` the sums stay on the device and none is read.
     pub(crate) fn norm_on(&self, gpu: bool) -> Result<GradNorm, OptimError> {
         let squares = self.squares(gpu, |_, entry| entry.grad())?;
         Ok(GradNorm {
@@ -72,8 +75,8 @@ impl GradientAccumulator {
         })
     }
 
-    /// The sum of the squares of what `of` gives of each parameter, for what this rank keeps of it: each
-    /// logical element once. None is zero.
+    /// The sum of squares of what `of` returns for each parameter, restricted to what this rank
+    /// keeps and counting each logical element once. `None` counts as zero.
     pub(crate) fn squares(
         &self,
         gpu: bool,
@@ -82,8 +85,8 @@ impl GradientAccumulator {
         if !self.sharding.has(ParamKind::Expert) {
             return self.squares_of(ParamKind::Dense, gpu, of, None);
         }
-        // Other stages need not know whether this one has experts: one of its ranks adds what they all have,
-        // and the others nothing, or NaN.
+        // Stages need not know whether other stages have experts. One rank of this stage adds the
+        // experts' sum; the others add zero, or NaN if the sum is not finite.
         let experts = self.squares_of(ParamKind::Expert, gpu, &of, None)?;
         let factor = if self.sharding.counts_experts() {
             1.0
@@ -93,7 +96,7 @@ impl GradientAccumulator {
         self.squares_of(ParamKind::Dense, gpu, of, Some(experts.value.times(factor)))
     }
 
-    /// Of the parameters of a kind, and `more` that this rank has.
+    /// The sum of squares over the parameters of one kind, plus this rank's `more`.
     fn squares_of(
         &self,
         kind: ParamKind,
@@ -121,14 +124,14 @@ impl GradientAccumulator {
         DeviceScalar::on_gpu(Tensor::cat(sums.collect(), 0), group)
     }
 
-    /// Whether this rank's parameters are on a GPU: they are all in one place.
+    /// Whether this rank's parameters are on a GPU. All of them are on the same device.
     pub(crate) fn is_on_gpu(&self) -> bool {
         let first = self.entries.values().next();
         first.is_some_and(|entry| is_on_gpu(&Tensor::<1>::empty([1], &entry.device)))
     }
 
-    /// The paths whose gradients are not finite of those that this rank has not summed over ranks yet, to
-    /// say where it went wrong: call it before [`GradientAccumulator::end_micro_batch`].
+    /// The paths of non-finite gradients, among those that this rank has not yet summed over ranks,
+    /// to locate the cause. Call it before [`GradientAccumulator::end_micro_batch`].
     ///
     /// # Errors
     /// The device cannot be read.
@@ -138,7 +141,7 @@ impl GradientAccumulator {
             .entries
             .iter()
             .filter_map(|(path, entry)| Some((path, entry.own.clone()?)));
-        // Zero, or NaN: where the gradients are, and read together.
+        // Zero or NaN per gradient, computed on the device and read in one transfer.
         let poison = |grad: Tensor<1>| grad.cast(DType::F32).mul_scalar(0.0).sum();
         let (paths, sums): (Vec<_>, Vec<_>) =
             grads.map(|(path, g)| (path.as_str(), poison(g))).unzip();
@@ -172,14 +175,14 @@ mod tests {
         testing::{Net, cut, plan_of},
     };
 
-    /// A gradient of the whole model, its largest element far above the others.
+    /// A gradient of the full model, whose largest element is far above the others.
     fn whole(path: &str, len: usize) -> Vec<f32> {
         (0..len)
             .map(|i| ((i * 7 + path.len() * 3) % 11) as f32 * 0.37 - 1.5)
             .collect()
     }
 
-    /// The norm on every rank under a layout; `spoil(rank)` may change what a rank holds.
+    /// The norm on every rank under a layout; `spoil` may change what a rank holds.
     fn norms(
         layout: &str,
         level: ShardingLevel,

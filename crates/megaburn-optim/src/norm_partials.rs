@@ -1,4 +1,4 @@
-//! Squares of what a rank owns of tensors that are like parameters.
+//! Sums of squares of the elements that a rank owns, for tensors shaped like parameters.
 
 use std::{mem, ops::Range};
 
@@ -9,23 +9,24 @@ use crate::{
     param_grad::ParamGrad, reduce::has_padding, sharding::joined, step::MULTI_TENSOR_CHUNK,
 };
 
-/// Sums of squares of the elements that this rank owns, on its GPU, where none is read; not finite if any held one
-/// is not.
+/// Sums of squares of the elements that this rank owns. They stay on its GPU and none is read. The
+/// sums are not finite if any held element is not.
 #[derive(Default)]
 pub(crate) struct GradNormPartials {
-    /// Whose squares are still to be summed.
+    /// Tensors that this rank owns, whose squares are not summed yet.
     owned: Vec<Tensor<1>>,
-    /// With others that are not counted, but must be finite too.
+    /// Tensors that contain uncounted copies too. Their squares are not counted, but they must be
+    /// finite.
     held: Vec<Tensor<1>>,
     num_elements: usize,
     sums: Vec<Tensor<1>>,
-    /// Where a sum of nothing would be.
+    /// The device of the zero that [`finish`](Self::finish) returns if there are no sums.
     device: Option<Device>,
 }
 
 impl GradNormPartials {
-    /// Adds what is kept of a tensor; none is zero. What was made for this is held until about [`MULTI_TENSOR_CHUNK`]
-    /// elements are.
+    /// Adds what this rank keeps of a tensor; `None` counts as zero. Temporaries are held until
+    /// about [`MULTI_TENSOR_CHUNK`] elements have been added.
     pub(crate) fn add(&mut self, entry: &ParamGrad, values: Option<Tensor<1>>) {
         let shard = &entry.spec.shard;
         let Some(values) = values else {
@@ -51,7 +52,7 @@ impl GradNormPartials {
         }
     }
 
-    /// The sums, behind each other: one or more, if anything was added.
+    /// All sums; at least one if anything was added.
     pub(crate) fn finish(mut self) -> Vec<Tensor<1>> {
         self.sum();
         let nothing = self.device.filter(|_| self.sums.is_empty());
@@ -65,14 +66,15 @@ impl GradNormPartials {
             (!all.is_empty()).then(|| partial_sums_of_squares(mem::take(all)))
         };
         self.sums.extend(of(&mut self.owned));
-        // Zeros, or NaN.
+        // Zeros if all held elements are finite, NaN otherwise.
         self.sums
             .extend(of(&mut self.held).map(|sums| sums.mul_scalar(0.0)));
         self.num_elements = 0;
     }
 }
 
-/// What is kept of a tensor, as the rows that it touches: `[rows, row]`, zeros where none is kept.
+/// The kept `part` of a tensor as the complete rows that it touches: `[rows, row]`, with zeros
+/// where nothing is kept.
 fn full_rows(part: Tensor<1>, kept: &Range<usize>, row: usize) -> Tensor<2> {
     let gap = |len| Tensor::zeros([len], (&part.device(), part.dtype()));
     let [front, back] = [kept.start % row, kept.end.next_multiple_of(row) - kept.end]
@@ -81,7 +83,7 @@ fn full_rows(part: Tensor<1>, kept: &Range<usize>, row: usize) -> Tensor<2> {
     joined(parts.collect()).reshape([-1, row as i64])
 }
 
-/// The sum of squares of the elements that this rank owns; not finite if any held one is not.
+/// The sum of squares of the elements that this rank owns; not finite if any held element is not.
 pub(crate) fn owned_squares(entry: &ParamGrad, values: Tensor<1>) -> f64 {
     let values = host(values);
     let kept = &entry.kept;
@@ -96,7 +98,7 @@ pub(crate) fn owned_squares(entry: &ParamGrad, values: Tensor<1>) -> f64 {
                 .sum::<f64>();
         });
     }
-    // Zero, or NaN if a copy that is not counted holds one.
+    // Zero, or NaN if an uncounted copy holds a non-finite value.
     let poison: f64 = values.iter().map(|&g| f64::from(g) * 0.0).sum();
     sum + poison
 }

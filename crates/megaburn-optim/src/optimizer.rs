@@ -9,21 +9,21 @@ use crate::{
     rule::{Moments, ParamState, Rule, UpdateInputs, zeros},
 };
 
-/// An optimizer of the shards of a rank, its state keyed by path:
+/// An optimizer for a rank's shards, with state keyed by path. Made by
 /// [`AdamWConfig`](crate::AdamWConfig), [`SgdConfig`](crate::SgdConfig),
-/// [`LionConfig`](crate::LionConfig) or [`MuonConfig`](crate::MuonConfig) makes one.
+/// [`LionConfig`](crate::LionConfig) or [`MuonConfig`](crate::MuonConfig).
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     pub(crate) rule: Rule,
     pub(crate) sharding: Sharding,
     pub(crate) time: u64,
-    /// Moments, and, of parameters whose masters are updated, those in f32: what this rank keeps of them.
+    /// The parts that this rank keeps of moments and, for parameters that have one, of f32 masters.
     pub(crate) state: Store,
-    /// Parameters that are never narrower than f32.
+    /// Parameters that stay in f32.
     pub(crate) f32_params: BTreeSet<String>,
 }
 
-/// What an update of a parameter uses beside its gradient.
+/// The rates of a parameter's update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Learning rate.
@@ -32,11 +32,11 @@ pub struct Rates {
     pub weight_decay: f64,
 }
 
-/// What an update starts from: what this rank keeps of it.
+/// What an update reads: the part that this rank keeps of a parameter or its master.
 pub(crate) enum Start {
     /// The parameter itself.
     Param(Tensor<1>),
-    /// The master that is kept, or else this one, of a parameter of this type.
+    /// The stored master, or `first` if there is none yet; `dtype` is the type of the parameter.
     Master {
         first: Option<Tensor<1>>,
         dtype: DType,
@@ -47,15 +47,16 @@ pub(crate) enum Start {
 pub(crate) struct Update {
     pub(crate) path: String,
     pub(crate) start: Start,
-    /// Where the new values of one that has a master may be put, whoever holds it.
+    /// Output buffer for the new values of a parameter that has a master; other tensors may share
+    /// it.
     pub(crate) room: Option<Tensor<1>>,
-    /// Its own of [`Rule::directions`].
+    /// The parameter's entry of [`Rule::directions`].
     pub(crate) direction: Option<Tensor<1>>,
     pub(crate) rates: Rates,
 }
 
 impl Optimizer {
-    /// Before its first step.
+    /// An optimizer before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
         let (state, f32_params) = Default::default();
         Self {
@@ -67,7 +68,7 @@ impl Optimizer {
         }
     }
 
-    /// These parameters stay in f32 where others become [narrower](Self::cast_params).
+    /// Keeps these parameters in f32 when others are cast to a [narrower type](Self::cast_params).
     #[must_use]
     pub fn with_f32_params(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.f32_params = paths.into_iter().collect();
@@ -84,13 +85,14 @@ impl Optimizer {
         self.time
     }
 
-    /// Takes back the count of the last step, if there was one, which turned out to have done nothing.
+    /// Undoes the count of the last step, for a step that turned out to change nothing. Does
+    /// nothing before the first step.
     pub fn revert_step_count(&mut self) {
         self.time = self.time.saturating_sub(1);
     }
 
-    /// What an update of a parameter of this type starts from; the parameter is asked for only if that is
-    /// itself, or becomes its first master.
+    /// What an update of a parameter of type `dtype` starts from. `param` is called only if the
+    /// parameter itself is updated or becomes its first master.
     pub(crate) fn start(
         &self,
         path: &str,
@@ -105,8 +107,8 @@ impl Optimizer {
         Start::Master { first, dtype }
     }
 
-    /// Updates what this rank keeps of some parameters, or their masters: the new values in the parameters'
-    /// types.
+    /// Updates the kept parts of some parameters or their masters. Returns the new values in the
+    /// parameters' types.
     pub(crate) fn update(
         &mut self,
         all: Vec<Update>,
@@ -134,7 +136,7 @@ impl Optimizer {
             rates,
         } = update;
         let (path, entry) = (path.as_str(), &grads.entries[&path]);
-        // What they say is in the direction.
+        // The direction already includes the momentum.
         let moments = if direction.is_some() {
             Moments::new()
         } else {
@@ -187,7 +189,8 @@ impl Optimizer {
         rounded
     }
 
-    /// That this rank keeps nothing of a parameter: its state is there, and empty.
+    /// Sets empty state for a parameter of which this rank keeps nothing; `nothing` is an empty
+    /// tensor.
     pub(crate) fn set_empty_state(&mut self, path: &str, entry: &ParamGrad, nothing: Tensor<1>) {
         let moments = self.rule.moments(path, &entry.spec);
         let moments = moments
@@ -199,7 +202,7 @@ impl Optimizer {
         }
     }
 
-    /// Takes the moments of what this rank keeps; zeros before the first step.
+    /// Takes the moments of the kept part; zeros before the first step.
     fn take_moments(&mut self, path: &str, entry: &ParamGrad) -> Moments {
         let zeros = |dtype| Tensor::zeros([entry.kept.len()], (&entry.device, DType::from(dtype)));
         let moments = self.rule.moments(path, &entry.spec).into_iter();
@@ -253,7 +256,8 @@ mod tests {
             let net = optimizer.step_with(rates, net, &grads).unwrap();
             [values(net.matrix.val())[0], values(net.bias.val())[0]]
         };
-        // The first update is the learning rate; a bias does not decay whatever its rates say.
+        // The first AdamW update moves by the learning rate; a bias does not decay whatever its
+        // rates say.
         let rates = |path: &str| match path {
             "matrix" => Rates {
                 lr: 0.125,

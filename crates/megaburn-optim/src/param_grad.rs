@@ -7,19 +7,19 @@ use burn::{
 use megaburn_kernels::{MainGrad, is_view_of};
 use megaburn_mesh::ParamSpec;
 
-/// One parameter's sums, flat; none for zero.
+/// The flat gradient sums of one parameter; `None` counts as zero.
 #[derive(Debug)]
 pub(crate) struct ParamGrad {
     pub(crate) spec: ParamSpec,
     pub(crate) device: Device,
     pub(crate) dtype: DType,
-    /// What of the local parameter this rank keeps the sum over ranks of.
+    /// The range of the local parameter of which this rank keeps the sum over ranks.
     pub(crate) kept: Range<usize>,
-    /// This rank's own, which was not summed over ranks yet: `[local elements]`.
+    /// This rank's own sum, not yet summed over ranks: `[local elements]`.
     pub(crate) own: Option<Tensor<1>>,
-    /// Summed over ranks: `[kept]`.
+    /// The sum over ranks: `[kept]`.
     pub(crate) sum: Option<Tensor<1>>,
-    /// Where the layer that uses the parameter sums a part of its gradient, or all.
+    /// Where the layer that uses the parameter accumulates its gradient, or a part of it.
     pub(crate) main_grad: Option<MainGrad>,
 }
 
@@ -28,7 +28,7 @@ impl ParamGrad {
         self.spec.shard.local_shape().iter().product()
     }
 
-    /// Takes what the layer summed.
+    /// Adds the layer's accumulated sum to `own`.
     pub(crate) fn gather(&mut self) {
         let Some(sum) = self.main_grad.as_ref().and_then(MainGrad::take) else {
             return;
@@ -40,14 +40,14 @@ impl ParamGrad {
         });
     }
 
-    /// Takes this rank's own gradient, zeros if there was none.
+    /// Takes this rank's own gradient; zeros if there is none.
     pub(crate) fn take_own(&mut self) -> Tensor<1> {
         self.own
             .take()
             .unwrap_or_else(|| self.zeros(self.num_elements()))
     }
 
-    /// Whether this rank's own gradient is this stretch of a bucket's memory.
+    /// Whether this rank's own gradient is a view of `buffer` that begins at `start`.
     pub(crate) fn is_view_of(&self, buffer: &Tensor<1>, start: usize) -> bool {
         let Ok(shape) = <[usize; 2]>::try_from(self.spec.shard.local_shape()) else {
             return false;
@@ -56,7 +56,7 @@ impl ParamGrad {
         own.is_some_and(|own| is_view_of(&own, buffer, start))
     }
 
-    /// Adds what ranks have summed of what this one keeps.
+    /// Adds a sum over ranks of the part that this rank keeps.
     pub(crate) fn add(&mut self, part: Tensor<1>) {
         self.sum = Some(match self.sum.take() {
             Some(sum) => sum + part,
@@ -64,7 +64,7 @@ impl ParamGrad {
         });
     }
 
-    /// What this rank keeps of the gradient, if it is not zero.
+    /// The part of the gradient that this rank keeps; `None` if it is zero.
     pub(crate) fn grad(&self) -> Option<Tensor<1>> {
         let own = || {
             Some(
@@ -76,7 +76,7 @@ impl ParamGrad {
         self.sum.clone().or_else(own)
     }
 
-    /// The same, zeros if there was none.
+    /// Like [`grad`](Self::grad), with zeros for `None`.
     pub(crate) fn grad_or_zeros(&self) -> Tensor<1> {
         self.grad().unwrap_or_else(|| self.zeros(self.kept.len()))
     }

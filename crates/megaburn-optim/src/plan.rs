@@ -11,7 +11,8 @@ use crate::{
     visit::{FloatVisitor, visit_floats},
 };
 
-/// Refuses a module whose float parameters are not those of the plan. Call it once, after building.
+/// Checks that the float parameters of a module are those of the plan. Call it once, after building
+/// the module.
 ///
 /// # Errors
 /// The first parameter that only one of them has, or whose local shape differs.

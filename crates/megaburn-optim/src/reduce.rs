@@ -11,22 +11,23 @@ use crate::{
 };
 
 impl GradientAccumulator {
-    /// Says that a micro-batch's gradients come next, and whether they are the last of their step: of the
-    /// stage whose backward it is, where there are several. Those of
-    /// [main gradients](Self::with_main_grads) that are complete then are sent while backward goes on, from
-    /// the second micro-batch of a run on; without this call [`reduce`](Self::reduce) sends them all.
+    /// Announces the backward pass of a micro-batch. `is_last` says whether it is the last one of
+    /// the step for its stage. If it is, [main gradients](Self::with_main_grads) are sent during
+    /// backward as soon as they are complete, from the second micro-batch of a run on. Without this
+    /// call, [`reduce`](Self::reduce) sends all gradients.
     ///
     /// # Collective
-    /// All data- and context-parallel ranks, which run the same backward then, and so all that hold the same
-    /// experts.
+    /// All data- and context-parallel ranks, and thus all ranks that hold the same experts. They
+    /// must then run the same backward pass.
     pub fn begin_micro_batch(&mut self, is_last: bool) {
         if let Some(overlap) = &self.overlap {
             overlap.begin(is_last || self.sharding.level() >= ShardingLevel::Gradients);
         }
     }
 
-    /// Where gradients are shared out, sums what came since the last call over the ranks that hold the
-    /// same shards, and keeps this rank's share. Else does nothing. Call it after each micro-batch.
+    /// Where gradients are sharded, sums those accumulated since the last call over the ranks that
+    /// hold the same parameters, and keeps this rank's shard. Does nothing otherwise. Call it after
+    /// each micro-batch.
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
@@ -35,37 +36,37 @@ impl GradientAccumulator {
     pub fn end_micro_batch(&mut self) -> Result<(), OptimError> {
         match self.sharding.level() {
             ShardingLevel::None | ShardingLevel::Optimizer => Ok(()),
-            // A stage of a pipeline gets no gradients of another one's weights.
+            // A backward pass of one pipeline stage gives no gradients to the weights of another.
             ShardingLevel::Gradients | ShardingLevel::Parameters => self.reduce_own(true),
         }
     }
 
-    /// Sums the gradients over the ranks that hold the same shards, and keeps this rank's share. The
-    /// gradients of padding become zero. Call it after the last micro-batch.
+    /// Sums the gradients over the ranks that hold the same parameters, and keeps this rank's
+    /// shard. Gradients of padding become zero. Call it after the last micro-batch.
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All data- and context-parallel ranks, of experts all that hold the same; sends every gradient, in
-    /// buckets, those that backward gives first in front.
+    /// All data- and context-parallel ranks; for experts, all ranks that hold the same ones. Every
+    /// gradient is sent, in buckets, in the order in which backward produces them.
     /// # Determinism
-    /// On CPUs summed in rank order: what a rank keeps is, bit for bit, what it is without sharding.
+    /// On CPUs the sum is in rank order, so what a rank keeps is bit-identical to the result
+    /// without sharding.
     pub fn reduce(&mut self) -> Result<(), OptimError> {
-        // A micro-batch that was not ended is summed now, on every rank.
+        // A micro-batch without `end_micro_batch` is summed now, on every rank.
         match self.sharding.level() {
             ShardingLevel::Gradients | ShardingLevel::Parameters if !self.is_open => Ok(()),
             _ => self.reduce_own(false),
         }
     }
 
-    /// Sums over gradients of a parameter that stages of a pipeline share, which is kept [apart]: each has
-    /// a copy of it, and those that the members of `group` have get one gradient. Call it after
-    /// [`reduce`](Self::reduce).
+    /// Sums the gradient of a parameter of which several pipeline stages have a copy
+    /// ([`with_cross_stage`](crate::ShardingConfig::with_cross_stage)) over `group`, so that all
+    /// copies get the same gradient. Call it after [`reduce`](Self::reduce).
     ///
     /// Source: Megatron-LM `megatron/core/distributed/finalize_model_grads.py`,
     /// `_allreduce_word_embedding_grads`.
     ///
-    /// [apart]: crate::ShardingConfig::with_apart
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
@@ -88,7 +89,8 @@ impl GradientAccumulator {
         Ok(())
     }
 
-    /// Of those buckets only that got a gradient here, as they did on all ranks then, if told so.
+    /// Reduces all buckets, or, with `only_some`, those that got a gradient on this rank. All ranks
+    /// must then have gradients for the same buckets.
     fn reduce_own(&mut self, only_some: bool) -> Result<(), OptimError> {
         self.is_open = false;
         self.sharding.check()?;
@@ -147,7 +149,8 @@ impl GradientAccumulator {
         Ok(())
     }
 
-    /// This rank's own gradients of a bucket: where they stand already, or joined.
+    /// This rank's own gradients of a bucket: the buffer itself if they are in place, joined
+    /// otherwise.
     fn take_own(&mut self, bucket: &Bucket) -> Tensor<1> {
         let buffer = self
             .overlap
@@ -172,7 +175,7 @@ impl GradientAccumulator {
         bucket.join(0..bucket.len, |slot, _| self.entry(slot).take_own(), zeros)
     }
 
-    /// Adds what ranks have summed of this rank's share of a bucket.
+    /// Adds a sum over ranks of this rank's shard of a bucket.
     fn add_share(&mut self, bucket: &Bucket, share: Tensor<1>) {
         let start = self.sharding.shard_of(bucket).start;
         for slot in &bucket.slots {
@@ -192,12 +195,12 @@ impl GradientAccumulator {
     }
 }
 
-/// Whether a shard is longer than what it holds of the model.
+/// Whether a shard is longer than the part of the model that it holds.
 pub(crate) fn has_padding(shard: &ShardSpec) -> bool {
     num_held(shard) < shard.local_len
 }
 
-/// How much of its split dimension a shard holds.
+/// How much of its split dimension a shard fills with the model, without padding.
 fn num_held(shard: &ShardSpec) -> usize {
     shard
         .pieces
@@ -207,7 +210,8 @@ fn num_held(shard: &ShardSpec) -> usize {
         .unwrap_or(0)
 }
 
-/// Padding belongs to no element of the model: with a zero gradient it stays zero for ever.
+/// Clears the gradient of padding. Padding belongs to no element of the model, and with a zero
+/// gradient it stays zero.
 pub(crate) fn without_padding(shard: &ShardSpec, grad: Tensor<1>) -> Tensor<1> {
     if !has_padding(shard) {
         return grad;

@@ -9,19 +9,19 @@ use burn::{
 use crate::offload::What;
 use crate::{GradientAccumulator, OptimError, Optimizer, offload::Key};
 
-/// A tensor of state that an optimizer keeps of a parameter; named as PyTorch names them.
+/// A state tensor that an optimizer keeps for a parameter. The names are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Moment {
     /// The decaying mean of gradients.
     ExpAvg,
     /// The decaying mean of squared gradients.
     ExpAvgSq,
-    /// The decaying sum of gradients, or, of Muon, their mean.
+    /// The decaying sum of gradients or, for Muon, their mean.
     MomentumBuffer,
 }
 
 impl Moment {
-    /// Every one.
+    /// All variants.
     pub const ALL: [Moment; 3] = [Moment::ExpAvg, Moment::ExpAvgSq, Moment::MomentumBuffer];
 
     /// `exp_avg`, `exp_avg_sq` or `momentum_buffer`.
@@ -35,7 +35,7 @@ impl Moment {
 }
 
 impl Optimizer {
-    /// What this rank keeps of the state, in path order.
+    /// The moments that this rank keeps, in path order.
     #[cfg(test)]
     pub(crate) fn state_tensors(&self) -> impl Iterator<Item = (&str, Moment, Tensor<1>)> {
         self.state.iter().filter_map(|(key, kept)| match key.what {
@@ -44,20 +44,21 @@ impl Optimizer {
         })
     }
 
-    /// What this optimizer keeps of the parameters that `grads` has.
+    /// The moments that this optimizer keeps for the parameters of `grads`.
     pub fn moments(&self, grads: &GradientAccumulator) -> BTreeSet<Moment> {
         let entries = grads.entries.iter();
         let moments = entries.flat_map(|(path, entry)| self.rule.moments(path, &entry.spec));
         moments.map(|(moment, _)| moment).collect()
     }
 
-    /// Puts back the moments that [`Optimizer::full_state`] gave after `time` steps, in f32 whatever it
-    /// was; it is kept in what this optimizer keeps. `read` is asked for the moments that it keeps of
-    /// each parameter of `grads`; at time 0 for none.
+    /// Restores the moments that [`Optimizer::full_state`] returned after `time` steps. They are
+    /// read as f32 whatever type they were stored in, and cast to the types that this optimizer is
+    /// configured with. `read` is called for each moment of each parameter of `grads`; at time 0 it
+    /// is not called.
     ///
     /// # Errors
-    /// Those of `read`, state that is not f32 of the parameter's local size, or of which a part is to be in
-    /// host memory that is not to be had.
+    /// An error of `read`; state that is not f32 or does not have the parameter's local size; or no
+    /// host memory for state that is to be offloaded.
     pub fn load_state<E: From<OptimError>>(
         &mut self,
         time: u64,

@@ -15,29 +15,32 @@ use crate::{
     visit::Path,
 };
 
-/// Elements of parameters that are updated together, or of gradients whose squares are summed, by a launch or two.
+/// Elements of parameters that are updated together, or of gradients whose squares are summed
+/// together, in one or two kernel launches.
 pub(crate) const MULTI_TENSOR_CHUNK: usize = 64 << 20;
 
 impl Optimizer {
-    /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
-    /// are left as they are.
+    /// Updates the parameters that `grads` has, which stay leaves that require gradients. Other
+    /// parameters are not changed.
     ///
-    /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
-    /// rounding of its f32 master, which is what is updated ([`Optimizer::cast_params`]; without one the
-    /// parameter itself is the first); one of the optimizer's `main_params` is updated itself. Equal shards
-    /// with equal gradients stay bit-identical; padding, whose gradient [`GradientAccumulator::reduce`]
-    /// clears, stays zero.
+    /// Arithmetic is in f32 whatever the type of the parameters. A narrower parameter is the
+    /// rounding of its f32 master, and the master is updated ([`Optimizer::cast_params`]; without a
+    /// master, the parameter itself becomes the first one). A parameter of the type `main_params`
+    /// is updated itself. Equal shards with equal gradients stay bit-identical. Padding stays zero,
+    /// because [`GradientAccumulator::reduce`] clears its gradient.
     ///
-    /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
-    /// finite, everything stays as it is but the count of steps; see [`Optimizer::revert_step_count`].
+    /// If a number passed to [`GradientAccumulator::clip`] or
+    /// [`GradientAccumulator::skip_if_not_finite`] is not finite, nothing changes except the step
+    /// count; see [`Optimizer::revert_step_count`].
     ///
-    /// Behind it a parameter may still be on its way: see [`Sharding::attach`](crate::Sharding::attach).
+    /// Parameters may still be in flight afterwards; see
+    /// [`Sharding::attach`](crate::Sharding::attach).
     ///
     /// # Errors
-    /// See [`megaburn_collective::CollectiveError`]; state that finds no place in host memory
+    /// See [`megaburn_collective::CollectiveError`]; or no host memory for offloaded state
     /// ([`Optimizer::with_cpu_offload`]). The module is lost then.
     /// # Collective
-    /// Where the optimizer's state is shared out, all ranks that share it; each sends what it updated.
+    /// Where the optimizer's state is sharded, all ranks that shard it. Each sends what it updated.
     pub fn step<M: Module>(
         &mut self,
         lr: f64,
@@ -51,8 +54,8 @@ impl Optimizer {
         self.step_with(|_| rates, module, grads)
     }
 
-    /// The same with the rates of each parameter, by path. Parameters of one dimension do not decay
-    /// here either.
+    /// Like [`step`](Self::step), with separate rates for each parameter, by path. Parameters of
+    /// one dimension do not decay here either.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -116,8 +119,9 @@ struct Step<'a, R> {
 }
 
 impl<R: Fn(&str) -> Rates> Step<'_, R> {
-    /// How much an update adds to those that are made together, which [`MULTI_TENSOR_CHUNK`] ends: of state that comes from host
-    /// memory no more than a parameter's is here at a time.
+    /// The weight of an update in a batch of updates, which ends at [`MULTI_TENSOR_CHUNK`]. An
+    /// update with offloaded state ends the batch, so that only one such parameter's state is on
+    /// the device at a time.
     fn weight(&self, path: &str, num_elements: usize) -> usize {
         if self.optimizer.state.stays_on_gpu_of(path) {
             num_elements
@@ -131,7 +135,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         self.update_whole(paths.into_iter());
     }
 
-    /// Parameters that this rank updates all of.
+    /// Updates parameters that this rank updates in full.
     fn update_whole(&mut self, paths: impl Iterator<Item = String>) {
         let mut weight = 0;
         let mut leaves = Vec::new();
@@ -140,7 +144,8 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             let TakenParam { leaf, value } = self.params.remove(&path).expect("it was taken");
             weight += self.weight(&path, value.dims()[0]);
             let dtype = value.dtype();
-            // Where there is a master the parameter is let go: its memory is there for the new one.
+            // If there is a master, the parameter is dropped here, so that its memory can be reused
+            // for the new one.
             let start = self.optimizer.start(&path, dtype, move || value);
             leaves.push((path.clone(), leaf));
             updates.push(self.update_of(path, start, None));
@@ -174,7 +179,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     fn update_shares(&mut self) -> Result<(), OptimError> {
         let sharding = &self.grads.sharding;
         let mut started = Vec::with_capacity(sharding.buckets().len());
-        // As `Sharding::update_order` has them.
+        // This must be the order of `Sharding::update_order`.
         for bucket in sharding.buckets().iter().rev() {
             let group = sharding.replicas(bucket.kind).share();
             if group.size() == 1 {
@@ -199,9 +204,9 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         Ok(())
     }
 
-    /// This rank's share of a bucket of new values, from the `old` share if that is all there is; the old
-    /// ones are let go. They are at their places in this `stretch` of the bucket, the rest of which holds
-    /// anything.
+    /// Updates this rank's shard of a bucket, and drops the old values. `old` is the shard if that
+    /// is all this rank keeps. Returns the range `stretch` of the bucket with the new values at
+    /// their offsets; the rest of it is uninitialized.
     fn update_share(
         &mut self,
         bucket: &Bucket,
@@ -237,7 +242,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             let at = at - stretch.start;
             starts.push((slot, at..at + kept.len(), start));
         }
-        // What is no more needed, before as much memory is taken.
+        // Free what is no longer needed before allocating the same amount.
         drop(old);
         for slot in &bucket.slots {
             if let Some(taken) = self.params.get_mut(&slot.path) {
@@ -264,7 +269,8 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             let values = places
                 .into_iter()
                 .zip(self.optimizer.update(updates, self.grads));
-            // (What is there already is let go before others are put beside it.)
+            // Collecting first drops the values that are in place already, before the others are
+            // copied to `new`.
             let others = values.filter(|((is_elsewhere, _), _)| *is_elsewhere);
             for ((_, at), value) in others.collect::<Vec<_>>() {
                 new = new.slice_assign([at], value);
@@ -274,7 +280,8 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     }
 }
 
-/// Takes the parameters that have gradients out of a module, so that nobody else holds their memory.
+/// Takes the parameters that have gradients out of a module, so that nothing else holds their
+/// memory.
 struct Take<'a> {
     path: Path,
     grads: &'a GradientAccumulator,

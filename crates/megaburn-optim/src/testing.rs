@@ -1,4 +1,4 @@
-//! A module of two parameters, split as a model's are.
+//! A module of two parameters, sharded like those of a model.
 
 pub(crate) mod moe;
 
@@ -9,8 +9,8 @@ use burn::{
 };
 use megaburn_mesh::{Axis, FusedPart, ParamSpec, ShardPlan, ShardSpec, pad_vocab};
 
-/// `matrix [rows, cols]` is split along its rows, padded to a multiple of 4 when there are ranks to
-/// split it; `bias [cols]` is two units, replicated when the ranks are more.
+/// `matrix [rows, cols]` is split along its rows, which are padded to a multiple of 4 if there are
+/// ranks to split it. `bias [cols]` has two units, which are replicated if there are more ranks.
 #[derive(Module, Debug)]
 pub(crate) struct Net {
     pub(crate) matrix: Param<Tensor<2>>,
@@ -59,7 +59,7 @@ pub(crate) fn plan_of(rows: usize, cols: usize, rank: usize, ranks: usize) -> Sh
     plan
 }
 
-/// A rank's local tensor, padding zero, out of the global one.
+/// A rank's local tensor, cut from the global one; padding is zero.
 pub(crate) fn cut(shard: &ShardSpec, global: &[f32]) -> Vec<f32> {
     let mut local = vec![0.0; shard.local_shape().iter().product()];
     for piece in &shard.pieces {

@@ -3,7 +3,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
 };
 
-/// The names of the modules entered so far: the path of the parameter that a traversal is at.
+/// The names of the modules entered so far, which form the path of the current parameter.
 #[derive(Debug, Default)]
 pub(crate) struct Path(Vec<String>);
 

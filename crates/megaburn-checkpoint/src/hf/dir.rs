@@ -17,17 +17,18 @@ use crate::{
     runs::Stored, safetensors_file::SafetensorsFile, source::nearest,
 };
 
-/// An opened folder of a published model: `config.json`, and `model.safetensors` or the files that
-/// `model.safetensors.index.json` names (the first, where there are both, as `transformers` does).
+/// An opened folder of a published model: `config.json`, and either `model.safetensors` or the
+/// files that `model.safetensors.index.json` names. If both exist, `model.safetensors` is used, as
+/// in `transformers`.
 ///
-/// The files are opened and their headers read once; what is read of their data is what is asked
-/// for.
+/// Opening the folder opens the files and reads their headers. Tensor data is read only when
+/// requested.
 #[derive(Debug)]
 pub struct HfDir {
     path: PathBuf,
     config: Value,
     files: Vec<SafetensorsFile>,
-    /// Which file each tensor is in.
+    /// The file of each tensor.
     index: BTreeMap<String, usize>,
 }
 
@@ -44,9 +45,9 @@ impl HfDir {
     /// Opens the folder `path`.
     ///
     /// # Errors
-    /// A missing folder; a missing or invalid `config.json`; no weights; an index that is invalid,
-    /// names a missing file, or finds a tensor in a file that lacks it; a file that is truncated or
-    /// damaged; an element type that megaburn does not read (8-bit floats).
+    /// The folder is missing; `config.json` is missing or invalid; there are no weights; the index
+    /// is invalid, names a missing file, or names a file that lacks the tensor; a file is truncated
+    /// or damaged; a tensor has an element type that megaburn does not read (8-bit floats).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         fs::read_dir(path).during("read the folder", path)?;
         let config: Value = read_json(&path.join(CONFIG))?;
@@ -85,12 +86,12 @@ impl HfDir {
         Ok(opened)
     }
 
-    /// Its folder.
+    /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What `config.json` holds: an object.
+    /// The contents of `config.json`, an object.
     pub fn config(&self) -> &Value {
         &self.config
     }
@@ -102,7 +103,7 @@ impl HfDir {
             .map(|(name, &file)| self.header_in(file, name))
     }
 
-    /// What is known of a tensor, if there is one of this name.
+    /// The header of a tensor, if there is one of this name.
     pub fn header(&self, name: &str) -> Option<TensorHeader> {
         self.index.get(name).map(|&file| self.header_in(file, name))
     }
@@ -110,7 +111,7 @@ impl HfDir {
     /// Whether two tensors have the same element type, shape and bytes.
     ///
     /// # Errors
-    /// One of them is not there (the nearest name is given), or cannot be read.
+    /// One of them does not exist (the error names the nearest) or cannot be read.
     pub fn are_equal(&self, a: &str, b: &str) -> Result<bool, CheckpointError> {
         let (_, header_a, stored_a) = self.find(a)?;
         let (_, header_b, stored_b) = self.find(b)?;
@@ -131,15 +132,15 @@ impl HfDir {
         Ok(true)
     }
 
-    /// What is known of a tensor that must be there.
+    /// The header of a tensor that must exist.
     ///
     /// # Errors
-    /// No such tensor (the nearest name is given).
+    /// There is no such tensor (the error names the nearest).
     pub fn require(&self, name: &str) -> Result<TensorHeader, CheckpointError> {
         self.find(name).map(|(_, header, _)| header)
     }
 
-    /// The tensor's file, its header and where its bytes are.
+    /// The file, header and stored bytes of a tensor.
     pub(crate) fn find(
         &self,
         name: &str,

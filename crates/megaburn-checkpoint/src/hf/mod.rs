@@ -1,4 +1,4 @@
-//! Models as Hugging Face publishes them: a folder of `config.json` and safetensors files.
+//! Models as published on Hugging Face: a folder with `config.json` and safetensors files.
 
 mod dir;
 mod read;
@@ -9,7 +9,7 @@ pub use dir::HfDir;
 pub use view::{HfEntry, HfView};
 pub use write::{HfWriteOptions, HfWritten, write_hf};
 
-/// The files of a published model that are no weights.
+/// The files of a published model other than its weights.
 pub const SMALL_FILES: [&str; 11] = [
     CONFIG,
     "generation_config.json",
@@ -24,12 +24,12 @@ pub const SMALL_FILES: [&str; 11] = [
     "chat_template.json",
 ];
 
-/// The folder in which a checkpoint or a run keeps those that its model came with.
+/// The folder in which a checkpoint or a run keeps the [`SMALL_FILES`] of its original model.
 pub const ASSETS: &str = "hf";
 
-/// What the model is.
+/// The model's configuration.
 const CONFIG: &str = "config.json";
-/// All tensors, where they stand in one file.
+/// All tensors, if they are in one file.
 const SINGLE: &str = "model.safetensors";
-/// Where each tensor is, where they stand in several.
+/// The file of each tensor, if they are in several files.
 const INDEX: &str = "model.safetensors.index.json";

@@ -11,9 +11,9 @@ use crate::{
     transpose::{MatrixBlock, MatrixCopy},
 };
 
-/// Bytes of a transposed tensor that are read at once: about as many as a core's second cache has,
-/// but `LINES` lines if they are not too long, as a jump to another page of the result for each few
-/// elements is what costs.
+/// Bytes of a transposed tensor that are read at once: about the size of a core's L2 cache, but at
+/// least `LINES` lines, up to `LARGEST_BAND`. Wide bands matter because each jump to another page
+/// of the result should copy more than a few elements.
 const BAND: usize = 2 << 20;
 const LINES: usize = 256;
 const LARGEST_BAND: usize = 16 << 20;
@@ -22,27 +22,28 @@ const LARGEST_BAND: usize = 16 << 20;
 struct HfPartReader<'a> {
     header: TensorHeader,
     stored: Stored<'a>,
-    /// Which part of the parameter's last dim it is.
+    /// The range of the parameter's last dimension that it fills.
     columns: Range<usize>,
 }
 
 impl HfDir {
-    /// A rank's local values of the parameter that the tensors `names` make up, side by side along
-    /// its last dim; each is stored with the last two dims swapped if `transposed` (published
-    /// linear weights are `[out, in]`, those of megaburn `[in, out]`). Vectors and scalars are never
-    /// transposed.
+    /// Reads a rank's local values of a parameter that the tensors `names` make up, concatenated
+    /// along its last dimension. With `transposed`, each tensor is stored with its last two
+    /// dimensions swapped (published linear weights are `[out, in]`, megaburn's are `[in, out]`).
+    /// Vectors and scalars are never transposed.
     ///
-    /// Only what `spec` names is read from the files, with small gaps between: a block of 1 MiB is in
-    /// memory beside the result, of a transposed tensor one of 16 MiB or one line. Floats become `dtype`,
-    /// each rounded to the nearest; without one the files' type stays.
+    /// Only what `spec` selects is read from the files, including small gaps. Besides the result,
+    /// one block of 1 MiB is in memory; for a transposed tensor, 16 MiB or one line. Floats are
+    /// cast to `dtype`, rounding to nearest; with `None` they keep the files' type.
     ///
     /// # Shapes
-    /// `spec.local_shape()`, padding zero.
+    /// `spec.local_shape()`, with zero padding.
     /// # Errors
-    /// A missing tensor (the nearest name is given), a shape that does not make up
-    /// `spec.global_shape`, several element types and no `dtype`, a type that does not become `dtype`.
+    /// A tensor is missing (the error names the nearest); the shapes do not make up
+    /// `spec.global_shape`; there are several element types and no `dtype`; or a type cannot be
+    /// cast to `dtype`.
     /// # Panics
-    /// Without names.
+    /// If `names` is empty.
     pub fn read_shard(
         &self,
         names: &[String],
@@ -82,7 +83,7 @@ impl HfDir {
         })
     }
 
-    /// The tensors and where they stand, their shapes checked.
+    /// Finds the tensors and checks their shapes.
     fn parts(
         &self,
         names: &[String],
@@ -95,7 +96,8 @@ impl HfDir {
             let (file, header, stored) = self.find(name)?;
             let mut expected = shape.to_vec();
             let found = swapped(&header.shape, transposed);
-            // Of several side by side, only the sum of the lengths along the last dim is known.
+            // If there are several tensors, only the sum of their lengths along the last dimension
+            // is known.
             if let (true, Some(len), Some(&own)) =
                 (names.len() > 1, expected.last_mut(), found.last())
             {
@@ -149,7 +151,7 @@ impl HfDir {
     }
 }
 
-/// The shape with the last two dims swapped.
+/// The shape, with the last two dimensions swapped if `swap` is set.
 pub(super) fn swapped(shape: &[usize], swap: bool) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if let (true, [.., a, b]) = (swap, shape.as_mut_slice()) {
@@ -158,15 +160,16 @@ pub(super) fn swapped(shape: &[usize], swap: bool) -> Vec<usize> {
     shape
 }
 
-/// A rectangle of a matrix: where it stands in the stored tensor and in the result, and its rows
-/// and columns in the result.
+/// A rectangle of a matrix: its position in the stored tensor and in the result, and its rows and
+/// columns in the result.
 struct Rectangle {
     from: MatrixBlock,
     to: MatrixBlock,
     size: (usize, usize),
 }
 
-/// A tensor of any number of dims as matrices one after the other, and how a rank cuts it.
+/// A tensor with any number of dimensions, viewed as consecutive matrices, and how a rank shards
+/// it.
 struct Matrices {
     outer: Vec<usize>,
     rows: usize,
@@ -193,7 +196,7 @@ impl Matrices {
         }
     }
 
-    /// Reads what a part and a rank's pieces share.
+    /// Reads the intersection of a part and a rank's pieces.
     fn read(
         &self,
         copy: &MatrixCopy,
@@ -225,7 +228,7 @@ impl Matrices {
         runs.read(part.stored, None, |bytes, to| copy.run(bytes, local, to))
     }
 
-    /// The rectangles that a part and a rank's piece share, one of each matrix.
+    /// The rectangles in which a part and a rank's piece intersect, one per matrix.
     fn shared(
         &self,
         part: &HfPartReader<'_>,
@@ -239,7 +242,8 @@ impl Matrices {
             ..
         } = *self;
         let num_outer = self.outer.len();
-        // What the piece has of a dim, and how far it stands from there in the local tensor.
+        // The range of a dimension that the piece holds, and the length of that dimension in the
+        // local tensor.
         let held = |dim: usize, len: usize| {
             if dim == self.dim {
                 (piece.global.clone(), local_len)
@@ -290,7 +294,7 @@ impl Matrices {
         self.outer_pairs(piece).into_iter().map(rectangle).collect()
     }
 
-    /// The number of each matrix of which the piece has something, in the whole and in the local
+    /// For each matrix of which the piece holds something, its index in the global and in the local
     /// tensor.
     fn outer_pairs(&self, piece: &ShardPiece) -> Vec<(usize, usize)> {
         let Some(&len) = self.outer.get(self.dim) else {
@@ -311,7 +315,7 @@ impl Matrices {
 }
 
 /// Reads `rows` rows of `cols` elements of the result from a source of `cols` lines of `rows`
-/// elements, a band of lines at a time.
+/// elements, one band of lines at a time.
 fn read_transposed(
     copy: &MatrixCopy,
     stored: Stored<'_>,
@@ -320,7 +324,7 @@ fn read_transposed(
     local: &mut [u8],
 ) -> Result<(), CheckpointError> {
     let size = stored.size;
-    // Lines close to each other are read with what is between them.
+    // Lines that are close together are read in one go, including the gaps.
     let is_near = (from.stride - rows) * size <= GAP;
     let stride = if is_near { from.stride } else { rows };
     let line = stride * size;

@@ -10,30 +10,32 @@ use crate::{
     transpose::{MatrixBlock, MatrixCopy},
 };
 
-/// A checkpoint seen as the tensors that a published model has.
+/// A checkpoint viewed as the tensors of a published model.
 #[derive(Debug)]
 pub struct HfView<'a> {
     checkpoint: &'a Checkpoint,
     entries: BTreeMap<String, (HfEntry, DType, Vec<usize>)>,
 }
 
-/// How a published tensor is made of one of a checkpoint.
+/// How a published tensor is made from a tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfEntry {
-    /// Its published name.
+    /// The published name.
     pub name: String,
-    /// The tensor of the checkpoint.
+    /// The name of the checkpoint's tensor.
     pub tensor: String,
-    /// Which stretch of the last dim of the checkpoint's tensor it is.
+    /// The range of the last dimension of the checkpoint's tensor.
     pub columns: Range<usize>,
-    /// Whether the last two dims are swapped; a vector is never transposed.
+    /// Whether the last two dimensions are swapped; vectors are never transposed.
     pub transposed: bool,
 }
 
 impl<'a> HfView<'a> {
+    /// Views `checkpoint` as the tensors that `entries` describe.
+    ///
     /// # Errors
-    /// An entry of a tensor that the checkpoint lacks (the nearest name is given), of columns that
-    /// it does not have, or a name that is given twice.
+    /// An entry names a tensor that the checkpoint lacks (the error names the nearest) or columns
+    /// that the tensor lacks; or a name occurs twice.
     pub fn new(checkpoint: &'a Checkpoint, entries: Vec<HfEntry>) -> Result<Self, CheckpointError> {
         let mut known = BTreeMap::new();
         for entry in entries {
@@ -116,7 +118,7 @@ impl TensorSource for HfView<'_> {
         match shape.as_slice() {
             [] => read(0, rows),
             [_] => read(0, shifted),
-            // Its rows are columns here: nothing else is read.
+            // The rows requested are columns of the stored tensor; only those are read.
             [len, _] if *transposed => {
                 let data = read(1, shifted)?;
                 arranged(&data, (*len, rows.len()), 0..rows.len(), true)
@@ -138,7 +140,7 @@ impl TensorSource for HfView<'_> {
     }
 }
 
-/// Matrices one after the other with only some of their columns, each transposed if asked for.
+/// Selects `columns` of consecutive matrices and, with `transposed`, transposes each.
 fn arranged(
     data: &TensorData,
     (rows, cols): (usize, usize),

@@ -17,21 +17,21 @@ use crate::{
     write::{DataFile, Header},
 };
 
-/// Bytes of a tensor that are read at once; a transposed one is twice in memory, and once more
-/// where it is cast.
+/// Bytes of a tensor that are read at once. A transposed block is in memory twice, and a third time
+/// if it is cast.
 const BLOCK: usize = 16 << 20;
 
-/// How [`write_hf`] writes.
+/// Options of [`write_hf`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfWriteOptions {
-    /// The type that floats get; without one, each tensor keeps its own.
+    /// The type to which floats are cast; with `None`, each tensor keeps its own.
     pub dtype: Option<DType>,
-    /// Tensors that are f32 even so, where `dtype` says anything.
+    /// Tensors that are written in f32 even if `dtype` is set.
     pub f32_tensors: BTreeSet<String>,
-    /// Bytes of tensors in one file, at most; a larger tensor has a file of its own. 5 GB are
-    /// `transformers`' own choice.
+    /// Maximum bytes of tensors per file; a larger tensor gets its own file. The default, 5 GB, is
+    /// that of `transformers`.
     pub max_shard_bytes: u64,
-    /// Whether a published model or an empty folder that stands there is replaced.
+    /// Whether to replace a published model or an empty folder at the target.
     pub force: bool,
 }
 
@@ -50,15 +50,15 @@ impl Default for HfWriteOptions {
 /// What [`write_hf`] wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfWritten {
-    /// The safetensors files' names.
+    /// The names of the safetensors files.
     pub files: Vec<String>,
-    /// Tensors in them.
+    /// Number of tensors.
     pub num_tensors: usize,
-    /// Bytes of these tensors.
+    /// Bytes of all tensors.
     pub num_bytes: u64,
 }
 
-/// A tensor as it will be written.
+/// A tensor and the type in which it will be written.
 struct Planned {
     header: TensorHeader,
     dtype: DType,
@@ -66,24 +66,26 @@ struct Planned {
     num_bytes: u64,
 }
 
-/// Whether a published model's folder may hold this name.
+/// Whether `name` may be a file in a published model's folder.
 fn is_part(name: &str) -> bool {
     let is_weights = name.starts_with("model-") && name.ends_with(".safetensors");
     is_weights || name == SINGLE || name == INDEX || SMALL_FILES.contains(&name)
 }
 
-/// Writes tensors as a published model's folder that `transformers` reads: `model.safetensors`, or,
-/// where they are more than `options.max_shard_bytes`, several files and
-/// `model.safetensors.index.json`; and `extra_files` (relative path, bytes), of which `config.json`
-/// should be one.
+/// Writes tensors as a published model that `transformers` can read. The folder contains:
 ///
-/// It is written to a folder beside `target` (`target.tmp-…`, which only a kill leaves behind, until the
-/// next one to the same target), synced and renamed. Blocks of rows of about 16 MiB (one row, if that has
-/// more) go through memory, three times at most.
+/// - `model.safetensors`, or, above `options.max_shard_bytes`, several files and
+///   `model.safetensors.index.json`
+/// - `extra_files` (relative path, bytes), which should include `config.json`
+///
+/// The model is written to a temporary folder next to `target` (`target.tmp-…`), synced and
+/// renamed. Only a kill leaves the temporary folder behind; the next write to the same target
+/// removes it. Blocks of rows of about 16 MiB (or a single row, if that is larger) pass through
+/// memory, with at most three copies.
 ///
 /// # Errors
-/// Something at `target` that is not to be replaced, an element type that cannot be written, the
-/// source's own error, a full disk. Then nothing new stays, and what stood there is untouched.
+/// `target` exists and is not to be replaced, an element type cannot be written, the source fails,
+/// or the disk is full. Then nothing new remains and what was there is unchanged.
 pub fn write_hf(
     target: &Path,
     source: &dyn TensorSource,
@@ -163,7 +165,7 @@ fn plan(
     source.headers().into_iter().map(planned).collect()
 }
 
-/// Which tensors stand in which file: in the order of their names, each file as full as may be.
+/// Distributes tensors over files in name order, filling each file as far as possible.
 fn shards(plan: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
     let mut shards = vec![Vec::new()];
     let mut filled = 0;
@@ -178,7 +180,7 @@ fn shards(plan: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
         }
     }
     for shard in &mut shards {
-        // As the safetensors library orders them: wide types first, which aligns all.
+        // Same order as the safetensors library: wide types first, which keeps all tensors aligned.
         shard.sort_by_cached_key(|t| (Reverse(t.file_dtype), t.header.name.clone()));
     }
     shards
@@ -198,7 +200,7 @@ fn write_file(
     {
         header.push(name.clone(), *file_dtype, shape.clone());
     }
-    // Without it `transformers` refuses the file.
+    // `transformers` refuses files without this entry.
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let mut file = DataFile::create(path, header, Some(metadata))?;
     for Planned { header, dtype, .. } in tensors {

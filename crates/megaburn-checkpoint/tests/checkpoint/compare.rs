@@ -1,4 +1,4 @@
-//! What two sets of tensors have in common and where they differ; and a source that fails.
+//! Compares two sets of tensors, including a source that fails.
 
 use std::{fs, ops::Range, path::Path};
 
@@ -121,7 +121,8 @@ fn large_integers_are_compared_exactly() {
     assert_eq!((found.max_abs, found.worst.as_deref()), (1.0, Some("i")));
 }
 
-/// Longer than a block and a stretch: the place of the one difference is still told.
+/// The tensor is longer than a block and a comparison chunk; the index of the only difference must
+/// still be right.
 #[test]
 fn one_flipped_bit_in_a_long_tensor_is_found_where_it_is() {
     let mut random = Random::fresh();

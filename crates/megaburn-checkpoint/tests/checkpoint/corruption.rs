@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::model::{Random, alone, check, names, save_as};
 
-/// An older and a newer checkpoint, each of four rank files.
+/// An older and a newer checkpoint, each with four rank files.
 fn two() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     save_as(dir.path(), 2, 10, "tp4");
@@ -17,7 +17,8 @@ fn two() -> (TempDir, PathBuf) {
     (dir, newest)
 }
 
-/// The newer one is refused with `file` named, the older one is taken, and all ranks agree.
+/// The newer checkpoint is refused with an error that names `file`, the older one is used, and all
+/// ranks agree.
 fn refused(dir: &Path, newest: &Path, file: &str, ranks: usize) {
     let found = run_threads(ranks, GroupOptions::default(), |world| {
         let latest = find_latest(dir, &world)?;
@@ -49,7 +50,7 @@ fn a_flipped_bit_anywhere_is_found() {
         let bit = random.below(8);
         bytes[at] ^= 1 << bit;
         fs::write(&path, bytes).unwrap();
-        // A flip in either manifest file is a disagreement of the two.
+        // A flip in either manifest file makes the two disagree.
         let named = if name.starts_with("manifest") {
             "manifest"
         } else {
@@ -124,7 +125,7 @@ fn a_lost_file_is_found() {
 #[test]
 fn swapped_files_are_found() {
     let (dir, newest) = two();
-    // Ranks 1 and 2 hold files of equal length: only the hash tells them apart.
+    // Ranks 1 and 2 have files of equal length, so only the hash distinguishes them.
     let [a, b] = ["rank-00001.safetensors", "rank-00002.safetensors"].map(|f| newest.join(f));
     assert_ne!(fs::read(&a).unwrap(), fs::read(&b).unwrap());
     let aside = newest.join("aside");
@@ -147,7 +148,7 @@ fn when_all_are_damaged_there_is_none() {
     assert!(nowhere.checkpoint.is_none() && nowhere.refused.is_empty());
 }
 
-/// Reading `/proc/self/mem` at its beginning gives EIO, whoever asks.
+/// Reading the start of `/proc/self/mem` gives EIO for every user.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_error_that_is_no_damage_never_makes_an_older_checkpoint_be_used() {
@@ -173,7 +174,7 @@ fn an_error_that_is_no_damage_never_makes_an_older_checkpoint_be_used() {
 fn a_file_that_only_some_ranks_see_is_no_damage() {
     let (dir, _) = two();
     let elsewhere = tempfile::tempdir().unwrap();
-    // Another host's folder of the same name, without the newest checkpoint's file.
+    // Another host's folder of the same name, without the newest checkpoint's files.
     let copy = elsewhere.path().join("step-00000020");
     fs::create_dir(&copy).unwrap();
     let found = run_threads(2, GroupOptions::default(), |world| {
@@ -206,7 +207,7 @@ fn one_process_takes_the_newest_whole_one_too() {
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, &bytes).unwrap();
-    // Only a look at every byte finds that.
+    // Only a full read can find this.
     assert_eq!(newest(dir.path()).unwrap().checkpoint.unwrap().step(), 20);
     let latest = newest_valid(dir.path()).unwrap();
     assert_eq!(

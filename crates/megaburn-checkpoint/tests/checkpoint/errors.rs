@@ -59,7 +59,7 @@ fn another_element_type_is_refused() {
     );
 }
 
-/// Writes `version` into the checkpoint's manifest, and its hash beside it.
+/// Writes `version` into the checkpoint's manifest and updates the manifest's hash.
 fn set_version(folder: &Path, version: u64) {
     let path = folder.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
@@ -88,7 +88,7 @@ fn another_format_version_is_named() {
         )
     };
     assert!(unknown(Checkpoint::open(checkpoint.path()).unwrap_err()));
-    // It may hash in a way of its own.
+    // Another version may store its hash differently.
     fs::remove_file(checkpoint.path().join("manifest.xxh3")).unwrap();
     assert!(unknown(Checkpoint::open(checkpoint.path()).unwrap_err()));
 }
@@ -115,7 +115,8 @@ fn a_folder_that_is_no_checkpoint_is_an_error_naming_the_file() {
     assert!(error.contains("manifest.json is missing"), "{error}");
 }
 
-/// What the system refuses says nothing of the bytes: nobody may take an older checkpoint for it.
+/// A system error says nothing about the contents, so it must never cause an older checkpoint to be
+/// used.
 #[test]
 fn an_error_of_the_system_is_no_damage_and_a_lost_or_changed_file_is() {
     for name in ["manifest.json", "manifest.xxh3", "rank-00000.safetensors"] {
@@ -129,7 +130,7 @@ fn an_error_of_the_system_is_no_damage_and_a_lost_or_changed_file_is() {
             error.is_damage() && error.to_string().contains(name),
             "{error}"
         );
-        // Nobody can follow it, not even the super-user.
+        // Nobody can follow this link, not even the superuser.
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let error = open();
         assert!(

@@ -1,4 +1,4 @@
-//! Experts are written by other ranks than dense parameters, and read under any layout.
+//! Experts are written by different ranks than dense parameters, and can be read under any layout.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ use crate::model::{Random, names};
 
 const NUM_EXPERTS: usize = 4;
 
-/// What a rank has: of its experts one matrix is split, and a bias whole.
+/// The tensors of a rank: each of its experts has a split matrix and a replicated bias.
 fn tensors(groups: &ProcessGroups) -> Vec<(String, ShardSpec)> {
     let coords = groups.coords;
     let layout = groups.layout();

@@ -1,4 +1,4 @@
-//! Published model, checkpoint under any layout, published model again: nothing changes.
+//! A published model survives the conversion to a checkpoint of any layout and back unchanged.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const CONFIG: &[u8] = br#"{"model_type": "test"}"#;
 
-/// A parameter, and the published tensors that it is made of: their names and widths.
+/// A parameter and the names and widths of the published tensors that make it up.
 struct Param {
     name: &'static str,
     parts: Vec<(&'static str, usize)>,
@@ -175,7 +175,7 @@ impl Param {
     }
 }
 
-/// Saves the published model as all ranks of a layout would, or as one process at an exact path.
+/// Saves the published model like all ranks of a layout, or like a single process at an exact path.
 fn import(hf: &HfDir, params: &[Param], dir: &Path, layout: &str) -> Checkpoint {
     if layout == "single" {
         let specs: Vec<_> = params.iter().map(|param| param.spec(0, 1)).collect();
@@ -214,7 +214,7 @@ fn through_a_checkpoint_of_any_layout_every_tensor_comes_back_byte_for_byte(
     let mut random = Random::fresh();
     let mut params = params(&mut random);
     if layout.starts_with("tp3") {
-        // Two key/value heads and three ranks do not go together.
+        // Two key/value heads cannot be split over three ranks.
         params.retain(|param| !param.name.starts_with("qkv"));
     }
     let dir = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn through_a_checkpoint_of_any_layout_every_tensor_comes_back_byte_for_byte(
     );
     match max_shard_bytes {
         u64::MAX => {
-            // Even the file is the one that the safetensors library writes.
+            // The file itself is byte-identical to that of the safetensors library.
             let file = fs::read(target.join("model.safetensors")).unwrap();
             assert!(file == serialized(&tensors));
             assert_eq!(names(&target), ["config.json", "model.safetensors"]);
@@ -283,7 +283,7 @@ fn the_index_is_as_transformers_writes_it() {
     let stored = |name: &str, len: usize, random: &mut Random| {
         Stored::random(name, DType::F32, &[len], random)
     };
-    // 40, 60, 200, 20 and 100 bytes, by name.
+    // 40, 60, 200, 20 and 100 bytes in name order.
     let tensors = [("e", 25), ("b", 15), ("c", 50), ("a", 10), ("d", 5)]
         .map(|(name, len)| stored(name, len, &mut random));
     publish(&dir.path().join("hf"), &tensors);

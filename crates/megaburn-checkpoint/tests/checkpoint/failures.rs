@@ -9,7 +9,8 @@ use crate::model::{alone, check, named, names, save_as, save_rank, snapshot, ten
 
 const CHILD_DIR: &str = "MEGABURN_TEST_LIMITED_DIR";
 
-/// Every rank's error when all ranks of a layout save step 2, with `spoil(rank, tensors)`.
+/// The error of every rank if all ranks of a layout save step 2 with tensors changed by
+/// `spoil(rank, tensors)`.
 fn errors(
     dir: &Path,
     layout: &str,
@@ -33,7 +34,7 @@ fn errors(
         .collect()
 }
 
-/// Only step 1 is there, whole, and nothing of step 2.
+/// Checks that step 1 is there and intact, and that nothing of step 2 is.
 fn only_the_first(dir: &Path) {
     assert_eq!(names(dir), ["step-00000001"]);
     check(
@@ -143,7 +144,8 @@ fn a_panic_of_one_rank_ends_the_others_and_leaves_nothing() {
     }
 }
 
-/// Values that cannot be had, or are not what was announced, in the middle of the file.
+/// A tensor in the middle of the file whose values cannot be obtained, or do not have the announced
+/// type.
 #[test]
 fn a_tensor_that_fails_while_it_is_written_is_an_error_on_all_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,8 +175,8 @@ fn a_tensor_that_fails_while_it_is_written_is_an_error_on_all_and_leaves_nothing
     only_the_first(dir.path());
 }
 
-/// A disk that takes no more: the shell's file size limit stands for it, its signal ignored as a
-/// full disk sends none. Each file may have 512 bytes, less than a rank writes.
+/// Simulates a full disk with the shell's file size limit. Its signal is ignored, because a full
+/// disk sends none. Files are limited to 512 bytes, less than a rank writes.
 #[test]
 fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,7 +207,7 @@ fn child_saves_on_a_full_disk() {
     let layout: Layout = "tp2-dp2".parse().unwrap();
     let ranks = run_threads(4, GroupOptions::default(), |world| {
         let result = save_rank(dir.as_ref(), 2, 2, &ProcessGroups::new(&world, layout)?);
-        // The groups are not spoilt: the run can go on and try again later.
+        // The groups still work, so the run can continue and retry later.
         world.barrier()?;
         result
     });

@@ -1,4 +1,5 @@
-//! Each bad folder is one error that names the file or the tensor, what was expected and what is.
+//! Each invalid folder gives one error that names the file or tensor, the expected value and the
+//! actual one.
 
 use std::{fs, path::Path};
 
@@ -204,7 +205,8 @@ fn tensors_that_do_not_make_up_the_parameter(
     assert!(error.contains(hf.path().to_str().unwrap()), "{error}");
 }
 
-/// Nothing is mapped: a file that shrinks is an error, where a map would kill the process.
+/// Files are not memory-mapped: a file that shrinks is an error, where a mapping would kill the
+/// process.
 #[test]
 fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +236,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     }
 }
 
-/// Headers whose numbers would wrap in a sum or a product.
+/// Headers whose numbers would overflow in a sum or a product.
 #[rstest]
 #[case(r#"{"w": {"dtype": "F32", "shape": [0, 1099511627776, 1099511627776], "data_offsets": [0, 0]}}"#, &["`w` would be"])]
 #[case(r#"{"w": {"dtype": "U8", "shape": [18446744073709551615], "data_offsets": [0, 18446744073709551615]}}"#, &["header cannot be read"])]

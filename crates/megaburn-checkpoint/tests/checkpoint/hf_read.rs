@@ -1,4 +1,4 @@
-//! A rank's shard of a published model is what cutting the assembled parameter would give.
+//! A rank's shard of a published model equals the shard of the assembled parameter.
 
 use burn::tensor::DType;
 use megaburn_checkpoint::{HfDir, TensorSource};
@@ -10,10 +10,11 @@ use crate::{
     published::{Stored, assembled, cut, publish, publish_sharded},
 };
 
-/// How a rank of so many cuts a parameter of a shape.
+/// Returns the shard spec of a parameter from its shape, a rank and the number of ranks.
 type Cut = Box<dyn Fn(&[usize], usize, usize) -> ShardSpec>;
 
-/// A parameter: the lengths of its parts along the last dim, its other dims, and how it is cut.
+/// A parameter: the lengths of its parts along the last dimension, its other dimensions, and how it
+/// is sharded.
 struct Param {
     name: &'static str,
     outer: Vec<usize>,
@@ -22,8 +23,8 @@ struct Param {
     spec: Cut,
 }
 
-/// All ways in which parameters are cut; sizes are new in every run, mostly no multiples of
-/// anything.
+/// Parameters with every kind of sharding. Sizes are random in every run, and mostly not multiples
+/// of anything.
 fn params(random: &mut Random) -> Vec<Param> {
     let mut size = |max| 1 + random.below(max) as usize;
     let hidden = size(150);
@@ -41,7 +42,7 @@ fn params(random: &mut Random) -> Vec<Param> {
             ShardSpec::split_padded(shape, dim, padded, Axis::Tp, rank, tp).unwrap()
         })
     };
-    // Twelve query heads, and one key/value head that all ranks share.
+    // Twelve query heads, and one key/value head of which all ranks hold a copy.
     let heads = || {
         vec![
             FusedPart::units(12, head),
@@ -190,7 +191,7 @@ fn a_shard_is_what_cutting_the_assembled_parameter_gives(
             let expected = cut(whole, &spec, stored);
             for wanted in [None, Some(DType::F32), Some(DType::BF16), Some(stored)] {
                 if (stored, wanted) == (DType::F64, Some(DType::BF16)) {
-                    // Burn rounds twice here.
+                    // Burn rounds this conversion twice.
                     continue;
                 }
                 let read = hf

@@ -51,8 +51,8 @@ fn kill_9_at_any_moment_leaves_the_last_committed_checkpoint_or_a_newer_one() {
     assert!(leftovers > 0, "no kill came in the middle of a save");
 }
 
-/// Starts a child that goes on saving, kills it at a random moment after a random number of
-/// checkpoints, and returns the last step that it said was saved.
+/// Starts a child that keeps saving checkpoints, kills it at a random moment after a random number
+/// of them, and returns the last step that it reported as saved.
 fn saves_until_killed(dir: &Path, random: &mut Random) -> u64 {
     let mut child = Command::new(env::current_exe().unwrap())
         .args([
@@ -92,7 +92,7 @@ fn child_saves_until_killed() {
         let first = find_latest(dir, &world)?
             .checkpoint
             .map_or(1, |found| found.step() + 1);
-        // Killed long before; bounded, should the parent be gone.
+        // The parent kills the child long before the end; the bound matters if the parent is gone.
         for step in first..first + 2000 {
             save_rank(dir, 2, step, &groups)?;
             if world.rank() == 0 {

@@ -8,7 +8,7 @@ use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use crate::model::{Random, names};
 
-/// Bytes of the rank's file that is being written under `dir`.
+/// Bytes in the rank's file that is being written under `dir`.
 fn written(dir: &Path) -> u64 {
     let staging = names(dir)
         .into_iter()
@@ -24,7 +24,7 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
     let mut random = Random::fresh();
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    // Two pieces each, longer than any buffer on the way to the file.
+    // Two pieces each, longer than any buffer between them and the file.
     let specs: Vec<(ShardSpec, DType)> = [DType::BF16, DType::F64, DType::F32, DType::F64]
         .into_iter()
         .map(|dtype| {
@@ -39,7 +39,7 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
         .collect();
     let bytes = |(spec, dtype): &(ShardSpec, DType)| (spec.num_global() * dtype.size()) as u64;
     let asked = RefCell::new(Vec::new());
-    // What a closure holds; gone with it.
+    // Counts the closures that still exist, each of which holds a clone.
     let alive = Rc::new(());
     let tensors = specs.iter().enumerate().map(|(number, tensor)| {
         let (spec, dtype) = tensor;

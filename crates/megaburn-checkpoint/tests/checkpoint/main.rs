@@ -1,4 +1,4 @@
-//! What checkpoints promise: reshaping, refusal of damage, failures while saving, kill -9.
+//! Guarantees of checkpoints: resharding, refusal of damage, failures while saving, kill -9.
 
 mod compare;
 mod corruption;

@@ -1,4 +1,4 @@
-//! A model's tensors under any layout, their values a function of name and step.
+//! A model's tensors under any layout, whose values are a function of name and step.
 
 use std::{
     fs,
@@ -18,8 +18,8 @@ pub(crate) struct Tensor {
     pub(crate) shard: ShardSpec,
 }
 
-/// What a rank of `tp` holds: a padded vocabulary (differently padded under each tp), fused parts,
-/// replicated key/value heads, a replicated norm, and several element types.
+/// The tensors of a rank under `tp`: a padded vocabulary (with different padding for each tp),
+/// fused parts, replicated key/value heads, a replicated norm, and several element types.
 pub(crate) fn tensors(rank: usize, tp: usize) -> Vec<Tensor> {
     let split = |shape: &[usize], dim, parts: &[FusedPart]| {
         ShardSpec::split(shape, dim, parts, Axis::Tp, rank, tp).unwrap()
@@ -61,7 +61,8 @@ pub(crate) fn tensors(rank: usize, tp: usize) -> Vec<Tensor> {
     .into()
 }
 
-/// The bytes of the whole tensor at a step: any bits, so that nothing but a copy keeps them.
+/// The bytes of the global tensor at a step. All bit patterns occur, so that any conversion would
+/// be noticed.
 pub(crate) fn global_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
     let mut random =
         Random(step ^ (tensor.name.len() as u64) << 32 ^ tensor.name.as_bytes()[0] as u64);
@@ -70,7 +71,7 @@ pub(crate) fn global_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A rank's part of it, padding zero.
+/// A rank's part of the tensor; padding is zero.
 pub(crate) fn local_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
     let global = global_bytes(tensor, step);
     let size = tensor.dtype.size();
@@ -130,7 +131,7 @@ pub(crate) fn save_as(dir: &Path, keep: usize, step: u64, layout: &str) -> PathB
     paths[0].clone()
 }
 
-/// Checks every tensor bit for bit as each rank of `tp` reads it.
+/// Checks every tensor bit for bit, as each rank of `tp` reads it.
 pub(crate) fn check(checkpoint: &Checkpoint, step: u64, tp: usize) {
     assert_eq!(checkpoint.step(), step);
     assert_eq!(checkpoint.trainer(), &snapshot(step).trainer);
@@ -167,11 +168,11 @@ pub(crate) fn alone() -> Group {
     Group::single(0)
 }
 
-/// splitmix64.
+/// The splitmix64 generator.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    /// Another sequence in every run; its seed is printed, for a failure.
+    /// Seeds differently in every run; the seed is printed so that a failure can be reproduced.
     pub(crate) fn fresh() -> Self {
         let seed = SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! Published models made for a test: any tensors, written by the safetensors library itself.
+//! Published models for tests: arbitrary tensors, written by the safetensors library itself.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -17,7 +17,7 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Random values, of both signs and many sizes; of integers any bits.
+    /// Random values of both signs and many magnitudes; random bits for integers.
     pub(crate) fn random(name: &str, dtype: DType, shape: &[usize], random: &mut Random) -> Self {
         let mut bytes = Vec::new();
         for _ in 0..shape.iter().product() {
@@ -64,14 +64,14 @@ pub(crate) fn serialized(tensors: &[Stored]) -> Vec<u8> {
     safetensors::serialize(views, Some(metadata)).unwrap()
 }
 
-/// A folder of one file.
+/// Writes a folder with a single weight file.
 pub(crate) fn publish(dir: &Path, tensors: &[Stored]) {
     fs::create_dir_all(dir).unwrap();
     fs::write(dir.join("config.json"), r#"{"model_type": "test"}"#).unwrap();
     fs::write(dir.join("model.safetensors"), serialized(tensors)).unwrap();
 }
 
-/// A folder of several files and an index, the tensors dealt out in turn.
+/// Writes a folder with several weight files and an index; tensors are distributed round robin.
 pub(crate) fn publish_sharded(dir: &Path, tensors: Vec<Stored>, files: usize) {
     fs::create_dir_all(dir).unwrap();
     fs::write(dir.join("config.json"), r#"{"model_type": "test"}"#).unwrap();
@@ -93,8 +93,8 @@ pub(crate) fn publish_sharded(dir: &Path, tensors: Vec<Stored>, files: usize) {
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
-/// The whole parameter that tensors make up, element by element: side by side along the last dim
-/// of `shape`, each with the last two dims swapped if `transposed`.
+/// The full parameter that `parts` make up, element by element: they are concatenated along the
+/// last dimension of `shape`, and each has its last two dimensions swapped if `transposed`.
 pub(crate) fn assembled(parts: &[&Stored], transposed: bool, shape: &[usize]) -> Vec<u8> {
     let size = parts[0].dtype.size();
     let mut whole = Vec::new();
@@ -124,7 +124,7 @@ pub(crate) fn assembled(parts: &[&Stored], transposed: bool, shape: &[usize]) ->
     whole
 }
 
-/// A rank's part of a whole parameter, padding zero.
+/// A rank's part of a full parameter; padding is zero.
 pub(crate) fn cut(whole: &[u8], spec: &ShardSpec, dtype: DType) -> TensorData {
     let size = dtype.size();
     let mut local = vec![0; spec.local_shape().iter().product::<usize>() * size];

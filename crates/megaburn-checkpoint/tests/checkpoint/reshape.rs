@@ -41,16 +41,16 @@ fn each_element_is_written_once_and_replicas_write_no_file() {
         .files
         .iter()
         .map(|file| file.pieces.len());
-    // Seven tensors, three of them in more than one part; the norm is rank 0's.
+    // Seven tensors, three of them in more than one part; rank 0 owns the norm.
     assert_eq!(pieces.collect::<Vec<_>>(), [10, 9]);
-    // The format is safetensors': any reader of it sees the pieces.
+    // The files are plain safetensors: any reader sees the pieces.
     let bytes = std::fs::read(path.join(files[1])).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let view = file.tensor("model.layers.0.cube#4").unwrap();
     assert_eq!(view.shape(), [2, 4, 3]);
 }
 
-/// Each element as f64, all of which floats of every type are.
+/// All elements as f64, which represents floats of every type exactly.
 fn widened(data: TensorData) -> Vec<f64> {
     data.convert_dtype(DType::F64).try_to_vec().unwrap()
 }
@@ -92,11 +92,11 @@ fn floats_load_as_other_floats_under_any_layout(
         }
         cast += usize::from(tensor.dtype != wanted);
     }
-    // Of a rank's seven tensors; seven ranks.
+    // Casts per rank, of its seven tensors; there are seven ranks in total.
     assert_eq!(cast, 7 * if wanted == DType::F64 { 5 } else { 3 });
 }
 
-/// A tensor may be cut along another dimension than it was saved.
+/// A tensor may be loaded along another dimension than it was saved.
 #[rstest]
 #[case(2, 0, 2, 1)]
 #[case(3, 1, 2, 0)]

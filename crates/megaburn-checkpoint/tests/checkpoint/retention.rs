@@ -1,4 +1,4 @@
-//! Which checkpoints of a folder stay, and who may write there.
+//! Which checkpoints of a folder stay, and who may write to it.
 
 use std::{fs, path::Path};
 
@@ -28,7 +28,8 @@ fn the_newest_whole_ones_are_kept_and_damaged_ones_do_not_count() {
         save_as(dir.path(), 0, step, "tp1");
     }
     damage(&dir.path().join("step-00000030"));
-    // A damaged one in front of the new one, and a later step of another past.
+    // A damaged checkpoint precedes the new one, and a later step belongs to another past of the
+    // run.
     save_as(dir.path(), 2, 35, "tp1");
     let kept = [
         "step-00000020",
@@ -53,7 +54,7 @@ fn one_that_is_counted_on_is_read_before_an_older_one_is_deleted() {
     for step in [10, 20, 30] {
         save_as(dir.path(), 0, step, "tp1");
     }
-    // Of the right length: only its hash tells.
+    // The length is right, so only the hash reveals the damage.
     let file = dir.path().join("step-00000030/rank-00000.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -70,7 +71,7 @@ fn one_that_is_counted_on_is_read_before_an_older_one_is_deleted() {
     );
 }
 
-/// Saves a checkpoint of a run, or as a conversion does, of none.
+/// Saves a checkpoint of a run, or of no run, as a conversion does.
 fn save_of(dir: &Path, run_id: Option<&str>, step: u64) {
     let groups = ProcessGroups::new(&alone(), Layout::SINGLE).unwrap();
     let snapshot = Snapshot {
@@ -137,7 +138,7 @@ fn a_damaged_one_is_set_aside_and_stays() {
     let found = find_latest(dir.path(), &alone()).unwrap();
     assert!(found.refused.is_empty());
     check(&found.checkpoint.unwrap(), 1, 1);
-    // The next start and the next saves leave it alone.
+    // The next start and the next saves do not touch it.
     for step in [2, 3, 4] {
         save_as(dir.path(), 1, step, "tp1");
     }
@@ -165,7 +166,7 @@ fn checkpoints_are_moved_and_other_files_stay() {
     );
 }
 
-/// Saves step 2 where the guard says something else each time that it is asked.
+/// Saves step 2 with a guard that refuses at some point.
 fn guarded(dir: &Path, guard: &dyn Fn() -> Result<(), String>) -> CheckpointError {
     let groups = ProcessGroups::new(&alone(), Layout::SINGLE).unwrap();
     let tensors = tensors(0, 1);

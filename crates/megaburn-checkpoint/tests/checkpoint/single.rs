@@ -1,4 +1,4 @@
-//! A checkpoint at an exact path: whole or absent, and nobody's other folder is deleted.
+//! A checkpoint at an exact path is complete or absent, and no other folder is ever deleted.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! What is read of a checkpoint is checked while it is read.
+//! The bytes read from a checkpoint are verified while they are read.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::model::{alone, check, save_as, tensors};
 
-/// An older and a newer checkpoint, each of four rank files.
+/// An older and a newer checkpoint, each with four rank files.
 fn two() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     save_as(dir.path(), 2, 10, "tp4");
@@ -21,7 +21,7 @@ fn two() -> (TempDir, PathBuf) {
     (dir, newest)
 }
 
-/// The bytes that a rank uses are checked while it reads them, whatever was verified before.
+/// The bytes that a rank uses are verified while it reads them, whatever was verified before.
 #[test]
 fn a_bit_that_flips_after_the_verification_is_found_where_it_is_read() {
     let (dir, newest) = two();
@@ -65,7 +65,8 @@ fn a_bit_that_flips_after_the_verification_is_found_where_it_is_read() {
     assert!(refused[0].why.contains("tensor `"), "{}", refused[0].why);
 }
 
-/// Nothing is mapped: a file that shrinks is an error, where a map would kill the process.
+/// Files are not memory-mapped: a file that shrinks is an error, where a mapping would kill the
+/// process.
 #[test]
 fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     let (_dir, newest) = two();
@@ -93,7 +94,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     assert!(checkpoint.verify().unwrap_err().is_damage());
 }
 
-/// Checkpoints of older versions have no hashes of chunks.
+/// Checkpoints of older versions have no chunk hashes.
 #[test]
 fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
     let (dir, newest) = two();
@@ -133,7 +134,7 @@ fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
     );
 }
 
-/// Chunks of another length than today's, so that a small tensor has many.
+/// Uses smaller chunks than the default, so that a small tensor has many.
 #[test]
 fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
     let (_dir, newest) = two();
@@ -161,7 +162,8 @@ fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
     for tp in [1, 2, 4, 8] {
         check(&Checkpoint::open(&newest).unwrap(), 20, tp);
     }
-    // Columns of the down projection (16 rows of 6 values, 4 rows a file): one row a chunk or so.
+    // The down projection has 16 rows of 6 values, 4 rows per file; a chunk holds between two and
+    // three rows.
     let name = "model.layers.0.down.weight";
     let file = newest.join("rank-00001.safetensors");
     let mut bytes = fs::read(&file).unwrap();

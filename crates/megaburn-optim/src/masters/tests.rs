@@ -18,7 +18,7 @@ fn f32_values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     values(tensor.cast(DType::F32))
 }
 
-/// A net in `dtype`, its optimizer, and its values before.
+/// A net in `dtype`, its optimizer, and the values before the cast.
 fn cast_net(dtype: FloatDType) -> (Net, Optimizer, [Vec<f32>; 2]) {
     let net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
     let before = [values(net.matrix.val()), values(net.bias.val())];
@@ -30,7 +30,7 @@ fn cast_net(dtype: FloatDType) -> (Net, Optimizer, [Vec<f32>; 2]) {
     (net, optimizer, before)
 }
 
-/// One step down the gradient of `sum(matrix)`, which is 1.
+/// One step along the gradient of `sum(matrix)`, which is 1 everywhere.
 fn step(net: Net, optimizer: &mut Optimizer, grads: &mut GradientAccumulator, lr: f64) -> Net {
     grads.reset();
     grads.accumulate(&net, &mut net.matrix.val().sum().backward());
@@ -54,8 +54,8 @@ fn a_narrow_parameter_is_its_master_rounded_from_the_start(#[case] dtype: FloatD
     assert_ne!(f32_values(net.matrix.val()), matrix);
 }
 
-/// Adam moves each element by the learning rate where gradients are constant: 1e-4 a step is
-/// less than half of the distance between two bf16 (or f16) numbers below 1.
+/// With constant gradients, Adam moves each element by the learning rate. 1e-4 per step is less
+/// than half the distance between two bf16 (or f16) numbers below 1.
 #[rstest]
 #[case(FloatDType::BF16)]
 #[case(FloatDType::F16)]
@@ -88,7 +88,7 @@ fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: Float
     }
 }
 
-/// Half of the distance from 1 to the number below.
+/// Half the distance from 1 to the next smaller number.
 fn half_step(dtype: FloatDType) -> f32 {
     if dtype == FloatDType::BF16 {
         2f32.powi(-9)
@@ -118,7 +118,7 @@ fn masters_of_narrow_parameters_are_updated_as_f32_parameters_are() {
     let plan = plan_of(3, 4, 0, 1);
     let mut grads = GradientAccumulator::new(&plain, &plan, &Sharding::none()).unwrap();
     for _ in 0..5 {
-        // The gradient is the same for both: it does not depend on the values.
+        // The gradient does not depend on the values, so it is the same for both.
         plain = step(plain, &mut without, &mut grads, 1e-2);
         narrow = with_masters.step(1e-2, narrow, &grads).unwrap();
     }
@@ -153,7 +153,7 @@ fn only_trainable_narrow_parameters_have_masters_and_casting_again_changes_nothi
     assert!(optimizer.master("matrix").is_none() && optimizer.master("bias").is_none());
 }
 
-/// A net that counts how often its matrix was drawn.
+/// A net that counts how often its matrix is initialized.
 fn lazy_net(drawn: &Arc<AtomicUsize>) -> Net {
     let device = Device::default().autodiff();
     let drawn = drawn.clone();

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-/// Which parameters' state is in host memory.
+/// Chooses the parameters whose optimizer state is kept in host memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OffloadChoice {
     fraction: f64,
@@ -8,7 +8,8 @@ pub(crate) struct OffloadChoice {
 }
 
 impl OffloadChoice {
-    /// None so far, and then this fraction of what is kept.
+    /// No parameters are chosen yet; [`choose`](Self::choose) will choose this fraction of the
+    /// elements.
     pub(super) fn new(fraction: f64) -> Self {
         Self {
             fraction,
@@ -16,14 +17,14 @@ impl OffloadChoice {
         }
     }
 
-    /// Whether it is none, whatever there is to choose from.
+    /// Whether nothing is offloaded, whatever parameters there are.
     pub(super) fn is_none(&self) -> bool {
         self.fraction == 0.0
     }
 
-    /// Out of these, by path and elements that this rank keeps, in the order of updates: as near to the
-    /// fraction as whole parameters allow, of any first few of them too, so that copies of one are beside
-    /// the update of another.
+    /// Chooses from `params`, pairs of path and kept elements in update order. The chosen elements
+    /// are as close to the fraction as unsplit parameters allow, for every prefix of `params` too,
+    /// so that copies of one parameter overlap the update of another.
     pub(super) fn choose<'a>(&mut self, params: impl IntoIterator<Item = (&'a str, usize)>) {
         self.paths.clear();
         let mut seen = 0.0;

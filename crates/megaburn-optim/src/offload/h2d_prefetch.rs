@@ -5,23 +5,23 @@ use super::{
     store::{HostSlot, Key},
 };
 
-/// Bytes that are on their way in each direction, and one tensor at the least: small ones take longer to be
-/// started than to be copied, and of large ones more would take memory and no less time. (Those of tests
-/// are smaller still.)
+/// Bytes in flight in each direction; at least one tensor is always in flight. Starting a small
+/// copy takes longer than the copy itself; more bytes of large tensors would cost memory and save
+/// no time. (Tests use a lower limit.)
 const BYTES: usize = if cfg!(test) { 64 } else { 256 << 20 };
 
-/// What is between a device and host memory. There is nothing between two steps.
+/// Copies in flight between a device and host memory. None are in flight between two steps.
 #[derive(Debug, Default)]
 pub(super) struct H2dPrefetch {
-    /// What will be asked for, in this order, and did not start.
+    /// Tensors that will be taken, in this order, and whose copies have not started.
     ahead: VecDeque<Key>,
     h2d: BTreeMap<Key, (usize, H2dCopy)>,
-    /// The oldest first.
+    /// Oldest first.
     d2h: VecDeque<(usize, D2hCopy)>,
 }
 
 impl Clone for H2dPrefetch {
-    /// A clone's tensors are where the others came from.
+    /// A clone's tensors are not in flight, so it starts empty.
     fn clone(&self) -> Self {
         Self::default()
     }
@@ -32,7 +32,7 @@ impl H2dPrefetch {
         self.ahead = order.collect();
     }
 
-    /// What was started for `key`; it is asked for now, and is not ahead any more.
+    /// Returns the copy that was started for `key`, if any, and removes `key` from `ahead`.
     pub(super) fn take(&mut self, key: &Key) -> Option<H2dCopy> {
         let h2d = self.h2d.remove(key).map(|(_, h2d)| h2d);
         if h2d.is_none() {
@@ -41,7 +41,7 @@ impl H2dPrefetch {
         h2d
     }
 
-    /// Starts what is next, until enough is on its way.
+    /// Starts the next copies until enough bytes are in flight.
     pub(super) fn start(&mut self, kept: &BTreeMap<Key, HostSlot>) {
         while is_little(self.h2d.values().map(|(bytes, _)| *bytes)) {
             let Some(next) = self.ahead.pop_front() else {
@@ -53,7 +53,8 @@ impl H2dPrefetch {
         }
     }
 
-    /// That something leaves. What left before and is too much is waited for.
+    /// Records a copy to host memory that has started. If too many bytes are in flight, waits for
+    /// the oldest copies first.
     pub(super) fn leave(&mut self, bytes: usize, d2h: D2hCopy) {
         while !is_little(self.d2h.iter().map(|(bytes, _)| *bytes)) {
             self.d2h.pop_front();

@@ -14,7 +14,7 @@ use {
 
 use crate::OptimError;
 
-/// A tensor in host memory; a clone is the same values.
+/// A tensor in host memory. A clone shares the values.
 #[derive(Clone, Debug)]
 pub(crate) struct OffloadedTensor(Memory);
 
@@ -27,14 +27,14 @@ pub(crate) struct OffloadedTensor(Memory);
 )]
 #[derive(Clone, Debug)]
 enum Memory {
-    /// Of a device whose own memory is the host's.
+    /// A tensor of a device whose memory is host memory already.
     Own(Tensor<1>),
-    /// A GPU's, which is beside it.
+    /// Pinned host memory that holds a GPU's tensor.
     #[cfg(feature = "cuda")]
     Pinned(HostTensor),
 }
 
-/// A tensor on its way to its device.
+/// A copy from host memory to the device, in flight.
 #[derive(Debug)]
 pub(super) enum H2dCopy {
     Here(Tensor<1>),
@@ -42,8 +42,8 @@ pub(super) enum H2dCopy {
     Started(AsyncOp),
 }
 
-/// A tensor on its way to host memory; it takes memory of its device until this is dropped, when what is
-/// computed from then on waits for it there.
+/// A copy to host memory, in flight. It keeps device memory allocated until it is dropped; work
+/// enqueued after that waits for the copy on the device.
 #[derive(Debug)]
 pub(super) struct D2hCopy {
     #[cfg(feature = "cuda")]
@@ -51,10 +51,10 @@ pub(super) struct D2hCopy {
 }
 
 impl OffloadedTensor {
-    /// Takes the tensor, in the `old` one's memory if it is that one's alone.
+    /// Copies the tensor to host memory, into the memory of `old` if that has no other user.
     ///
     /// # Errors
-    /// There is no such memory.
+    /// The host memory cannot be allocated.
     pub(super) fn store(
         tensor: Tensor<1>,
         old: Option<Self>,
@@ -80,7 +80,7 @@ impl OffloadedTensor {
         Ok((Self(Memory::Own(tensor)), d2h))
     }
 
-    /// A copy on the device, beside what is computed next.
+    /// Starts a copy to the device that overlaps whatever is computed next.
     pub(super) fn fetch(&self) -> H2dCopy {
         match &self.0 {
             Memory::Own(tensor) => H2dCopy::Here(tensor.clone()),
@@ -89,10 +89,10 @@ impl OffloadedTensor {
         }
     }
 
-    /// The values, which this thread waits for.
+    /// The values; this thread waits for them.
     ///
     /// # Errors
-    /// The device cannot be read, or what the values were computed from.
+    /// The device cannot be read, or computing the values failed.
     pub(crate) fn read(&self) -> Result<TensorData, OptimError> {
         let read = match &self.0 {
             Memory::Own(tensor) => tensor.clone().try_into_data().map_err(|e| e.to_string()),
@@ -120,7 +120,8 @@ impl OffloadedTensor {
 }
 
 impl H2dCopy {
-    /// The tensor. What is computed from now on waits for it on the device; the host does not.
+    /// The tensor. Work enqueued from now on waits for the copy on the device; the host does not
+    /// wait.
     pub(super) fn wait(self) -> Tensor<1> {
         match self {
             Self::Here(tensor) => tensor,

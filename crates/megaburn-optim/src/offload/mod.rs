@@ -1,13 +1,13 @@
-//! Optimizer state in host memory.
+//! Keeps optimizer state in host memory.
 //!
-//! Masters and moments of some parameters are there, and come to the GPU for an update: while one
-//! parameter is updated, the state of the next is on its way in, and the state of the one before on its
-//! way out. Each parameter is stepped by a kernel of its own, with the
-//! results of state that stays.
+//! Masters and moments of some parameters are in host memory and are copied to the GPU for an
+//! update. While one parameter is updated, the state of the next one is copied in and the state of
+//! the previous one is copied out. Each offloaded parameter is stepped by its own kernel, with the
+//! same results as state that stays on the GPU.
 //!
-//! Megatron-LM (`--optimizer-cpu-offload`) computes such updates on the CPU instead, and sends gradients
-//! there and parameters back: six bytes a parameter over PCIe where AdamW with masters moves twelve each way
-//! here, in both directions at once. Here the host computes nothing.
+//! Megatron-LM (`--optimizer-cpu-offload`) computes such updates on the CPU instead, and copies
+//! gradients there and parameters back. That moves six bytes per parameter over PCIe; here AdamW
+//! with masters moves twelve each way, in both directions at once, but the host computes nothing.
 
 mod choice;
 mod h2d_prefetch;
@@ -30,14 +30,15 @@ use crate::{
 pub(crate) use store::{HostSlot, Key, Store, What};
 
 impl Optimizer {
-    /// Keeps this fraction of the state in host memory: of masters and moments, by the elements that this
-    /// rank keeps of parameters, as near as whole parameters allow; 1 is all. On CPUs state is there
-    /// anyhow. Before the first step and before [`Optimizer::cast_params`].
+    /// Keeps this fraction of the masters and moments in host memory. The fraction is of the
+    /// parameter elements that this rank keeps, as closely as unsplit parameters allow; 1 offloads
+    /// all state. On CPUs this has no effect, because state is in host memory already. Call it
+    /// before the first step and before [`Optimizer::cast_params`].
     ///
     /// Source: Megatron-LM `--optimizer-offload-fraction`.
     ///
     /// # Errors
-    /// It is not between 0 and 1. That the host has too little memory is said by
+    /// The fraction is not between 0 and 1. Too little host memory is reported by
     /// [`Optimizer::step`] and [`Optimizer::load_state`].
     pub fn with_cpu_offload(mut self, fraction: f64) -> Result<Self, OptimError> {
         if !(0.0..=1.0).contains(&fraction) {
@@ -53,7 +54,7 @@ impl Optimizer {
         Ok(self)
     }
 
-    /// Says what a step will update, so that the first of it starts to come.
+    /// Announces what a step will update, so that the first state tensors start to be copied in.
     pub(crate) fn expect(&mut self, grads: &GradientAccumulator) {
         if self.state.stays_on_gpu() {
             return;
@@ -68,7 +69,7 @@ impl Optimizer {
                 .collect::<Vec<_>>()
         };
         let has_direction = |path: &str| self.rule.has_direction(path, spec(path));
-        // As `Rule::directions` takes them.
+        // This must be the order in which `Rule::directions` takes them.
         let mut matrices: Vec<_> = grads
             .entries
             .keys()
@@ -87,8 +88,8 @@ impl Optimizer {
         self.state.expect(keys.into_iter());
     }
 
-    /// Chooses what will be in host memory of the parameters that `grads` has; gives them in the order of
-    /// updates, with the elements that this rank keeps.
+    /// Chooses which state of the parameters of `grads` will be in host memory. Returns the
+    /// parameters in update order, with the number of elements that this rank keeps.
     pub(crate) fn choose_for(&mut self, grads: &GradientAccumulator) -> Vec<(String, usize)> {
         let entries = grads.entries.iter();
         self.choose(
@@ -98,7 +99,7 @@ impl Optimizer {
         )
     }
 
-    /// Of the trainable parameters of a module.
+    /// Like [`choose_for`](Self::choose_for), for the trainable parameters of a module.
     pub(crate) fn choose_in<M: Module>(&mut self, module: &M) {
         let mut lens = LocalNumels::default();
         visit_floats(module, &mut lens);
@@ -113,8 +114,8 @@ impl Optimizer {
     }
 }
 
-/// Local elements of the trainable parameters; one that was not drawn yet stays so, and counts as
-/// trainable.
+/// Counts the local elements of trainable parameters. A lazy parameter is not initialized and
+/// counts as trainable.
 #[derive(Default)]
 struct LocalNumels(BTreeMap<String, usize>);
 

@@ -5,14 +5,14 @@ use burn::{Tensor, tensor::DType};
 use super::{choice::OffloadChoice, h2d_prefetch::H2dPrefetch, host::OffloadedTensor};
 use crate::{Moment, OptimError};
 
-/// Names a tensor of state.
+/// The key of a state tensor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) path: String,
     pub(crate) what: What,
 }
 
-/// What a tensor of state is to its parameter.
+/// Which state tensor of its parameter it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum What {
     Master,
@@ -35,7 +35,7 @@ impl Key {
     }
 }
 
-/// A tensor of state, where it is kept.
+/// A state tensor, on its device or in host memory.
 #[derive(Clone, Debug)]
 pub(crate) enum HostSlot {
     Here(Tensor<1>),
@@ -59,27 +59,27 @@ impl HostSlot {
     }
 }
 
-/// What an optimizer keeps of parameters, on their device and in host memory. What is in host memory is
-/// on the device from when it is taken until it is put back.
+/// The state of an optimizer, on the device and in host memory. An offloaded tensor is on the
+/// device only from [`take`](Self::take) to [`put`](Self::put).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     choice: OffloadChoice,
     kept: BTreeMap<Key, HostSlot>,
     flight: H2dPrefetch,
-    /// Why something is not in host memory that should be.
+    /// The first failure to offload a tensor.
     failed: Option<OptimError>,
-    /// Tensors that were taken before they were expected.
+    /// Tensors that were taken before their prefetch started.
     #[cfg(test)]
     pub(crate) num_late_tensors: usize,
 }
 
 impl Store {
-    /// With this fraction in host memory, once it was said of what.
+    /// Sets the fraction to offload; [`choose`](Self::choose) chooses the parameters.
     pub(super) fn set_fraction(&mut self, fraction: f64) {
         self.choice = OffloadChoice::new(fraction);
     }
 
-    /// Whether nothing is to be in host memory, and nothing is.
+    /// Whether no state is, or will be, in host memory.
     pub(crate) fn stays_on_gpu(&self) -> bool {
         self.choice.is_none()
             && self
@@ -88,9 +88,9 @@ impl Store {
                 .all(|kept| matches!(kept, HostSlot::Here(_)))
     }
 
-    /// Whether that is so of a parameter.
+    /// Whether no state of the parameter at `path` is, or will be, in host memory.
     pub(crate) fn stays_on_gpu_of(&self, path: &str) -> bool {
-        // A master is the first of what there is of one.
+        // The master sorts first among the keys of a path.
         let mut kept = self
             .kept
             .range(Key::master(path)..)
@@ -98,18 +98,19 @@ impl Store {
         !self.choice.has(path) && kept.all(|(_, kept)| matches!(kept, HostSlot::Here(_)))
     }
 
-    /// Says what there will be, by path and elements, in the order of updates.
+    /// Chooses which parameters to offload, from pairs of path and elements in update order.
     pub(super) fn choose<'a>(&mut self, params: impl IntoIterator<Item = (&'a str, usize)>) {
         self.choice.choose(params);
     }
 
-    /// Says what will be taken, in this order: the first of what is in host memory starts to come.
+    /// Announces the keys that will be taken, in this order, and starts to prefetch the first
+    /// offloaded ones.
     pub(super) fn expect(&mut self, order: impl Iterator<Item = Key>) {
         self.flight.expect(order);
         self.flight.start(&self.kept);
     }
 
-    /// The tensor on its device, for [`put`](Self::put) to replace.
+    /// Takes the tensor, on its device; [`put`](Self::put) replaces it.
     pub(crate) fn take(&mut self, key: &Key) -> Option<Tensor<1>> {
         match self.kept.remove(key)? {
             HostSlot::Here(tensor) => Some(tensor),
@@ -121,7 +122,7 @@ impl Store {
                     }
                     host.fetch()
                 });
-                // Its memory takes what is put back.
+                // The host memory stays allocated for what `put` copies back.
                 self.kept
                     .insert(key.clone(), HostSlot::OffloadedTensor(host));
                 self.flight.start(&self.kept);
@@ -130,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Keeps a tensor, where it was chosen to be.
+    /// Stores a tensor, in host memory if its parameter was chosen for that.
     pub(crate) fn put(&mut self, key: Key, tensor: Tensor<1>) {
         let old = match self.kept.remove(&key) {
             Some(HostSlot::OffloadedTensor(host)) => Some(host),
@@ -157,15 +158,16 @@ impl Store {
         self.kept.remove(key);
     }
 
-    /// Waits for everything that is on its way; on GPUs the host does not.
+    /// Waits for all copies in flight; on GPUs the host does not wait.
     pub(crate) fn land(&mut self) {
         self.flight = H2dPrefetch::default();
     }
 
-    /// The same.
+    /// Like [`land`](Self::land), and reports failures.
     ///
     /// # Errors
-    /// What could not be put into host memory, and stayed on the device, since this was asked last.
+    /// The first tensor since the last call that could not be moved to host memory. It stayed on
+    /// the device.
     pub(crate) fn settle(&mut self) -> Result<(), OptimError> {
         self.land();
         self.failed.take().map_or(Ok(()), Err)
@@ -179,7 +181,7 @@ impl Store {
         self.kept.iter()
     }
 
-    /// The same without moments.
+    /// A store with the masters only, and the same choice of parameters.
     pub(crate) fn masters(&self) -> Self {
         let masters = self.kept.iter().filter(|(key, _)| key.what == What::Master);
         let kept = masters

@@ -19,7 +19,7 @@ struct Layers {
 
 const SHAPES: [[usize; 2]; 4] = [[3, 5], [8, 4], [4, 4], [1, 7]];
 
-/// What layers start from, the same on every rank.
+/// The initial weights, the same on every rank.
 fn start() -> Vec<TensorData> {
     let normal = Distribution::Normal(0.0, 1.0);
     let draw = |shape| Tensor::<2>::random(shape, normal, &Device::default()).into_data();
@@ -90,7 +90,7 @@ fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
     optimizer.unwrap().with_cpu_offload(fraction).unwrap()
 }
 
-/// Masters and moments of whole parameters, in f32.
+/// Masters and moments of unsharded parameters, in f32.
 fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> {
     let state = optimizer.full_state(|_| true).unwrap();
     let read = |state: StateTensor| {
@@ -109,7 +109,7 @@ fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> 
         .collect()
 }
 
-/// How much of the state is where it should be: bytes in host memory, and all.
+/// Bytes of state in host memory, and bytes of all state.
 fn bytes(optimizer: &Optimizer) -> [usize; 2] {
     optimizer
         .state
@@ -151,7 +151,7 @@ impl Training {
         }
     }
 
-    /// One step, by gradients that are multiplied with a factor that only the device knows.
+    /// One step with gradients that have a pending factor known only on the device.
     fn step(&mut self, number: usize, factor: f32) {
         self.grads.reset();
         self.grads
@@ -186,7 +186,8 @@ fn every_rule_and_level_takes_the_same_steps(
     let ranks = run_threads(2, GroupOptions::default(), |world| {
         let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
         let like = Layers::new(&start, &Device::default().autodiff());
-        // Some buckets of several parameters, of which ranks keep stretches, or nothing.
+        // Some buckets have several parameters, and ranks keep a part of a parameter or nothing of
+        // it.
         let config = ShardingConfig::new(level).with_bucket(Some(600));
         let train = |fraction: f64| {
             let sharding = config.init(&like, &groups)?;
@@ -200,7 +201,7 @@ fn every_rule_and_level_takes_the_same_steps(
                 let before = whole(&training.optimizer);
                 training.step(number, factor);
                 let after = whole(&training.optimizer);
-                // (Before the first step there are no moments.)
+                // Before the first step there are no moments.
                 assert!(
                     number == 0 || (before == after) != factor.is_finite(),
                     "{number}"
@@ -237,7 +238,7 @@ fn the_fraction_is_in_host_memory_before_the_first_step_and_behind_it() {
     {
         let optimizer = optimizer("adamw", &Sharding::none(), fraction);
         let mut training = Training::new(&start, &Sharding::none(), optimizer, dtype);
-        // Of 90 elements the largest parameter has 32.
+        // The largest parameter has 32 of 90 elements.
         let about = |[away, all]: [usize; 2]| {
             let found = away as f64 / all.max(1) as f64;
             assert!(

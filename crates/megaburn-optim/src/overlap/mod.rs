@@ -16,11 +16,11 @@ use crate::{
     sharding::{Bucket, GradReduceQueue, Sharding, Slot},
 };
 
-/// Starts to sum a bucket over ranks inside the backward that gives its last gradient, so that it is on
-/// its way while backward goes on.
+/// Starts to reduce a bucket over ranks inside the backward pass that completes its gradients, so
+/// that communication overlaps the rest of backward.
 ///
-/// On GPUs the bucket is there already then: layers sum where it will be sent from. A few are on their way
-/// at a time, whose memory is taken.
+/// On GPUs, layers accumulate directly into the bucket's buffer, so no copy is needed. Only a few
+/// buckets are in flight at a time, because each keeps its memory allocated.
 ///
 /// Only in the order of a stage's buckets, whatever order gradients come in, and of a rank's stages
 /// as their backwards come: all ranks send the same. How many gradients a layer's weight gets in a
@@ -35,18 +35,19 @@ pub(crate) struct Overlap(Arc<Mutex<OverlapState>>);
 #[derive(Debug)]
 struct OverlapState {
     sharding: Sharding,
-    /// Weights whose layers sum their gradients, by path.
+    /// Weights whose layers accumulate their gradients, by path.
     direct: BTreeMap<String, BucketGrad>,
-    /// Where they are.
+    /// The device of all weights.
     device: Device,
-    /// Whether what this backward gives completes sums.
+    /// Whether this backward pass completes the sums.
     is_last: bool,
     /// On GPUs, of buckets that get their gradients, by their first parameter.
     buffers: BTreeMap<String, Tensor<1>>,
-    /// Weights that were given room there: once, or a sum that somebody took would be written over.
+    /// Weights that got their slice of a buffer. Each gets it only once, or a sum that was taken
+    /// already would be overwritten.
     given: BTreeSet<String>,
     sums: GradReduceQueue,
-    /// Which buckets these are of.
+    /// The index of the bucket of each reduction in `sums`.
     started: Vec<usize>,
     error: Option<CollectiveError>,
 }
@@ -55,16 +56,16 @@ struct OverlapState {
 struct BucketGrad {
     main_grad: MainGrad,
     spec: ParamSpec,
-    /// The first parameter of its bucket, whose length, and where it stands there.
+    /// The first parameter of the bucket, the bucket's length, and the offset of this weight in it.
     first: String,
     len: usize,
     start: usize,
     chunk: usize,
-    /// Gradients that came in this backward.
+    /// Gradients that arrived in this backward pass.
     arrived: usize,
-    /// Those of a backward, once one was seen.
+    /// Gradients per backward pass, once one has been observed.
     expected: Expected,
-    /// Whether the last one came.
+    /// Whether the last gradient has arrived.
     is_complete: bool,
 }
 
@@ -72,12 +73,12 @@ struct BucketGrad {
 enum Expected {
     Unknown,
     Gradients(usize),
-    /// It gets others, of which nobody tells.
+    /// Also receives gradients outside the hooks, so it is never complete early.
     Others,
 }
 
 impl Overlap {
-    /// For weights that are attached already, on one device.
+    /// For weights whose main gradients are attached already, all on one device.
     pub(crate) fn new(
         sharding: Sharding,
         device: Device,
@@ -143,7 +144,7 @@ impl Overlap {
         let state = self.lock();
         let on_gpu = is_on_gpu(&Tensor::<1>::empty([1], &state.device));
         for (path, direct) in &state.direct {
-            // A layer may outlive who sums its gradients.
+            // The layer may outlive this `Overlap`.
             let weak = Arc::downgrade(&self.0);
             let own = path.clone();
             direct.main_grad.on_gradient(move || {
@@ -161,7 +162,7 @@ impl Overlap {
         }
     }
 
-    /// Before a backward, whose gradients may complete sums.
+    /// Called before a backward pass; `is_last` says whether its gradients complete the sums.
     pub(crate) fn begin(&self, is_last: bool) {
         let mut state = self.lock();
         state.is_last = is_last;
@@ -178,7 +179,7 @@ impl Overlap {
         }
     }
 
-    /// Behind a backward.
+    /// Called after a backward pass.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_last = false;
@@ -189,7 +190,7 @@ impl Overlap {
         }
     }
 
-    /// Forgets what was started.
+    /// Forgets all reductions that were started.
     pub(crate) fn reset(&self) {
         let mut state = self.lock();
         state.is_last = false;
@@ -201,7 +202,7 @@ impl Overlap {
         state.sums = GradReduceQueue::new(state.sharding.clone());
     }
 
-    /// This rank's shares of the buckets that were started, by their places among all.
+    /// This rank's shards of the buckets whose reduction was started, by bucket index.
     pub(crate) fn take(&self) -> Result<BTreeMap<usize, Tensor<1>>, CollectiveError> {
         let mut state = self.lock();
         state
@@ -215,7 +216,7 @@ impl Overlap {
         }
     }
 
-    /// The memory that was there for the sums of a bucket.
+    /// The buffer that was allocated for a bucket's sums.
     pub(crate) fn take_buffer(&self, bucket: &Bucket) -> Option<Tensor<1>> {
         self.lock().take_buffer(bucket)
     }
@@ -253,7 +254,7 @@ impl OverlapState {
         }
     }
 
-    /// Where the sum of a weight's gradients is to stand.
+    /// Where the layer accumulates the gradient of the weight at `path`.
     fn room(&mut self, path: &str) -> Option<Tensor<2>> {
         let BucketGrad {
             spec,
@@ -284,7 +285,7 @@ impl OverlapState {
         self.buffers.remove(&bucket.slots[0].path)
     }
 
-    /// This rank's gradients of a bucket: where they stand already, or joined.
+    /// This rank's gradients of a bucket: the buffer itself if they are in place, joined otherwise.
     fn take_complete(&mut self, bucket: &Bucket) -> Tensor<1> {
         let buffer = self.take_buffer(bucket);
         let weights = bucket

@@ -11,13 +11,13 @@ use crate::{
 };
 
 impl Overlap {
-    /// How many buckets were sent in this backward.
+    /// The number of buckets that were sent in this backward pass.
     pub(crate) fn num_started(&self) -> usize {
         self.lock().started.len()
     }
 }
 
-/// What a weight is used for in a micro-batch.
+/// How a micro-batch uses the weight.
 type Use = fn(&Net, Tensor<2>, &MainGrad) -> Tensor<2>;
 
 fn once(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
@@ -36,8 +36,8 @@ fn beside_another(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
     once(net, x.clone(), main_grad) + x.matmul(net.matrix.val())
 }
 
-/// The gradients of some micro-batches of `uses`, and how many buckets were sent in the last
-/// backward, by rank.
+/// Per rank, the gradients of one micro-batch per entry of `uses`, and the number of buckets that
+/// were sent in the last backward pass.
 fn gradients(
     level: ShardingLevel,
     begins: bool,
@@ -98,7 +98,7 @@ fn a_bucket_is_sent_by_the_backward_that_completes_it_and_the_sums_are_the_same(
         assert_eq!((*sent, *none), (1, 0));
         assert_eq!(found, expected);
     }
-    // The first of a run is only looked at.
+    // The first backward pass of a run only counts gradients.
     let first = gradients(level, true, &[once]).unwrap();
     assert!(first.iter().all(|(_, sent)| *sent == 0));
 }
@@ -110,8 +110,8 @@ struct Stages {
     second: Net,
 }
 
-/// The gradients of both stages' matrices, behind backwards of one stage each, and which buckets were
-/// sent in each backward.
+/// The gradients of both stages' matrices after the given backward passes of one stage each, and
+/// the buckets that had been sent after each pass.
 fn of_stages(
     level: ShardingLevel,
     begins: bool,
@@ -187,7 +187,7 @@ fn of_stages(
 
 #[test]
 fn the_buckets_of_a_stage_are_sent_in_its_own_backward() {
-    // The first of each is only looked at.
+    // The first backward pass of each stage only counts gradients.
     let backwards = [
         (1, false),
         (0, false),
@@ -205,7 +205,7 @@ fn the_buckets_of_a_stage_are_sent_in_its_own_backward() {
         (ShardingLevel::Gradients, &shared),
         (ShardingLevel::Parameters, &shared),
     ] {
-        // (Parameters are where they were: nobody attached layers.)
+        // No layers are attached, so parameters are not gathered on read.
         let found = of_stages(level, true, &backwards);
         let without = of_stages(level, false, &backwards);
         for ((found, sent), (expected_grads, none)) in found.iter().zip(&without) {

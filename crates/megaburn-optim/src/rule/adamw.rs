@@ -7,50 +7,51 @@ use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
 use super::{ParamState, Rule, UpdateInputs, check, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
 
-/// AdamW, as `torch.optim.AdamW` has it: bias correction of both moments, epsilon outside the root,
-/// decay decoupled. The defaults are those of large language models; the learning rate is given to each
-/// step.
+/// AdamW as in `torch.optim.AdamW`: both moments are bias-corrected, epsilon is added outside the
+/// root, and weight decay is decoupled. The defaults are those common for large language models.
+/// The learning rate is an argument of each step.
 ///
-/// Burn's `AdamW` is not used: it keeps its state under Burn's `ParamId`, which is random in every
-/// process, one time a parameter, and corrects the bias in f32, which at `beta_2 = 0.999` costs five
-/// digits of the first updates.
+/// Burn's `AdamW` is not used, for two reasons: it keys its state by Burn's `ParamId`, which is
+/// random in every process, and it counts time per parameter and corrects the bias in f32, which at
+/// `beta_2 = 0.999` loses five digits in the first updates.
 ///
 /// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
 #[derive(Config, Debug, PartialEq)]
 pub struct AdamWConfig {
-    /// Decay of the mean of gradients.
+    /// Decay rate of the mean of gradients.
     #[config(default = 0.9)]
     pub beta_1: f64,
-    /// Decay of the mean of squared gradients.
+    /// Decay rate of the mean of squared gradients.
     #[config(default = 0.95)]
     pub beta_2: f64,
     /// Added to the root of the second moment.
     #[config(default = 1e-8)]
     pub epsilon: f64,
-    /// Decoupled weight decay, of parameters of two dimensions or more.
+    /// Decoupled weight decay, for parameters of two or more dimensions.
     #[config(default = 0.1)]
     pub weight_decay: f64,
-    /// What is updated: the f32 masters of narrower parameters, or, as PyTorch's AdamW does, parameters
-    /// of this type themselves, where an update that is smaller than half of the distance to the next
-    /// number is lost (Megatron's `--main-params-dtype`).
+    /// The type of what is updated. With F32, f32 masters of narrower parameters. With a narrower
+    /// type, parameters of that type are updated themselves, as in PyTorch's AdamW; updates smaller
+    /// than half the distance to the next number are then lost (Megatron's `--main-params-dtype`).
     #[config(default = "FloatDType::F32")]
     pub main_params: FloatDType,
-    /// In what the mean of gradients is kept (`--exp-avg-dtype`). In bf16 a step changes it only by more
-    /// than 1/512 of itself: with a `beta_1` above 0.998 it would not decay.
+    /// Type of the stored mean of gradients (`--exp-avg-dtype`). In bf16, a step changes the mean
+    /// only by more than 1/512 of itself: with `beta_1` above 0.998 it would not decay.
     #[config(default = "FloatDType::F32")]
     pub exp_avg: FloatDType,
-    /// In what the mean of squared gradients is kept (`--exp-avg-sq-dtype`). Likewise: with a `beta_2` of
-    /// 0.999 a bf16 mean grows with large gradients and never falls again.
+    /// Type of the stored mean of squared gradients (`--exp-avg-sq-dtype`). In bf16, with a
+    /// `beta_2` of 0.999, the mean grows with large gradients and never falls.
     #[config(default = "FloatDType::F32")]
     pub exp_avg_sq: FloatDType,
 }
 
 impl AdamWConfig {
-    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says.
+    /// The optimizer before its first step. A rank keeps the part of its state that `sharding`
+    /// assigns to it.
     ///
     /// # Errors
-    /// A beta outside `[0, 1)`, an epsilon that is not positive, a negative weight decay, state in f16
-    /// (whose smallest numbers a squared gradient easily falls below) or f64.
+    /// A beta is outside `[0, 1)`, epsilon is not positive, the weight decay is negative, or a
+    /// state type is f16 (squared gradients easily fall below its smallest numbers) or f64.
     pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
         self.validate()?;
         Ok(Optimizer::new(Rule::AdamW(self.clone()), sharding))
@@ -86,7 +87,8 @@ impl AdamWConfig {
         })
     }
 
-    /// Of several parameters, in their order; those with the same rates are stepped together.
+    /// Updates several parameters and returns them in the same order. Parameters with the same
+    /// rates are stepped together.
     pub(super) fn update_all(
         &self,
         all: impl Iterator<Item = (ParamState, UpdateInputs)>,
@@ -150,10 +152,10 @@ impl AdamWConfig {
     }
 }
 
-/// Parameters that are stepped together: their places among all.
+/// Parameters that are stepped together, and their positions among all.
 struct MultiTensorBatch {
     step: AdamwStep,
-    /// The same for all: see [`Rule::update_all`].
+    /// Shared by all parameters; see [`Rule::update_all`].
     factor: Option<Tensor<1>>,
     places: Vec<usize>,
     olds: Vec<(AdamwState, Tensor<1>)>,
@@ -281,7 +283,7 @@ mod tests {
                 rounded: None,
                 moments,
             };
-            // The first, the third and the fifth have others' rates.
+            // The first, third and fifth parameter have different rates from the others.
             let rates = Rates {
                 lr: if i.is_multiple_of(2) { 1e-1 } else { 3e-1 },
                 weight_decay: 0.1,

@@ -4,36 +4,39 @@ use megaburn_kernels::{LionState, LionStep, lion, lion_scaled};
 use super::{ParamState, Rule, UpdateInputs, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
 
-/// Lion: each element moves by the learning rate, in the direction of the sign of a mean of gradients;
-/// the decay is decoupled. It wants a learning rate three to ten times smaller than AdamW's, and a
-/// weight decay as much larger. The learning rate is given to each step.
+/// Lion: each element moves by the learning rate, in the direction of the sign of a mean of
+/// gradients. Weight decay is decoupled. Compared with AdamW, Lion needs a learning rate three to
+/// ten times smaller, and a weight decay larger by the same factor. The learning rate is an
+/// argument of each step.
 ///
 /// Source: Chen et al. 2023, <https://arxiv.org/abs/2302.06675>.
 #[derive(Config, Debug, PartialEq)]
 pub struct LionConfig {
-    /// How much of the mean is in the direction; the rest is the gradient.
+    /// Weight of the mean in the direction; the gradient has the rest.
     #[config(default = 0.9)]
     pub beta_1: f64,
-    /// Decay of the mean of gradients.
+    /// Decay rate of the mean of gradients.
     #[config(default = 0.99)]
     pub beta_2: f64,
-    /// Decoupled weight decay, of parameters of two dimensions or more.
+    /// Decoupled weight decay, for parameters of two or more dimensions.
     #[config(default = 0.1)]
     pub weight_decay: f64,
-    /// What is updated, as [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
+    /// Type of what is updated, as in
+    /// [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
     #[config(default = "FloatDType::F32")]
     pub main_params: FloatDType,
-    /// In what the mean of gradients is kept. In bf16 a step changes it only by more than 1/512 of itself:
-    /// with a `beta_2` above 0.998 it would not decay.
+    /// Type of the stored mean of gradients. In bf16, a step changes the mean only by more than
+    /// 1/512 of itself: with `beta_2` above 0.998 it would not decay.
     #[config(default = "FloatDType::F32")]
     pub exp_avg: FloatDType,
 }
 
 impl LionConfig {
-    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says.
+    /// The optimizer before its first step. A rank keeps the part of its state that `sharding`
+    /// assigns to it.
     ///
     /// # Errors
-    /// A beta outside `[0, 1)`, a negative weight decay, state in f16 or f64.
+    /// A beta is outside `[0, 1)`, the weight decay is negative, or a state type is f16 or f64.
     pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
         check_decay("beta_1", self.beta_1)?;
         check_decay("beta_2", self.beta_2)?;

@@ -1,4 +1,4 @@
-//! What an update does to one parameter.
+//! The update rules of the optimizers.
 
 mod adamw;
 mod lion;
@@ -22,10 +22,10 @@ pub(crate) use muon::Muon;
 pub use muon::{MuonConfig, MuonScale, MuonTpMode, NewtonSchulz};
 pub use sgd::SgdConfig;
 
-/// What is kept of one parameter beside it, flat.
+/// The optimizer state of one parameter apart from its master, flat.
 pub(crate) type Moments = BTreeMap<Moment, Tensor<1>>;
 
-/// The rule of an optimizer.
+/// The update rule of an optimizer.
 #[derive(Clone, Debug)]
 pub(crate) enum Rule {
     AdamW(AdamWConfig),
@@ -34,23 +34,23 @@ pub(crate) enum Rule {
     Muon(Muon),
 }
 
-/// What one parameter's update starts from, or what it leaves. Each is `[kept elements]`.
+/// The input and the result of one parameter's update. Each tensor is `[kept elements]`.
 pub(crate) struct ParamState {
     /// The parameter or its master.
     pub(crate) param: Tensor<1>,
-    /// Becomes the new parameter rounded.
+    /// Receives the new parameter, rounded to its type.
     pub(crate) rounded: Option<Tensor<1>>,
     pub(crate) moments: Moments,
 }
 
-/// Where an update goes.
+/// The gradient and rates of an update.
 pub(crate) struct UpdateInputs {
     pub(crate) grad: Tensor<1>,
-    /// What the gradient is still to be multiplied with.
+    /// Pending scale of the gradient.
     pub(crate) factor: f64,
-    /// The same, of what only the GPU knows. Where it is not finite nothing changes.
+    /// Pending scale that is known only on the GPU. If it is not finite, nothing changes.
     pub(crate) factor_on_gpu: Option<Tensor<1>>,
-    /// In place of the gradient, which is in it already.
+    /// Used in place of the gradient, which it already includes.
     pub(crate) direction: Option<Tensor<1>>,
     pub(crate) rates: Rates,
     /// The number of this step, from 1.
@@ -58,7 +58,7 @@ pub(crate) struct UpdateInputs {
 }
 
 impl Rule {
-    /// As Megatron's `--optimizer` names it.
+    /// The name as in Megatron's `--optimizer`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::AdamW(_) => "adamw",
@@ -86,7 +86,7 @@ impl Rule {
         }
     }
 
-    /// What it keeps of a parameter, and in what.
+    /// The moments that the rule keeps for a parameter, and their types.
     pub(crate) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, FloatDType)> {
         match self {
             Self::AdamW(config) => config.moments(),
@@ -96,8 +96,8 @@ impl Rule {
         }
     }
 
-    /// Whether the moments of a parameter are in its direction already, of
-    /// [`directions`](Self::directions).
+    /// Whether the parameter has an entry in [`directions`](Self::directions), which then includes
+    /// its moments.
     pub(crate) fn has_direction(&self, path: &str, spec: &ParamSpec) -> bool {
         match self {
             Self::Muon(muon) => muon.config().is_orthogonalized(path, spec),
@@ -105,7 +105,8 @@ impl Rule {
         }
     }
 
-    /// What is to be known of several elements at once, by path: the directions of matrices.
+    /// The directions of matrices by path, for rules whose update needs more than one element at a
+    /// time.
     pub(crate) fn directions(
         &self,
         grads: &GradientAccumulator,
@@ -117,7 +118,8 @@ impl Rule {
         }
     }
 
-    /// Of several parameters, in their order; what only the GPU knows is the same for all.
+    /// Updates several parameters and returns them in the same order. `factor_on_gpu` is the same
+    /// for all.
     pub(crate) fn update_all(&self, all: Vec<(ParamState, UpdateInputs)>) -> Vec<ParamState> {
         let all = all.into_iter();
         match self {
@@ -170,7 +172,7 @@ fn check_weight_decay(weight_decay: f64) -> Result<(), OptimError> {
     check("weight_decay", weight_decay, ok, "at least 0 and finite")
 }
 
-/// Refuses types that gradients and optimizer state are not kept in.
+/// Refuses types in which gradients and optimizer state cannot be stored.
 pub(crate) fn check_dtype(name: &'static str, dtype: FloatDType) -> Result<(), OptimError> {
     match dtype {
         FloatDType::F32 | FloatDType::BF16 => Ok(()),
@@ -178,7 +180,7 @@ pub(crate) fn check_dtype(name: &'static str, dtype: FloatDType) -> Result<(), O
     }
 }
 
-/// A moment before the first step.
+/// A zero moment, for use before the first step.
 pub(crate) fn zeros(like: &Tensor<1>, dtype: FloatDType) -> Tensor<1> {
     Tensor::zeros(like.dims(), (&like.device(), DType::from(dtype)))
 }

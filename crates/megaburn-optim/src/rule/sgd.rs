@@ -4,32 +4,36 @@ use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 use super::{ParamState, Rule, UpdateInputs, check, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
 
-/// Gradient descent with momentum, as `torch.optim.SGD` has it: without dampening, the decay added to
-/// the gradient. The learning rate is given to each step.
+/// SGD with momentum as in `torch.optim.SGD`: no dampening, and weight decay is added to the
+/// gradient. The learning rate is an argument of each step.
 #[derive(Config, Debug, PartialEq)]
 pub struct SgdConfig {
-    /// Decay of the sum of gradients; 0 keeps none.
+    /// Decay rate of the sum of gradients; with 0 no sum is kept.
     #[config(default = 0.9)]
     pub momentum: f64,
-    /// Whether a step looks ahead by the gradient it has (Nesterov).
+    /// Whether to use Nesterov momentum, i.e. to look ahead by the current gradient.
     #[config(default = false)]
     pub nesterov: bool,
-    /// Weight decay, of parameters of two dimensions or more.
+    /// Weight decay, for parameters of two or more dimensions.
     #[config(default = 0.0)]
     pub weight_decay: f64,
-    /// What is updated, as [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
+    /// Type of what is updated, as in
+    /// [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
     #[config(default = "FloatDType::F32")]
     pub main_params: FloatDType,
-    /// In what the sum of gradients is kept. In bf16 a step changes it only by more than 1/512 of itself.
+    /// Type of the stored sum of gradients. In bf16, a step changes the sum only by more than 1/512
+    /// of itself.
     #[config(default = "FloatDType::F32")]
     pub momentum_buffer: FloatDType,
 }
 
 impl SgdConfig {
-    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says.
+    /// The optimizer before its first step. A rank keeps the part of its state that `sharding`
+    /// assigns to it.
     ///
     /// # Errors
-    /// A momentum outside `[0, 1)`, Nesterov's without one, a negative weight decay, state in f16 or f64.
+    /// The momentum is outside `[0, 1)`, Nesterov is set without momentum, the weight decay is
+    /// negative, or a state type is f16 or f64.
     pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
         check_decay("momentum", self.momentum)?;
         let ahead = !self.nesterov || self.momentum > 0.0;

@@ -11,7 +11,7 @@ use crate::{
 const LR: f64 = 3e-2;
 const DECAY: f64 = 0.5;
 
-/// One element and what is kept of it, in f64.
+/// One element and its momentum, in f64.
 struct Element {
     p: f64,
     m: f64,
@@ -33,7 +33,7 @@ fn lion(e: &mut Element, g: f64, decay: f64) {
     e.m = 0.99 * e.m + 0.01 * g;
 }
 
-/// Six steps down `sum(x²)`, whose gradient the clip coefficient halves.
+/// Six steps on `sum(x²)`, with the gradient halved by the scale.
 fn descend(mut optimizer: Optimizer, rule: impl Fn(&mut Element, f64, f64)) {
     let device = Device::default().autodiff();
     let mut net = Net::new(3, 4, 0, 1, &device);
@@ -81,7 +81,7 @@ fn signs_are_followed() {
     descend(config.init(&Sharding::none()).unwrap(), lion);
 }
 
-/// Newton-Schulz so often that a matrix of full rank is orthogonal.
+/// Muon with enough Newton-Schulz steps to make a matrix of full rank orthogonal.
 fn muon() -> MuonConfig {
     let config = MuonConfig::new()
         .with_extra_scale(1.0)
@@ -93,7 +93,8 @@ fn muon() -> MuonConfig {
 fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
     let device = Device::default().autodiff();
     let mut before = Net::new(3, 4, 0, 1, &device);
-    // Far from a matrix of lower rank, on the other side of which the second step would go back.
+    // Start far from matrices of lower rank: past one of them, the second step would undo the
+    // first.
     before.matrix = before.matrix.map(|noise| {
         let [rows, cols] = noise.dims();
         let plain = Tensor::<2>::eye(cols, &device.clone().inner()).narrow(0, 0, rows);
@@ -119,7 +120,7 @@ fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
     let alone = ProcessGroups::single(0);
     let net = steps(config.init(&Sharding::none(), &alone).unwrap());
     assert_eq!(values(net.bias.val()), values(expected.bias.val()));
-    // The gradient is a multiple of the matrix: both steps go the same way, along the same vectors.
+    // The gradient is a multiple of the matrix, so both steps have the same direction.
     let moved = (before.matrix.val() - net.matrix.val()).inner() / (2.0 * LR);
     let gram = values(moved.clone().matmul(moved.transpose()));
     for (i, found) in gram.iter().enumerate() {
@@ -161,7 +162,7 @@ fn a_gradient_that_is_not_finite_moves_nothing() {
     }
 }
 
-/// A matrix in the first rank's share, as on GPUs where the host does not know the factor.
+/// The whole matrix is in the first rank's shard. `factor` is known only on the device, as on GPUs.
 #[rstest]
 fn a_rank_without_a_stretch_of_a_matrix_works_on_none(
     #[values(None, Some(0.5))] factor: Option<f32>,

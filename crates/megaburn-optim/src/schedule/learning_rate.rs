@@ -2,8 +2,8 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// A linear warm-up, then a fall from `max` to `min`: a pure function of the number of samples that
-/// the updates so far were made from.
+/// The learning rate: a linear warm-up, then a decay from `max` to `min`. It is a pure function of
+/// the number of samples that all updates so far have consumed.
 ///
 /// Source: Megatron-LM `megatron/core/optimizer_param_scheduler.py`, `get_lr`.
 ///
@@ -29,13 +29,13 @@ pub struct LrSchedule {
     pub init: f64,
     /// Rate at the end of the warm-up.
     pub max: f64,
-    /// Rate behind `decay_samples`.
+    /// Rate after `decay_samples`.
     pub min: f64,
-    /// Samples over which the rate grows from `init` to `max`. 0: it starts at `max`.
+    /// Samples over which the rate grows from `init` to `max`. With 0, the rate starts at `max`.
     pub warmup_samples: u64,
-    /// Samples, the warm-up's included, after which the rate is `min`. More than `warmup_samples`.
+    /// Samples, warm-up included, after which the rate is `min`. Must exceed `warmup_samples`.
     pub decay_samples: u64,
-    /// How it falls in between.
+    /// How the rate falls in between.
     pub decay: Decay,
 }
 
@@ -43,26 +43,26 @@ pub struct LrSchedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
-    /// It does not, behind the end either.
+    /// The rate stays at `max`, after `decay_samples` too.
     Constant,
-    /// In proportion to the samples.
+    /// Linear in the samples.
     Linear,
-    /// As half a cosine.
+    /// Half a cosine.
     Cosine,
-    /// As `max * sqrt(warmup_samples / samples)`, never below `min`. Without a warm-up one sample
-    /// stands for it.
+    /// `max * sqrt(warmup_samples / samples)`, never below `min`. Without a warm-up,
+    /// `warmup_samples` counts as 1.
     InverseSquareRoot,
-    /// Not at all until the last `samples`, and then in this way: warm-up, stable, decay.
+    /// Constant until the last `samples`, then decaying: warm-up, stable, decay.
     Wsd {
-        /// Samples of the fall.
+        /// Samples of the decay.
         samples: u64,
-        /// Its shape.
+        /// Shape of the decay.
         style: WsdStyle,
     },
 }
 
-/// The shape of the fall at the end of a warm-up-stable-decay schedule (Megatron's
-/// `--lr-wsd-decay-style`), by the part `r` of it that has passed.
+/// The shape of the decay at the end of a warm-up-stable-decay schedule (Megatron's
+/// `--lr-wsd-decay-style`), as a function of its elapsed fraction `r`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WsdStyle {
@@ -78,8 +78,8 @@ pub enum WsdStyle {
 }
 
 impl LrSchedule {
-    /// The rate after `samples` samples. An update uses the rate behind its own samples, so that the
-    /// first one already moves the weights; Megatron uses the one before them.
+    /// The rate after `samples` samples. An update uses the rate after its own samples, so that the
+    /// first one already moves the weights; Megatron uses the rate before them.
     pub fn lr(&self, samples: u64) -> f64 {
         let Self {
             init,
@@ -119,7 +119,8 @@ impl LrSchedule {
                 }
             }
         };
-        // To the bit where it has not begun to fall.
+        // `min + (max - min)` may differ from `max` by rounding; return exactly `max` before the
+        // decay.
         if part == 1.0 {
             max
         } else {
@@ -139,7 +140,7 @@ impl WsdStyle {
     }
 }
 
-/// From 1 at 0 to 0 at 1.
+/// Falls from 1 at 0 to 0 at 1.
 pub(super) fn half_cosine(ratio: f64) -> f64 {
     0.5 * ((PI * ratio).cos() + 1.0)
 }

@@ -1,5 +1,5 @@
-//! What an update uses, as pure functions of the samples that were trained on: a resumed run needs no
-//! state beside that number, and a batch that grows does not bend them.
+//! The rates of an update, as pure functions of the number of samples trained on. A resumed run
+//! needs no other state, and a batch ramp does not distort the schedules.
 
 mod learning_rate;
 mod weight_decay;

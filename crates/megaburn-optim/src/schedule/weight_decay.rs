@@ -2,36 +2,35 @@ use serde::{Deserialize, Serialize};
 
 use super::learning_rate::half_cosine;
 
-/// Weight decay that goes from one value to another over a run: a pure function of the number of
-/// samples that the updates so far were made from.
+/// Weight decay that changes from one value to another over a run. It is a pure function of the
+/// number of samples that all updates so far have consumed.
 ///
 /// Source: Megatron-LM `megatron/core/optimizer_param_scheduler.py`, `get_wd`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightDecaySchedule {
-    /// At 0 samples.
+    /// Weight decay at 0 samples.
     pub start: f64,
-    /// At and behind `samples`.
+    /// Weight decay from `samples` on.
     pub end: f64,
-    /// Samples over which it changes.
+    /// Samples over which the weight decay changes.
     pub samples: u64,
-    /// How it changes in between.
+    /// How the weight decay changes in between.
     pub style: WeightDecayStyle,
 }
 
-/// How weight decay changes (Megatron's `--weight-decay-incr-style`; where both ends are equal it is
-/// constant).
+/// How weight decay changes (Megatron's `--weight-decay-incr-style`; equal ends make it constant).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightDecayStyle {
-    /// In proportion to the samples.
+    /// Linear in the samples.
     #[default]
     Linear,
-    /// As half a cosine.
+    /// Half a cosine.
     Cosine,
 }
 
 impl WeightDecaySchedule {
-    /// The same all the time.
+    /// A weight decay that never changes.
     pub fn constant(weight_decay: f64) -> Self {
         let style = WeightDecayStyle::default();
         Self {
@@ -42,7 +41,7 @@ impl WeightDecaySchedule {
         }
     }
 
-    /// The decay after `samples` samples.
+    /// The weight decay after `samples` samples.
     pub fn weight_decay(&self, samples: u64) -> f64 {
         if samples >= self.samples {
             return self.end;
@@ -64,7 +63,7 @@ mod tests {
 
     use super::*;
 
-    // Of Megatron's `tests/unit_tests/test_optimizer_param_scheduler.py`.
+    // The values of Megatron's `tests/unit_tests/test_optimizer_param_scheduler.py`.
     #[rstest]
     #[case(WeightDecayStyle::Linear, 0.0, 0.05)]
     #[case(WeightDecayStyle::Cosine, 0.0, 0.05 * ((PI * 0.5).cos() + 1.0))]

@@ -4,25 +4,26 @@ use burn::Tensor;
 
 use super::ParamKind;
 
-/// What the memory of a CUDA device is cut into views at, in bytes.
+/// Alignment in bytes at which CUDA device memory can be split into views.
 const CUT: usize = 512;
 
-/// Where parameters start in a bucket, in elements: as many bytes of bf16.
+/// Alignment of parameters in a bucket, in elements: `CUT` bytes of bf16.
 const ALIGN: usize = CUT / 2;
 
-/// Parameters one behind the other, which are sent at once.
+/// Consecutive parameters that are sent in one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
-    /// Of all parameters.
+    /// The kind of all its parameters.
     pub(crate) kind: ParamKind,
     pub(crate) slots: Vec<Slot>,
-    /// Elements, the gaps between parameters included; each rank's share is as long as another's.
+    /// Elements, including the gaps between parameters; a multiple of the number of ranks.
     pub(crate) len: usize,
-    /// Of which of the rank's stages of a pipeline: the gradients of each come in a backward of its own.
+    /// The rank's pipeline stage of the parameters. The gradients of each stage come in its own
+    /// backward pass.
     pub(crate) chunk: usize,
 }
 
-/// Where a parameter is in its bucket.
+/// The position of a parameter in its bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) path: String,
@@ -35,7 +36,8 @@ impl Slot {
         self.start..self.start + self.len
     }
 
-    /// What of the parameter lies in a stretch of the bucket, as a range of the parameter.
+    /// The part of the parameter that lies in the range `stretch` of the bucket, as a range of the
+    /// parameter.
     pub(crate) fn within(&self, stretch: &Range<usize>) -> Range<usize> {
         let [start, end] = [stretch.start, stretch.end]
             .map(|at| at.clamp(self.start, self.range().end) - self.start);
@@ -44,8 +46,9 @@ impl Slot {
 }
 
 impl Bucket {
-    /// The parameters (path, elements) of a kind and a chunk in buckets of about `target` elements, in order, so that
-    /// `ranks` can share each. A bucket has one parameter at least.
+    /// Fills buckets of about `target` elements with parameters (path, elements) of one kind and
+    /// chunk, in order. Every bucket has at least one parameter and can be split evenly over
+    /// `ranks`.
     pub(crate) fn fill(
         kind: ParamKind,
         chunk: usize,
@@ -77,22 +80,22 @@ impl Bucket {
         buckets
     }
 
-    /// The stretch that a rank keeps.
+    /// The range of the bucket that a rank keeps.
     pub(crate) fn share(&self, rank: usize, ranks: usize) -> Range<usize> {
         let len = self.len / ranks;
         rank * len..(rank + 1) * len
     }
 
-    /// Whether CUDA memory of the bucket, in elements of `size` bytes, is cut into parameters without a
-    /// copy: whether their ends are where it can be cut, as their starts are.
+    /// Whether the bucket's CUDA memory, in elements of `size` bytes, can be split into parameters
+    /// without a copy. Parameters always start at a multiple of [`CUT`]; they must also end at one.
     pub(crate) fn is_cut_in_place(&self, size: usize) -> bool {
         self.slots
             .iter()
             .all(|slot| (slot.len * size).is_multiple_of(CUT))
     }
 
-    /// A stretch of the bucket: `part` of each slot in it (given as a range of the parameter) at its
-    /// place, and `zeros` elsewhere.
+    /// Builds the range `stretch` of the bucket: `part` of each slot in it (called with a range of
+    /// the parameter) at its offset, and `zeros` elsewhere.
     pub(crate) fn join(
         &self,
         stretch: Range<usize>,
@@ -120,7 +123,7 @@ impl Bucket {
     }
 }
 
-/// One behind the other; a single one is not copied.
+/// Concatenates the parts; a single part is not copied.
 pub(crate) fn joined(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
     match parts.len() {
         1 => parts.remove(0),
@@ -198,7 +201,7 @@ mod tests {
                         let range = slot.within(&share);
                         prop_assert!(slot.start % ALIGN == 0 && slot.range().end <= bucket.len);
                         if !range.is_empty() {
-                            // In order, without a gap.
+                            // Ranges come in order, without gaps.
                             let which: usize = slot.path.parse().unwrap();
                             prop_assert_eq!(held[which], range.start);
                             held[which] = range.end;

@@ -17,32 +17,35 @@ use crate::OptimError;
 /// [`Sharding`] configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardingConfig {
-    /// What is shared out.
+    /// What is sharded.
     pub level: ShardingLevel,
-    /// Ranks that share it out, neighbours in the data- and context-parallel group; so many by so many
-    /// hold copies of each other's shares (Megatron's `--num-distributed-optimizer-instances`, turned
-    /// round). Default: all.
+    /// Ranks that shard it, neighbours in the data- and context-parallel group. Each group of that
+    /// size holds a copy of the others' shards. It replaces Megatron's
+    /// `--num-distributed-optimizer-instances`, which gives the number of copies instead. Default:
+    /// all ranks.
     pub ranks: Option<usize>,
-    /// Elements that are sent at once. Default: as Megatron's, the larger of 40 million and a million a
-    /// rank.
+    /// Elements per collective. Default as in Megatron: the larger of 40 million and one million
+    /// per rank.
     pub bucket: Option<usize>,
-    /// Matrices whose gradients their layers sum while backward goes on
-    /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)): they are sent
-    /// first, in buckets of their own. Default: none.
+    /// Matrices whose layers accumulate the gradients during backward
+    /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)).
+    /// They are sent first, in their own buckets. Default: none.
     pub direct: BTreeSet<String>,
-    /// Parameters that two stages of a pipeline use, of which others than the data- and context-parallel ranks
-    /// may have copies: each is in a bucket of its own, so that the ranks that hold one share of it hold the
-    /// same, and is sent behind all backwards, of which several give it gradients. Default: none.
+    /// Parameters that two pipeline stages use, so that ranks outside the data- and
+    /// context-parallel group may hold copies too. Each has its own bucket, so that ranks with the
+    /// same shard of it hold the same part, and is sent after all backward passes, because several
+    /// produce its gradients. Default: none.
     pub cross_stage: BTreeSet<String>,
-    /// Which of the rank's stages of a pipeline a parameter is of; one that is not named is of the first.
-    /// A bucket ends where they do, as backward completes each by itself, the last one first. Default: none.
+    /// The rank's pipeline stage (chunk) of each parameter; parameters without an entry belong to
+    /// the first. Buckets do not span stages, because backward completes each stage separately, the
+    /// last one first. Default: none.
     pub chunks: BTreeMap<String, usize>,
     /// Parameters of experts ([`with_experts`](Self::with_experts)). Default: none.
     pub experts: BTreeSet<String>,
 }
 
 impl ShardingConfig {
-    /// By all ranks, in Megatron's buckets.
+    /// Shards over all ranks, in buckets of Megatron's size.
     pub fn new(level: ShardingLevel) -> Self {
         let (direct, cross_stage, chunks, experts) = Default::default();
         Self {
@@ -56,59 +59,60 @@ impl ShardingConfig {
         }
     }
 
-    /// Shared out between so many ranks each.
+    /// Sets the number of ranks per sharding group.
     #[must_use]
     pub fn with_ranks(mut self, ranks: Option<usize>) -> Self {
         self.ranks = ranks;
         self
     }
 
-    /// So many elements are sent at once.
+    /// Sets the number of elements per collective.
     #[must_use]
     pub fn with_bucket(mut self, bucket: Option<usize>) -> Self {
         self.bucket = bucket;
         self
     }
 
-    /// Of these parameters layers sum the gradients.
+    /// Sets the parameters whose layers accumulate the gradients.
     #[must_use]
     pub fn with_direct(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.direct = paths.into_iter().collect();
         self
     }
 
-    /// These parameters are kept apart.
+    /// Sets the parameters that two pipeline stages use.
     #[must_use]
     pub fn with_cross_stage(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.cross_stage = paths.into_iter().collect();
         self
     }
 
-    /// These parameters are of these stages of the rank.
+    /// Sets the rank's pipeline stage of each parameter.
     #[must_use]
     pub fn with_chunks(mut self, chunks: impl IntoIterator<Item = (String, usize)>) -> Self {
         self.chunks = chunks.into_iter().collect();
         self
     }
 
-    /// These parameters are of experts, which [`edp`](ProcessGroups::edp) holds copies of, and no other
-    /// ranks: their gradients are summed over it, and shared out over it between as many neighbours as divide
-    /// it, [`ranks`](Self::ranks) at most.
+    /// Sets the parameters of experts. Only the ranks of [`edp`](ProcessGroups::edp) hold copies of
+    /// these: their gradients are summed over that group, and they are sharded within it over as
+    /// many neighbours as divide it, at most [`ranks`](Self::ranks).
     ///
-    /// All ranks of a stage have as many experts, of the same shapes. Each gets a gradient in every backward
-    /// of its stage, and, where parameters are shared out, is read in every pass: one that no token came to
-    /// too, as it may have some on another rank that holds it.
+    /// All ranks of a stage must have the same number of experts, of the same shapes. Every expert
+    /// gets a gradient in every backward pass of its stage and, where parameters are sharded, is
+    /// read in every pass, even if no token was routed to it: it may have tokens on another rank
+    /// that holds it.
     #[must_use]
     pub fn with_experts(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.experts = paths.into_iter().collect();
         self
     }
 
-    /// How the trainable parameters of `module` are shared out on this rank. One that was not drawn yet
-    /// stays so, and counts as trainable and f32.
+    /// Determines how the trainable parameters of `module` are sharded on this rank. A lazy
+    /// parameter is not initialized, and counts as trainable and f32.
     ///
     /// # Errors
-    /// `ranks` does not divide the data- and context-parallel ranks.
+    /// `ranks` does not divide the number of data- and context-parallel ranks.
     /// # Collective
     /// Nothing is sent; all ranks must use the same configuration.
     pub fn init<M: Module>(
@@ -155,7 +159,7 @@ impl ShardingConfig {
         })))
     }
 
-    /// How many ranks share out dense parameters, of so many that hold copies.
+    /// The number of ranks that shard dense parameters, of `replicas` ranks that hold copies.
     fn dense_ranks(&self, replicas: usize) -> Result<usize, OptimError> {
         let ranks = match self.level {
             ShardingLevel::None => 1,
@@ -168,7 +172,7 @@ impl ShardingConfig {
         }
     }
 
-    /// How many share out experts.
+    /// The number of ranks that shard experts, of `replicas` ranks that hold copies.
     fn expert_ranks(&self, replicas: usize) -> usize {
         let most = match self.level {
             ShardingLevel::None => 1,
@@ -180,7 +184,7 @@ impl ShardingConfig {
             .unwrap_or(1)
     }
 
-    /// About how many elements a bucket has, and how many ranks share it.
+    /// The approximate number of elements of a bucket, and the number of ranks that shard it.
     fn sizes(&self, replicas: &Replicas) -> [usize; 2] {
         let ranks = replicas.num_shares();
         let bucket = self

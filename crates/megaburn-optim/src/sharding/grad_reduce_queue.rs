@@ -8,18 +8,19 @@ use megaburn_collective::{
 
 use super::{ParamKind, Sharding};
 
-/// Buckets on their way at a time: one that is sent, and one behind it.
+/// Buckets in flight at a time: one that is being sent, and one queued after it.
 const IN_FLIGHT: usize = 2;
 
-/// Sums over ranks of buckets of gradients, a few on their way at a time, whose memory is taken: first over
-/// those that share, and behind it over those that have the same share.
+/// Reduces buckets of gradients over ranks: a reduce-scatter over the ranks that shard, then an
+/// all-reduce over the ranks with the same shard. Only a few buckets are in flight at a time,
+/// because each keeps its memory allocated.
 #[derive(Debug)]
 pub(crate) struct GradReduceQueue {
     sharding: Sharding,
-    /// The oldest first, each with its number and kind.
+    /// Reduce-scatters in flight, oldest first, each with its number and kind.
     inner: VecDeque<(usize, ParamKind, AsyncCollective<1, Float>)>,
     outer: VecDeque<(usize, AsyncCollective<1, Float>)>,
-    /// Of those that are over, by their numbers: kinds overtake each other.
+    /// Finished shards by number; buckets of different kinds may finish out of order.
     shares: BTreeMap<usize, Tensor<1>>,
     num_started: usize,
 }
@@ -36,7 +37,7 @@ impl GradReduceQueue {
         }
     }
 
-    /// Starts to sum this rank's gradients of the next bucket, of this kind, with the other ranks'.
+    /// Starts to reduce this rank's gradients of the next bucket, which is of this kind.
     pub(crate) fn start(
         &mut self,
         kind: ParamKind,
@@ -58,14 +59,14 @@ impl GradReduceQueue {
         self.advance(IN_FLIGHT)
     }
 
-    /// This rank's shares of the sums of all that were started, in order.
+    /// This rank's shards of all sums that were started, in order.
     pub(crate) fn finish(&mut self) -> Result<Vec<Tensor<1>>, CollectiveError> {
         self.advance(0)?;
         self.num_started = 0;
         Ok(std::mem::take(&mut self.shares).into_values().collect())
     }
 
-    /// Waits until no more than so many are on their way.
+    /// Waits until at most `most` reduce-scatters and `most` all-reduces are in flight.
     fn advance(&mut self, most: usize) -> Result<(), CollectiveError> {
         while self.inner.len() > most {
             let Some((number, kind, sum)) = self.inner.pop_front() else {

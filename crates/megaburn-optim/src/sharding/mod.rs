@@ -1,4 +1,4 @@
-//! What data-parallel ranks share out between them (ZeRO).
+//! Shards optimizer state, gradients and parameters over data-parallel ranks (ZeRO).
 
 mod bucket;
 mod config;
@@ -27,30 +27,31 @@ use param_all_gather::ParamAllGather;
 pub(crate) use replicas::{ParamKind, Replicas};
 use zero3_params::Zero3Params;
 
-/// What each data-parallel rank keeps only a share of.
+/// What is sharded over data-parallel ranks.
 ///
 /// Source: Rajbhandari et al. 2020, <https://arxiv.org/abs/1910.02054>; Megatron-LM
 /// `--use-distributed-optimizer` and `--data-parallel-sharding-strategy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShardingLevel {
-    /// Nothing: gradients are summed over all, and every rank updates every parameter.
+    /// Nothing is sharded: gradients are all-reduced, and every rank updates every parameter.
     #[default]
     None,
-    /// The optimizer's state and the masters (ZeRO-1): a rank gets the sums of its share of the
-    /// gradients, updates its share of the parameters, and gathers the others'.
+    /// Optimizer state and masters are sharded (ZeRO-1): a rank gets the sums of its shard of the
+    /// gradients, updates its shard of the parameters, and all-gathers the others.
     Optimizer,
-    /// The gradients as well (ZeRO-2): they are summed over ranks after each micro-batch, and a rank
-    /// adds up its share only.
+    /// Gradients are sharded too (ZeRO-2): they are summed over ranks after each micro-batch, and a
+    /// rank accumulates its shard only.
     Gradients,
-    /// Parameters too (ZeRO-3), those matrices whose gradients their layers sum: they are gathered when
-    /// they are read, forward and backward. Norms and biases every rank has. Before anything is computed
-    /// [`Optimizer::cast_params`](crate::Optimizer::cast_params) must have taken them, in f32 too, and
-    /// [`Sharding::attach`] told their layers.
+    /// Parameters are sharded too (ZeRO-3), namely the matrices whose layers accumulate their
+    /// gradients. They are all-gathered when they are read, in the forward and the backward pass.
+    /// Every rank has norms and biases in full. Before the first forward pass,
+    /// [`Optimizer::cast_params`](crate::Optimizer::cast_params) must have taken the parameters
+    /// (even to keep them in f32), and [`Sharding::attach`] must have connected their layers.
     Parameters,
 }
 
-/// How data-parallel ranks share out optimizer state, gradients and parameters; built once, and given to
-/// what holds any of them. Cloning is cheap.
+/// How optimizer state, gradients and parameters are sharded over data-parallel ranks. It is built
+/// once and passed to everything that holds any of them. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Sharding(Arc<Inner>);
 
@@ -59,22 +60,23 @@ struct Inner {
     level: ShardingLevel,
     cross_stage: BTreeSet<String>,
     experts: BTreeSet<String>,
-    /// Whether this rank's stage has any.
+    /// Whether this rank's stage has any experts.
     has_experts: bool,
-    /// Whether this rank counts them for its stage, among those that hold each dense element once.
+    /// Whether this rank adds its stage's experts to sums over the ranks that hold each dense
+    /// element once.
     counts_experts: bool,
-    /// By kind.
+    /// Indexed by [`ParamKind`].
     replicas: [Replicas; 2],
     buckets: Vec<Bucket>,
-    /// What of each trainable parameter this rank keeps.
+    /// The range of each trainable parameter that this rank keeps.
     kept: BTreeMap<String, Range<usize>>,
     gathering: ParamAllGather,
-    /// Parameters that are shared out.
+    /// Sharded parameters.
     shares: Option<Zero3Params>,
 }
 
 impl Sharding {
-    /// Of one rank, which keeps everything of whatever it is given.
+    /// No sharding: a single rank keeps all parameters in full.
     pub fn none() -> Self {
         let (cross_stage, experts, has_experts, counts_experts) = Default::default();
         let replicas = [Replicas::none(), Replicas::none()];
@@ -94,27 +96,28 @@ impl Sharding {
         }))
     }
 
-    /// What is shared out.
+    /// What is sharded.
     pub fn level(&self) -> ShardingLevel {
         self.0.level
     }
 
-    /// Whether a parameter has a bucket of its own, because other stages of a pipeline have copies of it.
+    /// Whether the parameter has a bucket of its own, because other pipeline stages have copies of
+    /// it.
     pub(crate) fn is_cross_stage(&self, path: &str) -> bool {
         self.0.cross_stage.contains(path)
     }
 
-    /// How many ranks share out the parameter at `path`, or what is kept of it.
+    /// The number of ranks that shard the parameter at `path` or its state.
     pub fn num_shares(&self, path: &str) -> usize {
         self.replicas_of(path).num_shares()
     }
 
-    /// Whether any parameters of this rank are shared out, or what is kept of them.
+    /// Whether any parameters of this rank, or their state, are sharded.
     pub(crate) fn is_sharded(&self) -> bool {
         self.any_kind(|replicas| replicas.num_shares() > 1)
     }
 
-    /// Whether no other rank holds any parameter of this one.
+    /// Whether no other rank holds any of this rank's parameters.
     pub(crate) fn is_alone(&self) -> bool {
         !self.any_kind(|replicas| !replicas.is_alone())
     }
@@ -124,23 +127,23 @@ impl Sharding {
         kinds.any(|kind| is(self.replicas(kind)))
     }
 
-    /// Whether this rank's stage may have parameters of a kind.
+    /// Whether this rank's stage may have parameters of this kind.
     pub(crate) fn has(&self, kind: ParamKind) -> bool {
         kind == ParamKind::Dense || self.0.has_experts
     }
 
-    /// Whether what is counted of the experts of a stage is this rank's to add to what is counted of dense
-    /// parameters: one rank's for each stage.
+    /// Whether this rank adds the experts' count or sum of its stage to that of the dense
+    /// parameters. One rank per stage does.
     pub(crate) fn counts_experts(&self) -> bool {
         self.0.counts_experts
     }
 
-    /// Who holds copies of the parameter at `path`.
+    /// The kind of the parameter at `path`, which says which ranks hold copies of it.
     pub(crate) fn kind_of(&self, path: &str) -> ParamKind {
         ParamKind::of(&self.0.experts, path)
     }
 
-    /// The ranks that hold copies of parameters of a kind.
+    /// The ranks that hold copies of parameters of this kind.
     pub(crate) fn replicas(&self, kind: ParamKind) -> &Replicas {
         &self.0.replicas[kind as usize]
     }
@@ -150,12 +153,13 @@ impl Sharding {
         self.replicas(self.kind_of(path))
     }
 
-    /// Lets the layers of `weights` have parameters where they are: wait for what is gathered after an
-    /// update, each before it first uses its weight, and gather what is [shared
-    /// out](ShardingLevel::Parameters) when they read it. If this `overlaps`, others compute meanwhile.
+    /// Connects the layers of `weights`: before its first use of a weight, a layer waits for the
+    /// all-gather after the last update, and it all-gathers [sharded
+    /// parameters](ShardingLevel::Parameters) when it reads them. With `overlaps`, that
+    /// communication overlaps the computation of other layers.
     ///
-    /// From then on a parameter must not be read behind an update but by its layer, unless
-    /// [`settle`](Self::settle) was called; one that is shared out never.
+    /// From then on, only its layer may read a parameter after an update, unless
+    /// [`settle`](Self::settle) was called. A sharded parameter must never be read otherwise.
     pub fn attach(&self, weights: &BTreeMap<String, MainGrad>, overlaps: bool) {
         match &self.0.shares {
             Some(shares) => shares.attach(weights, overlaps),
@@ -164,23 +168,24 @@ impl Sharding {
         }
     }
 
-    /// Waits for all parameters; on GPUs the host does not. What is shared out stays so.
+    /// Waits for all parameters that are in flight; on GPUs the host does not wait. Sharded
+    /// parameters stay sharded.
     pub fn settle(&self) {
         self.0.gathering.settle();
     }
 
-    /// Lets go of parameters that are shared out and were gathered, or are on their way. What is read next
-    /// is the beginning of a pass: call it behind one that had no backward.
+    /// Releases sharded parameters that were gathered or are in flight. The next read is then taken
+    /// as the start of a pass, so call this after a pass without a backward pass.
     ///
     /// # Collective
-    /// All ranks that share parameters, at the same place among the passes; nothing is sent.
+    /// All ranks that shard parameters, at the same point between passes; nothing is sent.
     pub fn release(&self) {
         if let Some(shares) = &self.0.shares {
             shares.release();
         }
     }
 
-    /// Says what failed while layers gathered their weights, which are NaN then.
+    /// Reports errors that occurred while layers gathered their weights. Those weights are NaN.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -188,8 +193,8 @@ impl Sharding {
         self.0.shares.as_ref().map_or(Ok(()), Zero3Params::check)
     }
 
-    /// Whether this rank keeps only its share of the parameter at `path`: in the module it has no values,
-    /// and a layer that reads it needs all ranks that share it to do so too.
+    /// Whether this rank keeps only its shard of the parameter at `path`. The module then has no
+    /// values for it, and when a layer reads it, all ranks that shard it must do so too.
     pub fn is_param_sharded(&self, path: &str) -> bool {
         self.0
             .shares
@@ -197,13 +202,13 @@ impl Sharding {
             .is_some_and(|shares| shares.has(path))
     }
 
-    /// The module with all values, also of parameters that are shared out, to be read: its layers go on to
-    /// gather theirs.
+    /// Returns the module with all values filled in, those of sharded parameters too, to be read.
+    /// Its layers still gather their own weights.
     ///
     /// # Errors
     /// See [`CollectiveError`]; the module is lost then.
     /// # Collective
-    /// All ranks that share parameters.
+    /// All ranks that shard parameters.
     pub fn whole<M: Module>(&self, module: M) -> Result<M, CollectiveError> {
         self.settle();
         self.release();
@@ -216,20 +221,20 @@ impl Sharding {
         }
     }
 
-    /// Takes what this rank keeps of a parameter that is shared out.
+    /// Stores the part of a sharded parameter that this rank keeps.
     pub(crate) fn give(&self, path: &str, part: Tensor<1>) {
         if let Some(shares) = &self.0.shares {
             shares.give(path, part);
         }
     }
 
-    /// What this rank keeps of a parameter that is shared out.
+    /// The part of a sharded parameter that this rank keeps.
     pub(crate) fn part(&self, path: &str) -> Option<Tensor<1>> {
         self.0.shares.as_ref()?.part(path)
     }
 
-    /// Takes what this rank keeps of a bucket of parameters that are shared out, for
-    /// [`put_share`](Self::put_share) to replace.
+    /// Takes this rank's shard of a bucket of sharded parameters; [`put_share`](Self::put_share)
+    /// replaces it.
     pub(crate) fn take_share(&self, bucket: &Bucket) -> Option<Tensor<1>> {
         self.0.shares.as_ref()?.take(&bucket.slots[0].path)
     }
@@ -240,14 +245,14 @@ impl Sharding {
         }
     }
 
-    /// That all shares are new.
+    /// Marks all shards as updated.
     pub(crate) fn updated(&self) {
         if let Some(shares) = &self.0.shares {
             shares.updated();
         }
     }
 
-    /// What is gathered of a bucket: to be read behind its layers' waiting.
+    /// The values of a bucket that is being gathered; read them only after its layers have waited.
     pub(crate) fn gathered(
         &self,
         bucket: &Bucket,
@@ -256,18 +261,18 @@ impl Sharding {
         self.0.gathering.of(bucket, started)
     }
 
-    /// In the order in which backward completes them.
+    /// The buckets, in the order in which backward completes them.
     pub(crate) fn buckets(&self) -> &[Bucket] {
         &self.0.buckets
     }
 
-    /// The parameters that this rank updates something of, in that order, with the elements that it keeps;
-    /// out of all, by path and local elements.
+    /// The parameters of which this rank updates at least a part, in update order, with the number
+    /// of elements that it keeps. `lens` has all parameters, by path and local elements.
     pub(crate) fn update_order(&self, lens: BTreeMap<String, usize>) -> Vec<(String, usize)> {
         if !self.is_sharded() {
             return lens.into_iter().collect();
         }
-        // What backward completes last, forward needs first.
+        // Reverse order, because forward first needs what backward completes last.
         let slots = self.buckets().iter().rev().flat_map(|bucket| {
             let share = self.shard_of(bucket);
             bucket
@@ -279,12 +284,13 @@ impl Sharding {
         updated.map(|(path, len)| (path.clone(), len)).collect()
     }
 
-    /// What of the local parameter at `path`, of `len` elements, this rank keeps.
+    /// The range that this rank keeps of the local parameter at `path`, which has `len` elements.
     pub(crate) fn kept(&self, path: &str, len: usize) -> Range<usize> {
         self.0.kept.get(path).cloned().unwrap_or(0..len)
     }
 
-    /// What this rank keeps of the values of the local parameter at `path`, a copy where it is not all.
+    /// The values that this rank keeps of the local parameter at `path`; a copy, unless it keeps
+    /// all.
     pub(crate) fn cut(&self, path: &str, values: Tensor<1>) -> Tensor<1> {
         let len = values.shape().num_elements();
         let kept = self.kept(path, len);
@@ -294,8 +300,8 @@ impl Sharding {
         if kept.is_empty() {
             return Tensor::empty([0], (&values.device(), values.dtype()));
         }
-        // A view would keep all of them, and so would what is computed in its place: it is computed
-        // elsewhere while somebody else holds them.
+        // A view would keep the full tensor alive, and so would an in-place result. While `values`
+        // is held here, `mul_scalar` cannot run in place and writes to new memory.
         let part = values
             .clone()
             .narrow(0, kept.start, kept.len())
@@ -304,7 +310,7 @@ impl Sharding {
         part
     }
 
-    /// What this rank keeps of a bucket.
+    /// The range of a bucket that this rank keeps.
     pub(crate) fn shard_of(&self, bucket: &Bucket) -> Range<usize> {
         self.replicas(bucket.kind).shard_of(bucket)
     }

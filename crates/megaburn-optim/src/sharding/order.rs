@@ -15,25 +15,26 @@ use crate::visit::{FloatVisitor, visit_floats};
 /// When gradients are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Order {
-    /// While backward goes on.
+    /// During backward.
     FusedWgrad,
-    /// Behind it; of matrices that stages share.
+    /// After all backward passes; for matrices that stages share.
     CrossStage,
+    // After all backward passes.
     Deferred,
 }
 
-/// What parameters of a bucket have in common: who holds copies, when they are sent, the chunk, of which the
-/// last comes first, and the type.
+/// The properties that all parameters of a bucket share: kind, time of sending, chunk (the last
+/// chunk first) and type.
 type Common = (ParamKind, Order, Reverse<usize>, &'static str);
 
 /// The trainable parameters, in the module's order.
 pub(super) struct Params<'a> {
     config: &'a ShardingConfig,
-    /// Path and elements.
+    /// Path and elements of each parameter.
     found: BTreeMap<Common, Vec<(String, usize)>>,
-    /// Where in the module they are.
+    /// The position of each parameter in the module.
     places: BTreeMap<String, usize>,
-    /// Of matrices.
+    /// The shapes of matrices.
     pub(super) shapes: BTreeMap<String, [usize; 2]>,
 }
 
@@ -50,14 +51,15 @@ impl<'a> Params<'a> {
         params
     }
 
-    /// In buckets, of about as many elements and for as many ranks as `sizes` says of a kind, in the order
-    /// in which they are sent: each kind's in its own, and of two kinds what backward completes first. Ranks
-    /// that hold copies of each other's experts have one order, and so all have of dense parameters: nobody
-    /// waits for ever.
+    /// Fills buckets, in sending order. For each kind, `sizes` returns the approximate number of
+    /// elements per bucket and the number of ranks that shard it. Within a kind the order is fixed;
+    /// between kinds, the bucket that backward completes first comes first. So all ranks that hold
+    /// copies of the same parameters, dense or expert, send them in the same order, and no rank
+    /// waits forever.
     pub(super) fn buckets(self, sizes: impl Fn(ParamKind) -> [usize; 2]) -> Vec<(Order, Bucket)> {
         let mut of_kinds = ParamKind::ALL.map(|_| VecDeque::new());
         for ((kind, order, chunk, _), mut found) in self.found {
-            // Backward gives the gradients of the last parameters first.
+            // Backward produces the gradients of the last parameters first.
             found.reverse();
             let [target, ranks] = sizes(kind);
             let fill = |found, target| Bucket::fill(kind, chunk.0, found, target, ranks);

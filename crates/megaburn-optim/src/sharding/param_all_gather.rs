@@ -9,10 +9,11 @@ use megaburn_kernels::MainGrad;
 
 use super::Bucket;
 
-/// New parameters on their way from the ranks that updated them.
+/// Updated parameters that are in flight from the ranks that updated them.
 ///
-/// A bucket of weights whose layers say when they use them is waited for by the first that does, so that
-/// it is on its way while layers before it compute; any other at once.
+/// If the layers of all weights of a bucket announce their first use, the first of them to run
+/// waits for the bucket, so that communication overlaps the layers before it. Any other bucket is
+/// waited for at once.
 ///
 /// Source: Megatron-LM `--overlap-param-gather`.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +21,14 @@ pub(super) struct ParamAllGather(Arc<Mutex<GatherState>>);
 
 #[derive(Debug, Default)]
 struct GatherState {
-    /// By the first parameter of their bucket.
+    /// All-gathers in flight, by the first parameter of their bucket.
     pending: BTreeMap<String, AsyncCollective<1, Float>>,
-    /// The first parameter of the bucket of each that tells.
+    /// For each weight whose layer announces its use, the first parameter of its bucket.
     first_of: BTreeMap<String, String>,
 }
 
 impl ParamAllGather {
-    /// From now on buckets all of whose parameters are in `weights` are waited for by layers.
+    /// Lets layers wait for the buckets whose parameters are all in `weights`.
     pub(super) fn wait_on_use(&self, buckets: &[Bucket], weights: &BTreeMap<String, MainGrad>) {
         let tells = |bucket: &&Bucket| {
             bucket
@@ -53,12 +54,12 @@ impl ParamAllGather {
         }
     }
 
-    /// The values of a bucket, which may not be there yet.
+    /// The values of a bucket, which may still be in flight.
     pub(super) fn of(&self, bucket: &Bucket, started: AsyncCollective<1, Float>) -> Tensor<1> {
         let first = &bucket.slots[0].path;
         let mut state = self.lock();
         let values = started.peek();
-        // A copy of what is not there yet would never be there.
+        // If views needed a copy, it would be made before the values arrive.
         let is_cut_in_place = bucket.is_cut_in_place(values.dtype().size());
         if !state.first_of.contains_key(first) || !is_cut_in_place {
             return started.wait();
@@ -97,7 +98,7 @@ mod tests {
     fn a_bucket_is_waited_for_by_the_layer_that_uses_it_and_others_at_once() {
         let params = [("a", 256), ("b", 256), ("c", 256), ("d", 100)];
         let params = params.map(|(path, len)| (path.to_string(), len));
-        // [a, b], [c, d].
+        // The buckets are [a, b] and [c, d].
         let buckets = Bucket::fill(ParamKind::Dense, 0, params, 512, 1);
         let weights: BTreeMap<_, _> = ["a", "b", "c", "d"]
             .map(|path| (path.to_string(), MainGrad::default()))

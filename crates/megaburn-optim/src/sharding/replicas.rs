@@ -8,16 +8,16 @@ use super::Bucket;
 /// Which ranks hold copies of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ParamKind {
-    /// Those along dp and cp.
+    /// The ranks along dp and cp hold copies.
     Dense,
-    /// Those along edp, fewer.
+    /// The ranks along edp hold copies, which are fewer.
     Expert,
 }
 
 impl ParamKind {
     pub(crate) const ALL: [Self; 2] = [Self::Dense, Self::Expert];
 
-    /// Of a parameter, where these are experts'.
+    /// The kind of the parameter at `path`, given the paths of the experts' parameters.
     pub(super) fn of(experts: &BTreeSet<String>, path: &str) -> Self {
         if experts.contains(path) {
             Self::Expert
@@ -27,7 +27,7 @@ impl ParamKind {
     }
 }
 
-/// The ranks that hold copies of parameters of a kind: so many by so many share them out.
+/// The ranks that hold copies of parameters of one kind. Groups of `share` shard them.
 #[derive(Debug)]
 pub(crate) struct Replicas {
     share: Group,
@@ -36,7 +36,7 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    /// One rank.
+    /// A single rank.
     pub(super) fn none() -> Self {
         let alone = || Group::single(0);
         Self {
@@ -46,7 +46,7 @@ impl Replicas {
         }
     }
 
-    /// Of dense parameters, which `ranks` share out.
+    /// The groups of dense parameters, which `ranks` ranks shard.
     pub(super) fn dense(groups: &ProcessGroups, ranks: usize) -> Result<Self, CollectiveError> {
         let ProcessGroups {
             world,
@@ -70,8 +70,8 @@ impl Replicas {
         })
     }
 
-    /// Of experts beside those. Between them the members of its `norm` hold the experts of one stage of a
-    /// pipeline only: other stages may have none.
+    /// The groups of experts' parameters. The members of `norm` together hold the experts of a
+    /// single pipeline stage, because other stages may have none.
     pub(super) fn experts(
         groups: &ProcessGroups,
         ranks: usize,
@@ -95,22 +95,23 @@ impl Replicas {
         })
     }
 
-    /// The members have a share each.
+    /// The ranks that shard the parameters; each member has a different shard.
     pub(crate) fn share(&self) -> &Group {
         &self.share
     }
 
-    /// The members have the same share.
+    /// The ranks that have the same shard.
     pub(crate) fn copies(&self) -> &Group {
         &self.copies
     }
 
-    /// The members hold each element once, where copies that tensor-parallel ranks have are not counted.
+    /// The ranks that together hold each element once, not counting copies on tensor-parallel
+    /// ranks.
     pub(crate) fn norm(&self) -> &Group {
         &self.norm
     }
 
-    /// How many ranks share it out.
+    /// The number of ranks that shard the parameters.
     pub(crate) fn num_shares(&self) -> usize {
         self.share.size()
     }
@@ -120,14 +121,14 @@ impl Replicas {
         self.share.size() == 1 && self.copies.size() == 1
     }
 
-    /// What this rank keeps of a bucket.
+    /// The range of a bucket that this rank keeps.
     pub(crate) fn shard_of(&self, bucket: &Bucket) -> Range<usize> {
         bucket.share(self.share.rank(), self.share.size())
     }
 }
 
-/// The neighbours among `all` that share something out, `ranks` of them, and those that have this rank's
-/// share.
+/// Splits `all` into groups of `ranks` neighbours. Returns this rank's group, and the group of
+/// ranks with the same position in theirs.
 fn share_and_copies(
     world: &Group,
     all: &Group,
@@ -136,7 +137,7 @@ fn share_and_copies(
     known: &[&Group],
 ) -> Result<(Group, Group), CollectiveError> {
     let alone = || world.subgroup("alone", &[world.rank()]);
-    // One group, one communicator on the GPU: those that are there are used.
+    // Each group costs a communicator on the GPU, so existing groups are reused.
     if ranks == 1 {
         return Ok((alone()?, all.clone()));
     }
@@ -151,7 +152,7 @@ fn share_and_copies(
     Ok((share, world.subgroup_among(copies, &same, known)?))
 }
 
-/// The ranks along these axes at the coordinates of each that shares.
+/// The ranks along `axes` at the coordinates of each member of `share`, sorted.
 fn around(groups: &ProcessGroups, share: &Group, axes: &[Axis]) -> Vec<usize> {
     let members = share.members().iter();
     let mut all: Vec<usize> = members

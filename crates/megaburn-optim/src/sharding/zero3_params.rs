@@ -12,11 +12,11 @@ use megaburn_kernels::{LinearPass, MainGrad};
 
 use super::Bucket;
 
-/// Parameters of which each rank keeps its share, and which are whole only while layers compute with
-/// them: a bucket is gathered when one of its weights is read, forward and again backward, and let go
-/// when a weight of another one is. The next one is on its way meanwhile, as it was the last time.
+/// Sharded parameters, which are unsharded only while layers compute with them. A bucket is
+/// gathered when one of its weights is read, in forward and in backward, and released when a weight
+/// of another bucket is read. Meanwhile, the bucket that came next the last time is prefetched.
 ///
-/// All ranks that share read in one order, or they would wait for each other for ever.
+/// All ranks that shard parameters must read them in the same order, or they deadlock.
 ///
 /// Source: Rajbhandari et al. 2020, stage 3; Zhao et al. 2023, <https://arxiv.org/abs/2304.11277>.
 #[derive(Clone, Debug)]
@@ -24,14 +24,14 @@ pub(super) struct Zero3Params(Arc<Mutex<Zero3State>>);
 
 #[derive(Debug)]
 struct Zero3State {
-    /// And between whom each is shared.
+    /// The buckets, each with the group that shards it.
     buckets: Vec<(Bucket, Group)>,
     places: BTreeMap<String, Place>,
-    /// This rank's shares by bucket, once all of their parameters were given.
+    /// This rank's shards by bucket, once all of the bucket's parameters have been given.
     shares: Vec<Option<Tensor<1>>>,
-    /// What was given of buckets of which others are still to come.
+    /// Parts given so far for buckets that still lack other parameters.
     parts: BTreeMap<String, Tensor<1>>,
-    /// Buckets that are whole, or will be.
+    /// Buckets that are gathered or in flight.
     whole: BTreeMap<usize, GatheredParams>,
     reads: PrefetchPredictor,
     prefetches: bool,
@@ -51,21 +51,23 @@ enum GatheredParams {
     Here(Tensor<1>),
 }
 
-/// In which order buckets are read: what came next the last time behind the longest stretch of reads that
-/// is known. So each stage of a pipeline has an order of its own, forward and backward, in whichever order
-/// stages come, and what recomputes a block goes on otherwise than its forward did.
+/// Learned access order for prefetching. The next bucket is predicted from the longest previously
+/// seen suffix of recent reads, so every stage, pass and recomputed block gets its own order, in
+/// whichever order stages run.
 #[derive(Debug)]
 struct PrefetchPredictor {
     known: BTreeMap<Vec<Option<Read>>, Read>,
-    /// What is not known yet: a forward without a backward leaves no trace.
+    /// Reads of the current pass. They are learned only once a backward pass is among them, so a
+    /// forward pass without backward leaves no trace.
     now: Vec<(Vec<Option<Read>>, Read)>,
-    /// No more than count; none is what a beginning is behind.
+    /// The most recent reads, at most `HISTORY`; `None` marks the start of a pass.
     last: VecDeque<Option<Read>>,
 }
 
 type Read = (LinearPass, usize);
 
-/// How many reads are told from others: more than buckets of a block that is computed again.
+/// Length of the history used for prediction; must exceed the number of buckets in one recomputed
+/// block.
 const HISTORY: usize = 8;
 
 impl Default for PrefetchPredictor {
@@ -79,7 +81,7 @@ impl Default for PrefetchPredictor {
 }
 
 impl PrefetchPredictor {
-    /// Takes note of a read; whether it is of another bucket than the one before, or of another pass.
+    /// Records a read. Returns whether its bucket or pass differs from the previous read's.
     fn record(&mut self, read: Read) -> bool {
         match self.last.back() {
             Some(Some(last)) if *last == read => return false,
@@ -98,12 +100,12 @@ impl PrefetchPredictor {
         true
     }
 
-    /// Those that end with the last read, the longest first.
+    /// All suffixes of the recent reads, the longest first.
     fn suffixes(&self) -> impl Iterator<Item = Vec<Option<Read>>> {
         (0..self.last.len()).map(|start| self.last.range(start..).copied().collect())
     }
 
-    /// That a backward is over, or all.
+    /// Called at the end of a backward pass or of all passes; learns the recorded reads.
     fn learn(&mut self) {
         let now = std::mem::take(&mut self.now);
         if now
@@ -114,7 +116,7 @@ impl PrefetchPredictor {
         }
     }
 
-    /// That what is read next is the first.
+    /// Marks the next read as the first of a pass.
     fn begin(&mut self) {
         self.learn();
         self.last = [None].into();
@@ -128,7 +130,7 @@ impl PrefetchPredictor {
 }
 
 impl Zero3Params {
-    /// Of buckets of matrices and those that share each; `shapes` are those of the local ones.
+    /// For buckets of matrices, each with the group that shards it; `shapes` are the local shapes.
     pub(super) fn new(
         buckets: Vec<(Bucket, Group)>,
         shapes: &BTreeMap<String, [usize; 2]>,
@@ -163,7 +165,7 @@ impl Zero3Params {
         self.lock().places.contains_key(path)
     }
 
-    /// Takes what this rank keeps of a parameter.
+    /// Stores the part of a parameter that this rank keeps.
     pub(super) fn give(&self, path: &str, part: Tensor<1>) {
         let mut state = self.lock();
         let index = state.places[path].bucket;
@@ -192,7 +194,7 @@ impl Zero3Params {
         state.whole.clear();
     }
 
-    /// What this rank keeps of a parameter.
+    /// The part of a parameter that this rank keeps.
     pub(super) fn part(&self, path: &str) -> Option<Tensor<1>> {
         let state = self.lock();
         let place = state.places.get(path)?;
@@ -210,7 +212,7 @@ impl Zero3Params {
         })
     }
 
-    /// All parameters, whole and flat.
+    /// All parameters, unsharded and flat.
     pub(super) fn gather(&self) -> Result<BTreeMap<String, Tensor<1>>, CollectiveError> {
         let state = self.lock();
         let mut params = BTreeMap::new();
@@ -225,7 +227,8 @@ impl Zero3Params {
         Ok(params)
     }
 
-    /// Takes this rank's share of the bucket that begins with `first`, for [`put`](Self::put) to replace.
+    /// Takes this rank's shard of the bucket whose first parameter is `first`; [`put`](Self::put)
+    /// replaces it.
     pub(super) fn take(&self, first: &str) -> Option<Tensor<1>> {
         let mut state = self.lock();
         let index = state.places.get(first)?.bucket;
@@ -239,12 +242,13 @@ impl Zero3Params {
         state.shares[index] = Some(share);
     }
 
-    /// Lets layers read `weights` here from now on; the next ones are fetched early if it `prefetches`.
+    /// Makes the layers of `weights` read their parameters from here. With `prefetches`, the next
+    /// bucket is gathered early.
     pub(super) fn attach(&self, weights: &BTreeMap<String, MainGrad>, prefetches: bool) {
         let mut state = self.lock();
         state.prefetches = prefetches;
         for path in state.places.keys() {
-            // A layer may outlive the optimizer, but not compute without it.
+            // A layer may outlive the optimizer, but it cannot compute without these parameters.
             let shares = self.clone();
             let own = path.clone();
             if let Some(weight) = weights.get(path) {
@@ -253,7 +257,7 @@ impl Zero3Params {
         }
     }
 
-    /// That new values are there: the first ones that will be read are fetched.
+    /// Called when all shards have new values; prefetches the bucket that will be read first.
     pub(super) fn updated(&self) {
         let mut state = self.lock();
         state.reads.begin();
@@ -262,14 +266,14 @@ impl Zero3Params {
         }
     }
 
-    /// Lets go of what is whole, and of the place in the order of reads.
+    /// Releases gathered buckets, and marks the next read as the first of a pass.
     pub(super) fn release(&self) {
         let mut state = self.lock();
         state.reads.begin();
         state.whole.clear();
     }
 
-    /// What failed since this was last asked.
+    /// The first error since the last call.
     pub(super) fn check(&self) -> Result<(), CollectiveError> {
         self.lock().error.take().map_or(Ok(()), Err)
     }
@@ -300,7 +304,7 @@ impl Zero3State {
         }
     }
 
-    /// Starts to gather a bucket, unless that was done.
+    /// Starts to gather a bucket, unless it is gathered or in flight.
     fn fetch(&mut self, bucket: usize) {
         if self.whole.contains_key(&bucket) || self.error.is_some() {
             return;
@@ -324,7 +328,8 @@ impl Zero3State {
         Some(whole)
     }
 
-    /// What is computed with where gathering failed, until somebody can be told.
+    /// NaN in place of a parameter that could not be gathered, until [`check`](Zero3Params::check)
+    /// reports the error.
     fn nothing(&self, bucket: usize, shape: [usize; 2]) -> Tensor<2> {
         let share = self.shares[bucket]
             .as_ref()

@@ -16,7 +16,7 @@ use megaburn_mesh::{Axis, FusedPart, Layout, ParamSpec, ShardPlan, ShardSpec};
 
 use super::cut;
 
-/// Values of whole parameters, or of a rank's, by path.
+/// Values by path, of full parameters or of a rank's shards.
 pub(crate) type Values = BTreeMap<String, Vec<f32>>;
 
 type Tensors<const D: usize> = Vec<(String, Tensor<D>)>;
@@ -24,8 +24,8 @@ type Tensors<const D: usize> = Vec<(String, Tensor<D>)>;
 const NUM_BLOCKS: usize = 3;
 pub(crate) const NUM_EXPERTS: usize = 4;
 
-/// What a rank lacks is none: experts of other ranks, blocks of another stage of a pipeline. The first block
-/// has no experts, and with two stages is a stage.
+/// What a rank does not hold is `None`: experts of other ranks and blocks of other pipeline stages.
+/// The first block has no experts; with two stages, it is the first stage.
 #[derive(Module, Debug)]
 pub(crate) struct Moe {
     blocks: Vec<Option<Block>>,
@@ -38,7 +38,7 @@ struct Block {
     norm: Param<Tensor<1>>,
 }
 
-/// `up` is split by columns, `down` by rows, and the bias every rank of etp has.
+/// `up` is split by columns and `down` by rows; every rank of etp has the full bias.
 #[derive(Module, Debug)]
 struct Expert {
     up: Param<Tensor<2>>,
@@ -46,7 +46,7 @@ struct Expert {
     bias: Param<Tensor<1>>,
 }
 
-/// What a rank has.
+/// The parameters and shards of a rank.
 pub(crate) fn plan_of(groups: &ProcessGroups) -> ShardPlan {
     let coords = groups.coords;
     let layout = groups.layout();
@@ -81,7 +81,7 @@ pub(crate) fn experts_of(plan: &ShardPlan) -> Vec<String> {
     experts.map(|(path, _)| path.to_string()).collect()
 }
 
-/// How many ranks have gradients of a parameter to be summed.
+/// The number of ranks over which the gradients of a parameter are summed.
 pub(crate) fn num_replicas(layout: &Layout, spec: &ParamSpec) -> usize {
     if spec.is_expert() {
         layout.degree(Axis::Edp)
@@ -90,7 +90,7 @@ pub(crate) fn num_replicas(layout: &Layout, spec: &ParamSpec) -> usize {
     }
 }
 
-/// Numbers whose sums and squares are no roundings, in whatever order they are added.
+/// Pseudo-random numbers whose sums and sums of squares are exact in any order of addition.
 pub(crate) fn draw(of: impl Hash, len: usize) -> Vec<f32> {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
@@ -137,7 +137,7 @@ impl Moe {
         }
     }
 
-    /// In the order in which layers use them.
+    /// The parameters in the order in which layers use them.
     fn params(&self) -> (Tensors<2>, Tensors<1>) {
         let mut matrices = Vec::new();
         let mut vectors = Vec::new();
@@ -160,7 +160,8 @@ impl Moe {
         self.params().0.into_iter().map(|(path, _)| path).collect()
     }
 
-    /// What has these gradients, of matrices by their layers if those sum them.
+    /// A loss with these gradients. Matrices in `layers` are used by a layer that accumulates the
+    /// gradient.
     pub(crate) fn loss(
         &self,
         grads: &Values,
@@ -190,7 +191,7 @@ impl Moe {
             .expect("a rank has parameters")
     }
 
-    /// The values, of which none are elsewhere.
+    /// The values of all parameters, none of which may be sharded.
     pub(crate) fn values(&self) -> Values {
         let (matrices, vectors) = self.params();
         let matrices = matrices

@@ -9,68 +9,71 @@ use crate::{
     rule::{Rule, check, check_decay, check_dtype},
 };
 
-/// Muon: a matrix moves along the orthogonal matrix next to the mean of its gradients, everything else
-/// by AdamW. The learning rate is given to each step, the same for both; so is the weight decay, which
-/// is decoupled.
+/// Muon: orthogonalizes the momentum of each matrix and moves the matrix along the result. AdamW
+/// moves all other parameters. The learning rate is an argument of each step; it and the weight
+/// decay, which is decoupled, are the same for both.
 ///
-/// A fused matrix is several: those of query, key and value, of gate and up, are made orthogonal each by
-/// itself (Megatron-LM's `--muon-split-qkv`, which leaves gate and up together).
+/// A fused matrix counts as several: query, key and value are orthogonalized separately
+/// (Megatron-LM's `--muon-split-qkv`), and so are gate and up, which Megatron-LM leaves together.
 ///
-/// Where optimizer state is shared out, the mean is: it is sent to one of the ranks that share, which has
-/// the work of a matrix, and its result back. An update holds directions of all matrices that a rank keeps
-/// something of, four bytes an element, and as much again while they are sent.
+/// Where optimizer state is sharded, the momentum is sharded too. Each matrix has an owner among
+/// the ranks that shard it: the owner receives the momentum, orthogonalizes it and sends the result
+/// back. An update holds the directions of all matrices of which the rank keeps a part, four bytes
+/// per element, and the same amount again while they are sent.
 ///
 /// Source: Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>; Megatron-LM
 /// `megatron/core/optimizer/muon.py`.
 #[derive(Config, Debug, PartialEq)]
 pub struct MuonConfig {
-    /// Decay of the mean of gradients.
+    /// Decay rate of the mean of gradients.
     #[config(default = 0.95)]
     pub momentum: f64,
-    /// Whether a step looks ahead by the gradient it has (Nesterov).
+    /// Whether to use Nesterov momentum, i.e. to look ahead by the current gradient.
     #[config(default = true)]
     pub nesterov: bool,
     /// Steps of the Newton-Schulz iteration.
     #[config(default = 5)]
     pub num_ns_steps: usize,
-    /// Its polynomials.
+    /// The coefficients of the iteration's polynomials.
     #[config(default = "NewtonSchulz::Quintic")]
     pub coefficients: NewtonSchulz,
-    /// In what it is computed.
+    /// The type in which the iteration is computed.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
-    /// How far a matrix moves by its sizes.
+    /// How the update of a matrix is scaled by its sizes.
     #[config(default = "MuonScale::Spectral")]
     pub scale: MuonScale,
-    /// Multiplied with that. With `Spectral`, 0.2 moves elements about as far as AdamW would (Liu et al.
-    /// 2025, <https://arxiv.org/abs/2502.16982>), which has the same learning rate here. Megatron-LM's
-    /// default is 1.
+    /// An additional factor on the update. With `Spectral`, 0.2 moves elements about as far as
+    /// AdamW does (Liu et al. 2025, <https://arxiv.org/abs/2502.16982>), which uses the same
+    /// learning rate here. Megatron-LM's default is 1.
     #[config(default = 0.2)]
     pub extra_scale: f64,
-    /// How ranks that share a matrix make it orthogonal.
+    /// How ranks that shard a matrix orthogonalize it.
     #[config(default = "MuonTpMode::Duplicated")]
     pub tp_mode: MuonTpMode,
-    /// Beginnings of the paths of matrices that AdamW moves.
+    /// Path prefixes of matrices that AdamW updates.
     #[config(default = r#"["embedding.", "positions.", "head."].map(str::to_string).to_vec()"#)]
     pub excluded: Vec<String>,
-    /// In what the mean of gradients is kept. In bf16 a step changes it only by more than 1/512 of itself.
+    /// Type of the stored mean of gradients. In bf16, a step changes the mean only by more than
+    /// 1/512 of itself.
     #[config(default = "FloatDType::F32")]
     pub momentum_buffer: FloatDType,
-    /// What moves everything that is no matrix; its `weight_decay` and `main_params` are the matrices' too.
+    /// Updates all parameters that are not matrices. Its `weight_decay` and `main_params` apply to
+    /// matrices too.
     #[config(default = "AdamWConfig::new()")]
     pub adamw: AdamWConfig,
 }
 
-/// What the update of an `[in, out]` matrix, as Burn's layers hold it, is multiplied with.
+/// The factor on the update of a matrix of shape `[in, out]`, the layout of Burn's layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonScale {
-    /// The root of the larger size.
+    /// `sqrt(max(in, out))`.
     #[default]
     Spectral,
-    /// The root of out / in.
+    /// `sqrt(out / in)`.
     UnitRmsNorm,
-    /// The same, where out is larger.
+    /// `sqrt(max(out / in, 1))`.
     ShapeScaling,
 }
 
@@ -85,27 +88,29 @@ impl MuonScale {
     }
 }
 
-/// How tensor-parallel ranks make a matrix orthogonal that each has a shard of.
+/// How tensor-parallel ranks orthogonalize a matrix that they shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonTpMode {
-    /// Each gathers and computes the whole: one rank's result.
+    /// Each rank gathers and orthogonalizes the full matrix. The result is that of a single rank.
     #[default]
     Duplicated,
-    /// Each its shard, adding up products: one rank's result but for rounding.
+    /// Each rank works on its shard, and products are summed over ranks. The result is that of a
+    /// single rank up to rounding.
     Distributed,
-    /// Each its shard as if it were a matrix by itself: nothing is sent, and another number of ranks is
-    /// another optimizer.
+    /// Each rank orthogonalizes its shard as a matrix of its own. Nothing is sent, and the result
+    /// depends on the number of ranks.
     Blockwise,
 }
 
 impl MuonConfig {
-    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says. Of `groups` it
-    /// takes those that share matrices.
+    /// The optimizer before its first step. A rank keeps the part of its state that `sharding`
+    /// assigns to it. Of `groups`, it uses those that shard matrices.
     ///
     /// # Errors
-    /// A momentum outside `[0, 1)`, steps that are not what the polynomials were made for, a scale that is
-    /// not positive, state in f16 or f64, or what [`AdamWConfig::init`] refuses.
+    /// The momentum is outside `[0, 1)`, the number of steps does not fit the coefficients, the
+    /// scale is not positive, a state type is f16 or f64, or [`AdamWConfig::init`] refuses its
+    /// configuration.
     pub fn init(
         &self,
         sharding: &Sharding,
@@ -136,7 +141,7 @@ impl MuonConfig {
         ))
     }
 
-    /// Whether it is a matrix that it makes orthogonal.
+    /// Whether the parameter is a matrix that Muon orthogonalizes.
     pub(in crate::rule) fn is_orthogonalized(&self, path: &str, spec: &ParamSpec) -> bool {
         let is_excluded = self
             .excluded

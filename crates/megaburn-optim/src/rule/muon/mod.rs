@@ -1,4 +1,4 @@
-//! Momentum whose matrices are made orthogonal.
+//! Momentum with orthogonalized matrices.
 
 mod config;
 mod newton_schulz;
@@ -27,12 +27,12 @@ pub use newton_schulz::NewtonSchulz;
 use owners::MatrixOwners;
 use shards::Orthogonalizer;
 
-/// A [`MuonConfig`] and who shares a matrix.
+/// A [`MuonConfig`] and the groups that shard matrices.
 #[derive(Clone, Debug)]
 pub(crate) struct Muon {
     config: MuonConfig,
     tp: Group,
-    /// An expert's.
+    /// The group that shards an expert's matrices.
     etp: Group,
 }
 
@@ -49,7 +49,7 @@ impl Muon {
         }
     }
 
-    /// Of what this rank keeps of each matrix.
+    /// The directions of all matrices, for the part that this rank keeps of each.
     pub(super) fn directions(
         &self,
         grads: &GradientAccumulator,
@@ -96,8 +96,8 @@ impl Muon {
         MatrixOwners::new(&grads.sharding, kind, sizes).each_full_matrix(momenta, local)
     }
 
-    /// The mean of gradients with this one, or ahead of it; f32. Where the gradient is not finite the
-    /// mean stays.
+    /// Updates the mean of gradients and returns it in f32, looking ahead if Nesterov momentum is
+    /// on. If the gradient is not finite, the stored mean does not change.
     fn momentum(
         &self,
         grads: &GradientAccumulator,
@@ -141,7 +141,7 @@ impl Muon {
             return self.config.adamw.update(old, force);
         };
         let Rates { lr, weight_decay } = force.rates;
-        // Without momentum a decay that is added to the direction is a decoupled one.
+        // Without momentum, SGD's decay, which is added to the direction, is a decoupled decay.
         let momentum = 0.0;
         let nesterov = false;
         let grad_factor = 1.0;
@@ -161,7 +161,8 @@ impl Muon {
             rounded,
         };
         let SgdState { param, rounded, .. } = match force.factor_on_gpu {
-            // One where it is finite: it is in the direction already.
+            // The direction already includes the factor. This is 1 if the factor is finite and NaN
+            // otherwise.
             Some(factor) => sgd_scaled(old, direction, factor * 0.0 + 1.0, &step),
             None => sgd(old, direction, &step),
         };

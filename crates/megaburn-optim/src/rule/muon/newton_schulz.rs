@@ -7,22 +7,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::OptimError;
 
-/// The polynomials of the iteration that makes a matrix nearly orthogonal. Each step is
-/// `x = a x + (b s + c s²) x` with `s = x xᵀ`.
+/// The coefficients of the iteration that makes a matrix nearly orthogonal. Each step is `x = a x +
+/// (b s + c s²) x` with `s = x xᵀ`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NewtonSchulz {
-    /// Keller Jordan's first ones, the same in every step.
+    /// Keller Jordan's original coefficients, the same in every step.
     Simple,
-    /// Five that differ, repeated.
+    /// Five different sets of coefficients, repeated.
     #[default]
     Quintic,
-    /// Amsel et al. 2025, <https://arxiv.org/abs/2505.16932>: eight, the last of which repeats.
+    /// Amsel et al. 2025, <https://arxiv.org/abs/2505.16932>: eight sets, the last of which
+    /// repeats.
     PolarExpress,
 }
 
 impl NewtonSchulz {
-    /// `(a, b, c)` of each of so many steps.
+    /// `(a, b, c)` for each of `steps` steps.
     ///
     /// Source: the coefficient sets of NVIDIA's Emerging-Optimizers, which Megatron-LM uses.
     pub(super) fn coefficients(self, steps: usize) -> Vec<[f64; 3]> {
@@ -53,7 +54,8 @@ impl NewtonSchulz {
         (0..steps).map(|step| sets[at(step)]).collect()
     }
 
-    /// How many steps it must have to end where the polynomials were made to, and whether so many are.
+    /// The requirement on the number of steps, so that the iteration ends where its coefficients
+    /// are designed to end, and whether `steps` meets it.
     pub fn check_steps(self, steps: usize) -> (&'static str, bool) {
         match self {
             Self::Simple => ("at least 1", steps >= 1),
@@ -66,17 +68,17 @@ impl NewtonSchulz {
     }
 }
 
-/// Below this a matrix counts as zero.
+/// A matrix whose norm is below this counts as zero.
 const EPSILON: f32 = 1e-7;
 
-/// A matrix whose singular values are all near 1, with the singular vectors of `x`; computed in
-/// `dtype`.
+/// Returns a matrix whose singular values are all near 1 and whose singular vectors are those of
+/// `x`. The iteration is computed in `dtype`.
 ///
-/// With `split`, `x` is this rank's stretch of a matrix along that dimension, and its function adds what
-/// the ranks have of a product.
+/// With `split`, `x` is this rank's slice of a matrix along the given dimension, and the function
+/// sums a product over the ranks.
 ///
 /// # Shapes
-/// `[m, n]` to the same, f32.
+/// `[m, n]` to `[m, n]`, f32.
 ///
 /// Source: Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>; Megatron-LM
 /// `--optimizer muon`.
@@ -86,7 +88,7 @@ pub(super) fn orthogonalized(
     dtype: FloatDType,
     split: Option<(usize, Sum<'_>)>,
 ) -> Result<Tensor<2>, OptimError> {
-    // Ranks that hold copies compute it each for itself.
+    // Ranks that hold copies each compute this themselves and must get the same bits.
     deterministic(|| iterated(x, coefficients, dtype, split))
 }
 
@@ -101,10 +103,11 @@ fn iterated(
         Some((dim, sum)) => (Some(dim), sum),
         None => (None, &Ok),
     };
-    // The products are of the side that no rank has only a part of, or of the shorter one.
+    // Multiply over the dimension that is split over ranks, or else over the longer one: `x xᵀ`
+    // then is full on every rank, or small.
     let transposed = split_dim.map_or(rows > cols, |dim| dim == 0);
     let x = if transposed { x.transpose() } else { x };
-    // Burn's `sum` adds in no order on GPUs.
+    // Burn's `sum` adds in no fixed order on GPUs.
     let squares = sum(x.clone().square().sum_dim(1).sum_dim(0))?;
     let mut x = (x / squares.sqrt().clamp_min(EPSILON)).cast(DType::from(dtype));
     for &[a, b, c] in coefficients {
@@ -116,10 +119,10 @@ fn iterated(
     Ok(if transposed { x.transpose() } else { x })
 }
 
-/// Adds what ranks have of a tensor.
+/// Sums a tensor over the ranks.
 pub(super) type Sum<'a> = &'a dyn Fn(Tensor<2>) -> Result<Tensor<2>, OptimError>;
 
-/// `x y`, or `x yᵀ`; on GPUs cuBLASLt's.
+/// `x y`, or `x yᵀ`; computed by cuBLASLt on GPUs.
 fn product(x: Tensor<2>, y: Tensor<2>, transpose: bool) -> Tensor<2> {
     linear(
         x,
@@ -144,7 +147,7 @@ mod tests {
         Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::default())
     }
 
-    /// The same in f64, by its definition.
+    /// The iteration in f64, by its definition.
     fn by_definition(x: &[f32], [rows, cols]: [usize; 2], coefficients: &[[f64; 3]]) -> Vec<f64> {
         let norm = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         let mut x: Vec<f64> = x.iter().map(|&x| f64::from(x) / norm).collect();
@@ -195,7 +198,7 @@ mod tests {
             found
         };
         let size = rows.min(cols);
-        // The squares of the singular values of x stand in x xᵀ.
+        // The eigenvalues of x xᵀ are the squares of the singular values of x.
         let gram = values(x.clone().matmul(x.transpose()));
         let trace: f32 = (0..size).map(|i| gram[i * size + i]).sum();
         let off = gram.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() - f64::from(trace);

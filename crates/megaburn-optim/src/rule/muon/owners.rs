@@ -9,7 +9,8 @@ use crate::{
     sharding::{ParamKind, joined},
 };
 
-/// Which of the ranks that share out a model works on which matrix, and where its stretches are.
+/// Assigns each matrix to one of the ranks that shard it, its owner, and knows which range each
+/// rank keeps.
 pub(super) struct MatrixOwners<'a> {
     group: &'a Group,
     matrices: BTreeMap<String, Owned>,
@@ -17,12 +18,12 @@ pub(super) struct MatrixOwners<'a> {
 
 struct Owned {
     owner: usize,
-    /// What each rank keeps.
+    /// The range that each rank keeps.
     kept: Vec<Range<usize>>,
 }
 
 impl<'a> MatrixOwners<'a> {
-    /// Of matrices of a kind; by their sizes, so that all have about the same work.
+    /// Assigns the matrices of a kind by their sizes, so that all ranks have about the same work.
     pub(super) fn new<'m>(
         sharding: &'a Sharding,
         kind: ParamKind,
@@ -48,12 +49,12 @@ impl<'a> MatrixOwners<'a> {
         }
     }
 
-    /// Applies `f` to whole matrices, given what this rank keeps of each; gives back what it keeps of the
-    /// results.
+    /// Applies `f` to full matrices on their owners. `kept` has the part of each matrix that this
+    /// rank keeps, and the result the same part of what `f` returned.
     ///
     /// # Collective
-    /// All ranks of the group; each sends what it keeps of others' matrices, and what others keep of its
-    /// own.
+    /// All ranks of the group. Each sends its parts of others' matrices, and afterwards the results
+    /// of its own matrices.
     pub(super) fn each_full_matrix(
         &self,
         mut kept: BTreeMap<String, Tensor<1>>,
@@ -67,7 +68,7 @@ impl<'a> MatrixOwners<'a> {
         let there = self.counts(rank, true);
         let back = self.counts(rank, false);
         let none = || Tensor::<1>::empty([0], &device);
-        // To each owner my stretches of its matrices, in the order of their paths.
+        // Send each owner this rank's parts of its matrices, in path order.
         let mut parts = Vec::new();
         for to in 0..ranks {
             for (path, owned) in self.of(to) {
@@ -123,7 +124,7 @@ impl<'a> MatrixOwners<'a> {
         Ok(mine)
     }
 
-    /// The matrices of a rank, in the order of their paths.
+    /// The matrices that `rank` owns, in path order.
     fn of(&self, rank: usize) -> impl Iterator<Item = (&str, &Owned)> {
         let all = self
             .matrices
@@ -132,7 +133,8 @@ impl<'a> MatrixOwners<'a> {
         all.map(|(path, owned)| (path.as_str(), owned))
     }
 
-    /// How many elements `rank` sends to each other one, or gets from it, before the work.
+    /// Per other rank, the elements that `rank` sends to it before the work, or with `sends` unset
+    /// receives from it.
     fn counts(&self, rank: usize, sends: bool) -> Vec<usize> {
         let between = |keeper: usize, owner: usize| -> usize {
             self.of(owner)
@@ -152,7 +154,7 @@ impl<'a> MatrixOwners<'a> {
     }
 }
 
-/// Matrices by owner: the largest first, each to who has the least work.
+/// Assigns matrices to owners: the largest first, each to the rank with the least work.
 fn assign_to_owners<'m>(
     matrices: impl Iterator<Item = (&'m str, &'m ShardSpec)>,
     ranks: usize,
@@ -172,13 +174,13 @@ fn assign_to_owners<'m>(
     owners
 }
 
-/// About how many operations the products of a matrix are.
+/// Approximate number of operations of a matrix's products.
 fn work(shape: &[usize]) -> u128 {
     let [rows, cols] = [shape[0] as u128, shape[1] as u128];
     rows * cols * rows.min(cols)
 }
 
-/// Where stretches of these lengths begin.
+/// Start offsets of consecutive ranges of these lengths.
 fn starts(lens: &[usize]) -> Vec<usize> {
     let ends = lens.iter().scan(0, |end, len| {
         *end += len;

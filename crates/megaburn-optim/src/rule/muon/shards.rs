@@ -10,7 +10,7 @@ use super::{
 };
 use crate::OptimError;
 
-/// Makes matrices orthogonal of which each rank of a group has a shard.
+/// Orthogonalizes matrices that the ranks of a group shard.
 pub(super) struct Orthogonalizer<'a> {
     config: &'a MuonConfig,
     tp: &'a Group,
@@ -30,9 +30,9 @@ impl<'a> Orthogonalizer<'a> {
     /// This rank's shard of the direction, from its shard of the momentum.
     ///
     /// # Shapes
-    /// `[local elements]` to the same.
+    /// `[local elements]` to `[local elements]`.
     /// # Collective
-    /// All ranks of the group, in the same order of matrices, unless each has the whole.
+    /// All ranks of the group, in the same order of matrices, unless each rank has the full matrix.
     pub(super) fn of(
         &self,
         shard: &ShardSpec,
@@ -61,10 +61,10 @@ impl<'a> Orthogonalizer<'a> {
         Ok(direction?.flatten(0, 1))
     }
 
-    /// What this rank has of one part, as if it were all.
+    /// Orthogonalizes this rank's slice of one fused part as a matrix of its own.
     fn alone(&self, x: Tensor<2>, shard: &ShardSpec, part: usize) -> Result<Tensor<2>, OptimError> {
         let mut shape = x.dims();
-        // Without padding, which may be all there is.
+        // Scale by the size without padding; 1 if there is nothing but padding.
         shape[shard.dim] = shard.pieces[part].local.len().max(1);
         self.of_shape(x, shape)
     }
@@ -78,7 +78,7 @@ impl<'a> Orthogonalizer<'a> {
         self.config.scale.factor(shape) * self.config.extra_scale
     }
 
-    /// The parts of what this rank has, one by one, and zeros in its padding.
+    /// Applies `of` to each fused part of this rank's shard, and fills the padding with zeros.
     fn each_part(
         &self,
         local: Tensor<2>,
@@ -92,7 +92,7 @@ impl<'a> Orthogonalizer<'a> {
         Ok(padded(parts, shard.dim, shard.local_len))
     }
 
-    /// One part, whose products are added up.
+    /// Orthogonalizes one fused part, with products summed over the ranks.
     fn together(
         &self,
         x: Tensor<2>,
@@ -101,7 +101,7 @@ impl<'a> Orthogonalizer<'a> {
     ) -> Result<Tensor<2>, OptimError> {
         let replicas = shard.pieces[part].replicas;
         let sum: Sum<'_> = &|x| {
-            // Of what several ranks have, each adds its part.
+            // Ranks that hold copies each contribute an equal fraction.
             let x = x.cast(DType::F32) / replicas as f32;
             Ok(tensors::all_reduce(x, ReduceOp::Sum, self.tp)?)
         };
@@ -115,7 +115,7 @@ impl<'a> Orthogonalizer<'a> {
         Ok(x * self.scale(shape))
     }
 
-    /// This rank's shard of what is computed from all of them.
+    /// Gathers the full matrix, orthogonalizes it, and returns this rank's shard of the result.
     fn whole(&self, local: Tensor<2>, shard: &ShardSpec) -> Result<Tensor<2>, OptimError> {
         let ShardSpec { dim, local_len, .. } = *shard;
         let [rows, _] = local.dims();
@@ -147,7 +147,8 @@ impl<'a> Orthogonalizer<'a> {
     }
 }
 
-/// Where a piece is, with the padding behind it that a single one may have, on any rank.
+/// The range of a piece in the local shard, the same on every rank. A single piece includes the
+/// padding that follows it.
 fn range_of(shard: &ShardSpec, piece: &ShardPiece) -> Range<usize> {
     match shard.pieces.len() {
         1 => 0..shard.local_len,
@@ -159,7 +160,7 @@ fn cut(x: &Tensor<2>, dim: usize, range: &Range<usize>) -> Tensor<2> {
     x.clone().narrow(dim, range.start, range.len())
 }
 
-/// Parts one behind the other, and zeros up to `len`.
+/// Concatenates the parts and appends zeros up to `len`.
 fn padded(parts: Vec<Tensor<2>>, dim: usize, len: usize) -> Tensor<2> {
     let found: usize = parts.iter().map(|part| part.dims()[dim]).sum();
     let mut shape = parts[0].dims();
@@ -178,13 +179,13 @@ mod tests {
     use super::*;
     use crate::testing::{cut as cut_values, values};
 
-    /// A matrix of `[6, 24]` or `[24, 6]` in parts, or padded, as a rank holds it.
+    /// A rank's shard of a `[6, 24]` or `[24, 6]` matrix, with fused parts or padding.
     fn shard(kind: &str, dim: usize, rank: usize, ranks: usize) -> ShardSpec {
         let mut shape = [6, 6];
         shape[dim] = if kind == "padded" { 21 } else { 24 };
         let parts = match kind {
             "plain" => vec![FusedPart::new(24)],
-            // Four heads of query, two of key and value, of which four ranks hold copies.
+            // Four query heads, and two key and value heads, which four ranks hold copies of.
             "fused" => vec![
                 FusedPart::units(4, 3),
                 FusedPart::units(2, 3),
@@ -214,7 +215,7 @@ mod tests {
         let one = shard(kind, dim, 0, 1);
         let normal = Distribution::Normal(0.0, 1.0);
         let global = Tensor::<1>::random([one.num_global()], normal, &Device::default());
-        // The padding that one rank has to four is behind the rows of a matrix that is split by them.
+        // On one rank, the padding to a multiple of four follows the last row or column.
         let alone = cut_values(&one, &values(global.clone()));
         let config = MuonConfig::new().with_tp_mode(mode).with_dtype(dtype);
         let single = Group::single(0);

@@ -1,4 +1,5 @@
-//! Experts beside dense parameters: every layout takes the steps of one rank that has everything.
+//! Experts together with dense parameters: every layout takes the same steps as a single rank that
+//! holds everything.
 
 mod resumed;
 mod sent;
@@ -34,10 +35,10 @@ const LEVELS: [ShardingLevel; 4] = [
 
 const MICRO_BATCHES: usize = 3;
 
-/// What a rank keeps of a gradient, and which elements these are.
+/// The range of a gradient that a rank keeps, and its values.
 type Kept = (Range<usize>, Vec<f32>);
 
-/// What a rank has of a step, and of the whole run behind the last one.
+/// The results of a rank: per step, and after the last step.
 struct Found {
     numbers: Vec<[f64; 3]>,
     grads: Vec<BTreeMap<String, Kept>>,
@@ -46,7 +47,7 @@ struct Found {
     num_sent: Vec<usize>,
 }
 
-/// A rank between steps.
+/// The state of a rank between steps.
 struct Rank {
     device: Device,
     plan: ShardPlan,
@@ -58,7 +59,8 @@ struct Rank {
 }
 
 impl Rank {
-    /// A backward with these gradients; how many buckets were sent in it.
+    /// Runs a backward pass with these gradients. Returns the number of buckets that were sent
+    /// during it.
     fn micro_batch(&mut self, own: &Values, is_last: bool) -> Result<usize, OptimError> {
         let Self {
             device,
@@ -78,7 +80,7 @@ impl Rank {
     }
 }
 
-/// How a run is.
+/// The configuration of a run.
 #[derive(Clone)]
 struct Setup {
     layout: Layout,
@@ -108,7 +110,7 @@ impl Setup {
         }
     }
 
-    /// The run of one rank that has everything.
+    /// The same run on a single rank that holds everything.
     fn alone(&self) -> Self {
         let config = ShardingConfig::new(ShardingLevel::None);
         Self {
@@ -129,7 +131,7 @@ impl Setup {
         optimizer.unwrap()
     }
 
-    /// The gradients of a micro-batch that a rank has, or those of all ranks.
+    /// The gradients of a micro-batch on a rank; for a single rank, their sum over all ranks.
     fn grads(&self, plan: &ShardPlan, groups: &ProcessGroups, at: (usize, usize)) -> Values {
         let is_all = groups.world.size() == 1;
         let grads = plan.iter().map(|(path, spec)| {
@@ -243,7 +245,7 @@ impl Setup {
         })
     }
 
-    /// What every rank of the layout has is what one rank has.
+    /// Checks that every rank's results are those of a single rank.
     fn check(&self) -> Vec<Found> {
         let one = self.alone().train(&ProcessGroups::single(0)).unwrap();
         let ranks = run_threads(self.layout.world_size(), GroupOptions::default(), |world| {
@@ -259,7 +261,7 @@ impl Setup {
             }
             let is_near = |path: &str, found: &[f32], whole: &[f32]| {
                 for (found, one) in found.iter().zip(cut(path, whole)) {
-                    // Nothing that AdamW does is a rounding otherwise on other ranks.
+                    // AdamW rounds the same on every layout.
                     let most = if self.rule == "adamw" { 0.0 } else { 1e-5 };
                     assert!((found - one).abs() <= most, "{path}: {found} {one}");
                 }
@@ -331,7 +333,7 @@ fn every_layout_takes_the_steps_of_one_rank(
 #[case("dp4-ep2", 1, [1, 1])]
 #[case("dp4", 2, [2, 2])]
 #[case("dp4-ep4", 2, [2, 1])]
-// Two do not divide the three that hold an expert.
+// Two does not divide the three ranks that hold an expert.
 #[case("dp6-ep2", 2, [2, 1])]
 #[case("dp8-ep2", 8, [8, 4])]
 #[case("tp2-dp4-sp", 4, [4, 4])]

@@ -2,7 +2,8 @@ use burn::tensor::TensorData;
 
 use super::*;
 
-/// What one rank has come to, every layout takes over, with other values in each of its copies before.
+/// Every layout loads the state that a single rank has reached. Before that, its copies have other
+/// values.
 #[rstest]
 fn state_of_one_rank_is_read_under_any_layout(
     #[values("dp4-ep2", "tp2-dp2-ep2-sp", "tp2-dp2-ep2-etp2-sp", "pp2-dp2-ep2")] layout: &str,

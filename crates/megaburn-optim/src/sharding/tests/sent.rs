@@ -2,7 +2,7 @@ use megaburn_collective::FlightRecord;
 
 use super::*;
 
-/// What each rank does in a step, but for the update.
+/// Runs one step on each rank, without the update.
 fn steps<T: Send>(setup: &Setup, see: impl Fn(Rank, Vec<FlightRecord>) -> T + Sync) -> Vec<T> {
     let ranks = run_threads(
         setup.layout.world_size(),
@@ -38,7 +38,7 @@ fn what_backward_completes_first_is_sent_first() {
         .map(|path| format!("blocks.{path}"))
         .collect();
     assert_eq!(orders[0], expected);
-    // The other experts are in the same places.
+    // The other ranks' experts have the same positions.
     let others: Vec<_> = expected
         .iter()
         .map(|p| p.replace("ts.1.", "ts.3.").replace("ts.0.", "ts.2."))
@@ -46,7 +46,8 @@ fn what_backward_completes_first_is_sent_first() {
     assert_eq!(orders[1], others);
 }
 
-/// Three matrices of attention and eight of experts, where others have them too.
+/// There are three attention matrices, and eight expert matrices where other ranks hold copies of
+/// them.
 #[rstest]
 #[case("dp2-ep2", 3)]
 #[case("dp4-ep2", 11)]
@@ -57,7 +58,7 @@ fn the_buckets_of_both_kinds_are_sent_by_the_backward_that_completes_them(
 ) {
     for level in LEVELS {
         let config = ShardingConfig::new(level).with_bucket(Some(1));
-        // The first backward of a run is only looked at.
+        // The first backward pass of a run only counts gradients.
         let expected = if level >= ShardingLevel::Gradients {
             [0, sent, sent, sent, sent, sent]
         } else {
@@ -69,7 +70,7 @@ fn the_buckets_of_both_kinds_are_sent_by_the_backward_that_completes_them(
     }
 }
 
-/// The groups that a step uses, and how often.
+/// The groups that a step uses, and how often it uses them.
 fn groups_used(layout: &str, level: ShardingLevel) -> Vec<BTreeMap<String, usize>> {
     let setup = Setup::new(layout, "adamw", ShardingConfig::new(level), true);
     steps(&setup, |_, records| {
@@ -82,11 +83,11 @@ fn groups_used(layout: &str, level: ShardingLevel) -> Vec<BTreeMap<String, usize
 }
 
 #[rstest]
-// Matrices, what comes late, and the norm of the stage's experts.
+// Matrices, other parameters, and the norm of the stage's experts.
 #[case("dp2-ep2", ShardingLevel::None, &[("dp-cp", 2), ("world", 1)])]
-// And the same of experts.
+// The same buckets for experts as well.
 #[case("dp4-ep2", ShardingLevel::None, &[("dp-cp", 2), ("edp", 2), ("ep", 1)])]
-// All ranks that share: twice the norm.
+// All ranks that shard take part in the norm, so `world` appears twice.
 #[case("dp4-ep2", ShardingLevel::Optimizer, &[("dp-cp", 2), ("edp", 2), ("world", 2)])]
 #[case("dp2", ShardingLevel::Optimizer, &[("dp-cp", 4), ("world", 2)])]
 fn only_who_holds_copies_sums(
@@ -103,7 +104,7 @@ fn only_who_holds_copies_sums(
     }
 }
 
-/// A stage without experts sends as if there were none anywhere.
+/// A stage without experts sends the same as if no stage had experts.
 #[test]
 fn a_stage_without_experts_does_nothing_for_them() {
     let used = groups_used("pp2-dp2-ep2", ShardingLevel::None);

@@ -2,8 +2,8 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-/// The norm on every rank, where one has a number that is not finite in its gradient of one parameter: before
-/// it is summed over ranks, or behind that.
+/// The norm on every rank if one rank has a non-finite number in the gradient of one parameter,
+/// either before or after the sum over ranks.
 fn norms(setup: &Setup, on_gpu: bool, bad: (usize, &str, f32), is_summed: bool) -> Vec<f64> {
     let (rank, path, value) = bad;
     let norms = run_threads(
@@ -44,7 +44,7 @@ fn a_bad_gradient_of_one_copy_of_an_expert_is_seen_by_all(
     #[values(false, true)] on_gpu: bool,
 ) {
     for level in LEVELS {
-        // (What layers multiply with zeros is none of this.)
+        // Without main gradients, so that layers do not multiply the bad value by zeros.
         let setup = Setup::new(layout, "adamw", ShardingConfig::new(level), false);
         let mesh = megaburn_mesh::Mesh::new(setup.layout);
         let mut seen = BTreeSet::new();
@@ -67,7 +67,7 @@ fn a_bad_gradient_of_one_copy_of_an_expert_is_seen_by_all(
     }
 }
 
-/// Of a bias rank 0 counts, and rank 1 has a copy.
+/// Rank 0's copy of the bias is counted, rank 1's is not.
 #[rstest]
 #[case("tp2-sp", "blocks.1.experts.0.bias")]
 #[case("dp2-etp2", "blocks.1.experts.0.bias")]

@@ -18,7 +18,7 @@ fn tensor(values: &[f32]) -> Tensor<1> {
     Tensor::from_floats(values, &Device::flex())
 }
 
-/// Three buckets of a `[3, 200]` matrix each, `a`, `b` and `c`, as rank `rank` of `ranks` keeps them.
+/// Three buckets with a `[3, 200]` matrix each, `a`, `b` and `c`, as a rank of `group` keeps them.
 fn given(group: &Group) -> Zero3Params {
     let params = ["a", "b", "c"].map(|path| (path.to_string(), 600));
     let buckets = Bucket::fill(ParamKind::Dense, 0, params.clone(), 600, group.size());
@@ -66,7 +66,7 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
             for (at, (pass, path)) in order.iter().enumerate() {
                 let index = (path.as_bytes()[0] - b'a') as usize;
                 assert_eq!(shares.read(path, *pass), numbers(1000 * index, 600));
-                // Once more, as tied layers do.
+                // Read twice, as tied layers do.
                 assert_eq!(shares.read(path, *pass), numbers(1000 * index, 600));
                 let next = order
                     .get(at + 1)
@@ -77,7 +77,7 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
                     assert_eq!(here, bucket == index || fetched, "{round} {pass:?} {path}");
                 }
             }
-            // An update: the first that is read next is on its way.
+            // After an update, the bucket that is read first is prefetched.
             let old = shares.take("c").expect("a share");
             assert!((0..3).all(|bucket| !shares.is_whole(bucket)));
             shares.put("c", old);
@@ -86,13 +86,15 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
         }
         shares.release();
         assert!((0..3).all(|bucket| !shares.is_whole(bucket)));
-        // A pass that had no backward leaves no trace, nor another order, if it is said to be over.
+        // A forward pass without backward leaves no trace in the learned order if `release` follows
+        // it.
         for path in ["b", "c", "a"] {
             let index = (path.as_bytes()[0] - b'a') as usize;
             assert_eq!(shares.read(path, Forward), numbers(1000 * index, 600));
         }
         shares.release();
-        // What a micro-batch reads last the next one reads first, and has.
+        // The bucket that a micro-batch reads last is read first by the next one, and is still
+        // gathered.
         for (pass, path) in order.clone() {
             shares.read(path, pass);
         }
@@ -104,7 +106,8 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
     results.into_iter().for_each(|result| result.unwrap());
 }
 
-/// Two stages, of `a` and `b` and of `c`, whose passes come in another order each time.
+/// Two stages, with `a` and `b` in one and `c` in the other, whose passes come in a different order
+/// each time.
 #[test]
 fn each_stage_has_an_order_of_its_own_forward_and_backward() {
     let forward = [
@@ -145,7 +148,7 @@ fn each_stage_has_an_order_of_its_own_forward_and_backward() {
     results.into_iter().for_each(|result| result.unwrap());
 }
 
-/// Blocks `a` and `b` of a stage, each computed again before its backward.
+/// A stage with blocks that are recomputed before their backward pass.
 #[test]
 fn what_is_computed_again_has_another_order() {
     let order = [
@@ -181,7 +184,7 @@ fn what_is_computed_again_has_another_order() {
 fn a_part_is_what_this_rank_keeps() {
     let results = run_threads(2, GroupOptions::default(), |group| {
         let shares = given(&group);
-        // 600 elements in 1024.
+        // 600 elements are padded to 1024.
         let expected = if group.rank() == 0 {
             numbers(1000, 512)
         } else {
@@ -214,7 +217,7 @@ fn what_could_not_be_gathered_is_no_number_and_is_told() {
     assert!(error.contains("rank 1"), "{error}");
 }
 
-/// A layer that reads its weight where it is, and the optimizer that replaces it.
+/// A layer that reads its weight from its shards, and the optimizer that replaces it.
 #[test]
 fn a_layer_trains_on_what_it_gathers() {
     let start = Net::new(30, 40, 0, 1, &Device::default());
@@ -223,7 +226,8 @@ fn a_layer_trains_on_what_it_gathers() {
         run_threads(2, GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
             let device = Device::default().autodiff();
-            // Ranks of one process must not share a graph: backward locks it, and waits for others here.
+            // Ranks of one process must not share a graph: backward locks it while it waits for
+            // other ranks.
             let (matrix, bias) = start.clone();
             let net = Net {
                 matrix: Param::from_data(matrix, &device),

@@ -9,7 +9,7 @@ use crate::{MeshError, Zigzag};
 /// ```
 /// use megaburn_mesh::{PackedRows, Zigzag};
 ///
-/// // PackedRows of 4 and 8 tokens in a row of 12.
+/// // Documents of 4 and 8 tokens in a row of 12.
 /// let documents = PackedRows::new(vec![vec![0, 4, 12]])?;
 /// let rank = Zigzag::new(1, 2);
 /// documents.check(rank)?;

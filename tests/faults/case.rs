@@ -1,4 +1,4 @@
-//! One case: a folder, a small model, a layout, and the numbers that its seed draws.
+//! One case: a folder, a small model, a layout, and the numbers drawn from its seed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,13 +23,13 @@ use crate::{
     job::{Ended, Job, PATIENCE, megaburn, processes_of, wait_until},
 };
 
-/// Steps of a whole run.
+/// The number of steps of a complete run.
 pub(crate) const STEPS: u64 = 14;
-/// Steps of a run that a fault shall end.
+/// The number of steps of a run that a fault is meant to end.
 pub(crate) const ENDLESS: u64 = 100_000;
 /// `train.timeout_seconds` of the cases.
 pub(crate) const TIMEOUT: f64 = 3.0;
-/// What a job may take longer than its limit to end.
+/// How many seconds beyond its limit a job may take to end.
 pub(crate) const GRACE: f64 = 5.0;
 /// How long a job may take to end after a fault.
 pub(crate) const ENDS: Duration = Duration::from_millis(((TIMEOUT + GRACE) * 1000.0) as u64);
@@ -46,7 +46,7 @@ const LAYOUTS: [&str; 9] = [
     "tp2-cp2-sp",
 ];
 
-/// Settings that every case has.
+/// Settings of every case.
 const SETTINGS: [&str; 13] = [
     "model.hidden=32",
     "model.ffn=64",
@@ -66,7 +66,7 @@ const SETTINGS: [&str; 13] = [
 pub(crate) struct Case {
     dir: TempDir,
     rng: RefCell<fastrand::Rng>,
-    /// The layout that the case begins with.
+    /// The layout with which the case begins.
     pub(crate) layout: &'static str,
     /// Whether ranks are processes under `megaburn launch`, or threads.
     pub(crate) launched: bool,
@@ -98,7 +98,7 @@ impl Case {
         }
     }
 
-    /// What a failure says of the case.
+    /// A description of the case for the report of a failure.
     pub(crate) fn kept(&self) -> String {
         let mut text = self.description.clone();
         for entry in fs::read_dir(self.run()).into_iter().flatten().flatten() {
@@ -119,17 +119,17 @@ impl Case {
         self.seconds.get()
     }
 
-    /// Remembers how long a job took to end after a fault.
+    /// Records how long a job took to end after a fault.
     pub(crate) fn took(&self, seconds: f64) {
         self.seconds.set(self.seconds.get().max(seconds));
     }
 
-    /// A number below `end`.
+    /// A random number below `end`.
     pub(crate) fn below(&self, end: u64) -> u64 {
         self.rng.borrow_mut().u64(..end)
     }
 
-    /// One of some values.
+    /// A random one of some values.
     pub(crate) fn one_of<T: Copy>(&self, values: &[T]) -> T {
         values[self.below(values.len() as u64) as usize]
     }
@@ -177,7 +177,7 @@ impl Case {
         args
     }
 
-    /// A command that trains, with ranks as the case has them.
+    /// A command that trains, with ranks as processes or threads as the case requires.
     pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Command {
         let args = self.train_args(layout, steps, sets);
         if self.launched {
@@ -187,7 +187,7 @@ impl Case {
         }
     }
 
-    /// `megaburn launch` of `megaburn` with these arguments.
+    /// A `megaburn launch` command that starts `megaburn` with these arguments.
     pub(crate) fn launch(&self, layout: &str, args: &[String]) -> Command {
         let mut all = vec![
             "launch".to_string(),
@@ -204,14 +204,14 @@ impl Case {
         Job::start(command, self.path(&format!("job-{number}")))
     }
 
-    /// Starts an endless training and waits until some steps are done.
+    /// Starts an endless run and waits until it has done `steps` steps.
     pub(crate) fn start_and_wait(&self, steps: u64, sets: &[&str]) -> Result<Job, String> {
         let mut job = self.start(self.train(self.layout, ENDLESS, sets));
         self.wait_for_step(&mut job, steps)?;
         Ok(job)
     }
 
-    /// Waits until step `step` stands in the metrics.
+    /// Waits until the metrics contain step `step`.
     pub(crate) fn wait_for_step(&self, job: &mut Job, step: u64) -> Result<(), String> {
         let mut ended = false;
         wait_until(&format!("step {step}"), || {
@@ -228,8 +228,8 @@ impl Case {
         }
     }
 
-    /// Waits for the end of a job that a fault may hit at any time: one that neither prints nor trains for
-    /// as long as [`ENDS`] hangs.
+    /// Waits for the end of a job that a fault may hit at any time. A job that neither prints nor
+    /// trains for [`ENDS`] counts as hung.
     pub(crate) fn wait_moving(&self, job: &mut Job) -> Result<Ended, String> {
         let metrics = self.run().join("metrics.jsonl");
         let seen = |job: &Job| {
@@ -274,18 +274,18 @@ impl Case {
         known.get_or_init(train).clone()
     }
 
-    /// Starts the same training without a fault: it must finish, with the numbers of a run that was
-    /// never interrupted and nothing left over.
+    /// Starts the same training without a fault: it must finish with the numbers of a run that was
+    /// never interrupted, and leave nothing over.
     pub(crate) fn recover(&self) -> Result<(), String> {
         self.recover_as(self.layout)
     }
 
-    /// The same under another layout, up to rounding.
+    /// Like [`Self::recover`] under another layout, equal up to rounding.
     pub(crate) fn recover_as(&self, layout: &'static str) -> Result<(), String> {
         self.recover_with(layout, layout == self.layout)
     }
 
-    /// The same where earlier steps had layouts of their own.
+    /// Like [`Self::recover`] after steps under different layouts, equal up to rounding.
     pub(crate) fn recover_roughly(&self, layout: &'static str) -> Result<(), String> {
         self.recover_with(layout, false)
     }
@@ -300,7 +300,7 @@ impl Case {
         self.check_nothing_left()
     }
 
-    /// No process of the case and no file of a half-done save is left.
+    /// Checks that no process of the case and no file of an incomplete save is left.
     pub(crate) fn check_nothing_left(&self) -> Result<(), String> {
         check::no_leftovers(&self.run())?;
         check::no_processes(self.dir.path(), Duration::from_secs(2))
@@ -311,7 +311,7 @@ impl Case {
     }
 }
 
-/// A case that failed may leave processes behind: they are not to slow the others down.
+/// Kills processes that a failed case may leave, so that they do not slow the others down.
 impl Drop for Case {
     fn drop(&mut self) {
         for pid in processes_of(self.dir.path()) {
@@ -320,7 +320,7 @@ impl Drop for Case {
     }
 }
 
-/// How many ranks a layout of `LAYOUTS` has.
+/// The number of ranks of a layout of `LAYOUTS`.
 pub(crate) fn world_size(layout: &str) -> usize {
     let degree = |part: &str| {
         part.trim_start_matches(char::is_alphabetic)
@@ -330,7 +330,7 @@ pub(crate) fn world_size(layout: &str) -> usize {
     layout.split('-').map(degree).product()
 }
 
-/// The same text for all: the reference runs read it too.
+/// The text, equal in all cases because the reference runs read it too.
 fn text() -> String {
     let mut rng = fastrand::Rng::with_seed(1);
     (0..400)

@@ -1,4 +1,4 @@
-//! What must be so after every fault.
+//! Checks that must hold after every fault.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::job::processes_of;
 
-/// Loss and gradient norm of each step, in order.
+/// Step, loss and gradient norm of each step, in order.
 pub(crate) type Numbers = Vec<(u64, f64, f64)>;
 
-/// The steps of `metrics.jsonl`. Every line must be whole.
+/// Reads the steps of `metrics.jsonl`; every line must be complete.
 pub(crate) fn numbers(run: &Path) -> Result<Numbers, String> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).map_err(|error| error.to_string())?;
     let mut numbers = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn numbers(run: &Path) -> Result<Numbers, String> {
     Ok(numbers)
 }
 
-/// The last step that stands in the metrics.
+/// The last step in the metrics.
 pub(crate) fn last_step(run: &Path) -> u64 {
     let text = fs::read(run.join("metrics.jsonl")).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -44,7 +44,7 @@ pub(crate) fn last_step(run: &Path) -> u64 {
     whole.lines().rev().find_map(step).unwrap_or(0)
 }
 
-/// The steps of the checkpoints that stand under their names, ascending.
+/// The steps of the checkpoints that have their final names, ascending.
 pub(crate) fn checkpoint_steps(run: &Path) -> Vec<u64> {
     let entries = fs::read_dir(run.join("checkpoints"))
         .into_iter()
@@ -62,7 +62,8 @@ pub(crate) fn last_checkpoint(run: &Path) -> u64 {
     checkpoint_steps(run).last().copied().unwrap_or(0)
 }
 
-/// Every step once and in order, with the numbers of the reference as far as that goes.
+/// Checks that each step is there once and in order, with the numbers of the reference as far as it
+/// goes.
 pub(crate) fn same_numbers(
     found: &Numbers,
     reference: &Numbers,
@@ -89,7 +90,7 @@ pub(crate) fn same_numbers(
     Ok(())
 }
 
-/// Nothing of a half-done save or replacement stands in the run.
+/// Checks that no file of an incomplete save or replacement is left in the run.
 pub(crate) fn no_leftovers(run: &Path) -> Result<(), String> {
     for folder in [run.to_path_buf(), run.join("checkpoints")] {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -105,7 +106,7 @@ pub(crate) fn no_leftovers(run: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// No process names the case's folder any more, within a moment.
+/// Checks that after a moment no process names the case's folder any more.
 pub(crate) fn no_processes(folder: &Path, limit: Duration) -> Result<(), String> {
     let from = Instant::now();
     loop {

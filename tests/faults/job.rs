@@ -17,7 +17,7 @@ use nix::{
 /// The longest that a case waits for anything that must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The binary that is tested: the build of this checkout, or the one that `MEGABURN` names.
+/// The tested binary: the build of this checkout, or the one that `MEGABURN` names.
 pub(crate) fn binary() -> PathBuf {
     std::env::var_os("MEGABURN").map_or_else(
         || env!("CARGO_BIN_EXE_megaburn-under-test").into(),
@@ -25,12 +25,12 @@ pub(crate) fn binary() -> PathBuf {
     )
 }
 
-/// A command that is not under a launcher of its own and computes on one thread.
+/// A `megaburn` command that computes on one thread and does not see a surrounding launcher.
 pub(crate) fn megaburn<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     plain(binary(), args)
 }
 
-/// The same for any program.
+/// Like [`megaburn()`], for any program.
 pub(crate) fn plain<S: AsRef<std::ffi::OsStr>>(
     program: impl AsRef<std::ffi::OsStr>,
     args: impl IntoIterator<Item = S>,
@@ -53,7 +53,7 @@ pub(crate) fn plain<S: AsRef<std::ffi::OsStr>>(
     command
 }
 
-/// How a process ended: its exit code, or 128 + the signal's number, as a shell says it.
+/// How a process ended. The code is its exit code, or 128 + the signal's number, as in a shell.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
@@ -63,7 +63,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// An error unless the process ended with one of these codes.
+    /// Returns an error unless the process ended with one of these codes.
     pub(crate) fn expect(self, codes: &[i32]) -> Result<Self, String> {
         if codes.contains(&self.code) {
             return Ok(self);
@@ -76,7 +76,7 @@ impl Ended {
         ))
     }
 
-    /// An error unless what the process printed contains one of these texts.
+    /// Returns an error unless the output of the process contains one of these texts.
     pub(crate) fn says(self, texts: &[&str]) -> Result<Self, String> {
         let printed = format!("{}{}", self.stdout, self.stderr);
         if texts.iter().any(|text| printed.contains(text)) {
@@ -91,7 +91,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-/// A process in a group of its own; the group is killed when this is dropped.
+/// A process in a process group of its own; the group is killed when this is dropped.
 pub(crate) struct Job {
     child: Child,
     started: Instant,
@@ -99,14 +99,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts `command`; what it prints goes to `output.out` and `output.err`.
+    /// Starts `command` with its output in `output.out` and `output.err`.
     pub(crate) fn start(mut command: Command, output: PathBuf) -> Self {
         let file = |end| File::create(output.with_extension(end)).unwrap();
         command.stdout(file("out")).stderr(file("err"));
         Self::start_with_output(command, output)
     }
 
-    /// The same where the command says itself where it prints to.
+    /// Like [`Self::start`], for a command that sets its own output.
     pub(crate) fn start_with_output(mut command: Command, output: PathBuf) -> Self {
         let child = command.process_group(0).spawn().unwrap();
         Self {
@@ -126,7 +126,7 @@ impl Job {
         let _ = kill(Pid::from_raw(self.pid()), signal);
     }
 
-    /// Signals everything that names `folder` on its command line: a launcher and its ranks.
+    /// Signals every process that names `folder` on its command line: a launcher and its ranks.
     pub(crate) fn signal_all(&self, folder: &Path, signal: Signal) {
         let _ = killpg(Pid::from_raw(self.pid()), signal);
         for pid in processes_of(folder) {
@@ -138,7 +138,7 @@ impl Job {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// What the process printed so far.
+    /// The output of the process so far.
     pub(crate) fn printed(&self) -> String {
         let read = |end| fs::read(self.output.with_extension(end)).unwrap_or_default();
         String::from_utf8_lossy(&[read("out"), read("err")].concat()).into_owned()
@@ -195,7 +195,7 @@ pub(crate) fn processes_of(folder: &Path) -> Vec<i32> {
     pids.filter(|pid| *pid != own).filter(names).collect()
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<(), String> {
     let from = Instant::now();
     while !is_so() {

@@ -2,13 +2,16 @@
 //! nothing was lost, nothing hung and the exit code is right.
 //!
 //! ```sh
-//! cargo test --workspace --test faults                                   # a short campaign
+//! # A short campaign.
+//! cargo test --workspace --test faults
 //! MEGABURN_FAULT_CASES=1500 MEGABURN_FAULT_SEED=7 cargo test --workspace --test faults
-//! MEGABURN_FAULT_SEED=7 cargo test --workspace --test faults -- --exact kill_rank/31   # one case again
+//! # Repeat one case.
+//! MEGABURN_FAULT_SEED=7 cargo test --workspace --test faults -- --exact kill_rank/31
 //! ```
 //!
-//! A case's name is its kind and its number; with the seed that number decides everything that the
-//! case draws, so a failure can be run again. `MEGABURN_FAULT_REPORT=FILE` writes a table by kind.
+//! A case's name is its kind and its number. Together with the seed, the number decides everything
+//! that the case draws, so a failure can be repeated. `MEGABURN_FAULT_REPORT=FILE` writes a table
+//! by kind.
 
 mod case;
 mod check;
@@ -23,14 +26,14 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::{case::Case, kinds::KINDS, report::Report};
 
-/// Cases where `MEGABURN_FAULT_CASES` does not say otherwise: one of each kind of fault.
+/// The default of `MEGABURN_FAULT_CASES`: one case of each kind of fault.
 const CASES: u64 = KINDS.len() as u64;
-/// The seed where `MEGABURN_FAULT_SEED` does not say otherwise: plain `cargo test` repeats its cases.
+/// The default of `MEGABURN_FAULT_SEED`, so that plain `cargo test` repeats its cases.
 const SEED: u64 = 1;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Many cases wait for a timeout: more of them than there are cores run side by side.
+    // Many cases wait for a timeout, so run more of them concurrently than there are cores.
     arguments.test_threads.get_or_insert(4);
     let cases = number("MEGABURN_FAULT_CASES").unwrap_or(CASES);
     let seed = number("MEGABURN_FAULT_SEED").unwrap_or(SEED);
@@ -41,7 +44,7 @@ fn main() -> ExitCode {
         );
     }
     let report = Arc::new(Report::default());
-    // A case that is run again by name may have any number.
+    // A case that is selected by name may have any number.
     let named = arguments
         .filter
         .as_deref()

@@ -1,8 +1,8 @@
-//! What a campaign found, as a table.
+//! The result of a campaign, as a table.
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, sync::Mutex};
 
-/// Right and wrong cases by kind.
+/// Passed and failed cases by kind.
 #[derive(Default)]
 pub(crate) struct Report {
     kinds: Mutex<BTreeMap<&'static str, Row>>,

@@ -6,18 +6,18 @@ use tempfile::TempDir;
 
 use crate::case::Case;
 
-/// What happens at the n-th file operation under the run's folder.
+/// The fault at the n-th file operation under the run's folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FileFault {
     /// The process is killed before or after the operation, or in the middle of a write.
     Kill(&'static str),
     /// The operation fails once with this error number.
     Fails(i32),
-    /// This operation and all later ones that take space fail with ENOSPC.
+    /// This operation and all later ones that need space fail with ENOSPC.
     DiskFull,
     /// The process is stopped (SIGSTOP).
     Stops,
-    /// The n-th `fsync` from a checkpoint's first on takes this many milliseconds.
+    /// The n-th `fsync`, counted from the first one of a checkpoint, takes this many milliseconds.
     SlowSync(u64),
 }
 

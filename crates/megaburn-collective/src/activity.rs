@@ -1,4 +1,4 @@
-//! What one rank is at, for those that wait for it and for whoever watches it.
+//! The current activity of one rank, for the ranks that wait for it and for its supervisor.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,8 +11,8 @@ use crate::{
     clock,
 };
 
-/// One rank's phases and signs of life. Its own threads write it, and the threads that read its
-/// connections answer from it while the rank is at work.
+/// One rank's phases and signs of life. The rank's own threads write it; the threads that read its
+/// connections answer questions from it while the rank is working.
 #[derive(Debug)]
 pub(crate) struct Activity {
     rank: usize,
@@ -27,11 +27,11 @@ struct ActivityState {
     next_id: u64,
     /// The phase that was left last.
     last: Option<Current>,
-    /// The last progress in a phase, or the end of the last one.
+    /// The last progress in a phase, or the end of the last phase.
     progress: Instant,
     /// The last sign of life of any kind.
     sign: Instant,
-    /// Collectives that the rank waits in.
+    /// The number of collectives in which the rank is waiting.
     waits: usize,
 }
 
@@ -61,11 +61,12 @@ impl Activity {
         })
     }
 
-    /// What this rank answers to one that waited too long for it. `None`: it is in no phase, so the
-    /// limit of collectives holds for it.
+    /// This rank's answer to a peer whose wait for it timed out. `None`: it is in no phase, so the
+    /// limit of collectives applies.
     ///
-    /// A rank that has just left a phase, or that waits for others within one, has the time of a
-    /// collective from then on: it came late to what the others wait in because of the phase.
+    /// A rank that has just left a phase, or that waits for others within one, gets the time of a
+    /// collective from then on: it was late for the collective that the others wait in because of
+    /// the phase.
     pub(crate) fn busy(&self) -> Option<Busy> {
         let state = self.lock();
         let idle = clock::now().saturating_duration_since(state.progress);
@@ -97,7 +98,7 @@ impl Activity {
         })
     }
 
-    /// How long this rank has given no sign of life, and how long its phase lets it; `None` while it
+    /// How long this rank has given no sign of life, and the limit of its phase; `None` while it
     /// waits in a collective, which has a limit of its own.
     pub(crate) fn quiet(&self) -> Option<Quiet> {
         let state = self.lock();
@@ -111,8 +112,8 @@ impl Activity {
         })
     }
 
-    /// The rank has come forward: by a micro-batch, a file, a collective. That is a sign of life, and
-    /// progress of the phase that it is in, if it is in one.
+    /// Records that the rank has advanced by a micro-batch, a file or a collective. That is a sign
+    /// of life, and progress of the phase that the rank is in, if any.
     pub(crate) fn advance(&self) {
         self.update(|state| state.touch());
     }
@@ -141,12 +142,12 @@ impl Activity {
         });
     }
 
-    /// So many more bytes are to be done in a phase.
+    /// Adds to the number of bytes to be done in a phase.
     pub(crate) fn expect(&self, id: u64, bytes: u64) {
         self.update_phase(id, |current| current.total += bytes);
     }
 
-    /// So many more bytes are done in a phase.
+    /// Adds to the number of bytes done in a phase.
     pub(crate) fn progress(&self, id: u64, bytes: u64) {
         self.update_phase(id, |current| current.done += bytes);
     }
@@ -160,7 +161,7 @@ impl Activity {
         });
     }
 
-    /// The rank waits in a collective until what this returns is dropped.
+    /// Marks the rank as waiting in a collective until the returned guard is dropped.
     pub(crate) fn wait(&self) -> Wait<'_> {
         self.update(|state| {
             state.touch();
@@ -173,7 +174,7 @@ impl Activity {
         change(&mut self.lock())
     }
 
-    /// A thread that panicked left every field whole.
+    /// Ignores poisoning: a panic leaves every field consistent.
     fn lock(&self) -> MutexGuard<'_, ActivityState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(rank.quiet().unwrap().phase, Some(Phase::Load));
     }
 
-    /// A first step of many micro-batches is in the start, and each of them is progress.
+    /// A first step of many micro-batches belongs to the start phase, and each of them is progress.
     #[test]
     fn what_a_rank_finishes_is_a_sign_of_life_and_progress_of_its_phase() {
         let rank = activity(100);

@@ -1,4 +1,4 @@
-//! What a rank that works on something long says to those that wait for it.
+//! What a rank in a long phase reports to the ranks that wait for it.
 
 use std::{fmt, time::Duration};
 
@@ -16,7 +16,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The name of its limit in a configuration.
+    /// The configuration key of the phase's limit.
     pub fn limit_key(self) -> &'static str {
         match self {
             Self::Start => "train.start_timeout_seconds",
@@ -36,40 +36,42 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Where a rank stands in relation to a phase, which decides the limit that holds for it.
+/// Whether a rank is in a phase, which decides the limit that applies to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Place {
-    /// It works in the phase, whose limit holds.
+    /// It works in the phase, whose limit applies.
     Inside,
-    /// It waits for other ranks within the phase: the limit of collectives holds.
+    /// It waits for other ranks within the phase: the limit of collectives applies.
     Waiting,
-    /// It has left the phase and is in none: the limit of collectives holds.
+    /// It has left the phase and is in none: the limit of collectives applies.
     Left,
 }
 
-/// A rank's answer to one whose time is over: what it does, and since when without progress.
+/// A rank's answer to a peer whose wait timed out: what it is doing and how long it has made no
+/// progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Busy {
-    /// The rank that works. Who waits for it passes its answer on to those that wait in turn.
+    /// The rank that works. A rank that waits for it forwards its answer to the ranks waiting for
+    /// itself.
     pub(crate) rank: usize,
     pub(crate) phase: Phase,
     pub(crate) place: Place,
-    /// Bytes done, and all that there are where that is known.
+    /// Bytes done, and the total number of bytes where that is known.
     pub(crate) done: u64,
     pub(crate) total: u64,
-    /// The time since its last progress, when it answered.
+    /// The time since its last progress, at the time of the answer.
     pub(crate) idle: Duration,
     /// How long it may make no progress.
     pub(crate) limit: Duration,
 }
 
 impl Busy {
-    /// How long it may still make no progress.
+    /// The time that remains until the limit without progress is reached.
     pub(crate) fn left(&self) -> Duration {
         self.limit.saturating_sub(self.idle)
     }
 
-    /// The name of that limit in a configuration.
+    /// The configuration key of that limit.
     pub(crate) fn limit_key(&self) -> &'static str {
         match self.place {
             Place::Inside => self.phase.limit_key(),
@@ -77,7 +79,7 @@ impl Busy {
         }
     }
 
-    /// The same answer some time later.
+    /// The same answer as of `time` later.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn after(mut self, time: Duration) -> Self {
         self.idle = self.idle.saturating_add(time);
@@ -86,7 +88,7 @@ impl Busy {
 }
 
 impl fmt::Display for Busy {
-    /// As a part of a sentence: "rank 0 is in `save`: 41.0 of 96.0 GB, no progress for 60 s".
+    /// Part of a sentence: "rank 0 is in `save`: 41.0 of 96.0 GB, no progress for 60 s".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(&str, f64); 3] = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
         let Self {

@@ -1,10 +1,10 @@
 //! The time during which this process was running.
 //!
-//! A process can be suspended: by Ctrl-Z, `docker pause`, a scheduler, a frozen virtual machine. The
-//! system's clock goes on meanwhile, so a deadline that was far away is over when the process
-//! continues, although nobody had a chance to be in time. All limits of this crate are therefore
-//! measured with a clock that leaves such gaps out. A thread reads it every [`TICK`]; a longer
-//! pause than [`SUSPENDED`] between two readings is a suspension and counts as one tick.
+//! A process can be suspended: by Ctrl-Z, `docker pause`, a scheduler, a frozen virtual machine.
+//! The system's clock continues, so a distant deadline has passed when the process resumes,
+//! although no rank had a chance to meet it. Therefore all limits of this crate are measured with a
+//! clock that skips such gaps. A thread reads it every [`TICK`]; a pause of more than [`SUSPENDED`]
+//! between two readings is a suspension and counts as one tick.
 
 use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often the clock is read at least.
+/// The clock is read at least this often.
 const TICK: Duration = Duration::from_millis(50);
-/// A busy machine delays a thread for less than this.
+/// A gap above this is a suspension; a busy machine delays a thread by less.
 const SUSPENDED: Duration = Duration::from_millis(500);
 
-/// The time now, without the time that this process was suspended for.
+/// The current time, without the time during which this process was suspended.
 pub(crate) fn now() -> Instant {
     let Some(clock) = clock() else {
         return Instant::now();
@@ -26,7 +26,7 @@ pub(crate) fn now() -> Instant {
     clock.read(Instant::now())
 }
 
-/// Readings and what they left out.
+/// The last reading and the time skipped so far.
 #[derive(Debug)]
 struct Clock {
     last: Instant,
@@ -51,8 +51,8 @@ impl Clock {
     }
 }
 
-/// The process's clock; `None` where no thread can be had that reads it, so that a suspension
-/// cannot be told from a program that has nothing to wait for.
+/// The process's clock; `None` if its thread cannot be started. A suspension then cannot be
+/// distinguished from an idle program.
 fn clock() -> Option<&'static Mutex<Clock>> {
     static CLOCK: OnceLock<Mutex<Clock>> = OnceLock::new();
     static STARTED: OnceLock<bool> = OnceLock::new();
@@ -72,7 +72,7 @@ fn clock() -> Option<&'static Mutex<Clock>> {
     started.then_some(clock)
 }
 
-/// A reader that panicked left the clock whole.
+/// Ignores poisoning: a panic leaves the clock consistent.
 fn lock(clock: &Mutex<Clock>) -> MutexGuard<'_, Clock> {
     clock.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -91,7 +91,7 @@ mod tests {
         // An hour in which nothing of this process ran.
         assert_eq!(clock.read(after(3_600_450)), after(500));
         assert_eq!(clock.read(after(3_600_550)), after(600));
-        // Two threads may read in another order than they asked the system.
+        // Readings of two threads may arrive out of order.
         assert_eq!(clock.read(after(3_600_540)), after(600));
     }
 

@@ -1,4 +1,4 @@
-//! The collectives of a [`Group`] on host data, each built from one exchange or two.
+//! The collectives of a [`Group`] on host data, each built from one or two exchanges.
 
 use burn::tensor::{Bytes, DType, TensorData};
 
@@ -10,15 +10,15 @@ use crate::{
     reduce::reduce,
 };
 
-/// Up to this many bytes an all-reduce sends everything to everyone (one exchange); above, each
-/// member reduces its stretch and hands it out (two exchanges, `2 / size` of the bytes).
+/// Up to this many bytes, an all-reduce sends all data to every member (one exchange). Above, each
+/// member reduces its shard and sends the result to all (two exchanges, `2 / size` of the bytes).
 const SINGLE_EXCHANGE: usize = 16 << 10;
 
 impl Group {
-    /// Combines the members' values; every member gets the result.
+    /// Reduces the members' values; every member gets the result.
     ///
     /// # Shapes
-    /// The same on every member, any (zero elements too); the result has it.
+    /// Any, the same on every member (also with zero elements); the result has the same shape.
     /// # Errors
     /// See [`CollectiveError`]; a mean of integers is refused.
     /// # Collective
@@ -68,7 +68,7 @@ impl Group {
     /// Concatenates the members' values along the first dimension; every member gets the result.
     ///
     /// # Shapes
-    /// `[d, ..]` the same on every member; the result is `[size * d, ..]`.
+    /// `[d, ..]`, the same on every member; the result is `[size * d, ..]`.
     /// # Errors
     /// See [`CollectiveError`].
     /// # Collective
@@ -94,16 +94,16 @@ impl Group {
         })
     }
 
-    /// Combines the members' values and leaves each member its share of the first dimension.
+    /// Reduces the members' values and gives each member its shard of the first dimension.
     ///
     /// # Shapes
-    /// `[size * d, ..]` the same on every member; the result is `[d, ..]`.
+    /// `[size * d, ..]`, the same on every member; the result is `[d, ..]`.
     /// # Errors
     /// See [`CollectiveError`]; a first dimension that the members do not divide is refused.
     /// # Collective
     /// All members; sends `(n - 1) / n` of the data.
     /// # Determinism
-    /// Bit-identical to the member's share of [`Group::all_reduce`].
+    /// Bit-identical to the member's shard of [`Group::all_reduce`].
     pub fn reduce_scatter(
         &self,
         data: TensorData,
@@ -140,12 +140,12 @@ impl Group {
     }
 
     /// Sends `parts[i]` to member `i` and returns what each member sent here. Parts may differ in
-    /// size, and be empty.
+    /// size and may be empty.
     ///
     /// # Shapes
-    /// Any; all of one element type.
+    /// Any; all have the same element type.
     /// # Errors
-    /// See [`CollectiveError`]; another number of parts than members is refused.
+    /// See [`CollectiveError`]; the number of parts must equal the number of members.
     /// # Collective
     /// All members; each part is sent once.
     pub fn all_to_all(&self, parts: Vec<TensorData>) -> Result<Vec<TensorData>, CollectiveError> {
@@ -191,7 +191,7 @@ impl Group {
     /// Every member gets the value of member `root`.
     ///
     /// # Shapes
-    /// Any; the same on every member (the others' values do not matter).
+    /// Any, the same on every member; the values of the others are ignored.
     /// # Errors
     /// See [`CollectiveError`].
     /// # Collective
@@ -239,7 +239,7 @@ impl Group {
     /// Sends a value to member `to`, which calls [`Group::recv`].
     ///
     /// # Errors
-    /// See [`CollectiveError`]; sending to oneself is refused.
+    /// See [`CollectiveError`]; a rank cannot send to itself.
     /// # Collective
     /// This rank and `to`. Returns when the data is handed over, not when it is received.
     pub fn send(&self, data: TensorData, to: usize) -> Result<(), CollectiveError> {
@@ -250,7 +250,8 @@ impl Group {
         })
     }
 
-    /// The next value that member `from` sent, which must have this shape (`None`: any) and type.
+    /// Receives the next value that member `from` sends, which must have this shape (`None`: any)
+    /// and type.
     ///
     /// # Errors
     /// See [`CollectiveError`]; another shape or type is a mismatch.

@@ -2,8 +2,8 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 
-/// Until when something is waited for, and since when, on the clock of [`crate::clock`]. In the first
-/// half of its time a wait does not end early because another rank's wait is over.
+/// The end and the start of a wait, on the clock of [`crate::clock`]. In the first half of its time
+/// a wait does not end early because another rank timed out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     since: Instant,
@@ -12,7 +12,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// From now on.
+    /// A deadline `time` from now.
     pub(crate) fn after(time: Duration) -> Self {
         let (since, at) = span(time);
         Self {
@@ -22,7 +22,7 @@ impl Deadline {
         }
     }
 
-    /// So much longer, for a wait whose time was over: it is in its second half.
+    /// Extends a wait that has timed out by `time`; it counts as being in its second half.
     pub(crate) fn extended(time: Duration) -> Self {
         let (since, at) = span(time);
         Self {
@@ -32,8 +32,8 @@ impl Deadline {
         }
     }
 
-    /// The same; or, if it is over because a rank that works was waited for longer, one of `time` from
-    /// now on for what is left of the call.
+    /// Returns this deadline. If it has passed because a busy rank was waited for longer, returns a
+    /// new deadline `time` from now, for the rest of the call.
     pub(crate) fn or_after(self, time: Duration) -> Self {
         if self.is_over() {
             Self::after(time)
@@ -42,12 +42,12 @@ impl Deadline {
         }
     }
 
-    /// When it is over.
+    /// The end of the wait.
     pub(crate) fn at(&self) -> Instant {
         self.at
     }
 
-    /// When half of it is.
+    /// The middle of the wait.
     pub(crate) fn half(&self) -> Instant {
         self.half
     }
@@ -60,7 +60,7 @@ impl Deadline {
         clock::now() >= self.half
     }
 
-    /// How long it has been waited.
+    /// How long the wait has lasted.
     pub(crate) fn waited(&self) -> Duration {
         clock::now()
             .saturating_duration_since(self.since)
@@ -68,7 +68,7 @@ impl Deadline {
     }
 }
 
-/// A stretch of time from now on. One beyond the clock's range is a year.
+/// The start and end of a span of `time` from now. A span beyond the clock's range becomes a year.
 fn span(time: Duration) -> (Instant, Instant) {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     let since = clock::now();

@@ -2,8 +2,8 @@ use thiserror::Error;
 
 use crate::message::Call;
 
-/// Why a collective failed. The rank, its group, the operation and its sequence number are always
-/// named.
+/// Why a collective failed. Every error names the rank, its group, the operation and its sequence
+/// number.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 #[allow(
@@ -103,7 +103,7 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// Whether this rank only heard of a failure that another rank saw first.
+    /// Whether this rank only received a failure that another rank detected first.
     pub fn is_echo(&self) -> bool {
         matches!(self, Self::Aborted { .. } | Self::Unusable { .. })
     }

@@ -1,5 +1,5 @@
-//! How every collective meets its peers: one exchange of messages, checked, recorded, and its failure
-//! made known to all.
+//! How every collective communicates with its peers: one exchange of messages that is checked and
+//! recorded, and whose failure is reported to all ranks.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -16,15 +16,16 @@ use crate::{
     transport::Transport,
 };
 
-/// How long a rank that fails by itself waits before it ends the others. They may have agreed on the
-/// failure in their last collective (a loss that is not finite, a checkpoint that cannot be written),
-/// which some of them are still finishing: they should end with it, not with the loss of this rank.
+/// How long a rank that fails by itself waits before it aborts the others. They may have agreed on
+/// the failure in their last collective (a non-finite loss, a checkpoint that cannot be written),
+/// which some of them are still finishing. They should report that failure, not the loss of this
+/// rank.
 pub(crate) const FAILURE_GRACE: Duration = Duration::from_millis(100);
 
-/// What all groups of one rank share: the transport, the recorder and the first failure.
+/// The state that all groups of one rank share: the transport, the recorder and the first failure.
 #[derive(Debug)]
 pub(crate) struct RankContext {
-    /// First, so that it is dropped first: its thread holds on to the others.
+    /// Declared first in order to be dropped first: its thread holds references to the others.
     #[cfg(feature = "cuda")]
     pub(crate) device: crate::device::NcclContext,
     pub(crate) transport: Arc<dyn Transport>,
@@ -44,7 +45,8 @@ impl RankContext {
     }
 }
 
-/// Keeps a rank's first failure and tells the others of it; false if it was not the first.
+/// Records a rank's first failure and reports it to the others; returns false if it was not the
+/// first.
 pub(crate) fn fail(
     rank: usize,
     transport: &dyn Transport,
@@ -54,7 +56,7 @@ pub(crate) fn fail(
     if failure.set(error.clone()).is_err() {
         return false;
     }
-    // Who only heard of a failure passes on the root cause, not its own echo of it.
+    // A rank that only received a failure forwards the root cause, not its own echo of it.
     match error {
         CollectiveError::Aborted { by, reason, .. } => transport.abort(*by, reason),
         first => transport.abort(rank, &first.to_string()),
@@ -62,7 +64,7 @@ pub(crate) fn fail(
     true
 }
 
-/// The error of a rank that waits for one that works without progress.
+/// The error of a rank that waits for a busy rank that makes no progress.
 pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) -> CollectiveError {
     let peer = busy.rank;
     let limit_key = busy.limit_key();
@@ -78,8 +80,8 @@ pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) 
 }
 
 impl Group {
-    /// Runs `body` as `call`: recorded, refused after an earlier failure, and made known to every
-    /// rank when it fails.
+    /// Runs `body` as `call`: records it, refuses it after an earlier failure, and reports a
+    /// failure to every rank.
     pub(crate) fn run<T>(
         &self,
         call: &Call,
@@ -105,16 +107,16 @@ impl Group {
         result
     }
 
-    /// Keeps this rank's first failure and makes it known.
+    /// Records this rank's first failure and reports it to the others.
     pub(crate) fn record_failure(&self, link: &RankContext, error: &CollectiveError) {
-        // One dump tells the story; the others would repeat it.
+        // Dump the recorder for the first failure only; later dumps would repeat it.
         if fail(self.global_rank(), &*link.transport, &link.failure, error) && !error.is_echo() {
             tracing::error!("{error}\n{}", self.flight_dump());
         }
     }
 
-    /// Sends `outgoing(member)` to every other member and returns what they sent, in member order;
-    /// this rank's own contribution stands in its place.
+    /// Sends `outgoing(member)` to every other member and returns what they sent, in member order.
+    /// This rank's own contribution is at its own index.
     pub(crate) fn exchange(
         &self,
         link: &RankContext,
@@ -124,7 +126,8 @@ impl Group {
     ) -> Result<Vec<Payload>, CollectiveError> {
         let size = self.size();
         for step in 1..size {
-            // Each rank starts with another peer, so that nobody is everybody's first.
+            // Each rank starts with a different peer, so that no rank is the first target of all
+            // others.
             let to = (self.rank() + step) % size;
             self.send_to(link, call, to, outgoing(to), deadline)?;
         }

@@ -1,29 +1,29 @@
-//! What can go wrong between two ranks.
+//! Failures of the transport between two ranks.
 
 use crate::busy::Busy;
 
-/// Names one group's queue between two ranks; equal on all members.
+/// Identifies one group's queue between two ranks; equal on all members.
 pub(crate) type Channel = u64;
 
-/// Why a message could not be had or sent.
+/// Why a message could not be received or sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TransportError {
-    /// Nothing came, or nothing was taken, in time.
+    /// Nothing was received, or the peer accepted nothing, in time.
     Timeout,
-    /// A rank works on something long and makes no progress.
+    /// A rank in a long phase makes no progress.
     Stalled(Box<Busy>),
-    /// A rank is gone: the one waited for, or any that died.
+    /// A rank is gone: the peer of this wait, or any rank that died.
     Lost {
         /// The rank that is gone.
         peer: usize,
-        /// How it went.
+        /// How it ended.
         why: String,
     },
-    /// A rank failed and told everybody.
+    /// A rank failed and reported it to all ranks.
     Aborted {
         /// The rank that failed first.
         by: usize,
-        /// What it said.
+        /// The reason that it gave.
         reason: String,
     },
 }

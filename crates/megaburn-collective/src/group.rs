@@ -23,21 +23,22 @@ use crate::{
 pub enum ReduceOp {
     /// The sum, in rank order.
     Sum,
-    /// The largest; NaN if any member has it.
+    /// The largest value; NaN if any member has NaN.
     Max,
     /// The sum divided by the number of members.
     Mean,
 }
 
-/// What all groups of a run share.
+/// Options that all groups of a run share.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupOptions {
-    /// The run's seed: parameters, dropout and data order are drawn from it.
+    /// The run's seed, from which parameters, dropout and data order are drawn.
     pub seed: u64,
-    /// How long a collective waits for a peer before it fails: up to a second longer where it asks
-    /// whom that peer waits for, and as little as half of it where another's time is over.
+    /// How long a collective waits for a peer before it fails. It may take up to a second longer
+    /// while it asks which rank that peer waits for, and as little as half of it when another
+    /// rank's wait times out.
     pub timeout: Duration,
-    /// How long a rank may make no progress in long work, while others wait for it in a collective.
+    /// How long a rank may make no progress in long work while others wait for it in a collective.
     pub phases: PhaseLimits,
 }
 
@@ -54,14 +55,15 @@ impl Default for GroupOptions {
     }
 }
 
-/// A rank's handle on some ranks that work together: who they are, which one it is, the run's seed
-/// and the collectives. Cloning is cheap and names the same group.
+/// A rank's handle on a set of ranks that communicate: the members, this rank's number among them,
+/// the run's seed and the collectives. Cloning is cheap and refers to the same group.
 ///
 /// Members are numbered `0..size()` in rank order; all arguments and results of collectives use
 /// these numbers. A group of one never communicates.
 ///
 /// # Collective
-/// Every method that says so must be called by every member, in the same order.
+/// Methods with a `# Collective` section must be called by every member they name, in the same
+/// order.
 #[derive(Clone)]
 pub struct Group(pub(crate) Arc<Inner>);
 
@@ -73,16 +75,16 @@ pub(crate) struct Inner {
     pub(crate) options: GroupOptions,
     pub(crate) activity: Arc<Activity>,
     seq: AtomicU64,
-    /// Messages sent to and received from each member by `send` and `recv`.
+    /// Counts of messages sent to and received from each member by `send` and `recv`.
     pairs: Mutex<Vec<[u64; 2]>>,
-    /// Before the link, which watches it until it is closed.
+    /// Declared before `link` in order to be dropped first: the link watches it until it is closed.
     #[cfg(feature = "cuda")]
     pub(crate) device: std::sync::OnceLock<crate::device::NcclGroup>,
     pub(crate) link: Option<Arc<RankContext>>,
 }
 
 impl Group {
-    /// The group of one.
+    /// A group of one.
     pub fn single(seed: u64) -> Self {
         let options = GroupOptions {
             seed,
@@ -98,7 +100,7 @@ impl Group {
         )
     }
 
-    /// The group of a world of one, which never communicates.
+    /// The world group of a single rank, which never communicates.
     pub(crate) fn alone(options: GroupOptions) -> Self {
         Self::assemble(
             "world",
@@ -152,7 +154,7 @@ impl Group {
         }))
     }
 
-    /// The same members under another name: a channel of its own.
+    /// A group of the same members under another name, with a channel of its own.
     #[cfg(feature = "cuda")]
     pub(crate) fn control(&self, name: &str) -> Self {
         let Inner {
@@ -174,11 +176,11 @@ impl Group {
         )
     }
 
-    /// The group of some members of this one, given by global rank. Nothing is sent: members make
-    /// it independently, with the same name and list.
+    /// Creates a group of some members of this one, given by global rank. Nothing is sent: each
+    /// member creates it independently, with the same name and list.
     ///
     /// # Errors
-    /// The list is not ascending, leaves the world or does not hold this rank.
+    /// The list is not ascending, names a rank outside of the world, or does not contain this rank.
     pub fn subgroup(&self, name: &str, members: &[usize]) -> Result<Self, CollectiveError> {
         let me = self.global_rank();
         let bad = |why: &str| CollectiveError::BadGroup {
@@ -224,8 +226,9 @@ impl Group {
         ))
     }
 
-    /// One of `known`, if it has these members, or else their [`subgroup`](Self::subgroup): one
-    /// communicator on the GPU, for calls that all members make in one order.
+    /// Returns the group of `known` that has these members, or creates it with
+    /// [`subgroup`](Self::subgroup). Sharing the group means sharing one communicator on the GPU,
+    /// so all members must make their calls on it in one order.
     ///
     /// # Errors
     /// As [`subgroup`](Self::subgroup).
@@ -241,7 +244,7 @@ impl Group {
         }
     }
 
-    /// The name, for messages: `tp`, `dp`, `world`.
+    /// The name used in messages: `tp`, `dp`, `world`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -271,7 +274,7 @@ impl Group {
         self.0.options.seed
     }
 
-    /// The first failure of any group of this rank. Once there is one, every collective fails.
+    /// The first failure of any group of this rank. After a failure every collective fails.
     pub fn failure(&self) -> Option<CollectiveError> {
         self.0.link.as_ref()?.failure.get().cloned()
     }
@@ -285,7 +288,7 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// The flight recorder as a text, a line a collective.
+    /// The flight recorder as text, one line per collective.
     pub fn flight_dump(&self) -> String {
         let rank = self.global_rank();
         self.0
@@ -295,9 +298,9 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// Ends every rank's current and later collectives with an error that carries `reason`: for a
-    /// rank that cannot go on. The others have a tenth of a second to finish a collective that this
-    /// rank has finished.
+    /// Ends every rank's current and later collectives with an error that carries `reason`, for a
+    /// rank that cannot continue. The others have a tenth of a second to finish a collective that
+    /// this rank has already finished.
     pub fn abort(&self, reason: &str) {
         if let Some(link) = &self.0.link {
             thread::sleep(FAILURE_GRACE);
@@ -305,7 +308,7 @@ impl Group {
         }
     }
 
-    /// The member `steps` places on in the ring of members.
+    /// The member `steps` places further in the ring of members.
     pub(crate) fn at(&self, steps: isize) -> usize {
         (self.rank() as isize + steps).rem_euclid(self.size() as isize) as usize
     }
@@ -323,7 +326,7 @@ impl Group {
         self.0.seq.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The numbers of the next `send` to and `recv` from `member`.
+    /// The sequence number of the next `send` to (or `recv` from) `member`.
     pub(crate) fn next_pair(&self, member: usize, direction: usize) -> u64 {
         let mut pairs = self.0.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         let next = &mut pairs[member][direction];

@@ -1,4 +1,4 @@
-/// The name of this host, for messages; `this host` where the system does not tell it.
+/// The name of this host, for messages; `this host` if the system does not provide it.
 pub fn host_name() -> String {
     #[cfg(unix)]
     if let Ok(name) = nix::unistd::gethostname()

@@ -1,10 +1,10 @@
 use burn::tensor::{Bytes, DType};
 use bytemuck::{Pod, try_cast_slice};
 
-/// Stretches of elements one behind the other, as the memory of a tensor of `dtype`.
+/// Concatenates parts into one buffer that is aligned for elements of `dtype`.
 ///
-/// `Bytes::from_bytes_vec` would copy once more: it wants memory aligned for any element type, which
-/// a `Vec<u8>` does not promise.
+/// `Bytes::from_bytes_vec` would copy a second time: it requires memory aligned for any element
+/// type, which a `Vec<u8>` does not guarantee.
 pub(crate) fn joined<'a>(parts: impl Iterator<Item = &'a [u8]> + Clone, dtype: DType) -> Bytes {
     match dtype.size() {
         1 => elements::<u8>(parts),

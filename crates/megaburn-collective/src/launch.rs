@@ -13,17 +13,17 @@ use crate::{
     transport::Transport,
 };
 
-/// Autodiff walks deep graphs on the rank's own stack.
+/// Stack of a rank's thread: autodiff walks deep graphs on it.
 const STACK_BYTES: usize = 32 << 20;
 
-/// How one rank of [`run_threads`] ended badly.
+/// How one rank of [`run_threads`] failed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RankFailure<E> {
     /// Its function returned this error.
     Failed(E),
     /// It panicked with this message.
     Panicked(String),
-    /// The system had no room for its thread.
+    /// The system could not create its thread.
     NotStarted(String),
 }
 
@@ -39,10 +39,10 @@ impl<E: fmt::Display> fmt::Display for RankFailure<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for RankFailure<E> {}
 
-/// Runs `body` as `world_size` ranks, each a thread of this process with its world group, and
-/// returns how each ended, in rank order.
+/// Runs `body` on `world_size` ranks, each a thread of this process with its world group, and
+/// returns their results in rank order.
 ///
-/// A rank that returns, fails or panics while others wait for it ends their waiting with an error.
+/// When a rank returns, fails or panics while others wait for it, their waits end with an error.
 ///
 /// Set `RAYON_NUM_THREADS` (or build rayon's pool) to `cores / world_size` first: Burn's CPU
 /// backend shares one pool among all ranks.

@@ -1,20 +1,21 @@
 //! Groups of ranks and their collectives.
 //!
-//! A [`Group`] is a handle that a rank holds: who its members are, which of them this rank is, the
-//! run's seed, and the link over which they talk: threads of one process ([`run_threads`]) or TCP
-//! between processes ([`connect`]). There are no globals; whatever communicates is given its group.
+//! A [`Group`] is a handle that a rank holds. It knows its members, this rank's number among them,
+//! the run's seed, and the transport that connects them: threads of one process ([`run_threads`])
+//! or TCP between processes ([`connect`]). There are no globals; code that communicates is given
+//! its group.
 //!
 //! - **Deterministic**: reductions run in rank order, so the result is bit-identical on every rank,
 //!   over every transport and in every run.
-//! - **Nothing hangs**: ranks that disagree, a dead, panicked or silent peer become a
+//! - **Nothing hangs**: ranks that disagree and dead, panicked or silent peers become a
 //!   [`CollectiveError`] on every other rank within the timeout. Afterwards every group of the rank
-//!   is unusable. A rank that works on something long says so ([`Group::phase`]): the others wait
-//!   for it as long as it makes progress.
+//!   is unusable. A rank in long work declares it ([`Group::phase`]), and the others wait for it as
+//!   long as it makes progress.
 //!
-//! [`region`] holds the differentiable operations on tensors that parallel layers are made of,
-//! [`tensors`] the same without gradients. On CUDA devices (feature `cuda`) both go through NCCL.
+//! [`region`] holds the differentiable operations that parallel layers are built from, [`tensors`]
+//! the same operations without gradients. On CUDA devices (feature `cuda`) both go through NCCL.
 
-// These macros panic where their output cannot be written.
+// The macros panic if their output cannot be written (closed pipe), so they are denied.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod activity;

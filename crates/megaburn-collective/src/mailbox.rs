@@ -1,4 +1,5 @@
-//! Where a rank's messages wait for it, and where it learns that none will come.
+//! Queues of the messages that have arrived for a rank, and notice of failures after which none
+//! will arrive.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -14,22 +15,22 @@ use crate::{
     sync::{Condvar, Mutex, MutexGuard},
 };
 
-/// What a rank hears after its time was over.
+/// What a rank learned from its peers after its wait timed out.
 #[derive(Debug)]
 pub(crate) struct TimeoutReport<M> {
-    /// What it waited for, if that has arrived after all.
+    /// The message that it waited for, if it has arrived after all.
     pub(crate) message: Option<M>,
-    /// Ranks that ask this one why they wait for it.
+    /// Ranks that ask why they have to wait for this rank.
     pub(crate) asked_by: Vec<usize>,
-    /// Whether the rank waited for waits as well.
+    /// Whether the peer answered that it is waiting as well.
     pub(crate) also_waiting: bool,
-    /// Whether the rank waited for, or one that it waits for, works on something long.
+    /// Set if the peer, or a rank that the peer waits for, is in a long phase.
     pub(crate) busy: Option<Busy>,
     /// The failure that ends all waits.
     pub(crate) failure: Option<TransportError>,
 }
 
-/// What has arrived for one rank and was not taken yet.
+/// Messages that have arrived for one rank and were not taken yet.
 #[derive(Debug)]
 pub(crate) struct Mailbox<M> {
     state: Mutex<MailboxState<M>>,
@@ -40,13 +41,13 @@ pub(crate) struct Mailbox<M> {
 struct MailboxState<M> {
     queues: HashMap<(Channel, usize), VecDeque<M>>,
     left: HashMap<usize, String>,
-    /// Whose time is over and who were not answered yet.
+    /// Ranks whose wait for this rank timed out and that were not answered yet.
     asked_by: Vec<usize>,
-    /// Who answered that they wait as well.
+    /// Ranks that answered that they are waiting as well.
     also_waiting: HashSet<usize>,
-    /// Who answered that they work, or wait for one that works.
+    /// Ranks that answered that they are in a long phase, or wait for a rank that is.
     busy: HashMap<usize, Busy>,
-    /// The first failure of any rank: nobody can go on.
+    /// The first failure of any rank; it ends all waits.
     failure: Option<TransportError>,
 }
 
@@ -78,8 +79,8 @@ impl<M> Mailbox<M> {
         self.changed.notify_all();
     }
 
-    /// Rank `from` finished and left in order: only who still waits for it fails. The first reason
-    /// stands.
+    /// Records that rank `from` finished and left in order: only waits for it fail. The first
+    /// reason is kept.
     pub(crate) fn leave(&self, from: usize, why: &str) {
         self.lock()
             .left
@@ -88,8 +89,8 @@ impl<M> Mailbox<M> {
         self.changed.notify_all();
     }
 
-    /// Rank `peer` ended out of order: every wait fails, unless it left before or another failure
-    /// came first.
+    /// Records that rank `peer` ended out of order: every wait fails, unless the peer had left
+    /// before or another failure came first.
     pub(crate) fn die(&self, peer: usize, why: &str) {
         let mut state = self.lock();
         if !state.left.contains_key(&peer) {
@@ -102,7 +103,7 @@ impl<M> Mailbox<M> {
         }
     }
 
-    /// Rank `by` failed: every wait fails. The first failure stands.
+    /// Records that rank `by` failed: every wait fails. The first failure is kept.
     pub(crate) fn abort(&self, by: usize, reason: &str) {
         let aborted = || TransportError::Aborted {
             by,
@@ -112,36 +113,37 @@ impl<M> Mailbox<M> {
         self.changed.notify_all();
     }
 
-    /// Rank `from` asks why it waits for this rank.
+    /// Records that rank `from` asks why it has to wait for this rank.
     pub(crate) fn ask(&self, from: usize) {
         self.lock().asked_by.push(from);
         self.changed.notify_all();
     }
 
-    /// Rank `from` answers that it waits as well.
+    /// Records the answer of rank `from` that it is waiting as well.
     pub(crate) fn answer(&self, from: usize) {
         self.lock().also_waiting.insert(from);
         self.changed.notify_all();
     }
 
-    /// Rank `from` answers that it works on something long, or waits for a rank that does.
+    /// Records the answer of rank `from` that it is in a long phase, or waits for a rank that is.
     pub(crate) fn answer_busy(&self, from: usize, busy: Busy) {
         self.lock().busy.insert(from, busy);
         self.changed.notify_all();
     }
 
-    /// Forgets what rank `peer` answered before: it is about to be asked anew.
+    /// Discards earlier answers of rank `peer`, which is about to be asked another time.
     pub(crate) fn forget_answers(&self, peer: usize) {
         let mut state = self.lock();
         state.also_waiting.remove(&peer);
         state.busy.remove(&peer);
     }
 
-    /// Takes the next message of `from`, waiting until `deadline`. What has arrived is handed out
-    /// even when its sender is gone since: a rank that finished first left its last words here.
+    /// Takes the next message of `from`, waiting until `deadline`. A message that has arrived is
+    /// returned even if its sender is gone by now, because a rank that finishes first leaves its
+    /// last messages here.
     ///
-    /// The wait is over earlier where another rank's is, unless this rank began late: with less than
-    /// half of its time over, it is the one to blame.
+    /// The wait ends early if another rank reports a timeout on this one, but only in the second
+    /// half of this rank's own timeout. Before that this rank started late and is itself the cause.
     pub(crate) fn take(
         &self,
         from: usize,
@@ -163,8 +165,8 @@ impl<M> Mailbox<M> {
             .unwrap_or(Err(TransportError::Timeout))
     }
 
-    /// What this rank hears until `deadline` from those that ask it and from `peer`, whom it asked;
-    /// an answer that is `known` is no news.
+    /// Waits until `deadline` for questions to this rank and for the answer of `peer`, which was
+    /// asked. If it is `known` that `peer` is waiting as well, that answer does not end the wait.
     pub(crate) fn wait_overdue(
         &self,
         peer: usize,
@@ -182,17 +184,17 @@ impl<M> Mailbox<M> {
             .unwrap_or_else(|| self.lock().heard(peer, channel))
     }
 
-    /// Whether another rank's time is over that waits for this one.
+    /// Whether another rank's wait for this rank has timed out.
     pub(crate) fn is_asked(&self) -> bool {
         !self.lock().asked_by.is_empty()
     }
 
-    /// Why `peer` can no longer be talked to, if it cannot.
+    /// Why `peer` can no longer be reached, if it cannot.
     pub(crate) fn gone(&self, peer: usize) -> Option<TransportError> {
         self.lock().gone(peer)
     }
 
-    /// The same, waiting for the reason until `deadline`.
+    /// Like [`Self::gone`], but waits for the reason until `deadline`.
     pub(crate) fn wait_gone(&self, peer: usize, deadline: Instant) -> Option<TransportError> {
         self.wait(deadline, |state| state.gone(peer))
     }
@@ -216,7 +218,7 @@ impl<M> Mailbox<M> {
         }
     }
 
-    /// A rank that panicked while holding the lock left the queues whole: every change is one step.
+    /// Ignores poisoning: every change is a single step, so a panic leaves the queues consistent.
     fn lock(&self) -> MutexGuard<'_, MailboxState<M>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

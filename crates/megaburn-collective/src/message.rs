@@ -3,7 +3,7 @@ use std::{fmt, ops::Range, sync::Arc};
 use burn::tensor::{Bytes, DType};
 use serde::{Deserialize, Serialize};
 
-/// What a collective does. Ranks that meet with different ones have a bug.
+/// The operation of a collective. Ranks that meet with different operations have a bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "named for the collective")]
 pub enum OpKind {
@@ -41,7 +41,7 @@ impl fmt::Display for OpKind {
     }
 }
 
-/// One call of one rank: what its peers compare theirs with.
+/// One collective call of one rank, which its peers compare with theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// The operation.
@@ -55,14 +55,14 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether two ranks may meet in these calls. Shapes must agree, but for operations whose
+    /// Whether two ranks may meet in these calls. Shapes must agree, except for operations whose
     /// contributions may differ by rank.
     pub(crate) fn agrees(&self, other: &Call) -> bool {
         (self.op, self.seq, self.dtype) == (other.op, other.seq, other.dtype)
             && (self.any_shape() || self.shape == other.shape)
     }
 
-    /// Whether ranks may call it with different shapes.
+    /// Whether the shape of the contribution may differ by rank.
     pub(crate) fn any_shape(&self) -> bool {
         matches!(self.op, OpKind::AllToAll | OpKind::Send)
     }
@@ -100,7 +100,7 @@ impl Payload {
         Self::new(Bytes::from_bytes_vec(Vec::new()))
     }
 
-    /// The stretch `range` of this payload, sharing its memory.
+    /// The part `range` of this payload, sharing its memory.
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
         let range = self.range.start + range.start..self.range.start + range.end;
         assert!(
@@ -118,7 +118,7 @@ impl Payload {
         &self.owner[self.range.clone()]
     }
 
-    /// The bytes, without a copy where this is the only holder of the whole buffer.
+    /// The bytes, without a copy if this is the only owner and covers the full buffer.
     pub(crate) fn into_bytes(self) -> Bytes {
         if self.range == (0..self.owner.len()) {
             return Arc::try_unwrap(self.owner).unwrap_or_else(|shared| (*shared).clone());

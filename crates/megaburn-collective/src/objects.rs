@@ -1,12 +1,12 @@
-//! Small values of any kind between the members of a group, as JSON: for what is agreed on beside the
-//! training, not for what every step sends.
+//! Collectives on small values of any type, sent as JSON: for coordination outside of training
+//! steps, not for data that every step sends.
 
 use burn::tensor::{DType, TensorData};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{CollectiveError, Group};
 
-/// What every member holds, in rank order, on member 0; nothing on the others.
+/// Gathers every member's value, in rank order, on member 0; the others get an empty list.
 ///
 /// # Errors
 /// See [`CollectiveError`].
@@ -25,12 +25,13 @@ pub fn gather<T: Serialize + DeserializeOwned>(
     Ok(parts.iter().map(|part| decode(part.as_bytes())).collect())
 }
 
-/// What member 0 holds, on every member.
+/// Returns member 0's value on every member.
 ///
 /// # Errors
 /// See [`CollectiveError`].
 /// # Collective
 /// All members; the text's length, and the text.
+/// All members; two broadcasts, the text's length and the text.
 pub fn broadcast<T: Serialize + DeserializeOwned>(
     group: &Group,
     value: &T,
@@ -38,7 +39,7 @@ pub fn broadcast<T: Serialize + DeserializeOwned>(
     let mine = encode(value);
     let len = group.broadcast(TensorData::from([mine.len() as i64]), 0)?;
     let len = len.as_slice::<i64>().expect("it was sent as i64")[0] as usize;
-    // The others' bytes do not matter, but their number must be the root's.
+    // The others' bytes do not matter, but their number must equal the root's.
     let mine = if group.rank() == 0 {
         mine
     } else {

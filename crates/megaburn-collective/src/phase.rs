@@ -1,4 +1,4 @@
-//! How a rank says that it works on something long, and how it is watched.
+//! How a rank announces long work, and how its progress is watched.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,11 +9,11 @@ use crate::{
 };
 
 impl Group {
-    /// Says that this rank is in `phase` until what this returns is dropped. Ranks that wait for it
-    /// in a collective go on waiting beyond [`GroupOptions::timeout`](crate::GroupOptions::timeout)
-    /// as long as it makes progress. The phase's limit holds for the time without progress.
-    /// A rank that is stopped or dead is still noticed within the timeout of collectives, because
-    /// it does not answer.
+    /// Declares that this rank is in `phase` until the returned guard is dropped. Ranks that wait
+    /// for it in a collective keep waiting beyond
+    /// [`GroupOptions::timeout`](crate::GroupOptions::timeout) as long as it makes progress; the
+    /// phase's limit applies to the time without progress. A rank that is stopped or dead is still
+    /// noticed within the timeout of collectives, because it does not answer.
     pub fn phase(&self, phase: Phase) -> PhaseGuard {
         let activity = self.0.activity.clone();
         let id = activity.enter(phase);
@@ -22,7 +22,7 @@ impl Group {
         }
     }
 
-    /// A handle on the signs of life of this rank.
+    /// A handle for reporting that this rank is alive.
     pub fn pulse(&self) -> Pulse {
         Pulse(self.0.activity.clone())
     }
@@ -35,7 +35,7 @@ pub struct PhaseGuard {
 }
 
 impl PhaseGuard {
-    /// What reports the progress of this phase. Clones may go to other threads.
+    /// Reports the progress of this phase. Clones may move to other threads.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
@@ -49,24 +49,24 @@ impl Drop for PhaseGuard {
     }
 }
 
-/// Takes note of progress in a phase of a rank.
+/// Records progress in a phase of a rank.
 #[derive(Clone, Default)]
 pub struct Progress(Option<(Arc<Activity>, u64)>);
 
 impl Progress {
-    /// Progress that nobody waits for: of work outside a run.
+    /// Progress of work outside a run, which no rank waits for.
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// So many more bytes are to be read or written.
+    /// Adds to the number of bytes that are to be read or written.
     pub fn expect(&self, bytes: u64) {
         if let Some((activity, id)) = &self.0 {
             activity.expect(*id, bytes);
         }
     }
 
-    /// So many more bytes are read or written; 0 is progress too.
+    /// Adds to the number of bytes that were read or written; 0 counts as progress too.
     pub fn add(&self, bytes: u64) {
         if let Some((activity, id)) = &self.0 {
             activity.progress(*id, bytes);
@@ -80,36 +80,37 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// The signs of life of one rank. Collectives and phases give some; a training loop gives one for
+/// Signs of life of one rank. Collectives and phases report some; a training loop reports one for
 /// each micro-batch of a step or an evaluation, and one for each tensor that it reads.
 #[derive(Clone, Debug)]
 pub struct Pulse(Arc<Activity>);
 
 impl Pulse {
-    /// The rank has finished a piece of its work. In a phase, that counts as progress of the phase.
+    /// Records that the rank finished a piece of work. Within a phase, that counts as progress of
+    /// the phase.
     pub fn beat(&self) {
         self.0.advance();
     }
 
-    /// How long it has given no sign; `None` while it waits in a collective.
+    /// How long the rank has given no sign of life; `None` while it waits in a collective.
     pub fn quiet(&self) -> Option<Quiet> {
         self.0.quiet()
     }
 }
 
-/// How long a rank may be without progress in each phase.
+/// How long a rank may make no progress in each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseLimits {
-    /// Of [`Phase::Start`].
+    /// The limit of [`Phase::Start`].
     pub start: Duration,
-    /// Of [`Phase::Save`].
+    /// The limit of [`Phase::Save`].
     pub save: Duration,
-    /// Of [`Phase::Load`].
+    /// The limit of [`Phase::Load`].
     pub load: Duration,
 }
 
 impl PhaseLimits {
-    /// The limit of one.
+    /// The limit of `phase`.
     pub fn of(&self, phase: Phase) -> Duration {
         match phase {
             Phase::Start => self.start,
@@ -120,7 +121,7 @@ impl PhaseLimits {
 }
 
 impl Default for PhaseLimits {
-    /// Ten minutes each.
+    /// Ten minutes for each phase.
     fn default() -> Self {
         let ten_minutes = Duration::from_secs(600);
         Self {

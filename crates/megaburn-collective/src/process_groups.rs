@@ -2,53 +2,54 @@ use megaburn_mesh::{Axis, Coords, Layout, Mesh};
 
 use crate::{CollectiveError, Group};
 
-/// The groups of one rank under a layout: one an axis, and the unions that a step needs. Built once
-/// from the world and handed to whatever communicates.
+/// The groups of one rank under a layout: one per axis, and the unions that a step needs. Built
+/// once from the world and passed to all code that communicates.
 ///
-/// On GPUs each group has a communicator, whose calls wait for each other. So groups of the same
-/// members are one, unless layers wait for one of them while sums of gradients are on their way in the
-/// other.
+/// On GPUs each group has a communicator, whose calls run one after the other. Groups with the same
+/// members are therefore shared, except where layers would then wait for gradient reductions that
+/// are in flight in the same group.
 ///
 /// After Megatron-LM's `megatron/core/process_groups_config.py`.
 #[derive(Clone, Debug)]
 pub struct ProcessGroups {
-    /// The mesh behind it.
+    /// The mesh from which the groups were computed.
     pub mesh: Mesh,
-    /// Where this rank stands.
+    /// This rank's coordinates.
     pub coords: Coords,
     /// All ranks.
     pub world: Group,
-    /// Shares the layers' matrices.
+    /// The ranks that split the layers' matrices.
     pub tp: Group,
-    /// Shares the sequence.
+    /// The ranks that split the sequence.
     pub cp: Group,
-    /// Shares the batch.
+    /// The ranks that split the batch.
     pub dp: Group,
-    /// Shares the layers.
+    /// The ranks that split the layers.
     pub pp: Group,
-    /// Holds the same dense parameters: their gradients are summed over it.
+    /// The ranks with the same dense parameters, whose gradients are summed over this group.
     pub dp_cp: Group,
-    /// Holds one micro-batch between them.
+    /// The ranks that work on the same micro-batch.
     pub tp_cp: Group,
-    /// Holds one whole model between them, but for experts: norms are summed over it.
+    /// The ranks that together hold one full model, except for experts. Norms are summed over it.
     pub model: Group,
-    /// Holds the losses of the whole batch between them: the stages of pipelines, one of which has some.
+    /// The ranks over which the losses of the global batch are summed. It includes all pipeline
+    /// stages, although only one of them computes losses.
     pub batch: Group,
-    /// Shares the experts of a layer.
+    /// The ranks that split the experts of a layer.
     pub ep: Group,
-    /// Shares an expert's matrices.
+    /// The ranks that split an expert's matrices.
     pub etp: Group,
-    /// Holds the same experts: their gradients are summed over it.
+    /// The ranks with the same experts, whose gradients are summed over this group.
     pub edp: Group,
-    /// Holds all experts of its layers between them: tokens are dispatched over it.
+    /// The ranks that together hold all experts of their layers; tokens are dispatched over it.
     pub experts: Group,
 }
 
 impl ProcessGroups {
-    /// The groups of this rank.
+    /// Creates the groups of this rank.
     ///
     /// # Errors
-    /// The world has another size than the layout.
+    /// The world and the layout have different numbers of ranks.
     /// # Collective
     /// Nothing is sent.
     pub fn new(world: &Group, layout: Layout) -> Result<Self, CollectiveError> {
@@ -92,7 +93,7 @@ impl ProcessGroups {
         })
     }
 
-    /// The groups of a run of one rank.
+    /// The groups of a run with a single rank.
     pub fn single(seed: u64) -> Self {
         Self::new(&Group::single(seed), Layout::SINGLE).expect("one rank fits one rank")
     }
@@ -160,7 +161,7 @@ mod tests {
                     assert_eq!(is_one(a, b), a.members() == b.members(), "{a:?} {b:?}");
                 }
             }
-            // Layers do not wait for sums of gradients.
+            // Layers must not wait for gradient reductions.
             for (layer, sum) in layers
                 .iter()
                 .flat_map(|layer| sums.map(|sum| (layer.0, sum.0)))

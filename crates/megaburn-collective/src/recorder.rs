@@ -7,7 +7,7 @@ use std::{
 
 use crate::message::Call;
 
-/// How far a recorded collective came.
+/// The progress of a recorded collective.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FlightState {
     /// Called, not finished.
@@ -23,9 +23,9 @@ pub enum FlightState {
 pub struct FlightRecord {
     /// The group's name.
     pub group: String,
-    /// What was called.
+    /// The call.
     pub call: Call,
-    /// How far it came.
+    /// Its progress.
     pub state: FlightState,
     started: Instant,
     id: u64,
@@ -42,16 +42,16 @@ impl fmt::Display for FlightRecord {
     }
 }
 
-/// Keeps the last collectives of a rank over all its groups, for the day one fails.
+/// Keeps the last collectives of a rank over all its groups, for the report of a failure.
 #[derive(Debug, Default)]
 pub(crate) struct FlightRecorder {
     records: Mutex<(u64, VecDeque<FlightRecord>)>,
 }
 
 impl FlightRecorder {
-    /// Records, if none of them waits.
+    /// Records to keep, unless the oldest is still in flight.
     const KEPT: usize = 64;
-    /// Records at all.
+    /// The most records ever kept.
     const MOST: usize = 1024;
 
     pub(crate) fn start(&self, group: &str, call: &Call) -> u64 {
@@ -59,7 +59,8 @@ impl FlightRecorder {
         let (next, queue) = &mut *records;
         let id = *next;
         *next += 1;
-        // A GPU's calls end long after they are made: the oldest that waits is the one to know.
+        // A GPU's calls end long after they are made. Keep the oldest record while its call is in
+        // flight: it is the one that a report needs.
         while queue.len() >= Self::KEPT
             && (queue.len() >= Self::MOST || queue[0].state != FlightState::Started)
         {
@@ -77,7 +78,7 @@ impl FlightRecorder {
 
     pub(crate) fn finish(&self, id: u64, failure: Option<String>) {
         let mut records = self.lock();
-        // Searched from the back: the call that ends is nearly always the latest.
+        // Search from the back: the call that ends is nearly always the latest.
         if let Some(record) = records.1.iter_mut().rev().find(|record| record.id == id) {
             record.state = match failure {
                 Some(error) => FlightState::Failed(error),
@@ -86,7 +87,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The call of a record, unless it was pushed out.
+    /// The call of a record, unless the record was evicted.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn call(&self, id: u64) -> Option<Call> {
         self.lock()
@@ -96,7 +97,7 @@ impl FlightRecorder {
             .map(|record| record.call.clone())
     }
 
-    /// The records as a text, a line each; of many only the first and the last.
+    /// The records as text, one line each; only the first and the last of many.
     pub(crate) fn dump(&self, rank: usize) -> String {
         let lines: Vec<_> = self
             .records()

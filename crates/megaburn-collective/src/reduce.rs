@@ -1,5 +1,5 @@
-//! Elementwise reductions over the members' contributions, always in rank order: the only place
-//! where the order of a floating-point sum is decided.
+//! Elementwise reductions over the members' contributions, always in rank order. This is the only
+//! place that decides the order of a floating-point sum.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use crate::{group::ReduceOp, message::Payload};
 
-/// Reduces equally long contributions; `None` where `dtype` cannot be reduced so.
+/// Reduces contributions of equal length; `None` where `dtype` does not support `op`.
 pub(crate) fn reduce(parts: &[Payload], dtype: DType, op: ReduceOp) -> Option<Bytes> {
     Some(match dtype {
         DType::F32 => float::<f32, f32>(parts, op, |x| x, |x| x),
@@ -47,7 +47,7 @@ impl Real for f64 {
     }
 }
 
-/// Half types are summed in `A = f32` and rounded once.
+/// Sums half types in `A = f32` and rounds once.
 fn float<T: Pod + Send + Sync, A: Real>(
     parts: &[Payload],
     op: ReduceOp,
@@ -93,7 +93,7 @@ fn int<T: Pod + Send + Sync + Ord>(
     Bytes::from_elems(acc)
 }
 
-/// The elements in place, or a copy where bytes from a socket are not aligned for them.
+/// Views the bytes as elements, or copies them where bytes from a socket are not aligned.
 fn view<T: Pod>(payload: &Payload) -> Cow<'_, [T]> {
     let bytes = payload.as_slice();
     match bytemuck::try_cast_slice(bytes) {

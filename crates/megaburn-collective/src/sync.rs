@@ -1,4 +1,4 @@
-//! The primitives that [`crate::mailbox`] waits with. `tests/mailbox_model.rs` compiles the mailbox
-//! with loom's in their place.
+//! The synchronization primitives of [`crate::mailbox`]. `tests/mailbox_model.rs` compiles the
+//! mailbox with loom's instead.
 
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};

@@ -10,7 +10,8 @@ use crate::{
     transport::{TimeoutProbe, Transport},
 };
 
-/// Ranks as threads of one process: a message is an `Arc` put into the receiver's mailbox.
+/// The transport between ranks that are threads of one process: a message is an `Arc` that is put
+/// into the receiver's mailbox.
 #[derive(Debug)]
 pub(crate) struct ThreadTransport {
     rank: usize,
@@ -19,7 +20,7 @@ pub(crate) struct ThreadTransport {
 }
 
 impl ThreadTransport {
-    /// One end for each of `world_size` ranks.
+    /// Creates one endpoint for each of `world_size` ranks.
     pub(crate) fn world(world_size: usize, options: GroupOptions) -> Vec<Self> {
         let mailboxes: Arc<[_]> = (0..world_size).map(|_| Mailbox::default()).collect();
         let activities: Arc<[_]> = (0..world_size)
@@ -33,13 +34,13 @@ impl ThreadTransport {
         (0..world_size).map(end).collect()
     }
 
-    /// Tells the others that this rank finished. Without it they would wait for the timeout.
+    /// Notifies the others that this rank finished. Otherwise they would wait until the timeout.
     pub(crate) fn leave(&self, why: &str) {
         self.others()
             .for_each(|mailbox| mailbox.leave(self.rank, why));
     }
 
-    /// Tells the others that this rank failed or panicked.
+    /// Notifies the others that this rank failed or panicked.
     pub(crate) fn die(&self, why: &str) {
         self.others()
             .for_each(|mailbox| mailbox.die(self.rank, why));
@@ -79,7 +80,7 @@ impl Transport for ThreadTransport {
         message: Message,
         _deadline: Deadline,
     ) -> Result<(), TransportError> {
-        // A rank that only sends must hear of failures too.
+        // A rank that only sends must learn of failures too.
         if let Some(error) = self.gone(to) {
             return Err(error);
         }
@@ -89,7 +90,7 @@ impl Transport for ThreadTransport {
 
     fn say(&self, to: usize, overdue: TimeoutProbe) {
         match overdue {
-            // Answered for the other rank, which may be at work.
+            // Answer on behalf of the other rank, which may be working.
             TimeoutProbe::Question => match self.activities[to].busy() {
                 Some(busy) => self.mailbox().answer_busy(to, busy),
                 None => self.mailboxes[to].ask(self.rank),
@@ -100,7 +101,7 @@ impl Transport for ThreadTransport {
     }
 
     fn abort(&self, by: usize, reason: &str) {
-        // This rank's own mailbox too: its other threads may wait in other groups.
+        // Include this rank's own mailbox: its other threads may wait in other groups.
         self.mailboxes
             .iter()
             .for_each(|mailbox| mailbox.abort(by, reason));
@@ -134,8 +135,9 @@ mod tests {
         }
     }
 
-    /// What rank 1 hears from rank 2 and how long that took, while rank 0 asks it at once and rank 2
-    /// speaks some time after that, or never.
+    /// Runs a wait of rank 1 for rank 2 while rank 0 immediately asks rank 1 about a timeout. Rank
+    /// 2 sends its message `after` some time, or never. Returns the result of the wait and how long
+    /// it took.
     fn asked(after: Option<Duration>) -> (Result<(), TransportError>, Duration) {
         let ranks = ThreadTransport::world(3, GroupOptions::default());
         let begin = Instant::now();

@@ -14,40 +14,40 @@ use crate::{
     message::Message,
 };
 
-/// How long a rank whose time is over waits for the answer of the peer it waited for, and, once that
-/// peer answered that it waits as well, for the news of who is to blame.
+/// How long a rank whose wait timed out waits for its peer's answer. Once that peer answers that it
+/// is waiting as well, also how long the rank waits for a report that names the cause.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often a rank asks again while the one it waits for works.
+/// The interval at which a rank repeats its question while its peer is in a long phase.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// A rank that works and was asked again and again for so long without an answer is silent: a single
+/// A busy rank that has not answered repeated questions for this long counts as silent. A single
 /// answer may be lost or late.
 pub(crate) const SILENT: Duration = Duration::from_secs(4);
 
-/// What two ranks say about a wait that took too long.
+/// The messages that two ranks exchange about a wait that took too long.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum TimeoutProbe {
-    /// The sender's time is over, and it waits for the receiver.
+    /// The sender's wait for the receiver timed out.
     Question,
-    /// The sender waits for another rank itself.
+    /// The sender is waiting for another rank itself.
     AlsoWaiting,
-    /// The sender works on something long, or waits for a rank that does.
+    /// The sender is in a long phase, or waits for a rank that is.
     Busy(Busy),
 }
 
-/// What came of a question to a rank that was waited for too long.
+/// The result of asking a rank about a wait that took too long.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Its message, which came after all.
+    /// The awaited message, which arrived after all.
     Message(Message),
     Busy(Busy),
-    /// It waits as well, and nobody said for whom.
+    /// The peer is waiting as well, and no rank was reported as the cause.
     AlsoWaiting,
-    /// None.
+    /// No answer.
     Nothing,
 }
 
 /// Moves messages between the ranks of a world. Everything else (collectives, checks, errors) is
-/// built on it once, for every transport.
+/// built once on top of it, for every transport.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// This rank.
     fn rank(&self) -> usize;
@@ -55,17 +55,17 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// The number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Where this rank's messages arrive.
+    /// The mailbox in which this rank's messages arrive.
     fn mailbox(&self) -> &Mailbox<Message>;
 
-    /// What this rank is at.
+    /// The current activity of this rank.
     fn activity(&self) -> &Arc<Activity>;
 
     /// Queues `message` for rank `to`. Messages of one channel from one rank arrive in order.
     ///
     /// # Errors
-    /// `to` is gone, takes nothing until `deadline` (or until another rank's is over, once half of
-    /// this one is), or some rank failed.
+    /// `to` is gone, some rank failed, or `to` accepts nothing until `deadline`. In the second half
+    /// of the deadline, another rank's timeout on this one ends the wait early.
     fn send(
         &self,
         to: usize,
@@ -74,25 +74,28 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         deadline: Deadline,
     ) -> Result<(), TransportError>;
 
-    /// Says `overdue` to rank `to`, if it takes a word at once.
+    /// Sends `overdue` to rank `to`, but only if that does not block.
     fn say(&self, to: usize, overdue: TimeoutProbe);
 
-    /// Tells every rank that rank `by` failed first, this one or one that it heard of; what they
-    /// wait for ends with [`TransportError::Aborted`]. Never blocks for long.
+    /// Reports to every rank that rank `by` (this one or one that reported to it) failed first;
+    /// their waits end with [`TransportError::Aborted`]. Never blocks for long.
     fn abort(&self, by: usize, reason: &str);
 
-    /// The next message of `channel` from rank `from`.
+    /// Receives the next message of `channel` from rank `from`.
     ///
-    /// One stopped rank makes everybody's time run out at nearly the same moment, that of ranks too
-    /// that only wait for one who waits. So a rank whose time is over asks its peer first. One that
-    /// answers that it waits is not to blame, and whom it waits for in vain comes as the failure of
-    /// all. One that answers that it works (see [`Activity`]) is waited for further, as long as it
-    /// makes progress, and who waits passes that answer on. It is asked again every second, and
-    /// given up when it has not answered for [`SILENT`].
+    /// When one rank stalls, everything that waits for it, directly or not, times out at nearly the
+    /// same moment. So a rank whose wait timed out first asks `from`, which may answer in two ways:
+    ///
+    /// - It is waiting itself: then it is not to blame, and the root cause arrives as a failure of
+    ///   all ranks.
+    /// - It is in a long phase (see [`Activity`]): then this rank keeps waiting as long as that
+    ///   phase makes progress, and forwards this answer to ranks that wait for itself. It repeats
+    ///   its question every second and gives up after [`SILENT`] without an answer.
     ///
     /// # Errors
-    /// None came until `deadline` (or until another rank's is over, once half of this one is), `from`
-    /// works without progress, it is gone, or some rank failed.
+    /// `from` is gone or in a long phase without progress, some rank failed, or no message arrived
+    /// until `deadline`. In the second half of the deadline, another rank's timeout on this one
+    /// ends the wait early.
     fn receive(
         &self,
         from: usize,
@@ -115,7 +118,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
                     deadline = Deadline::extended(busy.left().min(ASK_AGAIN));
                     continue;
                 }
-                // Whoever waits for the silent rank itself is the first to name it.
+                // Wait longer, so that a rank that waits directly for the silent one is the first
+                // to name it.
                 Answer::AlsoWaiting => SILENT + 2 * GRACE,
                 Answer::Nothing => SILENT,
             };
@@ -125,7 +129,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Asks rank `from` why its message of `channel` does not come.
+    /// Asks rank `from` why its message of `channel` does not arrive.
     fn ask(&self, from: usize, channel: Channel) -> Result<Answer, TransportError> {
         let mailbox = self.mailbox();
         mailbox.forget_answers(from);
@@ -165,7 +169,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         }
     }
 
-    /// A message of `channel` from rank `from`, if one has arrived.
+    /// Returns a message of `channel` from rank `from`, if one has arrived.
     #[cfg(any(feature = "cuda", test))]
     fn arrived(&self, from: usize, channel: Channel) -> Option<Message> {
         self.mailbox()
@@ -173,8 +177,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
             .ok()
     }
 
-    /// Why `peer` can no longer be talked to, if it cannot; of this rank itself, the first failure of
-    /// any rank that it heard of. Never blocks: for who waits for something else than a message.
+    /// Why `peer` can no longer be reached, if it cannot. For this rank itself: the first failure
+    /// of any rank that was reported to it. Non-blocking, for callers that are waiting on something
+    /// other than a message, e.g. the GPU.
     fn gone(&self, peer: usize) -> Option<TransportError> {
         self.mailbox().gone(peer)
     }

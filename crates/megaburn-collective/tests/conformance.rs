@@ -1,4 +1,4 @@
-//! Every collective, element type, size and group, over both transports, bit for bit.
+//! Every collective, element type, size and group, over both transports, compared bit for bit.
 
 mod fixture;
 
@@ -14,7 +14,7 @@ use megaburn_collective::{CollectiveError, Group, GroupOptions, ReduceOp};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// None, one, odd, and more than one exchange carries.
+/// Zero, one, an odd number, and more elements than one exchange carries.
 const SIZES: [usize; 4] = [0, 1, 37, 9001];
 
 /// One rank's view of the suite: a group, and the contributions of all members.
@@ -91,7 +91,7 @@ impl Suite {
         self.exchanges(dtype, size)
     }
 
-    /// Parts of another size for each pair, some of them empty.
+    /// Exchanges parts whose size differs for each pair; some are empty.
     fn exchanges(&mut self, dtype: DType, size: usize) -> Result<(), CollectiveError> {
         let (group, n, me) = (self.group.clone(), self.group.size(), self.group.rank());
         self.case += 1;

@@ -1,4 +1,5 @@
-//! Ranks that disagree, die or fall silent: every other rank gets an error that names them, in time.
+//! Ranks that disagree, die or fall silent: every other rank gets an error that names them, in
+//! time.
 
 mod fixture;
 
@@ -13,7 +14,7 @@ use megaburn_collective::{CollectiveError, Group, RankFailure, ReduceOp};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Longer than any of these tests should take: who needs it has waited for a timeout.
+/// Longer than any of these tests should take; reaching it means that a rank waited for a timeout.
 const PATIENT: f64 = 40.0;
 
 type Ends = Vec<Result<CollectiveError, RankFailure<CollectiveError>>>;
@@ -60,7 +61,8 @@ fn until_it_fails(group: &Group, operation: Operation) -> CollectiveError {
     }
 }
 
-/// Every rank but `unresponsive_peer` has an error that names it, and its groups are unusable.
+/// Checks that every rank but `unresponsive_peer` has an error that names it, and that its groups
+/// are unusable.
 fn check_all_but(unresponsive_peer: usize, ends: &Ends, what: &str) {
     for (rank, end) in ends
         .iter()
@@ -127,7 +129,8 @@ fn a_rank_that_goes_ends_the_others_in_any_operation(
         let begin = Instant::now();
         let ends = bounded(LIMIT, move || {
             world(over, 3, impatient(PATIENT), |group| {
-                // The culprit may be gone before the others have finished what it did with them.
+                // The failing rank may be gone before the others have finished what it did with
+                // them.
                 let before = OPERATIONS[..7]
                     .iter()
                     .try_for_each(|(_, before)| before(&group));
@@ -172,9 +175,9 @@ fn a_failure_in_one_subgroup_reaches_those_outside(
     check_all_but(1, &ends, &format!("{misdeed:?}"));
 }
 
-/// Everybody's time runs out at once when one rank is stopped, and the ranks that wait for one that
-/// waits must not blame it: here rank 0 waits for rank 1, which waits for rank 2, and so on to the
-/// last, which is silent. Each began a little later than the one that waits for it.
+/// When one rank is stopped, all waits time out at once, and a rank must not blame a peer that is
+/// waiting itself. Here rank 0 waits for rank 1, which waits for rank 2, and so on to the last
+/// rank, which is silent. Each rank begins a little later than the rank that waits for it.
 #[rstest]
 fn who_waits_for_one_that_waits_blames_the_silent_one(
     #[values(Over::Threads, Over::Tcp)] over: Over,
@@ -198,7 +201,7 @@ fn who_waits_for_one_that_waits_blames_the_silent_one(
     check_all_but(SIZE - 1, &ends, "a chain");
 }
 
-/// Two that wait for each other have nobody else to blame.
+/// Two ranks that wait for each other have no third rank to blame.
 #[rstest]
 fn who_waits_for_each_other_is_told_so(#[values(Over::Threads, Over::Tcp)] over: Over) {
     let ends = bounded(LIMIT, move || {
@@ -223,7 +226,7 @@ fn who_waits_for_each_other_is_told_so(#[values(Over::Threads, Over::Tcp)] over:
 #[rstest]
 fn a_silent_rank_is_a_timeout_in_any_operation(#[values(Over::Threads, Over::Tcp)] over: Over) {
     const TIMEOUT: f64 = 1.0;
-    // A send returns when it is handed over, so it alone cannot wait for anybody.
+    // A send returns when its data is handed over, so it alone cannot time out.
     for (name, operation) in OPERATIONS.into_iter().filter(|(name, _)| *name != "send") {
         let ends = bounded(LIMIT, move || {
             world(over, 3, impatient(TIMEOUT), |group| {
@@ -255,7 +258,7 @@ fn a_silent_rank_is_a_timeout_in_any_operation(#[values(Over::Threads, Over::Tcp
     }
 }
 
-/// Two calls that do not belong together, and how each is named.
+/// Two mismatched calls, each with its name in the error.
 type Disagreement = ((Operation, &'static str), (Operation, &'static str));
 
 const DISAGREEMENTS: [Disagreement; 8] = [
@@ -332,7 +335,7 @@ const DISAGREEMENTS: [Disagreement; 8] = [
     ),
 ];
 
-/// The same group made anew, whose calls are counted from 0.
+/// A new group of the same members, whose calls are counted from 0.
 fn anew(group: &Group) -> Result<Group, CollectiveError> {
     group.subgroup("again", group.members())
 }

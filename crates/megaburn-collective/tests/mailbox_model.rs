@@ -1,9 +1,9 @@
 //! The mailbox under every interleaving of its callers, explored by loom.
 //!
-//! The module itself is compiled here once more, with loom's mutex and condition variable in place
-//! of the standard library's, so that neither a flag nor a rebuild of Burn is needed: this runs in
-//! an ordinary `cargo test -p megaburn-collective --test mailbox_model`. Loom never lets a wait time
-//! out; a wait that nobody ends is found as a deadlock.
+//! This test compiles the module a second time, with loom's mutex and condition variable instead of
+//! the standard library's, so that neither a flag nor a rebuild of Burn is needed: it runs in an
+//! ordinary `cargo test -p megaburn-collective --test mailbox_model`. Loom never lets a wait time
+//! out; a wait that is never woken is found as a deadlock.
 
 #![allow(
     missing_docs,
@@ -60,7 +60,7 @@ fn take(mailbox: &Mailbox<u32>, from: usize) -> Taken {
     mailbox.take(from, 0, Deadline::after(Duration::from_secs(3600)))
 }
 
-/// Runs `peers` beside `owner` in every interleaving.
+/// Runs `peers` concurrently with `owner` in every interleaving.
 fn explore<T: 'static>(
     peers: &'static [fn(&Mailbox<u32>)],
     owner: impl Fn(&Mailbox<u32>) -> T + Sync + Send + 'static,

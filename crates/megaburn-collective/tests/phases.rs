@@ -1,5 +1,5 @@
-//! A rank that works on something long is not a hung rank, and one that makes no progress is named with
-//! what it was at.
+//! A rank in a long phase is not treated as hung, and a rank without progress is reported together
+//! with its phase.
 
 mod fixture;
 
@@ -13,7 +13,7 @@ use megaburn_collective::{CollectiveError, Group, GroupOptions, Phase, PhaseLimi
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Of collectives.
+/// The timeout of collectives, in seconds.
 const TIMEOUT: f64 = 0.4;
 
 fn options(save: f64) -> GroupOptions {
@@ -27,7 +27,8 @@ fn options(save: f64) -> GroupOptions {
     }
 }
 
-/// Rank 0 saves for four times the timeout of collectives; rank 1 waits for it, rank 2 for rank 1.
+/// Rank 0 saves for four times the timeout of collectives; rank 1 waits for rank 0, and rank 2 for
+/// rank 1.
 fn save(group: &Group, progress: bool) -> Result<(), CollectiveError> {
     group.barrier()?;
     if group.rank() > 0 {
@@ -87,7 +88,8 @@ fn a_save_without_progress_is_given_up_and_named(#[values(Over::Threads, Over::T
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
-/// Without a phase the limit is that of collectives, however long a rank was in one before.
+/// Outside of a phase the limit of collectives applies, however long the rank was in a phase
+/// before.
 #[rstest]
 fn a_rank_that_hangs_after_its_save_is_noticed(#[values(Over::Threads, Over::Tcp)] over: Over) {
     let ends = bounded(LIMIT, move || {

@@ -1,5 +1,5 @@
-//! Every region against its definition, and proven adjoint: `<A x, y> = <x, A^T y>` summed over
-//! the ranks, where a tensor that all ranks hold counts once.
+//! Checks every region function against its definition, and proves that it is adjoint: `<A x, y> =
+//! <x, A^T y>` summed over the ranks, where a replicated tensor counts once.
 
 use burn::{
     prelude::Device,
@@ -19,7 +19,7 @@ use rstest::rstest;
 
 type Region = fn(Tensor<3>, &Group) -> Tensor<3>;
 
-/// Whether all ranks hold the same tensor at an end of the region.
+/// Whether the tensor is replicated at an end of the region.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Same,
@@ -35,7 +35,7 @@ fn fresh_seed() -> u64 {
     now.as_nanos() as u64
 }
 
-/// Integers: their sums and products are exact in f32, whatever the order.
+/// Random integers, whose sums and products are exact in f32 in any order.
 fn random(shape: [usize; 3], seed: u64, stream: u64) -> TensorData {
     let rng = PositionRng::new(seed, Purpose::Sampling, "adjoint").with_stream(stream);
     let len: usize = shape.iter().product();
@@ -51,7 +51,7 @@ fn dot(a: &Tensor<3>, b: &Tensor<3>) -> f32 {
     (a.clone() * b.clone()).sum().into_scalar::<f32>()
 }
 
-/// `dot` over the logical tensor: once where all ranks hold it, else summed over them.
+/// `dot` over the logical tensor: counted once if it is replicated, else summed over the ranks.
 fn world_dot(local: f32, end: End, group: &Group) -> Result<f32, CollectiveError> {
     if end == Same {
         return Ok(local);
@@ -108,7 +108,7 @@ fn a_regions_backward_is_its_adjoint(
     }
 }
 
-/// The whole tensor as rank `r` of `size` sees its share along `dim`.
+/// The part of the full tensor along `dim` that rank `r` of `size` holds.
 fn share(whole: &Tensor<3>, dim: usize, r: usize, size: usize) -> Tensor<3> {
     let len = whole.dims()[dim] / size;
     whole.clone().narrow(dim, r * len, len)

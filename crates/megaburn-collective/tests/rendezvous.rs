@@ -29,7 +29,7 @@ fn join(env: RankEnv, seed: u64, seconds: u64) -> Result<Group, CollectiveError>
     connect(&options.with_rendezvous_timeout(Duration::from_secs(seconds)))
 }
 
-/// Joins as each of `envs`, from threads; sums a value over those that made it.
+/// Joins as each of `envs`, from threads; sums a value over the ranks that joined.
 fn join_all(envs: Vec<RankEnv>, seconds: u64) -> Vec<Result<f32, String>> {
     bounded(LIMIT, move || {
         let rank = |env: RankEnv| {
@@ -141,7 +141,7 @@ fn without_rank_0_the_others_give_up_and_say_where_they_looked() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-/// The same ranks, of a job whose token nobody else knows.
+/// The same ranks in a job with a secret token.
 fn secret(mut envs: Vec<RankEnv>) -> Vec<RankEnv> {
     envs.iter_mut()
         .for_each(|env| env.job_token = JobToken::secret("s3cret"));
@@ -176,7 +176,7 @@ fn another_world_size_is_told_to_both() {
     }
 }
 
-/// Without a token nobody knows whether a caller that contradicts is of this job.
+/// Without a secret token, a contradicting caller cannot be attributed to this job.
 #[test]
 fn a_caller_with_an_absurd_introduction_changes_nothing() {
     let port = free_port().unwrap();
@@ -192,7 +192,7 @@ fn a_caller_with_an_absurd_introduction_changes_nothing() {
     assert_eq!(ends, [Ok(2.0), Ok(2.0)]);
 }
 
-/// A second job at the same port: its ranks reach the first one's rank 0.
+/// A second job at the same port: its ranks reach rank 0 of the first one.
 #[test]
 fn ranks_of_another_job_are_refused_and_it_goes_on() {
     let port = free_port().unwrap();
@@ -288,7 +288,7 @@ fn a_rank_that_comes_late_hears_too_that_others_cannot_start(#[values(0, 1)] fir
     );
 }
 
-/// Without a secret token it may be a rank of another job.
+/// Without a secret token, the caller may be a rank of another job.
 #[rstest]
 fn a_failure_from_elsewhere_ends_the_job_only_if_the_right_rank_does_not_come(
     #[values(true, false)] comes: bool,
@@ -317,7 +317,7 @@ fn a_failure_from_elsewhere_ends_the_job_only_if_the_right_rank_does_not_come(
     }
 }
 
-/// Another host may come minutes later, a rank of the same host hangs.
+/// Another host may arrive minutes later, but a missing rank of the same host hangs.
 #[test]
 fn a_rank_that_does_not_join_the_others_of_its_host_ends_them() {
     let port = free_port().unwrap();
@@ -382,7 +382,7 @@ fn strangers_are_refused_and_disturb_nobody() {
             "{refused}"
         );
         let mut answer = Vec::new();
-        // The answer, then the end of the connection: it is not kept waiting.
+        // Expect the answer and then the end of the connection: the caller is not kept waiting.
         let _ = browser.read_to_end(&mut answer);
         let last = join_all(vec![env(1, 3, port)], 30);
         [first.join().unwrap(), last].concat()

@@ -6,21 +6,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// The input of a forward comes from the rank with the stage before.
+    /// Receives the input of a forward from the rank of the previous stage.
     ReceiveActivation,
-    /// From a stage's input to its output; what the backward needs is kept.
+    /// Computes a stage's output from its input and saves what the backward needs.
     Forward,
-    /// The output of a forward goes to the rank with the stage after.
+    /// Sends the output of a forward to the rank of the next stage.
     SendActivation,
-    /// The gradient of a stage's output comes from the rank with the stage after.
+    /// Receives the gradient of a stage's output from the rank of the next stage.
     ReceiveGradient,
-    /// Both halves of the backward at once.
+    /// Computes both halves of the backward at once.
     Backward,
-    /// The gradient of a stage's input, which the stage before waits for.
+    /// Computes the gradient of a stage's input, for which the previous stage waits.
     BackwardInput,
-    /// The gradient of a stage's weights, which nobody waits for; lets go of what was kept.
+    /// Computes the gradient of a stage's weights, for which no stage waits, and frees what was
+    /// saved for backward.
     BackwardWeight,
-    /// The gradient of a stage's input goes to the rank with the stage before.
+    /// Sends the gradient of a stage's input to the rank of the previous stage.
     SendGradient,
 }
 
@@ -59,21 +60,21 @@ impl Op {
     }
 }
 
-/// One entry of a rank's list. Which stage a chunk is, and which rank is at the other end of a
-/// transfer, is [`Stages`](crate::Stages)' to say.
+/// One entry of a rank's list. [`Stages`](crate::Stages) gives the stage of a chunk and the rank at
+/// the other end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Action {
-    /// What is done.
+    /// The operation.
     pub op: Op,
-    /// With which micro-batch, from 0.
+    /// The micro-batch, from 0.
     pub micro_batch: usize,
-    /// In which of the rank's own chunks, from 0: that which sends, receives or computes.
+    /// The rank's own chunk that sends, receives or computes, from 0.
     pub chunk: usize,
 }
 
 impl Action {
-    /// `op` of a micro-batch in a chunk.
+    /// Creates the action `op` on a micro-batch in a chunk.
     pub fn new(op: Op, micro_batch: usize, chunk: usize) -> Self {
         Self {
             op,
@@ -98,12 +99,13 @@ impl fmt::Display for Action {
     }
 }
 
-/// A tensor between two stages, named alike by the rank that sends it and the one that receives it.
+/// A tensor between two stages. The sending and the receiving rank name it by the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Message {
-    /// A gradient, which goes to the stage before; else an activation, which goes on.
+    /// True for a gradient, which goes to the previous stage; false for an activation, which goes
+    /// to the next.
     pub is_gradient: bool,
-    /// Of which micro-batch.
+    /// The micro-batch.
     pub micro_batch: usize,
     /// The stage that needs it.
     pub to_stage: usize,

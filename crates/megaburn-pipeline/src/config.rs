@@ -6,10 +6,11 @@ use crate::{
     transfers,
 };
 
-/// Micro-batches times stages that a schedule may have: 128 ranks of 8 chunks with 1024 of them.
+/// The most micro-batches times stages of a schedule: 128 ranks with 8 chunks and 1024
+/// micro-batches.
 const MOST_PASSES: usize = 1 << 20;
 
-/// Which schedule is wanted.
+/// Parameters from which a schedule is built.
 ///
 /// ```
 /// use megaburn_pipeline::{ScheduleConfig, ScheduleKind};
@@ -22,28 +23,28 @@ const MOST_PASSES: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// The kind.
+    /// The kind of schedule.
     pub kind: ScheduleKind,
-    /// Ranks of the pipeline.
+    /// The number of ranks in the pipeline.
     pub num_ranks: usize,
-    /// Stages that each rank has. None: 2 for interleaved and zb-v, else 1.
+    /// The number of stages per rank. `None`: 2 for interleaved and zb-v, else 1.
     #[serde(default)]
     pub num_chunks: Option<usize>,
-    /// Micro-batches of a step.
+    /// The number of micro-batches of a step.
     pub num_micro_batches: usize,
-    /// How many micro-batches go through a chunk before the next chunk has its turn; interleaved
-    /// only (Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`). None: the
-    /// smallest that is legal, `num_ranks` where that divides the micro-batches.
+    /// How many micro-batches go through a chunk before the next chunk starts; interleaved only
+    /// (Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`). `None`: the smallest
+    /// legal size, which is `num_ranks` if that divides the micro-batches.
     #[serde(default)]
     pub group_size: Option<usize>,
-    /// How stages are dealt out. None: a vee for zb-v, else a loop. Only gpipe and forward-only
-    /// have the choice, the latter so that a model placed for zb-v can be evaluated.
+    /// How stages are assigned to ranks. `None`: a vee for zb-v, else a loop. Only gpipe and
+    /// forward-only have the choice, the latter so that a model placed for zb-v can be evaluated.
     #[serde(default)]
     pub placement: Option<Placement>,
 }
 
 impl ScheduleConfig {
-    /// A schedule of `num_micro_batches` over `num_ranks`, all else as is usual for the kind.
+    /// A schedule of `num_micro_batches` over `num_ranks`, with the defaults of its kind.
     pub fn new(kind: ScheduleKind, num_ranks: usize, num_micro_batches: usize) -> Self {
         let num_chunks = None;
         let group_size = None;
@@ -58,19 +59,19 @@ impl ScheduleConfig {
         }
     }
 
-    /// With so many stages a rank.
+    /// Sets the number of stages per rank.
     pub fn with_num_chunks(mut self, num_chunks: usize) -> Self {
         self.num_chunks = Some(num_chunks);
         self
     }
 
-    /// With groups of so many micro-batches.
+    /// Sets the number of micro-batches in a group.
     pub fn with_group_size(mut self, group_size: usize) -> Self {
         self.group_size = Some(group_size);
         self
     }
 
-    /// With stages dealt out so.
+    /// Sets the assignment of stages to ranks.
     pub fn with_placement(mut self, placement: Placement) -> Self {
         self.placement = Some(placement);
         self
@@ -88,7 +89,7 @@ impl ScheduleConfig {
     /// The size of the micro-batch groups of an interleaved schedule.
     ///
     /// # Errors
-    /// What is asked for is not legal.
+    /// The requested size is not legal.
     pub fn group_size(&self) -> Result<usize, PipelineError> {
         interleaved::group_size(self.group_size, self.num_ranks, self.num_micro_batches)
     }
@@ -113,10 +114,10 @@ impl ScheduleConfig {
         Ok(schedule)
     }
 
-    /// Whether there is such a schedule, without building it.
+    /// Checks whether such a schedule exists, without building it.
     ///
     /// # Errors
-    /// The kind has none of these sizes.
+    /// The kind has no schedule of these sizes.
     pub fn check(&self) -> Result<(), PipelineError> {
         let Stages {
             num_ranks,
@@ -142,11 +143,11 @@ impl ScheduleConfig {
             .map_or(Ok(()), |_| self.group_size().map(drop))
     }
 
-    /// Whether the kind goes with the chunks, the placement and the groups that are asked for, on any
-    /// number of ranks and with any number of micro-batches.
+    /// Checks that the kind supports the requested chunks, placement and groups, for any number of
+    /// ranks and micro-batches.
     ///
     /// # Errors
-    /// It does not.
+    /// The kind does not support them.
     pub fn check_kind(&self) -> Result<(), PipelineError> {
         let Self {
             kind, group_size, ..

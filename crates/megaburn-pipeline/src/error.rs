@@ -2,7 +2,7 @@ use thiserror::Error;
 
 use crate::{Action, Message, ScheduleKind};
 
-/// Why a schedule cannot be built, or is none.
+/// Why a schedule cannot be built or is not sound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(
@@ -111,21 +111,21 @@ pub enum PipelineError {
     Costs { found: usize, expected: usize },
 }
 
-/// A rank that cannot go on.
+/// A rank that cannot proceed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("rank {rank} waits for rank {for_rank} at action {index}, the {action}")]
 pub struct Waiting {
-    /// Who waits.
+    /// The waiting rank.
     pub rank: usize,
-    /// Where in its list.
+    /// The index of the action in its list.
     pub index: usize,
-    /// What it cannot do.
+    /// The action that is blocked.
     pub action: Action,
-    /// Who would have to act first.
+    /// The rank that would have to act first.
     pub for_rank: usize,
 }
 
-/// What was asked for of the first and the last stage.
+/// The requested layers of the first and the last stage, as text.
 fn given(first: Option<usize>, last: Option<usize>) -> String {
     match (first, last) {
         (None, None) => String::new(),

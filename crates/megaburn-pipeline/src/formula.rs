@@ -1,4 +1,5 @@
-//! What the papers promise, in closed form. The tests hold the simulator to it.
+//! Idle time and peak memory of the schedules in closed form, from the papers. The tests compare
+//! the simulator with them.
 
 use crate::{Costs, Placement, ScheduleConfig, ScheduleKind, Stages, order::interleaved::warm_up};
 
@@ -9,21 +10,21 @@ impl ScheduleConfig {
     ///
     /// - gpipe, 1f1b: `(p-1)(f+b+w)` (arXiv 2104.04473, section 2.2).
     /// - interleaved: the same, over v times as many passes (section 2.2). With fewer than p
-    ///   micro-batches each chunk after the first waits for the rest of the way round, as it does
-    ///   in gpipe with several chunks: `(v-1)(p-m)(f+b+w)` more.
+    ///   micro-batches each chunk after the first also waits for the rest of the round, as in gpipe
+    ///   with several chunks: `(v-1)(p-m)(f+b+w)` more.
     /// - zb-h1: `(p-1)(f+b-w)` for m of p or more and w no longer than f or b (arXiv 2401.10241,
-    ///   section 2); in general `(p-1)(f+b) - (min(m,p)-1) min(f,b,w)`, as longer weights do not fit
-    ///   where a forward was.
-    /// - zb-v: `(p-1)f` for m of 2p or more and passes that take equally long. That is the start of
-    ///   the last rank, and the end of the first: between a rank's own first and last pass there is
-    ///   none ([`Timing::idle_between`](crate::Timing::idle_between), the paper's zero). For m up to
-    ///   p it is `(4(p-1) - 2(m-1))f`. Other costs leave bubbles, of which a searched order (section
-    ///   3) has less; measured at p 8, m 16: 14 with f, b, w of 1, 2, 1, where `(p-1)f` is 7, and 21
-    ///   with 2, 3, 2, where it is 14.
-    /// - forward-only: `(p-1)f`, and `(v-1)(p-r)f` more if r micro-batches are left for a last group
-    ///   of less than p.
+    ///   section 2); in general `(p-1)(f+b) - (min(m,p)-1) min(f,b,w)`, because longer weight
+    ///   passes do not fit into the place of a forward.
+    /// - zb-v: `(p-1)f` for m of 2p or more and passes that take equally long. This is the start of
+    ///   the last rank and the end of the first; between its own first and last pass a rank is
+    ///   never idle ([`Timing::idle_between`](crate::Timing::idle_between), the paper's zero). For
+    ///   m up to p it is `(4(p-1) - 2(m-1))f`. Other costs leave bubbles, which a searched order
+    ///   (section 3) reduces; measured at p 8, m 16: 14 with f, b, w of 1, 2, 1, where `(p-1)f` is
+    ///   7, and 21 with 2, 3, 2, where it is 14.
+    /// - forward-only: `(p-1)f`, and `(v-1)(p-r)f` more if r micro-batches are left for a last
+    ///   group of less than p.
     ///
-    /// None for a size without a formula, and for gpipe and forward-only in a vee.
+    /// `None` for a size without a formula, and for gpipe and forward-only in a vee.
     pub fn expected_idle(&self, costs: Costs) -> Option<u64> {
         let Stages {
             num_ranks,
@@ -59,13 +60,14 @@ impl ScheduleConfig {
     /// [`Proof::peak_activations`](crate::Proof::peak_activations) of a rank r, in micro-batches of
     /// one chunk:
     ///
-    /// - gpipe: `m v`. 1f1b: `min(m, p-r)`. zb-h1: `min(m, p)`, on every rank what 1f1b has on the
-    ///   first.
+    /// - gpipe: `m v`. 1f1b: `min(m, p-r)`. zb-h1: `min(m, p)`, on every rank as much as 1f1b on
+    ///   its first.
     /// - interleaved with groups of n: `min(m v, 2(p-r-1) + (v-1)n + 1)`.
-    /// - zb-v: `min(2m, 2p, m+1+r)`: 2p halves of a rank's layers, which is 1f1b's p on the first.
+    /// - zb-v: `min(2m, 2p, m+1+r)`: 2p halves of a rank's layers, which equals 1f1b's p on the
+    ///   first.
     /// - forward-only: 0.
     ///
-    /// None if the group size is not legal.
+    /// `None` if the group size is not legal.
     pub fn expected_peak(&self, rank: usize) -> Option<usize> {
         let stages @ Stages {
             num_ranks,
@@ -87,8 +89,8 @@ impl ScheduleConfig {
 }
 
 impl ScheduleKind {
-    /// [`ScheduleConfig::expected_idle`] over the time that a rank computes, in words: the usual
-    /// case, where m is p or more, and 2p or more for zb-v.
+    /// [`ScheduleConfig::expected_idle`] divided by the compute time of a rank, as text, for the
+    /// usual case: m is p or more, and 2p or more for zb-v.
     pub fn bubble_formula(self) -> &'static str {
         match self {
             ScheduleKind::GPipe | ScheduleKind::Interleaved => "(p-1)/(m*v)",
@@ -99,7 +101,7 @@ impl ScheduleKind {
         }
     }
 
-    /// [`ScheduleConfig::expected_peak`] of rank r, in words.
+    /// [`ScheduleConfig::expected_peak`] of rank r, as text.
     pub fn peak_formula(self) -> &'static str {
         match self {
             ScheduleKind::GPipe => "m*v",

@@ -7,22 +7,21 @@ use crate::{PipelineError, Placement};
 /// The schedules that can be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScheduleKind {
-    /// All forwards, then all backwards (Huang et al., arXiv 1811.06965). With several chunks,
-    /// chunk after chunk (Lamy-Poirier's breadth-first order, arXiv 2211.05953).
+    /// All forwards, then all backwards (Huang et al., arXiv 1811.06965). With several chunks, one
+    /// chunk after another (Lamy-Poirier's breadth-first order, arXiv 2211.05953).
     #[serde(rename = "gpipe")]
     GPipe,
     /// One forward, one backward (Narayanan et al., arXiv 2104.04473, section 2.2).
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// 1F1B over several chunks a rank (same paper; Megatron-LM's order by groups).
+    /// 1F1B over several chunks per rank (same paper; Megatron-LM's order by groups).
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// 1F1B with the weights' gradients moved into its bubble (Qi et al., arXiv 2401.10241,
-    /// section 2.1).
+    /// 1F1B with weight gradients moved into its bubble (Qi et al., arXiv 2401.10241, section 2.1).
     #[serde(rename = "zb-h1")]
     ZbH1,
-    /// Two chunks a rank in a V: 1F1B's memory and hardly a bubble (same paper, section 6; V-ZB in
-    /// arXiv 2405.15362).
+    /// Two chunks per rank in a V: 1F1B's memory with almost no bubble (same paper, section 6; V-ZB
+    /// in arXiv 2405.15362).
     #[serde(rename = "zb-v")]
     ZbV,
     /// Evaluation: no backward.
@@ -53,7 +52,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Whether the gradients of inputs and of weights are two actions.
+    /// Whether the gradients of inputs and of weights are separate actions.
     pub fn splits_backward(self) -> bool {
         matches!(self, ScheduleKind::ZbH1 | ScheduleKind::ZbV)
     }
@@ -63,7 +62,7 @@ impl ScheduleKind {
         self != ScheduleKind::ForwardOnly
     }
 
-    /// How many chunks a rank has where nothing is asked for.
+    /// The default number of chunks per rank.
     pub fn default_num_chunks(self) -> usize {
         match self {
             ScheduleKind::Interleaved | ScheduleKind::ZbV => 2,
@@ -71,7 +70,7 @@ impl ScheduleKind {
         }
     }
 
-    /// How the stages are dealt out where nothing is asked for.
+    /// The default assignment of stages to ranks.
     pub fn default_placement(self) -> Placement {
         match self {
             ScheduleKind::ZbV => Placement::Vee,

@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PipelineError, Stages, layout_text};
 
-/// What of a model one stage computes.
+/// The part of a model that one stage computes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageLayers {
-    /// Whether it begins with the tokens' vectors.
+    /// Whether the stage begins with the token embedding.
     pub embedding: bool,
-    /// Which of the model's layers, from 0.
+    /// The stage's layers, numbered from 0 within the model.
     pub layers: Range<usize>,
-    /// Whether it ends in the loss.
+    /// Whether the stage ends with the loss.
     pub loss: bool,
 }
 
 impl StageLayers {
-    /// All of a model of so many layers.
+    /// A single stage with all `num_layers` layers of a model.
     pub fn whole(num_layers: usize) -> Self {
         Self {
             embedding: true,
@@ -26,33 +26,36 @@ impl StageLayers {
     }
 }
 
-/// How the layers of a model are split over the stages of a pipeline. By default as evenly as can be.
+/// How the layers of a model are split over the stages of a pipeline. By default as evenly as
+/// possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayerSplit {
-    /// What each stage has, in Megatron-LM's notation (`--pipeline-model-parallel-layout`): `E` for
-    /// the embedding, `t` for a layer, `m` for a block behind these that predicts further tokens (which stand in
-    /// the last stage, named or not), `L` for the loss, `|` between stages, `x*n` and `(..)*n` for
-    /// repetitions, commas anywhere: `Et|(tt|)*3L`. Nothing else must be set then.
+    /// The contents of each stage, in Megatron-LM's notation (`--pipeline-model-parallel-layout`).
+    /// No other field may be set together with it. For example: `Et|(tt|)*3L`.
+    ///
+    /// - `E` is the embedding, `t` a layer and `L` the loss.
+    /// - `m` is a multi-token prediction block after the layers. These blocks are in the last
+    ///   stage, whether they are named or not.
+    /// - `|` separates stages; `x*n` and `(..)*n` are repetitions; commas are ignored.
     pub layout: Option<String>,
     /// Layers of the first stage (`--decoder-first-pipeline-num-layers`).
     pub first: Option<usize>,
     /// Layers of the last stage (`--decoder-last-pipeline-num-layers`).
     pub last: Option<usize>,
-    /// Whether the embedding takes the place of a layer
-    /// (`--account-for-embedding-in-pipeline-split`).
+    /// Whether the embedding counts as a layer (`--account-for-embedding-in-pipeline-split`).
     pub count_embedding: bool,
-    /// Whether the loss does (`--account-for-loss-in-pipeline-split`).
+    /// Whether the loss counts as a layer (`--account-for-loss-in-pipeline-split`).
     pub count_loss: bool,
 }
 
 impl LayerSplit {
-    /// The stages of a model of `num_layers`. Where layers are left over from an even split, the stages
-    /// after the first have one more each.
+    /// The stages of a model with `num_layers` layers. If the layers do not divide evenly, stages
+    /// after the first get one more layer each.
     ///
     /// # Errors
-    /// A split that leaves a stage without anything, has other layers than the model, or is asked for
-    /// in two ways.
+    /// The split leaves a stage empty, has another number of layers than the model, or is given
+    /// both by `layout` and by other fields.
     pub fn stages(
         &self,
         num_layers: usize,
@@ -84,26 +87,27 @@ impl LayerSplit {
         Ok(stages.collect())
     }
 
-    /// Whether the layout is one of a model of `num_layers`, over however many stages.
+    /// Checks that the layout fits a model with `num_layers` layers, for any number of stages.
     ///
     /// # Errors
-    /// It is none, or has other layers than the model.
+    /// The layout is invalid or has another number of layers.
     pub fn check_layout(&self, num_layers: usize) -> Result<(), PipelineError> {
         let layers = |text| layout_text::layers(text, num_layers, None).map(drop);
         self.layout.as_deref().map_or(Ok(()), layers)
     }
 
-    /// How many blocks that predict further tokens the layout names; 0: they are where they always are.
+    /// The number of multi-token prediction blocks that the layout names. If it is 0, they are in
+    /// their default place, the last stage.
     ///
     /// # Errors
-    /// It is none.
+    /// The layout is invalid.
     pub fn mtp_layers(&self) -> Result<usize, PipelineError> {
         self.layout
             .as_deref()
             .map_or(Ok(0), layout_text::mtp_layers)
     }
 
-    /// Layers of each stage.
+    /// The number of layers of each stage.
     fn counts(&self, num_layers: usize, num_stages: usize) -> Result<Vec<usize>, PipelineError> {
         let Self {
             first,
@@ -134,7 +138,7 @@ impl LayerSplit {
             count_loss && last.is_none(),
         ];
         let extra = extra.map(usize::from);
-        // The stages that share what is not given.
+        // The stages whose number of layers is not given.
         let inner = usize::from(first.is_some())..num_stages - usize::from(last.is_some());
         let given = first.unwrap_or(0).saturating_add(last.unwrap_or(0));
         let places = num_layers + extra[0] + extra[1];
@@ -156,7 +160,8 @@ impl LayerSplit {
                     .ok_or_else(|| few.clone())?,
             };
         }
-        // Of the first and the last stage the embedding and the loss are something, if somebody says so.
+        // The first (last) stage may have zero layers only if the embedding (loss) counts as one,
+        // or if zero was given explicitly.
         let is_bare = |(stage, count): (usize, &usize)| {
             let is_first = stage == 0 && (count_embedding || first == Some(0));
             let is_last = stage + 1 == num_stages && (count_loss || last == Some(0));
@@ -171,7 +176,7 @@ impl LayerSplit {
 }
 
 impl Stages {
-    /// What of the model each chunk of a rank has, of what each stage has.
+    /// The part of the model that each chunk of a rank has, given the parts of all stages.
     pub fn chunks_of(self, rank: usize, stages: &[StageLayers]) -> Vec<StageLayers> {
         (0..self.num_chunks)
             .map(|chunk| stages[self.stage(rank, chunk)].clone())

@@ -1,4 +1,4 @@
-//! Megatron-LM's notation of what each stage of a pipeline has.
+//! Parses Megatron-LM's notation for the contents of each pipeline stage.
 //!
 //! Source: Megatron-LM `megatron/core/transformer/pipeline_parallel_layer_layout.py`.
 
@@ -6,13 +6,14 @@ use std::{iter::Peekable, str::CharIndices};
 
 use crate::PipelineError;
 
-/// Letters that a text may stand for: ten thousand layers, and bars between them.
+/// The most letters that a text may expand to: ten thousand layers, and the bars between them.
 const MOST: usize = 1 << 15;
 
-/// Layers of each of `num_stages` stages, or of as many as the text has.
+/// The number of layers of each stage. `num_stages` checks the number of stages; `None` accepts
+/// any.
 ///
 /// # Errors
-/// A text that is none, or of another model or pipeline.
+/// The text is invalid, or belongs to another model or pipeline.
 pub(crate) fn layers(
     text: &str,
     num_layers: usize,
@@ -61,10 +62,10 @@ pub(crate) fn layers(
     Ok(stages.into_iter().map(of).collect())
 }
 
-/// How many blocks that predict further tokens the text has.
+/// The number of multi-token prediction blocks in the text.
 ///
 /// # Errors
-/// A text that is none.
+/// The text is invalid.
 pub(crate) fn mtp_layers(text: &str) -> Result<usize, PipelineError> {
     Ok(letters(text)?
         .into_iter()
@@ -90,7 +91,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    /// Up to the end, or to the bracket that closes.
+    /// Parses up to the end, or to the closing bracket.
     fn sequence(&mut self, depth: usize) -> Result<Vec<char>, String> {
         let mut all = Vec::new();
         while let Some(&(at, letter)) = self.chars.peek() {
@@ -119,7 +120,7 @@ impl Parser<'_> {
         Ok(all)
     }
 
-    /// How often what stands before is meant.
+    /// Parses the optional `*n` after an item; 1 if there is none.
     fn times(&mut self) -> Result<usize, String> {
         if self.chars.next_if(|(_, letter)| *letter == '*').is_none() {
             return Ok(1);

@@ -1,8 +1,9 @@
-//! Pipeline parallelism's schedules as data: which rank computes, sends and receives what, in which
-//! order. They are built, proven by simulation before a tensor moves, timed with given costs, and
-//! drawn: pure functions all. And how layers are split over stages.
+//! Pipeline-parallel schedules as data: which rank computes, sends and receives what, in which
+//! order. Pure functions build the schedules, prove them by simulation before any tensor moves,
+//! time them with given costs, and draw them. The crate also splits layers over stages.
 //!
-//! [`run`] then executes a rank's list: what a stage computes is the caller's ([`StageExecutor`]).
+//! [`run`] executes a rank's list; the caller provides the computation of a stage
+//! ([`StageExecutor`]).
 //!
 //! ```
 //! use megaburn_pipeline::{Costs, Links, ScheduleConfig, ScheduleKind, draw};

@@ -5,8 +5,9 @@ use megaburn_collective::{CollectiveError, Group, tensors};
 
 use crate::Stages;
 
-/// Whom a rank of a pipeline sends to and receives from. Each way between two ranks is a group of its
-/// own, so that on GPUs what goes one way waits for nothing that goes another.
+/// The groups on which a rank of a pipeline sends and receives. Each direction between two ranks
+/// has a group of its own, so that on GPUs transfers in different directions do not wait for each
+/// other.
 #[derive(Clone, Debug)]
 pub struct P2pGroups {
     group: Group,
@@ -15,7 +16,7 @@ pub struct P2pGroups {
 }
 
 impl P2pGroups {
-    /// Of this rank of `group`, the ranks of the pipeline.
+    /// Creates the groups of this rank; `group` has the ranks of the pipeline.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -23,7 +24,7 @@ impl P2pGroups {
     /// Nothing is sent; every rank of the pipeline must have the same stages.
     ///
     /// # Panics
-    /// If the stages are of another number of ranks.
+    /// If `stages` has another number of ranks than `group`.
     pub fn new(group: &Group, stages: Stages) -> Result<Self, CollectiveError> {
         assert!(stages.num_ranks == group.size(), "stages of other ranks");
         let ranks: Vec<usize> = (0..stages.num_stages())
@@ -51,8 +52,8 @@ impl P2pGroups {
         &self.group
     }
 
-    /// Lets neighbours know each other's GPUs before anything is sent: a rank that met one neighbour at
-    /// its first transfer would hold up another's.
+    /// Connects the GPUs of neighbours before anything is sent. Otherwise a rank that connects to
+    /// one neighbour at its first transfer would delay another.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -64,12 +65,12 @@ impl P2pGroups {
             .try_for_each(|link| tensors::rendezvous(device, link))
     }
 
-    /// The group in which this rank sends to `peer`, and its number there.
+    /// The group in which this rank sends to `peer`, and the peer's number there.
     pub(crate) fn to(&self, peer: usize) -> (&Group, usize) {
         self.link((self.group.rank(), peer))
     }
 
-    /// The group in which this rank receives from `peer`, and its number there.
+    /// The group in which this rank receives from `peer`, and the peer's number there.
     pub(crate) fn from(&self, peer: usize) -> (&Group, usize) {
         self.link((peer, self.group.rank()))
     }

@@ -4,16 +4,17 @@ use crate::{Action, ScheduleKind, Stages};
 
 /// What every rank of a pipeline does in one step, in order.
 ///
-/// A value to be looked at, stored and changed; [`Schedule::prove`] says whether it is sound.
+/// It is plain data that can be inspected, stored and changed; [`Schedule::prove`] checks whether
+/// it is sound.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// What it was built as.
+    /// The kind as which it was built.
     pub kind: ScheduleKind,
-    /// What the chunks of a rank are.
+    /// The stages, and their assignment to the chunks of ranks.
     pub stages: Stages,
-    /// Micro-batches of the step.
+    /// The number of micro-batches of the step.
     pub num_micro_batches: usize,
-    /// The list of each rank.
+    /// The list of actions of each rank.
     pub ranks: Vec<Vec<Action>>,
 }

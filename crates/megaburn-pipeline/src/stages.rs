@@ -2,15 +2,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Action, Message, Op};
 
-/// How the stages of a model are dealt out to the ranks of a pipeline.
+/// How the stages of a model are assigned to the ranks of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// Round and round: chunk c of rank r is stage `c * pp + r` (Megatron-LM's interleaving).
+    /// Round robin: chunk c of rank r is stage `c * pp + r` (Megatron-LM's interleaving).
     Loop,
-    /// There and back: of rank r's chunks the even ones descend the ranks and the odd ones come
-    /// back, so that with two chunks they are stages `r` and `2 * pp - 1 - r`, and the first rank
-    /// has both the embedding and the loss (Qi et al., arXiv 2405.15362).
+    /// Back and forth: even chunks go down the ranks and odd chunks come back. So with two chunks,
+    /// rank r has stages `r` and `2 * pp - 1 - r`, and the first rank has both the embedding and
+    /// the loss (Qi et al., arXiv 2405.15362).
     Vee,
 }
 
@@ -24,25 +24,25 @@ impl Placement {
     }
 }
 
-/// The stages of a pipeline and where they are.
+/// The stages of a pipeline and their assignment to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stages {
-    /// Ranks in the pipeline.
+    /// The number of ranks in the pipeline.
     pub num_ranks: usize,
-    /// Stages that each rank has.
+    /// The number of stages per rank.
     pub num_chunks: usize,
-    /// Which these are.
+    /// The assignment of stages to ranks.
     pub placement: Placement,
 }
 
 impl Stages {
-    /// Of the whole pipeline.
+    /// The number of stages of the pipeline.
     pub fn num_stages(self) -> usize {
         self.num_ranks * self.num_chunks
     }
 
-    /// The stage that chunk `chunk` of rank `rank` is.
+    /// The stage of chunk `chunk` on rank `rank`.
     pub fn stage(self, rank: usize, chunk: usize) -> usize {
         let comes_back = self.placement == Placement::Vee && chunk % 2 == 1;
         chunk * self.num_ranks
@@ -65,23 +65,23 @@ impl Stages {
         }
     }
 
-    /// Which of its rank's chunks a stage is.
+    /// The chunk of its rank that a stage is.
     pub fn chunk_of(self, stage: usize) -> usize {
         stage / self.num_ranks
     }
 
-    /// The stage whose output a chunk takes; none for the first stage.
+    /// The stage whose output a chunk takes; `None` for the first stage.
     pub fn before(self, rank: usize, chunk: usize) -> Option<usize> {
         self.stage(rank, chunk).checked_sub(1)
     }
 
-    /// The stage that takes a chunk's output; none for the last stage.
+    /// The stage that takes a chunk's output; `None` for the last stage.
     pub fn after(self, rank: usize, chunk: usize) -> Option<usize> {
         Some(self.stage(rank, chunk) + 1).filter(|stage| *stage < self.num_stages())
     }
 
-    /// The rank at the other end of a transfer. None for what computes, for a transfer that would
-    /// leave the pipeline, and between two stages of one rank, which hands over without sending.
+    /// The rank at the other end of a transfer. `None` for computing actions, for a transfer that
+    /// would leave the pipeline, and between two stages of the same rank, which need no send.
     pub fn peer(self, rank: usize, action: Action) -> Option<usize> {
         let other = match action.op {
             Op::ReceiveActivation | Op::SendGradient => self.before(rank, action.chunk),
@@ -93,7 +93,7 @@ impl Stages {
             .filter(|peer| *peer != rank)
     }
 
-    /// What a transfer moves. None where [`Self::peer`] is.
+    /// The message of a transfer; `None` if [`Self::peer`] is `None`.
     pub fn message(self, rank: usize, action: Action) -> Option<Message> {
         self.peer(rank, action)?;
         let Action {

@@ -1,23 +1,24 @@
-//! Where the sends and receives go between what is computed.
+//! Inserts the sends and receives between the computing actions.
 //!
-//! All that happens in a pipeline is put into one order: by the time at which it would happen if a
-//! transfer took none, with a transfer at the end of the pass that made it. Each rank's list is the
-//! part of that order that concerns it. Whatever has to wait then waits for something earlier in
-//! the order, so the earliest thing not yet done can always be done: no deadlock, even where a send
-//! holds its rank up until the receive. That is why there is no action that sends and receives at
-//! once: two ranks that have something for each other agree on which goes first, and where
-//! receives are posted ahead both are under way together anyway.
+//! All events of the pipeline are put into one global order: by the time at which they would happen
+//! if transfers took no time, with each transfer at the end of the pass that produces its tensor.
+//! Each rank's list is its part of that order.
+//!
+//! Whatever has to wait then waits for something earlier in the order, so the earliest pending
+//! event can always run. There is no deadlock, even if a send blocks its rank until the receive.
+//! That is why there is no action that sends and receives at once: two ranks with messages for each
+//! other agree on which goes first, and with posted receives both are in flight together anyway.
 
 use crate::{Action, Message, Op, PipelineError, Stages, Waiting, order::Orders};
 
-/// When something happens, in half units: transfers at whole ones, passes after them, as they may
-/// need what arrives. Then, so that both ends agree on it, what is transferred.
+/// The sort key of an event: its time in half units (transfers at even ones, passes after them,
+/// because they may need what arrives), then the message, so that both ends agree on the order.
 type Key = (u64, Option<Message>);
 
-/// Each rank's order with its transfers.
+/// Adds the transfers to each rank's order.
 ///
 /// # Errors
-/// The ranks would wait for each other in a circle.
+/// The ranks would wait for each other in a cycle.
 pub(crate) fn with_transfers(orders: Orders, stages: Stages) -> Result<Orders, PipelineError> {
     let mut ranks: Vec<Vec<(Key, Action)>> = vec![Vec::new(); orders.len()];
     for (rank, passes) in timeline(&orders, stages)?.into_iter().enumerate() {
@@ -43,7 +44,7 @@ pub(crate) fn with_transfers(orders: Orders, stages: Stages) -> Result<Orders, P
     Ok(ranks.into_iter().map(in_order).collect())
 }
 
-/// The send that follows a pass, and what its other end is called.
+/// The send that follows a pass, and the matching receive operation.
 fn transfer_after(action: Action) -> Option<(Action, Op)> {
     let (send, receive) = match action.op {
         Op::Forward => (Op::SendActivation, Op::ReceiveActivation),
@@ -53,12 +54,12 @@ fn transfer_after(action: Action) -> Option<(Action, Op)> {
     Some((Action { op: send, ..action }, receive))
 }
 
-/// The three kinds of pass take equally long, and a joint backward is two of them.
+/// The three kinds of pass take equally long, and a joint backward counts as two.
 fn duration(op: Op) -> u64 {
     if op == Op::Backward { 2 } else { 1 }
 }
 
-/// When each pass starts.
+/// The start time of each pass.
 fn timeline(orders: &Orders, stages: Stages) -> Result<Vec<Vec<(Action, u64)>>, PipelineError> {
     let most = orders
         .iter()
@@ -66,7 +67,7 @@ fn timeline(orders: &Orders, stages: Stages) -> Result<Vec<Vec<(Action, u64)>>, 
         .map(|action| action.micro_batch + 1)
         .max()
         .unwrap_or(0);
-    // When the forward and the backward of a stage end, by stage and micro-batch.
+    // End times of the forward and the backward, by stage and micro-batch.
     let mut ends = [
         vec![None; stages.num_stages() * most],
         vec![None; stages.num_stages() * most],

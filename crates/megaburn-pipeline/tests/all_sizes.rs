@@ -1,4 +1,5 @@
-//! Every schedule up to 8 ranks, 4 chunks and 24 micro-batches: proven, and as its formula says.
+//! Proves every schedule up to 8 ranks, 4 chunks and 24 micro-batches, and compares it with its
+//! formula.
 
 use megaburn_pipeline::{
     Costs, Links, PipelineError, Placement, Schedule, ScheduleConfig, ScheduleKind,
@@ -21,7 +22,7 @@ const COSTS: [Costs; 3] = [
     },
 ];
 
-/// All that can be asked of a kind; what is refused included.
+/// All configurations of a kind, including refused ones.
 fn configs(kind: ScheduleKind) -> impl Iterator<Item = ScheduleConfig> {
     let groups = move |m| {
         if kind == ScheduleKind::Interleaved {
@@ -96,7 +97,7 @@ fn a_schedule_is_sound_and_has_the_bubble_and_the_peak_of_its_formula(
     assert_eq!(found, num_legal);
 }
 
-/// Where the formulas come from: written once more, as the papers have them.
+/// The formulas, written a second time in the papers' form.
 #[test]
 fn the_formulas_are_those_of_the_papers() {
     for (p, m) in [(2_u32, 4_u32), (4, 8), (4, 12), (8, 16), (8, 24)] {
@@ -121,7 +122,8 @@ fn the_formulas_are_those_of_the_papers() {
         }
         // (p-1)(f + b - w) of m(f + b + w): a third of 1F1B's.
         assert_eq!(ratio(ScheduleKind::ZbH1, 1), (p - 1.0) / (3.0 * m));
-        // Half a pass of a rank's layers for each rank before the last, the way to which it is.
+        // Half a pass of a rank's layers for each rank before the last, which start later by that
+        // time.
         assert_eq!(ratio(ScheduleKind::ZbV, 2), (p - 1.0) / (6.0 * m));
     }
 }
@@ -143,7 +145,7 @@ fn zb_v_has_no_bubble_between_a_ranks_first_and_last_pass() {
     }
 }
 
-/// What costs other than the paper's leave; the documentation says the same.
+/// The bubble with other costs than the paper's; the documentation states the same numbers.
 #[rstest]
 #[case(Costs { forward: 1, backward_input: 2, backward_weight: 1, transfer: 0 }, 14)]
 #[case(Costs { forward: 2, backward_input: 3, backward_weight: 2, transfer: 0 }, 21)]
@@ -171,13 +173,13 @@ fn zero_bubble_keeps_no_more_than_1f1b() {
             };
             let of_1f1b = peak(ScheduleKind::OneForwardOneBackward);
             assert_eq!(peak(ScheduleKind::ZbH1), of_1f1b);
-            // Halves of a rank's layers.
+            // Counted in halves of a rank's layers.
             assert_eq!(peak(ScheduleKind::ZbV), 2 * of_1f1b);
         }
     }
 }
 
-/// A send that holds its rank up until the receiver is done with what it computes.
+/// The cost of a send that blocks its rank until the receiver finishes its current pass.
 #[rstest]
 fn rendezvous_costs_what_is_documented(
     #[values(

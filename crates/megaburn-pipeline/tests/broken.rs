@@ -1,4 +1,4 @@
-//! A schedule that somebody has tampered with: refused, unless it is as good as before.
+//! A schedule that was tampered with is refused, unless it is still sound.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use megaburn_pipeline::{
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// Something that happens in a pipeline: a pass of a stage, or a message on its way to one.
+/// An event in a pipeline: a pass of a stage, or a message to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Forward(usize, usize),
@@ -31,7 +31,7 @@ fn event(stages: Stages, rank: usize, action: Action) -> Event {
     }
 }
 
-/// What an event needs, of which only some happen in this pipeline.
+/// The events that an event depends on; only some of them exist in this pipeline.
 fn needs(event: Event) -> Vec<Event> {
     match event {
         Event::Forward(0, _) => vec![],
@@ -49,8 +49,8 @@ fn needs(event: Event) -> Vec<Event> {
     }
 }
 
-/// Whether the same actions as in a sound schedule, in another order, are sound too: by another
-/// road than the simulator, namely whether what must come before what has no circle.
+/// Whether a reordering of a sound schedule's actions is sound. Unlike the simulator, this checks
+/// that the dependency graph has no cycle.
 fn has_no_circle(schedule: &Schedule) -> bool {
     let mut after: BTreeMap<Event, Vec<Event>> = BTreeMap::new();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
@@ -188,7 +188,7 @@ proptest! {
     }
 }
 
-/// 1F1B as one writes it at first: each receive just before it is needed.
+/// 1F1B in its naive form: each receive just before it is needed.
 #[test]
 fn sends_that_wait_for_each_other_are_a_deadlock_and_are_named() {
     let mut schedule = ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 2, 3)

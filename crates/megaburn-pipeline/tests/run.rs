@@ -1,4 +1,4 @@
-//! The runner moves what a schedule says: gradients are those of all stages on one rank.
+//! The runner executes a schedule: its gradients equal a run of all stages on one rank.
 
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, GroupOptions, run_threads};
@@ -11,7 +11,7 @@ use rstest::rstest;
 
 const SHAPE: [usize; 3] = [2, 1, 3];
 
-/// Stage `s` adds `x² weight` to `x`, and the last one sums what comes out.
+/// Stage `s` adds `x² weight` to `x`, and the last stage sums the result.
 fn stage(x: Tensor<3>, weight: &Tensor<3>) -> Tensor<3> {
     x.clone() + x.clone() * x * weight.clone()
 }
@@ -30,7 +30,7 @@ fn input(micro_batch: usize, device: &Device) -> Tensor<3> {
     Tensor::from_data(TensorData::new(values, SHAPE), device)
 }
 
-/// The chunks of a rank, and what is to be seen of them.
+/// The chunks of a rank, and their observed results.
 struct Sums {
     backward_weight: Vec<Tensor<3>>,
     is_first: Vec<bool>,
@@ -291,7 +291,7 @@ fn weight_gradients_are_computed_where_the_schedule_has_them(
 fn without_backward_nothing_is_kept(
     #[values(Placement::Loop, Placement::Vee)] placement: Placement,
 ) {
-    /// Adds one, off the autodiff device.
+    /// A stage that adds one, off the autodiff device.
     struct Ones {
         /// The chunk that is the last stage, if it is on this rank.
         last: Option<usize>,

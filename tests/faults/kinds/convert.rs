@@ -16,7 +16,7 @@ use crate::{
     shim::FileFault,
 };
 
-/// A trained run, its first export, and the command that exports it again.
+/// A trained run with a first export. Returns the command that exports it a second time.
 fn exported(case: &Case) -> Result<Command, String> {
     case.start(case.train(case.layout, STEPS, &[]))
         .wait(PATIENCE)?
@@ -27,7 +27,7 @@ fn exported(case: &Case) -> Result<Command, String> {
     let target = target.display().to_string();
     let export = || megaburn(["convert", "export", &run, &target]);
     case.start(export()).wait(PATIENCE)?.expect(&[0])?;
-    // What a person has beside it is theirs, whatever it is called.
+    // A user's folder next to the export must be kept, whatever its name.
     fs::create_dir(case.path("out/hf.tmp-mine")).unwrap();
     let mut again = export();
     again.arg("--force");
@@ -50,14 +50,15 @@ fn only_the_export(case: &Case) -> Result<(), String> {
     }
 }
 
-/// The export's file operations are those below `out`, not the run's.
+/// Counts only file operations below `out`, so that the run's are not affected.
 fn with_fault(case: &Case, mut command: Command, fault: FileFault, at: u64) -> Command {
     fault.add(&mut command, case, at, None);
     command.env("FILE_FAULT_FOLDER", case.path("out"));
     command
 }
 
-/// SIGINT or SIGTERM in the middle of an export leaves the old one, or the new one, and no more.
+/// SIGINT or SIGTERM in the middle of an export leaves either the old or the new export, and
+/// nothing else.
 pub(super) fn interrupted(case: &Case) -> Result<(), String> {
     let again = exported(case)?;
     let mut job = case.start(with_fault(
@@ -74,7 +75,8 @@ pub(super) fn interrupted(case: &Case) -> Result<(), String> {
     only_the_export(case)
 }
 
-/// A killed export never takes the old one away from its name, and the next clears what it left.
+/// A killed export never removes the old export from its name, and the next export cleans up its
+/// leftovers.
 pub(super) fn killed(case: &Case) -> Result<(), String> {
     let again = exported(case)?;
     let mut job: Job = case.start(with_fault(
@@ -90,7 +92,8 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
             beside(case)
         ));
     }
-    // A folder without a whole mark may be that of a conversion that begins, as long as it is new.
+    // A new folder with an incomplete mark may belong to a conversion that has just begun, so make
+    // it old.
     for name in beside(case)
         .into_iter()
         .filter(|name| name.starts_with("hf."))

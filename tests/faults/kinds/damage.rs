@@ -26,7 +26,7 @@ fn checkpoint(case: &Case, step: u64) -> PathBuf {
     case.checkpoints().join(format!("step-{step:08}"))
 }
 
-/// Damages one file of a checkpoint, in one of the ways that disks and people have.
+/// Damages one file of a checkpoint, in one of the ways in which disks and users do.
 fn damage(case: &Case, folder: &Path) -> Result<(), String> {
     let entries = fs::read_dir(folder).map_err(|error| error.to_string())?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -45,7 +45,7 @@ fn damage(case: &Case, folder: &Path) -> Result<(), String> {
     fs::write(path, bytes).map_err(|error| error.to_string())
 }
 
-/// The checkpoint before the damaged one is used, and the start says so.
+/// The checkpoint before the damaged one is used, and the start reports it.
 pub(super) fn newest(case: &Case) -> Result<(), String> {
     train_some(case)?;
     damage(case, &checkpoint(case, 9))?;
@@ -57,7 +57,8 @@ pub(super) fn newest(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// `generate` and `convert export` use the older whole one too, and say which is damaged.
+/// `generate` and `convert export` use the older intact checkpoint too, and report which one is
+/// damaged.
 pub(super) fn readers(case: &Case) -> Result<(), String> {
     train_some(case)?;
     damage(case, &checkpoint(case, 9))?;
@@ -75,7 +76,7 @@ pub(super) fn readers(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// All are damaged: the start is refused and removes nothing.
+/// All checkpoints are damaged: the start is refused and removes nothing.
 pub(super) fn all(case: &Case) -> Result<(), String> {
     train_some(case)?;
     for step in check::checkpoint_steps(&case.run()) {
@@ -98,7 +99,7 @@ pub(super) fn all(case: &Case) -> Result<(), String> {
     }
 }
 
-/// A damaged checkpoint does not count as one of the kept ones.
+/// A damaged checkpoint does not count towards `train.keep_checkpoints`.
 pub(super) fn then_kept(case: &Case) -> Result<(), String> {
     train_some(case)?;
     damage(case, &checkpoint(case, 9))?;
@@ -123,7 +124,7 @@ pub(super) fn then_kept(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// A run that began with a model goes on without it, also where its newest checkpoint is damaged.
+/// A run that started from a model resumes without it, even if its newest checkpoint is damaged.
 pub(super) fn init_gone(case: &Case) -> Result<(), String> {
     let source = case.path("source");
     let dir = format!("run.dir={}", source.display());
@@ -151,14 +152,15 @@ pub(super) fn metrics_torn(case: &Case) -> Result<(), String> {
     train_some(case)?;
     let path = case.run().join("metrics.jsonl");
     let mut bytes = fs::read(&path).unwrap();
-    // What the checkpoint of step 9 was synced with stays whole.
+    // Lines that were synced with the checkpoint of step 9 stay intact.
     let more = b"{\"step\":10,\"loss\":5.1,\"grad_norm\":1.0}\n{\"step\":11,\"loss\":4.";
     bytes.extend(&more[..1 + case.below(more.len() as u64 - 1) as usize]);
     fs::write(&path, bytes).unwrap();
     case.recover()
 }
 
-/// The resolved configuration was emptied, as a full disk does to a file that is written in place.
+/// The resolved configuration was emptied, as happens when a disk is full while a file is rewritten
+/// in place.
 pub(super) fn config_emptied(case: &Case) -> Result<(), String> {
     train_some(case)?;
     fs::write(case.run().join("config.toml"), "").unwrap();

@@ -20,7 +20,8 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// One file operation fails: the run goes on, or ends with an error that names the file and the reason.
+/// One file operation fails: the run continues, or ends with an error that names the file and the
+/// reason.
 pub(super) fn fails(case: &Case) -> Result<(), String> {
     let errno = case.one_of(&[Errno::EIO, Errno::ENOSPC, Errno::EDQUOT, Errno::EACCES]);
     let mut command = case.train(case.layout, STEPS, &["train.checkpoint_interval=1"]);
@@ -30,7 +31,8 @@ pub(super) fn fails(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// The run finished, or failed (exit code 1; 2 before it had its folder) and said at which file and why.
+/// Checks that the run finished, or failed with a message that names the file and the reason. The
+/// exit code of a failure is 1, or 2 before the run had its folder.
 fn failed_for(case: &Case, ended: Ended, errno: Errno) -> Result<(), String> {
     let mut ended = ended.expect(&[0, 1, 2])?;
     if ended.code == 0 {
@@ -44,7 +46,7 @@ fn failed_for(case: &Case, ended: Ended, errno: Errno) -> Result<(), String> {
     Ok(())
 }
 
-/// The disk is full from some operation on, until there is room again.
+/// The disk is full from some operation on, until space is freed.
 pub(super) fn disk_full(case: &Case) -> Result<(), String> {
     case.start(case.train(case.layout, 4, &[]))
         .wait(PATIENCE)?
@@ -60,7 +62,7 @@ pub(super) fn disk_full(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// A sync takes longer than the limit of a collective: the others wait for it.
+/// A sync takes longer than the limit of a collective: the other ranks wait for it.
 pub(super) fn slow_disk(case: &Case) -> Result<(), String> {
     let sets = ["train.timeout_seconds=1.0", "train.checkpoint_interval=5"];
     let mut command = case.train(case.layout, STEPS, &sets);
@@ -74,7 +76,7 @@ pub(super) fn slow_disk(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// `ulimit -f` is an error that names the file, not a signal.
+/// Exceeding `ulimit -f` is an error that names the file, not a signal.
 pub(super) fn size_limit(case: &Case) -> Result<(), String> {
     let args = case.train_args(case.layout, STEPS, &["train.checkpoint_interval=2"]);
     let limited = format!("ulimit -f {}; exec \"$@\"", 8 + case.below(60));
@@ -101,7 +103,7 @@ pub(super) fn size_limit(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// Standard output and error cannot be written: the run goes on, with the exit codes it has.
+/// Standard output and error cannot be written: the run continues, with unchanged exit codes.
 pub(super) fn full_output(case: &Case) -> Result<(), String> {
     let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
     let start = |mut command: Command| {

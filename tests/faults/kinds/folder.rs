@@ -1,4 +1,4 @@
-//! The run's folder: what others put there, take away, or do there at the same time.
+//! Faults of the run's folder: files that others add, remove or change at the same time.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use crate::{
     job::{PATIENCE, megaburn},
 };
 
-/// Everything below a folder that is not the run's own, with its bytes.
+/// Files in the run's folder that do not belong to the run.
 const FOREIGN: [&str; 10] = [
     "notes.txt",
     "hf/thesis.txt",
@@ -55,7 +55,7 @@ fn still_there(run: &Path, planted: &BTreeMap<&'static str, Vec<u8>>) -> Result<
     Ok(())
 }
 
-/// A folder with a person's files is refused before anything is written.
+/// A folder with a user's files is refused before anything is written.
 pub(super) fn not_a_run(case: &Case) -> Result<(), String> {
     let planted = plant(&case.run());
     let fresh: &[&str] = if case.below(2) == 0 {
@@ -77,7 +77,8 @@ pub(super) fn not_a_run(case: &Case) -> Result<(), String> {
             ));
         }
     }
-    // Names that a run would write keep it out all the same; beside other files it trains.
+    // Files with names that a run would write still prevent a start; with any other files it
+    // trains.
     let told = || {
         let mut told = case.train(case.layout, STEPS, &["run.allow_other_files=true"]);
         told.args(fresh);
@@ -99,7 +100,7 @@ pub(super) fn not_a_run(case: &Case) -> Result<(), String> {
     still_there(&case.run(), &planted)
 }
 
-/// Files that a person puts into a living run survive everything that the run does.
+/// Files that a user adds to a live run survive everything that the run does.
 pub(super) fn foreign_files(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(2, &["train.checkpoint_interval=1"])?;
     let planted = plant(&case.run());
@@ -114,12 +115,13 @@ pub(super) fn foreign_files(case: &Case) -> Result<(), String> {
     still_there(&case.run(), &planted)?;
     let mut fresh = case.train(case.layout, STEPS, &[]);
     fresh.arg("--fresh");
-    // A foreign file among the run's own small files is in the way of a new run's.
+    // A foreign file with the name of one of the run's own small files may block a new run.
     case.start(fresh).wait(PATIENCE)?.expect(&[0, 2])?;
     still_there(&case.run(), &planted)
 }
 
-/// The folder is removed below a living run: that ends by name and does not make it anew.
+/// The folder of a live run is removed: the run ends with an error that names it and does not
+/// recreate it.
 pub(super) fn removed(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(3, &["train.checkpoint_interval=2"])?;
     let moved = case.path("moved");
@@ -150,7 +152,8 @@ pub(super) fn removed(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// The metrics are removed mid-run: checkpoints are not lost, and the run does not end as bad input.
+/// The metrics are removed during a run: no checkpoint is lost, and the run does not end as for bad
+/// input.
 pub(super) fn metrics_removed(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(4, &[])?;
     fs::remove_file(case.run().join("metrics.jsonl")).unwrap();
@@ -170,7 +173,7 @@ pub(super) fn metrics_removed(case: &Case) -> Result<(), String> {
     case.check_nothing_left()
 }
 
-/// A second run in the same folder is refused; the first goes on unharmed.
+/// A second run in the same folder is refused; the first continues unharmed.
 pub(super) fn second_run(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(2, &[])?;
     let mut second = case.train(case.any_layout(), ENDLESS, &[]);
@@ -188,7 +191,7 @@ pub(super) fn second_run(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// What an earlier death left is cleared by the next start.
+/// The next start removes the leftovers of an earlier death.
 pub(super) fn leftovers(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(7, &["train.checkpoint_interval=1"])?;
     for _ in 0..3 {
@@ -203,11 +206,11 @@ pub(super) fn leftovers(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// File operations of a start with `--fresh`, up to its first steps.
+/// The number of file operations of a start with `--fresh`, up to its first steps.
 const FRESH_OPERATIONS: u64 = 40;
 
-/// `--fresh` that dies before its first checkpoint loses nothing of the run before it, and the next start does
-/// not begin from nothing without a word.
+/// A `--fresh` run that dies before its first checkpoint loses nothing of the run before it, and
+/// the next start does not silently begin from scratch.
 pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     case.start(case.train(case.layout, 9, &[]))
         .wait(PATIENCE)?
@@ -238,7 +241,7 @@ pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     if weights(aside) != before || check::last_checkpoint(aside) != 9 {
         return Err("--fresh removed checkpoints before the new run had one".to_string());
     }
-    // The run that was set aside goes on where it is, and the new one begins.
+    // The run that was moved aside resumes in its new place, and the new run starts.
     let steps = STEPS.to_string();
     let resume = [
         "train",
@@ -254,8 +257,8 @@ pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// `--fresh`, killed while the run is moved or named: the next start goes on with the old run or with the new one, and
-/// says which.
+/// `--fresh` is killed while it moves or renames the old run: the next start continues the old run
+/// or the new one, and prints which.
 pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
     case.start(case.train(case.layout, 9, &[]))
         .wait(PATIENCE)?
@@ -290,7 +293,7 @@ pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
     is_kept()
 }
 
-/// How many files of this name stand somewhere below a folder.
+/// How many files with this name are below a folder.
 fn count(folder: &Path, name: &str) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let of_entry = |entry: fs::DirEntry| match entry.path() {

@@ -1,4 +1,4 @@
-//! SIGKILL: of everything, of one rank, of the launcher.
+//! SIGKILL to all processes, to one rank, or to the launcher.
 
 use std::{thread, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     job::{Job, binary, megaburn, plain, processes_of},
 };
 
-/// Everything dies at a random moment, start-up included.
+/// All processes die at a random moment, including start-up.
 pub(super) fn all(case: &Case) -> Result<(), String> {
     let mut job = match case.below(4) {
         0 => case.start(case.train(case.layout, ENDLESS, &[])),
@@ -26,7 +26,7 @@ pub(super) fn all(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// Four deaths of everything, each under another layout.
+/// All processes die four times, each time under another layout.
 pub(super) fn storm(case: &Case) -> Result<(), String> {
     for _ in 0..4 {
         let layout = case.any_layout();
@@ -40,7 +40,7 @@ pub(super) fn storm(case: &Case) -> Result<(), String> {
     case.recover_roughly(case.any_layout())
 }
 
-/// One rank of several processes dies: the job ends in time and says so.
+/// One rank of several processes dies: the job ends in time and reports it.
 pub(super) fn rank(case: &Case) -> Result<(), String> {
     let args = case.train_args(case.layout, ENDLESS, &[]);
     let mut job = case.start(case.launch(case.layout, &args));
@@ -58,7 +58,7 @@ pub(super) fn rank(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// The launcher dies: its ranks do not train on.
+/// The launcher dies: its ranks do not continue training.
 pub(super) fn launcher(case: &Case) -> Result<(), String> {
     let args = case.train_args(case.layout, ENDLESS, &[]);
     let mut job = case.start(case.launch(case.layout, &args));
@@ -69,7 +69,7 @@ pub(super) fn launcher(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// Ranks behind a shell that stays between the launcher and the program.
+/// Starts ranks under a shell that stays between the launcher and the program.
 pub(super) fn behind_a_shell(case: &Case, script: &str, sets: &[&str]) -> Job {
     let mut command = vec!["launch".to_string(), "--nproc".into()];
     command.push(world_size(case.layout).to_string());
@@ -79,7 +79,7 @@ pub(super) fn behind_a_shell(case: &Case, script: &str, sets: &[&str]) -> Job {
     case.start(megaburn(command))
 }
 
-/// The launcher of shells dies.
+/// A launcher dies whose ranks run under shells.
 pub(super) fn wrapper(case: &Case) -> Result<(), String> {
     let mut job = behind_a_shell(case, "\"$@\"; echo ended", &[]);
     case.wait_for_step(&mut job, 1 + case.below(5))?;

@@ -12,10 +12,10 @@ mod strangers;
 
 use crate::case::Case;
 
-/// A kind: a case of it ends well, or with what was wrong.
+/// A kind of fault; running a case of it returns a description of what was wrong.
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
-/// Every kind with its name, in the order in which a campaign goes round.
+/// Every kind with its name, in the order in which a campaign cycles through them.
 pub(crate) const KINDS: [(&str, Kind); 45] = [
     ("kill_all", kills::all),
     ("term", signals::stop),

@@ -6,7 +6,8 @@ use crate::{
     job::PATIENCE,
 };
 
-/// A learning rate at which everything overflows: no checkpoint that cannot be trained from is kept.
+/// A learning rate at which everything overflows: a checkpoint from which training cannot continue
+/// is never kept.
 pub(super) fn absurd_rate(case: &Case) -> Result<(), String> {
     case.start(case.train(case.layout, 6, &[]))
         .wait(PATIENCE)?
@@ -27,7 +28,7 @@ pub(super) fn absurd_rate(case: &Case) -> Result<(), String> {
     let steps = check::last_checkpoint(&case.run()) + 2;
     let sets = ["optimizer.lr=1e-4", "optimizer.min_lr=1e-5"];
     let mut job = case.start(case.train(case.layout, steps, &sets));
-    // Weights of 1e30 are finite, and so they are kept; their loss is not.
+    // Weights of 1e30 are finite, so they are kept, but their loss is not finite.
     job.wait(PATIENCE)?.expect(&[0, 3])?.says(&["resumed"])?;
     case.check_nothing_left()
 }

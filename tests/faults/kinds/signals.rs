@@ -11,7 +11,8 @@ use crate::{
     job::Job,
 };
 
-/// A signal that asks a run to stop. SIGHUP does not where this campaign was started by `nohup`, as its jobs are then too.
+/// A signal that asks a run to stop. SIGHUP is not used if this campaign was started by `nohup`,
+/// because its jobs then ignore it too.
 fn ask(case: &Case) -> Signal {
     let asked = case.one_of(&[
         Signal::SIGTERM,
@@ -55,7 +56,8 @@ pub(super) fn twice(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// The shell that the launcher started dies of the signal, the program behind it saves all the same.
+/// The shell that the launcher started dies of the signal, but the program that the shell started
+/// still saves.
 pub(super) fn behind_a_shell(case: &Case) -> Result<(), String> {
     let sets = ["train.checkpoint_interval=0"];
     let mut job = super::kills::behind_a_shell(case, "\"$@\"; echo ended", &sets);
@@ -65,12 +67,12 @@ pub(super) fn behind_a_shell(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// A host never comes: the ranks that wait for it end at once.
+/// A host never arrives: the ranks that wait for it end at once.
 pub(super) fn while_waiting(case: &Case) -> Result<(), String> {
     let port = free_port();
     let args = case.train_args("dp4", ENDLESS, &[]);
     let mut command = case.launch("dp2", &args);
-    // The options stand before the program: `launch --nproc 2 -- PROGRAM`.
+    // Options are placed before the program: `launch --nproc 2 -- PROGRAM`.
     let all: Vec<_> = command.get_args().map(|arg| arg.to_owned()).collect();
     let hosts = [
         "--nnodes",
@@ -98,7 +100,7 @@ pub(super) fn while_waiting(case: &Case) -> Result<(), String> {
     check::no_processes(case.dir(), Duration::from_secs(2))
 }
 
-/// The process dies while it saves because it was asked to stop.
+/// The process dies during the save that a request to stop started.
 pub(super) fn kill_while_saving(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(4 + case.below(5), &[])?;
     let saved = check::last_checkpoint(&case.run());
@@ -124,7 +126,7 @@ fn saved_and_ended(case: &Case, job: &mut Job, code: i32) -> Result<(), String> 
     check::no_processes(case.dir(), Duration::from_secs(2))
 }
 
-/// A port that nobody listens on.
+/// A port without a listener.
 pub(super) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()

@@ -16,14 +16,14 @@ use crate::{
     shim::FileFault,
 };
 
-/// A rank hangs: the others end in time, and the launcher ends the hung one.
+/// A rank hangs: the others end in time, and the launcher ends the hung rank.
 pub(super) fn rank(case: &Case) -> Result<(), String> {
     let args = case.train_args(case.layout, ENDLESS, &[]);
     let mut job = case.start(case.launch(case.layout, &args));
     case.wait_for_step(&mut job, 1 + case.below(5))?;
     let rank = case.below(world_size(case.layout) as u64) as usize;
     kill(rank_process(case, job.pid(), rank)?, Signal::SIGSTOP);
-    // The launcher gives the hung one 3 s to end.
+    // The launcher gives the hung rank 3 s to end.
     let ended = job.wait(ENDS + Duration::from_secs(3))?;
     case.took(ended.seconds);
     ended
@@ -51,7 +51,7 @@ pub(super) fn before_joining(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// A rank that is stopped for less than the limit goes on, and so does the run.
+/// A rank that is stopped for less than the limit continues, and so does the run.
 pub(super) fn rank_for_a_moment(case: &Case) -> Result<(), String> {
     let args = case.train_args(case.layout, STEPS, &[]);
     let mut job = case.start(case.launch(case.layout, &args));
@@ -67,7 +67,7 @@ pub(super) fn rank_for_a_moment(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// The whole job is suspended for longer than the limit and continued: it goes on.
+/// The full job is suspended for longer than the limit: it continues when resumed.
 pub(super) fn everything(case: &Case) -> Result<(), String> {
     let sets = ["train.timeout_seconds=1.0"];
     let mut job = case.start_and_wait(1 + case.below(5), &sets)?;
@@ -81,12 +81,14 @@ pub(super) fn everything(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// Nobody reads what the run prints for longer than the limit of a collective, as with Ctrl-S: it goes on.
+/// The reader of the run's output pauses for longer than the limit of a collective, as with Ctrl-S:
+/// the run continues.
 pub(super) fn reader(case: &Case) -> Result<(), String> {
     let fifo = case.path("fifo");
     let said = case.path("said");
     mkfifo(&fifo, Mode::S_IRWXU).map_err(|error| error.to_string())?;
-    // Opened for both, so that nobody waits for the other end; it holds some forty lines.
+    // Open the fifo for reading and writing, so that opening does not block; it holds about forty
+    // lines.
     let open = || {
         OpenOptions::new()
             .read(true)
@@ -104,7 +106,7 @@ pub(super) fn reader(case: &Case) -> Result<(), String> {
     let step = check::last_step(&case.run());
     case.wait_for_step(&mut job, step + 5)?;
     job.signal(Signal::SIGTERM);
-    // What is left of the output is waited for a moment, in case that somebody reads it.
+    // At exit the run waits a moment for a reader of the remaining output.
     job.wait(ENDS + Duration::from_secs(10))?.expect(&[0])?;
     drop(held);
     case.recover()

@@ -16,7 +16,7 @@ use crate::{
     job::{Job, PATIENCE, megaburn, wait_until},
 };
 
-/// Ranks under an environment of one's own, as another launcher would start them.
+/// Starts ranks under a custom environment, as another launcher would.
 fn ranks(
     case: &Case,
     layout: &str,
@@ -39,7 +39,7 @@ fn ranks(
     (0..world).map(rank).collect()
 }
 
-/// The same command some seconds later.
+/// The same command, started some seconds later.
 fn late(command: &Command, seconds: f64) -> Command {
     let variables = command
         .get_envs()
@@ -52,7 +52,7 @@ fn late(command: &Command, seconds: f64) -> Command {
     late
 }
 
-/// Silent callers at the port where another rank than 0 waits for the last one.
+/// Silent callers at the port on which a rank other than 0 waits for the last one.
 pub(super) fn silence(case: &Case) -> Result<(), String> {
     let layout = case.layout_of(4);
     let mut jobs = ranks(case, layout, free_port(), |rank, command| {
@@ -88,7 +88,7 @@ fn listening_port(pid: i32) -> Option<u16> {
     let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/net/{table}")));
     let port = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // 0A is LISTEN.
+        // The state 0A is LISTEN.
         let is_its = fields.get(3) == Some(&"0A")
             && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
         let (_, port) = fields.get(1)?.rsplit_once(':')?;
@@ -105,7 +105,7 @@ fn listening_port(pid: i32) -> Option<u16> {
 pub(super) fn noise(case: &Case) -> Result<(), String> {
     let layout = case.layout_of(2);
     let port = free_port();
-    // Rank 1 comes late: strangers have rank 0's port for themselves.
+    // Rank 1 arrives late, so at first only strangers call at rank 0's port.
     let mut jobs = ranks(case, layout, port, |rank, command| {
         if rank == 1 {
             *command = late(command, 0.7);
@@ -132,7 +132,7 @@ pub(super) fn noise(case: &Case) -> Result<(), String> {
     case.recover_as(layout)
 }
 
-/// A second job at the same port ends by itself; the first, which waits for a rank, goes on.
+/// A second job at the same port ends by itself; the first, which waits for a rank, continues.
 pub(super) fn same_port(case: &Case) -> Result<(), String> {
     let layout = case.layout_of(2);
     let port = free_port().to_string();
@@ -205,7 +205,7 @@ pub(super) fn other_config(case: &Case) -> Result<(), String> {
     }
 }
 
-/// A rank number, world size or port that cannot be: a clear error, no waiting.
+/// An impossible rank, world size or port gives a clear error without waiting.
 pub(super) fn absurd_environment(case: &Case) -> Result<(), String> {
     let (name, value) = case.one_of(&[
         ("RANK", "7"),

@@ -1,4 +1,4 @@
-//! Memory figures and first layouts in recipes and documents: computed again, and looked up.
+//! Checks memory figures and smallest layouts in recipes and documents by computing them anew.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,8 @@ fn recipe(name: &str) -> ConfigLayers {
         .unwrap()
 }
 
-/// On GPUs in bf16 attention is fused.
+/// The largest memory estimate of a rank. On GPUs attention is fused in bf16, so scores are never
+/// stored.
 fn largest(config: &TrainConfig) -> MemoryEstimate {
     MemoryEstimate::largest(config, &config.layout(None).unwrap(), Scores::Never).unwrap()
 }
@@ -39,10 +40,10 @@ fn a_recipe_says_what_memory_it_takes(
     assert!(found.total() < ROOM, "{found}");
 }
 
-/// What may be planned with of a GPU of 80 GB.
+/// The memory of an 80 GB GPU that may be planned with.
 const ROOM: usize = 72_000_000_000;
 
-/// How training is split, the simplest way first.
+/// Ways to split training, the simplest first.
 const WAYS: [(&str, &[&str]); 9] = [
     ("", &["parallel.zero=1"]),
     ("", &["parallel.zero=2"]),
@@ -56,7 +57,7 @@ const WAYS: [(&str, &[&str]); 9] = [
 ];
 const AGAIN: &str = "recompute.modules=[\"norm\", \"activation\"]";
 
-/// The first of [`WAYS`] that fits on so many GPUs, as a row of the table.
+/// The first of [`WAYS`] that fits on `gpus` GPUs, as a row of the table.
 fn row(name: &str, gpus: usize) -> String {
     for (split, sets) in WAYS {
         let parts: usize = split

@@ -1,4 +1,4 @@
-//! `megaburn plan` as a person starts it.
+//! `megaburn plan` on the command line.
 
 use std::fs;
 

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::runs::child::Ranks;
 
-/// Each with its layout, the parameters of the model as published, and its published `config.json`
-/// as far as that says what is computed.
+/// Each recipe with its layout, the number of parameters of the published model, and the parts of
+/// its published `config.json` that define what is computed.
 const PUBLISHED: [(&str, &str, usize, &str); 5] = [
     (
         "gpt2",
@@ -78,7 +78,7 @@ fn read(name: &str) -> TrainConfig {
 fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4)] index: usize) {
     let (name, layout, params, json) = PUBLISHED[index];
     let config = read(name);
-    // 0 token ids: a recipe says its own vocabulary.
+    // Pass 0 token ids, because a recipe sets its own vocabulary.
     let model = config.model.decoder(config.data.seq_len, 0);
     assert_eq!(model.whole_plan().unwrap().num_global(), params);
     let json: Value = serde_json::from_str(json).unwrap();
@@ -126,7 +126,7 @@ fn every_recipe_is_tested_and_has_a_run_of_its_own() {
     }
 }
 
-/// What takes long has limits of its own, so that a larger one only hides a rank that hangs.
+/// Long phases have limits of their own, so a larger timeout would only hide a hung rank.
 #[rstest]
 fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4)] index: usize) {
     let found = read(PUBLISHED[index].0).train;

@@ -1,4 +1,4 @@
-//! What a person can do wrong, and the error and exit code that tell.
+//! User errors, and the error message and exit code of each.
 
 use std::{
     fs::{self, OpenOptions},
@@ -21,7 +21,7 @@ use megaburn_test_support::run::{Run, tensor_files};
 const BAD_INPUT: i32 = 2;
 const NON_FINITE: i32 = 3;
 
-/// One step on one rank, with further arguments.
+/// Runs one step on one rank, with further arguments.
 fn start(run: &Run, more: &[&str]) -> Ended {
     let args = run.args("tp1", 1, &[]).into_iter();
     let args: Vec<_> = args.chain(more.iter().map(ToString::to_string)).collect();
@@ -170,7 +170,7 @@ fn a_port_in_use_is_named() {
     assert_refused(&ended, "choose another port");
 }
 
-/// Rank 0 of several, whose others never come.
+/// Starts rank 0 of several ranks; the others never arrive.
 pub(crate) fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) -> Ended {
     let env = [
         ("RANK", "0".to_string()),

@@ -1,4 +1,4 @@
-//! What a run tells people of settings that may not be what they meant.
+//! Warnings of a run about settings that may be unintended.
 
 use crate::runs::child::Ranks;
 use megaburn_test_support::run::Run;
@@ -35,7 +35,7 @@ fn a_run_says_what_may_not_be_meant() {
         ended.stdout.lines().any(|line| line == "finished 1 step"),
         "{ended:?}"
     );
-    // The sample begins with the first words of the data: nobody asked for Rust.
+    // The sample begins with the first words of the data, not with a prompt about Rust.
     assert!(has_line("sample   It was the"), "{ended:?}");
     let metrics = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     assert!(!metrics.contains("eval_loss"), "{metrics}");

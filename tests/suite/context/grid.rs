@@ -1,4 +1,4 @@
-//! Sequences that ranks share train as those of one rank do.
+//! Context-parallel sequences train as on one rank.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use megaburn_test_support::{
     text::{fresh_seed, write_random_documents, write_random_text},
 };
 
-/// `contexts.toml`.
+/// The contents of `contexts.toml`.
 #[derive(Deserialize)]
 struct Contexts {
     rows: Vec<Row>,
@@ -41,19 +41,19 @@ enum Comm {
     P2p,
     AllGather,
     A2a,
-    /// Heads over two neighbours.
+    /// All-to-all over pairs of neighbours, p2p between the pairs.
     #[serde(rename = "a2a+p2p")]
     A2aP2p,
 }
 
-/// What a model and its data are, whatever the layout.
+/// A model and its data, which do not depend on the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Model {
     pub(crate) heads: [usize; 2],
     pub(crate) layers: usize,
     pub(crate) seq_len: usize,
     pub(crate) batch: usize,
-    /// What documents are padded to a multiple of, where rows are such.
+    /// With packed sequences, documents are padded to a multiple of this.
     pub(crate) packed: Option<usize>,
 }
 
@@ -116,14 +116,14 @@ impl Row {
         Model {
             heads: [if grouped { 2 * kv_heads } else { kv_heads }, kv_heads],
             layers: pp.max(2),
-            // Chunks of an odd number of tokens where they can be.
+            // Chunks have an odd number of tokens where possible.
             seq_len: 2 * cp * if tp > 1 { 4 } else { 5 },
             batch: 2 * dp,
             packed: packed.then_some(2 * cp),
         }
     }
 
-    /// What each column holds.
+    /// The value of each column.
     fn values(&self) -> [String; 9] {
         let Self {
             cp,
@@ -194,14 +194,14 @@ fn rows() -> Vec<Row> {
         .rows
 }
 
-/// A text, and documents, in a folder.
+/// A text and a file of documents, in a temporary folder.
 pub(crate) struct Texts(tempfile::TempDir);
 
 impl Texts {
     pub(crate) fn write() -> Self {
         let dir = tempfile::tempdir().unwrap();
         write_random_text(&dir.path().join("text.txt"), 20_000, fresh_seed());
-        // Of some that take a few chunks and some that take most of a sequence.
+        // Some documents take a few chunks, others most of a sequence.
         write_random_documents(&dir.path().join("documents.jsonl"), 1000, 60, fresh_seed());
         Self(dir)
     }
@@ -221,7 +221,8 @@ fn every_context_trains_as_one_rank_does(#[values(1, 2, 3, 4, 5, 6, 7, 8)] cp: u
     assert_as_one_rank(rows().into_iter().filter(|row| row.cp == cp));
 }
 
-/// All that the columns can be: minutes, by `cargo test --test suite product -- --ignored`.
+/// Trains the full product of the columns. This takes minutes: `cargo test --test suite product --
+/// --ignored`.
 #[test]
 #[ignore = "it takes minutes"]
 fn the_whole_product_of_contexts_trains_as_one_rank_does() {
@@ -258,7 +259,7 @@ fn assert_as_one_rank(rows: impl IntoIterator<Item = Row>) {
     );
 }
 
-/// All that there can be in a world of up to 8.
+/// All valid rows in a world of up to 8 ranks.
 fn product() -> Vec<Row> {
     let bools = [true, false];
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Runs whose documents are dealt out to ranks: resumed, checked, not finite, killed.
+//! Runs with hybrid context parallelism: resumed, checked, non-finite, killed.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use megaburn_test_support::{
     text::{fresh_seed, write_random_documents},
 };
 
-/// Documents of up to 20 tokens, at most 12 of them a rank.
+/// Documents of up to 20 tokens, at most 12 of them per rank.
 const SETS: [&str; 4] = [
     "data.documents=true",
     "data.document_multiple=4",
@@ -47,7 +47,8 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     } else {
         "train.global_batch=8"
     };
-    // Of which the loss without all logits makes more or fewer parts.
+    // Fused linear cross-entropy processes ranks' different numbers of tokens in different numbers
+    // of chunks.
     let fused = "train.fused_linear_cross_entropy=true";
     let sets = [dtype, zero, batch, fused, "train.check_replicas_interval=1"];
     let whole = dealt(&sets);
@@ -83,7 +84,7 @@ fn a_run_goes_on_where_documents_are_dealt_out_to_other_ranks() {
     }
 }
 
-/// With its ranks.
+/// The error also names the ranks.
 #[test]
 fn what_is_not_finite_is_named() {
     let run = dealt(&["optimizer.lr=1e30", "optimizer.warmup_steps=0"]);

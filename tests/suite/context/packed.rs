@@ -1,5 +1,5 @@
-//! Documents and sequences that ranks share otherwise than all alike: dealt out, padded, a way a layer; and
-//! what they cannot share.
+//! Documents and sequences that are not split evenly over ranks: assigned to ranks as needed,
+//! padded, or exchanged differently in each layer; and the cases that are refused.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use rstest::rstest;
 use crate::context::grid::{Model, Texts};
 use megaburn_test_support::layout_grid::STEPS;
 
-/// Losses and gradient norms of three steps, and an evaluation; of further tokens too.
+/// Losses (also of MTP depths) and gradient norms of three steps and an evaluation.
 pub(crate) fn with_evaluation(text: &str, layout: &str) -> Result<Vec<f64>, String> {
     let config = ConfigLayers::new()
         .with_text("dynamic", text)
@@ -66,7 +66,7 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
     let data = texts.path(true);
     let of: Layout = layout.parse().unwrap();
     let ranks = of.dp * of.cp;
-    // Longer than any rank takes alone, where there are several.
+    // With several ranks, documents are longer than any rank takes alone.
     let heads = [16, 16];
     let batch = 2 * of.dp;
     let model = Model {
@@ -169,7 +169,7 @@ fn what_ranks_cannot_share_is_one_error(
         batch: 12,
         packed: Some(8),
     };
-    // Later keys stand for earlier ones.
+    // A later text overrides keys of an earlier one.
     let config = ConfigLayers::new()
         .with_text("model", &model.text(&data, 1))
         .unwrap();
@@ -191,7 +191,7 @@ fn what_ranks_cannot_share_is_one_error(
                 let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
                 trainer.step().map(drop)
             });
-            // Every rank says the same.
+            // Every rank reports the same error.
             let mut errors = ranks.into_iter().map(|rank| match rank {
                 Err(RankFailure::Failed(error)) => error,
                 other => panic!("{other:?}"),

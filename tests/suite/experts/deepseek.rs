@@ -1,4 +1,4 @@
-//! DeepSeeks from scratch: trained on one rank and on a grid, exported, asked.
+//! DeepSeek models from scratch: trained on one rank and on a grid, exported, used to generate.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,10 +10,10 @@ use crate::models::round_trip::{megaburn, succeed, text};
 use megaburn_test_support::{run::Run, text::write_random_text};
 
 const STEPS: u64 = 4;
-/// Not a fresh one: of two experts that are all but equally good for a token, rounding chooses.
+/// A fixed seed: if two experts score almost equally for a token, rounding decides between them.
 const SEED: u64 = 7;
 
-/// Sizes that are no family's own, and experts in groups.
+/// Sizes of no published model, and experts in groups.
 const SETS: [&str; 10] = [
     "model.kv_heads=4",
     "model.tied=false",
@@ -90,7 +90,7 @@ fn a_deepseek_from_scratch_is_the_same_on_a_grid_and_is_exported(
     ];
     let written = |model: &Path, layout| {
         let found = succeed(&[&["generate", text(model), "--layout", layout], &ask[..]].concat());
-        // Only the run has a tokenizer.
+        // Compare token ids, because only the run has a tokenizer.
         serde_json::from_str::<Value>(&found).unwrap()["ids"].clone()
     };
     let expected = written(&run, "tp1");

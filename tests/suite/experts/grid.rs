@@ -1,4 +1,4 @@
-//! Experts on every grid train as those of one rank do.
+//! Experts under every layout of the grid train as on one rank.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use megaburn_test_support::{
     text::write_random_text,
 };
 
-/// `experts.toml`.
+/// The contents of `experts.toml`.
 #[derive(Deserialize)]
 struct Grids {
     rows: Vec<Row>,
@@ -24,7 +24,7 @@ fn rows() -> Vec<Row> {
         .rows
 }
 
-/// What each column holds.
+/// The value of each column.
 fn values(row: &Row) -> [String; 10] {
     let Row {
         ep,

@@ -1,4 +1,4 @@
-//! Other ways to choose experts, to send them tokens and to schedule them than `experts.toml` has.
+//! Options for routing, dispatch and schedules that `experts.toml` does not cover.
 
 use std::{fs, path::Path};
 
@@ -36,7 +36,8 @@ fn every_option_trains_as_one_rank_does(
     assert_as_one_rank(family, 2, [moe, parallel], layout.parse().unwrap());
 }
 
-/// Tokens with so many experts go once to each of two ranks.
+/// With this many experts per token, the deduplicated all-to-all sends each token once to each of
+/// two ranks.
 #[rstest]
 #[case::plain(Kind::Mixtral, "", "")]
 #[case::padded(Kind::Mixtral, "capacity_factor = 1.1\npad_to_capacity = true", "")]
@@ -52,9 +53,9 @@ fn many_experts_a_token_train_as_on_one_rank(
     assert_as_one_rank(family, 5, [moe, parallel], layout.parse().unwrap());
 }
 
-/// Each sample begins with a letter eight times. These tokens see the same, so that they have the same weight but
-/// for rounding, which depends on the layout. What is dropped of them is seen at the last one, behind which the
-/// text goes on.
+/// Each sample begins with one letter repeated eight times. These tokens have the same inputs, so
+/// their weights are equal except for rounding, which depends on the layout. Which of them are
+/// dropped shows at the last one, after which the text continues.
 #[rstest]
 fn of_tokens_with_the_same_weight_every_layout_drops_the_same(
     #[values(Kind::Mixtral, Kind::DeepseekV3)] family: Kind,
@@ -95,7 +96,7 @@ fn assert_as_one_rank(family: Kind, top_k: usize, [moe, parallel]: [&str; 2], la
     }
 }
 
-/// Returns what one rank tells of its experts in the last step.
+/// Compares a run under `layout` with one rank. Returns one rank's expert metrics of the last step.
 fn assert_text_as_one_rank(
     write: impl Fn(&Path),
     family: Kind,
@@ -125,7 +126,7 @@ fn assert_text_as_one_rank(
         family,
     };
     let text = model.text(path.to_str().unwrap());
-    // Groups have no quantiles.
+    // Quantile balancing does not support groups.
     let text = if moe.contains("quantile") {
         text.replace("groups = [2, 1, 2]\n", "")
     } else {
@@ -157,7 +158,8 @@ fn assert_text_as_one_rank(
     expected.steps[4].experts.clone()
 }
 
-/// Writes `len` letters, in stretches of `stretch`: the first half of each is one letter, and the rest is random.
+/// Writes `len` letters in sections of `stretch`: one letter repeated in the first half, random
+/// letters in the second.
 fn write_repeated_letters(path: &Path, len: usize, stretch: usize, seed: u64) {
     let rng = PositionRng::new(seed, Purpose::Sampling, "letters");
     let letter = |index: usize| {

@@ -1,4 +1,4 @@
-//! Runs of models with experts, from the command line: resumed, killed, exported, written with.
+//! Runs of models with experts, from the command line: resumed, killed, exported, used to generate.
 
 use std::{
     fs,
@@ -54,7 +54,7 @@ fn a_resumed_run_with_experts_equals_the_uninterrupted_one_to_the_bit(
     assert!(told.busiest[0] >= 1.0 && told.idlest[0] <= 1.0 && told.global_aux_loss > 0.0);
 }
 
-/// The biases by which experts are chosen, in both ways in which steps move them.
+/// Covers the expert biases, in both ways in which steps update them.
 #[rstest]
 fn a_resumed_run_with_biases_equals_the_uninterrupted_one_to_the_bit(
     #[values("tp1", "dp2-ep2")] layout: &str,
@@ -135,7 +135,7 @@ fn a_rank_that_has_experts_and_dies_or_stops_ends_all_others(
     }
 }
 
-/// Ranks have other documents then, and other numbers of tokens.
+/// Ranks then have different documents and different numbers of tokens.
 #[rstest]
 fn documents_are_dealt_out_to_ranks_with_experts(
     #[values(
@@ -175,7 +175,7 @@ fn documents_are_dealt_out_to_ranks_with_experts(
     }
 }
 
-/// Padding goes to no expert, and no loss is about it.
+/// Padding is sent to no expert and counts in no loss.
 #[rstest]
 fn padding_is_no_token(
     #[values("tp1", "cp2-ep2", "pp2-dp2-ep2", "tp2-cp2-ep4-sp", "cp2-pp2")] layout: &str,
@@ -184,7 +184,7 @@ fn padding_is_no_token(
 ) {
     let texts = Texts::write();
     let of: Layout = layout.parse().unwrap();
-    // Of documents the rows have room left, of others ranks that share them pad them.
+    // Packed rows have unused space at their end; other rows are padded for context parallelism.
     let seq_len = if packed.is_some() { 32 } else { 18 };
     let model = Model {
         heads: [4, 2],
@@ -249,14 +249,14 @@ fn what_needs_micro_batches_in_common_is_refused_where_documents_are_dealt_out(
     assert!(ended.stderr.contains(message), "{ended:?}");
 }
 
-/// Where all tokens are one, all go to the same experts, and most get none.
+/// If all tokens are equal, they all go to the same experts, and most experts get none.
 #[rstest]
 fn experts_without_tokens_are_ordinary(
     #[values("dp4-ep4", "tp2-dp2-ep4-sp", "pp2-dp2-ep2")] layout: &str,
     #[values("parallel.zero=0", "parallel.zero=2", "parallel.zero=3")] zero: &'static str,
     #[values("moe.z_loss=0", "moe.capacity_factor=1")] capacity: &'static str,
 ) {
-    // Tokens that are equal give an expert equal weights, but for rounding.
+    // Equal tokens have equal weights except for rounding, so drop tokens by position.
     let capacity = [capacity, "moe.drop_policy=position"];
     let one = Run::new();
     let many = Run::new();
@@ -269,7 +269,7 @@ fn experts_without_tokens_are_ordinary(
     for (one, many) in one.steps().into_iter().zip(many.steps()) {
         let told = one.experts.unwrap();
         let of_many = many.experts.unwrap();
-        // The first layer sees one token, whatever its position.
+        // All tokens are equal in the first layer, because it does not depend on the position.
         assert_eq!((told.busiest[0], told.idlest[0]), (4.0, 0.0));
         assert_eq!((of_many.busiest[0], of_many.idlest[0]), (4.0, 0.0));
         assert!(
@@ -287,7 +287,7 @@ fn evaluation_and_the_sample_are_those_of_one_rank() {
     let one = Run::new();
     let many = Run::new();
     fs::copy(one.path("text.txt"), many.path("text.txt")).unwrap();
-    // A small epsilon makes rounding of tiny gradients into updates.
+    // With a small epsilon, the rounding of tiny gradients would become updates.
     let sets = mixtral(&[
         "generate.tokens=8",
         "generate.prompt=abc",

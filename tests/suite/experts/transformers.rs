@@ -1,4 +1,4 @@
-//! Models with experts, as Transformers computes them, under every expert grid.
+//! Models with experts, compared with Transformers under every expert grid.
 
 use megaburn::{
     mesh::Layout,
@@ -15,7 +15,7 @@ use crate::{
     models::transformers::fixture,
 };
 
-/// Each model, and its experts.
+/// Each model with its number of experts.
 pub(crate) const FIXTURES: [(&str, usize); 7] = [
     ("mixtral", 8),
     ("qwen3-moe", 8),
@@ -86,9 +86,10 @@ fn a_model_with_experts_equals_transformers_under_every_grid(
     assert!(compared >= 14, "{name}: {compared} layouts");
 }
 
-/// Of two experts that are all but equally good for a token, rounding to bf16 chooses: a few tokens go elsewhere, which
-/// gradients of single experts show, and losses hardly. After steps they are off by twice what PyTorch's own bf16 is, at
-/// most: 8.2e-3 with `deepseek-v3-yarn` (`benches/peer/hf_bf16_error.py`).
+/// If two experts score almost equally for a token, rounding to bf16 decides between them. A few
+/// tokens then go elsewhere, which shows in the gradients of single experts and hardly in losses.
+/// After steps the error is at most twice that of PyTorch's own bf16: 8.2e-3 with
+/// `deepseek-v3-yarn` (`benches/peer/hf_bf16_error.py`).
 #[rstest]
 fn in_bf16_losses_are_those_of_transformers(
     #[values(0, 1, 2, 3, 4, 5, 6)] index: usize,

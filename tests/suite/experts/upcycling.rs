@@ -1,10 +1,10 @@
-//! Dense models that become mixtures of experts.
+//! Dense models that are upcycled to mixtures of experts.
 
 use rstest::rstest;
 
 use crate::{models::transformers::fixture, runs::child::Ranks};
 
-/// Copies of an MLP, whose weights add up to one, compute what it does.
+/// Copies of an MLP whose weights add up to one compute the same as the MLP.
 #[rstest]
 fn an_upcycled_model_computes_what_the_dense_one_does(
     #[values("llama", "mistral", "qwen3")] name: &str,
@@ -46,7 +46,7 @@ fn an_upcycled_model_computes_what_the_dense_one_does(
     let expected = write(hf, "tp1");
     assert_eq!(write(up, "tp1"), expected);
     assert_eq!(write(up, "dp4-ep4"), expected);
-    // It goes out, and is read again.
+    // Export the model, and load it from there.
     let out = dir.path().join("hf");
     let out = out.to_str().unwrap();
     Ranks::command(&["convert", "export", up, out]).finish();

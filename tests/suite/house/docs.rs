@@ -1,4 +1,5 @@
-//! What `docs/`, the README and other pages show: quotations and paths are looked up, commands run.
+//! Checks `docs/`, the README and other pages: quoted code and paths must exist, and commands must
+//! run.
 
 use std::{
     fs,
@@ -55,7 +56,7 @@ fn the_page_on_families_quotes_the_source() {
     }
 }
 
-/// The paths that a page names in backticks: texts with a slash or the ending of a file.
+/// The paths that a page names in backticks: texts with a slash or a file extension.
 fn paths(page: &str) -> Vec<&str> {
     let is_path = |text: &&str| {
         let endings = [".md", ".py", ".rs", ".toml"];
@@ -95,7 +96,7 @@ fn ci_checks_the_oldest_rust() {
     assert!(workflow.contains(&toolchain), "ci.yml has no {toolchain}");
 }
 
-/// Code without indentation, the marks of doc comments and the lines that rustdoc hides.
+/// Code without indentation, doc comment markers and the lines that rustdoc hides.
 fn bare(code: &str) -> String {
     let lines = code.lines().map(|line| {
         let line = line.trim();
@@ -135,7 +136,8 @@ fn pages_of_crates_quote_code_that_is_compiled() {
     assert!(quoted > 8, "only {quoted} blocks");
 }
 
-/// How a row of the table of parts begins, and what it says of norms on heads and tied matrices.
+/// The first cells of a row in the table of parts, and what the row states about head norms and
+/// tied matrices.
 fn cells(config: &DecoderConfig) -> [&'static str; 6] {
     let norm = match config.norm {
         NormKind::Rms => "RMSNorm",
@@ -191,7 +193,7 @@ fn the_table_of_parts_has_every_family() {
     }
 }
 
-/// All commands of a page, from a folder that is like a clone with a release build.
+/// Runs all commands of a page, in a folder that looks like a clone with a release build.
 #[rstest]
 #[case::context("docs/context.md")]
 #[case::experts("docs/experts.md")]
@@ -223,7 +225,8 @@ fn the_commands_run_as_they_stand(#[case] page: &str) {
     Ranks::shell(&commands, clone.path()).finish();
 }
 
-/// What a scheduler calls a process, and what it is called by torchrun's names.
+/// The environment that a scheduler sets for a process, and its translation to torchrun's
+/// variables.
 #[rstest]
 #[case::slurm(
     "SLURM_PROCID=9 SLURM_NTASKS=16 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=8",

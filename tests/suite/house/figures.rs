@@ -1,4 +1,5 @@
-//! Figures of measurements beside the last ones: what `.ci/gpu-check` prints, on reports that are here.
+//! Figures of measurements compared with the previous ones, as `.ci/gpu-check` prints them, on the
+//! reports below.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -45,7 +46,7 @@ fn cells_are_figures_of_their_row_and_column() {
     assert_eq!(value("64x64, fprop / ms"), Some(1.0));
     assert_eq!(value("64x64, dgrad / TFLOP/s"), Some(350.0));
     assert_eq!(value("64x64, fprop / peer PyTorch"), Some(710.0));
-    // The second column of that name is the peer's.
+    // The second column of that name belongs to the peer.
     assert_eq!(value("64x64, fprop / TB/s"), Some(4.1));
     assert_eq!(value("64x64, fprop / peer TB/s"), Some(4.0));
     assert_eq!(value("64x64, fprop / ratio"), None);
@@ -59,7 +60,7 @@ fn cells_are_figures_of_their_row_and_column() {
 #[test]
 fn ours_that_are_three_percent_slower_are_marked() {
     let last = figures(REPORT);
-    // More milliseconds, fewer operations, fewer bytes; a peer that is slower; and a change within 3%.
+    // Slower in time, in operations and in bytes; then a slower peer, and a change within 3%.
     let slower = REPORT
         .replace("| fprop | 1.0 |     700 |", "| fprop | 1.04 |     678 |")
         .replace("| dgrad | 2.0 |     350 |", "| dgrad | 2.05 |     360 |")
@@ -85,7 +86,7 @@ fn ours_that_are_three_percent_slower_are_marked() {
         peers.unwrap().worse.unwrap() > 100.0,
         "it is printed all the same"
     );
-    // Without a last one there is nothing to mark.
+    // Without previous figures nothing is marked.
     let none = compare(&last, &Figures::default());
     assert!(
         none.iter()
@@ -93,7 +94,7 @@ fn ours_that_are_three_percent_slower_are_marked() {
     );
 }
 
-/// The committed figures are those of the committed reports.
+/// The committed figures match the committed reports.
 #[test]
 fn committed_figures_are_in_committed_reports() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results");

@@ -1,4 +1,4 @@
-//! Rules that the sources, documents and figures keep.
+//! Rules for sources, documents and figures.
 
 pub(crate) mod docs;
 pub(crate) mod figures;

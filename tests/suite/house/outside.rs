@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What a user writes beside their program. `ROOT` stands for this repository.
+/// The manifest of a user's program. `ROOT` is replaced by the path of this repository.
 const MANIFEST: &str = r#"
 [package]
 name = "outside"
@@ -21,7 +21,7 @@ megaburn = { path = "ROOT/crates/megaburn" }
 debug = false
 "#;
 
-/// Compiles Burn once more, with other features: minutes in the first run, seconds afterwards.
+/// Compiles Burn a second time, with other features: minutes in the first run, seconds afterwards.
 #[test]
 fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -29,7 +29,8 @@ fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
     let here = dir.path();
     let manifest = MANIFEST.replace("ROOT", &root.display().to_string());
     fs::write(here.join("Cargo.toml"), manifest).unwrap();
-    // The versions of the workspace, where it has one: the same crates, already downloaded.
+    // Use the lock file of the workspace, so that the same crates are used, which are already
+    // downloaded.
     fs::copy(root.join("Cargo.lock"), here.join("Cargo.lock")).unwrap();
     fs::create_dir(here.join("src")).unwrap();
     fs::copy(
@@ -66,7 +67,7 @@ fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
     }
 }
 
-/// A line of the program.
+/// A line that the program prints.
 struct Rank {
     world_size: usize,
     first_loss: f32,

@@ -1,4 +1,4 @@
-//! The rules of the house that a machine can check.
+//! Project rules that can be checked automatically.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
 
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
-/// A crate depends only on floors below its own.
+/// The level of each crate; a crate depends only on crates of lower levels.
 pub(crate) const FLOORS: [(&str, u8); 17] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
@@ -29,13 +29,13 @@ pub(crate) const FLOORS: [(&str, u8); 17] = [
     ("megaburn-tests", 7),
 ];
 
-/// The number of lines that a source file may have, without its tests.
+/// The most lines of a source file, without its tests.
 const LONGEST_FILE: usize = 400;
 
-/// The number of lines that a file of tests may have.
+/// The most lines of a file of tests.
 const LONGEST_TEST_FILE: usize = 450;
 
-/// Characters that a line of a comment may have, but for the rows of a table.
+/// The most characters of a comment line, except for the rows of a table.
 const LONGEST_COMMENT: usize = 125;
 
 /// Files that are allowed to be longer. This list may only shrink.
@@ -101,7 +101,7 @@ fn a_file_holds_one_idea() {
     assert!(long.is_empty(), "split them: {long:#?}");
 }
 
-/// Whether all of a file is tests: it lies in a `tests` folder, or is a module of tests.
+/// Whether a file contains only tests: it is in a `tests` folder, or is a module of tests.
 fn is_test_file(name: &str) -> bool {
     let folders = ["tests", "tests.rs"];
     Path::new(name)
@@ -159,7 +159,8 @@ fn unsafe_stands_where_foreign_code_is_called() {
             let code = fs::read_to_string(path).unwrap();
             let path = path.strip_prefix(root()).unwrap().display().to_string();
             let has_unsafe = lines_with_unsafe(&code) > 0;
-            // A launch without checks of bounds is such a call, and all that a kernel's file may have.
+            // An unchecked kernel launch is such a call, and the only one that a kernel's file may
+            // contain.
             let launches = code.matches("::launch_unchecked(").count();
             let launch =
                 path.starts_with("cubecl-kernels/src/") && lines_with_unsafe(&code) == launches;
@@ -195,8 +196,8 @@ fn unsafe_stands_where_foreign_code_is_called() {
     }
 }
 
-/// Lines on which the keyword stands, whatever is unsafe there: a block, a function, an `impl`, an
-/// `extern`, an attribute. Comments do not count.
+/// The number of lines with the keyword `unsafe`, whatever it applies to: a block, a function, an
+/// `impl`, an `extern`, an attribute. Comments do not count.
 fn lines_with_unsafe(code: &str) -> usize {
     let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == '"';
     let is_unsafe = |line: &str| {
@@ -212,7 +213,7 @@ fn lines_with_unsafe(code: &str) -> usize {
     code.filter(|line| is_unsafe(line)).count()
 }
 
-/// Every Rust source below a folder.
+/// Calls `f` on every Rust source below a folder.
 pub(crate) fn visit(folder: &Path, f: &mut impl FnMut(&Path)) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! No document, recipe or description calls a feature missing that exists.
+//! No document, recipe or description says that an existing feature is missing.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use megaburn::train::ConfigLayers;
 
-/// How a text says that something is missing.
+/// Phrases that say that something is missing.
 const MISSING: [&str; 9] = [
     "not yet",
     "not built",
@@ -20,7 +20,7 @@ const MISSING: [&str; 9] = [
     "this will be ",
 ];
 
-/// Features by the words that name them, and a setting that exists because they do.
+/// Features by the words that name them, each with a setting that proves that it exists.
 const FEATURES: [(&str, &str); 22] = [
     ("tensor", "parallel.tp=2"),
     ("sequence parallel", "parallel.sp=true"),
@@ -49,7 +49,7 @@ const FEATURES: [(&str, &str); 22] = [
     ("sliding window", "model.window=8"),
 ];
 
-/// The only place where a list of what is missing may stand.
+/// The only place where a list of missing features is allowed.
 const LIST: (&str, &str) = ("README.md", "## What works today");
 
 fn root() -> PathBuf {

@@ -4,7 +4,7 @@ use std::{sync::Mutex, thread, time::Duration};
 
 use megaburn_test_support::task_pool::{TaskSize, run_all};
 
-/// What runs at one time, and the most that ran so far.
+/// The places in use, and the most that were in use so far.
 #[derive(Default)]
 struct Seen {
     now: Vec<usize>,

@@ -16,7 +16,8 @@ use megaburn_test_support::run::Run;
 
 const SHARES: [f64; 2] = [0.2, 0.3];
 
-/// Loss and gradient norm of three steps of several micro-batches, with an evaluation before.
+/// Loss and gradient norm of three steps with several micro-batches, and the loss of an evaluation
+/// before them.
 fn trained(
     layout: &str,
     [hidden, attention]: [f64; 2],
@@ -51,7 +52,7 @@ fn trained(
     ranks.remove(0).unwrap()
 }
 
-/// How far numbers are from others, relative.
+/// The largest relative difference between two lists of numbers.
 fn distance(found: &[[f64; 2]], expected: &[[f64; 2]]) -> f64 {
     let pairs = found.iter().flatten().zip(expected.iter().flatten());
     pairs
@@ -70,7 +71,8 @@ fn every_layout_drops_what_one_rank_drops(
             config.model.kv_heads = config.model.heads;
         }
     };
-    // All samples at once, so that the number of a micro-batch is nothing that masks know.
+    // One micro-batch with all samples: dropout masks must not depend on the number of a
+    // micro-batch.
     let (expected, evaluated) = trained("tp1", shares, |config| {
         of_family(config);
         config.train.micro_batch = 12;

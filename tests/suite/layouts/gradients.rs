@@ -1,7 +1,7 @@
-//! Every layout computes one rank's gradients, wherever the weights are.
+//! Every layout computes one rank's gradients from the same weights.
 //!
-//! Not by what a run does with them, which would be other weights after one step: before each step
-//! every layout loads the one rank's weights.
+//! The comparison covers each step alone, because one update already makes weights differ: before
+//! each step every layout loads the weights of the one rank.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ use megaburn_test_support::{
 };
 
 const STEPS: u64 = 10;
-/// Of each parameter's gradient, relative.
+/// The largest relative difference of a parameter's gradient.
 const TOLERANCE: f64 = 1e-5;
 
 /// Layout, samples of a micro-batch, `parallel.zero` and `parallel.zero_ranks`.
@@ -45,20 +45,20 @@ const LAYOUTS: [(&str, usize, u8, Option<usize>); 20] = [
     ("tp2-dp4", 1, 3, Some(2)),
 ];
 
-/// A run whose first moment is the gradient that the update was given: summed over micro-batches and
-/// ranks, divided by the tokens, and not clipped.
+/// The configuration of a run whose first moment equals the gradient of the update: summed over
+/// micro-batches and ranks, divided by the tokens, and not clipped.
 fn keeping_gradients(run: &Run, layout: &str, tied: bool) -> TrainConfig {
     let mut config = config(run, layout, Dtype::F32);
     config.model.tied = tied;
     config.optimizer.beta1 = 0.0;
     config.optimizer.clip_grad = 0.0;
-    // Without momentum every element moves by the rate. At the usual one, ten steps lead to weights that
-    // magnify the rounding of tensor-parallel sums a hundredfold.
+    // Without momentum every element moves by the learning rate. At the usual rate, ten steps lead
+    // to weights that magnify the rounding of tensor-parallel sums a hundredfold.
     config.optimizer.lr = 1e-3;
     config
 }
 
-/// The gradients of the newest step, of every parameter.
+/// The gradients of every parameter in the newest step.
 fn gradients(run: &Run) -> FullParams {
     let all = saved(run);
     let params = all.keys().filter(|name| name.starts_with("model.")).count();
@@ -70,7 +70,7 @@ fn gradients(run: &Run) -> FullParams {
     grads
 }
 
-/// Makes a checkpoint the only one of another run.
+/// Copies a checkpoint to another run, as its only one.
 fn hand_over(checkpoint: &Path, to: &Run) {
     let dir = to.checkpoints();
     if dir.exists() {
@@ -88,7 +88,7 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
     #[values(true, false)] tied: bool,
 ) {
     let one = Run::new();
-    // The whole batch at once.
+    // Compute the full batch at once.
     let mut of_one = keeping_gradients(&one, "tp1", tied);
     of_one.train.micro_batch = of_one.train.global_batch;
     train(of_one.clone(), 0);
@@ -124,7 +124,7 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
             let parallel = &mut config.parallel;
             parallel.zero = *zero;
             parallel.zero_ranks = *zero_ranks;
-            // Several buckets, and parameters that ranks cut.
+            // Several buckets, and parameters that are split over ranks.
             parallel.bucket_size = Some(3000);
             let steps = train(config, step + 1).len();
             assert_eq!(

@@ -20,21 +20,21 @@ use megaburn_test_support::{
     text::{fresh_seed, write_random_text},
 };
 
-/// Of losses, gradient norms, each gradient and each parameter, relative.
+/// The largest relative difference of losses, gradient norms, gradients and parameters.
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) struct Trained {
     pub(crate) steps: Vec<StepMetrics>,
-    /// After the last step.
+    /// The parameters after the last step.
     params: FullParams,
-    /// Of the first step, each times the same number.
+    /// The gradients of the first step, all times the same number.
     grads: FullParams,
 }
 
-/// The first moment of every parameter of a rank. After the first step it is the gradient that the update
-/// was given, times a number.
+/// The first moment of every parameter of a rank. After the first step it is the gradient of the
+/// update times a constant.
 fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
-    // Parameters that are on their way arrive.
+    // This waits for parameters that are in flight.
     trainer.model();
     let moments = trainer
         .optimizer()
@@ -85,7 +85,7 @@ pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
         );
     }
     let [params, grads] = [params, grads].map(|local| gather(&local));
-    // The biases by which experts are chosen have none.
+    // The routers' expert biases have no gradient.
     let trained = params.keys().filter(|path| !path.ends_with(".router.bias"));
     assert!(grads.keys().eq(trained), "a parameter has no gradient");
     Trained {
@@ -193,7 +193,7 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
     }
 }
 
-/// What a step says of its experts.
+/// Compares the expert metrics of a step.
 fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
     let (Some(found), Some(expected)) = (&found.experts, &expected.experts) else {
         assert!(found.experts.is_none() && expected.experts.is_none());
@@ -227,7 +227,8 @@ fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
     }
 }
 
-/// That a list holds every pair of values of two columns that `all` has, more than `least` of them.
+/// Asserts that a list contains every pair of values of two columns that `all` contains, and that
+/// there are more than `least` of them.
 pub(crate) fn assert_every_pair<const N: usize>(
     list: impl IntoIterator<Item = [String; N]>,
     all: impl IntoIterator<Item = [String; N]>,
@@ -239,7 +240,7 @@ pub(crate) fn assert_every_pair<const N: usize>(
     assert!(expected.len() > least && missing.is_empty(), "{missing:?}");
 }
 
-/// Pairs of values of two columns, in rows of what each column holds.
+/// All pairs of values of two columns, in rows that contain each column's value.
 fn pairs<const N: usize>(
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> BTreeSet<(String, String)> {

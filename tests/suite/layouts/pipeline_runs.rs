@@ -1,4 +1,5 @@
-//! Whole runs of pipelines and of shared sequences: evaluations, a sample, checkpoints, the death of a rank.
+//! Full runs of pipelines and context parallelism: evaluations, a sample, checkpoints, the death of
+//! a rank.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::{
 };
 use megaburn_test_support::{gather::relative_distance, run::Run};
 
-/// A pipeline's keys, for four layers.
+/// The configuration keys of a pipeline for four layers.
 fn keys(schedule: &str, zero: u8) -> Vec<String> {
     let chunks = match schedule {
         "interleaved" | "zb-v" => 2,

@@ -16,7 +16,7 @@ use megaburn_test_support::{
     text::{fresh_seed, write_random_text},
 };
 
-/// `pipelines.toml`.
+/// The contents of `pipelines.toml`.
 #[derive(Deserialize)]
 struct Pipelines {
     rows: Vec<Row>,
@@ -37,7 +37,7 @@ struct Row {
     micro_batches: usize,
 }
 
-/// What backward computes once more.
+/// What backward recomputes.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Recomputed {
@@ -46,7 +46,8 @@ enum Recomputed {
     Modules,
     /// All layers, two at a time.
     Uniform,
-    /// The first layer of each stage, its stream in host memory where there are GPUs; norms of the others.
+    /// The first layer of each stage, with its residual stream in host memory where there are GPUs,
+    /// and the norms of the other layers.
     Offload,
 }
 
@@ -54,13 +55,13 @@ enum Recomputed {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Split {
-    /// As evenly as can be.
+    /// As evenly as possible.
     Even,
     /// The first stage has more.
     Uneven,
-    /// Embedding and loss count.
+    /// Embedding and loss count as layers.
     Counted,
-    /// By a text, the last stage with the most.
+    /// A layout text, in which the last stage has the most layers.
     Text,
 }
 
@@ -82,7 +83,7 @@ impl Row {
         self.pp * self.chunks
     }
 
-    /// Layers enough for the stages, but never so many for each.
+    /// Enough layers for the stages, but in general not the same number for each.
     fn num_layers(&self) -> usize {
         match self.split {
             Split::Even => (self.num_stages() + 1).max(5),
@@ -111,7 +112,7 @@ impl Row {
         pp * tp * dp <= 8 && (!sp || tp > 1) && (zero == 0 || dp > 1) && has_chunks
     }
 
-    /// The same with what goes with everything, by number.
+    /// The row with the columns that combine with all others, chosen by number.
     fn with_rest(&self, tied: usize, split: usize, again: usize, micro_batches: usize) -> Self {
         const SPLITS: [Split; 4] = [Split::Even, Split::Uneven, Split::Counted, Split::Text];
         const RECOMPUTED: [Recomputed; 4] = [
@@ -129,7 +130,7 @@ impl Row {
         }
     }
 
-    /// What each column holds.
+    /// The value of each column.
     fn values(&self) -> [String; 11] {
         let Self {
             pp,
@@ -220,8 +221,9 @@ fn every_pipeline_trains_as_one_rank_does(#[values(2, 3, 4, 5, 6, 7, 8)] pp: usi
     assert_as_one_rank(rows().into_iter().filter(|row| row.pp == pp));
 }
 
-/// All that `parallel` can be, each with other splits, ties, micro-batches and recomputation, drawn anew
-/// in every run: minutes, by `cargo test --test suite product -- --ignored`.
+/// Trains the full product of `parallel` settings, each with other splits, ties, micro-batches and
+/// recomputation, which are drawn anew in every run. This takes minutes: `cargo test --test suite
+/// product -- --ignored`.
 #[test]
 #[ignore = "it takes minutes"]
 fn the_whole_product_trains_as_one_rank_does() {
@@ -302,7 +304,7 @@ fn stages_without_layers_at_the_ends_train_as_one_rank_does(
     );
 }
 
-/// All that a pipeline can be in a world of up to 8, but for what goes with everything.
+/// All valid pipelines in a world of up to 8 ranks, without the columns of [`Row::with_rest`].
 fn product() -> Vec<Row> {
     let first = Row {
         pp: 1,
@@ -340,7 +342,7 @@ fn product() -> Vec<Row> {
 
 #[test]
 fn the_rows_hold_every_pair_of_values() {
-    // With the rest everything is possible: a few of its combinations have every pair.
+    // These columns combine with all others, so a few of their combinations contain every pair.
     let rest = |row: Row| {
         let with = move |i: usize| row.with_rest(i / 16, i / 4 % 4, i + i / 4 * 2, i + i / 4);
         (0..32).map(with).collect::<Vec<_>>()

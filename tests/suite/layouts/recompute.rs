@@ -1,4 +1,4 @@
-//! What backward computes once more instead of keeping it changes no bit of a run.
+//! Recomputing activations instead of keeping them changes no bit of a run.
 
 use megaburn::{
     models::Family,
@@ -20,7 +20,8 @@ use crate::{
 };
 use megaburn_test_support::{expert_grid::SEED, run::Run, text::write_random_text};
 
-/// Four steps of several micro-batches, with what each of `ways` computes again, and with nothing.
+/// Compares four steps of several micro-batches under each setting of `ways` with a run without
+/// recompute.
 fn assert_same_bits(
     layout: &str,
     dtype: Dtype,
@@ -84,7 +85,7 @@ fn with_attention_kept(of: RecomputeConfig) -> RecomputeConfig {
     }
 }
 
-/// Modules one by one and together, and whole layers.
+/// Modules one by one and together, and full layers.
 fn ways() -> Vec<RecomputeConfig> {
     let all = [Norm, Activation, CoreAttention, Mlp];
     let mut ways: Vec<_> = all.iter().map(|&module| modules(&[module])).collect();
@@ -114,8 +115,8 @@ fn four_steps_are_the_same_to_the_bit(
     });
 }
 
-/// Parameters shared out, copies of key/value heads, norms of heads, two matrices for tokens, a loss without
-/// all logits.
+/// Covers sharded parameters, replicated key/value heads, head norms, an untied output matrix, and
+/// fused linear cross-entropy.
 #[rstest]
 #[case::zero_2("dp3", 2, Family::Llama, 2, true, false)]
 #[case::zero_3("dp3", 3, Family::Llama, 2, true, false)]
@@ -188,7 +189,7 @@ fn so_are_those_of_pipelines(
     });
 }
 
-/// In every way in which ranks exchange keys and values.
+/// Tests every way in which ranks exchange keys and values.
 #[rstest]
 fn attention_that_ranks_share_is_kept_to_the_bit(
     #[values("cp2", "cp4", "tp2-cp2-sp")] layout: &str,
@@ -217,7 +218,7 @@ fn attention_that_ranks_share_is_kept_to_the_bit(
     );
 }
 
-/// Where ranks hold whole sequences attention that is kept is computed in other blocks, on CPUs.
+/// If ranks hold full sequences, kept attention is computed in other blocks on CPUs.
 #[rstest]
 fn attention_that_is_kept_changes_numbers_by_rounding(
     #[values(Family::Llama, Family::Gpt2, Family::DeepseekV3)] family: Family,
@@ -226,7 +227,7 @@ fn attention_that_is_kept_changes_numbers_by_rounding(
 ) {
     let trained = |recompute: RecomputeConfig| {
         let run = Run::new();
-        // Not a fresh one: of two experts that are all but equally good, rounding chooses.
+        // The seed is fixed: if two experts score almost equally, rounding decides between them.
         write_random_text(&run.path("text.txt"), 10_000, SEED);
         let mut config = config(&run, layout, Dtype::F32);
         config.model.family = family;

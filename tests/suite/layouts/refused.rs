@@ -1,4 +1,4 @@
-//! Layouts and pipelines that cannot be, and the error that tells.
+//! Invalid layouts and pipelines, and their error messages.
 
 use rstest::rstest;
 

@@ -83,7 +83,7 @@ fn text_goes_in_and_out_with_the_models_own_tokenizer() {
     );
     assert_eq!(plain, expected);
 
-    // A stop string ends the text where it first begins, whatever tokens it is in.
+    // A stop string ends the text at its first occurrence, even across tokens.
     let draw = |seed: usize, stop: &[&str]| {
         let seed = seed.to_string();
         let args = [
@@ -150,7 +150,8 @@ fn processes_write_what_threads_write_and_one_of_them_prints() {
     assert_eq!((&ended[0].stdout, ended[1].stdout.as_str()), (&threads, ""));
 }
 
-/// Each with keys of `[parallel]`. Its logits are to the bit those of its tp without a pipeline.
+/// Each layout with keys of `[parallel]`. Its logits are bit-identical to the same tp without a
+/// pipeline.
 const PIPELINES: [(&str, &[&str]); 10] = [
     ("pp2", &[]),
     ("pp3", &[]),
@@ -177,7 +178,7 @@ fn a_pipeline_writes_what_its_tp_alone_writes(
 ) {
     let seed = fresh_seed();
     let rng = PositionRng::new(seed, Purpose::Sampling, "prompts");
-    // The last outgrows the longest sequence.
+    // The last prompt grows beyond the longest sequence.
     let prompts = [1, 7, 120].map(|len: u64| {
         let ids: Vec<_> = (0..len)
             .map(|at| rng.below(1000 * len + at, 256).to_string())

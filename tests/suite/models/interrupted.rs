@@ -1,5 +1,5 @@
-//! Conversions that are interrupted at any moment: what stood at the target or what shall stand
-//! there is there, whole, and nothing else stays.
+//! Conversions that are interrupted at any moment: the target is either the complete old or the
+//! complete new version, and no other files remain.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Starts a conversion, sends it a signal after a while and returns its exit code; none if the
+/// Starts a conversion, sends it a signal after a delay and returns its exit code; `None` if the
 /// signal itself ended it.
 fn interrupted(args: &[&str], signal: Signal, after: Duration) -> Option<i32> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_megaburn-under-test"))
@@ -41,7 +41,7 @@ fn interrupted(args: &[&str], signal: Signal, after: Duration) -> Option<i32> {
         .spawn()
         .unwrap();
     thread::sleep(after);
-    // It may have ended by itself, and is waited for only below.
+    // It may have ended by itself; it is only reaped below, so its pid is still valid.
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
     child.wait().unwrap().code()
 }
@@ -68,7 +68,7 @@ fn a_conversion_that_is_interrupted_leaves_nothing() {
             _ => (&export, Signal::SIGTERM, 143),
         };
         let found = interrupted(args, signal, whole * round / ROUNDS);
-        // Done, or ended before it listened to signals and wrote anything.
+        // It completed, or it ended before it handled signals and wrote anything.
         assert!(
             [Some(0), Some(code), None].contains(&found),
             "round {round}: {found:?}"
@@ -100,7 +100,7 @@ fn a_conversion_that_is_interrupted_leaves_nothing() {
         left += beside;
     }
     assert!(left > 0, "no kill came in the middle of a conversion");
-    // Neither somebody's own folder of such a name nor another target's leftover is touched.
+    // Neither a user's folder with such a name nor the leftovers of another target are touched.
     let own = dir.path().join("hf.tmp-1-2");
     fs::create_dir(&own).unwrap();
     fs::write(own.join("thesis"), "years").unwrap();

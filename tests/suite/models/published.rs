@@ -1,4 +1,5 @@
-//! Checkpoints as they were published: other names, constants, keys of older versions, element types.
+//! Checkpoints as they were published, with other names, constants, keys of older versions and
+//! element types.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -11,7 +12,7 @@ use crate::{
     models::transformers::fixture,
 };
 
-/// Names, and what stands under each.
+/// The data type, shape and bytes of each tensor, by name.
 pub(crate) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 pub(crate) fn read(path: &Path) -> Tensors {
@@ -61,7 +62,8 @@ pub(crate) fn changed(
     dir
 }
 
-/// It verifies, and comes back byte for byte but for the tensors that are no parameters.
+/// Checks that the model verifies, and that a round trip returns it byte for byte, except for
+/// tensors that are not parameters.
 fn assert_round_trip(dir: &tempfile::TempDir, no_parameters: &[&str]) {
     assert_round_trip_in(dir, no_parameters, "tp2");
 }
@@ -139,7 +141,7 @@ fn llama_as_published_says_rope_theta_and_rope_scaling() {
     assert_round_trip(&dir, &["lm_head.weight", "inv_freq"]);
 }
 
-/// The reference has Mixtral's own base and epsilon, which are not Llama's.
+/// The reference has Mixtral's default RoPE base and epsilon, which differ from Llama's.
 #[test]
 fn mixtral_without_a_base_and_an_epsilon_has_its_familys() {
     let dir = changed(
@@ -155,7 +157,8 @@ fn mixtral_without_a_base_and_an_epsilon_has_its_familys() {
     assert_round_trip_in(&dir, &[], "tp2-sp");
 }
 
-/// A layer that predicts further tokens behind those that config.json has, which is passed over.
+/// The tensors of a multi-token prediction layer after the layers that config.json counts; they are
+/// ignored.
 const PREDICTION: [&str; 4] = [
     "model.layers.2.eh_proj.weight",
     "model.layers.2.enorm.weight",

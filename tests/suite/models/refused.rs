@@ -1,4 +1,4 @@
-//! Models, references and targets that cannot be used: one error each, and nothing is left behind.
+//! Models, references and targets that cannot be used: each gives one error and leaves no files.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use crate::{
     models::transformers::fixture,
 };
 
-/// Every name in a folder and below, sorted.
+/// Every path in a folder and below, sorted.
 fn tree(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -27,7 +27,7 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A copy of a fixture that is damaged, and what is said of it.
+/// A damaged copy of a fixture, and the errors that are reported for it.
 fn damaged(name: &str, damage: impl Fn(&Path)) -> (tempfile::TempDir, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let hf = dir.path().join("hf");

@@ -1,4 +1,5 @@
-//! Models of Hugging Face in, trained, asked, and out again, by the command line.
+//! Hugging Face models that are imported, trained, used to generate, and exported on the command
+//! line.
 
 use std::{
     fs,
@@ -88,7 +89,7 @@ pub(crate) fn assert_comes_back(name: &str) {
             if stays { "f32" } else { "bf16" },
             "{tensor}"
         );
-        // A bf16 keeps 8 bits: values here are below 2.
+        // A bf16 keeps 8 bits, and the values here are below 2.
         assert!(
             tensor["max_abs"].as_f64().unwrap() < 1.0 / 128.0,
             "{tensor}"
@@ -110,7 +111,7 @@ fn greedy_text_is_that_of_transformers(
     assert_writes_what_transformers_does(name, ["tp1", "tp2", &format!("tp{most}"), "pp2"]);
 }
 
-/// The third layout is that of a checkpoint.
+/// Compares generated tokens with Transformers. The third layout is used on a checkpoint.
 pub(crate) fn assert_writes_what_transformers_does(name: &str, layouts: [&str; 4]) {
     let hf = fixture(name);
     let file = fs::read_to_string(hf.join("continuations.json")).unwrap();
@@ -190,7 +191,7 @@ impl Started {
         megaburn(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// A file beside the run's folder `run`.
+    /// The path of a file next to the run's folder, which is `run`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.run.path(name)
     }
@@ -202,7 +203,7 @@ impl Started {
 
 #[test]
 fn a_run_starts_from_a_model_resumes_and_is_exported() {
-    // Its vocabulary holds the bytes' 260 ids.
+    // The model's vocabulary holds the 260 ids of the byte tokenizer.
     let hf = fixture("qwen3-tied");
     let dir = tempfile::tempdir().unwrap();
     let [checkpoint, half, back] = ["checkpoint", "half", "back"].map(|name| dir.path().join(name));
@@ -257,7 +258,7 @@ fn a_run_starts_from_a_model_resumes_and_is_exported() {
         json
     };
     assert_eq!(config(&back), config(&hf));
-    // The bytes' own, for the model was trained on bytes.
+    // The model was trained on bytes, so this is the byte tokenizer's id.
     let tokens: Value =
         serde_json::from_slice(&fs::read(back.join("generation_config.json")).unwrap()).unwrap();
     assert_eq!(tokens["eos_token_id"], 257);
@@ -268,7 +269,7 @@ fn a_run_starts_from_a_model_resumes_and_is_exported() {
     let again = dir.path().join("again");
     succeed(&["convert", "import", text(&back), text(&again)]);
     succeed(&["verify", text(&run), text(&again)]);
-    // A run goes on from another run, and is asked.
+    // A run starts from another run, and is used to generate.
     let next = Started::new(&run);
     assert_eq!(
         next.train("tp2", 1, &["train.global_batch=2"]).code,
@@ -309,7 +310,7 @@ fn a_run_that_has_begun_needs_its_model_no_more_until_it_begins_anew() {
     succeed(&["train", "--config", text(&config), "--steps", "5"]);
     let ended = started.train("dp2", 4, &["run.seed=9"]);
     assert_eq!(ended.code, Some(2), "another order of samples is refused");
-    // Anew it is needed again; nothing of the first beginning is left then.
+    // A fresh start needs the model; nothing of the first start must remain then.
     let args = ["train", "--config", text(&config), "--fresh"];
     let ended = megaburn(&args);
     assert_eq!(ended.code, Some(2));

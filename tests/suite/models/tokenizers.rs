@@ -1,4 +1,4 @@
-//! Training with a tokenizer of one's own.
+//! Training with a custom tokenizer.
 
 use std::{fs, path::PathBuf};
 
@@ -8,7 +8,7 @@ use rstest::rstest;
 use crate::runs::child::{Ended, Ranks};
 use megaburn_test_support::run::Run;
 
-/// Trains a tokenizer on the text of a run and saves it beside it.
+/// Trains a tokenizer on the text of a run and saves it next to the text.
 fn tokenizer(run: &Run, name: &str, vocab_size: usize) -> PathBuf {
     let corpus = Corpus::from_file(run.path("text.txt")).unwrap();
     let trained = TokenizerTrainer::new(vocab_size).train(&corpus).unwrap();
@@ -38,7 +38,7 @@ fn a_run_trains_resumes_and_writes_with_a_tokenizer_of_its_own(
     #[values("tp2-sp", "dp2")] layout: &str,
 ) {
     let run = Run::new();
-    // 300 ids divide by 2 and are more than bytes need.
+    // 300 ids are divisible by 2 and more than a byte tokenizer needs.
     let path = format!("data.tokenizer={}", tokenizer(&run, "bpe", 300).display());
     let sample = ["generate.tokens=9", "generate.prompt='<|begin_of_text|>x'"];
     let sets = [&[path.as_str()], &sample[..]].concat();

@@ -1,4 +1,4 @@
-//! What Hugging Face Transformers computes on tiny models, under every layout.
+//! Compares tiny models with Hugging Face Transformers, under every layout.
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +14,14 @@ use rstest::rstest;
 
 use crate::runs::child::Ranks;
 
-/// A model of Transformers, and what it computes.
+/// The folder of a Transformers model with its reference outputs.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("fixtures")
         .join(name)
 }
 
-/// Each of them, and of how many ways its heads are split.
+/// Each model with the largest degree of tensor parallelism that its heads allow.
 pub(crate) const FIXTURES: [(&str, usize); 14] = [
     ("gpt2", 8),
     ("gpt2-untied", 2),
@@ -76,7 +76,7 @@ fn a_model_equals_transformers_under_every_layout(
             Devices::Cpu,
             None,
         );
-        // Samples, and the sequence, may not divide either: then all numbers are in the error.
+        // Samples and the sequence may not divide either; then the error contains all numbers.
         if let Some(error) = &report.error {
             let of_heads = layout.tp > most && error.contains("heads");
             let of_samples = layout.dp > 2 && error.contains("batch of 2 samples");
@@ -98,7 +98,7 @@ fn a_model_equals_transformers_under_every_layout(
     assert!(compared >= least, "{name}: {compared} layouts");
 }
 
-/// Ranks that share sequences.
+/// Layouts with context parallelism, and how keys and values are exchanged.
 const CONTEXTS: [(&str, &str); 14] = [
     ("cp2", "p2p"),
     ("cp2", "all_gather"),
@@ -149,7 +149,8 @@ fn a_model_equals_transformers_where_ranks_share_sequences(
         );
         compared += 1;
     }
-    // Of 30 tokens, which are six chunks, and 22, which are those of eleven ranks.
+    // 30 tokens of qwen3-tied only divide into the 6 chunks of cp3, and 22 tokens of gpt2-untied
+    // only into the 22 chunks of cp11.
     let least = match name {
         "gpt2-untied" => 1,
         "qwen3-tied" => 1,

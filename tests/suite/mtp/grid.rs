@@ -1,4 +1,4 @@
-//! Models that predict further tokens train under every layout as on one rank.
+//! Models with multi-token prediction train under every layout as on one rank.
 
 use megaburn::{
     mesh::Layout,
@@ -13,7 +13,8 @@ use crate::{
 };
 use megaburn_test_support::{expert_grid::SEED, layout_grid::EPSILON, text::write_random_text};
 
-/// Layouts, and keys beside: every schedule of pipelines, way to share sequences and level of sharing.
+/// Layouts with further configuration keys. They cover every pipeline schedule, context-parallel
+/// exchange and ZeRO stage.
 const DENSE: [(&str, &[&str]); 29] = [
     ("tp2", &[]),
     ("tp2-sp", &["train.fused_linear_cross_entropy=true"]),
@@ -126,7 +127,7 @@ const DEEPSEEK: &str = "family = \"deepseek_v3\"\nkv_heads = 4
     [model.latent]\nkv_lora_rank = 8\nqk_nope_head_dim = 4\nqk_rope_head_dim = 4\nv_head_dim = 4
     [moe]\naux_loss = 0.05\nseq_aux_loss = 0.05\nglobal_aux_loss = 0.05\nz_loss = 0.01\nbias_update = \"sign\"";
 
-/// Every layout has the same micro-batches, of one sequence.
+/// The configuration of a run. Micro-batches have one sequence under every layout.
 fn config(model: &str, data: &str, sets: &[&str]) -> ConfigLayers {
     let text = format!(
         "[data]\npath = {data:?}\nseq_len = 16
@@ -181,7 +182,8 @@ fn every_layout_trains_as_one_rank_does(
 
 #[test]
 fn learned_positions_are_in_the_stream_already() {
-    // Biases start at zero: they are nothing but Adam's updates, which magnify rounding of small gradients.
+    // Biases start at zero, so they consist only of Adam's updates, which magnify the rounding of
+    // small gradients.
     let rows = [DENSE[1], DENSE[11], DENSE[12], DENSE[21], DENSE[26]];
     assert_trains_as_one_rank(
         "family = \"gpt2\"\nkv_heads = 4",
@@ -220,7 +222,8 @@ fn dropout_is_that_of_one_rank() {
     }
 }
 
-/// Documents in rows, dealt out to ranks, and sequences that are padded for these.
+/// Packed documents, documents assigned to ranks, and sequences that are padded for context
+/// parallelism.
 #[rstest]
 #[case("cp2", 64, Some(4), "")]
 #[case("tp2-cp2-sp", 64, Some(4), "")]

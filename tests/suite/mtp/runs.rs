@@ -1,4 +1,4 @@
-//! Runs that learn to predict further tokens: resumed, evaluated, exported.
+//! Runs with multi-token prediction: resumed, evaluated, exported.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
             .collect::<Vec<_>>()
     };
     assert_eq!(further(&whole), further(&halves));
-    // A dense layer, one with experts, and two depths.
+    // One dense layer, one layer with experts, and two depths.
     assert_eq!(
         whole.steps().pop().unwrap().experts.unwrap().busiest.len(),
         3
@@ -94,7 +94,8 @@ fn runs_go_on_under_other_layouts() {
     }
 }
 
-/// The model alone: what is reported as its loss is the same with further tokens and without.
+/// The reported loss is the main model's, so it is the same with and without multi-token
+/// prediction.
 #[test]
 fn evaluation_reports_each_depth_beside_the_loss() {
     let with = Run::new();
@@ -119,7 +120,8 @@ fn evaluation_reports_each_depth_beside_the_loss() {
     let [both, one] = [&with, &without].map(evaluations);
     assert_eq!((both.len(), one.len()), (3, 3));
     assert!(one.iter().all(|eval| eval.mtp_losses.is_empty()));
-    // Of 16 tokens 15 have a label one further on, and 14 two: all are as unlikely as others at first.
+    // Of 16 tokens, 15 have a label for the first depth and 14 for the second. Before training all
+    // tokens are about equally likely.
     for (depth, part) in [(0, 15.0 / 16.0), (1, 14.0 / 16.0)] {
         let found = both[0].mtp_losses[depth] / both[0].eval_loss;
         assert!(
@@ -174,7 +176,8 @@ fn every_family_is_exported_and_comes_back(
 
 const VOCAB: usize = 32;
 
-/// Tokens, labels, and what two depths read, of equally long rows of such documents.
+/// Tokens, labels, and the inputs of two depths, for rows of equal length that contain documents
+/// with these bounds.
 fn batch(
     rows: &[Vec<i64>],
     bounds: &[usize],
@@ -202,7 +205,7 @@ fn batch(
     ([tensor(ids(0, 0)), tensor(ids(1, -100))], ahead)
 }
 
-/// Losses of the model and of two depths.
+/// The losses of the model and of two depths.
 fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
     let device = Device::flex();
     let heads = 2;
@@ -290,7 +293,8 @@ fn experts_see_nothing_of_tokens_without_a_label() {
             router.load().take().unwrap().tokens.iter().sum::<u64>(),
         )
     };
-    // Two experts a token. Behind three layers with experts the depths, which have 6 and 5 labels.
+    // Assignments with two experts per token: three layers with experts, then the two depths, which
+    // have 6 and 5 labels.
     let expected = [(1, 16), (2, 16), (3, 16), (4, 12), (5, 10)];
     assert_eq!(model.routers().map(seen).collect::<Vec<_>>(), expected);
 }

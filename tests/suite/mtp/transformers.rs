@@ -1,4 +1,5 @@
-//! Multi-token prediction, as Transformers' own modules compute it, and in and out of Hugging Face.
+//! Multi-token prediction compared with Transformers' own modules, imported from and exported to
+//! Hugging Face.
 
 use std::fs;
 
@@ -60,7 +61,8 @@ fn report(reference: &Reference, layout: &str, dtype: Dtype) -> Report {
     )
 }
 
-/// Losses of each depth, gradients of what is learnt from, and steps; some labels are masked.
+/// Compares the losses of each depth, the gradients of trained parameters, and steps; some labels
+/// are masked.
 #[test]
 fn further_tokens_are_those_of_transformers_own_modules_under_every_layout() {
     let reference = Reference::open(&fixture(MTP)).unwrap();
@@ -68,7 +70,7 @@ fn further_tokens_are_those_of_transformers_own_modules_under_every_layout() {
     for layout in LAYOUTS {
         let report = report(&reference, layout, Dtype::F32);
         if let Some(error) = &report.error {
-            // With tensor parallelism experts need sequence parallelism.
+            // With tensor parallelism, experts require sequence parallelism.
             assert!(layout == "tp2" && error.contains("sp"), "{layout}: {error}");
             continue;
         }
@@ -102,8 +104,8 @@ fn ranks_that_share_sequences_shift_whole_ones(
     );
 }
 
-/// No further off than PyTorch's own bf16: 1.16e-2, those of further tokens 2.18e-2
-/// (`tests/tools/hf_mtp_reference.py --bf16`).
+/// The errors are at most those of PyTorch's own bf16: 1.16e-2, and 2.18e-2 for multi-token
+/// prediction (`tests/tools/hf_mtp_reference.py --bf16`).
 #[rstest]
 fn in_bf16_losses_are_as_near_as_pytorchs(
     #[values("tp1", "tp2-ep2-sp", "pp2", "cp2")] layout: &str,
@@ -124,7 +126,7 @@ fn layers_that_predict_further_tokens_come_back_byte_for_byte() {
     assert_comes_back(MTP);
 }
 
-/// What a published checkpoint has twice.
+/// Tensors that a published checkpoint contains twice.
 const COPIES: [(&str, &str); 2] = [
     (
         "model.layers.3.embed_tokens.weight",
@@ -152,7 +154,7 @@ fn a_copy_that_is_none_is_refused_by_name(#[values(0, 1)] index: usize) {
     let message =
         format!("tensor `{copy}`: is another matrix than `{of}`, of which it must be a copy");
     assert!(ended.stderr.contains(&message), "{}", ended.stderr);
-    // It says what helps.
+    // The message suggests a fix.
     assert!(
         ended
             .stderr
@@ -222,7 +224,7 @@ fn layers_that_config_does_not_have_are_left_out_and_text_is_the_same() {
     }
 }
 
-/// Transformers' own class, and so its references, pass over the layers.
+/// Transformers' own class ignores the MTP layers, and so do references made with it.
 #[test]
 fn a_reference_without_further_tokens_is_one_of_the_model_alone() {
     let dir = changed(MTP, |_| {}, |_| {});
@@ -243,7 +245,8 @@ fn a_reference_without_further_tokens_is_one_of_the_model_alone() {
     let report = report(&reference, "tp2-sp", Dtype::F32);
     assert_eq!((report.error, report.mtp_losses_max_abs), (None, None));
     assert!(report.logits_max_abs.unwrap() <= 1e-4 && report.loss_abs.unwrap() <= 1e-5);
-    // These gradients are those of both, and the model is trained by its own.
+    // The reference's gradients include the depths' losses, but here the model trains on its own
+    // loss only.
     assert!(report.grad_rel_max.unwrap() > 1e-3 && !report.ok);
     assert!(!report.grad_worst.unwrap().contains("layers.2"));
 }

@@ -12,7 +12,8 @@ use crate::{
 };
 use megaburn_test_support::run::Run;
 
-/// A run by `name` that keeps a `fraction` of its state in host memory.
+/// The configuration of a run with optimizer `name` that keeps a `fraction` of its state in host
+/// memory.
 fn by(
     run: &Run,
     (name, dtype): (OptimizerName, Dtype),
@@ -54,7 +55,7 @@ fn ten_steps_are_the_same_to_the_bit(
     }
 }
 
-/// Whose scale is so large that the first steps are skipped.
+/// The initial loss scale is so large that the first steps are skipped.
 #[rstest]
 fn a_skipped_step_changes_none_of_it(
     #[values(("tp1", 0), ("dp2", 1), ("dp2", 3))] way: (&str, u8),
@@ -88,7 +89,7 @@ fn it_resumes_bit_for_bit_with_another_fraction(
     #[case] other: (&str, u8),
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
-    // Different ones in each of the runs that follow each other.
+    // Consecutive runs use different fractions.
     let fractions = std::cell::Cell::new(0.0);
     let config = |run: &Run, layout: &str, zero| {
         fractions.set((fractions.get() + 0.4) % 1.0);

@@ -1,4 +1,4 @@
-//! Every optimizer, shared out or not, under any layout.
+//! Every optimizer, sharded or not, under any layout.
 
 use megaburn::{
     optim::MuonTpMode,
@@ -15,7 +15,8 @@ use crate::{
 };
 use megaburn_test_support::{gather::relative_distance, run::Run};
 
-/// A run by `name`, several parameters to a bucket and several buckets.
+/// The configuration of a run with optimizer `name`, with several buckets and several parameters
+/// per bucket.
 fn by(run: &Run, name: OptimizerName, layout: &str, zero: u8) -> TrainConfig {
     let mut config = config(run, layout, Dtype::F32);
     config.parallel.zero = zero;
@@ -52,7 +53,8 @@ fn ten_steps_shared_out_are_the_same_to_the_bit(
     );
 }
 
-/// What rounding does to a step must stay small: Lion's signs turn round with the last bit.
+/// Rounding must have little effect on a step, but the signs in Lion's update flip with the last
+/// bit.
 #[rstest]
 fn ten_steps_under_another_layout_are_the_same(
     #[values(OptimizerName::Sgd, OptimizerName::Muon)] name: OptimizerName,
@@ -62,7 +64,7 @@ fn ten_steps_under_another_layout_are_the_same(
     let run = |run: &Run, layout, zero| {
         let mut config = by(run, name, layout, zero);
         config.optimizer.lr /= 10.0;
-        // What is little more than rounding does not become an update.
+        // Keeps gradients that are little more than rounding from becoming full updates.
         config.optimizer.clip_grad = 0.5;
         config.optimizer.eps = 1e-5;
         train(config, 10)

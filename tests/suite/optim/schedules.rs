@@ -1,4 +1,4 @@
-//! Schedules over whole runs: a batch that grows, rates that follow the samples.
+//! Schedules over full runs: a batch ramp, and learning rates that follow the samples.
 
 use megaburn::{
     data::BatchSchedule,
@@ -72,7 +72,8 @@ fn a_run_resumed_on_a_ramp_equals_the_uninterrupted_one_to_the_bit(
     let end = ["optimizer.decay_steps=24", "train.checkpoint_interval=0"];
     let sets = [&sets[..], &end].concat();
     Ranks::threads(&whole.args(layout, 24, &sets)).finish();
-    // Without weight_decay_steps weight decay changes over the run: it is stopped, not finished.
+    // Without weight_decay_steps the weight decay changes over the full run, so stop the run
+    // instead of finishing it early.
     for until in ["13", "24"] {
         let interval = format!("train.checkpoint_interval={until}");
         let sets = [&sets[..], &[interval.as_str()]].concat();
@@ -147,7 +148,7 @@ fn embedding_and_head_move_at_their_own_rate() {
         let found = length(found);
         let expected = length(&all[name]);
         let is_own = name.starts_with("model.embedding.") || name.starts_with("model.head.");
-        // Up to the minimum at the schedule's end, which both share.
+        // Equal except for the minimum at the schedule's end, which both rates share.
         let ratio = if is_own { 0.25 } else { 1.0 };
         assert!(
             relative(found, ratio * expected) < 1e-2,

@@ -1,4 +1,4 @@
-//! What data-parallel ranks share out between them changes nothing but memory.
+//! ZeRO's sharding over data-parallel ranks changes nothing but memory.
 
 use megaburn::train::{
     TrainConfig,
@@ -13,7 +13,7 @@ use crate::{
 };
 use megaburn_test_support::{gather::relative_distance, run::Run};
 
-/// A run that shares out, several parameters to a bucket and several buckets.
+/// The configuration of a sharded run, with several buckets and several parameters per bucket.
 fn shared(run: &Run, layout: &str, dtype: Dtype, zero: u8) -> TrainConfig {
     let mut config = config(run, layout, dtype);
     config.parallel.zero = zero;
@@ -21,10 +21,11 @@ fn shared(run: &Run, layout: &str, dtype: Dtype, zero: u8) -> TrainConfig {
     config
 }
 
-/// The scale of the loss starts where f16 holds the gradients, but for the first.
+/// The initial loss scale: f16 holds the gradients except in the first steps.
 const LOSS_SCALE: f64 = 65536.0 * 16.0;
 
-/// Where sums are taken in the same order: one micro-batch a rank, and no norm, which adds shares.
+/// Makes all sums run in the same order: one micro-batch per rank, and no gradient norm, which
+/// would be summed over shards.
 pub(crate) fn in_order(mut config: TrainConfig) -> TrainConfig {
     let dp = config.layout(None).unwrap().dp;
     config.train.micro_batch = config.train.global_batch / dp;
@@ -77,8 +78,8 @@ fn ten_clipped_steps_of_many_micro_batches_are_the_same(
     let mut without = config(&expected, layout, Dtype::F32);
     for config in [&mut with, &mut without] {
         config.optimizer.clip_grad = 0.5;
-        // What is little more than rounding does not become an update, and steps are so short that
-        // the gradient after ten of them does not magnify it.
+        // Keeps gradients that are little more than rounding from becoming full updates, and makes
+        // steps so short that the gradients after ten of them do not magnify it.
         config.optimizer.eps = 1e-5;
         config.optimizer.lr = 1e-3;
     }
@@ -125,8 +126,8 @@ fn it_resumes_bit_for_bit_and_under_any_layout_and_stage(
     assert_resumes(config, (layout, zero), (other_layout, other));
 }
 
-/// Interrupted, loaded and saved as another run would have it, and resumed, a run is what it would have
-/// been.
+/// Checks that a run is bit-identical to an uninterrupted one after it was interrupted, loaded and
+/// saved with the settings of another run, and resumed.
 pub(crate) fn assert_resumes(
     config: impl Fn(&Run, &str, u8) -> TrainConfig,
     (layout, zero): (&str, u8),
@@ -143,7 +144,7 @@ pub(crate) fn assert_resumes(
     assert_eq!(bits(&saved(&parts)), bits(&saved(&whole)));
 }
 
-/// With evaluations between steps, a sample at the end, and checkpoints.
+/// Includes evaluations between steps, a sample at the end, and checkpoints.
 #[test]
 fn a_whole_run_is_the_same_at_every_stage() {
     let found = [0, 1, 2, 3].map(|zero| {
@@ -197,7 +198,7 @@ fn zeros_and_the_norm_of_parameters_are_the_same_under_every_layout_and_stage() 
         train(config, 3)
     };
     let expected = steps("tp1", 0);
-    // Rows of the embedding whose token no sample has.
+    // Embedding rows of tokens that no sample contains have zero gradients.
     assert!(
         expected
             .iter()

@@ -1,8 +1,9 @@
-//! Runs in bf16: as f32 runs, up to the rounding of parameters and activations.
+//! Runs in bf16 match f32 runs, up to the rounding of parameters and activations.
 //!
-//! A bf16 number has 8 bits: rounding changes it by at most 1/512 of itself. Losses are means over
-//! many tokens and gradients sums, in which roundings mostly cancel; the bounds below are some of
-//! those 1/512, and each test would fail by far if an f32 part were in bf16, or the weights others.
+//! A bf16 number has 8 bits, so rounding changes it by at most 1/512 of itself. Losses are means
+//! over many tokens and gradients are sums, in which rounding errors mostly cancel. The bounds
+//! below are a few times 1/512, and each test would fail by far if an f32 part were in bf16, or if
+//! the weights were different.
 
 use std::sync::Arc;
 
@@ -30,9 +31,8 @@ pub(crate) fn config(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
     config
 }
 
-/// With so large an epsilon AdamW is plain descent: its update is proportional to the gradient,
-/// where it otherwise has one size whatever the gradient is, and a direction that rounding may
-/// decide.
+/// With this large an epsilon AdamW is plain descent: its update is proportional to the gradient.
+/// Otherwise an update has the same size for every gradient, and rounding may decide its direction.
 pub(crate) fn plain_descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
     let mut config = config(run, layout, dtype);
     config.optimizer.eps = 1e3;
@@ -42,7 +42,7 @@ pub(crate) fn plain_descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfi
     config
 }
 
-/// Plain descent in steps so short that ten of them do not double what rounding does to the first.
+/// Plain descent in steps so short that ten of them do not double the rounding error of the first.
 fn gentle_descent(run: &Run, dtype: Dtype) -> TrainConfig {
     let mut config = plain_descent(run, "tp1", dtype);
     config.optimizer.lr = 1e2;
@@ -50,7 +50,7 @@ fn gentle_descent(run: &Run, dtype: Dtype) -> TrainConfig {
     config
 }
 
-/// Goes on from where `run.dir` stands to step `until`, and saves.
+/// Resumes the run in `run.dir`, trains to step `until`, and saves.
 pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());
@@ -84,12 +84,12 @@ pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
     ranks.remove(0).unwrap()
 }
 
-/// Every tensor of the newest checkpoint, whole: parameters and moments, all of them f32.
+/// Every full tensor of the newest checkpoint: parameters and moments, all of them f32.
 pub(crate) fn saved(run: &Run) -> FullParams {
     saved_in(run, DType::F32)
 }
 
-/// The same of a checkpoint whose tensors are all of this type, widened.
+/// Like [`saved`], for a checkpoint whose tensors all have type `dtype`; widens them to f32.
 pub(crate) fn saved_in(run: &Run, dtype: DType) -> FullParams {
     let checkpoint = newest(&run.checkpoints()).unwrap().checkpoint.unwrap();
     let read = |(name, info): (&String, &megaburn::checkpoint::TensorInfo)| {
@@ -109,7 +109,7 @@ pub(crate) fn bits(params: &FullParams) -> Vec<(&str, Vec<u32>)> {
         .collect()
 }
 
-/// By how much each parameter moves in the first step.
+/// The change of each parameter in the first step.
 pub(crate) fn first_update(config: impl Fn(&Run) -> TrainConfig) -> (StepMetrics, FullParams) {
     let run = Run::new();
     train(config(&run), 0);
@@ -189,8 +189,8 @@ fn one_step_and_ten_steps_are_those_of_an_f32_run_up_to_rounding() {
             "{found:?} {expected:?}"
         );
     }
-    // AdamW's updates have the same size where rounding decides their direction: ten steps on, the
-    // gradients may be a third apart, the losses are not.
+    // AdamW's updates have the same size even where rounding decides their direction. Ten steps
+    // later the gradients may differ by a third, but the losses do not.
     let losses = |dtype| train(config(&Run::new(), "tp1", dtype), 10);
     for (found, expected) in losses(Dtype::Bf16).iter().zip(losses(Dtype::F32)) {
         assert!(
@@ -201,8 +201,8 @@ fn one_step_and_ten_steps_are_those_of_an_f32_run_up_to_rounding() {
 }
 
 #[rstest]
-// Each sample is computed as on one rank, and the gradients are summed in f32: bf16's roundings are
-// the same ones. In bf16 the sums of eight gradients would differ by 1/512.
+// Each sample is computed as on one rank, and the gradients are summed in f32, so bf16 rounds the
+// same way. In bf16 the sums of eight gradients would differ by 1/512.
 #[case("dp2", 1e-6, 1e-5)]
 #[case("dp4", 1e-6, 1e-5)]
 // Partial products are rounded before they are summed.
@@ -246,7 +246,7 @@ fn a_checkpoint_holds_the_masters_for_any_layout_and_either_type(
         ("dp2", Dtype::F32),
         ("tp2", Dtype::Bf16),
     ] {
-        // Loaded, and saved again where it was.
+        // Load the run and save it at the same step.
         train(config(&run, layout, dtype), 2);
         assert_eq!(bits(&saved(&run)), bits(&expected), "{layout}, {dtype}");
     }
@@ -300,7 +300,8 @@ fn the_loss_curve_of_the_tiny_example_is_that_of_f32() {
         config.parallel.ranks = Some(1);
         config.parallel.tp = Some(1);
         config.train.dtype = dtype;
-        // With its learning rate and half of its batch, two f32 layouts would part too.
+        // With the example's learning rate and half of its batch, even two f32 layouts would
+        // diverge.
         config.train.global_batch = 4;
         config.optimizer.lr = 1e-3;
         let losses = train(config, 30).into_iter().map(|step| step.loss);

@@ -1,4 +1,5 @@
-//! Models of Hugging Face in bf16: against Transformers in f32, as the start of a run, and out again.
+//! Hugging Face models in bf16: compared with Transformers in f32, used to start a run, and
+//! exported.
 
 use megaburn::{
     mesh::Layout,
@@ -78,7 +79,7 @@ fn a_bf16_run_starts_from_a_model_resumes_is_asked_and_exported() {
 
     let wide = Started::new(&hf);
     assert_eq!(wide.train("tp1", 4, &[]).code, Some(0));
-    // From f32 and from bf16 weights, in a folder and in a checkpoint.
+    // Start from f32 and from bf16 weights, in a folder and in a checkpoint.
     let runs = [(&hf, "tp2-dp2-sp"), (&half, "tp2"), (&narrow, "dp2")].map(|(init, layout)| {
         let run = Started::new(init);
         for steps in [2, 4] {

@@ -1,5 +1,5 @@
-//! Runs whose optimizer has no f32 at all: parameters are updated themselves, gradients and moments are
-//! bf16.
+//! Runs whose optimizer has no f32 state: it updates the bf16 parameters directly, and gradients
+//! and moments are bf16.
 
 use burn::tensor::DType;
 use megaburn::{
@@ -14,7 +14,7 @@ use crate::{
 };
 use megaburn_test_support::run::Run;
 
-/// Every number that is kept in bf16.
+/// The configuration of a run that keeps every number in bf16.
 fn narrow(run: &Run, layout: &str) -> TrainConfig {
     let mut config = config(run, layout, Dtype::Bf16);
     let optimizer = &mut config.optimizer;
@@ -49,7 +49,7 @@ fn it_trains_as_a_run_with_masters_does_up_to_rounding(#[case] layout: &str) {
 
 #[test]
 fn each_part_of_the_state_is_kept_in_its_own_type() {
-    // Masters or none, and one of the moments.
+    // Vary the type of the masters and of each moment.
     for (masters, exp_avg, exp_avg_sq) in [
         (Dtype::F32, Dtype::Bf16, Dtype::F32),
         (Dtype::F32, Dtype::F32, Dtype::Bf16),
@@ -60,7 +60,7 @@ fn each_part_of_the_state_is_kept_in_its_own_type() {
         config.optimizer.main_params_dtype = masters;
         config.optimizer.exp_avg_dtype = exp_avg;
         config.optimizer.exp_avg_sq_dtype = exp_avg_sq;
-        // Resumed in between: what is read is kept in the same types.
+        // Resume in between: loaded state must keep its type.
         train(config.clone(), 1);
         train(config, 2);
         let checkpoint = newest(&run.checkpoints()).unwrap().checkpoint.unwrap();
@@ -89,7 +89,7 @@ fn it_resumes_bit_for_bit_and_under_any_layout(#[case] layout: &str, #[case] oth
     let straight = train(narrow(&whole, layout), 4);
     train(narrow(&parts, layout), 2);
     let half = saved_in(&parts, DType::BF16);
-    // Loaded under another layout, and saved again where it was.
+    // Load under another layout and save at the same step.
     train(narrow(&parts, other), 2);
     assert_eq!(bits(&saved_in(&parts, DType::BF16)), bits(&half));
     let resumed = train(narrow(&parts, layout), 4);
@@ -149,7 +149,7 @@ fn a_run_that_rounds_what_it_goes_on_with_says_so() {
     assert_eq!(notes(1, &[]), [false; 3]);
     assert_eq!(notes(2, &[]), [false; 3]);
     assert_eq!(notes(3, &keys[1..2]), [false, true, false]);
-    // It is no longer there to be rounded.
+    // exp_avg has been bf16 since step 3, so only the others are rounded.
     assert_eq!(notes(4, &keys), [true, false, true]);
     assert_eq!(notes(5, &keys), [false; 3]);
     assert_eq!(notes(6, &[]), [false; 3]);

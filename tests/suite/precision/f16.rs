@@ -1,7 +1,7 @@
-//! Runs in f16: as f32 runs up to rounding, with a loss that is scaled so that gradients neither vanish
-//! nor overflow, and steps that change nothing where they do.
+//! Runs in f16 match f32 runs up to rounding. The loss scale keeps gradients from vanishing and
+//! overflowing, and steps whose gradients overflow are skipped.
 //!
-//! An f16 number has 11 bits: rounding changes it by at most 1/4096 of itself.
+//! An f16 number has 11 bits, so rounding changes it by at most 1/4096 of itself.
 
 use megaburn::train::{TrainConfig, config::Dtype};
 use rstest::rstest;
@@ -17,7 +17,7 @@ use megaburn_test_support::{
     run::Run,
 };
 
-/// Plain descent at a scale at which nothing overflows.
+/// Plain descent with a loss scale at which nothing overflows.
 fn descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
     let mut config = plain_descent(run, layout, dtype);
     config.optimizer.initial_loss_scale = 1024.0;
@@ -42,12 +42,12 @@ fn an_update_is_that_of_an_f32_run_up_to_rounding(#[case] layout: &str) {
         relative(found.grad_norm, expected.grad_norm) < 2e-3,
         "{found:?} {expected:?}"
     );
-    // The losses alone may round to the same number.
+    // Compare updates, because the losses alone may round to the same number.
     assert!(update != of_f32, "it is no f16 run");
     assert_updates_close(&update, &of_f32, 5e-3, layout);
 }
 
-/// Without a scale the gradients of a sample fall below what f16 holds.
+/// Without a loss scale, the gradients of a sample underflow in f16.
 #[test]
 fn the_scale_is_what_keeps_small_gradients() {
     let update = |scale| {
@@ -93,7 +93,7 @@ fn overflows_are_skipped_until_the_scale_fits() {
 
     let skipped = steps.iter().take_while(|step| step.skipped).count();
     assert!((9..34).contains(&skipped), "{skipped}");
-    // One overflow is tolerated; then it is halved each time.
+    // One overflow is tolerated; after that each overflow halves the scale.
     for (n, step) in (0..).zip(&steps[..=skipped]) {
         assert_eq!(
             step.loss_scale,
@@ -103,7 +103,7 @@ fn overflows_are_skipped_until_the_scale_fits() {
         );
         assert!(step.skipped == (n < skipped as i32));
     }
-    // The schedule starts with the first update, of three that warm up.
+    // The schedule starts at the first update, which is one of three warm-up steps.
     let rates = [1e-2 / 3.0, 2e-2 / 3.0, 1e-2];
     for (step, lr) in steps[skipped..]
         .iter()

@@ -1,4 +1,4 @@
-//! A run that goes on says what changed, and goes on with what it was begun with.
+//! A resumed run reports changed settings, and keeps the settings with which it was started.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ pub(crate) fn assert_done(ended: &Ended) -> &str {
     &ended.stdout
 }
 
-/// The lines of `metrics.jsonl` that tell of starts.
+/// The lines of `metrics.jsonl` that record starts.
 fn starts(run: &Run) -> Vec<Value> {
     let metrics = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     let lines = metrics
@@ -78,7 +78,7 @@ fn what_changes_numbers_is_told() {
         (&json!([]), &first)
     );
     assert_eq!(starts[1]["changes"].as_array().unwrap().len(), 4);
-    // What was changed is what the next start is compared with.
+    // The next start is compared with the changed settings.
     let ended = start(
         &run,
         4,
@@ -112,7 +112,7 @@ fn a_run_is_resumed_by_its_folder_alone_wherever_it_was_moved() {
     ];
     assert_done(&start(&whole, 6, &sets));
     assert_done(&start(&run, 3, &sets));
-    // The default command would be another model and another text.
+    // The default command would train another model on another text.
     let ended = resume(&run, &["--steps", "6"]);
     let out = assert_done(&ended);
     assert!(
@@ -177,7 +177,7 @@ fn a_start_that_trains_nothing_says_so_and_leaves_the_configuration() {
         "{ended:#?}"
     );
     assert_eq!(config(), before);
-    // What it would have changed did not happen.
+    // The defaults' changes were not applied.
     assert!(!out.contains("changed "), "{out}");
     assert_eq!(starts(&run)[1]["changes"], json!([]));
 }
@@ -189,7 +189,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A run that starts from `init`.
+/// Starts a run from the model `init`.
 fn start_from(run: &Run, init: &str, steps: &str, more: &[&str]) -> Ended {
     let dir = run.path("run");
     let data = run.path("text.txt");
@@ -245,7 +245,7 @@ fn another_model_to_start_from_is_refused_and_the_same_is_said_not_to_be_read() 
     assert!(out.contains("which is not read again"), "{ended:#?}");
     assert!(out.contains("changed  optimizer.lr: 2e-5 -> 1e-5"), "{out}");
 
-    // A run that started from no model.
+    // A run that did not start from a model.
     let plain = Run::new();
     assert_done(&start(&plain, 1, &[]));
     let init = format!("model.init={}", first.display());
@@ -279,7 +279,7 @@ fn shorten(checkpoint: &Path) {
     fs::write(path, &bytes[..100]).unwrap();
 }
 
-/// A file that is as long as it was.
+/// Damages a tensor file without changing its length.
 fn flip(checkpoint: &Path) {
     let path = tensor_files(checkpoint).remove(0);
     let mut bytes = fs::read(&path).unwrap();
@@ -336,7 +336,7 @@ fn a_damaged_newest_checkpoint_hides_no_older_whole_one_from_any_reader() {
         "pinned to step 1: {config}"
     );
 
-    // The run that started from it needs it no more, nor its own newest checkpoint.
+    // The run that started from it no longer needs it, nor its own newest checkpoint.
     assert_done(&start_from(&next, text(&dir), "2", &[]));
     fs::rename(&dir, run.path("gone")).unwrap();
     shorten(&next.checkpoints().join("step-00000002"));
@@ -349,7 +349,7 @@ fn a_damaged_newest_checkpoint_hides_no_older_whole_one_from_any_reader() {
     assert_refused(&ended, "is damaged, and no other is whole");
 }
 
-/// Reading `/proc/self/mem` at its beginning gives EIO, whoever asks.
+/// Reading `/proc/self/mem` at its start gives EIO to any reader.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_error_that_is_no_damage_uses_no_older_checkpoint_and_cuts_no_metrics() {
@@ -362,7 +362,7 @@ fn an_error_that_is_no_damage_uses_no_older_checkpoint_and_cuts_no_metrics() {
     std::os::unix::fs::symlink("/proc/self/mem", &manifest).unwrap();
     let dir = run.path("run");
     let generate = |path: &Path| megaburn(&["generate", text(path), "--prompt", "a"]);
-    // Whether the model is named as a run or as its checkpoint.
+    // The model may be named by its run or by its checkpoint.
     let step = manifest.parent().unwrap();
     for ended in [start(&run, 4, &[]), generate(&dir), generate(step)] {
         assert_eq!(ended.code, Some(1), "{ended:#?}");

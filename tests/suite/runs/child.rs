@@ -15,13 +15,13 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// No child may take longer, whatever it does.
+/// The longest time that any child may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How a child ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// None if a signal ended it.
+    /// `None` if a signal ended it.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -33,7 +33,7 @@ pub(crate) struct Ranks {
     output: TempDir,
 }
 
-/// `megaburn train`.
+/// A `megaburn train` command.
 fn pretrain(args: &[String]) -> Command {
     megaburn(&[&["train".to_string()], args].concat())
 }
@@ -44,7 +44,7 @@ fn megaburn(args: &[String]) -> Command {
     alone(command)
 }
 
-/// On one thread and not under a launcher of its own.
+/// Makes a command use one thread and hides any surrounding launcher from it.
 fn alone(mut command: Command) -> Command {
     command.env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
     for name in [
@@ -61,37 +61,37 @@ fn alone(mut command: Command) -> Command {
 }
 
 impl Ranks {
-    /// `megaburn` with any subcommand.
+    /// Starts `megaburn` with any subcommand.
     pub(crate) fn command(args: &[&str]) -> Self {
         let args: Vec<String> = args.iter().map(|arg| arg.to_string()).collect();
         Self::spawn(vec![megaburn(&args)])
     }
 
-    /// The lines of a script in the folder `dir`, up to the first that fails.
+    /// Runs the lines of a script in the folder `dir`, up to the first that fails.
     pub(crate) fn shell(script: &str, dir: &Path) -> Self {
         let mut command = Command::new("sh");
         command.args(["-e", "-c", script]).current_dir(dir);
         Self::spawn(vec![alone(command)])
     }
 
-    /// One process, all of whose ranks are threads.
+    /// Starts one process whose ranks are all threads.
     pub(crate) fn threads(args: &[String]) -> Self {
         Self::spawn(vec![pretrain(args)])
     }
 
-    /// One process with these variables set.
+    /// Starts one process with these variables set.
     pub(crate) fn with_env(args: &[String], env: &[(&str, String)]) -> Self {
         let mut command = pretrain(args);
         command.envs(env.iter().map(|(name, value)| (name, value)));
         Self::spawn(vec![command])
     }
 
-    /// `megaburn train` as a process for each rank, under a launcher's environment.
+    /// Starts `megaburn train` as one process per rank, under a launcher's environment.
     pub(crate) fn processes(world_size: usize, args: &[String]) -> Self {
         Self::each_rank(world_size, &[&["train".to_string()], args].concat())
     }
 
-    /// `megaburn` with any subcommand as a process for each rank.
+    /// Starts `megaburn` with any subcommand as one process per rank.
     pub(crate) fn commands(world_size: usize, args: &[&str]) -> Self {
         let args: Vec<String> = args.iter().map(|arg| arg.to_string()).collect();
         Self::each_rank(world_size, &args)
@@ -101,7 +101,7 @@ impl Ranks {
         Self::each_with(&vec![args.to_vec(); world_size])
     }
 
-    /// `megaburn train` as a process for each rank, each with arguments of its own.
+    /// Starts `megaburn train` as one process per rank, each with arguments of its own.
     pub(crate) fn different(args: &[Vec<String>]) -> Self {
         let train = |args: &Vec<String>| [&["train".to_string()], &args[..]].concat();
         Self::each_with(&args.iter().map(train).collect::<Vec<_>>())
@@ -147,10 +147,10 @@ impl Ranks {
         kill(Pid::from_raw(self.children[rank].id() as i32), signal).unwrap();
     }
 
-    /// Kills every process, as nearly at once as can be.
+    /// Kills every process, as simultaneously as possible.
     pub(crate) fn kill_all(&mut self) {
         for child in &mut self.children {
-            // A process that has ended already cannot be killed.
+            // A process that has already ended cannot be killed.
             let _ = child.kill();
         }
         for child in &mut self.children {
@@ -158,7 +158,7 @@ impl Ranks {
         }
     }
 
-    /// Waits until something is so, while all processes run.
+    /// Waits until a condition holds, while all processes run.
     pub(crate) fn wait_until(&mut self, mut is_so: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !is_so() {
@@ -175,7 +175,7 @@ impl Ranks {
         }
     }
 
-    /// How rank `rank` ended, which it must by `deadline`.
+    /// Waits for the end of rank `rank`, which must come by `deadline`.
     pub(crate) fn wait(&mut self, rank: usize, deadline: Instant) -> Ended {
         loop {
             if let Some(status) = self.children[rank].try_wait().unwrap() {
@@ -186,7 +186,7 @@ impl Ranks {
         }
     }
 
-    /// How each process ended.
+    /// Waits for the end of each process.
     pub(crate) fn wait_all(&mut self) -> Vec<Ended> {
         let deadline = Instant::now() + PATIENCE;
         (0..self.children.len())
@@ -194,7 +194,7 @@ impl Ranks {
             .collect()
     }
 
-    /// How each process ended, which must be well.
+    /// Waits for the end of each process; all must succeed.
     pub(crate) fn finish(&mut self) -> Vec<Ended> {
         let ended = self.wait_all();
         assert!(

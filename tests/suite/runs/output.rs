@@ -1,4 +1,5 @@
-//! What cannot be written never changes how a program ends, and signals end it as the README says.
+//! Output that cannot be written never changes how a program ends, and signals end it as the README
+//! says.
 
 use std::{
     fs,
@@ -15,7 +16,7 @@ use megaburn_test_support::run::Run;
 
 const MEGABURN: &str = env!("CARGO_BIN_EXE_megaburn-under-test");
 
-/// The exit code of each line of a script, in which `$MB` is the program.
+/// Runs a script in which `$MB` is the program; returns the exit code of each line.
 fn codes(script: &[&str]) -> Vec<i32> {
     let folder = tempfile::tempdir().unwrap();
     let lines: Vec<_> = script
@@ -38,13 +39,13 @@ fn output_that_cannot_be_written_changes_no_exit_code() {
         "ulimit -f 1; {PLAN} --svg p.svg > /dev/null 2> err; c=$?; grep -q p.svg err && exit $c"
     );
     let cases = [
-        // A reader that has gone, as `head` does.
+        // The reader has closed the pipe, as `head` does.
         (piped.as_str(), 0),
-        // A result that is lost is a failure.
+        // A lost result is a failure.
         (&format!("{PLAN} > /dev/full"), 1),
-        // A file that outgrows the limit is an error that names it, not a signal.
+        // A file that exceeds the limit is an error that names it, not a signal.
         (&limited, 1),
-        // Errors that nobody can read.
+        // Errors that cannot be printed.
         ("$MB train --set nothing.like=this 2> /dev/full", 2),
         ("$MB launch --nproc 2 -- sh -c 'exit 3' 2> /dev/full", 3),
         ("$MB launch --nproc 2 -- no-such-program 2> /dev/full", 127),
@@ -71,7 +72,7 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     env.push(("MASTER_PORT", port.to_string()));
     env.push(("RUST_LOG", "warn".to_string()));
     let mut rank = Ranks::with_env(&run.args("dp2", 2, &[]), &env);
-    // A stranger, of whom it warns.
+    // An unknown caller, for which the rank logs a warning.
     rank.wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok());
     rank.signal(0, Signal::SIGTERM);
     let ended = rank.wait(0, Instant::now() + Duration::from_secs(5));
@@ -85,7 +86,7 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     assert!(!ended.stderr.contains('\x1b'), "{ended:?}");
 }
 
-/// Its weights are finite and so large that the model's logits are not.
+/// The weights are finite, but so large that the model's logits are not.
 #[test]
 fn a_sample_that_cannot_be_written_leaves_a_finished_run_finished() {
     let run = Run::new();
@@ -104,7 +105,7 @@ fn a_sample_that_cannot_be_written_leaves_a_finished_run_finished() {
     assert!(state.contains(r#""state":"finished","step":1"#), "{state}");
 }
 
-/// Its thread may hang anywhere, so the process is ended without what runs at its end.
+/// Its thread may hang anywhere, so the process exits without running its usual cleanup.
 #[test]
 fn a_rank_that_gives_no_sign_of_life_says_so_before_its_process_ends() {
     let run = Run::new();
@@ -143,7 +144,7 @@ fn a_run_that_stopped_is_told_from_one_that_finished() {
     assert_eq!(state["reason"], "train.exit_at_step");
     assert_eq!(run.steps().len(), 2);
 
-    // A supervisor that starts it again as it is would do so for ever.
+    // A supervisor that restarted it unchanged would do so forever.
     let (ended, state) = launch(&["train.exit_at_step=2", "train.stopped_exit_code=75"]);
     assert_eq!(
         (ended.code, &state["state"]),
@@ -157,7 +158,7 @@ fn a_run_that_stopped_is_told_from_one_that_finished() {
         "{ended:?}"
     );
 
-    // The start takes longer than that, and the run gets on all the same.
+    // The start takes longer than that, and the run still makes progress.
     let (ended, state) = launch(&["train.exit_after_minutes=1e-9"]);
     assert_eq!(
         (ended.code, &state["reason"]),

@@ -1,4 +1,5 @@
-//! Ranks as processes: they compute what threads do, and no death of one hangs or harms the rest.
+//! Ranks as processes compute what threads do, and the death of one neither hangs nor harms the
+//! rest.
 
 use std::{
     thread,
@@ -20,7 +21,7 @@ use megaburn_test_support::{
     text::fresh_seed,
 };
 
-/// Steps that no test waits for.
+/// More steps than any test waits for.
 const ENDLESS: u64 = 1_000_000;
 
 #[test]
@@ -75,7 +76,8 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
     for rank in (0..4).filter(|rank| *rank != victim) {
         let ended = ranks.wait(rank, deadline);
         assert_eq!(ended.code, Some(4), "rank {rank}: {ended:?}");
-        // A stopped rank also stops whom it waits for: any of them may be the first to time out.
+        // A stopped rank also blocks the ranks that wait for it: any of them may be the first to
+        // time out.
         let what = match signal {
             Signal::SIGKILL => format!("lost rank {victim}: "),
             _ => "timed out after".to_string(),
@@ -85,7 +87,7 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
     }
 }
 
-/// As by Ctrl-Z and `fg`, `docker pause` or a frozen machine, for longer than any limit.
+/// Suspended as by Ctrl-Z and `fg`, `docker pause` or a frozen machine, for longer than any limit.
 #[test]
 fn a_run_that_is_suspended_goes_on_when_it_is_continued() {
     let run = Run::new();
@@ -101,7 +103,7 @@ fn a_run_that_is_suspended_goes_on_when_it_is_continued() {
     ranks.wait_until(|| run.steps().len() >= steps + 3);
 }
 
-/// One whose data is missing, before the others have met it or after.
+/// A rank whose data is missing, before or after the others have connected to it.
 #[rstest]
 fn a_rank_that_cannot_start_ends_the_others_at_once_with_its_error(
     #[values("data.path=nowhere.txt", "optimizer.lr=-1.0")] wrong: &str,
@@ -132,7 +134,7 @@ fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
     let mut saved = 0;
     for kill in 0..20 {
         let mut ranks = Ranks::processes(2, &args(ENDLESS));
-        // Every fifth while it starts, the others while it trains and saves.
+        // Every fifth kill comes during the start, the others while the run trains and saves.
         if kill % 5 != 0 {
             ranks.wait_until(|| latest_step(&run) > saved);
         }
@@ -150,7 +152,7 @@ fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
     assert_eq!(steps, (1..=saved + 2).collect::<Vec<_>>());
 }
 
-/// The highest step of a committed checkpoint, without a look inside.
+/// The highest step of a committed checkpoint, by folder name only.
 fn latest_step(run: &Run) -> u64 {
     let Ok(entries) = std::fs::read_dir(run.checkpoints()) else {
         return 0;
@@ -177,7 +179,7 @@ fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
     };
     let mut ranks = start(ENDLESS);
     ranks.wait_until(|| run.steps().len() >= 2);
-    // One rank hears of it, all leave together.
+    // Only one rank receives the signal, but all leave together.
     ranks.signal(processes - 1, Signal::SIGTERM);
     let ended = ranks.finish();
     let stopped = run.steps().len() as u64;
@@ -230,7 +232,7 @@ fn ranks_that_share_gpus_are_told_which_and_are_hosts_of_their_own() {
         ended.code == Some(2) && ended.stderr.contains("0 ranks per GPU"),
         "{ended:?}"
     );
-    // As from a variable that is not set: it would be no token at all.
+    // An unset variable expands to the empty text, which would be no token at all.
     let empty = ["launch", "--nproc", "2", "--job-token", "", "--", "true"];
     let ended = Ranks::command(&empty).wait_all().remove(0);
     assert!(

@@ -1,4 +1,4 @@
-//! A run that was interrupted goes on as if it had not been.
+//! A run that was interrupted continues as if it had not been.
 
 use std::sync::Arc;
 
@@ -35,14 +35,15 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     assert_eq!(tensors, halves.tensors(STEPS));
 }
 
-/// What some steps of a run read, and their losses.
+/// The samples that some steps of a run read, and the losses of these steps.
 #[derive(Debug, Default)]
 pub(crate) struct Stretch {
     pub(crate) samples: SampleLog,
     pub(crate) losses: Vec<f64>,
 }
 
-/// That a run goes on under another layout as `whole`, whose first `done` steps it found, went on.
+/// Checks that a resumed run under another layout has the same losses as `whole` had after its
+/// first `done` steps.
 pub(crate) fn assert_goes_on(resumed: &Stretch, whole: &Stretch, done: u64, layout: &str) {
     let expected = &whole.losses[done as usize..];
     assert!(!expected.is_empty() && resumed.losses.len() == expected.len());
@@ -54,7 +55,7 @@ pub(crate) fn assert_goes_on(resumed: &Stretch, whole: &Stretch, done: u64, layo
     }
 }
 
-/// Trains to step `until` from where `run.dir` stands, saving after step `save_at`.
+/// Resumes the run in `run.dir` and trains to step `until`, saving after step `save_at`.
 pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());

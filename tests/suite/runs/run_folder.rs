@@ -1,4 +1,4 @@
-//! A run owns what it wrote in its folder, and nothing else.
+//! A run owns the files that it wrote into its folder, and no others.
 
 use std::{fs, path::Path};
 
@@ -12,7 +12,7 @@ use megaburn_test_support::{
     text::{fresh_seed, write_random_text},
 };
 
-/// Steps that no test waits for.
+/// More steps than any test waits for.
 const ENDLESS: u64 = 1_000_000;
 
 fn ended(run: &Run, steps: u64, sets: &[&str]) -> Ended {
@@ -59,7 +59,7 @@ fn a_folder_of_other_files_is_refused_untouched_or_kept_as_it_is() {
             (vec!["hf".to_string()], "years".into())
         );
     }
-    // Under another name it stays beside the run, and so does the user's own configuration.
+    // Under another name it stays next to the run, and so does the user's own configuration.
     fs::rename(run.path("run/hf"), run.path("run/mine")).unwrap();
     let config = format!("# mine\n{}", read(&run.path("config.toml")));
     let config = config.replace("tokenizer = \"byte\"", "tokenizer = \"nowhere.json\"");
@@ -76,12 +76,12 @@ fn a_folder_of_other_files_is_refused_untouched_or_kept_as_it_is() {
     assert_eq!(read(&run.path("run/config.toml")), config);
     assert!(read(&run.path("run/config.resolved.toml")).contains("allow_other_files = true"));
     assert_eq!(read(&run.path("run/mine/thesis")), "years");
-    // What the run was trained with is in the resolved one.
+    // The resolved configuration contains what the run was trained with.
     let ask = ["generate", &folder, "--prompt", "a", "--max-tokens", "1"];
     Ranks::command(&ask).finish();
 }
 
-/// A run goes on from its own checkpoints, and keeps what others put beside them.
+/// A run resumes from its own checkpoints and keeps the files that others put next to them.
 #[test]
 fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
     let run = Run::new();
@@ -102,7 +102,7 @@ fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
             fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
         }
     };
-    // In a new folder it is what the run begins with.
+    // In a new folder, the run starts from the foreign checkpoint.
     copy_into("branch");
     let branch = [
         &dir("branch"),
@@ -117,7 +117,7 @@ fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
     let kept = names(&run.path("branch/checkpoints"));
     assert_eq!(kept, ["step-00000004", "step-00000006"]);
 
-    // It does not take the place of what a run has learned itself.
+    // It must not replace what a run has learned itself.
     assert_eq!(ended(&run, 2, &[&dir("other")]).code, Some(0));
     copy_into("other");
     let refused = ended(&run, 6, &[&dir("other")]);
@@ -135,7 +135,8 @@ fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
     );
 }
 
-/// faults/07: a run whose folder is removed stops by name, and leaves the one of the next run alone.
+/// faults/07: a run whose folder is removed stops with an error that names it, and leaves the
+/// folder of the next run alone.
 #[test]
 fn a_run_whose_folder_was_removed_stops_and_writes_into_no_other_run() {
     let run = Run::new();
@@ -155,7 +156,7 @@ fn a_run_whose_folder_was_removed_stops_and_writes_into_no_other_run() {
     assert_eq!(run.steps().len(), 1);
 }
 
-/// faults/14: metrics that are removed are written anew, and their loss ends nothing.
+/// faults/14: removed metrics are written anew, and their loss ends nothing.
 #[test]
 fn metrics_that_are_removed_come_back() {
     let run = Run::new();
@@ -187,8 +188,8 @@ fn metrics_that_are_removed_come_back() {
     );
 }
 
-/// faults/10 and faults/17: neither a damaged checkpoint nor one of infinite weights takes the place of a
-/// whole one.
+/// faults/10 and faults/17: neither a damaged checkpoint nor one of infinite weights replaces an
+/// intact one.
 #[test]
 fn whole_checkpoints_are_kept() {
     let run = Run::new();
@@ -235,7 +236,8 @@ fn whole_checkpoints_are_kept() {
     assert_eq!(ended(&run, 8, &[]).code, Some(0));
 }
 
-/// A run that is killed while it evaluates for the last time has saved before, and owes the evaluation.
+/// A run that is killed in its last evaluation has already saved; on resume it only runs the
+/// evaluation.
 #[test]
 fn the_last_step_is_saved_before_the_last_evaluation_which_can_be_stopped() {
     let run = Run::new();
@@ -272,7 +274,7 @@ fn the_last_step_is_saved_before_the_last_evaluation_which_can_be_stopped() {
     );
 }
 
-/// D17: what --fresh discards is there until the new run has a checkpoint.
+/// D17: the run that --fresh discards is kept until the new run has a checkpoint.
 #[test]
 fn fresh_keeps_the_run_before_until_there_is_a_checkpoint() {
     let run = Run::new();

@@ -188,7 +188,7 @@ impl Model {
             family,
         } = self;
         let heads = 2 * kv_heads;
-        // Of two groups, the fewest that have `top_k` experts.
+        // With two groups, choose the fewest groups that contain `top_k` experts.
         let groups = (2 * top_k).div_ceil(*experts);
         let (attention, of_experts) = match family {
             Kind::Mixtral => (

@@ -8,7 +8,7 @@ use megaburn::{
     train::{TrainError, Trainer},
 };
 
-/// Every parameter of a rank: its path, the local values, and the shard that they are.
+/// Every parameter of a rank: its path, the local values, and which shard they are.
 pub type LocalParams = Vec<(String, Vec<f32>, ShardSpec)>;
 
 /// Every full parameter by path.

@@ -47,7 +47,7 @@ impl Row {
         let mut config = model.config(data, self.global_batch, self.micro_batch);
         config.parallel.zero = self.zero;
         config.parallel.zero_ranks = self.zero_ranks;
-        // Several buckets, and parameters that ranks cut.
+        // Several buckets, and parameters that are split over ranks.
         config.parallel.bucket_size = Some(3000);
         config
     }

@@ -1,4 +1,4 @@
-//! What several test programs of the workspace share.
+//! Code that several test programs of the workspace share.
 
 pub mod expert_grid;
 pub mod gather;

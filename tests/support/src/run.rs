@@ -74,7 +74,8 @@ impl Run {
         run
     }
 
-    /// The path of a file next to the run's folder, which is `run`. The configuration is `config.toml`.
+    /// The path of a file next to the run's folder, which is `run`. The configuration is
+    /// `config.toml`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -14,7 +14,8 @@ pub enum TaskSize {
     Alone,
 }
 
-/// Calls `work` with the index of each task, on one thread a task. Tasks start in the order of the list.
+/// Calls `work` with the index of each task, with one thread per task. Tasks start in the order of
+/// the list.
 pub fn run_all(places: usize, tasks: &[TaskSize], work: impl Fn(usize) + Sync) {
     let free = Mutex::new(places);
     let freed = Condvar::new();

@@ -9,8 +9,8 @@ use std::{
 
 use megaburn::mesh::{PositionRng, Purpose};
 
-/// A seed that is drawn once a run of the tests and printed. `MEGABURN_TEST_SEED` sets it, to repeat a
-/// failure.
+/// A seed that is drawn once per run of the tests and printed. `MEGABURN_TEST_SEED` sets it, to
+/// repeat a failure.
 ///
 /// # Panics
 /// If `MEGABURN_TEST_SEED` is not a number.

@@ -1,4 +1,4 @@
-//! What members say to each other about the calls that they made on the GPU: NCCL itself checks
+//! Digests with which members compare the calls that they made on the GPU. NCCL itself checks
 //! nothing, and ranks that disagree hang or compute garbage.
 
 use std::collections::{HashSet, VecDeque};
@@ -12,11 +12,11 @@ use crate::{
     message::{Call, OpKind},
 };
 
-/// Calls that are remembered one by one.
+/// The number of recent calls that are kept individually.
 const KEPT: usize = 64;
-/// After so many calls the hash of all calls so far is remembered.
+/// The hash of all calls so far is kept once per this many calls.
 const MARK: u64 = 64;
-/// Marks that are remembered: a member may be this many behind.
+/// The number of hashes that are kept: a member may lag by this many.
 const MARKS: usize = 256;
 
 /// The calls of one group on this rank's GPU.
@@ -29,34 +29,34 @@ pub(crate) struct CallLog {
     kinds: HashSet<(OpKind, DType, Vec<usize>)>,
 }
 
-/// What a member says about its calls.
+/// A member's digest of its calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CallDigest {
-    /// Whether it wants an answer: it waits for something.
+    /// Whether the sender wants an answer because it is waiting.
     pub(crate) asks: bool,
-    /// What it is at, if that is long work.
+    /// Set if the sender is in a long phase.
     pub(crate) busy: Option<Busy>,
-    /// Calls that it made.
+    /// The number of calls that the sender made.
     pub(crate) made: u64,
-    /// A number of calls, and their hash.
+    /// A number of calls and their hash.
     mark: Option<(u64, u64)>,
     /// The latest calls, oldest first.
     pub(crate) recent: Vec<Call>,
 }
 
-/// How two members differ.
+/// Where the calls of two members differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Disagreement {
-    /// In these calls, this member's and the other's.
+    /// In these calls: this member's and the other's.
     At(Box<[Call; 2]>),
-    /// In one of so many first calls, which nobody remembers.
+    /// Before this call number; the calls themselves are no longer kept.
     Before(u64),
 }
 
 impl CallLog {
-    /// Adds a call; true if it is the first of its operation, type and shape.
+    /// Adds a call; returns true if it is the first with its operation, type and shape.
     pub(crate) fn push(&mut self, call: &Call) -> bool {
-        // Where shapes may differ by rank, they say nothing about agreement.
+        // Ignore shapes that may differ by rank: they do not indicate a disagreement.
         let shape = if call.any_shape() {
             Vec::new()
         } else {
@@ -78,7 +78,7 @@ impl CallLog {
         self.kinds.insert(kind)
     }
 
-    /// Calls made.
+    /// The number of calls made.
     pub(crate) fn made(&self) -> u64 {
         self.made
     }
@@ -100,8 +100,8 @@ impl CallLog {
         }
     }
 
-    /// Where a member's calls differ from these, as far as both have made them. The first calls that
-    /// differ are named where both still remember them.
+    /// Returns where a member's calls differ from these, as far as both have made them. Names the
+    /// first differing calls if both members still keep them.
     pub(crate) fn differs(&self, theirs: &CallDigest) -> Option<Disagreement> {
         let both = self.recent.iter().filter_map(|mine| {
             let theirs = theirs.recent.iter().find(|theirs| theirs.seq == mine.seq)?;
@@ -149,7 +149,7 @@ mod tests {
         let again = ops.map(|op| log.push(&call(op, 1, &[2, 3])));
         assert_eq!((first, again), ([true; 2], [false; 2]));
         assert!(log.push(&call(OpKind::AllGather, 2, &[3, 2])));
-        // Each member's part of an uneven all-to-all has a shape of its own, in every call.
+        // Each member's part of an uneven all-to-all may have another shape in every call.
         assert!(log.push(&call(OpKind::AllToAll, 3, &[5])));
         assert!(!log.push(&call(OpKind::AllToAll, 4, &[6])));
     }

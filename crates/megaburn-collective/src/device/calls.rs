@@ -1,4 +1,4 @@
-//! A group's collectives on GPU tensors: counted, compared, recorded, and handed to NCCL.
+//! A group's collectives on GPU tensors: they are counted, compared, recorded and handed to NCCL.
 
 use std::ops::Range;
 
@@ -14,13 +14,14 @@ use crate::{
     message::{Call, OpKind, Payload},
 };
 
-/// Whether NCCL can reach a tensor.
+/// Whether NCCL can access a tensor.
 pub(crate) fn is_on_gpu(tensor: &CubeTensor) -> bool {
     matches!(tensor.device, CubeDevice::Cuda(_))
 }
 
 impl Group {
-    /// As [`Group::all_reduce`]. **NCCL drops NaN** in a maximum; see [`super::max`].
+    /// As [`Group::all_reduce`]. **NCCL drops NaN** in a maximum; see
+    /// [`super::nan_propagating_max`].
     pub(crate) fn gpu_all_reduce(
         &self,
         x: CubeTensor,
@@ -48,7 +49,8 @@ impl Group {
         })
     }
 
-    /// The same into `out`, which is written whoever holds it and may have `x` as this member's stretch.
+    /// As [`Self::gpu_all_gather`], into `out`. `out` is written even if other tensors share its
+    /// memory, and `x` may be this member's shard of it.
     pub(crate) fn gpu_all_gather_into(
         &self,
         x: CubeTensor,
@@ -60,7 +62,7 @@ impl Group {
         })
     }
 
-    /// As [`Group::reduce_scatter`], but for a maximum.
+    /// As [`Group::reduce_scatter`], without maximum.
     pub(crate) fn gpu_reduce_scatter(
         &self,
         x: CubeTensor,
@@ -89,7 +91,8 @@ impl Group {
         })
     }
 
-    /// As [`Group::all_to_all`], of stretches of rows: `send[i]` go to member `i`, `recv[i]` come from it.
+    /// As [`Group::all_to_all`], on ranges of rows: `send[i]` go to member `i`, `recv[i]` come from
+    /// it.
     pub(crate) fn gpu_all_to_all(
         &self,
         x: CubeTensor,
@@ -104,7 +107,8 @@ impl Group {
         })
     }
 
-    /// Sends the tensor `by` places round the ring of members and gives the one that comes.
+    /// Sends the tensor to the member `by` places further in the ring of members and returns the
+    /// one received.
     pub(crate) fn gpu_shift(
         &self,
         x: CubeTensor,
@@ -127,7 +131,7 @@ impl Group {
         self.gpu_pair(x, to, 0, |nccl, label, x| nccl.send(label, x, to, lane))
     }
 
-    /// As [`Group::recv`], into `out`, which nobody else holds.
+    /// As [`Group::recv`], into `out`, which must have no other owner.
     pub(crate) fn gpu_recv(
         &self,
         out: CubeTensor,
@@ -139,13 +143,13 @@ impl Group {
         })
     }
 
-    /// Makes the communicator for tensors where `x` is, unless there is one.
+    /// Creates the communicator for the device of `x`, unless it exists.
     pub(crate) fn gpu_rendezvous(&self, x: &CubeTensor) -> Result<(), CollectiveError> {
         self.check_usable()?;
         self.device_side(x).map(drop)
     }
 
-    /// A call that all members make.
+    /// Makes a call that all members make.
     fn gpu_call<T>(
         &self,
         op: OpKind,
@@ -157,12 +161,13 @@ impl Group {
         let side = self.device_side(&x)?;
         let control = &side.watching.control;
         let call = control.next_gpu_call(op, &x);
-        // Before the members compare: the others may know the call that they make, and not ask.
+        // Check this before the members compare: the others may have made such a call before, and
+        // then they do not ask.
         if (is_mean && !x.dtype.is_float()) || !nccl::takes(x.dtype) {
             let why = format!("{:?} cannot be reduced so", x.dtype);
             return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
         }
-        // The lock is not held while the members compare: they may ask meanwhile.
+        // The lock must not be held while the members compare: they may ask meanwhile.
         let is_new = side.watching.watched.log().push(&call);
         if is_new {
             control.run(&call, |link, deadline| {
@@ -174,7 +179,7 @@ impl Group {
         side.enqueue_call(&call, |label| make(&side.communicator, label, x))
     }
 
-    /// A call of this rank and one other.
+    /// Makes a call between this rank and one other.
     fn gpu_pair<T>(
         &self,
         x: CubeTensor,
@@ -199,7 +204,7 @@ impl Group {
         side.enqueue_call(&call, |label| make(&side.communicator, label, x))
     }
 
-    /// The error of this rank's first failure, if there was one.
+    /// Returns the error of this rank's first failure, if there was one.
     pub(crate) fn check_usable(&self) -> Result<(), CollectiveError> {
         let Some(first) = self.failure() else {
             return Ok(());
@@ -224,7 +229,7 @@ impl Group {
 }
 
 impl NcclGroup {
-    /// Records a call and hands it to NCCL. Refused, it fails on every rank.
+    /// Records a call and hands it to NCCL. If NCCL refuses it, it fails on every rank.
     fn enqueue_call<T>(
         &self,
         call: &Call,

@@ -1,5 +1,5 @@
-//! How the members of a group learn from each other where they are, over the host transport and
-//! beside the main thread, which may wait for its GPU.
+//! How the members of a group learn each other's progress: over the host transport and on another
+//! thread than the main one, which may be blocked on its GPU.
 
 use std::{
     collections::HashMap,
@@ -20,10 +20,10 @@ use crate::{
     transport::{SILENT, Transport},
 };
 
-/// How often members tell and ask each other.
+/// The interval at which members report to and ask each other.
 pub(super) const ROUND: Duration = Duration::from_secs(1);
 
-/// What is known about one group's members.
+/// What this rank knows about one group's members.
 #[derive(Debug, Default)]
 pub(super) struct HeartbeatRound {
     /// When a call last ended on this rank's GPU.
@@ -31,14 +31,14 @@ pub(super) struct HeartbeatRound {
     compared: Option<Instant>,
     told: Option<Instant>,
     told_made: u64,
-    /// When it was first asked for the call that waits.
+    /// When this rank first asked about the call that is waiting.
     asked: Option<Instant>,
-    /// By member: its latest bulletin and when it came.
+    /// By member: its latest digest and when it arrived.
     heard: HashMap<usize, (CallDigest, Instant)>,
 }
 
 impl HeartbeatRound {
-    /// Takes what members say; the first that made other calls.
+    /// Receives the members' digests; returns the first member that made different calls.
     pub(super) fn listen(
         &mut self,
         now: Instant,
@@ -59,7 +59,8 @@ impl HeartbeatRound {
         if asked {
             send(group, transport, false, group.others());
         }
-        // Old news too, once a second: this rank may have come to where the member was.
+        // Once a second, compare old digests too: this rank may have reached the call where the
+        // member was.
         if !news
             && self
                 .compared
@@ -75,8 +76,9 @@ impl HeartbeatRound {
         self.heard.iter().find_map(differs)
     }
 
-    /// Once a second: tells the next member of calls since the last time; all, and wants their
-    /// answers, if this rank waits.
+    /// Runs once a second. Without a waiting call, sends this rank's digest to the next member if
+    /// calls were made since the last time. With one, sends it to all members and asks for their
+    /// answers.
     pub(super) fn tell(
         &mut self,
         now: Instant,
@@ -109,8 +111,8 @@ impl HeartbeatRound {
         self.told_made = made;
     }
 
-    /// The member that most likely keeps the others waiting for call `seq`: one that does not even
-    /// answer, one that has not made the call, else any.
+    /// The member that most likely keeps the others waiting for call `seq`: one that does not
+    /// answer, else one that has not made the call, else any.
     pub(super) fn unresponsive_peer(&self, group: &Watched, seq: u64) -> usize {
         let others: Vec<_> = group.others().collect();
         let silent = |peer: &&usize| {
@@ -135,8 +137,8 @@ impl HeartbeatRound {
             .unwrap_or(group.rank)
     }
 
-    /// A member that has not made call `seq` because it works on something long, as far as that is
-    /// known; none where a member does not answer any more, which is then to blame.
+    /// A member that is known to be in a long phase and therefore has not made call `seq`. `None`
+    /// if a member no longer answers, because that member is then to blame.
     pub(super) fn at_work(&self, now: Instant, group: &Watched, seq: u64) -> Option<Busy> {
         let mut most: Option<Busy> = None;
         for peer in group.others() {
@@ -179,7 +181,7 @@ impl HeartbeatRound {
     }
 }
 
-/// Sends this rank's bulletin. A member that cannot be reached is the transport's affair.
+/// Sends this rank's digest. A member that cannot be reached is reported by the transport.
 fn send(
     group: &Watched,
     transport: &dyn Transport,

@@ -1,8 +1,8 @@
-//! Groups on GPUs: collectives through NCCL, and what happens when they do not end.
+//! Groups on GPUs: collectives through NCCL, and the watchdog for calls that do not end.
 //!
-//! A group's communicator is made at the first collective on a GPU tensor, by all its members, which
-//! meet over the group's host transport. That transport stays the control plane: it compares the
-//! first call of each shape before NCCL sees it, and tells of ranks that died or failed.
+//! A group's communicator is created at the first collective on a GPU tensor, by all its members,
+//! which meet over the group's host transport. That transport stays the control plane: it compares
+//! the first call of each shape before NCCL sees it, and reports ranks that died or failed.
 
 mod call_log;
 #[cfg(feature = "cuda")]

@@ -1,14 +1,16 @@
-//! A maximum that keeps NaN, from one that drops it.
+//! A maximum that propagates NaN, built from one that drops it.
 
 use burn::{
     backend::{Backend, TensorMetadata, get_device_settings, tensor::FloatTensor},
     tensor::{FloatDType, Shape, Slice},
 };
 
-/// The elementwise maximum over some members, NaN where any has it, though `max` may drop NaN as
-/// NCCL's does: NaN goes as minus infinity, beside a second row that marks where it was.
+/// The elementwise maximum over the members, NaN where any member has NaN, although `max` may drop
+/// NaN as NCCL's does. NaN is sent as minus infinity, together with a second row that marks its
+/// positions.
 ///
-/// It sends twice the data: maxima are of statistics, a number a row.
+/// This sends twice the data, which is acceptable because maxima are taken of statistics with one
+/// number per row.
 pub(crate) fn nan_propagating_max<B: Backend, E>(
     x: FloatTensor<B>,
     max: impl FnOnce(FloatTensor<B>) -> Result<FloatTensor<B>, E>,
@@ -43,7 +45,7 @@ mod tests {
 
     use super::*;
 
-    /// A maximum over two members as NCCL's: NaN only where both have it.
+    /// A maximum over two members that behaves like NCCL's: NaN only where both have it.
     fn dropping(x: [f32; 2]) -> f32 {
         x[0].max(x[1])
     }
@@ -58,7 +60,7 @@ mod tests {
                 Tensor::<2>::from_data([[x[0], x[1], x[2]], [x[3], x[4], x[5]]], &Device::flex());
             x.try_into_primitive::<Flex>().unwrap()
         });
-        // What the other member sends: the same function, stopped at its call.
+        // Capture what the other member sends: run the same function and stop at its call of `max`.
         let sent = nan_propagating_max::<Flex, _>(other, Err).unwrap_err();
         let got = nan_propagating_max::<Flex, ()>(mine, |mine| {
             let [mine, theirs] = [mine, sent].map(|x| {

@@ -1,4 +1,4 @@
-//! What all groups of a rank share on its GPU.
+//! The GPU state that all groups of a rank share.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use crate::{clock, exchange::RankContext};
 /// The rank of this process that uses a GPU.
 static OWNER: Mutex<Weak<()>> = Mutex::new(Weak::new());
 
-/// The watchdog of a rank and the groups that it looks after.
+/// The watchdog of a rank and the groups that it watches.
 #[derive(Debug, Default)]
 pub(crate) struct NcclContext {
     watchdog: OnceLock<Result<Watchdog, CudaError>>,
@@ -29,10 +29,10 @@ pub(crate) struct NcclContext {
 }
 
 impl RankContext {
-    /// Makes this rank the one of its process that uses a GPU.
+    /// Claims the GPU for this rank; only one rank per process may use a GPU.
     ///
     /// # Errors
-    /// Another one does.
+    /// Another rank of this process has claimed it.
     pub(super) fn claim_gpu(&self) -> Result<(), String> {
         let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
         match owner.upgrade() {
@@ -49,10 +49,10 @@ impl RankContext {
         }
     }
 
-    /// Looks after a group's calls from now on.
+    /// Starts watching a group's calls.
     ///
     /// # Errors
-    /// The system has no room for a thread.
+    /// The system cannot create a thread.
     pub(super) fn watch(
         &self,
         group: &Arc<Watched>,
@@ -79,7 +79,7 @@ impl RankContext {
         Ok(())
     }
 
-    /// Looks no more after a group: its communicator is closed.
+    /// Stops watching a group whose communicator is closed.
     pub(super) fn unwatch(&self, group: &Arc<Watched>) {
         let mut groups = self
             .device
@@ -92,7 +92,7 @@ impl RankContext {
 
 struct WatchObserver {
     watch: Watch,
-    /// By group: the oldest call, and when it was first seen on the clock that limits are measured
+    /// By group: the oldest call, and when it was first seen, on the clock that limits are measured
     /// with.
     oldest: HashMap<u64, (u64, Instant)>,
 }

@@ -1,4 +1,4 @@
-//! A group's communicator, made when it is first needed.
+//! A group's communicator, created on first use.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -23,12 +23,12 @@ use crate::{
 /// A group on its GPUs.
 #[derive(Debug)]
 pub(crate) struct NcclGroup {
-    /// Before the watching, which goes on until it is closed.
+    /// Declared before `watching` in order to be closed before the watch ends.
     pub(super) communicator: Communicator,
     pub(super) watching: WatchHandle,
 }
 
-/// A group of the same members on a channel of its own, which counts the calls and compares them.
+/// A group of the same members with a channel of its own, on which calls are counted and compared.
 #[derive(Debug)]
 pub(super) struct WatchHandle {
     pub(super) control: Group,
@@ -36,7 +36,7 @@ pub(super) struct WatchHandle {
 }
 
 impl Group {
-    /// The group's communicator, for tensors on the GPU of `like`.
+    /// Returns the group's communicator, for tensors on the GPU of `like`.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -58,14 +58,15 @@ impl Group {
             link.claim_gpu().map_err(failed)?;
             let queue = CudaQueue::of(like).ok_or_else(|| failed("no CUDA tensor".into()))?;
             let id = control.share_id(link, &call, deadline)?;
-            // From here on: a member that compiled kernels may have come after the deadline.
+            // Start a new deadline: a member that was compiling kernels may have arrived after the
+            // first.
             let timeout = self.0.options.timeout;
             let deadline = Deadline::after(timeout);
             let communicator = control.join(link, &call, deadline, &queue, id)?;
             let name = control.name();
             let members = self.members().to_vec();
-            // Bulletins come when they come: on a channel of this communicator alone, not of the
-            // next one of a group of the same name and members.
+            // Digests arrive at any time, so each communicator gets its own channel. It is not
+            // shared with a later communicator of a group of the same name and members.
             let channel = xxh3_64(&id.0);
             let watched = Watched::new(name, self.global_rank(), members, channel, timeout);
             let watched = Arc::new(watched);
@@ -80,7 +81,7 @@ impl Group {
         })
     }
 
-    /// The name that member 0 draws for the communicator.
+    /// Draws the communicator's id on member 0 and shares it with the others.
     fn share_id(
         &self,
         link: &RankContext,

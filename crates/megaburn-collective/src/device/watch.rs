@@ -1,11 +1,13 @@
-//! What becomes of a rank whose GPU waits: decided here, without a GPU.
+//! Decides what happens to a rank whose GPU is waiting. This module needs no GPU.
 //!
-//! NCCL kernels wait for ever for a peer that is dead, stopped or elsewhere in its program. Twenty
-//! milliseconds after the host transport hears of a dead or failing rank, or NCCL of an error, all
-//! communicators of this process are aborted. A rank whose oldest call makes no progress asks the
-//! other members where they are: one that made another call is named at once, one that is silent or
-//! behind when the timeout has passed, unless it is behind because it works on something long and
-//! makes progress.
+//! NCCL kernels wait forever for a peer that is dead, stopped or elsewhere in its program.
+//!
+//! - When the host transport reports a dead or failing rank, or NCCL reports an error, all
+//!   communicators of this process are aborted within 20 ms.
+//! - A rank whose oldest call makes no progress asks the other members for theirs. A member that
+//!   made a different call is named at once.
+//! - When the timeout has passed, a silent or lagging member is named, unless it lags because of a
+//!   long phase that makes progress.
 
 use std::{
     collections::HashMap,
@@ -19,10 +21,10 @@ use super::{
 };
 use crate::{CollectiveError, exchange::fail, recorder::FlightRecorder, transport::Transport};
 
-/// After an error of NCCL's, this long for the transport to say which rank died.
+/// After an NCCL error, wait this long for the transport to report which rank died.
 const CAUSE: Duration = Duration::from_millis(500);
 
-/// How far the calls of one group are on this rank's GPU.
+/// The progress of one group's calls on this rank's GPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GroupStatus {
     /// The group's channel.
@@ -46,7 +48,7 @@ pub(crate) struct Watch {
     faulty_since: Option<Instant>,
 }
 
-/// The groups of a rank that have called something on its GPU.
+/// The groups of a rank that have made calls on its GPU.
 pub(crate) type Groups = Arc<Mutex<Vec<Arc<Watched>>>>;
 
 impl Watch {
@@ -68,7 +70,7 @@ impl Watch {
         }
     }
 
-    /// Looks at everything at time `now`. `Some`: the communicators have to be aborted.
+    /// Checks everything at time `now`. Returns the reason if the communicators have to be aborted.
     pub(crate) fn look(&mut self, now: Instant, standings: &[GroupStatus]) -> Option<String> {
         for standing in standings
             .iter()
@@ -96,7 +98,7 @@ impl Watch {
         self.failure.get().map(ToString::to_string)
     }
 
-    /// What is wrong with a group, and the flight record of the call that suffers.
+    /// Returns a group's failure, if any, and the flight record of the affected call.
     fn trouble(
         &mut self,
         now: Instant,
@@ -108,7 +110,7 @@ impl Watch {
             .and_then(|id| self.recorder.call(id))
             .or_else(|| group.last_call());
         let Some(call) = call else {
-            // It has called nothing yet, and answers all the same.
+            // This rank has made no call yet, but answers questions all the same.
             self.rounds
                 .entry(group.channel)
                 .or_default()
@@ -146,7 +148,7 @@ impl Watch {
             return None;
         }
         if let Some(busy) = round.at_work(now, group, call.seq) {
-            // As on the host: who works is waited for as long as it makes progress.
+            // As on the host: keep waiting for a busy member as long as it makes progress.
             return busy
                 .left()
                 .is_zero()

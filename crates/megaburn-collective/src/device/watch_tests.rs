@@ -51,7 +51,7 @@ fn world(size: usize, timeout: Duration) -> Vec<Rank> {
 }
 
 impl Rank {
-    /// Calls something that its GPU does not end.
+    /// Makes a call that its GPU does not complete.
     fn call(&mut self, op: OpKind, seq: u64, shape: &[usize]) {
         let call = Call {
             op,
@@ -107,7 +107,7 @@ fn a_dead_rank_ends_the_others_at_once() {
         let text = ranks[rank].look(Duration::ZERO).unwrap();
         let named = format!("rank {rank}, group tp: all_gather #4 of F32 [3, 5] lost rank 1");
         assert!(text.contains(&named), "{text}");
-        // And from then on, whatever is asked.
+        // Later looks return the same error.
         assert_eq!(ranks[rank].look(Duration::ZERO), Some(text));
     }
 }
@@ -118,7 +118,7 @@ fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
     ranks
         .iter_mut()
         .for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
-    // Rank 1 is stopped: it looks at nothing.
+    // Rank 1 is stopped: it never looks.
     for second in 1..10 {
         for rank in [0, 2] {
             assert_eq!(ranks[rank].look(second * SECOND), None, "after {second} s");
@@ -141,7 +141,7 @@ fn a_rank_that_has_not_made_the_call_is_named_when_the_time_is_over() {
     let mut ranks = world(3, 10 * SECOND);
     for (rank, calls) in [(0, 2), (1, 2), (2, 1)] {
         (0..calls).for_each(|seq| ranks[rank].call(OpKind::AllReduceSum, seq, &[3]));
-        // The first one ended.
+        // The first call has ended.
         let (first, _) = ranks[rank].oldest.unwrap();
         ranks[rank].oldest = (calls == 2).then_some((first + 1, Instant::now()));
     }
@@ -168,7 +168,7 @@ fn a_rank_that_works_on_something_long_is_waited_for_until_it_does_not_answer() 
             .iter_mut()
             .for_each(|rank| assert_eq!(rank.look(second * SECOND), None));
     }
-    // Then it is stopped.
+    // Then rank 2 is stopped.
     let ends = (30..40).find_map(|second| ranks[0].look(second * SECOND));
     let text = ends.unwrap();
     assert!(text.contains("waiting for rank 2"), "{text}");
@@ -179,7 +179,7 @@ fn ranks_that_made_other_calls_are_told_both_long_before_the_time_is_over() {
     let mut ranks = world(2, 600 * SECOND);
     ranks[0].call(OpKind::AllReduceSum, 0, &[3]);
     ranks[1].call(OpKind::AllReduceSum, 0, &[4]);
-    // Both ask, then both read.
+    // Both ranks ask, then both read.
     let looks = (0..4).flat_map(|i| [0, 1].map(|rank| (rank, i)));
     let found: Vec<_> = looks
         .filter_map(|(rank, i)| ranks[rank].look(SECOND * (i + 1)))

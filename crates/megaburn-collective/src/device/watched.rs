@@ -16,11 +16,11 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) name: String,
-    /// This rank, in the world.
+    /// This rank's number in the world.
     pub(crate) rank: usize,
     /// The members' ranks in the world.
     pub(crate) members: Vec<usize>,
-    /// Where bulletins go.
+    /// The channel on which digests are sent.
     pub(crate) channel: Channel,
     pub(crate) timeout: Duration,
     log: Mutex<CallLog>,

@@ -1,4 +1,4 @@
-//! Regions on tensors of CubeCL: through NCCL on a CUDA device, through the host elsewhere.
+//! Region functions on CubeCL tensors: through NCCL on a CUDA device, through the host elsewhere.
 
 use std::iter;
 
@@ -20,7 +20,8 @@ impl RegionOps for Cube {
         if region.forward == Move::Identity {
             return x;
         }
-        // With Burn's kernel fusion, a collective runs now, behind all that was asked for before.
+        // With Burn's kernel fusion, this runs every queued operation first, so that the collective
+        // is enqueued after the kernels that compute its input.
         let x = tensor::from_backend(x);
         if !is_on_gpu(&x) {
             return on_host::<Self>(tensor::into_backend(x), &region);
@@ -32,7 +33,7 @@ impl RegionOps for Cube {
     }
 }
 
-/// A group's collectives through NCCL, in order with CubeCL's kernels.
+/// A group's collectives through NCCL, enqueued in order with CubeCL's kernels.
 struct Nccl<'a>(&'a Group);
 
 type Result<T> = std::result::Result<T, CollectiveError>;

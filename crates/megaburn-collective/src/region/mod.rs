@@ -1,24 +1,25 @@
-//! Differentiable moves of tensors between ranks. Each is a pair: what it does forward and, to the
-//! gradient, backward; the two are adjoint. Names are Megatron's
+//! Differentiable moves of tensors between ranks. Each region function pairs what it does forward
+//! with what it does to the gradient backward; the two are adjoint. The names are Megatron's
 //! (`megatron/core/tensor_parallel/mappings.py`).
 //!
 //! | region | forward | backward |
 //! |---|---|---|
 //! | [`copy_to`] | identity | all-reduce |
 //! | [`reduce_from`] | all-reduce | identity |
-//! | [`scatter_to_last_dim`] | own share of the last dim | all-gather |
-//! | [`gather_from_last_dim`] | all-gather along the last dim | own share |
-//! | [`scatter_to_sequence`] | own share of dim 0 | all-gather |
+//! | [`scatter_to_last_dim`] | own shard of the last dim | all-gather |
+//! | [`gather_from_last_dim`] | all-gather along the last dim | own shard |
+//! | [`scatter_to_sequence`] | own shard of dim 0 | all-gather |
 //! | [`gather_from_sequence`] | all-gather along dim 0 | reduce-scatter |
-//! | [`gather_from_sequence_to_replicas`] | all-gather along dim 0 | own share |
+//! | [`gather_from_sequence_to_replicas`] | all-gather along dim 0 | own shard |
 //! | [`reduce_scatter_to_sequence`] | reduce-scatter along dim 0 | all-gather |
-//! | [`all_to_all`] | all-to-all (split a, join b) | all-to-all (split b, join a) |
-//! | [`ring_shift`] | to the member `by` places on | back |
+//! | [`all_to_all`] | all-to-all (split a, concatenate b) | all-to-all (split b, concatenate a) |
+//! | [`ring_shift`] | send to the member `by` places further | send back |
 //!
-//! All members of the group call them in the same order. A group of one returns at once. When a
-//! collective fails (a dead peer, ranks that disagree) the region panics with the error's text:
-//! Burn's tensor operations have no other way out, least of all in the middle of `backward`.
-//! [`crate::run_threads`] and the trainer turn that into an error; [`crate::Group::failure`] holds it.
+//! All members of the group call these functions in the same order. A group of one returns its
+//! input at once. When a collective fails (a dead peer, ranks that disagree), the region function
+//! panics with the error's text, because Burn's tensor operations cannot return errors, least of
+//! all in the middle of `backward`. [`crate::run_threads`] and the trainer turn the panic into an
+//! error; [`crate::Group::failure`] holds it.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -44,7 +45,8 @@ pub fn copy_to<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     op::apply(x, Move::Identity, Move::AllReduce, group)
 }
 
-/// Sums the members' partial tensors; every member gets the sum. Its gradient is the same on all.
+/// Sums the members' partial tensors; every member gets the sum. The gradient is equal on all
+/// members, so backward is the identity.
 ///
 /// # Shapes
 /// Any, unchanged.
@@ -54,7 +56,7 @@ pub fn reduce_from<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     op::apply(x, Move::AllReduce, Move::Identity, group)
 }
 
-/// Keeps this member's share of the last dimension of a tensor that all members hold.
+/// Returns this member's shard of the last dimension of a replicated tensor.
 ///
 /// # Shapes
 /// `[.., n * d]` to `[.., d]`.
@@ -69,7 +71,7 @@ pub fn scatter_to_last_dim<const D: usize>(x: Tensor<D>, group: &Group) -> Tenso
     )
 }
 
-/// Joins the members' shares of the last dimension; every member gets the whole.
+/// Concatenates the members' shards of the last dimension; every member gets the full tensor.
 ///
 /// # Shapes
 /// `[.., d]` to `[.., n * d]`.
@@ -84,7 +86,7 @@ pub fn gather_from_last_dim<const D: usize>(x: Tensor<D>, group: &Group) -> Tens
     )
 }
 
-/// Keeps this member's share of the sequence of a tensor that all members hold.
+/// Returns this member's shard of the sequence of a replicated tensor.
 ///
 /// # Shapes
 /// `[n * s, ..]` to `[s, ..]`.
@@ -94,8 +96,8 @@ pub fn scatter_to_sequence<const D: usize>(x: Tensor<D>, group: &Group) -> Tenso
     op::apply(x, Move::Split { dim: 0 }, Move::AllGather { dim: 0 }, group)
 }
 
-/// Joins the sequence shards for a computation that is split over the group: each member's
-/// gradient of the whole is partial, so backward sums them.
+/// Concatenates the sequence shards for a computation that is split over the group. Each member's
+/// gradient of the full tensor is partial, so backward sums them.
 ///
 /// # Shapes
 /// `[s, ..]` to `[n * s, ..]`.
@@ -110,8 +112,8 @@ pub fn gather_from_sequence<const D: usize>(x: Tensor<D>, group: &Group) -> Tens
     )
 }
 
-/// Joins the sequence shards for a computation that every member repeats: each member's gradient
-/// is already whole, so backward only takes its share.
+/// Concatenates the sequence shards for a computation that every member repeats. Each member's
+/// gradient is already complete, so backward only takes its shard.
 ///
 /// # Shapes
 /// `[s, ..]` to `[n * s, ..]`.
@@ -121,7 +123,7 @@ pub fn gather_from_sequence_to_replicas<const D: usize>(x: Tensor<D>, group: &Gr
     op::apply(x, Move::AllGather { dim: 0 }, Move::Split { dim: 0 }, group)
 }
 
-/// Sums the members' partial tensors and leaves each its share of the sequence.
+/// Sums the members' partial tensors and returns this member's shard of the sequence.
 ///
 /// # Shapes
 /// `[n * s, ..]` to `[s, ..]`.
@@ -136,8 +138,8 @@ pub fn reduce_scatter_to_sequence<const D: usize>(x: Tensor<D>, group: &Group) -
     )
 }
 
-/// The elementwise maximum over the members, on every member; NaN where any has it. Carries no
-/// gradient: for statistics such as the row maximum of a softmax.
+/// The elementwise maximum over the members, on every member; NaN where any member has NaN. It
+/// carries no gradient and is meant for statistics such as the row max of a softmax.
 ///
 /// # Shapes
 /// Any, unchanged.
@@ -147,8 +149,8 @@ pub fn max_over<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     op::apply(x.inner(), Move::AllReduceMax, Move::Identity, group)
 }
 
-/// Cuts `split` into one share a member, sends each where it belongs and joins what arrives along
-/// `concat`: heads to sequence and back.
+/// Splits dimension `split` into one part per member, sends part `i` to member `i` and concatenates
+/// the received parts along `concat`. Used to exchange heads for sequence and back.
 ///
 /// # Shapes
 /// Dim `split` shrinks by the number of members, dim `concat` grows by it.
@@ -168,7 +170,8 @@ pub fn all_to_all<const D: usize>(
     op::apply(x, there, back, group)
 }
 
-/// Passes the tensor `by` places round the ring of members (negative: the other way).
+/// Sends the tensor to the member `by` places further in the ring of members (negative: backwards),
+/// and returns the one received.
 ///
 /// # Shapes
 /// Any, the same on all members; unchanged.

@@ -1,5 +1,5 @@
-//! The moves on host data: a collective on contiguous bytes between a cut and a join along any
-//! dimension.
+//! Region moves on host data: a collective on contiguous bytes, with a split before it and a
+//! concatenation after it along any dimension.
 
 use burn::tensor::TensorData;
 
@@ -91,13 +91,14 @@ fn reshape(data: TensorData, shape: Vec<usize>) -> TensorData {
     TensorData::from_bytes(bytes, shape, dtype)
 }
 
-/// One dimension: what reduce-scatter cuts evenly whatever the rank of the tensor.
+/// Flattens the data to one dimension, which reduce-scatter splits evenly whatever the original
+/// rank.
 fn flat(data: TensorData) -> TensorData {
     let elements = data.num_elements();
     reshape(data, vec![elements])
 }
 
-/// Cuts into `count` equal shares along `dim`.
+/// Splits the data into `count` equal parts along `dim`.
 fn cut(data: &TensorData, dim: usize, count: usize) -> Vec<TensorData> {
     let mut shape = data.shape().to_vec();
     shape[dim] /= count;
@@ -116,7 +117,7 @@ fn cut(data: &TensorData, dim: usize, count: usize) -> Vec<TensorData> {
         .collect()
 }
 
-/// Joins equal shares along `dim`.
+/// Concatenates equal parts along `dim`.
 fn join(parts: &[TensorData], dim: usize) -> TensorData {
     let first = &parts[0];
     let shape = scaled(first.shape().as_slice(), dim, parts.len());

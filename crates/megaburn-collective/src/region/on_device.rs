@@ -1,5 +1,5 @@
-//! The moves on tensors of a device: a collective on whole rows between a cut and a join along any
-//! dimension, both kernels of the device.
+//! Region moves on device tensors: a collective on full rows, with a split before it and a
+//! concatenation after it along any dimension. Both are kernels of the device.
 
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
@@ -16,11 +16,11 @@ use crate::{
 pub(crate) trait RowCollectives<B: Backend> {
     fn group(&self) -> &Group;
     fn all_reduce(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    /// NaN where any member has it.
+    /// The elementwise maximum; NaN where any member has NaN.
     fn max(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
     fn all_gather(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
     fn reduce_scatter(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    /// One row to and from each member.
+    /// Exchanges one row with each member.
     fn all_to_all(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
     fn shift(&self, x: FloatTensor<B>, by: isize) -> Result<FloatTensor<B>, CollectiveError>;
 }
@@ -81,7 +81,8 @@ pub(crate) fn run<B: Backend>(
     }
 }
 
-/// The stretches before dimension `dim`, and the elements of a member's share of each.
+/// Returns the product of the dimensions before `dim`, and the number of elements in one member's
+/// part of each of these rows.
 fn cut<T: TensorMetadata>(
     x: &T,
     dim: usize,
@@ -110,8 +111,8 @@ fn reshaped<B: Backend>(x: FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> 
     B::float_reshape(x, Shape::new(shape))
 }
 
-/// The tensor as `[a, b, c]` with the first two dimensions swapped; as it is where that changes
-/// nothing in memory.
+/// Reshapes to `[a, b, c]` and swaps the first two dimensions. Returns the tensor unchanged where
+/// the swap would not change its memory order.
 fn swapped<B: Backend>(x: FloatTensor<B>, [a, b, c]: [usize; 3]) -> FloatTensor<B> {
     if a == 1 || b == 1 {
         return x;

@@ -1,5 +1,5 @@
-//! The one operation behind all regions: a Burn backend extension whose backward step runs the
-//! conjugate move.
+//! The operation that all region functions share: a Burn backend extension whose backward step runs
+//! the conjugate move.
 
 use burn::{
     backend::{
@@ -18,7 +18,7 @@ use burn::{
 
 use crate::{Group, region::moves};
 
-/// How the panic of a region starts whose collective failed; the error's text follows.
+/// Prefix of the panic message of a region whose collective failed; the error's text follows.
 pub const FAILED_REGION: &str = "collective failed: ";
 
 /// One direction of a region.
@@ -80,7 +80,8 @@ impl RegionOps for Flex {
     }
 }
 
-/// Moves the data through host memory: right for every backend, fast where the device is the host.
+/// Moves the data through host memory. This is correct for every backend, and fast where the device
+/// is the host.
 pub(super) fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTensor<B> {
     if region.forward == Move::Identity {
         return x;
@@ -102,7 +103,7 @@ impl<B: RegionOps> Backward<B, 1> for RegionBackward {
     fn backward(self, ops: Ops<Region, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [parent] = ops.parents;
         let grad = grads.consume::<B>(&ops.node);
-        // The collective runs whether or not this rank wants the gradient: its peers may.
+        // Run the collective even if this rank does not need the gradient: its peers may.
         let grad = B::region(grad, ops.state.conjugate());
         if let Some(parent) = parent {
             grads.register::<B>(parent.id, grad);

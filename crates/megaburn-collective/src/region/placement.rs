@@ -1,5 +1,5 @@
-//! Placement as a type: what a rank holds says what may be done with it, so a forgotten reduction,
-//! the first cause of plausible but wrong losses, does not compile.
+//! Placement as a type: how a tensor is distributed determines which operations compile. A
+//! forgotten reduction, the most common cause of plausible but wrong losses, is a compile error.
 
 use burn::tensor::Tensor;
 
@@ -8,8 +8,9 @@ use crate::{
     region::{gather_from_sequence, reduce_from, reduce_scatter_to_sequence, scatter_to_sequence},
 };
 
-/// One member's term of a sum over its group: the product of a row-parallel matrix. It has no
-/// value by itself, so nothing can be done with it but to reduce it.
+/// One member's term of a sum over its group, such as the product of a row-parallel matrix. It has
+/// no meaning until it is reduced, so reducing is the only operation.
+///
 ///
 /// ```compile_fail
 /// use burn::tensor::Tensor;
@@ -69,8 +70,8 @@ impl<const D: usize> Partial<D> {
     }
 }
 
-/// One member's stretch of the sequence (dim 0). Token-wise work can be done on it; whatever needs
-/// the whole sequence must gather it first.
+/// One member's shard of the sequence (dim 0). Token-wise work can run on it; anything that needs
+/// the full sequence must gather it first.
 ///
 /// ```compile_fail
 /// use burn::tensor::Tensor;
@@ -98,7 +99,7 @@ pub struct SequenceShard<const D: usize> {
 }
 
 impl<const D: usize> SequenceShard<D> {
-    /// Declares that `shard` is this member's stretch.
+    /// Declares that `shard` is this member's shard of the sequence.
     pub fn new(shard: Tensor<D>, group: &Group) -> Self {
         Self {
             shard,
@@ -106,7 +107,7 @@ impl<const D: usize> SequenceShard<D> {
         }
     }
 
-    /// This member's stretch of a tensor that all hold.
+    /// Takes this member's shard of a replicated tensor.
     ///
     /// # Shapes
     /// `[n * s, ..]` to `[s, ..]`.
@@ -116,7 +117,7 @@ impl<const D: usize> SequenceShard<D> {
         Self::new(scatter_to_sequence(whole, group), group)
     }
 
-    /// The whole sequence, for work that is split over the group.
+    /// Gathers the full sequence, for work that is split over the group.
     ///
     /// # Shapes
     /// `[s, ..]` to `[n * s, ..]`.
@@ -126,7 +127,7 @@ impl<const D: usize> SequenceShard<D> {
         gather_from_sequence(self.shard, &self.group)
     }
 
-    /// The same token-wise work on every stretch.
+    /// Applies the same token-wise function to every member's shard.
     pub fn map_tokens<const D2: usize>(
         self,
         f: impl FnOnce(Tensor<D>) -> Tensor<D2>,
@@ -137,7 +138,7 @@ impl<const D: usize> SequenceShard<D> {
         }
     }
 
-    /// The bare stretch, for the boundary of a module that documents what it gives.
+    /// Returns the bare shard, for the boundary of a module that documents its output's placement.
     pub fn into_shard(self) -> Tensor<D> {
         self.shard
     }

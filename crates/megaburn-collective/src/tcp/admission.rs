@@ -1,4 +1,4 @@
-//! Whether a caller at rank 0's port is a rank of the job.
+//! Checks whether a caller at rank 0's port is a rank of the job.
 
 use super::{
     RankEnv, build,
@@ -9,13 +9,13 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) why: String,
-    /// Whether it is of this job for certain, so that the job cannot go on with its mistake. No other
-    /// caller ends anything at once.
+    /// Whether the caller certainly belongs to this job, so that the job cannot continue after its
+    /// mistake. No other caller ends the job at once.
     pub(super) ends_all: bool,
-    /// The rank that a caller says it is, which may be of this job or of another that looks like it.
-    /// If that rank is missing, the right one has the time of a collective to come.
+    /// The rank that a caller claims to be, in this job or in another one that looks like it. If
+    /// that rank is missing, the right process has the time of a collective to arrive.
     pub(super) rank: Option<usize>,
-    /// Why that rank cannot start, if the caller came to say so.
+    /// Why that rank cannot start, if the caller came to report that.
     pub(super) failure: Option<StartFailure>,
 }
 
@@ -29,8 +29,9 @@ impl Refusal {
         }
     }
 
-    /// A caller that knows a secret token belongs to this job. A caller whose rank or world size this job does
-    /// not have is none of its ranks.
+    /// Builds the refusal of a caller that made a mistake. A caller that knows a secret token
+    /// belongs to this job. A caller whose rank or world size does not exist in this job is none of
+    /// its ranks.
     fn of_mistake(why: String, hello: &Hello, env: &RankEnv) -> Self {
         let is_like_ours = hello.world_size == env.world_size && hello.rank < env.world_size;
         let rank = is_like_ours.then_some(hello.rank);
@@ -43,8 +44,9 @@ impl Refusal {
     }
 }
 
-/// Refuses a caller of another job, version, build, number of ranks or seed. Where one cannot start
-/// (`rank_0_fails`, or the caller itself), it may not have come to read its seed.
+/// Refuses a caller of another job, version, build, number of ranks or seed. The seed is not
+/// compared if rank 0 (`rank_0_fails`) or the caller cannot start, because that process may have
+/// failed before it read its seed.
 pub(super) fn check(
     hello: &Hello,
     env: &RankEnv,
@@ -88,7 +90,8 @@ pub(super) fn check(
         ));
     }
     match &hello.failure {
-        // Without a secret token it may be of another job, which knows nothing of this one's seed.
+        // The seed was not compared, so without a secret token the caller may belong to another
+        // job.
         Some(failure) if !env.job_token.is_secret() && !rank_0_fails => {
             mistake(format!("rank {rank} cannot start: {}", failure.why))
         }
@@ -96,7 +99,7 @@ pub(super) fn check(
     }
 }
 
-/// Refuses a caller whose rank is taken, or is none.
+/// Refuses a caller whose rank is taken or does not exist.
 pub(super) fn check_seat(hello: &Hello, env: &RankEnv, is_free: bool) -> Result<(), Refusal> {
     let rank = hello.rank;
     if rank > 0 && rank < env.world_size && is_free {
@@ -227,7 +230,7 @@ mod tests {
         let refusal = check(&failing, &env(token.clone()), 7, false).unwrap_err();
         assert!(refusal.why.contains("rank 1 cannot start: no data") && !refusal.ends_all);
         assert_eq!((refusal.rank, refusal.failure), (Some(1), failure()));
-        // Where rank 0 fails itself, they tell each other nothing new.
+        // If rank 0 fails as well, the report is accepted: it adds nothing new.
         check(&failing, &env(token), 7, true).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! Which build of the program a process runs.
+//! Identifies the build of the program that a process runs.
 
 use std::{
     fs::File,
@@ -8,11 +8,11 @@ use std::{
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// The name of this program's build: the version and a hash of the executable. Ranks of different
-/// builds would not understand each other, or worse, compute different things.
+/// The name of this program's build: its version and a hash of the executable. Ranks of different
+/// builds would not understand each other or, worse, would compute different things.
 ///
-/// The hash is of the executable's length and of evenly spread samples of it, so that a large one
-/// costs a few milliseconds. Two builds differ almost everywhere.
+/// The hash covers the executable's length and evenly spaced samples of it, so that hashing a large
+/// executable takes only a few milliseconds. Two builds differ almost everywhere.
 pub(super) fn name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
@@ -20,7 +20,7 @@ pub(super) fn name() -> &'static str {
         let hash = std::env::current_exe().and_then(File::open).and_then(hash);
         match hash {
             Ok(hash) => format!("{version}-{hash:016x}"),
-            // Only the version can be compared then.
+            // Then only the version can be compared.
             Err(_) => version.to_string(),
         }
     })

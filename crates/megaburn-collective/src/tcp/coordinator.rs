@@ -1,5 +1,5 @@
-//! Rank 0's side of the rendezvous: gather all ranks, tell each where the others are, and let them
-//! go when everybody is connected to everybody.
+//! Rank 0's side of the rendezvous: it gathers all ranks, sends each the addresses of the others,
+//! and starts the run when all ranks are connected to each other.
 
 use std::{
     net::{IpAddr, TcpListener, TcpStream},
@@ -18,11 +18,11 @@ use super::{
 };
 use crate::{CollectiveError, clock, host_name};
 
-/// Short words to one rank take no longer unless it is stopped.
+/// A rank that does not accept a short message within this time is stopped.
 const SHORT: Duration = Duration::from_secs(2);
-/// How often rank 0 says that it still waits.
+/// The interval at which rank 0 reports that it is still waiting.
 const SIGN: Duration = Duration::from_secs(1);
-/// How long rank 0 stays for ranks that come later, to tell them that one cannot start.
+/// How long rank 0 waits for late ranks, to notify them that a rank cannot start.
 pub(super) const OTHERS_COME: Duration = Duration::from_secs(30);
 
 /// A rank that introduced itself.
@@ -64,12 +64,12 @@ struct Coordinator<'a> {
     options: &'a ConnectOptions,
     deadline: Instant,
     guests: Vec<Option<ConnectedWorker>>,
-    /// Who introduced itself at some time: its own patience may end before rank 0's.
+    /// Ranks that have ever introduced themselves. They may give up and leave before rank 0 does.
     received: Vec<bool>,
     hosts: Hosts,
     refusals: Refusals,
-    /// Why a rank cannot start, rank 0 itself or another: all who are there know it, and who comes
-    /// is told.
+    /// Why a rank (rank 0 or another) cannot start. All connected ranks have received it, and each
+    /// rank that connects later receives it.
     failure: Option<StartFailure>,
 }
 
@@ -88,7 +88,8 @@ pub(super) fn gather(
         .and_then(|()| host.await_ready())
         .and_then(|()| Ok(host.tell_all(&ControlMessage::Go)?));
     if let Err(ended) = result {
-        // Who hears of it fails with the same reason; who does not sees the connection end.
+        // A rank that receives this fails with the same reason; any other rank sees its connection
+        // end.
         let _ = host.tell_all(&match &ended {
             Ended::Because(why) => ControlMessage::Refused { why: why.clone() },
             Ended::CannotStart(failure) => ControlMessage::CannotStart(failure.clone()),
@@ -102,10 +103,10 @@ pub(super) fn gather(
         .collect())
 }
 
-/// Tells every rank that comes that rank 0 cannot start, until all have heard it.
+/// Notifies every rank that connects that rank 0 cannot start, until all have received it.
 pub(super) fn tell_failure(listener: &TcpListener, options: &ConnectOptions, why: StartFailure) {
     let mut host = Coordinator::new(options, Some(why));
-    // Who did not come in time is told nothing.
+    // Ranks that do not arrive in time are not notified.
     let _ = host.await_all(listener);
 }
 
@@ -140,7 +141,7 @@ impl<'a> Coordinator<'a> {
                 self.admit(introduction)?;
             }
             for guest in &mut self.guests {
-                // Who was told of a failure leaves and does not come again.
+                // Ranks that were notified of a failure leave and do not come back.
                 if self.failure.is_none()
                     && guest
                         .as_ref()
@@ -150,7 +151,7 @@ impl<'a> Coordinator<'a> {
                 }
             }
             let missing = self.missing();
-            // Who left meanwhile is noticed above.
+            // A rank that has left meanwhile is noticed above.
             if missing != told {
                 let _ = self.tell_all(&ControlMessage::Missing {
                     ranks: missing.clone(),
@@ -209,8 +210,8 @@ impl<'a> Coordinator<'a> {
         Ok(())
     }
 
-    /// From now on rank 0 only tells ranks that one cannot start. Others of a host that comes later
-    /// would look for rank 0 in vain until their patience ends.
+    /// From now on rank 0 only notifies ranks that a rank cannot start. It stays, because ranks of
+    /// a host that arrives later would otherwise look for rank 0 until their own timeout.
     fn fail(&mut self, failure: StartFailure) {
         let _ = self.tell_all(&ControlMessage::CannotStart(failure.clone()));
         self.failure = Some(failure);
@@ -230,7 +231,7 @@ impl<'a> Coordinator<'a> {
     }
 
     fn hand_out_table(&mut self) -> Result<(), Ended> {
-        // All are there: what is left takes no longer than a collective.
+        // All ranks have arrived: the rest takes no longer than a collective.
         self.deadline = self.deadline.min(clock::now() + self.options.meshing());
         let nonce = random().map_err(|error| format!("no random number is to be had: {error}"))?;
         let peer = |guest: &Option<ConnectedWorker>| match guest {

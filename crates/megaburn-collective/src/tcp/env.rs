@@ -1,44 +1,45 @@
 use super::token::JobToken;
 use crate::CollectiveError;
 
-/// Which rank of which run this process is, as launchers say it: torchrun's environment names.
+/// The rank of this process in its run, as given by the launcher in torchrun's environment
+/// variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnv {
     /// `RANK`: this rank, from 0.
     pub rank: usize,
     /// `WORLD_SIZE`: the number of ranks.
     pub world_size: usize,
-    /// `LOCAL_RANK`: this rank's number on its host, which chooses its GPU.
+    /// `LOCAL_RANK`: this rank's number on its host, which selects its GPU.
     pub local_rank: usize,
-    /// `LOCAL_WORLD_SIZE`: ranks on this host, which share its cores; all, where it is not set.
+    /// `LOCAL_WORLD_SIZE`: ranks on this host, which share its cores; defaults to all ranks.
     pub local_world_size: usize,
-    /// Whether it was set.
+    /// Whether `LOCAL_WORLD_SIZE` was set.
     pub is_local_world_known: bool,
-    /// `MEGABURN_RANKS_PER_GPU`: ranks of this host that have a GPU together; 1, where it is not set.
+    /// `MEGABURN_RANKS_PER_GPU`: how many ranks of this host share a GPU; defaults to 1.
     pub ranks_per_gpu: usize,
     /// `MASTER_ADDR`: host name or address (IPv4, IPv6) of rank 0's host.
     pub master_addr: String,
-    /// The port where rank 0 listens: `MASTER_PORT`, under torchrun the next one, because
-    /// torchrun's agent keeps a store of its own at `MASTER_PORT`.
+    /// The port on which rank 0 listens: `MASTER_PORT`, or the next port under torchrun, because
+    /// torchrun's agent runs a store of its own on `MASTER_PORT`.
     pub master_port: u16,
-    /// Processes of another job are refused: `MEGABURN_JOB_TOKEN`, else what torchrun
-    /// (`TORCHELASTIC_RUN_ID`) or Slurm (`SLURM_JOB_ID`, `SLURM_STEP_ID`) call the job.
+    /// Processes with another token are refused: `MEGABURN_JOB_TOKEN`, else the job's id from
+    /// torchrun (`TORCHELASTIC_RUN_ID`) or Slurm (`SLURM_JOB_ID`, `SLURM_STEP_ID`).
     pub job_token: JobToken,
 }
 
 impl RankEnv {
-    /// The environment variable with the GPUs that a process sees: numbers or names, separated by
+    /// The environment variable with the GPUs visible to a process: numbers or names, separated by
     /// commas.
     pub const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
     /// The environment variable with the number of ranks that share a GPU.
     pub const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
 
-    /// What the environment says; `None` where neither `RANK` nor `WORLD_SIZE` is set, as in a
-    /// program that was started by hand.
+    /// Reads the environment; `None` if neither `RANK` nor `WORLD_SIZE` is set, as in a program
+    /// that was started by hand.
     ///
     /// # Errors
     /// [`CollectiveError::BadEnvironment`]: some of `RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR
-    /// MASTER_PORT` are missing or make no sense.
+    /// MASTER_PORT` are missing or invalid.
     pub fn from_env() -> Result<Option<Self>, CollectiveError> {
         Self::from_lookup(|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
@@ -98,8 +99,9 @@ impl RankEnv {
         }))
     }
 
-    /// Which of the `num_gpus` GPUs that this process sees is this rank's: that of its number on this host, or the
-    /// only one where the launcher shows each rank its own (`CUDA_VISIBLE_DEVICES` is set). None: there are too few.
+    /// Selects this rank's GPU among the `num_gpus` visible to this process: the one with its local
+    /// rank, or the only one if the launcher shows each rank its own (`CUDA_VISIBLE_DEVICES` is
+    /// set). Returns `None` if there are too few GPUs.
     pub fn gpu(&self, num_gpus: usize) -> Option<usize> {
         self.gpu_of(num_gpus, std::env::var_os(Self::VISIBLE_GPUS).is_some())
     }
@@ -113,13 +115,13 @@ impl RankEnv {
         (index < num_gpus).then_some(index)
     }
 
-    /// Whether rank 0 is on this host, started together with this rank.
+    /// Whether rank 0 runs on this host and was started together with this rank.
     pub(crate) fn is_with_rank_0(&self) -> bool {
         self.is_local_world_known && self.rank == self.local_rank
     }
 
-    /// What [`super::socket::listen`] has to serve so that the others find this rank: the address
-    /// of rank 0 is this host's own only if it is a loopback address.
+    /// The name to pass to [`super::socket::listen`] so that the other ranks can reach this one.
+    /// The address of rank 0 is this host's own only if it is a loopback address.
     pub(crate) fn master_addr_for_peers(&self) -> &str {
         let loopback = self
             .master_addr
@@ -132,7 +134,7 @@ impl RankEnv {
         }
     }
 
-    /// Where rank 0 listens, as text.
+    /// The address on which rank 0 listens, as text.
     pub(crate) fn master(&self) -> String {
         if self.master_addr.contains(':') {
             format!("[{}]:{}", self.master_addr, self.master_port)
@@ -142,7 +144,7 @@ impl RankEnv {
     }
 }
 
-/// `[::1]` as `::1`: in addresses with a port IPv6 ones stand in brackets.
+/// Turns `[::1]` into `::1`: addresses with a port have IPv6 addresses in brackets.
 fn without_brackets(addr: String) -> String {
     match addr
         .strip_prefix('[')

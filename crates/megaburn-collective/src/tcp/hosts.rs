@@ -1,5 +1,6 @@
-//! Which ranks of which host have joined. The ranks of a host are started together, so one that does
-//! not come soon after the others hangs in its start, while other hosts may come much later.
+//! Which ranks of which host have joined. The ranks of a host are started together, so a rank that
+//! does not arrive soon after the others is hanging in its start, while other hosts may arrive much
+//! later.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use crate::clock;
 /// The hosts of ranks that have joined.
 #[derive(Debug)]
 pub(super) struct Hosts {
-    /// How long a rank may come after the first of its host.
+    /// How long a rank may arrive after the first one of its host.
     limit: Duration,
     known: BTreeMap<String, Known>,
 }
@@ -20,7 +21,7 @@ pub(super) struct Hosts {
 struct Known {
     first: Instant,
     ranks: Vec<usize>,
-    /// How many ranks were started there.
+    /// How many ranks were started on the host.
     size: usize,
 }
 
@@ -32,7 +33,8 @@ impl Hosts {
         }
     }
 
-    /// A rank has joined, of a host where it says that `size` were started.
+    /// Records that a rank has joined from a host on which, by its own report, `size` ranks were
+    /// started.
     pub(super) fn joined(&mut self, rank: usize, host: &str, size: Option<usize>) {
         let Some(size) = size else { return };
         let known = self.known.entry(host.to_string()).or_insert_with(|| Known {
@@ -45,7 +47,8 @@ impl Hosts {
         }
     }
 
-    /// What is wrong if a host's ranks are late: of all `missing` ranks, those that must be its.
+    /// Returns an error text if a host's ranks are late. It names which of the `missing` ranks must
+    /// be on that host.
     pub(super) fn late(&self, missing: &[usize], world_size: usize) -> Option<String> {
         let now = clock::now();
         let late = |(_, known): &(&String, &Known)| {

@@ -1,4 +1,4 @@
-//! Callers that introduce themselves, beside each other: one that says nothing holds up nobody.
+//! Reads the introductions of callers concurrently, so that a silent caller does not block others.
 
 use std::{
     collections::VecDeque,
@@ -14,17 +14,17 @@ use super::{
 };
 use crate::clock;
 
-/// Who connects must introduce itself within this time.
+/// A caller must introduce itself within this time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Callers that are listened to at once. More wait in the system's queue.
+/// The number of callers that are read at once. More wait in the system's queue.
 const MOST: usize = 64;
-/// While others wait, a caller that has been silent for so long is dropped. A rank introduces itself
-/// as soon as it is connected.
+/// While others wait, a caller that has been silent for this long is dropped. A rank introduces
+/// itself as soon as it is connected.
 const SILENT: Duration = Duration::from_secs(1);
-/// The patience with a caller for whom there is no thread.
+/// The patience with a caller for which no thread can be created.
 const INLINE: Duration = Duration::from_millis(200);
 
-/// A caller and the first thing that it said.
+/// A caller and its first message.
 #[derive(Debug)]
 pub(super) struct Introduction {
     pub(super) stream: TcpStream,
@@ -37,7 +37,7 @@ pub(super) struct Introduction {
 pub(super) struct Introductions {
     done: Sender<(u64, Introduction)>,
     introduced: Receiver<(u64, Introduction)>,
-    /// Who has said nothing yet, the longest silent first.
+    /// Callers that have sent nothing yet, the longest silent first.
     silent: VecDeque<Silent>,
     next_id: u64,
 }
@@ -60,7 +60,7 @@ impl Introductions {
         }
     }
 
-    /// Listens to everybody who waits at `listener`, as far as there is room.
+    /// Accepts the callers that wait at `listener`, up to the limit of [`MOST`].
     ///
     /// # Errors
     /// The listener fails.
@@ -85,7 +85,7 @@ impl Introductions {
         Ok(())
     }
 
-    /// Listens on a thread, or, where none can be had, here for a moment.
+    /// Reads on a thread or, if none can be created, here for a moment.
     fn listen_in_background(&self, id: u64, stream: TcpStream, from: SocketAddr) {
         let done = self.done.clone();
         let here = stream.try_clone();
@@ -101,14 +101,15 @@ impl Introductions {
         }
     }
 
-    /// The next caller that said something, or failed to.
+    /// Returns the next caller that introduced itself or failed to.
     pub(super) fn next(&mut self) -> Option<Introduction> {
         let (id, introduction) = self.introduced.try_recv().ok()?;
         self.silent.retain(|silent| silent.id != id);
         Some(introduction)
     }
 
-    /// Drops the caller that has been silent longest where others may wait for its place.
+    /// Whether another caller can be accepted. At the limit, drops the caller that has been silent
+    /// longest, if it has been silent long enough.
     fn has_room(&mut self) -> bool {
         if self.silent.len() < MOST {
             return true;
@@ -119,7 +120,7 @@ impl Introductions {
             .filter(|silent| clock::now() - silent.since >= SILENT);
         let has_room = longest.is_some();
         if let Some(silent) = longest {
-            // Its thread sees the end of the connection.
+            // Its thread notices that the connection is closed.
             let _ = silent.stream.shutdown(Shutdown::Both);
             self.silent.pop_front();
         }

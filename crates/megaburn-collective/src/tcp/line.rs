@@ -17,7 +17,7 @@ use crate::{clock, fault::Channel, message::Payload};
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) stream: TcpStream,
-    /// Held while writing; true once a frame was cut short, so that nothing can follow it.
+    /// Held while writing; true once a frame was cut short, after which no other frame can follow.
     torn: Mutex<bool>,
 }
 
@@ -49,14 +49,16 @@ impl Line {
         result
     }
 
-    /// Says a last word, if the connection is whole; ends it where it is not, which is as clear.
+    /// Sends a last message. If that fails, shuts the connection down, which the peer notices as
+    /// well.
     pub(super) fn last_word(&self, word: &ControlMessage, deadline: Instant) {
         if !self.say(word, deadline) {
             let _ = self.stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Says a word without a payload; false if the connection did not take it in time.
+    /// Sends a message without a payload; returns false if the connection did not accept it in
+    /// time.
     pub(super) fn say(&self, word: &ControlMessage, deadline: Instant) -> bool {
         loop {
             match self.torn.try_lock() {

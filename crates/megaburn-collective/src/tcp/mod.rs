@@ -1,9 +1,9 @@
-//! Ranks as processes on one host or many, over TCP.
+//! Ranks as processes on one or several hosts, over TCP.
 //!
-//! All ranks meet at rank 0 (`MASTER_ADDR:MASTER_PORT`), learn where the others are, and connect to
-//! each of them; afterwards rank 0 is a rank like any other. A caller without the job's token
-//! ([`JobToken`]) is refused. The connections are not encrypted: a run belongs into a network that
-//! its hosts trust.
+//! All ranks meet at rank 0 (`MASTER_ADDR:MASTER_PORT`), learn the addresses of the others, and
+//! connect to each of them; afterwards rank 0 is a rank like any other. A caller without the job's
+//! token ([`JobToken`]) is refused. The connections are not encrypted: run only in a network that
+//! all hosts trust.
 
 mod admission;
 mod build;
@@ -27,15 +27,16 @@ pub use token::JobToken;
 
 use crate::{CollectiveError, Group, GroupOptions, exchange::RankContext};
 
-/// How a process joins its run.
+/// Options for joining a run.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// Which rank this is, and where rank 0 is found.
+    /// Which rank this is, and the address of rank 0.
     pub env: RankEnv,
     /// The run's seed, the same on all ranks, and the timeout of collectives.
     pub group: GroupOptions,
-    /// How long hosts may take to come. The ranks of one host are started together: once one has
-    /// joined, the others have the timeout of collectives, if they say how many they are.
+    /// How long hosts may take to arrive. The ranks of one host are started together: once one has
+    /// joined, the others must join within the timeout of collectives, if the number of ranks on
+    /// the host is known.
     pub rendezvous_timeout: Duration,
 }
 
@@ -55,7 +56,7 @@ impl ConnectOptions {
         Self { group, ..self }
     }
 
-    /// Sets how long hosts may take to come.
+    /// Sets how long hosts may take to arrive.
     pub fn with_rendezvous_timeout(self, rendezvous_timeout: Duration) -> Self {
         Self {
             rendezvous_timeout,
@@ -63,7 +64,7 @@ impl ConnectOptions {
         }
     }
 
-    /// How long connecting to each other may take, once all have come.
+    /// How long the ranks may take to connect to each other, once all have arrived.
     fn meshing(&self) -> Duration {
         const LEAST: Duration = Duration::from_secs(2);
         self.group
@@ -73,8 +74,8 @@ impl ConnectOptions {
     }
 }
 
-/// Joins a run over TCP: returns this rank's world group when every rank is connected to every
-/// other. When the last handle on the group is dropped the rank leaves in order; a process that
+/// Joins a run over TCP. Returns this rank's world group when every rank is connected to every
+/// other. When the last handle on the group is dropped, the rank leaves in order; a process that
 /// ends without dropping it is a dead peer to the others.
 ///
 /// ```no_run
@@ -90,13 +91,17 @@ impl ConnectOptions {
 /// ```
 ///
 /// # Errors
-/// Rank 0's port is in use; ranks do not come in time (they are named); two processes have one
-/// `RANK`, or ranks differ in build, `WORLD_SIZE` or seed; a rank said that it cannot start
-/// ([`report_start_failure`]). A mistake of one rank ends all at once where the job has a secret token
-/// ([`JobToken::secret`]); those that come within half a minute hear of a rank that cannot start. Without
-/// a secret token such a caller may be of another job. It is refused, the right rank has the timeout
-/// of collectives to come, and then the job ends with the reason. Connections from elsewhere change
-/// nothing; they stand in the message if ranks are missing in the end.
+/// - Rank 0's port is in use.
+/// - Ranks do not arrive in time; the error names them.
+/// - Two processes have the same `RANK`, or ranks differ in build, `WORLD_SIZE` or seed.
+/// - A rank reported that it cannot start ([`report_start_failure`]). Ranks that connect within the
+///   next half minute receive this error too.
+///
+/// A mistake of one rank ends all ranks at once if the job has a secret token
+/// ([`JobToken::secret`]). Without one, such a caller may belong to another job: it is refused, the
+/// right rank has the timeout of collectives to arrive, and then the job ends with the reason.
+/// Connections from elsewhere change nothing; the message lists them if ranks are missing in the
+/// end.
 /// # Collective
 /// All ranks.
 pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
@@ -120,11 +125,11 @@ pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
     ))
 }
 
-/// Takes part in the rendezvous only to tell the others that this rank cannot start, `why`, and what
-/// its process will exit with, so that they do not wait for it. Their [`connect`] fails with
+/// Takes part in the rendezvous only to report that this rank cannot start, so that the others do
+/// not wait for it: the reason `why` and the exit code of its process. Their [`connect`] fails with
 /// [`CollectiveError::CannotStart`].
 ///
-/// Returns when the others were told, or did not come in time.
+/// Returns when the others have received the report, or did not arrive in time.
 pub fn report_start_failure(options: &ConnectOptions, why: &str, code: i32) {
     let env = &options.env;
     if env.world_size <= 1 || env.rank >= env.world_size {

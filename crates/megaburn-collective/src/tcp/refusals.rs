@@ -1,4 +1,4 @@
-//! Who was refused at rank 0's port, for the message of a rendezvous that fails.
+//! The callers refused at rank 0's port, for the error message of a failed rendezvous.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 use super::{admission::Refusal, coordinator::Ended, wire::StartFailure};
 use crate::clock;
 
-/// More than so many say nothing new.
+/// How many refusals are reported in full; further ones are only counted.
 const KEPT: usize = 8;
 
 /// Callers that do not belong to the job.
@@ -18,20 +18,20 @@ const KEPT: usize = 8;
 pub(super) struct Refusals {
     first: Vec<String>,
     more: usize,
-    /// Callers that say they are a rank of this job which is missing, by the rank.
+    /// By rank: refused callers that claim to be a missing rank of this job.
     ranks: BTreeMap<usize, Refused>,
 }
 
 #[derive(Debug)]
 struct Refused {
-    /// When the first one was refused.
+    /// When the first caller was refused.
     first: Instant,
-    /// Why the last one cannot start, if it said so.
+    /// Why the last caller cannot start, if it reported that.
     failure: Option<StartFailure>,
 }
 
 impl Refusals {
-    /// Takes note of one and logs it.
+    /// Records a refusal and logs it.
     pub(super) fn note(&mut self, from: SocketAddr, refusal: Refusal, master: &str) {
         let Refusal {
             why, rank, failure, ..
@@ -52,9 +52,10 @@ impl Refusals {
         }
     }
 
-    /// Says why the job ends if a rank of `missing` was refused `limit` ago and no other has come in its place:
-    /// the rank's own failure, if it gave one. A job without a secret token cannot tell its own ranks from
-    /// another job's, so it waits that long for the right one. A refusal is forgotten once its rank is there.
+    /// Returns the reason to end the job if a rank of `missing` was refused `limit` ago and no
+    /// other caller has taken its place: the rank's own failure, if it reported one. A job without
+    /// a secret token cannot distinguish its own ranks from another job's, so it waits that long
+    /// for the right one. A refusal is forgotten once its rank has joined.
     pub(super) fn late(&mut self, missing: &[usize], limit: Duration) -> Option<Ended> {
         self.ranks.retain(|rank, _| missing.contains(rank));
         let now = clock::now();
@@ -71,7 +72,7 @@ impl Refusals {
 }
 
 impl fmt::Display for Refusals {
-    /// As the end of a sentence; nothing if nobody was refused.
+    /// Writes the end of a sentence; nothing if no caller was refused.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for text in &self.first {
             write!(f, "; {text}")?;
@@ -128,7 +129,7 @@ mod tests {
             ..Refusal::of_stranger("RANK=1 twice".into())
         };
         refusals.note(from, twice(), "host:1");
-        // Rank 1 is there, then it connects anew: it has all its time again.
+        // Rank 1 joins, then it connects anew: its time starts over.
         assert!(refusals.late(&[2], Duration::ZERO).is_none());
         assert!(refusals.late(&[1, 2], Duration::ZERO).is_none());
     }

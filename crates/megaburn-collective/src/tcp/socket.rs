@@ -1,4 +1,4 @@
-//! Sockets with deadlines, and how addresses are found.
+//! Sockets with deadlines, and the resolution of addresses.
 
 use std::{
     io::{self, ErrorKind, IoSlice, Read, Write},
@@ -12,12 +12,12 @@ use socket2::{SockRef, TcpKeepalive};
 
 use crate::{CollectiveError, clock};
 
-/// How often who waits at a socket looks up whether it still should.
+/// How often a wait at a socket checks whether it should end.
 pub(super) const TICK: Duration = Duration::from_millis(5);
-/// The same while a full buffer of a peer blocks a write.
+/// The same interval while a peer's full buffer blocks a write.
 const WRITE_TICK: Duration = Duration::from_millis(100);
 
-/// A stream whose reads and writes end at a deadline, or when `stop` says so.
+/// A stream whose reads and writes end at a deadline, or when `stop` returns true.
 pub(super) struct Until<'a> {
     stream: &'a TcpStream,
     deadline: Instant,
@@ -37,14 +37,14 @@ impl<'a> Until<'a> {
         Self { stop, ..self }
     }
 
-    /// How long the next system call may take. Zero would mean forever.
+    /// The timeout of the next system call. Zero would mean forever.
     fn patience(&self) -> Option<Duration> {
         let left = self.deadline.saturating_duration_since(clock::now());
         Some(left.clamp(Duration::from_millis(1), WRITE_TICK))
     }
 
-    /// Whether a call that failed is made once more. A process that was suspended finds its calls
-    /// interrupted, even without a signal handler.
+    /// Whether to retry a failed call. In a process that was suspended, calls are interrupted even
+    /// without a signal handler.
     fn again(&self, error: &io::Error) -> bool {
         use ErrorKind::{Interrupted, TimedOut, WouldBlock};
         matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
@@ -85,7 +85,7 @@ impl Write for Until<'_> {
     }
 }
 
-/// What stands at the other end of a stream.
+/// What can be read from a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Pending {
     Nothing,
@@ -93,7 +93,7 @@ pub(super) enum Pending {
     Closed,
 }
 
-/// Looks without waiting or taking.
+/// Checks without blocking and without consuming data.
 pub(super) fn pending(stream: &TcpStream) -> Pending {
     let peeked = stream
         .set_nonblocking(true)
@@ -111,15 +111,15 @@ pub(super) fn pending(stream: &TcpStream) -> Pending {
     }
 }
 
-/// A host that does not confirm what was sent to it for so long has vanished.
+/// A host that does not acknowledge data for this long has vanished.
 const VANISHED: Duration = Duration::from_secs(60);
 
-/// Messages go out at once, and a host that vanished is noticed within a minute: by keepalive while
-/// nothing is sent, by the user timeout (`TCP_USER_TIMEOUT`) while something is.
+/// Disables Nagle's algorithm and detects a host that vanished within a minute: by keepalive while
+/// nothing is sent, by the user timeout (`TCP_USER_TIMEOUT`) while data is in flight.
 ///
-/// Within a host there is no user timeout. Its kernel cannot vanish alone, and it would end the
-/// connections of a job that is suspended in the middle of a large message: a reader that is
-/// stopped with a full buffer counts as one that confirms nothing.
+/// There is no user timeout within a host. Its kernel cannot vanish alone, and the timeout would
+/// break the connections of a job that is suspended in the middle of a large message: a suspended
+/// reader with a full buffer looks like one that acknowledges nothing.
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
@@ -138,7 +138,7 @@ pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The next connection, if one waits.
+/// Accepts the next connection, if one is waiting.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     match listener.accept() {
         Ok((stream, from)) => {
@@ -149,9 +149,9 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
             Ok(None)
         }
-        // The connection ended before it was taken.
+        // The connection ended before it was accepted.
         Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
-        // No descriptor or memory is left now; strangers may hold them, for a few seconds.
+        // No descriptor or memory is left; strangers may hold them for a few seconds.
         Err(error) if is_shortage(&error) => {
             tracing::warn!("a connection cannot be taken yet: {error}");
             thread::sleep(SHORTAGE);
@@ -161,7 +161,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
     }
 }
 
-/// How long a rank waits for descriptors or memory.
+/// The pause before a retry when descriptors or memory are short.
 const SHORTAGE: Duration = Duration::from_millis(200);
 
 fn is_shortage(error: &io::Error) -> bool {
@@ -177,9 +177,9 @@ fn is_shortage(error: &io::Error) -> bool {
     }
 }
 
-/// A non-blocking listener where others find this host under `name`: at the very address if it is
-/// one (or `localhost`), at every interface if it is a host name, because a host often knows its own
-/// name by another address than the others do.
+/// A non-blocking listener on which others reach this host under `name`. It binds exactly this
+/// address if `name` is an address (or `localhost`), and every interface if it is a host name,
+/// because a host often resolves its own name to another address than the others do.
 pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveError> {
     let everywhere = [
         IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -190,7 +190,8 @@ pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveErr
         Err(_) if name == "localhost" => resolve(name, port).unwrap_or_default(),
         Err(_) => Vec::new(),
     };
-    // An address that is not this host's own (forwarded to it) can only be served everywhere.
+    // An address that is not this host's own (it is forwarded) can only be served on all
+    // interfaces.
     hosts.extend(everywhere);
     let mut last = None;
     for host in hosts {
@@ -213,7 +214,7 @@ pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveErr
     )))
 }
 
-/// A stream to any address of `name`, tried until `deadline`.
+/// Connects to any address of `name`, retrying until `deadline`.
 pub(super) fn dial(name: &str, port: u16, deadline: Instant) -> Result<TcpStream, String> {
     let mut pause = Duration::from_millis(10);
     loop {
@@ -235,7 +236,8 @@ fn dial_once(name: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> 
         let left = deadline.saturating_duration_since(clock::now());
         let patience = left.clamp(Duration::from_millis(1), Duration::from_secs(10));
         match TcpStream::connect_timeout(&SocketAddr::new(host, port), patience) {
-            // On the own host, a port nobody listens at can end up connected to itself.
+            // On the same host, connecting to a port without a listener can connect a socket to
+            // itself.
             Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
                 last = ErrorKind::ConnectionRefused.into();
             }
@@ -255,11 +257,11 @@ fn resolve(name: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     Ok(hosts)
 }
 
-/// A port of this host where nobody listens now. Chosen below the range from which systems take the
-/// ports of outgoing connections, and differently by every call, so that it most likely stays free.
+/// A port of this host that is free now. It is chosen below the range of ephemeral ports, and
+/// differently by every call, so that it most likely stays free.
 ///
 /// # Errors
-/// None is free.
+/// No port is free.
 pub fn free_port() -> io::Result<u16> {
     const FIRST: u16 = 12_000;
     const COUNT: u16 = 20_000;

@@ -1,14 +1,14 @@
-//! What tells the processes of one job from all others that reach its ports.
+//! What distinguishes the processes of one job from all others that reach its ports.
 
 use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-/// The job's token. Every process of a job has the same one and says it in its first message; who has
-/// another is refused.
+/// The job's token. Every process of a job has the same token and sends it in its first message; a
+/// process with another token is refused.
 ///
-/// It travels as it is: whoever can read the network between the hosts can read it.
+/// It is sent in clear text: anyone who can read the network between the hosts can read it.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobToken {
     text: String,
@@ -20,8 +20,8 @@ impl JobToken {
     /// The environment variable that holds it.
     pub const VARIABLE: &str = "MEGABURN_JOB_TOKEN";
 
-    /// A token that only the processes of the job know. Of those, one that contradicts the others,
-    /// say in the number of ranks, was started wrongly, and ends the job.
+    /// A token that only the processes of the job know. A process that knows it but contradicts the
+    /// others, e.g. in the number of ranks, was started wrongly and ends the job.
     pub fn secret(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -29,7 +29,7 @@ impl JobToken {
         }
     }
 
-    /// A token made of what others may know too, such as a scheduler's number of the job.
+    /// A token made from public information, such as a scheduler's job id.
     pub fn public(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -37,10 +37,10 @@ impl JobToken {
         }
     }
 
-    /// A new one that nobody can guess.
+    /// Draws a new token that cannot be guessed.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system provides no random numbers.
     pub fn draw() -> io::Result<Self> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
@@ -49,7 +49,7 @@ impl JobToken {
         ))
     }
 
-    /// Its text, for the environment of a process of the job.
+    /// The token as text, for the environment of a process of the job.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -59,13 +59,14 @@ impl JobToken {
         self.is_secret
     }
 
-    /// Whether both are the same, in a time that tells nothing about where they differ.
+    /// Whether both tokens are equal, compared in constant time.
     pub(super) fn agrees(&self, other: &Self) -> bool {
         self.text.as_bytes().ct_eq(other.text.as_bytes()).into()
     }
 
-    /// What the environment says: [`Self::VARIABLE`], else what torchrun or Slurm call the job (and its
-    /// step, of which Slurm may run several at once), else nothing, which every other job without a token has too.
+    /// Reads the token from the environment: [`Self::VARIABLE`], else the job id of torchrun or
+    /// Slurm (including the step, because Slurm may run several steps of a job at once), else the
+    /// empty token that all jobs without a token share.
     pub(super) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Self {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         if let Some(text) = get(Self::VARIABLE) {
@@ -84,7 +85,7 @@ impl JobToken {
 }
 
 impl fmt::Debug for JobToken {
-    /// Not the token itself, which must not stand in logs.
+    /// Hides the token itself, which must not appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.text.is_empty() {
             "JobToken(none)"

@@ -24,26 +24,28 @@ use crate::{
     transport::{TimeoutProbe, Transport},
 };
 
-/// How long the bad news of one failure may hold up the rank that brings it.
+/// How long reporting a failure may block the rank that reports it.
 const FAILURE_GRACE: Duration = Duration::from_secs(1);
-/// How long a word may take for which nobody waits.
+/// How long a send may take for a message that no rank waits for.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// How long a rank that leaves waits until the others have read what it sent them.
+/// How long a leaving rank waits until the others have read its messages.
 const LINGER: Duration = Duration::from_secs(5);
-/// The same after a failure, when nothing is worth waiting for.
+/// The same limit after a failure, when the remaining messages do not matter.
 const LINGER_FAILED: Duration = Duration::from_millis(200);
-/// A write fails a moment before the reader sees why; it is given this long.
+/// A write may fail a moment before the reader learns the reason; wait this long for it.
 const REASON: Duration = Duration::from_secs(1);
 const READ_BUFFER: usize = 64 << 10;
 
-/// Ranks as processes, each connected to every other. One thread a peer puts what arrives into the
-/// same [`Mailbox`] that the thread transport has, so nothing a rank sends waits for a receiver.
+/// Ranks as processes, each connected to every other. One thread per peer puts received messages
+/// into the same [`Mailbox`] that the thread transport uses, so a send never waits for a receiver.
 ///
-/// What a rank has not taken yet is not limited, on purpose. A reader that stopped at a limit would
-/// no longer hear of failures and questions, and a rank that waits for a later message of one group
-/// could wait for ever behind messages of another. Peers are ranks of the same job, and what they
-/// send ahead is bounded by their own program: one call of each group, and of pipelines the
-/// micro-batches under way. Memory for a message is taken as its bytes arrive, not as its header says.
+/// The number of queued messages is deliberately unlimited. A reader that stopped at a limit would
+/// no longer receive failures and questions, and a rank that waits for a later message of one group
+/// could wait forever for messages of another to be taken.
+///
+/// Peers are ranks of the same job, and what they send ahead is bounded by their own program: one
+/// call of each group and, in pipelines, the micro-batches in flight. Memory for a message is
+/// allocated as its bytes arrive, not by the size in its header.
 #[derive(Debug)]
 pub(crate) struct TcpTransport {
     rank: usize,
@@ -59,7 +61,7 @@ struct Peer {
 }
 
 impl TcpTransport {
-    /// The end of `rank` over its connections, by rank.
+    /// Creates the endpoint of `rank` from its connections, indexed by rank.
     pub(super) fn new(
         rank: usize,
         options: GroupOptions,
@@ -123,7 +125,8 @@ impl TcpTransport {
             return Ok(());
         };
         drop(torn);
-        // Decided before the connection is ended here: its reader takes that for the peer's death.
+        // Decide before shutting the connection down below, which the reader takes for the peer's
+        // death.
         let late = deadline.is_over() || overdue();
         let late = late.then(|| gone().unwrap_or(TransportError::Timeout));
         if written > 0 {
@@ -140,7 +143,7 @@ impl TcpTransport {
             .unwrap_or(lost))
     }
 
-    /// At once to all, so that one stopped peer does not keep the news from the others.
+    /// Sends to all at once, so that one stopped peer does not delay the message to the others.
     fn tell_all(&self, word: &ControlMessage, deadline: Instant) {
         thread::scope(|scope| {
             for peer in self.others() {
@@ -157,8 +160,8 @@ impl TcpTransport {
     }
 }
 
-/// The thread that reads what one rank sends. It answers for its own rank, whose main thread may be
-/// at work.
+/// The thread that reads what one peer sends. It answers questions for its own rank, whose main
+/// thread may be busy.
 struct Reader {
     from: usize,
     line: Arc<Line>,
@@ -167,7 +170,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Puts what arrives into the mailbox until the connection ends.
+    /// Puts received messages into the mailbox until the connection ends.
     fn run(self) {
         let Self {
             from,
@@ -207,7 +210,8 @@ impl Reader {
                 ControlMessage::Abort { by, reason } => mailbox.abort(by, &reason),
                 ControlMessage::Leave => {
                     mailbox.leave(from, "it finished and left");
-                    // The peer waits for this end of the connection as the proof that all was read.
+                    // The peer waits for this half of the connection to close, as proof that
+                    // everything was read.
                     let _ = line.stream.shutdown(Shutdown::Write);
                 }
                 other => return mailbox.die(from, &format!("it spoke out of turn: {other:?}")),
@@ -259,7 +263,7 @@ impl Transport for TcpTransport {
     }
 
     fn abort(&self, by: usize, reason: &str) {
-        // First the own mailbox: it stops this rank's other threads, which may be writing.
+        // Abort the own mailbox first: this stops the rank's other threads, which may be writing.
         self.mailbox.abort(by, reason);
         let word = ControlMessage::Abort {
             by,
@@ -270,7 +274,7 @@ impl Transport for TcpTransport {
 }
 
 impl Drop for TcpTransport {
-    /// Leaves in order: says so, and waits until the others have read everything.
+    /// Leaves in order: announces it and waits until the others have read everything.
     fn drop(&mut self) {
         if thread::panicking() {
             self.abort(self.rank, "it panicked");

@@ -21,7 +21,7 @@ use crate::{
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    // A rank of another test that dials a port it was given may call here first.
+    // A rank of another test that dials a port assigned to it may call here first.
     let mut calls = listener.incoming().map(Result::unwrap);
     let ours = |call: &TcpStream| call.peer_addr().ok() == one.local_addr().ok();
     let other = calls.find(ours).unwrap();
@@ -122,7 +122,7 @@ fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     let (mine, theirs) = pair();
     let sender = TcpTransport::new(0, GroupOptions::default(), vec![None, Some(mine)]).unwrap();
     let receiver = TcpTransport::new(1, GroupOptions::default(), vec![Some(theirs), None]).unwrap();
-    // Something unread at the sender must not cut off what it sent.
+    // Unread data at the sender must not cut off what it sent.
     receiver.send(0, 9, message(100_000), soon(10_000)).unwrap();
     sender.send(1, 3, message(HUGE), soon(20_000)).unwrap();
     drop(sender);
@@ -138,7 +138,7 @@ fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     );
 }
 
-/// One that works, and of which every third answer is lost.
+/// A busy peer; every third of its answers is lost.
 #[test]
 fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
     let (mine, theirs) = pair();

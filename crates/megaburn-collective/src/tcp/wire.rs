@@ -1,7 +1,7 @@
-//! What ranks say to each other over a connection, and how it is written down.
+//! The messages of ranks over a connection, and their encoding.
 //!
-//! A frame is a header of 24 bytes (magic, length of the word, length of the payload, channel;
-//! little-endian), the word as JSON, and the payload as it is.
+//! A frame is a header of 24 bytes (magic, length of the control message, length of the payload,
+//! channel; little-endian), the control message as JSON, and the payload as raw bytes.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
@@ -14,40 +14,41 @@ use crate::{
     transport::TimeoutProbe,
 };
 
-/// Ranks that speak another version are refused.
+/// Ranks with another protocol version are refused.
 pub(super) const VERSION: u32 = 3;
 
 const MAGIC: [u8; 4] = *b"mgbn";
 const HEADER: usize = 24;
-/// Longer words than a table of many thousand addresses are no words.
+/// The limit on a control message: longer than a table of many thousand addresses.
 const LONGEST_WORD: usize = 8 << 20;
-/// Memory is taken in such steps while a payload arrives, not on the word of a header.
+/// A payload's memory is allocated in steps of this size as it arrives, since the size in the
+/// header cannot be trusted.
 const STEP: usize = 64 << 20;
 
-/// Everything a rank can say.
+/// All messages that a rank can send.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ControlMessage {
-    /// To rank 0: who connects, and the port where it awaits the others.
+    /// To rank 0: the caller's identity, and the port on which it accepts the others.
     Hello(Hello),
-    /// From rank 0: still waiting for these.
+    /// From rank 0: it is still waiting for these ranks.
     Missing { ranks: Vec<usize> },
-    /// From rank 0, every second: still waiting.
+    /// From rank 0, every second: it is still waiting.
     Waiting,
-    /// From rank 0, when all are there: where each rank listens.
+    /// From rank 0, when all have arrived: the addresses of all ranks.
     Table(Table),
-    /// Between two other ranks.
+    /// The introduction between two other ranks.
     Peer { nonce: u64, from: usize, to: usize },
-    /// To rank 0: connected to everybody.
+    /// To rank 0: the sender is connected to all ranks.
     Ready,
-    /// From rank 0: everybody is ready.
+    /// From rank 0: all ranks are ready.
     Go,
-    /// Somebody cannot take part.
+    /// A rank cannot take part.
     Refused { why: String },
-    /// From rank 0: a rank cannot start, so nobody can.
+    /// From rank 0: a rank cannot start, so the run cannot start.
     CannotStart(StartFailure),
-    /// A message; its contribution is the payload.
+    /// A message of a collective; its contribution is the payload.
     Data(Call),
-    /// About a wait that took too long.
+    /// A question or answer about a wait that took too long.
     TimeoutProbe(TimeoutProbe),
     /// Rank `by` failed first.
     Abort { by: usize, reason: String },
@@ -57,7 +58,8 @@ pub(super) enum ControlMessage {
 
 /// A rank's introduction to rank 0.
 ///
-/// What other versions lack is filled in, so that one of another version is refused as such.
+/// Fields that other versions lack get defaults, so that another version is refused as such instead
+/// of failing to parse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: u32,
@@ -69,12 +71,12 @@ pub(super) struct Hello {
     pub(super) world_size: usize,
     pub(super) seed: u64,
     pub(super) port: u16,
-    /// Its host, and how many ranks were started there with it, if it knows.
+    /// The sender's host, and how many ranks were started there, if it knows.
     #[serde(default)]
     pub(super) host: String,
     #[serde(default)]
     pub(super) on_host: Option<usize>,
-    /// Why it cannot start: it only came to say so.
+    /// Why it cannot start, if it only connected to report that.
     #[serde(default)]
     pub(super) failure: Option<StartFailure>,
 }
@@ -84,20 +86,21 @@ pub(super) struct Hello {
 pub(super) struct StartFailure {
     pub(super) rank: usize,
     pub(super) why: String,
-    /// What its process exits with.
+    /// The exit code of its process.
     pub(super) code: i32,
 }
 
-/// Where each rank listens.
+/// The addresses on which the ranks listen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Table {
-    /// Tells this run's connections from any other's.
+    /// Distinguishes this run's connections from other runs'.
     pub(super) nonce: u64,
-    /// By rank; no host: the rank is on rank 0's host, at the address where the reader found rank 0.
+    /// By rank. No address means the rank is on rank 0's host, at the address under which the
+    /// reader reached rank 0.
     pub(super) peers: Vec<(Option<std::net::IpAddr>, u16)>,
 }
 
-/// A word with what belongs to it.
+/// A control message with its payload.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) word: ControlMessage,
@@ -105,7 +108,7 @@ pub(super) struct Frame {
     pub(super) payload: Vec<u8>,
 }
 
-/// Writes a frame and tells how much went out when it fails.
+/// Writes a frame; on failure reports how many bytes were written.
 pub(super) fn write_frame(
     mut to: impl Write,
     word: &ControlMessage,
@@ -137,7 +140,7 @@ pub(super) fn write_frame(
     Ok(())
 }
 
-/// Reads a frame; `None` where the connection ended before one.
+/// Reads a frame; `None` if the connection ended before one began.
 pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
     let mut header = [0; HEADER];
     loop {

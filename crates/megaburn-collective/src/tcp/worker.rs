@@ -1,5 +1,5 @@
-//! The side of every other rank: introduce itself to rank 0, learn where the others are, and
-//! connect to each.
+//! The rendezvous on all ranks but 0: the rank introduces itself to rank 0, learns the addresses of
+//! the others, and connects to each.
 
 use std::{
     net::{IpAddr, TcpListener, TcpStream},
@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{CollectiveError, clock, host_name};
 
-/// A word that another rank owes takes no longer unless it is stopped.
+/// A rank that does not send an expected message within this time is stopped.
 const SHORT: Duration = Duration::from_secs(5);
-/// Rank 0 says every second that it is there; one that says nothing for so long is stopped. Not less,
-/// for it may be slow.
+/// Rank 0 reports every second; if it is silent for this long, it is stopped. The limit is not
+/// shorter because rank 0 may be slow.
 const SILENT: Duration = Duration::from_secs(5);
-/// So much later than rank 0 the others give up, so that its reason reaches them.
+/// The other ranks give up this much later than rank 0, so that its reason reaches them.
 const AFTER_RANK_0: Duration = Duration::from_secs(2);
 
 /// The connections to all other ranks.
@@ -54,7 +54,7 @@ pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, C
     if let Err((why, tell)) = &meshed
         && *tell
     {
-        // Rank 0 hands it on to everybody.
+        // Rank 0 forwards this to all ranks.
         let why = format!("rank {}: {why}", env.rank);
         let until = Until::new(&guest.master, clock::now() + SHORT);
         let _ = write_frame(until, &ControlMessage::Refused { why }, 0, None);
@@ -78,13 +78,13 @@ pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, C
     Ok(streams)
 }
 
-/// Tells rank 0, which tells all others, that this rank cannot start.
+/// Reports to rank 0, which notifies all others, that this rank cannot start.
 pub(super) fn tell_failure(options: &ConnectOptions, why: StartFailure) {
-    // Where rank 0 never comes there is nobody to tell.
+    // If rank 0 never arrives there is no rank to notify.
     let _ = introduce(options, Some(why));
 }
 
-/// Connects to rank 0 and waits for its table; or says what prevents this rank from starting.
+/// Connects to rank 0 and waits for its table, or reports why this rank cannot start.
 fn introduce(
     options: &ConnectOptions,
     failure: Option<StartFailure>,
@@ -93,7 +93,7 @@ fn introduce(
     let begin = clock::now();
     let end = begin + options.rendezvous_timeout;
     let silence = options.group.timeout.max(SILENT);
-    // Rank 0 of the own host was started together with this one.
+    // A rank 0 on the same host was started together with this rank.
     let reach = if env.is_with_rank_0() {
         end.min(begin + silence)
     } else {
@@ -168,7 +168,7 @@ fn introduce(
                     )
                     .into());
                 }
-                // Perhaps an earlier run's rank 0 that just went.
+                // This may be an earlier run's rank 0 that has just ended.
                 Ok(None) | Err(_) => break,
             }
         }
@@ -183,13 +183,13 @@ fn introduce(
     }
 }
 
-/// Waits until rank 0 has told everybody and leaves. Its launcher is this rank's too, and would end
-/// rank 0 as soon as this rank ends.
+/// Waits until rank 0 has notified all ranks and leaves. It shares its launcher with this rank, and
+/// the launcher would end rank 0 as soon as this rank ends.
 fn outlast(master: &TcpStream, until: Instant) {
     while let Ok(Some(_)) = read_frame(Until::new(master, until)) {}
 }
 
-/// A rank that knows the table.
+/// A rank that has received the table.
 #[derive(Debug)]
 struct Worker<'a> {
     env: &'a RankEnv,
@@ -200,8 +200,8 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// Dials the lower ranks and takes the calls of the higher ones. An error tells whether rank 0
-    /// still has to hear of it.
+    /// Connects to the lower ranks and accepts the connections of the higher ones. The `bool` of an
+    /// error says whether rank 0 still has to be notified.
     fn mesh(&self, table: &Table) -> Result<Vec<Option<TcpStream>>, (String, bool)> {
         let mut streams: Vec<Option<TcpStream>> = table.peers.iter().map(|_| None).collect();
         for (to, &peer) in table.peers.iter().enumerate().take(self.env.rank).skip(1) {
@@ -224,7 +224,7 @@ impl Worker<'_> {
                     _ => tracing::warn!("rank {}: {from} is a stranger", self.env.rank),
                 }
             }
-            // Rank 0 says nothing now unless the rendezvous failed.
+            // From here on, rank 0 sends a message only if the rendezvous failed.
             if socket::pending(&self.master) != Pending::Nothing {
                 let said = read_frame(Until::new(&self.master, clock::now() + SHORT));
                 return Err((refusal(said), false));
@@ -260,7 +260,7 @@ impl Worker<'_> {
         Ok(stream)
     }
 
-    /// Which rank calls; `None` for a stranger.
+    /// Identifies the calling rank; `None` for a stranger.
     fn identify(&self, said: &Result<ControlMessage, String>) -> Option<usize> {
         let Ok(ControlMessage::Peer { nonce, from, to }) = said else {
             return None;

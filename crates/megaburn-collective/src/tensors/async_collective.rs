@@ -4,7 +4,7 @@ pub(super) use megaburn_cuda::nccl::Lane;
 
 use super::CollectiveElement;
 
-/// Where a collective runs; without GPUs there is nothing to run beside.
+/// The stream that a collective runs on; without GPUs there is nothing to overlap with.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Copy)]
 pub(super) enum Lane {
@@ -12,7 +12,7 @@ pub(super) enum Lane {
     Overlapped,
 }
 
-/// A collective that was started: its result, once waited for. Dropping it waits too.
+/// A started collective; [`wait`](Self::wait) returns its result. Dropping it waits too.
 #[derive(Debug)]
 #[must_use = "what a collective gives is had by waiting for it"]
 pub struct AsyncCollective<const D: usize, K: CollectiveElement>(CollectiveState<D, K>);
@@ -34,8 +34,8 @@ impl<const D: usize, K: CollectiveElement> AsyncCollective<D, K> {
         Self(CollectiveState::Started(x))
     }
 
-    /// The result before it is there: for what is computed behind [`wait`](Self::wait), and for nothing
-    /// else.
+    /// Returns the result tensor before it is complete. Use it only in computation that is enqueued
+    /// after [`wait`](Self::wait).
     pub fn peek(&self) -> Tensor<D, K> {
         match &self.0 {
             CollectiveState::Done(x) => x.clone(),
@@ -44,7 +44,7 @@ impl<const D: usize, K: CollectiveElement> AsyncCollective<D, K> {
         }
     }
 
-    /// The result. On a GPU, what is computed from now on waits for it; the host does not.
+    /// Returns the result. On a GPU, kernels enqueued from now on wait for it; the host does not.
     pub fn wait(self) -> Tensor<D, K> {
         match self.0 {
             CollectiveState::Done(x) => x,

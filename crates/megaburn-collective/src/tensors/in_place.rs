@@ -5,16 +5,19 @@ use megaburn_cuda::{nccl::Lane, tensor};
 use super::{AsyncCollective, CollectiveElement, start_all_gather};
 use crate::{CollectiveError, Group, message::OpKind};
 
-/// As [`start_all_gather`] of this member's stretch of `whole`, the first of equal ones on member 0, into
-/// the others. On GPUs no memory is taken: that of `whole` is written, whoever holds it, and is nobody's
-/// until it was waited for. Elsewhere the result has its own.
+/// Starts an all-gather into `whole`, in which this member's shard is already in place: shard `i`
+/// of `size` equal shards belongs to member `i`.
+///
+/// On GPUs no memory is allocated: `whole` is written in place, even if other tensors share its
+/// memory, and must not be read until the collective was waited for. On the host the result has
+/// memory of its own.
 ///
 /// # Shapes
-/// `[size * d]`, the same on every member; the result has it.
+/// `[size * d]`, the same on every member; the result has the same shape.
 /// # Errors
 /// See [`CollectiveError`]; a length that the members do not divide is refused.
 /// # Collective
-/// All members. One that calls [`start_all_gather`] of its stretch makes the same call.
+/// All members. It matches a [`start_all_gather`] of the shard on another member.
 pub fn start_all_gather_in_place<K: CollectiveElement>(
     whole: Tensor<1, K>,
     group: &Group,

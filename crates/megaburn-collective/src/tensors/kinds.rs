@@ -1,4 +1,4 @@
-//! Which tensors can be moved, and how they are found on a GPU.
+//! Which tensors collectives can move, and access to their GPU memory.
 
 use burn::tensor::{Float, Int, kind::Basic};
 #[cfg(feature = "cuda")]
@@ -21,14 +21,14 @@ mod sealed {
 
 /// A kind of tensor that collectives move: floats and integers.
 pub trait CollectiveElement: Basic + sealed::Sealed {
-    /// The tensor's memory, if it is on a CUDA device.
+    /// Returns the tensor's GPU memory, if it is on a CUDA device.
     #[cfg(feature = "cuda")]
     #[doc(hidden)]
     fn to_gpu<const D: usize>(x: &Tensor<D, Self>) -> Option<CubeTensor>
     where
         Self: Sized;
 
-    /// The tensor of some memory on a CUDA device.
+    /// Wraps memory on a CUDA device as a tensor.
     #[cfg(feature = "cuda")]
     #[doc(hidden)]
     fn from_gpu<const D: usize>(x: CubeTensor) -> Tensor<D, Self>
@@ -55,7 +55,7 @@ macro_rules! moved {
 
 moved!(Float, Int);
 
-/// As NCCL's, but a maximum keeps NaN.
+/// NCCL's all-reduce, except that a maximum propagates NaN.
 #[cfg(feature = "cuda")]
 pub(super) fn all_reduce_on_gpu(
     x: CubeTensor,
@@ -66,7 +66,7 @@ pub(super) fn all_reduce_on_gpu(
     if op != ReduceOp::Max || !x.dtype.is_float() {
         return group.gpu_all_reduce(x, op, lane);
     }
-    // What comes behind the collective has to wait for it, so it is waited for here.
+    // The maximum is followed by a kernel that restores NaN, so wait for the collective here.
     let max = |x| group.gpu_all_reduce(x, op, lane).map(AsyncOp::wait);
     device::nan_propagating_max::<CubeBackend, _>(x, max).map(AsyncOp::done)
 }

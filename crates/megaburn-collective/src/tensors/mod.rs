@@ -1,12 +1,13 @@
-//! Collectives on tensors, without gradients: for optimizers, trainers and whatever is not a layer.
+//! Collectives on tensors, without gradients: for optimizers, trainers and other code outside of
+//! layers.
 //!
-//! Tensors on a CUDA device go from GPU to GPU through NCCL and the host waits for nothing; all
-//! others go through the group's host transport. Tensors must be off the autodiff device
-//! (`.inner()`). What reaches the GPU fails later: see [`crate::Group::failure`], which a rank asks after
-//! it has read something from its GPU and before it trusts what it read.
+//! Tensors on a CUDA device go from GPU to GPU through NCCL, without blocking the host; all others
+//! go through the group's host transport. Tensors must be off the autodiff device (`.inner()`). A
+//! failure on the GPU shows up later: check [`crate::Group::failure`] after reading a value from
+//! the GPU and before trusting it.
 //!
-//! The `start_` functions let a collective run beside the kernels that follow it, until its
-//! [`AsyncCollective`] is waited for. On the host they are done when they return.
+//! The `start_` functions overlap a collective with the kernels that follow it, until its
+//! [`AsyncCollective`] is waited for. On the host they are complete when they return.
 
 mod async_collective;
 mod in_place;
@@ -26,13 +27,13 @@ use rows::stretches;
 
 use crate::{CollectiveError, Group, ReduceOp};
 
-/// Combines the members' tensors; every member gets the result.
+/// Reduces the members' tensors; every member gets the result.
 ///
-/// On GPUs a maximum of floats keeps NaN as on the host, for twice the data; a mean divides each value
-/// before it adds.
+/// On GPUs, a maximum of floats propagates NaN as on the host, at the cost of sending twice the
+/// data; a mean divides each value before adding.
 ///
 /// # Shapes
-/// The same on every member, any; the result has it.
+/// Any, the same on every member; the result has the same shape.
 /// # Errors
 /// See [`CollectiveError`]; a mean of integers is refused.
 /// # Collective
@@ -45,7 +46,7 @@ pub fn all_reduce<const D: usize, K: CollectiveElement>(
     all_reduce_on(x, op, group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
-/// As [`all_reduce`], beside what follows.
+/// Like [`all_reduce`], but overlaps with the kernels that follow.
 ///
 /// # Errors
 /// As [`all_reduce`].
@@ -75,7 +76,7 @@ fn all_reduce_on<const D: usize, K: CollectiveElement>(
     )
 }
 
-/// Joins the members' tensors along the first dimension; every member gets the whole.
+/// Concatenates the members' tensors along the first dimension; every member gets the full tensor.
 ///
 /// # Shapes
 /// `[d, ..]`, the same on every member, to `[size * d, ..]`.
@@ -90,7 +91,7 @@ pub fn all_gather<const D: usize, K: CollectiveElement>(
     all_gather_on(x, group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
-/// As [`all_gather`], beside what follows.
+/// Like [`all_gather`], but overlaps with the kernels that follow.
 ///
 /// # Errors
 /// As [`all_gather`].
@@ -118,8 +119,8 @@ fn all_gather_on<const D: usize, K: CollectiveElement>(
     )
 }
 
-/// Combines the members' tensors and leaves each its share of the first dimension. On GPUs a maximum
-/// of floats **drops NaN** where not all members have it.
+/// Reduces the members' tensors and gives each member its shard of the first dimension. On GPUs a
+/// maximum of floats **drops NaN** where not all members have it.
 ///
 /// # Shapes
 /// `[size * d, ..]`, the same on every member, to `[d, ..]`.
@@ -135,7 +136,7 @@ pub fn reduce_scatter<const D: usize, K: CollectiveElement>(
     reduce_scatter_on(x, op, group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
-/// As [`reduce_scatter`], beside what follows.
+/// Like [`reduce_scatter`], but overlaps with the kernels that follow.
 ///
 /// # Errors
 /// As [`reduce_scatter`].
@@ -168,7 +169,7 @@ fn reduce_scatter_on<const D: usize, K: CollectiveElement>(
 /// Every member gets the tensor of member `root`.
 ///
 /// # Shapes
-/// The same on every member, any.
+/// Any, the same on every member.
 /// # Errors
 /// See [`CollectiveError`].
 /// # Collective
@@ -188,16 +189,16 @@ pub fn broadcast<const D: usize, K: CollectiveElement>(
     done.map(AsyncCollective::wait)
 }
 
-/// Sends `send[i]` rows to member `i`, one stretch behind the other, and joins the `recv[i]` rows
-/// that come from member `i`. The counts may be zero.
+/// Sends `send[i]` consecutive rows to member `i` and concatenates the `recv[i]` rows that arrive
+/// from each member `i`. Counts may be zero.
 ///
 /// # Shapes
 /// `[sum of send, ..]` to `[sum of recv, ..]`.
 /// # Errors
-/// See [`CollectiveError`]; counts that do not fit the tensor or, on the host, what came. On GPUs the
-/// members' counts are not compared: tell them to each other first ([`Group::all_to_all`]).
+/// See [`CollectiveError`]; counts that do not fit the tensor or, on the host, the received data.
+/// On GPUs the members' counts are not compared: exchange them first ([`Group::all_to_all`]).
 /// # Collective
-/// All members; `recv[i]` here is what member `i` sends here.
+/// All members; `recv[i]` here must equal the row count that member `i` sends here.
 pub fn all_to_all<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     send: &[usize],
@@ -208,7 +209,7 @@ pub fn all_to_all<const D: usize, K: CollectiveElement>(
     all_to_all_on(x, [&send, &recv], group, Lane::InOrder).map(AsyncCollective::wait)
 }
 
-/// As [`all_to_all`], beside what follows.
+/// Like [`all_to_all`], but overlaps with the kernels that follow.
 ///
 /// # Errors
 /// As [`all_to_all`].
@@ -224,17 +225,20 @@ pub fn start_all_to_all<const D: usize, K: CollectiveElement>(
     start_all_to_all_between(x, &send, &recv, group)
 }
 
-/// As [`start_all_to_all`], of rows wherever they are and where they are wanted: `send[i]` are the stretches of `x`
-/// that go to member `i`, in the order in which they are sent, and `recv[i]` those of the result that the stretches
-/// from member `i` become, one by one. On GPUs each is a message of its own. (A group of one gives back what it
-/// gets, as everywhere: there both are to be the same.)
+/// Like [`start_all_to_all`], on arbitrary row ranges. `send[i]` are the row ranges of `x` that go
+/// to member `i`, in the order in which they are sent; `recv[i]` are the row ranges of the result
+/// that the ranges from member `i` become, one by one.
+///
+/// On GPUs each range is one message. A group of one returns its input unchanged, so `send` and
+/// `recv` must then be equal.
 ///
 /// # Shapes
 /// `[rows of all send, ..]` to `[rows of all recv, ..]`
 /// # Errors
-/// As [`all_to_all`]; stretches that do not hold each row once.
+/// As [`all_to_all`]; also if the ranges do not cover each row exactly once.
 /// # Collective
-/// All members; `recv[i]` here are as long, one by one, as what member `i` sends here.
+/// All members; the ranges in `recv[i]` here must have the same lengths, one by one, as those that
+/// member `i` sends here.
 pub fn start_all_to_all_between<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     send: &[Vec<Range<usize>>],
@@ -260,7 +264,7 @@ fn all_to_all_on<const D: usize, K: CollectiveElement>(
     )
 }
 
-/// On the GPU where the tensor is there, else through the host; not at all in a group of one.
+/// Runs on the GPU if the tensor is there, else through the host; does nothing in a group of one.
 fn run<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     group: &Group,

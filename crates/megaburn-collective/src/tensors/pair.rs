@@ -1,4 +1,4 @@
-//! From one member to another.
+//! Point-to-point transfers between two members.
 
 use std::marker::PhantomData;
 
@@ -14,8 +14,8 @@ use crate::{CollectiveError, Group};
 /// # Errors
 /// See [`CollectiveError`].
 /// # Collective
-/// This rank and `to`. On GPUs, two members that send to each other at once hang: one receives
-/// first.
+/// This rank and `to`. On GPUs, two members that send to each other at the same time hang: one of
+/// them must receive first.
 pub fn send<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     to: usize,
@@ -28,10 +28,12 @@ pub fn send<const D: usize, K: CollectiveElement>(
     group.send(x.into_data(), to)
 }
 
-/// The next tensor that member `from` sends, shaped and placed like `like`, whose values do not matter.
+/// Receives the next tensor that member `from` sends. `like` gives its shape and device; the values
+/// of `like` do not matter.
 ///
 /// # Errors
-/// See [`CollectiveError`]; on the host another shape or type is a mismatch. On GPUs it is not seen.
+/// See [`CollectiveError`]; on the host another shape or type is a mismatch. On GPUs a mismatch is
+/// not detected.
 /// # Collective
 /// This rank and `from`.
 pub fn recv<const D: usize, K: CollectiveElement>(
@@ -51,13 +53,14 @@ pub fn recv<const D: usize, K: CollectiveElement>(
     Ok(Tensor::from_data(data, (&device, dtype)))
 }
 
-/// Lets the members of a group know each other's GPUs, so that none of them waits for that at its first
-/// transfer. On the host there is nothing to know.
+/// Connects the GPUs of a group's members, so that the first transfer does not have to. A no-op on
+/// the host.
 ///
 /// # Errors
 /// See [`CollectiveError`].
 /// # Collective
-/// All members; where a rank is in several groups, in one order of them.
+/// All members. A rank that is in several groups calls this for them in the same order as its
+/// peers.
 pub fn rendezvous(device: &Device, group: &Group) -> Result<(), CollectiveError> {
     #[cfg(feature = "cuda")]
     if let Some(x) = burn::tensor::Float::to_gpu(&Tensor::<1>::empty([1], device)) {
@@ -67,8 +70,9 @@ pub fn rendezvous(device: &Device, group: &Group) -> Result<(), CollectiveError>
     Ok(())
 }
 
-/// Passes the tensor `by` places round the ring of members (negative: the other way), beside what follows,
-/// and gives the one that comes. On the host it is there when this returns.
+/// Starts sending the tensor to the member `by` places further in the ring of members (negative:
+/// backwards) and receiving the one that arrives; both overlap with the kernels that follow. On the
+/// host both are complete when this returns.
 ///
 /// # Shapes
 /// Any, the same on all members; unchanged.
@@ -100,8 +104,8 @@ pub fn start_shift<const D: usize, K: CollectiveElement>(
     )))
 }
 
-/// A tensor that is on its way to another member: its memory is taken until this is dropped. On a GPU
-/// what is computed from then on waits for it, and the host does not.
+/// A tensor that is being sent to another member. Its memory stays in use until this is dropped. On
+/// a GPU, kernels enqueued after the drop wait for the transfer; the host does not.
 #[derive(Debug)]
 #[must_use = "dropped at once, it is waited for at once"]
 pub struct Sending {
@@ -109,13 +113,14 @@ pub struct Sending {
     _started: Option<AsyncOp>,
 }
 
-/// As [`send`], beside what follows. On the host it is done when this returns.
+/// Like [`send`], but overlaps with the kernels that follow. On the host it is complete when this
+/// returns.
 ///
 /// # Errors
 /// As [`send`].
 /// # Collective
-/// As [`send`]. Transfers of a group start one behind the other, so a pair that sends both ways at once
-/// needs a group for each.
+/// As [`send`]. The transfers of a group run one after the other, so two members that send to each
+/// other at the same time need one group per direction.
 pub fn start_send<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     to: usize,
@@ -135,7 +140,7 @@ pub fn start_send<const D: usize, K: CollectiveElement>(
     })
 }
 
-/// A tensor that may be on its way from another member.
+/// A tensor that may be in flight from another member.
 #[derive(Debug)]
 #[must_use = "what is received is had by waiting for it"]
 pub struct Receiving<const D: usize, K: CollectiveElement>(ReceiveState<D>, PhantomData<K>);
@@ -146,7 +151,7 @@ pub struct Receiving<const D: usize, K: CollectiveElement>(ReceiveState<D>, Phan
 )]
 #[derive(Debug)]
 enum ReceiveState<const D: usize> {
-    /// The host's memory is not set apart for what is to come: whoever waits receives.
+    /// On the host nothing is allocated in advance: [`Receiving::wait`] receives the tensor.
     Later {
         shape: [usize; D],
         place: (Device, DType),
@@ -157,8 +162,8 @@ enum ReceiveState<const D: usize> {
     Started(AsyncOp),
 }
 
-/// As [`recv`], for what the member may send later, beside what follows: a tensor of this shape, device and
-/// type.
+/// Like [`recv`], but for a tensor that the member may send later: `shape` and `place` give its
+/// shape, device and type. Overlaps with the kernels that follow.
 ///
 /// # Errors
 /// As [`recv`].
@@ -170,7 +175,7 @@ pub fn start_recv<const D: usize, K: CollectiveElement>(
     from: usize,
     group: &Group,
 ) -> Result<Receiving<D, K>, CollectiveError> {
-    // Says where: what comes has memory of its own.
+    // Only used to find the device; the received tensor gets memory of its own.
     #[cfg(feature = "cuda")]
     if let Some(one) = K::to_gpu(&Tensor::<1, K>::empty([1], place)) {
         let out = megaburn_cuda::tensor::empty(&one, shape, place.1);
@@ -190,12 +195,13 @@ pub fn start_recv<const D: usize, K: CollectiveElement>(
 }
 
 impl<const D: usize, K: CollectiveElement> Receiving<D, K> {
-    /// Whether it comes by itself, so that it need not be waited for before it is needed.
+    /// Whether the transfer is already running, so that it need not be waited for before its result
+    /// is needed.
     pub fn is_started(&self) -> bool {
         !matches!(self.0, ReceiveState::Later { .. })
     }
 
-    /// The tensor. On a GPU, what is computed from now on waits for it; the host does not.
+    /// Returns the tensor. On a GPU, kernels enqueued from now on wait for it; the host does not.
     ///
     /// # Errors
     /// As [`recv`].

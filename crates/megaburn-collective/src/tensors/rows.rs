@@ -4,7 +4,7 @@ use burn::tensor::TensorData;
 
 use crate::{CollectiveError, Group, joined::joined, message::OpKind};
 
-/// Stretches of so many rows, one behind the other: one a member.
+/// Consecutive row ranges with the given lengths: one range per member.
 pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
     let stretches = rows.iter().scan(0, |end, rows| {
         let start = *end;
@@ -15,7 +15,7 @@ pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
     stretches.collect()
 }
 
-/// Whether each of `rows` rows is in one of these stretches.
+/// Whether the ranges cover each of `rows` rows exactly once.
 fn covers_all_rows(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
     let mut all: Vec<_> = of_members
         .iter()
@@ -30,7 +30,8 @@ fn covers_all_rows(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
 }
 
 impl Group {
-    /// Why stretches are not those of the members, or of so many rows to send.
+    /// Checks that there is one list of ranges per member, that `send` covers each of `rows` rows
+    /// once, and that `recv` has neither gaps nor overlaps.
     pub(crate) fn check_ranges(
         &self,
         [send, recv]: [&[Vec<Range<usize>>]; 2],
@@ -46,7 +47,7 @@ impl Group {
         ))
     }
 
-    /// [`Group::all_to_all`] on stretches of rows of one tensor.
+    /// [`Group::all_to_all`] on row ranges of one tensor.
     pub(crate) fn all_to_all_rows(
         &self,
         x: TensorData,
@@ -81,7 +82,8 @@ impl Group {
         if counts != expected {
             return refuse(&x, format!("{expected:?} rows expected, {counts:?} came"));
         }
-        // Where each stretch begins in what came from its member, in the order of the result.
+        // Pairs of (first row in the result, bytes) of each received range, later sorted by the
+        // row.
         let mut placed = Vec::new();
         for (part, of_member) in got.iter().zip(recv) {
             let mut start = 0;

@@ -46,7 +46,7 @@ fn tensors_of_the_host_go_through_the_host() {
 
 #[test]
 fn rows_go_where_they_are_counted_for() {
-    // Member r sends to member m r + m rows, whose every element says both.
+    // Member r sends r + m rows to member m; every element encodes both numbers.
     let results = run_threads(3, GroupOptions::default(), |group| {
         let device = Device::flex();
         let rank = group.rank();
@@ -87,7 +87,8 @@ fn counts_that_do_not_fit_are_refused_on_every_rank() {
 
 #[test]
 fn rows_go_to_where_they_are_wanted() {
-    // Two stretches to each member, of r + m and of 1 row, which come to stand by stretch and then by member.
+    // Each member sends two ranges to each member m, of r + m rows and of 1 row. The result is
+    // ordered by range first and by member second.
     let results = run_threads(3, GroupOptions::default(), |group| {
         let device = Device::flex();
         let lens = |from: usize, to: usize| [from + to, 1];
@@ -172,7 +173,7 @@ fn what_others_have_is_gathered_around_the_own_stretch() {
             let share = len / size;
             let nan = vec![f32::NAN; len];
             let own = group.rank() * share..(group.rank() + 1) * share;
-            // What is elsewhere must not be seen.
+            // Elements outside of the own shard are NaN and must not show up in the result.
             let mut values = nan;
             own.clone().for_each(|i| values[i] = (i * i) as f32);
             let whole = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());

@@ -1,4 +1,4 @@
-//! Pictures of a schedule, like those of the papers: a row a rank, time to the right.
+//! Pictures of a schedule like those in the papers: one row per rank, time to the right.
 
 mod svg;
 mod text;
@@ -8,7 +8,7 @@ pub use text::text;
 
 use crate::{Op, Schedule, Span};
 
-/// What stands in a pass: its kind, its micro-batch and, of several chunks, which (a, b, ...).
+/// The label of a pass: its kind, its micro-batch and, with several chunks, the chunk's letter.
 fn label(schedule: &Schedule, span: &Span) -> String {
     let kind = match span.action.op {
         Op::Forward => 'F',
@@ -22,7 +22,7 @@ fn label(schedule: &Schedule, span: &Span) -> String {
     format!("{kind}{}{chunk}", span.action.micro_batch)
 }
 
-/// a to z, then aa and so on.
+/// Names chunks a to z, then aa and so on.
 fn chunk_name(chunk: usize) -> String {
     let letter = char::from(b'a' + (chunk % 26) as u8);
     match chunk / 26 {

@@ -7,28 +7,29 @@ const HEIGHT: f64 = 30.0;
 const GAP: f64 = 6.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 48.0;
-/// Widest that the passes of a rank may be together, and one unit of time.
+/// The largest total width of a rank's passes.
 const WIDEST: f64 = 1600.0;
+/// The largest width of one unit of time.
 const WIDEST_UNIT: f64 = 30.0;
-/// Of a letter, about.
+/// The approximate width of a letter.
 const LETTER: f64 = 7.0;
 
-/// Forward, backward (of the input) and weights, from the first chunk to the last.
+/// Colours of forward, backward (of the input) and weights, from the first chunk to the last.
 const COLOURS: [[&str; 4]; 3] = [
     ["#2563af", "#5b8fcb", "#8fb5df", "#bcd3ec"],
     ["#0f8a72", "#43a892", "#7cc4b3", "#b0dcd2"],
     ["#c2570c", "#d87f42", "#e8a67a", "#f3ccb2"],
 ];
 
-/// Draws a schedule as an SVG file: a row a rank, time to the right, each pass a box in the colour
-/// of its kind and its chunk (from the fifth on the colours come again). What is in a box is as in
-/// [`text`](super::text()), where there is room.
+/// Draws a schedule as an SVG file: one row per rank, time to the right. Each pass is a box in the
+/// colour of its kind and chunk; colours repeat from the fifth chunk on. Boxes have the same labels
+/// as in [`text`](super::text()), if they fit.
 pub fn svg(schedule: &Schedule, timing: &Timing) -> String {
     let makespan = timing.makespan().max(1) as f64;
     let unit = (WIDEST / makespan).min(WIDEST_UNIT);
     let num_ranks = timing.ranks.len();
     let bottom = TOP + num_ranks as f64 * (HEIGHT + GAP);
-    // The title and the legend need some room, however short the schedule is.
+    // The title and the legend need some width, however short the schedule is.
     let width = (LEFT + makespan * unit + 24.0).max(560.0);
     let height = bottom + 44.0;
     let mut svg = format!(
@@ -177,7 +178,7 @@ mod tests {
             (_, true) => 2,
             _ => 1,
         } * schedule.stages.num_chunks;
-        // Besides them the ground, and one behind each rank.
+        // The other boxes are the background and one row per rank.
         assert_eq!(
             picture.matches("<rect ").count(),
             passes + legend + 1 + num_ranks

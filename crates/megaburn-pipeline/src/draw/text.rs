@@ -1,11 +1,13 @@
 use super::label;
 use crate::{Schedule, Span, Timing};
 
-/// Draws a schedule as text: a line a rank, a column a unit of time, so of use where a pass takes
-/// few. Lines of more than `longest` characters are broken, all ranks at the same time.
+/// Draws a schedule as text: one line per rank and one column per unit of time, so it suits costs
+/// of a few units per pass. Lines of more than `longest` characters are broken, at the same time
+/// for all ranks.
 ///
-/// `F3` is the forward of micro-batch 3, `B` its backward (or the gradient of the input), `W` the gradient of the
-/// weights; a letter behind is the chunk. `=` goes on with what stands before, `.` is idle.
+/// `F3` is the forward of micro-batch 3, `B` a backward (or the gradient of the input), `W` the
+/// gradient of the weights; a letter after the number is the chunk. `=` continues the pass to its
+/// left, `.` is idle.
 pub fn text(schedule: &Schedule, timing: &Timing, longest: Option<usize>) -> String {
     let spans = timing.ranks.iter().flatten();
     let width = spans

@@ -1,7 +1,7 @@
 use super::{backward, forward};
 use crate::Action;
 
-/// Every forward, then every backward; of several chunks the first forward is the last backward.
+/// Every forward, then every backward; the chunks of the backwards are in reverse order.
 pub(super) fn order(num_chunks: usize, num_micro_batches: usize) -> Vec<Action> {
     let all = 0..num_micro_batches;
     let forwards = (0..num_chunks).flat_map(|chunk| all.clone().map(move |i| forward(i, chunk)));

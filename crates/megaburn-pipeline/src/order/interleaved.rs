@@ -1,12 +1,13 @@
 use super::{backward, forward};
 use crate::{Action, PipelineError, Stages};
 
-/// The size of the groups: what is asked for, else the smallest that every rule allows.
+/// The size of the groups: the requested size, else the smallest legal one.
 ///
 /// # Errors
-/// Unless it is alone, a group must keep all ranks busy until its first micro-batch comes round
-/// again, so it has at least `num_ranks`, and so has what is left for the last one. That is
-/// Megatron-LM's rule. Outside of it some sizes deadlock and the others wait longer.
+/// Unless it is the only one, a group must keep all ranks busy until its first micro-batch returns
+/// to the first rank. So each group, including the last one, must have at least `num_ranks`
+/// micro-batches. This is Megatron-LM's rule; some of the sizes it excludes deadlock and the others
+/// wait longer.
 pub(crate) fn group_size(
     asked: Option<usize>,
     num_ranks: usize,
@@ -19,7 +20,7 @@ pub(crate) fn group_size(
                 && (rest == 0 || rest >= num_ranks)
     };
     let Some(group_size) = asked else {
-        // One group of all is legal.
+        // A single group of all micro-batches is always legal.
         return Ok((num_ranks..num_micro_batches)
             .find(|n| is_legal(*n))
             .unwrap_or(num_micro_batches));
@@ -43,14 +44,14 @@ pub(crate) fn group_size(
     }
 }
 
-/// How many forwards come before the first that a backward follows: every chunk but the last for
-/// the first group, and two for each rank behind, one for the way there and one for the way back.
+/// The number of forwards before the first one that is followed by a backward: all chunks but the
+/// last for the first group, plus two for each later rank, one down and one back.
 pub(crate) fn warm_up(rank: usize, stages: Stages, group_size: usize) -> usize {
     (stages.num_ranks - rank - 1) * 2 + (stages.num_chunks - 1) * group_size
 }
 
-/// The forwards in the order of the table, the backwards in the same with the chunks from last to
-/// first; after the warm-up one of each in turn.
+/// Forwards in the order of the table, backwards in the same order with the chunks reversed. After
+/// the warm-up they alternate.
 pub(super) fn order(
     rank: usize,
     stages: Stages,

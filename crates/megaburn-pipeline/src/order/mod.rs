@@ -1,5 +1,5 @@
-//! What each rank computes, in which order: one file a schedule. Nothing here sends; where the
-//! transfers go follows from these orders alone ([`crate::transfers`]).
+//! The order in which each rank computes, one file per schedule. This module has no sends; the
+//! transfers follow from these orders alone ([`crate::transfers`]).
 
 mod gpipe;
 pub(crate) mod interleaved;
@@ -12,7 +12,7 @@ use crate::{Action, Op, PipelineError, ScheduleConfig, ScheduleKind, Stages};
 /// The computing actions of each rank.
 pub(crate) type Orders = Vec<Vec<Action>>;
 
-/// The order of each rank of a schedule whose sizes are legal.
+/// The order of each rank for a schedule whose sizes are legal.
 ///
 /// # Errors
 /// The group size does not fit.
@@ -20,7 +20,7 @@ pub(crate) fn orders(config: &ScheduleConfig, stages: Stages) -> Result<Orders, 
     let num_micro_batches = config.num_micro_batches;
     let group_size = match config.kind {
         ScheduleKind::Interleaved => config.group_size()?,
-        // So no rank has to store more inputs than there are ranks.
+        // Groups of this size bound the inputs that a rank stores by the number of ranks.
         _ => stages.num_ranks,
     };
     let table = groups(num_micro_batches, stages.num_chunks, group_size);
@@ -37,8 +37,8 @@ pub(crate) fn orders(config: &ScheduleConfig, stages: Stages) -> Result<Orders, 
     Ok((0..stages.num_ranks).map(order).collect())
 }
 
-/// Micro-batches and chunks in the order in which Megatron-LM's interleaving goes through them:
-/// a group of micro-batches through every chunk, then the next group. The last may be smaller.
+/// Micro-batches and chunks in the order of Megatron-LM's interleaving: a group of micro-batches
+/// goes through every chunk, then the next group follows. The last group may be smaller.
 fn groups(num_micro_batches: usize, num_chunks: usize, group_size: usize) -> Vec<(usize, usize)> {
     let mut table = Vec::with_capacity(num_micro_batches * num_chunks);
     for first in (0..num_micro_batches).step_by(group_size) {

@@ -1,8 +1,8 @@
 use super::{backward, forward};
 use crate::Action;
 
-/// As many forwards as there are ranks behind, then a forward and a backward in turn, then the
-/// backwards that are left.
+/// One warm-up forward per later rank, then alternating forwards and backwards, then the remaining
+/// backwards.
 pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> Vec<Action> {
     let warm_up = num_micro_batches.min(num_ranks - rank - 1);
     let mut order: Vec<Action> = (0..warm_up).map(|i| forward(i, 0)).collect();

@@ -1,9 +1,9 @@
 use super::{backward_input, backward_weight, forward};
 use crate::Action;
 
-/// 1F1B whose backward leaves the weights for later: rank r is r micro-batches behind with them.
-/// So every rank holds on to as many micro-batches as the first rank of 1F1B, and what the later
-/// ranks have put off fills the time in which they would have waited at the end.
+/// 1F1B whose backward defers the weight gradients: rank r lags by r micro-batches with them. So
+/// every rank holds as many micro-batches as the first rank of 1F1B, and the deferred weight
+/// gradients of the later ranks fill the time in which they would idle at the end.
 pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> Vec<Action> {
     let warm_up = num_micro_batches.min(num_ranks - rank - 1);
     let mut order: Vec<Action> = (0..warm_up).map(|i| forward(i, 0)).collect();

@@ -3,17 +3,20 @@ use std::collections::VecDeque;
 use super::{backward_input, backward_weight, forward};
 use crate::{Action, Op};
 
-/// Chunk 0 is on the way down the ranks, chunk 1 on the way back.
+/// Chunk 0 goes down the ranks, chunk 1 comes back up.
 const DOWN: usize = 0;
 const UP: usize = 1;
 
-/// The hand-made order of arXiv 2401.10241, section 6, in the phases that PyTorch's
-/// `ScheduleZBVZeroBubble` has too. A rank starts as many micro-batches as come down before the
-/// first is back, takes each that is back through forward and backward at once, and then does one
-/// of each of the six kinds of pass in turn. At the end, weights wait until the last inputs'
-/// gradients are on their way.
+/// The handcrafted order of arXiv 2401.10241, section 6, in the phases of PyTorch's
+/// `ScheduleZBVZeroBubble`:
 ///
-/// The phases need two micro-batches a rank; with fewer, what is beyond the last is left out.
+/// - Warm-up: start forwards down until the first micro-batch is back.
+/// - Compute the forward and the backward of each micro-batch that is back.
+/// - Steady state: alternate the six kinds of pass.
+/// - At the end, weight gradients wait until the last input gradients are computed.
+///
+/// The phases need two micro-batches per rank; with fewer, actions of surplus micro-batches are
+/// removed.
 pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> Vec<Action> {
     let mut phases = Phases::default();
     let all = num_micro_batches.max(2 * num_ranks);
@@ -65,7 +68,7 @@ struct Next {
 struct Phases {
     order: Vec<Action>,
     next: [Next; 2],
-    /// Weights whose turn has not come, oldest first.
+    /// Deferred weight-gradient passes, oldest first.
     put_off: VecDeque<Action>,
 }
 
@@ -82,7 +85,7 @@ impl Phases {
         self.next[chunk].backward += 1;
     }
 
-    /// The weights of the backward that was just done in `chunk`.
+    /// Adds the weight gradient of the backward that was just done in `chunk`.
     fn weight(&mut self, chunk: usize) {
         debug_assert!(
             self.order
@@ -92,7 +95,7 @@ impl Phases {
         self.order.extend(self.put_off.pop_back());
     }
 
-    /// The oldest weights that were put off. Returns whether there were any.
+    /// Adds the oldest deferred weight gradient. Returns whether there was one.
     fn weight_put_off(&mut self) -> bool {
         let weight = self.put_off.pop_front();
         self.order.extend(weight);

@@ -1,4 +1,5 @@
-//! Executes a rank's list of a schedule: what is computed, sent and received, and what is kept between.
+//! Executes a rank's list of a schedule: computes, sends, receives, and keeps what is saved for
+//! backward.
 
 mod p2p_communicator;
 mod stage_input;
@@ -13,35 +14,36 @@ use crate::{Action, Message, Op, P2pGroups, Schedule};
 use p2p_communicator::P2pCommunicator;
 use stage_input::StageInput;
 
-/// Which pass of which chunk.
+/// Identifies one pass of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MicroBatchStep {
-    /// Which of the rank's own chunks, from 0.
+    /// The rank's own chunk, from 0.
     pub chunk: usize,
-    /// Which micro-batch, from 0.
+    /// The micro-batch, from 0.
     pub micro_batch: usize,
     /// Whether it is the last of its kind (forward, backward, weights' gradients) in this chunk.
     pub is_last: bool,
 }
 
-/// What a chunk's forward gives.
+/// The result of a chunk's forward.
 #[derive(Debug)]
 pub enum Output {
-    /// What the next stage takes.
+    /// The input of the next stage.
     Stream(Tensor<3>),
-    /// `[1]`: where backward begins.
+    /// `[1]`: the loss from which backward begins.
     Loss(Tensor<1>),
-    /// Nothing that anybody goes backward from.
+    /// Nothing that has a backward.
     Nothing,
 }
 
-/// What a rank's chunks compute; [`run`] says when, and moves what goes from one stage to another.
+/// The computation of a rank's chunks. [`run`] decides when to call it and moves tensors between
+/// stages.
 pub trait StageExecutor {
-    /// Why it may fail.
+    /// The error type.
     type Error: From<CollectiveError>;
 
-    /// The forward of a micro-batch, of what the stage before made of it; the first stage has its own
-    /// input.
+    /// Runs the forward of a micro-batch on the output of the previous stage; the first stage has
+    /// its own input.
     ///
     /// # Shapes
     /// As [`P2pSpec::shape`].
@@ -53,7 +55,8 @@ pub trait StageExecutor {
         input: Option<Tensor<3>>,
     ) -> Result<Output, Self::Error>;
 
-    /// The backward of a micro-batch, which is `run`: takes what parameters get of its gradients.
+    /// Runs the backward of a micro-batch by calling `run`, and takes the gradients of the
+    /// parameters.
     ///
     /// # Errors
     /// The caller's.
@@ -83,35 +86,37 @@ pub trait StageExecutor {
     }
 }
 
-/// How stages are joined.
+/// How stages are connected.
 #[derive(Clone, Debug)]
 pub struct P2pSpec {
-    /// Whom this rank sends to and receives from.
+    /// The groups to the ranks with which this rank exchanges tensors.
     pub neighbours: P2pGroups,
-    /// Of what goes from stage to stage.
+    /// The shape of the tensors between stages.
     pub shape: [usize; 3],
-    /// Its element type.
+    /// The element type of these tensors.
     pub dtype: DType,
-    /// Where it is, without autodiff.
+    /// The device of these tensors, without autodiff.
     pub device: Device,
 }
 
-/// Does what `schedule` has for this rank.
+/// Executes this rank's list of `schedule`.
 ///
-/// An activation is let go when it was sent, and all that is kept of a pass when its backward is done.
-/// On GPUs sends and receives run beside what is computed: each is started where the list has it, a receive
-/// is waited for where it is needed, a send two passes later. No receive is started earlier: whatever
-/// waits for the whole GPU (a kernel that is loaded, memory that is given back) waits for it too, and
-/// the other rank may need something first that the list has in between. Where the list has them,
-/// waiting for each is what was proven.
+/// An activation is freed when it was sent, and everything saved for a pass when its backward is
+/// done. On GPUs sends and receives overlap with computation: each is started at its place in the
+/// list, a receive is waited for where it is needed, and a send two passes later.
+///
+/// No receive is started earlier. Operations that wait for the full GPU (loading a kernel, freeing
+/// memory) would also wait for the receive, while the other rank may first need something that the
+/// list has in between. Waiting for each transfer at its place in the list is what was proven to be
+/// free of deadlocks.
 ///
 /// # Errors
-/// Those of `chunks`; see also [`CollectiveError`].
+/// The errors of `chunks`; see also [`CollectiveError`].
 /// # Collective
-/// All ranks of the pipeline, with one schedule.
+/// All ranks of the pipeline, with the same schedule.
 ///
 /// # Panics
-/// If the schedule is not sound ([`Schedule::prove`]) or of another number of ranks.
+/// If the schedule is not sound ([`Schedule::prove`]) or has another number of ranks.
 pub fn run<C: StageExecutor>(
     schedule: &Schedule,
     wire: &P2pSpec,
@@ -147,7 +152,7 @@ pub fn run<C: StageExecutor>(
 struct Runner<'a> {
     schedule: &'a Schedule,
     rank: usize,
-    /// Passes to come, by operation and chunk.
+    /// The number of remaining passes, by operation and chunk.
     left: BTreeMap<(usize, usize), usize>,
     mail: P2pCommunicator<'a>,
     /// By chunk and micro-batch.

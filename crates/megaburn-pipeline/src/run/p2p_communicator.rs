@@ -9,22 +9,22 @@ use megaburn_collective::{
 use super::P2pSpec;
 use crate::{Action, Message, Schedule};
 
-/// Passes for which a send has time, before what is computed next waits for it.
+/// The number of passes after which a send is waited for.
 const PASSES_TO_SEND: usize = 2;
 
-/// What goes from stage to stage, on its way to a pass of this rank or to another rank.
+/// Tensors between stages, on their way to a pass of this rank or to another rank.
 pub(super) struct P2pCommunicator<'a> {
     schedule: &'a Schedule,
     wire: &'a P2pSpec,
     rank: usize,
     receiving: BTreeMap<Message, Receiving<3, Float>>,
-    /// What a pass of this rank takes.
+    /// Inputs of passes of this rank.
     arrived: BTreeMap<Message, Tensor<3>>,
-    /// What is to be sent.
+    /// Tensors that are to be sent.
     outgoing: BTreeMap<Message, Tensor<3>>,
-    /// What is on its way, and in which pass it left.
+    /// Sends in flight, each with the number of the pass in which it started.
     sending: VecDeque<(usize, Sending)>,
-    /// Passes up to now.
+    /// The number of passes so far.
     num_passes: usize,
 }
 
@@ -44,7 +44,7 @@ impl<'a> P2pCommunicator<'a> {
         }
     }
 
-    /// Gives a tensor to a stage: to a pass of this rank to come, or to the send that follows.
+    /// Hands a tensor to a stage: to a later pass of this rank, or to the send that follows.
     pub(super) fn send_local(&mut self, message: Message, x: Tensor<3>) {
         let is_here = self.schedule.stages.rank_of(message.to_stage) == self.rank;
         let to = if is_here {
@@ -55,7 +55,7 @@ impl<'a> P2pCommunicator<'a> {
         to.insert(message, x.cast(self.wire.dtype));
     }
 
-    /// What a pass needs.
+    /// Takes the input of a pass, waiting for its receive.
     pub(super) fn take(&mut self, message: Message) -> Result<Tensor<3>, CollectiveError> {
         match self.receiving.remove(&message) {
             Some(coming) => coming.wait(),
@@ -66,7 +66,7 @@ impl<'a> P2pCommunicator<'a> {
         }
     }
 
-    /// Starts a receive, and waits for it where nothing receives by itself.
+    /// Starts a receive. Waits for it if the transport does not receive in the background.
     pub(super) fn receive(&mut self, action: Action) -> Result<(), CollectiveError> {
         let P2pSpec {
             neighbours,
@@ -97,7 +97,8 @@ impl<'a> P2pCommunicator<'a> {
         Ok(())
     }
 
-    /// Before a pass: waits for sends that had their time.
+    /// Called before a pass: waits for sends that were started more than [`PASSES_TO_SEND`] passes
+    /// ago.
     pub(super) fn end_sends(&mut self) {
         self.num_passes += 1;
         let is_over = |left: usize| left + PASSES_TO_SEND < self.num_passes;

@@ -3,18 +3,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::Tensor;
 use megaburn_kernels::CheckpointFunction;
 
-/// The beginning of a stage's graph, of which only the gradient is kept: the tensor itself is there for as
-/// long as layers need it, which may have put it elsewhere.
+/// The input of a stage's graph. It holds only the gradient; the tensor itself lives only as long
+/// as layers need it, because they may have offloaded it.
 pub(super) struct StageInput(Slot);
 
 type Slot = Arc<Mutex<Option<Tensor<3>>>>;
 
 impl StageInput {
-    /// Of what another stage made: as the input of a graph.
+    /// Makes another stage's output the input of a graph.
     pub(super) fn of(x: Tensor<3>) -> (Tensor<3>, Self) {
         let x = Tensor::<3>::from_inner(x);
         let slot = Slot::default();
         let mut operands = CheckpointFunction::new(&x.device());
+        // A dummy operand that requires a gradient, so that autodiff records the function.
         operands.add(Tensor::<1>::empty([1], &x.device()).require_grad());
         let came = slot.clone();
         let [x] = operands.results([x], move |[gradient]| {
@@ -24,7 +25,7 @@ impl StageInput {
         (x, Self(slot))
     }
 
-    /// What backward came to here with.
+    /// Returns the gradient that backward computed for the input.
     pub(super) fn gradient(self) -> Option<Tensor<3>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

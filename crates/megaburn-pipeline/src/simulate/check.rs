@@ -1,11 +1,11 @@
-//! What can be seen from the lists without running them.
+//! Static checks of the lists, without running them.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::Proof;
 use crate::{Action, Message, Op, PipelineError, Schedule};
 
-/// Everything but whether the lists come to their ends.
+/// Checks everything except whether the lists run to their ends.
 pub(super) fn check(schedule: &Schedule) -> Result<Proof, PipelineError> {
     let found = schedule.ranks.len();
     let expected = schedule.stages.num_ranks;
@@ -22,7 +22,7 @@ pub(super) fn check(schedule: &Schedule) -> Result<Proof, PipelineError> {
     Ok(Proof { peak_activations })
 }
 
-/// Each action is there as often as the stages ask for it: once or not at all.
+/// Checks that each action is there as often as the stages require: once or not at all.
 fn counts(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
     let chunks = schedule.stages.num_chunks;
     let micro_batches = schedule.num_micro_batches;
@@ -84,7 +84,7 @@ fn is_wanted(schedule: &Schedule, rank: usize, op: Op, chunk: usize) -> bool {
     }
 }
 
-/// Each action comes after those of the same rank that it needs.
+/// Checks that each action comes after the actions of the same rank that it needs.
 fn in_order(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
     let mut done = HashSet::new();
     for (index, &action) in schedule.ranks[rank].iter().enumerate() {
@@ -103,7 +103,7 @@ fn in_order(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
     Ok(())
 }
 
-/// What the same rank must have done before.
+/// The actions that the same rank must have done before.
 fn needs(schedule: &Schedule, rank: usize, action: Action) -> [Option<Action>; 2] {
     let stages = schedule.stages;
     let backward = if schedule.kind.splits_backward() {
@@ -112,7 +112,7 @@ fn needs(schedule: &Schedule, rank: usize, action: Action) -> [Option<Action>; 2
         Op::Backward
     };
     let same = |op| Some(Action { op, ..action });
-    // From the neighbouring stage: received, or made by this rank in another chunk.
+    // The input from the neighbouring stage: received, or computed by this rank in another chunk.
     let from = |stage: Option<usize>, receive, made| {
         stage.and_then(|stage| {
             if stages.rank_of(stage) == rank {
@@ -141,7 +141,7 @@ fn needs(schedule: &Schedule, rank: usize, action: Action) -> [Option<Action>; 2
     }
 }
 
-/// What a rank sends to another is what that one receives, in the same order.
+/// Checks that each rank receives what the other sends, in the same order.
 fn matched(schedule: &Schedule) -> Result<(), PipelineError> {
     let mut sent: BTreeMap<(usize, usize), Vec<Message>> = BTreeMap::new();
     let mut received = sent.clone();
@@ -158,7 +158,8 @@ fn matched(schedule: &Schedule) -> Result<(), PipelineError> {
             side.entry(pair).or_default().extend(message);
         }
     }
-    // Every message has both ends, so that no pair is on one side only.
+    // `counts` has checked that every message has both ends, so no pair of ranks is on one side
+    // only.
     for (&(from, to), sent) in &sent {
         let received = received
             .get(&(from, to))
@@ -186,7 +187,7 @@ fn peak(actions: &[Action], has_backward: bool) -> usize {
     for action in actions {
         match action.op {
             Op::Forward if has_backward => live += 1,
-            // Both are there once for each forward, and after it.
+            // Each comes once per forward, and after it.
             Op::Backward | Op::BackwardWeight => live -= 1,
             _ => {}
         }

@@ -1,11 +1,11 @@
-//! Ranks that work through their lists.
+//! Simulates ranks that work through their lists.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Costs, Links, Span, Timing};
 use crate::{Action, Message, Op, PipelineError, Schedule, Waiting};
 
-/// Runs a schedule that [`check`](super::check::check) has found nothing wrong with.
+/// Runs a schedule that passed [`check`](super::check::check).
 pub(super) fn run(
     schedule: &Schedule,
     costs: &[Costs],
@@ -22,7 +22,7 @@ pub(super) fn run(
         busy_until: BTreeMap::new(),
         spans: vec![Vec::new(); num_ranks],
     };
-    // No rank's progress takes another's chance away, so the order of the visits changes nothing.
+    // The progress of one rank never blocks another, so the order of the visits does not matter.
     loop {
         let mut has_moved = false;
         let mut waiting = Vec::new();
@@ -59,18 +59,18 @@ struct Machine<'a> {
     schedule: &'a Schedule,
     costs: &'a [Costs],
     links: Links,
-    /// Where each rank is in its list, and when it was done with what comes before.
+    /// Each rank's position in its list, and the time at which it completed the previous action.
     at: Vec<usize>,
     clocks: Vec<u64>,
-    /// Since when a message is where it is needed.
+    /// The time at which each message arrived.
     arrived: HashMap<Message, u64>,
-    /// Until when the way from one rank to another is taken, with posted receives.
+    /// With posted receives: the time until which the link from one rank to another is busy.
     busy_until: BTreeMap<(usize, usize), u64>,
     spans: Vec<Vec<Span>>,
 }
 
 impl Machine<'_> {
-    /// Does the next action of a rank, if it can be done.
+    /// Executes the next action of a rank, if it is possible.
     fn step(&mut self, rank: usize) -> Step {
         let Some(&action) = self.schedule.ranks[rank].get(self.at[rank]) else {
             return Step::AtEnd;
@@ -93,7 +93,7 @@ impl Machine<'_> {
         Step::Done
     }
 
-    /// Computes, or returns the rank that has not sent what it takes.
+    /// Computes, or returns the rank that has not yet sent the input.
     fn compute(&mut self, rank: usize, action: Action) -> Option<usize> {
         let receive = match action.op {
             Op::Forward => Op::ReceiveActivation,
@@ -105,7 +105,8 @@ impl Machine<'_> {
         };
         let stages = self.schedule.stages;
         let mut start = self.clocks[rank];
-        // The gradient of the weights takes what that of the input has taken before.
+        // `received` names no message for the weights' gradient: it uses what the input's gradient
+        // received.
         if let Some(message) = stages.message(rank, received) {
             match self.arrived.get(&message) {
                 Some(&arrived) => start = start.max(arrived),
@@ -125,7 +126,8 @@ impl Machine<'_> {
         None
     }
 
-    /// Transfers if the other rank is at the other end of the same transfer, or returns that rank.
+    /// Transfers if the other rank has reached its end of the same transfer; otherwise returns that
+    /// rank.
     fn meet(&mut self, rank: usize, action: Action) -> Option<usize> {
         let stages = self.schedule.stages;
         let peer = stages.peer(rank, action)?;

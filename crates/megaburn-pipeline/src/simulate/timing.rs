@@ -1,17 +1,17 @@
 use crate::Action;
 
-/// A pass and when it was computed.
+/// A pass and the time at which it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The pass.
     pub action: Action,
-    /// Since when, in the unit of the costs.
+    /// Its start, in the unit of the costs.
     pub start: u64,
-    /// Until when.
+    /// Its end.
     pub end: u64,
 }
 
-/// When each rank computes what. Times are in the unit of the costs.
+/// When each rank computes each pass. Times are in the unit of the costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// Each rank's passes, in order.
@@ -19,7 +19,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// From the start of the step until the last rank is done.
+    /// The time from the start of the step until the last rank is done.
     pub fn makespan(&self) -> u64 {
         self.ranks
             .iter()
@@ -37,13 +37,13 @@ impl Timing {
             .sum()
     }
 
-    /// How long a rank does not, from the start of the step until the last rank is done.
+    /// How long a rank is idle, from the start of the step until the last rank is done.
     pub fn idle(&self, rank: usize) -> u64 {
         self.makespan() - self.busy(rank)
     }
 
-    /// How long a rank does not between its own first and last pass. Where the next step may begin
-    /// on the first ranks while the last ones end this one, only this time is lost.
+    /// How long a rank is idle between its own first and last pass. Only this time is lost if the
+    /// first ranks may begin the next step while the last ranks finish this one.
     pub fn idle_between(&self, rank: usize) -> u64 {
         let passes = &self.ranks[rank];
         match (passes.first(), passes.last()) {
@@ -52,8 +52,8 @@ impl Timing {
         }
     }
 
-    /// The idle time of the busiest rank over the time that it computes: Megatron-LM's "bubble
-    /// time fraction", `(p-1)/m` for 1F1B.
+    /// The idle time of the busiest rank divided by its compute time: Megatron-LM's "bubble time
+    /// fraction", `(p-1)/m` for 1F1B.
     pub fn bubble_ratio(&self) -> f64 {
         let busiest = (0..self.ranks.len()).max_by_key(|rank| self.busy(*rank));
         busiest.map_or(0.0, |rank| {
@@ -61,7 +61,7 @@ impl Timing {
         })
     }
 
-    /// The part of all ranks' time in which they do not compute.
+    /// The fraction of all ranks' time in which they are idle.
     pub fn bubble_fraction(&self) -> f64 {
         let num_ranks = self.ranks.len();
         let idle: u64 = (0..num_ranks).map(|rank| self.idle(rank)).sum();

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 pub fn flush<const D: usize>(x: &Tensor<D>) {
     #[cfg(feature = "cuda")]
     {
-        use crate::cube::on_gpu;
+        use crate::kernel_parts::on_gpu;
 
         let x = x.clone();
         let x = if x.device().is_autodiff() {

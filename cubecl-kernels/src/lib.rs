@@ -43,36 +43,34 @@ mod backward_from;
 mod bias;
 mod checkpoint_function;
 mod cross_entropy;
-#[cfg(feature = "cuda")]
-mod cube;
 mod detached_output;
 mod dropout;
 mod embedding;
 mod error;
 mod flush;
-mod geglu;
-mod gelu;
 mod gemm_ops;
 #[cfg(feature = "cuda")]
 mod grouped_gemm;
 mod into_primitive;
-mod layer_norm;
+#[cfg(feature = "cuda")]
+mod kernel_parts;
 mod linear;
 mod moe;
 mod multi_output;
 mod norms;
 mod optimizer;
 mod repeat;
-mod rms_norm;
 mod rope;
 mod softmax;
 mod split;
-mod squared_relu;
 mod sum;
-mod swiglu;
 #[cfg(test)]
 mod testing;
 
+pub use activation::geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
+pub use activation::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
+pub use activation::squared_relu::{squared_relu, squared_relu_weighted};
+pub use activation::swiglu::{swiglu, swiglu_weighted};
 pub use attention::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, OnlineSoftmaxMerge,
     PackedSequences, PartialAttention, add_rows, attention, partial_attention,
@@ -87,10 +85,7 @@ pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use flush::flush;
-pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
-pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use gemm_ops::deterministic;
-pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, layer_norm_with};
 pub use linear::{
     GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, LinearPass, MainGrad,
     OverlappedWgrads, RecomputeFn, WgradQueue, bucket_slice, grouped_linear, is_view_of, linear,
@@ -102,6 +97,8 @@ pub use moe::{
     permutation_by_expert, permute, read_overlapped, route, route_to, router_logits, router_losses,
     router_scores, unpermute,
 };
+pub use norms::layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, layer_norm_with};
+pub use norms::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
@@ -109,36 +106,35 @@ pub use optimizer::{
     total,
 };
 pub use repeat::repeat_heads;
-pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{
     RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling, apply_rope, packed_positions,
 };
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{SliceMode, split_last, split_last_with};
-pub use squared_relu::{squared_relu, squared_relu_weighted};
 pub use sum::{sum_all, sum_columns};
-pub use swiglu::{swiglu, swiglu_weighted};
 
 /// The definitions: every operation composed of differentiable tensor operations, simple and slow.
 ///
 /// Each fast operation is tested against its reference, in values and in gradients.
 pub mod reference {
+    pub use crate::activation::reference::geglu::{
+        geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted,
+    };
+    pub use crate::activation::reference::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
+    pub use crate::activation::reference::squared_relu::{squared_relu, squared_relu_weighted};
+    pub use crate::activation::reference::swiglu::{swiglu, swiglu_weighted};
     pub use crate::attention::reference::attention;
     pub use crate::bias::reference::{add_bias, add_positions};
     pub use crate::cross_entropy::reference::cross_entropy;
     pub use crate::dropout::reference::{bias_dropout_add, dropout};
     pub use crate::embedding::reference::embedding;
-    pub use crate::geglu::reference::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
-    pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
-    pub use crate::layer_norm::reference::{layer_norm, layer_norm_add, layer_norm_with};
     pub use crate::linear::reference::linear;
     pub use crate::moe::router::reference::route;
+    pub use crate::norms::reference::layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
+    pub use crate::norms::reference::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::optimizer::reference::{adamw, lion, sgd};
     pub use crate::repeat::reference::repeat_heads;
-    pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;
     pub use crate::softmax::reference::scale_mask_softmax;
-    pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
     pub use crate::sum::reference::{sum_all, sum_columns};
-    pub use crate::swiglu::reference::{swiglu, swiglu_weighted};
 }

@@ -187,7 +187,7 @@ fn pairs(world: &Group) -> Outcome {
         let like = Tensor::<2>::zeros(shape, (&this_gpu(), DType::BF16));
         let mine = floats(rank, shape, DType::BF16);
         let receive = || tensors::recv(like.clone(), last, world).map_err(text);
-        let got = if rank % 2 == 0 {
+        let got = if rank.is_multiple_of(2) {
             tensors::send(mine, next, world).map_err(text)?;
             receive()?
         } else {

@@ -65,9 +65,9 @@ impl Runs {
                 to,
                 len: here,
             });
-            from = from + here;
-            to = to + here;
-            len = len - here;
+            from += here;
+            to += here;
+            len -= here;
         }
     }
 

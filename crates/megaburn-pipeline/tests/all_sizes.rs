@@ -208,7 +208,7 @@ fn rendezvous_costs_what_is_documented(
         let found = more(Costs::UNIT).unwrap();
         let v = schedule.stages.num_chunks as u64;
         match kind {
-            ScheduleKind::Interleaved if p == 2 && m % 2 == 0 => {
+            ScheduleKind::Interleaved if p == 2 && m.is_multiple_of(2) => {
                 assert_eq!(found, 2 * (v - 1) * (m - 2), "{config:?}");
             }
             ScheduleKind::Interleaved if p % 3 == 2 && m > 1 => {

@@ -6,7 +6,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use cubecl::prelude::*;
 
 use super::{Activation, PointwiseFn};
-use crate::cube::{RowGroup, place, row_sum};
+use crate::kernel_parts::{RowGroup, place, row_sum};
 
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;

@@ -2,12 +2,17 @@
 //! primitives on CPUs and fused kernels on GPUs. The backward pass recomputes everything from the
 //! inputs.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
+pub(crate) mod geglu;
+pub(crate) mod gelu;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 mod op;
+pub(crate) mod reference;
+pub(crate) mod squared_relu;
+pub(crate) mod swiglu;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};

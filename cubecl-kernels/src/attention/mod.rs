@@ -15,7 +15,7 @@ mod partial;
 pub(crate) mod reference;
 mod scores;
 #[cfg(feature = "cuda")]
-mod scores_cube;
+mod scores_launch;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

@@ -2,9 +2,9 @@
 
 mod column_sum;
 #[cfg(feature = "cuda")]
-mod cube;
-#[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 mod op;
 pub(crate) mod reference;
 

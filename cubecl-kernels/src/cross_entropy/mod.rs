@@ -5,12 +5,12 @@
 //! - Backward reads the columns again and writes the gradient, in place of the logits if they have
 //!   no other owner. Nothing else as large as the logits is saved.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
 mod fused_linear;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 mod op;
 mod options;
 pub(crate) mod reference;

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use crate::cube::{RandomStream, random_bits, unit};
+use crate::kernel_parts::{RandomStream, random_bits, unit};
 
 /// A mask and the positions of the shard's rows in the global tensor.
 #[derive(CubeType, CubeLaunch)]

@@ -1,12 +1,12 @@
 //! Dropout whose mask depends on an element's position in the global tensor, not on the layout.
 
 mod add;
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod key;
+#[cfg(feature = "cuda")]
+mod launch;
 mod op;
 pub(crate) mod reference;
 

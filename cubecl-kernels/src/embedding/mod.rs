@@ -1,7 +1,7 @@
 //! Embedding lookup whose table gradient is summed in f32.
 
 #[cfg(feature = "cuda")]
-mod cube;
+mod launch;
 mod op;
 pub(crate) mod reference;
 mod rows;

@@ -11,8 +11,8 @@
 use std::fmt::Write;
 
 use super::shape::{CHUNK, Major, Shape, Side, TERMS};
-use crate::cube::assembly::{OPERANDS, registers};
-use crate::cube::tensor_cores::panel;
+use crate::kernel_parts::assembly::{OPERANDS, registers};
+use crate::kernel_parts::tensor_cores::panel;
 
 /// The K extent of one `wgmma` instruction.
 const STEP: usize = 16;

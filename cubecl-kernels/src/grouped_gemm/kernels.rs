@@ -4,8 +4,8 @@ use cubecl::prelude::*;
 
 use super::assembly::sums;
 use super::shape::{CHUNK, Major, ROWS, Shape, Side, TERMS, UNITS};
-use crate::cube::assembly::value;
-use crate::cube::tensor_cores::{Pair, address, descriptor, size_is, split};
+use crate::kernel_parts::assembly::value;
+use crate::kernel_parts::tensor_cores::{Pair, address, descriptor, size_is, split};
 
 /// A first term past the end of every sum: nothing is copied.
 const NONE: u32 = 1 << 30;

@@ -18,8 +18,8 @@ use cubecl::prelude::*;
 use megaburn_cuda::addresses::{Access, Entry, table, written_by};
 use megaburn_cuda::tensor::{self, MatrixView};
 
-use crate::cube::address_type;
-use crate::cube::tensor_cores::is_hopper;
+use crate::kernel_parts::address_type;
+use crate::kernel_parts::tensor_cores::is_hopper;
 use kernels::{PLANES, rows_kernel, weights_kernel};
 use shape::{Major, ROWS, Shape};
 

@@ -126,8 +126,8 @@ mod cube {
     use megaburn_cuda::tensor;
 
     use super::*;
-    use crate::cube::{on_gpu, wrap};
     use crate::grouped_gemm::Gradients;
+    use crate::kernel_parts::{on_gpu, wrap};
     use crate::linear::main_grad::AccumTarget;
 
     /// Adds all gradients in one launch. Returns false, with nothing done, if no kernel supports

@@ -69,8 +69,8 @@ mod cube {
     use megaburn_cuda::{CudaQueue, gemm, tensor};
 
     use super::*;
-    use crate::cube::{on_gpu, wrap};
     use crate::grouped_gemm;
+    use crate::kernel_parts::{on_gpu, wrap};
     use crate::linear::GroupedGemmChoice;
 
     pub(super) fn products(

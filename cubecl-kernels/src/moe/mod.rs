@@ -1,8 +1,6 @@
 //! Operations of a mixture-of-experts layer other than its matrices: routing tokens to experts with
 //! weights, router losses, and permuting and unpermuting rows.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod gradient;
 mod losses;
 mod overlapped_read;
@@ -12,6 +10,8 @@ mod plane;
 mod ranks;
 pub(crate) mod router;
 mod rows;
+#[cfg(feature = "cuda")]
+mod tensors;
 
 pub(crate) use gradient::with_gradient;
 pub use losses::{BalanceLoss, RouterLossTerms, RouterLosses, router_losses};

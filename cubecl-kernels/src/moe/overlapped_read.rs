@@ -13,7 +13,7 @@ pub fn read_overlapped<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (
         "read_meanwhile: numbers are not of i32"
     );
     #[cfg(feature = "cuda")]
-    if super::cube::ints_on_gpu(&x) {
+    if super::tensors::ints_on_gpu(&x) {
         return cube::read_overlapped(x, meanwhile);
     }
     let done = meanwhile();
@@ -26,7 +26,7 @@ mod cube {
     use cubecl::future::block_on;
     use megaburn_cuda::CudaQueue;
 
-    use crate::moe::cube::ints;
+    use crate::moe::tensors::ints;
 
     pub(super) fn read_overlapped<T>(
         x: Tensor<1, Int>,

@@ -2,13 +2,16 @@
 //! primitives on CPUs and fused kernels on GPUs.
 
 mod add;
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
+pub(crate) mod layer_norm;
 mod op;
 mod options;
+pub(crate) mod reference;
+pub(crate) mod rms_norm;
 #[cfg(feature = "cuda")]
 mod vectors;
 

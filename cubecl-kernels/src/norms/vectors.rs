@@ -7,7 +7,7 @@ use megaburn_cuda::tensor;
 
 use super::NormGrads;
 use crate::MainGrad;
-use crate::cube::{on_gpu, put_parts, sum_parts, wrap};
+use crate::kernel_parts::{on_gpu, put_parts, sum_parts, wrap};
 
 /// Computes the gradients of gamma and beta from the partial sums `[teams, n]` and the dtype of
 /// each; `None` for one that was added to its main gradient. One kernel sums both, unless only one

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
-use super::{cube, is_on_gpu};
+use super::{is_on_gpu, launch};
 
 /// The numbers of one AdamW step, as `torch.optim.AdamW` defines it: bias correction of both
 /// moments, epsilon outside the root, decoupled weight decay.
@@ -151,7 +151,7 @@ pub fn adamw_all(
     {
         let all: Vec<_> = all.collect();
         match all.first() {
-            Some((_, grad)) if is_on_gpu(grad) => cube::adamw_all(all, factor, step),
+            Some((_, grad)) if is_on_gpu(grad) => launch::adamw_all(all, factor, step),
             _ => each(all.into_iter(), factor, step),
         }
     }
@@ -182,7 +182,7 @@ fn stepped(
     let factor = factor.map(Tensor::inner);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
-        return cube::adamw(state, grad, factor, step);
+        return launch::adamw(state, grad, factor, step);
     }
     reference::adamw(state, grad, factor, step)
 }

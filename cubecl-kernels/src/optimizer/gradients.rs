@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::checks::{kept, one};
 #[cfg(feature = "cuda")]
-use super::{cube::gradients as cube, is_on_gpu};
+use super::{is_on_gpu, launch::gradients as launch};
 use crate::arg_check::{self, float};
 
 /// Returns `x * factor` without its graph, computed in place where no other tensor shares `x`.
@@ -20,7 +20,7 @@ pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
     let factor = factor.inner();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
-        return cube::scaled(x, factor);
+        return launch::scaled(x, factor);
     }
     let dtype = x.dtype();
     (x.cast(DType::F32) * factor).cast(dtype)
@@ -39,7 +39,7 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
     let sums = sums.inner();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&sums) {
-        return cube::total(sums);
+        return launch::total(sums);
     }
     sums.sum()
 }
@@ -66,7 +66,7 @@ pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
     let tensors: Vec<_> = tensors.into_iter().map(Tensor::inner).collect();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&tensors[0]) {
-        return cube::sums_of_squares(tensors);
+        return launch::sums_of_squares(tensors);
     }
     let sum = |x: Tensor<1>| x.cast(DType::F32).square().sum();
     Tensor::cat(tensors.into_iter().map(sum).collect(), 0)

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
-use super::{cube, is_on_gpu};
+use super::{is_on_gpu, launch};
 
 /// The numbers of one Lion step. The update is the sign of a mean of gradients; the stored mean has
 /// a decay rate of its own, and weight decay is decoupled. The sign of 0 is 0, the sign of NaN is
@@ -125,7 +125,7 @@ fn stepped(
     let factor = factor.map(Tensor::inner);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
-        return cube::lion(state, grad, factor, step);
+        return launch::lion(state, grad, factor, step);
     }
     reference::lion(state, grad, factor, step)
 }

@@ -4,9 +4,9 @@
 mod adamw;
 mod bf16_out;
 mod checks;
-#[cfg(feature = "cuda")]
-mod cube;
 mod gradients;
+#[cfg(feature = "cuda")]
+mod launch;
 mod lion;
 pub(crate) mod reference;
 mod sgd;

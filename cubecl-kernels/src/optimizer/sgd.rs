@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
-use super::{cube, is_on_gpu};
+use super::{is_on_gpu, launch};
 
 /// The numbers of one step of stochastic gradient descent, as `torch.optim.SGD` without dampening
 /// defines it: weight decay is added to the gradient, and `buffer = momentum * buffer + gradient`.
@@ -141,7 +141,7 @@ fn stepped(
     let factor = factor.map(Tensor::inner);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
-        return cube::sgd(state, grad, factor, step);
+        return launch::sgd(state, grad, factor, step);
     }
     reference::sgd(state, grad, factor, step)
 }

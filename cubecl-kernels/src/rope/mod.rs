@@ -2,7 +2,7 @@
 //! which rotates the two halves or neighboring elements against each other.
 
 #[cfg(feature = "cuda")]
-mod cube;
+mod launch;
 mod op;
 mod packed;
 pub(crate) mod reference;

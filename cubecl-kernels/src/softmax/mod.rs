@@ -2,9 +2,9 @@
 //! (`megatron/core/fusions/fused_softmax.py`).
 
 #[cfg(feature = "cuda")]
-mod cube;
-#[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 #[cfg(feature = "cuda")]
 mod op;
 #[cfg(feature = "cuda")]

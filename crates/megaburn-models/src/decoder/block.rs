@@ -170,7 +170,7 @@ impl Block {
 
     /// Prepares a block of a checkpointed group; `is_first` says whether it is the first one of the
     /// group.
-    pub(super) fn as_checkpoint_member(self, is_first: bool) -> Self {
+    pub(super) fn into_checkpoint_member(self, is_first: bool) -> Self {
         // The norm of the first block is outside the checkpointed function: it saves the residual
         // stream, which is the only tensor that the group saves.
         let plain = self.with_recompute(Recompute::default());

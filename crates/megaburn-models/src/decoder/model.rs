@@ -109,7 +109,8 @@ impl Decoder {
                     let block = &mut self.blocks[stage.layers.start + place];
                     *block = block.take().map(|block| {
                         if again {
-                            block.as_checkpoint_member(place == blocks.start && !recompute.offload)
+                            block
+                                .into_checkpoint_member(place == blocks.start && !recompute.offload)
                         } else {
                             block.with_recompute(recompute)
                         }

@@ -234,7 +234,7 @@ impl Decoder {
         for (depth, place) in self.blocks[layers..].iter_mut().enumerate() {
             *place = place.take().map(|block| {
                 if recompute.is_behind(before + depth) {
-                    block.as_checkpoint_member(false)
+                    block.into_checkpoint_member(false)
                 } else {
                     block.with_recompute(recompute)
                 }

@@ -4,8 +4,8 @@
 use cubecl::prelude::*;
 
 use super::super::{AttentionDropout, AttentionOptions};
-use crate::cube::{RandomStream, random_bits, unit};
 use crate::dropout::kept;
+use crate::kernel_parts::{RandomStream, random_bits, unit};
 
 /// How dropout factors are generated; a compile-time constant of a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]

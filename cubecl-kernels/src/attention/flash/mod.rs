@@ -25,7 +25,7 @@ use megaburn_cuda::{CudaQueue, tensor};
 
 use super::AttentionOptions;
 use super::kernel::{self, AttentionKernel};
-use crate::cube::address_type;
+use crate::kernel_parts::address_type;
 use backward::Backward;
 use backward_keys::flash_backward_keys;
 use backward_queries::flash_backward_queries;

@@ -15,7 +15,7 @@ use super::products::MmaKind;
 use super::tile::row_len;
 use super::visible::Mask;
 use super::wgmma;
-use crate::cube::tensor_cores::is_hopper;
+use crate::kernel_parts::tensor_cores::is_hopper;
 
 /// Overrides the choice below, for measurements. It has up to three of
 /// `forward=PLANES,STRETCHES,KEYS`, `queries=PLANES,TILE` and `keys=PLANES,TILE`, separated by

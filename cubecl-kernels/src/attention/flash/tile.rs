@@ -9,7 +9,7 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-pub(super) use crate::cube::tensor_cores::{PANEL, Pair};
+pub(super) use crate::kernel_parts::tensor_cores::{PANEL, Pair};
 
 /// Elements of a chunk, which is 16 bytes.
 const CHUNK: usize = 8;

@@ -9,8 +9,8 @@ use std::fmt::Write;
 use cubecl::prelude::*;
 
 use super::tile::{STEP, steps};
-use crate::cube::assembly::{OPERANDS, registers};
-use crate::cube::tensor_cores::{self, PANEL, Pair, address, panel, size_is, split};
+use crate::kernel_parts::assembly::{OPERANDS, registers};
+use crate::kernel_parts::tensor_cores::{self, PANEL, Pair, address, panel, size_is, split};
 
 /// Rows that four planes multiply together.
 pub(super) const ROWS: usize = 64;

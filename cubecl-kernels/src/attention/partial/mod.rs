@@ -1,13 +1,13 @@
 //! Attention to a part of the keys, to be merged with attention to other parts. Ring attention (Liu
 //! et al., 2023, arXiv:2310.01889) uses it, and so does decoding in chunks of a cache.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
-mod merge;
-mod online_softmax;
 #[cfg(feature = "cuda")]
-mod sum_cube;
+mod launch;
+mod merge;
+#[cfg(feature = "cuda")]
+mod merge_launch;
+mod online_softmax;
 
 use burn::tensor::Tensor;
 
@@ -38,7 +38,7 @@ pub fn partial_attention(
     let options = checked([&q, &k, &v], options);
     let inputs = [q, k, v].map(untracked);
     #[cfg(feature = "cuda")]
-    if let Some(part) = cube::forward(&inputs, &options) {
+    if let Some(part) = launch::forward(&inputs, &options) {
         return part;
     }
     fallback::forward(&inputs, &options)
@@ -84,7 +84,7 @@ pub fn partial_attention_gradients(
     };
     let dout = untracked(dout);
     #[cfg(feature = "cuda")]
-    if let Some(gradients) = cube::backward(&inputs, &whole, &dout, &options) {
+    if let Some(gradients) = launch::backward(&inputs, &whole, &dout, &options) {
         return gradients;
     }
     fallback::backward(&inputs, &whole, &dout, &options)

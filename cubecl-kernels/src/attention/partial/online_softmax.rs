@@ -96,8 +96,8 @@ impl OnlineSoftmaxMerge {
 
 fn add(joined: PartialAttention, start: usize, part: PartialAttention) -> PartialAttention {
     #[cfg(feature = "cuda")]
-    if super::sum_cube::takes(&joined, &part) {
-        return super::sum_cube::join(joined, start, part);
+    if super::merge_launch::takes(&joined, &part) {
+        return super::merge_launch::join(joined, start, part);
     }
     let PartialAttention { out, lse } = joined;
     let [n, b, hq, d_v] = part.out.dims();
@@ -131,8 +131,8 @@ pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
     );
     arg_check::check("add_rows", [float("sum", &sum), float("x", &x)]);
     #[cfg(feature = "cuda")]
-    if crate::cube::on_gpu(&sum).is_some() {
-        return super::sum_cube::add_rows(sum, start, x);
+    if crate::kernel_parts::on_gpu(&sum).is_some() {
+        return super::merge_launch::add_rows(sum, start, x);
     }
     let x = x.cast(sum.dtype()) + sum.clone().narrow(0, start, n);
     let [_, b, h, d] = of;

@@ -11,11 +11,11 @@
 //! `megatron/core/transformer/moe/moe_utils.py`, `switch_load_balancing_loss_func` and
 //! `z_loss_func`.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 
 use burn::tensor::Tensor;
 
@@ -117,8 +117,8 @@ pub fn router_losses(
     }
     losses.check(name, [rows, e]);
     #[cfg(feature = "cuda")]
-    if cube::takes(&scores) {
-        return cube::terms(logits, scores, counted, losses);
+    if launch::takes(&scores) {
+        return launch::terms(logits, scores, counted, losses);
     }
     fallback::terms(logits, scores, counted, losses)
 }

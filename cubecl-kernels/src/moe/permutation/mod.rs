@@ -3,9 +3,9 @@
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute`;
 //! `token_dispatcher.py`, `MoEAlltoAllTokenDispatcher.preprocess`.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
+#[cfg(feature = "cuda")]
+mod launch;
 
 use burn::tensor::{Int, Tensor};
 
@@ -46,8 +46,8 @@ pub fn permutation_by_expert(experts: Tensor<2, Int>, num_experts: usize) -> Exp
          {MOST_EXPERTS}"
     );
     #[cfg(feature = "cuda")]
-    if t * k > 0 && super::cube::ints_on_gpu(&experts) {
-        return cube::permutation_by_expert(experts, num_experts);
+    if t * k > 0 && super::tensors::ints_on_gpu(&experts) {
+        return launch::permutation_by_expert(experts, num_experts);
     }
     fallback::permutation_by_expert(experts, num_experts)
 }

@@ -4,9 +4,9 @@
 //! dispatcher (`megatron/core/transformer/moe/token_dispatcher.py`), which send a token once to
 //! each rank.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
+#[cfg(feature = "cuda")]
+mod launch;
 
 use burn::tensor::{Int, Tensor};
 
@@ -25,8 +25,8 @@ pub fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2,
     arg_check::check("ranks_of_experts", [int("experts", &experts)]);
     assert!(of_rank > 0, "ranks_of_experts: ranks have no experts");
     #[cfg(feature = "cuda")]
-    if experts.shape().num_elements() > 0 && super::cube::ints_on_gpu(&experts) {
-        return cube::ep_ranks_of_experts(experts, of_rank);
+    if experts.shape().num_elements() > 0 && super::tensors::ints_on_gpu(&experts) {
+        return launch::ep_ranks_of_experts(experts, of_rank);
     }
     fallback::ep_ranks_of_experts(experts, of_rank)
 }

@@ -5,11 +5,11 @@
 //! Transformers `modeling_mixtral.py`, `modeling_deepseek_v3.py`.
 
 mod choose;
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 mod logits;
 pub(crate) mod reference;
 
@@ -249,16 +249,16 @@ struct Chosen {
 
 fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterOptions) -> Routed {
     #[cfg(feature = "cuda")]
-    if cube::takes(&logits) {
-        return cube::forward(logits, choice, options);
+    if launch::takes(&logits) {
+        return launch::forward(logits, choice, options);
     }
     fallback::forward(logits, choice, options)
 }
 
 fn gradient(chosen: Chosen, extra: RouterGradients, options: &RouterOptions) -> Tensor<2> {
     #[cfg(feature = "cuda")]
-    if cube::takes(&chosen.scores) {
-        return cube::gradient(chosen, extra, options);
+    if launch::takes(&chosen.scores) {
+        return launch::gradient(chosen, extra, options);
     }
     fallback::gradient(chosen, extra, options)
 }

@@ -2,9 +2,9 @@
 //!
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute` and `unpermute`.
 
-#[cfg(feature = "cuda")]
-mod cube;
 mod fallback;
+#[cfg(feature = "cuda")]
+mod launch;
 
 #[cfg(feature = "cuda")]
 use burn::tensor::DType;
@@ -30,8 +30,8 @@ pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
         return Tensor::empty([r, n], (&x.device(), x.dtype()));
     }
     #[cfg(feature = "cuda")]
-    if super::cube::on_gpu(&x) {
-        return cube::permute(x, index);
+    if super::tensors::on_gpu(&x) {
+        return launch::permute(x, index);
     }
     fallback::permute(x, index)
 }
@@ -55,8 +55,8 @@ pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
         return Tensor::zeros([t, n], (&y.device(), y.dtype()));
     }
     #[cfg(feature = "cuda")]
-    if y.dtype() != DType::F64 && super::cube::on_gpu(&y) {
-        return cube::unpermute(y, index);
+    if y.dtype() != DType::F64 && super::tensors::on_gpu(&y) {
+        return launch::unpermute(y, index);
     }
     fallback::unpermute(y, index)
 }

@@ -2,7 +2,7 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::NormVariant;
-use crate::cube::{RowGroup, place, row_sums};
+use crate::kernel_parts::{RowGroup, place, row_sums};
 
 /// Computes `dx` and partial sums of the gradients of gamma and beta. Each team processes every
 /// `teams`-th row.

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::NormVariant;
-use crate::cube::{RowGroup, place, row_sum};
+use crate::kernel_parts::{RowGroup, place, row_sum};
 
 /// Normalizes rows; reads each row once and keeps it in registers. Buffers that the variant does
 /// not use may be arbitrary ones.

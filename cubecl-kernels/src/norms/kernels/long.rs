@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::NormVariant;
-use crate::cube::{RowGroup, place, row_sum, row_sums};
+use crate::kernel_parts::{RowGroup, place, row_sum, row_sums};
 
 /// Like [`forward_kernel`](super::forward_kernel).
 #[cube(launch, address_type = "dynamic")]

@@ -12,7 +12,7 @@ use megaburn_cuda::tensor;
 use super::kernels::{gradient_kernel, softmax_kernel};
 use super::op::ScoreSoftmax;
 use super::plan::{MAX_PLANES, PLANE, ROWS, ScoresLaunch, SoftmaxPlan, VECS_PER_THREAD};
-use crate::cube::address_type;
+use crate::kernel_parts::address_type;
 
 impl ScoreSoftmax for Cube {
     fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self> {

@@ -10,7 +10,7 @@ use megaburn_cuda::tensor;
 
 use super::RopeLayout;
 use super::op::{RopeDirection, Rotate, composed};
-use crate::cube::{address_type, lanes};
+use crate::kernel_parts::{address_type, lanes};
 
 const UNITS: usize = 256;
 

@@ -1,7 +1,5 @@
 //! Root-mean-square normalization (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
-pub(crate) mod reference;
-
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -90,7 +88,7 @@ mod tests {
             2e-6,
             [x, gamma],
             rms_norm(x.clone(), gamma.clone(), epsilon),
-            reference::rms_norm(x.clone(), gamma.clone(), epsilon)
+            crate::norms::reference::rms_norm::rms_norm(x.clone(), gamma.clone(), epsilon)
         );
     }
 
@@ -121,7 +119,7 @@ mod tests {
             tolerance,
             [x, gamma],
             rms_norm(x.clone(), gamma.clone(), 1e-5),
-            reference::rms_norm(x.clone(), gamma.clone(), 1e-5)
+            crate::norms::reference::rms_norm::rms_norm(x.clone(), gamma.clone(), 1e-5)
         );
     }
 
@@ -138,7 +136,11 @@ mod tests {
             tolerance,
             [x, gamma],
             rms_norm_with(x.clone(), gamma.clone(), options.clone()),
-            reference::rms_norm_with(x.clone(), gamma.clone(), options.clone())
+            crate::norms::reference::rms_norm::rms_norm_with(
+                x.clone(),
+                gamma.clone(),
+                options.clone()
+            )
         );
         let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
         assert_same_function!(
@@ -150,7 +152,7 @@ mod tests {
                 gamma.clone(),
                 options.clone()
             )),
-            join(reference::rms_norm_add(
+            join(crate::norms::reference::rms_norm::rms_norm_add(
                 x.clone(),
                 residual.clone(),
                 gamma.clone(),
@@ -182,9 +184,9 @@ mod tests {
         };
         assert_same_function!(3e-6, [x, residual, gamma], chain(both(), gamma.clone()), {
             let sum = x.clone() + residual.clone();
-            let y = reference::rms_norm(sum.clone(), gamma.clone(), 1e-5);
+            let y = crate::norms::reference::rms_norm::rms_norm(sum.clone(), gamma.clone(), 1e-5);
             let sum = y.clone() * 2.0 + sum;
-            reference::rms_norm(sum.clone(), gamma.clone(), 1e-5) * y + sum
+            crate::norms::reference::rms_norm::rms_norm(sum.clone(), gamma.clone(), 1e-5) * y + sum
         });
     }
 
@@ -199,8 +201,11 @@ mod tests {
         };
         let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
         let fast = |(x, residual, gamma)| join(rms_norm_add::<3>(x, residual, gamma, 1e-5));
-        let slow =
-            |(x, residual, gamma)| join(reference::rms_norm_add::<3>(x, residual, gamma, 1e-5));
+        let slow = |(x, residual, gamma)| {
+            join(crate::norms::reference::rms_norm::rms_norm_add::<3>(
+                x, residual, gamma, 1e-5,
+            ))
+        };
         assert_same_function!(3e-6, [x, residual, gamma], fast(inputs()), slow(inputs()));
     }
 

@@ -1,7 +1,5 @@
 //! The gated activation of Gemma's MLP (Shazeer, 2020, arXiv:2002.05202).
 
-pub(crate) mod reference;
-
 use burn::tensor::Tensor;
 
 use crate::activation::{PointwiseFn, gated};
@@ -84,21 +82,21 @@ mod tests {
             tolerance,
             [x],
             geglu(x.clone()),
-            reference::geglu(x.clone())
+            crate::activation::reference::geglu::geglu(x.clone())
         );
-        let reference = reference::geglu_tanh(x.clone());
+        let reference = crate::activation::reference::geglu::geglu_tanh(x.clone());
         assert_same_function!(tolerance, [x], geglu_tanh(x.clone()), reference);
         assert_same_function!(
             tolerance,
             [x, weight],
             geglu_weighted(x.clone(), weight.clone()),
-            reference::geglu_weighted(x.clone(), weight.clone())
+            crate::activation::reference::geglu::geglu_weighted(x.clone(), weight.clone())
         );
         assert_same_function!(
             tolerance,
             [x, weight],
             geglu_tanh_weighted(x.clone(), weight.clone()),
-            reference::geglu_tanh_weighted(x.clone(), weight.clone())
+            crate::activation::reference::geglu::geglu_tanh_weighted(x.clone(), weight.clone())
         );
     }
 

@@ -11,9 +11,9 @@ use super::{
     BalanceLoss, NUM_VALUES, RouterGradients, RouterLossTerms, RouterLosses, RouterScores,
 };
 use crate::bias::ColumnSum;
-use crate::cube::RowView;
-use crate::moe::cube::{floats, on_gpu, wrap};
+use crate::kernel_parts::RowView;
 use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
+use crate::moe::tensors::{floats, on_gpu, wrap};
 
 /// Whether the kernel supports these scores: a plane must hold all experts of a token.
 pub(super) fn takes(scores: &Tensor<2>) -> bool {

@@ -14,7 +14,7 @@ use super::kernels::{
 };
 use super::op::{VocabParallelLoss, losses_of};
 use crate::backend_ops::cast;
-use crate::cube::address_type;
+use crate::kernel_parts::address_type;
 
 /// Units of a cube in which each unit has its own row.
 const UNITS: usize = 256;

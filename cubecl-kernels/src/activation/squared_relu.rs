@@ -1,7 +1,5 @@
 //! The squared rectifier (So et al., 2021, arXiv:2109.08668), Nemotron's activation.
 
-pub(crate) mod reference;
-
 use burn::tensor::Tensor;
 
 use crate::activation::{Activation, PointwiseFn, plain, weighted};
@@ -49,13 +47,16 @@ mod tests {
     ) {
         let x = leaf((normal(shape) * 3.0).cast(dtype));
         let weight = leaf(normal([shape[0] * shape[1]]).cast(dtype));
-        let slow = reference::squared_relu(x.clone());
+        let slow = crate::activation::reference::squared_relu::squared_relu(x.clone());
         assert_same_function!(tolerance, [x], squared_relu(x.clone()), slow);
         assert_same_function!(
             tolerance,
             [x, weight],
             squared_relu_weighted(x.clone(), weight.clone()),
-            reference::squared_relu_weighted(x.clone(), weight.clone())
+            crate::activation::reference::squared_relu::squared_relu_weighted(
+                x.clone(),
+                weight.clone()
+            )
         );
     }
 

@@ -8,7 +8,7 @@ use megaburn_cuda::tensor;
 
 use super::PartialAttention;
 use super::merge::LOWEST;
-use crate::cube::{on_gpu, wrap};
+use crate::kernel_parts::{on_gpu, wrap};
 
 /// Units of a cube.
 const UNITS: usize = 256;

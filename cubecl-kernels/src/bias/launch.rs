@@ -13,7 +13,7 @@ use megaburn_cuda::tensor;
 use super::column_sum::{self, ColumnSum};
 use super::kernels::*;
 use super::op::{self, AddToRows};
-use crate::cube::{RowView, address_type, lanes, wrap};
+use crate::kernel_parts::{RowView, address_type, lanes, wrap};
 
 /// Units per cube of the kernel that adds a vector to rows.
 const UNITS: usize = 256;

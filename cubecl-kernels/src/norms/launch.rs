@@ -13,7 +13,7 @@ use super::kernels::*;
 use super::vectors::vector_gradients;
 use super::{Norm, NormGrads, NormInput, NormInputGrads, NormRows, SavedNorm, fallback};
 use crate::backend_ops::cast;
-use crate::cube::{RowGroup, RowView, address_type, lanes};
+use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
 
 /// Multiprocessors of a large GPU.
 const PROCESSORS: u32 = 132;

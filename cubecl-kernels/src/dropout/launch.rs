@@ -12,7 +12,7 @@ use megaburn_cuda::tensor;
 use super::kernels::*;
 use super::key::{RowStarts, kept};
 use super::{Drop, DropoutInput, Mask, fallback};
-use crate::cube::{RandomStream, RowView, address_type, lanes, sum_parts};
+use crate::kernel_parts::{RandomStream, RowView, address_type, lanes, sum_parts};
 
 const UNITS: usize = 256;
 /// Target cube count for the bias gradient: several per multiprocessor of a large GPU.

@@ -7,7 +7,7 @@ use megaburn_cuda::tensor;
 
 use super::PartialAttention;
 use crate::attention::{AttentionOptions, cudnn, flash};
-use crate::cube::{on_gpu, wrap};
+use crate::kernel_parts::{on_gpu, wrap};
 
 /// The inputs as the kernels read them; `None` if the kernels do not support them.
 fn taken(inputs: [CubeTensor; 3], options: &AttentionOptions) -> Option<[CubeTensor; 3]> {

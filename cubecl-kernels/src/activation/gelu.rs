@@ -3,8 +3,6 @@
 //! Both forms are computed in f32 (f64 for f64); the result has the dtype of `x`. Only the input is
 //! saved for backward; the backward pass recomputes the rest.
 
-pub(crate) mod reference;
-
 use burn::tensor::Tensor;
 
 use crate::activation::{PointwiseFn, biased, plain};
@@ -103,13 +101,13 @@ mod tests {
             tolerance,
             [x, bias],
             bias_gelu(x.clone(), bias.clone()),
-            reference::bias_gelu(x.clone(), bias.clone())
+            crate::activation::reference::gelu::bias_gelu(x.clone(), bias.clone())
         );
         assert_same_function!(
             tolerance,
             [x, bias],
             bias_gelu_tanh(x.clone(), bias.clone()),
-            reference::bias_gelu_tanh(x.clone(), bias.clone())
+            crate::activation::reference::gelu::bias_gelu_tanh(x.clone(), bias.clone())
         );
     }
 
@@ -119,9 +117,14 @@ mod tests {
         let bias = normal([1]);
         let view = || x.clone().swap_dims(0, 2).narrow(0, 3, 8);
         let biased = || (view(), bias.clone().expand([3]));
-        assert_same_function!(2e-6, [x], gelu(view()), reference::gelu(view()));
+        assert_same_function!(
+            2e-6,
+            [x],
+            gelu(view()),
+            crate::activation::reference::gelu::gelu(view())
+        );
         let fast = |(x, bias)| bias_gelu_tanh::<3>(x, bias);
-        let slow = |(x, bias)| reference::bias_gelu_tanh::<3>(x, bias);
+        let slow = |(x, bias)| crate::activation::reference::gelu::bias_gelu_tanh::<3>(x, bias);
         // The bias gradient is one sum over all rows, and the two versions add in different orders.
         assert_same_function!(1e-5, [x, bias], fast(biased()), slow(biased()));
     }

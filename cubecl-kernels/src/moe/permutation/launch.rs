@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::ExpertPermutation;
-use crate::moe::cube::{UNITS, ints, wrap_ints};
+use crate::moe::tensors::{UNITS, ints, wrap_ints};
 
 /// The most cubes: each reads the counts of all.
 const CUBES: usize = 128;

@@ -1,7 +1,5 @@
 //! Layer normalization (Ba, Kiros and Hinton, 2016, arXiv:1607.06450).
 
-pub(crate) mod reference;
-
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -137,13 +135,23 @@ mod tests {
             3e-6,
             [x, gamma, beta],
             layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), epsilon),
-            reference::layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), epsilon)
+            crate::norms::reference::layer_norm::layer_norm(
+                x.clone(),
+                gamma.clone(),
+                Some(beta.clone()),
+                epsilon
+            )
         );
         assert_same_function!(
             3e-6,
             [x, gamma],
             layer_norm(x.clone(), gamma.clone(), None, epsilon),
-            reference::layer_norm(x.clone(), gamma.clone(), None, epsilon)
+            crate::norms::reference::layer_norm::layer_norm(
+                x.clone(),
+                gamma.clone(),
+                None,
+                epsilon
+            )
         );
     }
 
@@ -186,7 +194,7 @@ mod tests {
             tolerance,
             [x, gamma],
             layer_norm(x.clone(), gamma.clone(), None, 1e-5),
-            reference::layer_norm(x.clone(), gamma.clone(), None, 1e-5)
+            crate::norms::reference::layer_norm::layer_norm(x.clone(), gamma.clone(), None, 1e-5)
         );
     }
 
@@ -202,7 +210,12 @@ mod tests {
             tolerance,
             [x, gamma],
             layer_norm_with(x.clone(), gamma.clone(), None, options.clone()),
-            reference::layer_norm_with(x.clone(), gamma.clone(), None, options.clone())
+            crate::norms::reference::layer_norm::layer_norm_with(
+                x.clone(),
+                gamma.clone(),
+                None,
+                options.clone()
+            )
         );
         let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
         let inputs = || {
@@ -216,7 +229,13 @@ mod tests {
         let fast =
             |(x, residual, gamma, beta)| layer_norm_add(x, residual, gamma, beta, options.clone());
         let slow = |(x, residual, gamma, beta)| {
-            reference::layer_norm_add(x, residual, gamma, beta, options.clone())
+            crate::norms::reference::layer_norm::layer_norm_add(
+                x,
+                residual,
+                gamma,
+                beta,
+                options.clone(),
+            )
         };
         assert_same_function!(
             tolerance,
@@ -296,7 +315,9 @@ mod tests {
             (x, gamma, Some(beta))
         };
         let fast = |(x, gamma, beta)| layer_norm::<3>(x, gamma, beta, 1e-5);
-        let slow = |(x, gamma, beta)| reference::layer_norm::<3>(x, gamma, beta, 1e-5);
+        let slow = |(x, gamma, beta)| {
+            crate::norms::reference::layer_norm::layer_norm::<3>(x, gamma, beta, 1e-5)
+        };
         assert_same_function!(3e-6, [x, vectors], fast(inputs()), slow(inputs()));
     }
 

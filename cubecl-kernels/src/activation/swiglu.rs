@@ -1,7 +1,5 @@
 //! The gated activation of Llama's MLP (Shazeer, 2020, arXiv:2002.05202).
 
-pub(crate) mod reference;
-
 use burn::tensor::Tensor;
 
 use crate::activation::{PointwiseFn, gated};
@@ -55,7 +53,7 @@ mod tests {
             tolerance,
             [x],
             swiglu(x.clone()),
-            reference::swiglu(x.clone())
+            crate::activation::reference::swiglu::swiglu(x.clone())
         );
     }
 
@@ -69,7 +67,7 @@ mod tests {
             tolerance,
             [x, weight],
             swiglu_weighted(x.clone(), weight.clone()),
-            reference::swiglu_weighted(x.clone(), weight.clone())
+            crate::activation::reference::swiglu::swiglu_weighted(x.clone(), weight.clone())
         );
     }
 
@@ -92,12 +90,17 @@ mod tests {
                 .narrow(1, 1, 3)
                 .reshape([15])
         };
-        assert_same_function!(2e-6, [x], swiglu(view()), reference::swiglu(view()));
+        assert_same_function!(
+            2e-6,
+            [x],
+            swiglu(view()),
+            crate::activation::reference::swiglu::swiglu(view())
+        );
         assert_same_function!(
             2e-6,
             [x, weight],
             swiglu_weighted(view(), weights()),
-            reference::swiglu_weighted(view(), weights())
+            crate::activation::reference::swiglu::swiglu_weighted(view(), weights())
         );
     }
 

@@ -8,7 +8,7 @@ use megaburn_cuda::CudaQueue;
 use megaburn_cuda::addresses::Entry;
 
 use super::UNITS;
-use crate::cube::assembly::{OPERANDS, registers, value};
+use crate::kernel_parts::assembly::{OPERANDS, registers, value};
 
 /// A vector of four numbers.
 pub(super) type Quad = Vector<f32, Const<4>>;

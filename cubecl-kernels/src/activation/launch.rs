@@ -11,7 +11,7 @@ use megaburn_cuda::tensor;
 use super::kernels::*;
 use super::{Activate, Activation, ActivationGrads, ActivationInput, fallback};
 use crate::backend_ops::cast;
-use crate::cube::{RowGroup, RowView, address_type, lanes};
+use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
 
 /// Units per cube of the elementwise kernel.
 const UNITS: usize = 256;

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Int, Tensor};
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use crate::moe::cube::{UNITS, ints, wrap_ints};
+use crate::moe::tensors::{UNITS, ints, wrap_ints};
 
 pub(super) fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
     let experts = ints(experts);

@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::tensor;
 
-pub(super) use crate::cube::wrap;
+pub(super) use crate::kernel_parts::wrap;
 
 /// Units per cube of kernels whose units are independent.
 pub(super) const UNITS: usize = 256;

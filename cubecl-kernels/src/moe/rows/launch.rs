@@ -6,8 +6,8 @@ use burn::tensor::{Int, Tensor};
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use crate::cube::{RowView, address_type, lanes};
-use crate::moe::cube::{UNITS, floats, ints, wrap};
+use crate::kernel_parts::{RowView, address_type, lanes};
+use crate::moe::tensors::{UNITS, floats, ints, wrap};
 
 /// Terms that a unit loads at once.
 const AHEAD: usize = 4;

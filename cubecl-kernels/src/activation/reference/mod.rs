@@ -1,0 +1,6 @@
+//! The definitions of the activations.
+
+pub(crate) mod geglu;
+pub(crate) mod gelu;
+pub(crate) mod squared_relu;
+pub(crate) mod swiglu;

@@ -1,17 +1,17 @@
-//! Which kernels compute a run's attention, and why not faster ones.
+//! The line of the console about attention: which kernels compute it, and why not faster ones.
 
 use megaburn_kernels::{AUTO_LEN, AttentionKernel};
 use megaburn_models::DecoderConfig;
 
 use crate::TrainConfig;
 
-/// What of a run decides about its attention's kernels.
+/// The properties of a run that determine its attention kernels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Facts {
     dtype: String,
     head_dims: [usize; 2],
     seq_len: usize,
-    /// Layers whose queries see a window only, of so many.
+    /// Number of layers with sliding-window attention, and of all layers.
     windows: [usize; 2],
     window: usize,
     documents: bool,
@@ -35,7 +35,7 @@ impl Facts {
         }
     }
 
-    /// What cuDNN is not asked for, in all layers.
+    /// Why cuDNN is used in no layer; `None` if it is used in some.
     fn never(&self, kernel: AttentionKernel) -> Option<String> {
         let Self {
             windows: [windows, blocks],
@@ -61,7 +61,8 @@ impl Facts {
         }
     }
 
-    /// What the console says of attention on GPUs. `cudnn` is the one that was found, or why there is none.
+    /// The console's description of attention on GPUs. `cudnn` returns the cuDNN that was found, or
+    /// why there is none.
     pub(crate) fn describe(
         &self,
         kernel: AttentionKernel,

@@ -1,32 +1,33 @@
-//! The data of a run, loaded once a process and shared by its rank threads.
+//! The data of a run, loaded once per process and shared by its rank threads.
 
 use megaburn_collective::Progress;
 use megaburn_data::{Corpus, Sampler, Split, TokenDataset, Tokenizer, bits_per_byte};
 
 use crate::{TrainConfig, TrainError};
 
-/// The text, its tokens and the tokenizer between them.
+/// The training and validation tokens, and the tokenizer that made them.
 #[derive(Debug)]
 pub struct RunData {
     pub(crate) tokenizer: Box<dyn Tokenizer>,
     pub(crate) train: TokenDataset,
     pub(crate) valid: TokenDataset,
-    /// Where the text is from, its size and hash, for people.
+    /// The source of the text, its size and its hash, for people.
     pub(crate) description: String,
-    /// Hash of the text and its tokenizer: a resumed run must read the same tokens.
+    /// Hash of the text and its tokenizer. A resumed run must read the same tokens.
     pub(crate) hash: u64,
 }
 
 impl RunData {
-    /// Reads what `[data]` names.
+    /// Loads the data that `[data]` names.
     ///
     /// # Errors
-    /// The text cannot be read or holds nothing; the tokenizer cannot be used or not encode it.
+    /// The text cannot be read or is empty; the tokenizer cannot be used, or cannot encode the
+    /// text.
     pub fn load(config: &TrainConfig) -> Result<Self, TrainError> {
         Self::load_with(config, &Progress::none())
     }
 
-    /// The same, telling `progress` of each part of the text that is read and encoded.
+    /// As [`load`](Self::load), reporting each encoded part of the text to `progress`.
     pub(crate) fn load_with(config: &TrainConfig, progress: &Progress) -> Result<Self, TrainError> {
         let tokenizer = config.data.tokenizer.open()?;
         progress.add(0);
@@ -48,7 +49,8 @@ impl RunData {
             let num_ids = tokenizer.vocab_size();
             description += &format!(", {} tokens of {path} ({num_ids} ids)", tokens.num_tokens());
         }
-        // The byte-level hash is 0, so that such runs keep the hash of their text alone.
+        // The hash of the byte tokenizer is 0, so the hash of byte-level runs is the one of their
+        // text.
         let hash = corpus.hash() ^ tokenizer.hash();
         Ok(Self {
             tokenizer,
@@ -59,10 +61,11 @@ impl RunData {
         })
     }
 
-    /// What a run draws its samples from, and an evaluation; none where nothing is evaluated.
+    /// The samplers of training and of evaluation; the latter is `None` if
+    /// `data.validation_fraction` is 0.
     ///
     /// # Errors
-    /// A part that is shorter than a sample.
+    /// A split of the data is shorter than a sample.
     pub(crate) fn samplers(
         &self,
         config: &TrainConfig,
@@ -74,12 +77,12 @@ impl RunData {
         Ok((train, is_evaluated.then(valid).transpose()?))
     }
 
-    /// Number of token ids.
+    /// Number of token ids of the tokenizer.
     pub(crate) fn vocab(&self) -> usize {
         self.tokenizer.vocab_size()
     }
 
-    /// What a loss means in bits per byte of text, where that is known.
+    /// Converts a validation loss to bits per byte of text, if the tokens' bytes are known.
     pub(crate) fn bits_per_byte(&self, loss: f64) -> Option<f64> {
         self.valid
             .bytes_per_token()

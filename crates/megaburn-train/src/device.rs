@@ -1,4 +1,4 @@
-//! What the ranks compute on.
+//! The devices that ranks compute on.
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
@@ -12,33 +12,34 @@ use crate::{TrainError, attention_line::Facts};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
-    /// GPUs, where the program was built with feature `cuda` and the machine shows one; else the CPU.
+    /// GPUs, if the program was built with feature `cuda` and the machine has any; otherwise the
+    /// CPU.
     #[default]
     Auto,
-    /// This machine's processor.
+    /// The CPU.
     Cpu,
-    /// NVIDIA GPUs, one a rank.
+    /// NVIDIA GPUs, one per rank.
     Cuda,
 }
 
-/// What the ranks of this host compute on.
+/// The devices of the ranks on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// The processor, which all share.
+    /// The CPU, which all ranks share.
     Cpu,
-    /// So many NVIDIA GPUs, one a rank; each rank is a process.
+    /// NVIDIA GPUs, one per rank; each rank is a process.
     Cuda {
-        /// GPUs that this process may use.
+        /// Number of GPUs that this process may use.
         gpus: usize,
     },
 }
 
 impl DeviceChoice {
-    /// What it comes to on this machine. Where that is GPUs, this process is made ready for them:
-    /// call it before there is a tensor on one.
+    /// The devices that this choice selects on this machine. If they are GPUs, this also prepares
+    /// the process for them: call it before any tensor is on a GPU.
     ///
     /// # Errors
-    /// GPUs were asked for and there are none, or something is missing that they need.
+    /// GPUs were requested, but there are none, or something that they need is missing.
     pub fn find(self) -> Result<Devices, TrainError> {
         match self {
             Self::Cpu => Ok(Devices::Cpu),
@@ -53,18 +54,19 @@ impl DeviceChoice {
     }
 }
 
-/// Whether the launcher gave this rank a GPU together with others.
+/// Whether the launcher assigned this rank a GPU together with other ranks.
 fn shares_gpu() -> Result<bool, TrainError> {
     Ok(RankEnv::from_env()?.is_some_and(|env| env.ranks_per_gpu > 1))
 }
 
 impl Devices {
-    /// Whether `layout`'s ranks have to be started as processes: no launcher did.
+    /// Whether the ranks of `layout` still have to be started as processes, because no launcher
+    /// did.
     pub fn need_processes(self, layout: &Layout, env: Option<&RankEnv>) -> bool {
         self != Self::Cpu && env.is_none() && layout.world_size() > 1
     }
 
-    /// Refuses a layout of more ranks than these GPUs can carry on one host.
+    /// Refuses a layout with more ranks than GPUs on one host.
     ///
     /// # Errors
     /// [`TrainError::TooFewGpus`].
@@ -109,18 +111,18 @@ impl Devices {
         })
     }
 
-    /// How GPUs multiply matrices in all of this process: whether those of f32 may be rounded to tf32, and whether
-    /// algorithms are timed.
+    /// Configures GEMMs on GPUs for the whole process: whether f32 matrices may be rounded to tf32,
+    /// and whether algorithms are timed.
     pub(crate) fn choose_gemm(self, tf32: bool, tune: bool) {
         if self != Self::Cpu {
             cuda::choose_gemm(tf32, tune);
         }
     }
 
-    /// Finds what a choice of attention needs beside all that a run on these devices needs.
+    /// Finds the libraries that a choice of attention needs in addition to those of every run.
     ///
     /// # Errors
-    /// The library that is missing, where it was looked for and how to install it.
+    /// A library is missing; the error says where it was searched for and how to install it.
     pub(crate) fn find_libraries_of(self, attention: AttentionKernel) -> Result<(), TrainError> {
         match attention {
             AttentionKernel::Cudnn => cuda::find_cudnn().map(drop),
@@ -128,7 +130,7 @@ impl Devices {
         }
     }
 
-    /// Which kernels compute attention, and why not faster ones, as the console says it.
+    /// The console's description of the attention kernels, and of why faster ones are not used.
     pub(crate) fn describe_attention(self, attention: AttentionKernel, facts: &Facts) -> String {
         let why = |error: TrainError| match error {
             TrainError::Cuda { why } => why,
@@ -137,7 +139,7 @@ impl Devices {
         facts.describe(attention, || cuda::find_cudnn().map_err(why))
     }
 
-    /// What the console calls them, from `ranks` ranks; nothing for the CPU.
+    /// The console's description of the GPUs of `ranks` ranks; `None` on the CPU.
     pub(crate) fn describe(self, ranks: usize, env: &Option<RankEnv>) -> Option<String> {
         let Self::Cuda { gpus } = self else {
             return None;
@@ -176,7 +178,7 @@ mod cuda {
         Ok(Device::cuda(index))
     }
 
-    /// Its version and file.
+    /// The version and path of cuDNN.
     pub(super) fn find_cudnn() -> Result<String, TrainError> {
         let found = megaburn_cuda::cudnn::found().map(|found| found.to_string());
         found.map_err(|error| TrainError::Cuda {

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::{Exit, ResumeError, config::keys_of, run_folder::RunFolderError, trainer::Diagnosis};
 
-/// Why a run cannot start or go on.
+/// Why a run cannot start or continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(
@@ -198,7 +198,7 @@ impl From<CollectiveError> for TrainError {
 }
 
 impl TrainError {
-    /// How a process that fails with this error exits.
+    /// The exit code of a process that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::UnknownKey { .. }
@@ -249,7 +249,7 @@ impl TrainError {
                     Some(
                         CollectiveError::BadArgument { .. } | CollectiveError::BadGroup { .. },
                     ) => Exit::Failed,
-                    // With the code of the rank that cannot.
+                    // Exit with the code of the rank that could not start.
                     Some(CollectiveError::CannotStart { code, .. }) => {
                         Exit::of_code(*code).unwrap_or(Exit::PeerLost)
                     }
@@ -260,7 +260,7 @@ impl TrainError {
         }
     }
 
-    /// The collective that failed, if that is what happened.
+    /// The error of the failed collective, if one caused this error.
     pub fn collective(&self) -> Option<&CollectiveError> {
         match self {
             Self::Collective(error) => Some(error),
@@ -275,7 +275,7 @@ impl TrainError {
     }
 }
 
-/// Whether what is wrong with a checkpoint is what the user gave, not what happened to it.
+/// Whether a checkpoint error is caused by what the user passed, and not by damage or the system.
 fn is_bad_input(error: &CheckpointError) -> bool {
     match error {
         CheckpointError::Io { source, .. } => matches!(

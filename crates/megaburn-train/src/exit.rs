@@ -1,25 +1,25 @@
 use std::process::ExitCode;
 
-/// How a run ended, as its exit code tells a script or a supervisor.
+/// How a run ended, as its exit code reports it to a script or a supervisor.
 ///
-/// Other codes come from elsewhere: `train.stopped_exit_code` of a run that stopped, 101 after a panic
-/// outside a rank thread (a bug), and 128 + the signal's number when a signal ended the process at
-/// once ([`crate::signal`]). [`Exit::table`] has all of them.
+/// Other codes come from elsewhere: `train.stopped_exit_code` of a run that was stopped, 101 after
+/// a panic outside a rank thread (a bug), and 128 + the signal's number if a signal ended the
+/// process immediately ([`crate::signal`]). [`Exit::table`] lists all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
-    /// 0: finished, or stopped on request after saving. Starting the same command again continues
-    /// a stopped run.
+    /// 0: finished, or stopped on request after saving. Running the same command again continues a
+    /// stopped run.
     Done,
     /// 1: failed while running, for instance because the disk is full.
     Failed,
-    /// 2: the command line, the configuration, the data or the checkpoint cannot be used. Starting
-    /// again without a change fails again.
+    /// 2: the command line, the configuration, the data or the checkpoint cannot be used.
+    /// Restarting without a change fails in the same way.
     BadInput,
-    /// 3: the loss or the gradient was not finite, or too many steps in a row were skipped. The
-    /// weights are those of the step before.
+    /// 3: the loss or the gradient was not finite, or too many consecutive steps were skipped. The
+    /// weights are those before the step.
     NonFinite,
-    /// 4: another rank died, hung, or ran another collective than this one. Starting again
-    /// continues from the last checkpoint.
+    /// 4: another rank died, hung, or ran a different collective. Restarting continues from the
+    /// last checkpoint.
     PeerLost,
 }
 
@@ -44,15 +44,15 @@ impl Exit {
         }
     }
 
-    /// The meaning of an exit code of megaburn's.
+    /// The variant with this exit code, if any.
     pub fn of_code(code: i32) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|exit| i32::from(exit.code()) == code)
     }
 
-    /// Every code that the commands exit with and its meaning, as `docs/training.md` and `--help`
-    /// list them.
+    /// Every exit code of the commands with its meaning, as `docs/training.md` and `--help` list
+    /// them.
     pub fn table() -> Vec<(String, &'static str)> {
         let own = Exit::ALL.map(|exit| (exit.code().to_string(), exit.meaning()));
         let others = OTHERS.map(|(codes, meaning)| (codes.to_string(), meaning));
@@ -68,7 +68,7 @@ impl Exit {
         )
     }
 
-    /// What the code means, in one line.
+    /// The meaning of the code in one line.
     pub fn meaning(self) -> &'static str {
         match self {
             Exit::Done => {
@@ -84,7 +84,7 @@ impl Exit {
     }
 }
 
-/// The codes that are no [`Exit`].
+/// The codes that are not an [`Exit`].
 const OTHERS: [(&str, &str); 2] = [
     (
         "101",

@@ -1,7 +1,8 @@
-//! What a device says that failed, as an error of the run.
+//! Turns the failure texts of a device into errors of the run.
 //!
-//! A GPU's work fails where nobody looks: what it should have written is marked, work on that is
-//! skipped, and the first read tells. The text that tells is long and quotes itself.
+//! A GPU fails asynchronously: the outputs of the failed work are marked, work that depends on them
+//! is skipped, and the first read reports the failure. The text of that report is long and
+//! repetitive.
 
 use burn::{
     prelude::Device,
@@ -10,15 +11,15 @@ use burn::{
 
 use crate::{TrainError, memory};
 
-/// Reads one number.
+/// Reads one number from its device.
 ///
 /// # Errors
-/// It was never computed, because the device is out of memory or failed.
+/// The number was never computed, because the device is out of memory or has failed.
 pub(crate) fn read(number: Tensor<1>) -> Result<f64, TrainError> {
     read_all(number).map(|numbers| f64::from(numbers[0]))
 }
 
-/// Reads some numbers.
+/// Reads several numbers from their device.
 ///
 /// # Errors
 /// As [`read`].
@@ -30,13 +31,13 @@ pub(crate) fn read_all(numbers: Tensor<1>) -> Result<Vec<f32>, TrainError> {
     }
 }
 
-/// The error of a device whose memory cannot be read, by the text it gave.
+/// The error of a device that cannot be read, from the text of its report.
 pub(crate) fn device_error(text: String, device: &Device) -> TrainError {
     diagnose(&text, device).unwrap_or(TrainError::Device { why: text })
 }
 
-/// The error that a text (of another error, or of a panic) tells of a device; `None` if it is about
-/// something else.
+/// The error that a text (of another error, or of a panic) reports about a device; `None` if it is
+/// about something else.
 pub(crate) fn diagnose(text: &str, device: &Device) -> Option<TrainError> {
     let memory = || memory::report(device).unwrap_or_else(|| "an unknown rest".into());
     if let Some(bytes) = out_of_memory(text) {
@@ -48,7 +49,7 @@ pub(crate) fn diagnose(text: &str, device: &Device) -> Option<TrainError> {
     is_about_device(text).then(|| TrainError::Device { why: root(text) })
 }
 
-/// Whether a text tells of a device that failed.
+/// Whether a text reports the failure of a device.
 pub(crate) fn is_about_device(text: &str) -> bool {
     const SAID_BY_CUBECL: [&str; 5] = [
         "out of device memory",
@@ -60,7 +61,7 @@ pub(crate) fn is_about_device(text: &str) -> bool {
     SAID_BY_CUBECL.iter().any(|said| text.contains(said))
 }
 
-/// The size of the allocation that failed, if that is what happened.
+/// The size of the failed allocation in bytes, if the text reports one.
 fn out_of_memory(text: &str) -> Option<u64> {
     const BEFORE_SIZE: [&str; 2] = [
         "out of device memory allocating ",
@@ -75,7 +76,7 @@ fn out_of_memory(text: &str) -> Option<u64> {
     })
 }
 
-/// What is behind the last "Caused by", without the stack trace.
+/// The text after the last "Caused by:", without the stack trace.
 fn root(text: &str) -> String {
     let cause = text.rsplit("Caused by:").next().unwrap_or(text);
     let is_trace = |line: &str| {
@@ -99,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// As CubeCL prints them, shortened.
+    /// Texts as CubeCL prints them, shortened.
     const NO_MEMORY: &str = "An error happened during execution\nCaused by:\n  The bytes were never \
         written (failure #3, still claiming 7 buffer(s))\n  sum skipped\nCaused by:\n  An IO error \
         happened\nCaused by:\n  out of device memory allocating 36507222016 bytes\n   0: core::ops\n\

@@ -1,4 +1,4 @@
-//! The end of a process that does not wait for its threads.
+//! Ends a process without waiting for its threads.
 
 use std::{
     io::{self, Write},
@@ -9,11 +9,11 @@ use std::{
 
 use signal_hook::low_level::exit;
 
-/// Writing the last message may take no longer, because nobody may be reading it.
+/// How long writing the last message may take; its reader may be blocked.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Writes `words` to standard error, past the queue of the log, which ends with the process, and ends
-/// the process at once.
+/// Writes `words` directly to standard error, because the queue of the log is lost with the
+/// process, and ends the process at once.
 pub(crate) fn end_process(words: String, code: i32) -> ! {
     let (said, end) = channel();
     let say = move || {

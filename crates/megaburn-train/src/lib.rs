@@ -1,6 +1,6 @@
 //! Configuration, training loop, metrics and resilience.
 
-// These macros panic where their output cannot be written.
+// These macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod attention_line;

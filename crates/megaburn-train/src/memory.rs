@@ -1,8 +1,8 @@
-//! How much memory this process holds.
+//! Memory usage of this process.
 
 use burn::prelude::Device;
 
-/// What the metrics call memory: what this process holds of the GPU that `device` is, else
+/// The memory that metrics report: this process's memory on the GPU `device`, or else
 /// [`resident_bytes`].
 pub fn used_bytes(device: &Device) -> u64 {
     #[cfg(feature = "cuda")]
@@ -13,7 +13,7 @@ pub fn used_bytes(device: &Device) -> u64 {
     resident_bytes()
 }
 
-/// What a GPU's memory is taken by, as a text; `None` for other devices.
+/// A description of what uses the memory of a GPU; `None` for other devices.
 pub(crate) fn report(device: &Device) -> Option<String> {
     #[cfg(feature = "cuda")]
     if let Some(report) = megaburn_cuda::memory::MemoryReport::of(device) {
@@ -23,7 +23,7 @@ pub(crate) fn report(device: &Device) -> Option<String> {
     None
 }
 
-/// Resident memory of this process in bytes; 0 where the operating system does not tell.
+/// Resident memory of this process in bytes; 0 if the operating system does not report it.
 pub fn resident_bytes() -> u64 {
     memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
 }

@@ -1,5 +1,5 @@
-//! Notices a rank that gives no sign of life while nobody waits for it in a collective: one that hangs
-//! in a kernel, in a file system, or alone in its world.
+//! Detects a rank that gives no sign of life while no other rank waits for it in a collective: one
+//! that hangs in a kernel, in a file system, or in a world of one rank.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError},
@@ -11,9 +11,9 @@ use megaburn_collective::{Pulse, Quiet};
 
 use crate::{Exit, TrainError, last_words::end_process};
 
-/// Where other ranks wait too, they notice first and say more.
+/// Added to the limit of a phase: other ranks that wait notice first, and report more.
 const AFTER_OTHERS: Duration = Duration::from_secs(10);
-/// How often it looks at most.
+/// Longest interval between two checks.
 const TICK: Duration = Duration::from_secs(1);
 
 /// A thread that watches one rank of this process until it is dropped.
@@ -24,11 +24,12 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Ends the process with [`Exit::Failed`] when the rank gives no sign for `limit`, or within a
-    /// phase for longer than the phase's limit. A thread that hangs cannot be ended otherwise.
+    /// Ends the process with [`Exit::Failed`] if the rank gives no sign of life for `limit`, or
+    /// makes no progress in a phase for longer than the phase's limit. A hanging thread cannot be
+    /// ended in any other way.
     ///
     /// # Errors
-    /// The system has no room for a thread.
+    /// The system cannot start a thread.
     pub(crate) fn start(rank: usize, pulse: Pulse, limit: Duration) -> Result<Self, TrainError> {
         Self::start_with(pulse, limit, move |why| {
             let next = "its process ends, and a start anew goes on from the last checkpoint";
@@ -76,7 +77,7 @@ impl Drop for Monitor {
     }
 }
 
-/// What is wrong with a rank that has been quiet for too long.
+/// What is wrong with a rank that has been quiet for too long; `None` if it is within its limit.
 fn heartbeat_overdue(quiet: Quiet, limit: Duration) -> Option<String> {
     let Quiet {
         since,

@@ -1,4 +1,4 @@
-//! What a rank is in a pipeline.
+//! A rank's role in a pipeline.
 
 use std::sync::Arc;
 
@@ -19,25 +19,25 @@ use crate::{
     config::{Dtype, ParallelConfig},
 };
 
-/// The stages of a rank, in which order it computes, and with whom it shares a matrix. Without a
-/// pipeline it is a pipeline of one rank.
+/// The stages of a rank, its schedule, and the rank with which it shares a matrix. Without pipeline
+/// parallelism this is a pipeline of one rank.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     parallel: ParallelConfig,
     neighbours: P2pGroups,
     chunks: Vec<StageLayers>,
-    /// Which of its ranks computes the loss.
+    /// The pipeline rank that computes the loss.
     last: usize,
-    /// Whether the vectors with which the model begins are those with which it ends, or are read there once
-    /// more, in two stages, of which this rank has one or both.
+    /// Whether this rank has the first or the last stage and both use the embedding: because it is
+    /// tied, or because multi-token prediction reads it in the last stage.
     is_shared: bool,
-    /// The ranks of this pipeline that hold these vectors, where they are two.
+    /// The two ranks of this pipeline that hold copies of the embedding, if it is not one rank.
     copies: Option<Group>,
     hidden: usize,
     dtype: DType,
-    /// How much shorter than the sequence the stream of a rank is.
+    /// The factor by which the residual stream of a rank is shorter than the sequence.
     splits: usize,
-    /// That of the last step.
+    /// The schedule of the last step.
     schedule: Option<Arc<Schedule>>,
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct Pipeline {
 const EMBEDDING: &str = "embedding.weight";
 
 impl Pipeline {
-    /// Of the rank in `groups`.
+    /// The pipeline of the rank in `groups`.
     ///
     /// # Errors
-    /// The model has too few layers, or they are to be split in a way that does not add up.
+    /// The model has too few layers, or the requested split of the layers is not possible.
     /// # Collective
-    /// Nothing is sent.
+    /// No communication.
     pub(crate) fn new(
         parallel: &ParallelConfig,
         model: &DecoderConfig,
@@ -100,22 +100,22 @@ impl Pipeline {
         self.neighbours.group()
     }
 
-    /// What of the model this rank has.
+    /// The layers of each chunk of this rank.
     pub(crate) fn chunks(&self) -> &[StageLayers] {
         &self.chunks
     }
 
-    /// Parameters that two stages use: this rank gets a gradient of each, or another rank does.
+    /// The parameter that two stages use: its gradient may arrive on this rank or on another.
     pub(crate) fn shared(&self) -> Option<String> {
         self.is_shared.then(|| EMBEDDING.to_string())
     }
 
-    /// Sums the gradients of what stages share.
+    /// Sums the gradients of the parameter that stages share.
     ///
     /// # Errors
     /// A failed collective.
     /// # Collective
-    /// The ranks that share.
+    /// The ranks that share it.
     pub(crate) fn all_reduce_tied(
         &self,
         grads: &mut GradientAccumulator,
@@ -126,7 +126,7 @@ impl Pipeline {
         }
     }
 
-    /// What a step of so many micro-batches does.
+    /// The schedule of a training step with `num_micro_batches` micro-batches.
     ///
     /// # Errors
     /// There is no such schedule.
@@ -149,7 +149,7 @@ impl Pipeline {
         Ok(self.schedule.insert(schedule).clone())
     }
 
-    /// What so many micro-batches without backward do.
+    /// The schedule of `num_micro_batches` micro-batches without backward.
     ///
     /// # Errors
     /// There is no such schedule.
@@ -165,7 +165,7 @@ impl Pipeline {
             .build()
     }
 
-    /// How stages are joined, for micro-batches `[seq_len, samples]`.
+    /// The messages between stages, for micro-batches `[seq_len, samples]`.
     pub(crate) fn wire(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
         let [seq_len, samples] = tokens;
         let shape = [seq_len / self.splits, samples, self.hidden];
@@ -179,7 +179,7 @@ impl Pipeline {
         }
     }
 
-    /// What [`Decoder::next_logits`] gives, of the stages that each rank has.
+    /// [`Decoder::next_logits`] over the stages of all pipeline ranks.
     ///
     /// # Errors
     /// A failed collective.
@@ -220,7 +220,7 @@ impl Pipeline {
     }
 }
 
-/// The next tokens of some sequences go through the stages.
+/// Runs the next tokens of some sequences through the stages.
 struct GenerateExecutor<'a> {
     model: &'a Decoder,
     next: &'a Next<'a>,

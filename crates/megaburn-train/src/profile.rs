@@ -1,13 +1,13 @@
-//! Names for the parts of a step in NVIDIA's profilers.
+//! Names the parts of a step in NVIDIA's profilers.
 
-/// A part of a step, until it is dropped.
+/// A named part of a step, which ends when this is dropped.
 #[must_use = "the range ends when this is dropped"]
 pub(crate) struct Range {
     #[cfg(feature = "cuda")]
     _range: megaburn_cuda::nvtx::Range,
 }
 
-/// Begins a part of a step. Without feature `nvtx` nothing happens.
+/// Begins a named part of a step. Without feature `nvtx` this does nothing.
 pub(crate) fn range(name: &'static str) -> Range {
     #[cfg(not(feature = "cuda"))]
     let _ = name;

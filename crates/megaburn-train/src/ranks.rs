@@ -1,4 +1,4 @@
-//! Running one function on every rank: as threads of this process, or as one of several processes.
+//! Runs one function on every rank: as threads of this process, or as one of several processes.
 
 use std::{
     any::Any,
@@ -21,12 +21,12 @@ use crate::{
     start,
 };
 
-/// Runs `rank` on every rank of `layout` and gives back what each returned, in rank order: as
-/// threads of this process, or, under a launcher (`env`), as the one rank that this process is,
-/// whose result alone comes back. Each rank computes in a rayon pool of its own, on `device`.
+/// Runs `rank` on every rank of `layout` and returns the results in rank order. The ranks are
+/// threads of this process; under a launcher (`env`), this process is one rank and only its own
+/// result is returned. Each rank computes on `device`, in its own rayon pool.
 ///
 /// # Errors
-/// The root cause, where several ranks failed. Whatever ends one badly ends the others too.
+/// The root cause, if several ranks failed. A rank that fails aborts the others.
 pub(crate) fn run_ranks<T: Send>(
     layout: &Layout,
     env: Option<RankEnv>,
@@ -44,12 +44,12 @@ pub(crate) fn run_ranks<T: Send>(
     )
 }
 
-/// The same after `prepare`, once in this process. Ranks that are processes meet first: a rank whose
-/// preparation takes long is waited for ([`Phase::Start`]) as long as it tells progress, and one whose
-/// preparation fails ends all with its error.
+/// As [`run_ranks`], after running `prepare` once in this process. Ranks that are processes connect
+/// first: the others wait for a rank whose preparation takes long ([`Phase::Start`]) while it
+/// reports progress, and a rank whose preparation fails ends all ranks with its error.
 ///
 /// # Errors
-/// As [`run_ranks`]; the error of `prepare`.
+/// As [`run_ranks`]; also the error of `prepare`.
 pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
     layout: &Layout,
     env: Option<RankEnv>,
@@ -82,10 +82,10 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
     }
 }
 
-/// Autodiff walks deep graphs on the rank's own stack.
+/// Autodiff recurses through deep graphs on the rank's stack.
 const STACK_BYTES: usize = 32 << 20;
 
-/// Runs one rank; whatever ends it badly ends the others too.
+/// Runs one rank; if it fails or panics, the other ranks are aborted.
 fn guarded<T>(
     world: &Group,
     device: &Device,
@@ -116,8 +116,9 @@ fn guarded<T>(
     result
 }
 
-/// The failure of the world's collectives, unless it began on this rank's GPU, which then says more
-/// itself. Where a peer failed, this rank's GPU lacks what it waited for and only says so.
+/// The failure of the world's collectives, unless it began on this rank's GPU, in which case the
+/// GPU's own error says more. If a peer failed, this rank's GPU only reports that its inputs are
+/// missing.
 fn peers_failure(world: &Group) -> Option<CollectiveError> {
     world
         .failure()
@@ -129,12 +130,12 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
     text.or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
-/// Runs a rank on a rayon pool of its own, so that Burn's CPU backend works for it there: its equal
-/// share of the cores of `ranks` ranks on this host (`RAYON_NUM_THREADS` overrides). In the global
-/// pool the ranks of a process would queue behind each other.
+/// Runs a rank in its own rayon pool, which Burn's CPU backend then uses. The pool has an equal
+/// share of the host's cores for each of `ranks` ranks (`RAYON_NUM_THREADS` overrides this). In the
+/// global pool the ranks of a process would queue behind each other.
 ///
 /// # Errors
-/// The system has no room for the pool's threads; or `rank`'s own.
+/// The system cannot start the pool's threads; or the error of `rank`.
 fn in_own_pool<T: Send>(
     ranks: usize,
     rank: impl FnOnce() -> Result<T, TrainError> + Send,
@@ -153,9 +154,9 @@ fn in_own_pool<T: Send>(
     pool.install(rank)
 }
 
-/// A collective that fails in the middle of `backward` unwinds the rank, and so does a tensor that a
-/// device never computed. What they say is printed once, as the run's error, not by every rank's
-/// panic.
+/// A collective that fails inside `backward` unwinds the rank, and so does reading a tensor that a
+/// device never computed. Their messages are printed once, as the run's error, and not by the panic
+/// of every rank.
 fn quiet_failed_regions() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -169,8 +170,8 @@ fn quiet_failed_regions() {
     });
 }
 
-/// The error that the others followed from: a rank's own before one it heard of, and any before
-/// those of a lost peer.
+/// Picks the error that caused the others: a rank's own error over one that it was notified of, and
+/// any error over one about a lost peer.
 fn root_cause<T>(ranks: Vec<Result<T, RankFailure<TrainError>>>) -> Result<Vec<T>, TrainError> {
     let mut values = Vec::new();
     let mut errors = Vec::new();

@@ -1,4 +1,4 @@
-//! What rank 0 tells people and files about a run.
+//! Rank 0's output about a run, on the console and in files.
 
 mod layout;
 
@@ -29,7 +29,8 @@ use crate::{
 
 use layout::describe;
 
-/// Prints, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's folder.
+/// Prints to the console, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's
+/// folder.
 pub(crate) struct Reporter<'a> {
     folder: Arc<RunFolder>,
     console: Console,
@@ -39,7 +40,7 @@ pub(crate) struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Says what is about to happen.
+    /// Reports the start of a run: writes its configuration and describes it on the console.
     pub(crate) fn start(
         config: &TrainConfig,
         folder: Arc<RunFolder>,
@@ -57,7 +58,7 @@ impl<'a> Reporter<'a> {
         }
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
         let trains = done < config.train.steps;
-        // What such a start would change did not happen.
+        // A start that trains nothing does not apply its changes.
         let untrained = |resumed| Resumed {
             changes: Vec::new(),
             rounded: Vec::new(),
@@ -68,7 +69,8 @@ impl<'a> Reporter<'a> {
         } else {
             resumed.map(untrained)
         };
-        // It says what the run was trained with: a start that trains nothing leaves it.
+        // The file records what the run was trained with, so a start that trains nothing leaves it
+        // unchanged.
         let config_name = if trains || !dir.join(CONFIG).exists() {
             folder.write_config(&resolved.to_toml())?
         } else {
@@ -207,7 +209,7 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    /// The last step of which the metrics have an evaluation.
+    /// The last step whose evaluation is in the metrics.
     pub(crate) fn evaluated(&self) -> Option<u64> {
         self.metrics.found().evaluated
     }
@@ -217,10 +219,10 @@ impl<'a> Reporter<'a> {
         self.metrics.should_give_up()
     }
 
-    /// Makes the metrics up to now outlive a power loss.
+    /// Makes all metrics so far durable against a power loss.
     ///
     /// # Errors
-    /// The folder is not the run's any more.
+    /// The folder no longer belongs to the run.
     pub(crate) fn sync(&mut self) -> Result<(), TrainError> {
         self.metrics.sync()
     }
@@ -231,7 +233,7 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// A step whose update was not made: its line stands in the metrics, with nulls.
+    /// Records a step whose update was not made: its line has nulls for non-finite numbers.
     pub(crate) fn not_finite(
         &mut self,
         step: u64,
@@ -262,8 +264,8 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// The evaluation at the end of a run; a finished run that is started again already has it in
-    /// its metrics, which is the step of the last one that is `known`.
+    /// Reports the evaluation at the end of a run. `known` is the step of the last evaluation in
+    /// the metrics: a finished run that is started again already has this one.
     pub(crate) fn final_eval(
         &mut self,
         metrics: &EvalMetrics,
@@ -276,10 +278,11 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// The run was asked to stop, or cannot write its metrics, and is saved.
+    /// Reports that the run stopped, on request or because its metrics cannot be written, and was
+    /// saved.
     ///
     /// # Errors
-    /// The folder is not the run's any more.
+    /// The folder no longer belongs to the run.
     pub(crate) fn stopped(mut self, step: u64, reason: StopReason) -> Result<(), TrainError> {
         self.draw();
         let written = self.metrics.finish();
@@ -299,10 +302,10 @@ impl<'a> Reporter<'a> {
         written
     }
 
-    /// The last lines of a finished run.
+    /// Prints the last lines of a finished run.
     ///
     /// # Errors
-    /// The folder is not the run's any more.
+    /// The folder no longer belongs to the run.
     pub(crate) fn finish(
         mut self,
         step: u64,
@@ -337,7 +340,7 @@ impl<'a> Reporter<'a> {
         written
     }
 
-    /// Draws the loss, and returns where the picture is. One that cannot be drawn is only a warning.
+    /// Plots the loss and returns the path of the plot. A failure is only a warning.
     fn draw(&self) -> Option<PathBuf> {
         let dir = self.folder.path();
         let draw = || {

@@ -1,10 +1,10 @@
-//! Why a run cannot go on from its checkpoint. The advice names first what loses nothing.
+//! Why a run cannot continue from its checkpoint. The advice that loses nothing comes first.
 
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Why a run cannot go on.
+/// Why a run cannot be resumed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(
@@ -46,14 +46,14 @@ pub enum ResumeError {
     NoRun { path: PathBuf },
 }
 
-/// What a run records of the model that it started from.
+/// The recorded `model.init` of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordedInit {
-    /// It is that one.
+    /// The run started from this model.
     From(String),
-    /// There was none.
+    /// The run started from fresh weights.
     Fresh,
-    /// Nothing: an older version wrote the checkpoint, and there is no `config.toml`.
+    /// Nothing is recorded: an older version wrote the checkpoint, and there is no `config.toml`.
     Unknown,
 }
 
@@ -67,7 +67,7 @@ fn began(recorded: &RecordedInit) -> String {
     }
 }
 
-/// What to do about a checkpoint that does not fit the command.
+/// Advice for a checkpoint that does not match the command.
 fn advice(checkpoint: &Path) -> String {
     let resume_advice = resume_advice(checkpoint);
     format!(

@@ -1,4 +1,4 @@
-//! A pre-training run from its configuration to its last line, on threads or as one of several
+//! A pre-training run from its configuration to its last line, with ranks as threads or as
 //! processes.
 
 use std::sync::Arc;
@@ -26,22 +26,23 @@ use crate::{
     trainer::Trainer,
 };
 
-/// Trains a model as `config` says, resuming from the last checkpoint in `run.dir` unless `fresh`.
+/// Trains a model according to `config`, resuming from the last checkpoint in `run.dir` unless
+/// `fresh`.
 ///
-/// Under a launcher (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` are set) this process is one
-/// rank; otherwise every rank is a thread of it, which only ranks on the CPU can be. Rank 0 prints
-/// and writes.
+/// Under a launcher (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` are set) this process is
+/// one rank. Otherwise every rank is a thread of this process, which is possible on the CPU only.
+/// Rank 0 prints and writes.
 ///
-/// Each step `stop` is looked at, and within evaluations: when it was requested, the run saves and
-/// ends. So it does at `train.exit_after_minutes` and `train.exit_at_step`.
+/// `stop` is checked at each step and during evaluations: if a stop was requested, the run saves
+/// and ends. It does so too at `train.exit_after_minutes` and `train.exit_at_step`.
 ///
 /// # Errors
-/// The root cause, where several ranks failed. [`TrainError::exit`] is the process's exit code.
+/// The root cause, if several ranks failed. [`TrainError::exit`] is the process's exit code.
 pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<Ended, TrainError> {
     let env = RankEnv::from_env()?;
     let group = config.group_options();
     let stops = Stops::new(&config, stop);
-    // What can be checked without the others is checked before the ranks meet.
+    // Check what a process can check alone before the ranks connect.
     let (layout, devices, device) = match place(&config, env.as_ref(), fresh) {
         Ok(found) => found,
         Err(error) => {
@@ -70,7 +71,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<En
     run_prepared(&layout, env, group, &job.device, prepare, train).map(|ended| ended[0])
 }
 
-/// Where this process computes, after a look at its part of the configuration.
+/// Determines the layout and the devices of this process, and checks its part of the configuration.
 fn place(
     config: &TrainConfig,
     env: Option<&RankEnv>,
@@ -90,13 +91,13 @@ fn place(
     Ok((layout, devices, device))
 }
 
-/// What a process loads once it has met the others.
+/// What a process loads after it has connected to the others.
 struct Loaded {
     data: Arc<RunData>,
     start: Option<InitFrom>,
 }
 
-/// What every rank of a run is given.
+/// The arguments of every rank of a run.
 struct RankRun {
     config: Arc<TrainConfig>,
     layout: Layout,
@@ -128,7 +129,7 @@ impl RankRun {
         let data = loaded.data.clone();
         let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
         let mut trainer = settle(world, trainer)?;
-        // Only now: a run whose model cannot be made does not set another one aside.
+        // Not earlier: a run whose model cannot be built must not set another run aside.
         let run = if self.fresh {
             run.begin_anew(world, &config)?
         } else {
@@ -153,7 +154,7 @@ impl RankRun {
             Ok((report, state))
         };
         let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();
-        // On GPUs the first step compiles kernels and times products, each rank its own.
+        // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);
         let config = &config;
         let groups = &groups;
@@ -174,7 +175,8 @@ impl RankRun {
         .run()
     }
 
-    /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.
+    /// The configuration with `model.init` pinned to the checkpoint that was chosen, because the
+    /// run that it names may write new ones.
     fn pinned(&self, start: Option<&InitFrom>) -> Arc<TrainConfig> {
         let Some(init) = start.and_then(InitFrom::pinned) else {
             return self.config.clone();
@@ -184,7 +186,8 @@ impl RankRun {
         Arc::new(config)
     }
 
-    /// Ranks started with different configurations would compute different things without noticing.
+    /// Checks that all ranks have the same configuration, because otherwise they would silently
+    /// compute different things.
     ///
     /// # Collective
     /// All ranks.

@@ -1,5 +1,5 @@
-//! Stopping on request: the first signal asks the run to save and end, a later one ends the process
-//! at once.
+//! Stopping on request: the first signal asks the run to save and end; a later one ends the process
+//! immediately.
 
 use std::{
     sync::{
@@ -15,23 +15,24 @@ use signal_hook::{flag, iterator::Signals, low_level::signal_name};
 
 use crate::{TrainError, last_words::end_process};
 
-/// Tells whether the process was asked to stop.
+/// Reports whether the process was asked to stop.
 ///
-/// Clones watch the same request. Only this process is told: the ranks of a run must agree on what
-/// they heard (Megatron gathers the flag over the world) before one of them leaves the loop.
+/// Clones share the same request. Only this process is notified, so the ranks of a run must agree
+/// on the request (Megatron-LM gathers the flag over the world) before one of them leaves the loop.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
-    /// The signal that came first: it is the reason of the stop.
+    /// The first signal, which is the reason for the stop.
     first: Arc<AtomicUsize>,
-    /// The one that came last, known a moment before its thread takes note of the first.
+    /// The latest signal, which is known slightly before the listening thread records it as the
+    /// first.
     latest: Arc<AtomicUsize>,
     phase: Arc<Mutex<Phase>>,
 }
 
-/// What a first signal means.
+/// What the first signal does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// There is nothing to save yet: the process ends.
+    /// There is nothing to save yet: it ends the process.
     #[default]
     Starting,
     /// The run saves and ends.
@@ -39,20 +40,22 @@ enum Phase {
 }
 
 impl StopSignal {
-    /// Listens to nothing: for programs that handle signals themselves.
+    /// A signal that is never received, for programs that handle signals themselves.
     pub fn never() -> Self {
         Self::default()
     }
 
     /// Listens to SIGTERM, SIGINT, SIGHUP (unless it was ignored, as under `nohup`), SIGUSR1 and
-    /// SIGUSR2 from now on, once in a process.
+    /// SIGUSR2 from now on. Call it once per process.
     ///
-    /// Until [`begin_training`](Self::begin_training) there is nothing to save, and the process ends
-    /// at once, with 128 and the signal's number. From then on the first signal is a request, which
-    /// [`requested`](Self::requested) tells; those within a second of it (half a second under
-    /// `megaburn launch`, which has joined them already) are the same request; a later one ends the process at once,
-    /// with the same code, without saving and without running
-    /// what libraries registered for the exit.
+    /// Until [`begin_training`](Self::begin_training) there is nothing to save, and a signal ends
+    /// the process immediately, with exit code 128 + the signal's number. From then on:
+    ///
+    /// - The first signal is a request, which [`requested`](Self::requested) reports.
+    /// - Signals within a second of it are part of the same request. (Under `megaburn launch`,
+    ///   which has already merged repeated signals, it is half a second.)
+    /// - A later signal ends the process immediately with the same exit code, without saving and
+    ///   without running the exit handlers of libraries.
     ///
     /// # Errors
     /// The operating system refuses a signal handler.
@@ -72,7 +75,7 @@ impl StopSignal {
                 let number = signal as usize;
                 let _ = first.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
                 let is_repeated = requests.is_repeated(Instant::now());
-                // Held until the process has ended, so that training cannot begin meanwhile.
+                // Held until the process has ended, so that training cannot begin in the meantime.
                 let phase = phase.lock().unwrap_or_else(PoisonError::into_inner);
                 if is_repeated || *phase == Phase::Starting {
                     end_now(signal, *phase);
@@ -86,19 +89,19 @@ impl StopSignal {
         Ok(stop)
     }
 
-    /// From now on there is something to save: a first signal does not end the process any more.
+    /// From now on there is something to save, so the first signal no longer ends the process.
     pub fn begin_training(&self) {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Phase::Training;
     }
 
-    /// The signal that asked the run to stop, if one did: the first one. Whoever asks this answers the request:
-    /// training has [begun](Self::begin_training).
+    /// The first signal that asked the run to stop, if any. Calling this means that the caller
+    /// handles the request, so it also [begins training](Self::begin_training).
     pub fn requested(&self) -> Option<&'static str> {
         self.begin_training();
         self.number().and_then(signal_name)
     }
 
-    /// The same signal as a number.
+    /// As [`requested`](Self::requested), as a number and without beginning training.
     pub(crate) fn number(&self) -> Option<i32> {
         let numbers = [&self.first, &self.latest].map(|number| number.load(Ordering::Relaxed));
         let number = numbers.into_iter().find(|number| *number > 0)?;
@@ -106,7 +109,7 @@ impl StopSignal {
     }
 }
 
-/// Ends the process. A checkpoint in the making stays behind uncommitted; the next start clears it.
+/// Ends the process. A partially written checkpoint stays uncommitted; the next start removes it.
 fn end_now(signal: i32, phase: Phase) -> ! {
     let name = signal_name(signal).unwrap_or("a signal");
     let words = match phase {

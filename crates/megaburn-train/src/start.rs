@@ -1,4 +1,4 @@
-//! How ranks begin together: what one cannot do ends all, with its error and its exit code.
+//! How ranks start together: a failure of one ends all, with its error and its exit code.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use megaburn_collective::{
 
 use crate::{TrainConfig, TrainError};
 
-/// How long a rank that cannot start waits for others to tell. All are started at nearly the same time,
-/// and whoever started this one waits for its end.
+/// How long a rank that cannot start waits for the other ranks to connect. All ranks are started at
+/// nearly the same time, and the launcher waits for this process to end.
 const OTHERS_COME: Duration = Duration::from_secs(30);
 
-/// Tells the other ranks of this job, if a launcher started several, that this one cannot start, so
-/// that they end with its error instead of waiting for it. For what fails before a run begins;
-/// [`pretrain`](crate::pretrain) tells by itself.
+/// Notifies the other ranks of this job, if a launcher started several, that this rank cannot
+/// start, so that they end with its error instead of waiting for it. For failures before a run
+/// begins; [`pretrain`](crate::pretrain) does this itself.
 ///
-/// It returns when they were told or did not come in time, and gives back the error.
+/// Returns the error after the other ranks were notified or did not connect in time.
 pub fn report_start_failure(error: TrainError) -> TrainError {
     match RankEnv::from_env() {
         Ok(Some(env)) => tell(env, TrainConfig::default().group_options(), error),
@@ -25,7 +25,7 @@ pub fn report_start_failure(error: TrainError) -> TrainError {
     }
 }
 
-/// The same for a run whose limits are known.
+/// As [`report_start_failure`], for a run whose time limits are known.
 pub(crate) fn tell(env: RankEnv, group: GroupOptions, error: TrainError) -> TrainError {
     if env.world_size > 1 {
         tracing::error!(
@@ -40,7 +40,7 @@ pub(crate) fn tell(env: RankEnv, group: GroupOptions, error: TrainError) -> Trai
     error
 }
 
-/// How the processes of a run meet.
+/// How the processes of a run connect.
 pub(crate) fn options(env: RankEnv, group: GroupOptions) -> ConnectOptions {
     let patience = group.phases.start;
     ConnectOptions::new(env)
@@ -48,11 +48,11 @@ pub(crate) fn options(env: RankEnv, group: GroupOptions) -> ConnectOptions {
         .with_rendezvous_timeout(patience)
 }
 
-/// Turns one rank's result into everyone's: a rank that failed keeps its own error, the others fail
-/// with the error of the lowest rank that did.
+/// Makes all ranks agree on the outcome: a rank that failed returns its own error, and the others
+/// return the error of the lowest rank that failed.
 ///
 /// # Errors
-/// As described; a failed collective.
+/// As described; also a failed collective.
 /// # Collective
 /// All ranks; a few bytes.
 pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T, TrainError> {
@@ -61,7 +61,7 @@ pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T,
         .err()
         .map(|error| (error.to_string(), error.exit().code()));
     let first = first_failure(world, said);
-    // Where its error is that of a collective, nothing can be agreed on any more.
+    // If this rank's error is a failed collective, the ranks cannot agree on anything any more.
     let value = mine?;
     match first? {
         None => Ok(value),
@@ -74,10 +74,10 @@ pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T,
     }
 }
 
-/// An error's text, and its exit code.
+/// The text of an error, and its exit code.
 type StartReport = (String, u8);
 
-/// The lowest rank that said something, and what.
+/// The lowest rank that reported an error, and the report.
 fn first_failure(
     world: &Group,
     said: Option<StartReport>,

@@ -1,4 +1,4 @@
-//! `state.json`: what became of a run, for supervisors and scripts.
+//! `state.json`: the state of a run, for supervisors and scripts.
 
 use std::{sync::Arc, thread};
 
@@ -11,23 +11,23 @@ use crate::{
     time::now,
 };
 
-/// One state, as it stands in the file.
+/// A state, as it is written to the file.
 #[derive(Debug, Serialize)]
 struct RunState<'a> {
     /// `running`, `stopped`, `finished` or `failed`.
     state: &'a str,
-    /// Steps that are done and saved; while it runs, those of the newest checkpoint.
+    /// Steps that are done and saved; during a run, the step of the newest checkpoint.
     step: u64,
-    /// Steps of the whole run.
+    /// Steps of the full run.
     steps: u64,
-    /// What stopped it, or the error.
+    /// What stopped the run, or its error.
     reason: Option<String>,
     /// When the file was written, in UTC.
     time: String,
 }
 
-/// Keeps `state.json` up to date. A run that is killed leaves `running` behind. A file that cannot be
-/// written is a warning: the run goes on.
+/// Keeps `state.json` up to date. A run that is killed leaves `running` in it. A failed write is
+/// only a warning.
 #[derive(Debug)]
 pub(crate) struct StateFile {
     folder: Arc<RunFolder>,
@@ -37,7 +37,7 @@ pub(crate) struct StateFile {
 }
 
 impl StateFile {
-    /// The run goes on behind `step` of `steps` steps.
+    /// The run starts, or continues after `step` of `steps` steps.
     pub(crate) fn begin(folder: Arc<RunFolder>, step: u64, steps: u64) -> Self {
         let this = Self {
             folder,
@@ -49,7 +49,7 @@ impl StateFile {
         this
     }
 
-    /// There is a checkpoint of this step.
+    /// A checkpoint of this step was committed.
     pub(crate) fn saved(&mut self, step: u64) {
         self.step = step;
         self.write("running", None);
@@ -60,17 +60,17 @@ impl StateFile {
         self.end("stopped", Some(reason.to_string()));
     }
 
-    /// The run has made all its steps.
+    /// The run has done all its steps.
     pub(crate) fn finished(&mut self) {
         self.end("finished", None);
     }
 
-    /// The run failed; it goes on from the newest checkpoint.
+    /// The run failed; it can be resumed from the newest checkpoint.
     pub(crate) fn failed(&mut self, error: &TrainError) {
         self.end("failed", Some(error.to_string()));
     }
 
-    /// What comes after the end changes nothing of it.
+    /// The first end counts; later calls change nothing.
     fn end(&mut self, state: &str, reason: Option<String>) {
         if !self.ended {
             self.ended = true;

@@ -14,7 +14,7 @@ use crate::{TrainConfig, TrainError, config::require, signal::StopSignal};
 /// Why a run stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// This signal asked for it, on whichever rank.
+    /// A signal on any rank.
     Signal(i32),
     /// `train.exit_after_minutes` have passed.
     Time,
@@ -35,7 +35,8 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// Numbers that ranks agree with, above those of signals. Of several reasons the largest counts.
+/// The codes that ranks exchange to agree on a reason, above the numbers of signals. The largest
+/// wins.
 const TIME: f64 = 1000.0;
 const STEP: f64 = 2000.0;
 const METRICS: f64 = 3000.0;
@@ -62,7 +63,7 @@ impl StopReason {
     }
 }
 
-/// What may stop a run on this rank.
+/// The possible reasons to stop on this rank.
 #[derive(Debug)]
 pub(crate) struct Stops {
     signal: StopSignal,
@@ -72,13 +73,13 @@ pub(crate) struct Stops {
 }
 
 impl Stops {
-    /// The clock of `train.exit_after_minutes` runs from now.
+    /// Starts the clock of `train.exit_after_minutes`.
     pub(crate) fn new(config: &TrainConfig, signal: StopSignal) -> Self {
         let minutes = config.train.exit_after_minutes;
         let step = config.train.exit_at_step;
         let after = (minutes > 0.0).then(|| Duration::try_from_secs_f64(60.0 * minutes));
         let after = after.map(|after| after.unwrap_or(Duration::MAX));
-        // A run that gets to its end there is finished.
+        // A run whose last step is `exit_at_step` is finished, not stopped.
         let at_step = (step > 0 && step < config.train.steps).then_some(step);
         Self {
             signal,
@@ -88,13 +89,13 @@ impl Stops {
         }
     }
 
-    /// A first signal asks to save and stop from now on.
+    /// From now on a first signal asks the run to save and stop.
     pub(crate) fn begin_training(&self) {
         self.signal.begin_training();
     }
 
-    /// Refuses to go on behind `train.exit_at_step`: a supervisor that starts stopped runs again would do so
-    /// for ever.
+    /// Refuses to continue after `train.exit_at_step`: otherwise a supervisor that restarts stopped
+    /// runs would do so forever.
     ///
     /// # Errors
     /// The run has already done `train.exit_at_step` steps.
@@ -109,8 +110,8 @@ impl Stops {
         }
     }
 
-    /// Why this rank would stop after `step` steps. Time does not stop a start that has not trained: one
-    /// that takes long to begin would never get on.
+    /// Why this rank would stop after `step` steps. The time limit does not stop a start that has
+    /// not trained a step yet: otherwise one that takes long to start would never make progress.
     fn reason(&self, step: u64, has_trained: bool) -> Option<StopReason> {
         if self.at_step.is_some_and(|at| step >= at) {
             return Some(StopReason::Step);
@@ -125,9 +126,9 @@ impl Stops {
         self.signal.number().map(StopReason::Signal)
     }
 
-    /// Why all ranks stop after `step` steps, if one of them has a reason: they leave the loop together.
-    /// `has_trained` says that this start has trained at least one step, `should_give_up` that this rank cannot write
-    /// its metrics.
+    /// Why all ranks stop after `step` steps, if any rank has a reason; they leave the loop
+    /// together. `has_trained` says that this start has trained at least one step, `should_give_up`
+    /// that this rank cannot write its metrics.
     ///
     /// # Errors
     /// A failed collective.

@@ -1,13 +1,13 @@
-//! The time, as files of a run name it.
+//! The time, as the files of a run record it.
 
 use chrono::{SecondsFormat, Utc};
 
-/// Now, in UTC, as RFC 3339: `2026-11-25T09:53:01Z`.
+/// The current time in UTC, as RFC 3339: `2026-11-25T09:53:01Z`.
 pub fn now() -> String {
     Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Now, in UTC, as a part of a file's name: `2026-11-25T09-53-01.123456Z`.
+/// The current time in UTC, as a part of a file name: `2026-11-25T09-53-01.123456Z`.
 pub(crate) fn name_of_now() -> String {
     Utc::now().format("%Y-%m-%dT%H-%M-%S%.6fZ").to_string()
 }

@@ -1,7 +1,7 @@
-//! The steps of a run, with what happens between them: evaluations, checkpoints, the end.
+//! The training loop of a run: steps, and between them evaluations, checkpoints and stopping.
 //!
-//! A step is written down before anything that may fail; a checkpoint is saved before an evaluation, which
-//! computes nothing that a checkpoint holds.
+//! A step is recorded before anything that may fail. A checkpoint is saved before an evaluation,
+//! which changes nothing that a checkpoint holds.
 
 use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
 
@@ -14,40 +14,40 @@ use crate::{
     trainer::Trainer,
 };
 
-/// A rank of a run that is ready to train.
+/// A rank that is ready to train.
 pub(crate) struct TrainLoop<'a> {
     pub(crate) config: &'a TrainConfig,
     pub(crate) groups: &'a ProcessGroups,
     pub(crate) trainer: Trainer,
-    /// On rank 0.
+    /// The reporter; only on rank 0.
     pub(crate) report: Option<Reporter<'a>>,
     pub(crate) stops: &'a Stops,
-    /// On rank 0.
+    /// The state file; only on rank 0.
     pub(crate) state: Option<StateFile>,
     /// The step of the newest checkpoint.
     pub(crate) saved: Option<u64>,
-    /// Whether this start has made a step.
+    /// Whether this start has done a step.
     pub(crate) has_trained: bool,
-    /// Beats with each step.
+    /// Signals that this rank is alive, at each step.
     pub(crate) pulse: Pulse,
-    /// Held until the first step is done, where that step still belongs to the start.
+    /// The start phase, held until the first step is done if that step still belongs to the start.
     pub(crate) starting: Option<PhaseGuard>,
 }
 
 /// How a run ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All its steps are made.
+    /// All steps are done.
     Finished,
-    /// It was asked to stop before, and is saved.
+    /// The run was stopped before its last step, and is saved.
     Stopped(StopReason),
 }
 
 impl TrainLoop<'_> {
-    /// Trains to the last step, or until the run is asked to stop.
+    /// Trains to the last step, or until the run is stopped.
     ///
     /// # Errors
-    /// Whatever ends the run.
+    /// Any error that ends the run.
     /// # Collective
     /// All ranks.
     pub(crate) fn run(mut self) -> Result<Ended, TrainError> {
@@ -63,7 +63,8 @@ impl TrainLoop<'_> {
             }
         }
         if let Ok(Ended::Stopped(_)) = ended {
-            // A launcher takes the first rank that exits with `train.stopped_exit_code` for the job's end.
+            // A launcher treats the first rank that exits with `train.stopped_exit_code` as the end
+            // of the job.
             self.groups.world.barrier()?;
         }
         ended
@@ -78,7 +79,8 @@ impl TrainLoop<'_> {
             return self.stopped(reason);
         }
         while !self.trainer.is_finished() {
-            // A checkpoint is saved before its evaluation, which a run that ended in between still owes.
+            // A checkpoint is saved before the evaluation of its step. If the run ended in between,
+            // the evaluation is still missing, so it is done now.
             let step = self.trainer.progress().step;
             if self.trainer.evaluates() && due(step, interval) && evaluated != Some(step) {
                 match self.evaluate()? {
@@ -102,7 +104,7 @@ impl TrainLoop<'_> {
             }
             last = Some(eval);
         }
-        // The run is done and saved: what fails from here on changes nothing of that.
+        // The run is finished and saved; failures from here on do not change that.
         self.state.iter_mut().for_each(StateFile::finished);
         let warn = |error| tracing::warn!("there is no sample: {error}");
         let sample = self.trainer.sample().map_err(warn).ok().flatten();
@@ -113,7 +115,8 @@ impl TrainLoop<'_> {
         Ok(Ended::Finished)
     }
 
-    /// One step, and a checkpoint if it is due. Returns why the run stops behind it, if it does.
+    /// Does one step, and saves a checkpoint if one is due. Returns the reason if the run stops
+    /// after this step.
     fn step(&mut self) -> Result<Option<StopReason>, TrainError> {
         let metrics = match self.trainer.try_step() {
             Ok(metrics) => metrics,
@@ -136,7 +139,7 @@ impl TrainLoop<'_> {
         Ok(stop)
     }
 
-    /// A step that is not finite is written down before its diagnosis, which may fail.
+    /// Records a non-finite step before its diagnosis, because the diagnosis may fail.
     fn failed(&mut self, error: TrainError) -> TrainError {
         if let (
             TrainError::NonFinite {
@@ -161,7 +164,8 @@ impl TrainLoop<'_> {
         }
         // Rank 0 writes more than the others, which wait for it.
         let _saving = self.groups.world.phase(Phase::Save);
-        // Lines up to a checkpoint are never cut off again: they must outlive whatever it does.
+        // Lines up to a checkpoint are never removed again, so they must be as durable as the
+        // checkpoint.
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
@@ -179,7 +183,8 @@ impl TrainLoop<'_> {
             .agree(self.groups, step, self.has_trained, should_give_up)
     }
 
-    /// Evaluates and says so; or says why the run stops meanwhile.
+    /// Evaluates and reports the result, or returns the reason if the run is stopped in the
+    /// meantime.
     fn evaluate(&mut self) -> Result<Result<EvalMetrics, StopReason>, TrainError> {
         let eval = self.evaluate_unless_stopped()?;
         if let (Some(report), Ok(eval)) = (&mut self.report, &eval) {
@@ -197,7 +202,7 @@ impl TrainLoop<'_> {
         Ok(eval.ok_or_else(|| reason.expect("only a reason ends an evaluation")))
     }
 
-    /// The last step of which the metrics have an evaluation.
+    /// The last step whose evaluation is in the metrics.
     fn evaluated(&self) -> Result<Option<u64>, TrainError> {
         let mine = self.report.as_ref().and_then(Reporter::evaluated);
         Ok(objects::broadcast(&self.groups.world, &mine)?)
@@ -210,7 +215,7 @@ impl TrainLoop<'_> {
             self.save()?;
         }
         if let Some(report) = self.report.take() {
-            // The other ranks wait for the last lines of the metrics.
+            // The other ranks wait while rank 0 writes the last lines of the metrics.
             let _saving = self.groups.world.phase(Phase::Save);
             report.stopped(step, reason)?;
         }

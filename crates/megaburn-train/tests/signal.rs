@@ -1,5 +1,5 @@
-//! A signal ends whole processes, so each case runs in a child: this very test once more, told by
-//! the environment which signals to send itself.
+//! A signal ends a whole process, so each case runs in a child process: this test run again, with
+//! an environment variable that lists the signals to send to itself.
 
 use std::{
     env,
@@ -15,7 +15,7 @@ use signal_hook::{
 };
 
 const SIGNALS: &str = "MEGABURN_TEST_SIGNALS";
-// What the child ends with when it outlives its signals: none of the codes under test.
+// The exit code of a child that survives its signals: none of the codes under test.
 const OUTLIVED: i32 = 77;
 
 #[test]
@@ -44,7 +44,7 @@ fn the_first_signal_is_heard_and_a_later_one_exits_with_its_code() {
 }
 
 fn start(signals: &str) -> std::process::Child {
-    // Under `nohup` a program ignores SIGHUP, as it should; this test sends it.
+    // Under `nohup` a program ignores SIGHUP, as it should, but this test sends it.
     let mut command = Command::new("env");
     command
         .arg("--default-signal=HUP")
@@ -86,10 +86,10 @@ fn child(signals: &str) -> ! {
             other => panic!("no signal {other}"),
         };
         raise(signal).unwrap();
-        // The thread that takes note of the first one has its moment.
+        // Give the listening thread time to record the first signal.
         sleep(Duration::from_millis(50));
         let first = *first.get_or_insert(name);
-        // Asking says that training has begun.
+        // Calling `requested` also begins training.
         if !signals.starts_with("starting") {
             assert_eq!(
                 stop.clone().requested(),
@@ -97,7 +97,7 @@ fn child(signals: &str) -> ! {
             );
         }
     }
-    // The thread that ends the process has its moment.
+    // Give the thread that ends the process time to do so.
     sleep(Duration::from_millis(500));
     std::process::exit(OUTLIVED)
 }

@@ -5,19 +5,22 @@ use serde::{Deserialize, Serialize};
 use super::{Dtype, rules::require};
 use crate::TrainError;
 
-/// How attention is computed.
+/// Which kernels compute attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionName {
-    /// On GPUs cuDNN for sequences of 1024 and more, where it is installed, the fused kernel for others;
-    /// the composed operations where they cannot. What it comes to is said when a run starts.
+    /// On GPUs, cuDNN for sequences of 1024 tokens and more where it is installed, the fused kernel
+    /// otherwise, and composed operations where neither supports the type or the head size. The
+    /// start of a run prints the choice.
     #[default]
     Auto,
-    /// The fused kernel: on GPUs, in bf16 or f16, with heads of a multiple of 8 up to 256.
+    /// The fused kernel: on GPUs, in bf16 or f16, with head sizes that are multiples of 8 up to
+    /// 256.
     Cubecl,
-    /// cuDNN's engines, where cuDNN 9 is installed: as `cubecl`, but not the same bits each time.
+    /// cuDNN's engines, where cuDNN 9 is installed: the same limits as `cubecl`, but not
+    /// deterministic.
     Cudnn,
-    /// The composed operations.
+    /// Composed tensor operations.
     Reference,
 }
 
@@ -33,10 +36,11 @@ impl From<AttentionName> for AttentionKernel {
 }
 
 impl AttentionName {
-    /// What the choice comes to.
+    /// The kernel that this choice selects for a device, an element type and the head sizes
+    /// `[queries and keys, values]`.
     ///
     /// # Errors
-    /// The kernel that was asked for cannot do it.
+    /// The requested kernel does not support them.
     pub(crate) fn resolved(
         self,
         on_gpu: bool,

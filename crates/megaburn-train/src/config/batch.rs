@@ -1,4 +1,4 @@
-//! How many samples a step has, and how ranks cut them.
+//! The number of samples of a step, and how they are split into micro-batches.
 
 use megaburn_data::BatchSchedule;
 use serde::{Deserialize, Serialize};
@@ -9,16 +9,18 @@ use super::{
 };
 use crate::TrainError;
 
-/// `[train.batch_ramp]`: a batch that grows to `train.global_batch` while the first samples are read
-/// (Megatron's `--rampup-batch-size`).
+/// `[train.batch_ramp]`: a batch that grows to `train.global_batch` over the first samples
+/// (Megatron-LM's `--rampup-batch-size`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchRampConfig {
-    /// Samples of the first steps, over all ranks.
+    /// Samples of the first steps, over all ranks: at most `train.global_batch`. It must be a
+    /// multiple of `train.micro_batch` times the data-parallel degree.
     pub start: usize,
-    /// By how many samples it grows at a time.
+    /// Samples by which the batch grows at a time. It must divide `train.global_batch - start`, and
+    /// be a multiple of `train.micro_batch` times the data-parallel degree.
     pub increment: usize,
-    /// Samples over which it grows.
+    /// Training samples over which the batch grows from `start` to `train.global_batch`.
     pub samples: u64,
 }
 
@@ -49,10 +51,10 @@ impl BatchRampConfig {
 }
 
 impl TrainingConfig {
-    /// Samples of each step.
+    /// The number of samples of each step.
     ///
     /// # Errors
-    /// The batch cannot grow that way.
+    /// The batch cannot grow from `start` to `global_batch` in steps of `increment`.
     pub fn batch_schedule(&self) -> Result<BatchSchedule, TrainError> {
         Ok(match self.batch_ramp {
             Some(BatchRampConfig {
@@ -64,10 +66,11 @@ impl TrainingConfig {
         })
     }
 
-    /// Micro-batches of a step on each of `dp` data-parallel ranks, when the batch has grown.
+    /// Micro-batches of a step on each of `dp` data-parallel ranks, once the batch ramp is over.
     ///
     /// # Errors
-    /// A global batch cannot be cut that way, those that lead up to it included.
+    /// The global batch, or the start or increment of its ramp, is not a multiple of `micro_batch *
+    /// dp`.
     pub fn num_micro_batches(&self, dp: usize) -> Result<usize, TrainError> {
         let Self {
             global_batch,
@@ -98,7 +101,8 @@ impl TrainingConfig {
         Ok(global_batch / samples)
     }
 
-    /// Micro-batches of the steps of a run on each of `dp` data-parallel ranks, each number once.
+    /// The distinct numbers of micro-batches that steps of a run have on each of `dp` data-parallel
+    /// ranks.
     ///
     /// # Errors
     /// As [`num_micro_batches`](Self::num_micro_batches).

@@ -1,4 +1,4 @@
-//! In what the configuration of a run that goes on differs from the one that its checkpoint records.
+//! Compares the configuration of a resumed run with the one that its checkpoint records.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
@@ -13,14 +13,14 @@ use super::{
     removed::{drop_removed, why_removed},
 };
 
-/// A key that has another value than before, or none.
+/// A key whose value differs from the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// The key, as a dotted path.
+    /// Dotted path of the key.
     pub key: String,
-    /// What the checkpoint was trained with.
+    /// The value that the checkpoint was trained with.
     pub old: String,
-    /// What the run goes on with.
+    /// The value that the run continues with.
     pub new: String,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// A value for people.
+/// A value as it is shown to people.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "none".to_string(),
@@ -42,18 +42,18 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// What changed between two records.
+/// The keys that differ between two records.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Changes {
-    /// Keys whose other value makes another run.
+    /// Keys of class `Identity`: with another value it is another run.
     pub(crate) identity: Vec<Change>,
-    /// Keys whose other value changes numbers.
+    /// Keys whose new value changes the numbers of later steps.
     pub(crate) numeric: Vec<Change>,
 }
 
 impl TrainConfig {
-    /// What a checkpoint records of a configuration: every key, with what followed from the ranks,
-    /// the tokenizer, the model or the number of steps filled in.
+    /// The record of this configuration in a checkpoint: every key, including those derived from
+    /// the ranks, the tokenizer, the model or the number of steps.
     pub(crate) fn record(&self, layout: &Layout, model: &DecoderConfig) -> Value {
         let mut resolved = self.resolved(layout, model);
         resolved.optimizer.resolve_horizons(&self.train);
@@ -65,13 +65,13 @@ impl TrainConfig {
     }
 }
 
-/// The record of a checkpoint that has none: what the run's `config.toml` says, with the checkpoint's
-/// own model.
+/// Builds the record of a checkpoint that has none, from the run's `config.toml` and the
+/// checkpoint's own model.
 pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value> {
     let mut table = text.parse::<toml::Table>().ok()?;
     drop_removed(&mut table);
     let mut record = json!(table);
-    // A file of another version may have keys that this one does not know.
+    // A file of another version may have keys that this version does not know.
     if let Ok(config) = table.try_into::<TrainConfig>() {
         let mut optimizer = config.optimizer;
         optimizer.resolve_horizons(&config.train);
@@ -98,7 +98,7 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
         .keys()
         .chain(mine.keys().filter(|key| !saved.contains_key(*key)));
     for key in keys {
-        // A record from before there was the key: the version that wrote it did what is the default.
+        // A record older than the key: the version that wrote it behaved like the default.
         let old = saved.get(key).or_else(|| defaults.get(key));
         let old = old.unwrap_or(&Value::Null);
         let new = mine.get(key).unwrap_or(&Value::Null);
@@ -129,7 +129,7 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     found
 }
 
-/// Whether two texts for `model.init` name one start: a run stands for any of its checkpoints.
+/// Whether two values of `model.init` name the same start: a run matches any of its checkpoints.
 pub(crate) fn same_start(recorded: &str, given: &str) -> bool {
     let whole = |path: &Path| {
         path.canonicalize()
@@ -153,7 +153,7 @@ fn same_init(old: &Value, new: &Value) -> bool {
     }
 }
 
-/// Whether two values are one, 1 and 1.0 being so.
+/// Whether two values are equal; the integer 1 equals the float 1.0.
 fn same(old: &Value, new: &Value) -> bool {
     old == new
         || old
@@ -265,7 +265,7 @@ mod tests {
     )]
     #[case(RANK_CAPACITY, "parallel.tp=1", Some("parallel.tp: 2 -> 1"))]
     #[case(RANK_CAPACITY, "parallel.cp=2", Some("parallel.cp: 1 -> 2"))]
-    // A rank's micro-batches are the same stretches of samples however many ranks there are.
+    // A rank's micro-batches consist of the same samples for any number of ranks.
     #[case(RANK_CAPACITY, "parallel.dp=1", None)]
     #[case(&["model.family=mixtral", "moe.capacity_factor=1.5"], "parallel.tp=1", None)]
     #[case(BLOCKWISE, "parallel.tp=1", Some("parallel.tp: 2 -> 1"))]
@@ -281,7 +281,7 @@ mod tests {
         assert!(found.identity.is_empty());
     }
 
-    /// `train --resume RUN --steps N` and the command of the run's start with `--steps N`.
+    /// `train --resume RUN --steps N` and the original command with `--steps N`.
     #[test]
     fn both_ways_to_train_on_for_more_steps_are_the_same() {
         let sets = [
@@ -366,7 +366,7 @@ mod tests {
         let layout = config.layout(None).unwrap();
         let file = record_of_file(&config.resolved(&layout, &model).to_toml(), &model).unwrap();
         assert_eq!(changes(&file, &record(&[])), Changes::default());
-        // Every key without a default stands in neither.
+        // Keys without a default appear in neither record.
         assert!(schema::keys().len() > leaves(&file).len());
     }
 

@@ -1,4 +1,4 @@
-//! The keys that say how ranks share sequences.
+//! The keys of context parallelism.
 
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use super::{TrainConfig, rules::require};
 use crate::TrainError;
 
-/// How ranks that share a sequence exchange keys and values, in one layer or in all.
+/// How context-parallel ranks exchange keys and values, in one layer or in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum CpComm {
-    /// By the layout, as [`ContextComm::auto`] says.
+    /// Chosen by [`ContextComm::auto`] from the layout, the sequence length and the heads.
     Auto,
-    /// So.
+    /// A fixed method.
     Way(ContextComm),
 }
 
 impl CpComm {
-    /// The way in this layout of a model with these heads, of sequences of `seq_len` tokens.
+    /// The method for this layout and model with sequences of `seq_len` tokens.
     pub(crate) fn resolved(
         self,
         layout: &Layout,
@@ -29,7 +29,8 @@ impl CpComm {
         self.of(layout.cp, seq_len / layout.cp, heads_of_rank(layout, model))
     }
 
-    /// The way of so many ranks, each with so many tokens of a sequence and heads.
+    /// The method for `ranks` ranks with `tokens` tokens of a sequence and `heads` `[query,
+    /// key/value]` heads each.
     pub(crate) fn of(self, ranks: usize, tokens: usize, heads: [usize; 2]) -> ContextComm {
         match self {
             Self::Auto => ContextComm::auto(ranks, tokens, heads),
@@ -61,25 +62,26 @@ impl TryFrom<String> for CpComm {
     }
 }
 
-/// The query and the key/value heads of a rank.
+/// The `[query, key/value]` heads of a rank.
 fn heads_of_rank(layout: &Layout, model: &DecoderConfig) -> [usize; 2] {
     [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1))
 }
 
 impl TrainConfig {
-    /// Tokens of a sequence, those that it is padded with for context parallelism included.
+    /// Tokens of a sequence, including the padding for context parallelism.
     pub(crate) fn padded_seq_len(&self, layout: &Layout) -> usize {
         let seq_len = self.data.seq_len;
         let Layout { cp, tp, sp, .. } = *layout;
         match self.parallel.cp_pad && cp > 1 {
-            // Two chunks, and as much for each tensor-parallel rank.
+            // Two chunks per cp rank, each of which is split over the tp ranks.
             true if sp => seq_len.next_multiple_of(cp * if tp % 2 == 0 { tp } else { 2 * tp }),
             true => seq_len.next_multiple_of(2 * cp),
             false => seq_len,
         }
     }
 
-    /// The layout by which rows are cut: not by cp, where documents are dealt out.
+    /// The layout by which rows are split: without cp where hybrid context parallelism assigns
+    /// documents to ranks.
     pub(crate) fn cutting(&self, layout: &Layout) -> Layout {
         match self.parallel.max_tokens_per_rank {
             Some(_) => Layout { cp: 1, ..*layout },
@@ -87,7 +89,7 @@ impl TrainConfig {
         }
     }
 
-    /// Whether what is trained on can be shared by ranks as `layout` says.
+    /// Checks that the data can be split over context-parallel ranks as `layout` says.
     pub(crate) fn check_context(&self, layout: &Layout) -> Result<(), TrainError> {
         let data = &self.data;
         let train = &self.train;
@@ -133,7 +135,7 @@ impl TrainConfig {
         )
     }
 
-    /// How each layer exchanges keys and values, or all.
+    /// How keys and values are exchanged: one method for all layers, or one per layer.
     pub(crate) fn context_comms(
         &self,
         layout: &Layout,
@@ -163,7 +165,8 @@ impl TrainConfig {
         Ok(ways)
     }
 
-    /// How `size` ranks exchange keys and values of documents that they share.
+    /// How `size` ranks that share a document exchange keys and values, with hybrid context
+    /// parallelism.
     pub(crate) fn way_of_documents(
         &self,
         layout: &Layout,
@@ -175,13 +178,13 @@ impl TrainConfig {
             .max_tokens_per_rank
             .unwrap_or(self.data.seq_len);
         match self.parallel.cp_comm[0].of(size, tokens, heads_of_rank(layout, model)) {
-            // Too few for what goes across groups of them.
+            // The group is smaller than `low`, so there are no groups to exchange across.
             ContextComm::A2aP2p { low } if size < low => ContextComm::A2a,
             way => way,
         }
     }
 
-    /// Refuses a way to exchange keys and values that `ranks` ranks with this model's heads do not have.
+    /// Refuses a method of exchange that is impossible for `ranks` ranks with this model's heads.
     pub(super) fn check_way(
         &self,
         way: ContextComm,

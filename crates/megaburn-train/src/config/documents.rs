@@ -1,4 +1,4 @@
-//! Whether documents can be dealt out to ranks (`parallel.max_tokens_per_rank`).
+//! Checks of hybrid context parallelism (`parallel.max_tokens_per_rank`).
 
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
@@ -8,14 +8,14 @@ use super::{TrainConfig, rules::require};
 use crate::TrainError;
 
 impl TrainConfig {
-    /// How documents are dealt out to the ranks of `layout` that hold copies of `model`; none where they are
-    /// not.
+    /// How documents are assigned to the data- and context-parallel ranks of `layout`; `None`
+    /// without `parallel.max_tokens_per_rank`.
     pub(crate) fn hybrid_context(
         &self,
         layout: &Layout,
         model: &DecoderConfig,
     ) -> Option<HybridContextParallel> {
-        // Of whole models: work of one token, and what a second one adds by seeing the first.
+        // FLOPs of the full model: for one token, and for each query-key pair.
         let flops = |seq_len| model.flop_shape().training(1, seq_len);
         let per_pair = flops(2) - 2.0 * flops(1);
         self.parallel
@@ -29,7 +29,8 @@ impl TrainConfig {
             })
     }
 
-    /// Refuses ranks that cannot hold the longest document, or cannot exchange keys and values.
+    /// Refuses ranks that cannot hold the longest document, or that cannot exchange keys and
+    /// values.
     pub(super) fn check_documents(
         &self,
         layout: &Layout,

@@ -3,10 +3,10 @@ use std::fmt;
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 
-/// The element type of parameters and activations, or of what the optimizer keeps.
+/// The element type of parameters and activations, or of optimizer state.
 ///
-/// Norms, softmax, rotations and the loss are computed in f32 either way; gradients are summed and
-/// parameters updated in f32 unless the optimizer's types say otherwise.
+/// Norms, softmax, rotary embeddings and the loss are always computed in f32. Gradients are
+/// accumulated and parameters updated in f32 unless the optimizer's types say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -14,12 +14,12 @@ pub enum Dtype {
     #[default]
     #[serde(alias = "float32")]
     F32,
-    /// Eight bits of mantissa in half of the memory. Each parameter is the rounding of an f32
-    /// master, which the optimizer updates and checkpoints hold, unless
-    /// `optimizer.main_params_dtype` does without.
+    /// 8 bits of mantissa, half the memory. Each parameter is the rounded copy of an f32 master,
+    /// which the optimizer updates and checkpoints hold, unless `optimizer.main_params_dtype` is
+    /// bf16.
     #[serde(alias = "bfloat16")]
     Bf16,
-    /// Eleven bits of mantissa and a small range: the loss is scaled (`optimizer.loss_scale`), and a
+    /// 11 bits of mantissa and a small range: the loss is scaled (`optimizer.loss_scale`), and a
     /// step whose gradient overflows is skipped. Parameters have f32 masters.
     #[serde(alias = "float16")]
     F16,

@@ -1,4 +1,4 @@
-//! When a run stops before its last step, and what it exits with.
+//! When a run stops before its last step, and its exit code then.
 
 use super::{
     TrainingConfig,
@@ -6,7 +6,8 @@ use super::{
 };
 use crate::TrainError;
 
-/// Codes that mean something else: those of [`Exit`](crate::Exit), of a panic, and of shells.
+/// Whether a code has no other meaning: the codes of [`Exit`](crate::Exit), of a panic and of
+/// shells are taken.
 fn is_free(code: u8) -> bool {
     code == 0 || (code > 4 && code != 101 && code < 126)
 }

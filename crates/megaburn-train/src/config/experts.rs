@@ -1,4 +1,4 @@
-//! `[model.experts]`: what the experts of a model are.
+//! `[model.experts]`: the experts of a model.
 
 use megaburn_models::decoder::Experts;
 use serde::{Deserialize, Serialize};
@@ -9,31 +9,35 @@ use super::{
 };
 use crate::TrainError;
 
-/// `[model.experts]`: the experts of a family that has some.
+/// `[model.experts]`: the experts of a model family that has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExpertsConfig {
-    /// Experts of a layer, the shared one not counted.
+    /// Number of experts per layer, without the shared expert.
     pub num: usize,
-    /// Experts of a token.
+    /// Number of experts that each token is routed to; at most `num`.
     pub top_k: usize,
-    /// Width inside an expert. Default: model.ffn.
+    /// Width inside an expert. Default: `model.ffn`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<usize>,
-    /// Width inside the shared expert, which every token goes to. Default: as one of the others in a family that
-    /// has one, else there is none.
+    /// Width inside the shared expert, which every token uses. Default: the width of an expert in
+    /// families that have a shared one (the deepseeks); otherwise there is no shared expert.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_ffn: Option<usize>,
-    /// Whether the weights of a token's experts add up to one. Default: the family's.
+    /// Whether the weights of a token's experts are normalised to sum to one. Default: the family's
+    /// choice (yes, except in deepseek_v2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalise: Option<bool>,
-    /// What they are multiplied with then.
+    /// Factor on the weights of a token's experts, applied after `normalise`.
     pub scale: f64,
-    /// Groups of experts, how many of them a token's are of, and how many of its best scores are a group's.
-    /// Default: one group.
+    /// Group-limited routing `[n_group, topk_group, scores_per_group]`, as in DeepSeek: the number
+    /// of groups, which divides `num`; the groups that a token chooses from; and how many of its
+    /// best scores make up the score of a group. Default: one group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub groups: Option<[usize; 3]>,
-    /// Which layers have experts, as Megatron-LM says it: every so many, or `([0]*1+[1]*3)`.
+    /// Which layers have experts, in the notation of Megatron-LM's `--moe-layer-freq`: `"N"` for
+    /// the first layer and every N-th after it, or a list such as `"([0]*1+[1]*3)"` with a 0 or 1
+    /// for each layer.
     pub layer_freq: LayerPattern,
 }
 
@@ -53,7 +57,8 @@ impl Default for ExpertsConfig {
 }
 
 impl ExpertsConfig {
-    /// Of a family whose parts are `parts`, for a model of such width and so many layers.
+    /// The experts of a family with the defaults `parts`, in a model of `layers` layers whose MLPs
+    /// are `ffn` wide.
     pub(super) fn experts(&self, parts: &Experts, ffn: usize, layers: usize) -> Experts {
         let ffn = self.ffn.unwrap_or(ffn);
         Experts {
@@ -69,7 +74,7 @@ impl ExpertsConfig {
         }
     }
 
-    /// The section that says what `experts` are, in a model of so many layers.
+    /// The section that describes `experts` in a model of `layers` layers.
     pub(super) fn of(experts: &Experts, layers: usize) -> Self {
         Self {
             num: experts.num,

@@ -1,24 +1,24 @@
-//! What is usual where a run starts from a trained model, for keys that the configuration leaves out.
+//! Fine-tuning defaults: for keys that are not set in a run that starts from a trained model.
 
 use megaburn_models::DecoderConfig;
 use toml::Table;
 
 use super::{TrainConfig, schedule::tenth};
 
-/// Learning rate at the end of the warm-up, as is usual for the fine-tuning of all weights.
+/// Learning rate at the end of the warm-up, as is usual when all weights are fine-tuned.
 const LR: f64 = 2e-5;
-/// Part of the decay that warms up (the `warmup_ratio` of Transformers' recipes).
+/// The warm-up as a fraction of the decay (the `warmup_ratio` of Transformers' recipes).
 const WARMUP_FRACTION: f64 = 0.03;
-/// Tokens of a sample at most, however long the model's sequences may be.
+/// The most tokens of a sample, even if the model supports longer sequences.
 const MAX_SEQ_LEN: usize = 2048;
 
-/// The largest power of two that is no longer than the model's sequences, and at most 2048.
+/// The largest power of two that is at most 2048 and at most the model's maximum sequence length.
 fn seq_len(model: &DecoderConfig) -> usize {
     let most = model.max_seq_len.clamp(1, MAX_SEQ_LEN);
     1 << most.ilog2()
 }
 
-/// Sets what `given`, the configuration's layers, leaves out.
+/// Sets the fine-tuning defaults of keys that are absent from `given`, the merged layers.
 pub(super) fn set_defaults(config: &mut TrainConfig, given: &Table, model: &DecoderConfig) {
     let is_given = |section: &str, keys: &[&str]| {
         let section = given.get(section).and_then(|section| section.as_table());
@@ -42,8 +42,8 @@ pub(super) fn set_defaults(config: &mut TrainConfig, given: &Table, model: &Deco
 }
 
 impl TrainConfig {
-    /// Which keys have the values that a run from another model takes where they are left out, for
-    /// people; none where there is no other model or all were set otherwise.
+    /// The keys that have a fine-tuning default, as text for the console; `None` if the run starts
+    /// from fresh weights or sets all of them differently.
     pub(crate) fn fine_tuning(&self, model: &DecoderConfig) -> Option<String> {
         self.model.init.as_ref()?;
         let optimizer = &self.optimizer;

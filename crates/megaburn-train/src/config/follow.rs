@@ -1,10 +1,10 @@
-//! Defaults that follow from other keys: they hold where a key itself is not set.
+//! Defaults that follow from other keys. They apply where the key itself is not set.
 
 use toml::{Table, Value};
 
 use super::TrainConfig;
 
-/// Sets what `given`, all layers together, leaves out and other keys decide.
+/// Sets keys that are absent from `given`, the merged layers, and that follow from other keys.
 pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
     let model = given.get("model").and_then(Value::as_table);
     let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));

@@ -3,17 +3,17 @@ use super::{
     schedule::LrDecayStyle,
 };
 
-/// A key that was changed and changes nothing, because of another's value.
+/// A key that is set but has no effect, because of the value of another key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IneffectiveKey {
-    /// The key.
+    /// Dotted path of the key.
     pub key: &'static str,
-    /// What would have to be for it to be used.
+    /// The condition under which the key has an effect, as text: "with ..".
     pub used: &'static str,
 }
 
 impl TrainConfig {
-    /// Keys that have another value than their default, to no effect because of another key's.
+    /// The keys that differ from their defaults but have no effect because of another key's value.
     pub fn ineffective_keys(&self) -> Vec<IneffectiveKey> {
         let mine = &self.optimizer;
         let default = &Self::default().optimizer;
@@ -25,7 +25,7 @@ impl TrainConfig {
         let is_f16 = self.train.dtype == Dtype::F16;
         let is_dynamic = is_f16 && mine.loss_scale.is_none();
         let (parallel, pp, cp) = (&self.parallel, self.parallel.pp > 1, self.parallel.cp > 1);
-        // Of a model that is read elsewhere this is said there.
+        // For a model that is read from `model.init` this is reported elsewhere.
         let has_experts =
             self.model.init.is_some() || self.model.family.template().experts.is_some();
         const CAPACITY: &str = "with moe.capacity_factor";

@@ -1,4 +1,4 @@
-//! What a configuration takes from the model that the run starts from.
+//! The parts of a configuration that come from the model that the run starts from.
 
 use std::{fs, path::Path};
 
@@ -9,17 +9,17 @@ use toml::Table;
 use super::{ModelConfig, Tokenizer, TrainConfig, changes::same_start, fine_tune};
 use crate::{RecordedInit, ResumeError, TrainError, run_folder::config_of};
 
-/// A model that a run takes its sizes from.
+/// The model that determines a run's `[model]` section.
 #[derive(Debug)]
 pub(crate) enum InitFrom {
     /// The run's own newest checkpoint, from which it resumes.
     Resumed(Box<ModelSource>),
-    /// What `model.init` names.
+    /// The model that `model.init` names.
     Init(Box<ModelSource>),
 }
 
 impl InitFrom {
-    /// What `model.init` names so that it stays the same: of a run, the checkpoint that was chosen.
+    /// `model.init` as a path that keeps its meaning: for a run, the path of the chosen checkpoint.
     pub(crate) fn pinned(&self) -> Option<String> {
         let Self::Init(source) = self else {
             return None;
@@ -38,11 +38,11 @@ impl InitFrom {
 }
 
 impl TrainConfig {
-    /// Where `model.init` is set, what the run starts from. A run that has a checkpoint resumes from
-    /// that unless it is `fresh`, and does not need `model.init` any more.
+    /// The model that the run starts from, if `model.init` is set. A run with a checkpoint of its
+    /// own resumes from that unless `fresh`, and does not need `model.init` any more.
     ///
     /// # Errors
-    /// See [`ModelSource::open`]. The run has checkpoints, and none is whole.
+    /// See [`ModelSource::open`]. The run has checkpoints, but none is intact.
     pub(crate) fn start(&self, fresh: bool) -> Result<Option<InitFrom>, TrainError> {
         let Some(init) = &self.model.init else {
             return Ok(None);
@@ -63,7 +63,7 @@ impl TrainConfig {
             }
             .into());
         }
-        // Newer ones that are damaged are named when the run resumes.
+        // Newer checkpoints that are damaged are reported when the run resumes.
         Ok(Some(match own.checkpoint {
             Some(own) => InitFrom::Resumed(Box::new(ModelSource::open(own.path())?)),
             None => InitFrom::Init(Box::new(ModelSource::open(Path::new(init))?)),
@@ -71,7 +71,8 @@ impl TrainConfig {
     }
 }
 
-/// What the run in `dir` started from, as its checkpoint or else its `config.toml` records it.
+/// The `model.init` of the run in `dir`, as recorded in its checkpoint or else in its
+/// `config.toml`.
 fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> RecordedInit {
     let told = |init: Option<&str>| {
         init.map_or(RecordedInit::Fresh, |init| {
@@ -96,7 +97,7 @@ fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> RecordedInit {
     }
 }
 
-/// Files of tokenizers that are not read, in folders without a `tokenizer.json`.
+/// Tokenizer files that are not supported, looked for in folders without a `tokenizer.json`.
 const UNREAD_TOKENIZERS: [&str; 9] = [
     "tokenizer.model",
     "spiece.model",
@@ -109,7 +110,7 @@ const UNREAD_TOKENIZERS: [&str; 9] = [
     "merges.txt",
 ];
 
-/// The tokenizer that came with a model; bytes where none did.
+/// The tokenizer in the model's folder; `None` if there is none, which means bytes.
 fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> {
     let Some(folder) = Assets::folder(source) else {
         return Ok(None);
@@ -139,12 +140,13 @@ fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> 
     }
 }
 
-/// Where `model.init` is set, fills in the rest of `[model]` from there, `data.tokenizer` with the
-/// model's own, and what is usual for fine-tuning. `given` is what the layers set.
+/// If `model.init` is set, fills in the rest of `[model]` from it, sets `data.tokenizer` to the
+/// model's own tokenizer, and applies the fine-tuning defaults. `given` holds the keys that are set
+/// by the layers.
 ///
 /// # Errors
-/// What is named cannot be opened, is not what the run started from, or a key says something else than
-/// it; a tokenizer that came with it cannot be read.
+/// The model cannot be opened, is not the one that the run started from, or contradicts a key; its
+/// tokenizer cannot be read.
 pub(super) fn fill_in(
     config: &mut TrainConfig,
     given: &Table,

@@ -1,20 +1,20 @@
-//! What a run that goes on makes of a key that has another value than before.
+//! What a resumed run does about a key whose value has changed.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// What another value means.
+/// The consequence of a changed value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyClass {
-    /// It is another run. A resume refuses it.
+    /// It makes another run, so resuming is refused.
     Identity,
-    /// The key names files. A resume compares what they hold: text and tokenizer by their hash, and
-    /// how samples are read by the checkpoint's own record.
+    /// The key names files. Resuming compares their contents: text and tokenizer by hash, and how
+    /// samples are read by the checkpoint's own record.
     Content,
-    /// The numbers of later steps change. A resume lists it.
+    /// The numbers of later steps change. Resuming reports it.
     Numeric,
-    /// As `Numeric` under one of these settings, else `Neutral`.
+    /// `Numeric` under any of these settings, `Neutral` otherwise.
     Under(&'static [Setting]),
     /// No number changes beyond rounding: layout, output, time limits.
     Neutral,
@@ -23,22 +23,24 @@ pub(crate) enum KeyClass {
 /// A setting under which the split into micro-batches or over ranks changes numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
-    /// The balancing loss of each micro-batch.
+    /// There is a load-balancing loss over each micro-batch.
     AuxLoss,
-    /// Experts are chosen by the scores of a whole micro-batch.
+    /// Sinkhorn routing uses the scores of a full micro-batch.
     Sinkhorn,
-    /// Each rank counts its own tokens of a micro-batch, and experts drop what is above their capacity.
+    /// Expert capacity is counted over the tokens of one rank in a micro-batch, and tokens over
+    /// capacity are dropped.
     RankCapacity,
-    /// The same where documents are dealt out over all data-parallel ranks.
+    /// `RankCapacity` with hybrid context parallelism, which assigns documents to all data-parallel
+    /// ranks.
     DealtCapacity,
-    /// Muon makes each tensor-parallel rank's shard orthogonal by itself.
+    /// Muon orthogonalizes the shard of each tensor-parallel rank separately.
     BlockwiseMuon,
 }
 
 use KeyClass::{Content, Identity, Neutral, Numeric, Under};
 use Setting::{AuxLoss, BlockwiseMuon, DealtCapacity, RankCapacity, Sinkhorn};
 
-/// Every key, by its section. A test fails where one is missing.
+/// The class of every key, by section. A test fails if one is missing.
 const CLASSES: &[(KeyClass, &str, &str)] = &[
     (Neutral, "run", "dir allow_other_files device"),
     (Identity, "run", "seed"),
@@ -211,7 +213,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
 ];
 
 impl Setting {
-    /// Whether a record has it, which holds values by their dotted paths.
+    /// Whether a record, given as values by dotted path, has this setting.
     pub(crate) fn is_in(self, record: &BTreeMap<String, Value>) -> bool {
         let is = |key: &str, value: Value| record.get(key) == Some(&value);
         match self {
@@ -236,7 +238,7 @@ impl Setting {
     }
 }
 
-/// The class of a key, given as a dotted path; none if there is no such key.
+/// The class of a key, given as a dotted path; `None` if there is no such key.
 pub(crate) fn class_of(key: &str) -> Option<KeyClass> {
     let (section, name) = key.rsplit_once('.')?;
     let holds = |names: &str| names.split(' ').any(|known| known == name);

@@ -1,4 +1,4 @@
-//! Which layers have experts, in Megatron-LM's words (`--moe-layer-freq`).
+//! Which layers have experts, in the notation of Megatron-LM's `--moe-layer-freq`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,14 @@ use crate::TrainError;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum LayerPattern {
-    /// The first, and every so many behind it.
+    /// The first layer and every N-th after it.
     Every(usize),
-    /// Those that are 1 in this list.
+    /// One entry per layer: whether it has experts.
     List(Vec<bool>),
 }
 
 impl LayerPattern {
-    /// Which of so many layers have none.
+    /// The layers without experts, in a model of `layers` layers.
     pub(super) fn dense_layers(&self, layers: usize) -> Vec<usize> {
         let has_experts = |layer: usize| match self {
             Self::Every(step) => layer.is_multiple_of(*step),
@@ -25,7 +25,7 @@ impl LayerPattern {
         (0..layers).filter(|&layer| !has_experts(layer)).collect()
     }
 
-    /// The pattern of a model in which these layers have none.
+    /// The pattern of a model in which `dense_layers` have no experts.
     pub(super) fn of(dense_layers: &[usize], layers: usize) -> Self {
         match dense_layers {
             [] => Self::Every(1),
@@ -54,7 +54,7 @@ impl From<LayerPattern> for String {
         match pattern {
             LayerPattern::Every(step) => step.to_string(),
             LayerPattern::List(list) => {
-                // Runs of equal ones.
+                // Run-length encoded: one `[x]*n` for each run of equal entries.
                 let runs = list.chunk_by(|a, b| a == b);
                 let run = |run: &[bool]| format!("[{}]*{}", u8::from(run[0]), run.len());
                 runs.map(run).collect::<Vec<_>>().join("+")
@@ -81,10 +81,10 @@ impl TryFrom<String> for LayerPattern {
     }
 }
 
-/// No model has more layers.
+/// Upper bound on the layers of a pattern, so that a typo such as `*99999` is refused.
 const MOST_LAYERS: usize = 10_000;
 
-/// Reads sums of lists, each maybe times a number, maybe in parentheses.
+/// Parser of sums of lists, each optionally repeated (`*n`) or in parentheses.
 struct Reader<'a> {
     text: &'a [char],
     at: usize,

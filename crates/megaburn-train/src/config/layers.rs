@@ -1,4 +1,4 @@
-//! Layers of configuration: defaults, then files, then `--set`, then dedicated flags.
+//! The layers of a configuration: defaults, then files, then `--set`, then dedicated flags.
 
 use std::{fs, path::Path};
 
@@ -15,19 +15,19 @@ use super::{
 };
 use crate::{ResumeError, TrainError, run_folder::config_of};
 
-/// Collects the layers of a configuration. What is added later overrides what was added before;
-/// every layer is checked by itself, so an error names the file or flag at fault even where another
-/// layer overrides the value.
+/// Collects the layers of a configuration. Later layers override earlier ones. Each layer is
+/// checked separately, so an error names the file or flag at fault even if a later layer overrides
+/// the value.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLayers {
     merged: Table,
     fresh: bool,
-    /// The run that goes on, if one was named.
+    /// The folder given to `--resume`, if any.
     run: Option<String>,
 }
 
 impl ConfigLayers {
-    /// No layer: the defaults.
+    /// No layers: all defaults.
     pub fn new() -> Self {
         Self::default()
     }
@@ -75,7 +75,7 @@ impl ConfigLayers {
         layers.with_value("run.dir", dir.into(), origin)
     }
 
-    /// Adds TOML text; `name` stands for it in errors.
+    /// Adds TOML text; errors call it `name`.
     ///
     /// # Errors
     /// As [`with_file`](Self::with_file).
@@ -85,7 +85,8 @@ impl ConfigLayers {
         self.with_layer(table, origin)
     }
 
-    /// Adds one `KEY=VALUE`, as `parallel.tp=2`. VALUE is TOML, else a bare string.
+    /// Adds one `KEY=VALUE`, such as `parallel.tp=2`. VALUE is parsed as TOML, or taken as a bare
+    /// string if it is not TOML.
     ///
     /// # Errors
     /// `text` has no key or no `=`, the key is unknown or removed, or its value has another type.
@@ -104,8 +105,8 @@ impl ConfigLayers {
     /// Adds `--data FILE`: `data.path`.
     ///
     /// # Errors
-    /// None: any text is a path, and [`load`](Self::load) refuses an empty one. It returns a result
-    /// so that calls chain.
+    /// Never fails: any text is a path, and [`load`](Self::load) refuses an empty one. It returns a
+    /// `Result` so that calls can be chained.
     pub fn with_data(self, path: &str) -> Result<Self, TrainError> {
         self.with_value("data.path", path.into(), format!("`--data {path}`"))
     }
@@ -113,13 +114,13 @@ impl ConfigLayers {
     /// Adds `--init PATH`: `model.init`.
     ///
     /// # Errors
-    /// None; see [`with_data`](Self::with_data).
+    /// Never fails; see [`with_data`](Self::with_data).
     pub fn with_init(self, path: &str) -> Result<Self, TrainError> {
         self.with_value("model.init", path.into(), format!("`--init {path}`"))
     }
 
-    /// Whether the run starts anew (`--fresh`): its model is then that of `model.init` even where the
-    /// run has a checkpoint.
+    /// Sets whether the run starts over (`--fresh`). Its model then comes from `model.init` even if
+    /// the run has a checkpoint.
     pub fn with_fresh(mut self, fresh: bool) -> Self {
         self.fresh = fresh;
         self
@@ -128,16 +129,16 @@ impl ConfigLayers {
     /// Adds `--steps N`: `train.steps`.
     ///
     /// # Errors
-    /// More steps than an integer of TOML holds.
+    /// More steps than a TOML integer can hold.
     pub fn with_steps(self, steps: u64) -> Result<Self, TrainError> {
         let value = fits_toml("train.steps", steps)?;
         self.with_value("train.steps", value.into(), format!("`--steps {steps}`"))
     }
 
-    /// Adds `--layout L`, which replaces all of `[parallel]` that is about layouts.
+    /// Adds `--layout L`, which replaces all keys of `[parallel]` that describe the layout.
     ///
     /// # Errors
-    /// A layout that cannot be.
+    /// The layout is invalid.
     pub fn with_layout(mut self, text: &str) -> Result<Self, TrainError> {
         let parallel = ParallelConfig::from_layout(text)?;
         let mut table = Table::try_from(parallel).expect("a section is a table");
@@ -149,10 +150,10 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// The configuration: the defaults under all layers.
+    /// Builds the configuration: the layers on top of the defaults.
     ///
     /// # Errors
-    /// A value that no run can use, by its key.
+    /// A value that no run can use; the error names its key.
     pub fn load(self) -> Result<TrainConfig, TrainError> {
         let mut config = read(self.merged.clone(), "the configuration".into())?;
         follow::fill_in(&mut config, &self.merged);
@@ -169,7 +170,8 @@ impl ConfigLayers {
             .get("run")
             .is_some_and(|run| run.get("dir").is_some());
         if !names_dir && config.model.init.is_some() {
-            // Whether the run has a checkpoint decides what its model is taken from.
+            // `run.dir` must be known here: if the run has a checkpoint, its model comes from
+            // there.
             config.run.dir = config.default_dir();
         }
         init::fill_in(&mut config, &self.merged, self.fresh)?;

@@ -1,4 +1,4 @@
-//! How long ranks wait for each other: the time limits of `[train]`.
+//! The time limits of `[train]`.
 
 use std::time::Duration;
 
@@ -8,12 +8,13 @@ use super::{TrainConfig, TrainingConfig, rules::require};
 use crate::TrainError;
 
 impl TrainingConfig {
-    /// How long a rank waits in a collective for another that does nothing long.
+    /// How long a rank waits in a collective for a rank that is in none of the phases
+    /// (`train.timeout_seconds`).
     pub fn timeout(&self) -> Duration {
         duration(self.timeout_seconds)
     }
 
-    /// How long the phases of a run may make no progress.
+    /// How long each phase of a run may go without progress.
     pub fn phase_limits(&self) -> PhaseLimits {
         PhaseLimits {
             start: duration(self.start_timeout_seconds),
@@ -47,7 +48,7 @@ impl TrainingConfig {
 }
 
 impl TrainConfig {
-    /// The seed and the limits of the run's groups.
+    /// The seed and time limits of the run's process groups.
     pub(crate) fn group_options(&self) -> GroupOptions {
         let timeout = self.train.timeout();
         let phases = self.train.phase_limits();

@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 use super::rules::{at_least_one, require};
 use crate::TrainError;
 
-/// `[model.latent]`: the sizes of the attention of a family whose keys and values are made of a latent, under
-/// Hugging Face's names.
+/// `[model.latent]`: the sizes of multi-head latent attention (MLA), in a family that has it. The
+/// keys have Hugging Face's names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlaConfig {
-    /// Width of the latent of queries. Default: they have none.
+    /// Width of the latent that queries are made from. Default: queries have no latent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub q_lora_rank: Option<usize>,
-    /// Width of the latent of keys and values.
+    /// Width of the latent that keys and values are made from.
     pub kv_lora_rank: usize,
-    /// What of a head's queries and keys is not rotated.
+    /// Width of the part of a head's queries and keys that rotary embeddings do not rotate.
     pub qk_nope_head_dim: usize,
-    /// What of them is rotated.
+    /// Width of the part of a head's queries and keys that is rotated; it is even.
     pub qk_rope_head_dim: usize,
     /// Width of a head's values.
     pub v_head_dim: usize,
@@ -35,7 +35,7 @@ impl Default for MlaConfig {
 }
 
 impl MlaConfig {
-    /// Of a family whose parts are `parts`.
+    /// The latent attention of a family with the defaults `parts`.
     pub(super) fn latent(&self, parts: &Mla) -> Mla {
         let Self {
             q_lora_rank,
@@ -54,7 +54,7 @@ impl MlaConfig {
         }
     }
 
-    /// The section that says what `latent` is.
+    /// The section that describes `latent`.
     pub(super) fn of(latent: &Mla) -> Self {
         Self {
             q_lora_rank: latent.q_lora_rank,
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(experts.shared_ffn, Some(model.ffn));
         let again = super::super::ModelConfig::of(&model);
         assert_eq!(again.decoder(64, 1), model);
-        // What really ran is read again.
+        // The resolved configuration of an actual run reads back to the same sizes.
         let layout = config.layout(Some(2)).unwrap();
         load(&config.resolved(&layout, &model).to_toml()).unwrap();
     }

@@ -1,8 +1,7 @@
-//! What a run is configured by: typed TOML sections whose defaults are the newcomer's run.
+//! Run configuration: typed TOML sections whose defaults make a first run of a small model.
 //!
 //! A configuration is built from layers, each overriding the ones before it: the defaults, files in
-//! the order given, `--set KEY=VALUE`, and the flags that have a name of their own. See
-//! [`ConfigLayers`].
+//! the order given, `--set KEY=VALUE`, and dedicated flags. See [`ConfigLayers`].
 //!
 //! ```
 //! use megaburn_train::ConfigLayers;
@@ -87,51 +86,53 @@ pub use tokenizer::Tokenizer;
 
 use crate::{TrainError, device::Devices};
 
-/// Everything that decides what a run computes. The default trains a byte-level Llama of 0.8
+/// Everything that determines what a run computes. The default trains a byte-level Llama of 0.8
 /// million parameters on four ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// `[run]`: where the run lives, its seed and its devices.
+    /// `[run]`: the folder of the run, its seed and its devices.
     pub run: RunConfig,
     /// `[model]`: the family and the sizes of the model.
     pub model: ModelConfig,
     /// `[parallel]`: how the run is split over ranks.
     pub parallel: ParallelConfig,
-    /// `[data]`: what is learnt.
+    /// `[data]`: the training data and its tokenizer.
     pub data: DataConfig,
-    /// `[train]`: batches, intervals and the number of steps.
+    /// `[train]`: batches, intervals, time limits and the number of steps.
     pub train: TrainingConfig,
-    /// `[optimizer]`: which one, its schedules, clipping, loss scaling.
+    /// `[optimizer]`: the optimizer, its schedules, clipping and loss scaling.
     pub optimizer: OptimizerConfig,
     /// `[moe]`: how experts are trained.
     pub moe: MoeTrainingConfig,
-    /// `[recompute]`: what backward computes once more instead of keeping it.
+    /// `[recompute]`: which activations backward recomputes instead of keeping them.
     pub recompute: RecomputeConfig,
-    /// `[generate]`: the sample written at the end.
+    /// `[generate]`: the sample generated at the end.
     pub generate: GenerateConfig,
 }
 
 impl TrainConfig {
-    /// The layout of this run on `world` ranks (`None`: no launcher says how many), after a look at
-    /// whether the model, the sequence and the batch can be split that way.
+    /// The layout of this run on `world` ranks (`None`: there is no launcher that determines the
+    /// number), after checking that the model, the sequence and the batch can be split that way.
     ///
     /// # Errors
-    /// A layout that cannot be, does not take `world` ranks or does not split the model, with the
-    /// numbers.
+    /// The layout is invalid, does not take `world` ranks or does not split the model; the error
+    /// has the numbers.
     pub fn layout(&self, world: Option<usize>) -> Result<Layout, TrainError> {
         let layout = self.parallel.layout(world)?;
         self.validate_for(&layout).map(|()| layout)
     }
 
-    /// The layout of this run on the devices of this host; `world` is what a launcher says.
+    /// The layout of this run on the devices of this host. `world` is the number of ranks that a
+    /// launcher started.
     ///
-    /// On GPUs without a launcher, `parallel.dp` or `parallel.ranks` (a layout sets both or either)
-    /// say how many ranks there are; otherwise it is the most GPUs over which model and batch can be
-    /// split.
+    /// On GPUs without a launcher, `parallel.dp` or `parallel.ranks` (a layout sets one or both)
+    /// determine the number of ranks; without them it is the largest number of GPUs over which the
+    /// model and the batch can be split.
     ///
     /// # Errors
-    /// As [`layout`](Self::layout), and a layout of more ranks than there are GPUs, with the numbers.
+    /// As [`layout`](Self::layout); also a layout with more ranks than there are GPUs, with the
+    /// numbers.
     pub fn layout_on(&self, devices: Devices, world: Option<usize>) -> Result<Layout, TrainError> {
         match (devices, world) {
             (Devices::Cuda { gpus }, None) => self
@@ -141,10 +142,10 @@ impl TrainConfig {
         }
     }
 
-    /// The attention of this run on the devices of this host.
+    /// The attention kernel of this run on the devices of this host.
     ///
     /// # Errors
-    /// The kernel that was asked for cannot compute this model's.
+    /// The requested kernel does not support this model's attention.
     pub fn attention_on(&self, devices: Devices) -> Result<AttentionKernel, TrainError> {
         let on_gpu = devices != Devices::Cpu;
         self.train
@@ -152,35 +153,37 @@ impl TrainConfig {
             .resolved(on_gpu, self.train.dtype, self.model.head_dims())
     }
 
-    /// Whether the model, the sequence and the batch can be split over a layout.
+    /// Checks that the model, the sequence and the batch can be split over a layout.
     fn validate_for(&self, layout: &Layout) -> Result<(), TrainError> {
         self.cutting(layout)
             .validate_for(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
         self.train.num_micro_batches(layout.dp)?;
-        // The sizes of a model that is read from elsewhere are looked at when it is opened.
+        // A model that is read from `model.init` is checked when it is opened.
         match self.model.init {
             None => self.check_model(layout, &self.model.decoder(self.data.seq_len, 1)),
             Some(_) => self.check_mtp(self.model.mtp_layers),
         }
     }
 
-    /// Tokens that one step trains on, over all ranks, when the batch has grown.
+    /// Tokens of one step over all ranks, once the batch ramp is over.
     pub fn tokens_per_step(&self) -> usize {
         self.train.global_batch * self.data.seq_len
     }
 
-    /// The configuration with every default spelled out. Read back, it is the same.
+    /// The configuration as TOML with every default spelled out. It reads back to the same
+    /// configuration.
     ///
     /// # Panics
-    /// An integer above `i64::MAX`, which only code can put there: TOML has no such number.
+    /// An integer above `i64::MAX`, which only code can set: TOML has no such numbers.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("every integer is at most i64::MAX")
     }
 
-    /// The same with everything filled in that followed from the ranks, the tokenizer or the model: what
-    /// really ran. A schedule that follows `train.steps` is left to do so, as a run may go on for more.
+    /// This configuration with the values that were derived from the ranks, the tokenizer or the
+    /// model: what actually ran. Schedules that follow `train.steps` are not fixed, because a run
+    /// may be extended.
     pub fn resolved(&self, layout: &Layout, model: &DecoderConfig) -> Self {
         let mut resolved = self.clone();
         resolved.parallel.ranks = Some(layout.world_size());
@@ -192,10 +195,10 @@ impl TrainConfig {
         resolved
     }
 
-    /// Refuses values that no run can use. [`ConfigLayers::load`] calls it.
+    /// Refuses values that no run can use. Called by [`ConfigLayers::load`].
     ///
     /// # Errors
-    /// The first such value, by its key.
+    /// The first such value; the error names its key.
     pub fn validate(&self) -> Result<(), TrainError> {
         self.run.validate()?;
         self.model.validate()?;
@@ -315,7 +318,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/llama-tiny.toml");
         let text = std::fs::read_to_string(path).unwrap();
         let spelled: toml::Table = text.parse().unwrap();
-        // Only the name of its folder is its own.
+        // The file differs from the defaults only in the name of its folder.
         let mut default = TrainConfig::default();
         default.run.dir = "runs/llama-tiny".into();
         assert_eq!(spelled, default.to_toml().parse().unwrap());

@@ -16,47 +16,58 @@ use crate::TrainError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// What the run starts from: a Hugging Face folder, a checkpoint or a run, which then says all
-    /// of the rest. Default: freshly drawn weights.
+    /// The model that the run starts from: a Hugging Face folder, a checkpoint or a run. It
+    /// determines all other keys of `[model]`, and the defaults of `optimizer.lr`,
+    /// `optimizer.min_lr`, `optimizer.warmup_fraction` and `data.seq_len`. Default: freshly
+    /// initialized weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<String>,
-    /// Which parts the blocks are made of, and the names on export.
+    /// The model family, which determines the architecture of the layers and the tensor names on
+    /// export: `llama`, `mistral`, `qwen2`, `qwen3` or `gpt2`; with experts `mixtral`, `qwen3_moe`,
+    /// `deepseek_v2` or `deepseek_v3`.
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Width inside the MLP.
     pub ffn: usize,
-    /// Transformer layers.
+    /// Number of transformer layers, without `mtp_layers`.
     pub layers: usize,
-    /// Layers behind the last one that predict further tokens in training, each one more than the one before.
+    /// Number of multi-token-prediction (MTP) blocks after the last layer. During training, the
+    /// k-th block predicts the token k places after the next one. See
+    /// `train.mtp_loss_scaling_factor`.
     pub mtp_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads (KV groups); they divide the query heads.
+    /// Number of key/value heads (query groups), which divides `heads`. In gpt2 and the deepseeks
+    /// it equals `heads`, which is its default there.
     pub kv_heads: usize,
-    /// Width of a head. Default: hidden / heads, and with `[model.latent]` what that says of queries and keys.
+    /// Width of a head. Default: `hidden / heads`; with `[model.latent]`, the width of its queries
+    /// and keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
-    /// Number of token ids. Default: the tokenizer's.
+    /// Number of token ids. Default: that of the tokenizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab: Option<usize>,
-    /// Positions that a query sees, its own included. Default: all up to its own.
+    /// Sliding-window attention: the number of positions that a query attends to, including its
+    /// own. Default: all positions up to its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Epsilon of the norms.
     pub norm_eps: f64,
-    /// Whether the output projection is the embedding's weight.
+    /// Whether the embedding is also the output matrix.
     pub tied: bool,
-    /// `[model.experts]`: the experts of a family that has some. Default: the family's own.
+    /// `[model.experts]`: the experts, in a family that has them. Default: the section's own
+    /// defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertsConfig>,
-    /// `[model.latent]`: the attention of a family whose keys and values are made of a latent. Default: the
-    /// family's own.
+    /// `[model.latent]`: multi-head latent attention, in a family that has it. Default: the
+    /// section's own defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<MlaConfig>,
-    /// `[model.rope_scaling]`: how rotary frequencies are stretched. Default: they are not.
+    /// `[model.rope_scaling]`: scaling of the rotary frequencies for longer contexts. Default:
+    /// none. Setting any key of the section turns it on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScalingConfig>,
 }
@@ -94,26 +105,27 @@ impl ModelConfig {
             .unwrap_or(self.hidden / self.heads)
     }
 
-    /// The sizes of its attention, in a family with latents.
+    /// The latent attention, in a family that has it.
     fn latent(&self) -> Option<Mla> {
         let parts = self.family.template().latent?;
         Some(self.latent.clone().unwrap_or_default().latent(&parts))
     }
 
-    /// Whether each query head of the family has a key/value head of its own.
+    /// Whether every query head of the family has its own key/value head.
     pub(super) fn has_all_kv_heads(&self) -> bool {
         let parts = self.family.template();
         parts.positions == Positions::Learned || parts.latent.is_some()
     }
 
-    /// Widths that a kernel of attention must know: of a head's queries and keys, and of its values.
+    /// The widths that an attention kernel must support: of a head's queries and keys, and of its
+    /// values.
     pub(crate) fn head_dims(&self) -> [usize; 2] {
         let values = self.latent().map(|latent| latent.v_head_dim);
         [self.head_dim(), values.unwrap_or(self.head_dim())]
     }
 
-    /// The whole configuration of a model that does not start from another, for sequences of
-    /// `seq_len` tokens and text of `vocab` token ids.
+    /// The full configuration of a model that does not start from another one, for sequences of
+    /// `seq_len` tokens and a tokenizer with `vocab` token ids.
     pub fn decoder(&self, seq_len: usize, vocab: usize) -> DecoderConfig {
         let parts = self.family.template();
         let scaling = self.rope_scaling.as_ref();
@@ -147,7 +159,7 @@ impl ModelConfig {
         }
     }
 
-    /// The section that says what `model` is, as far as it has keys for it.
+    /// The section that describes `model`, as far as it has keys for it.
     pub fn of(model: &DecoderConfig) -> Self {
         let (rope_theta, rope_scaling) = match &model.positions {
             Positions::Learned => (Self::default().rope_theta, None),
@@ -257,7 +269,7 @@ impl ModelConfig {
             .as_ref()
             .map_or(Ok(()), RopeScalingConfig::validate)?;
         if self.init.is_none() {
-            // Any length and vocabulary will do.
+            // The check does not depend on the sequence length and the vocabulary.
             self.decoder(1, 1).check_sayable()?;
         }
         Ok(())

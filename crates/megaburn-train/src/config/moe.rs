@@ -10,83 +10,95 @@ use super::{
 };
 use crate::TrainError;
 
-/// `[moe]`: how experts are trained.
+/// `[moe]`: how experts are trained. It has an effect only in families with experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeTrainingConfig {
-    /// What the balancing loss of each micro-batch is multiplied with.
+    /// Coefficient of the load-balancing loss over each micro-batch; 0 is off (Megatron-LM's
+    /// `--moe-aux-loss-coeff`).
     pub aux_loss: f64,
-    /// The same of each sequence's.
+    /// Coefficient of the load-balancing loss over each sequence; 0 is off.
     pub seq_aux_loss: f64,
-    /// The same of the global batch's.
+    /// Coefficient of the load-balancing loss over the global batch, with the token counts of the
+    /// previous step; 0 is off.
     pub global_aux_loss: f64,
-    /// What the mean square of the logits' log-sum-exp is multiplied with.
+    /// Coefficient of the router's z-loss, the mean square of the log-sum-exp of its logits; 0 is
+    /// off.
     pub z_loss: f64,
-    /// How a step moves the biases by which experts are chosen, of families that have some: sign, each one by a
-    /// rate, or quantile, to where the step's tokens would have gone to all alike.
+    /// How a step moves the expert biases, in families that have them: `sign` moves each bias by
+    /// `bias_update_rate`, `quantile` moves it to the value at which the step's tokens would have
+    /// been balanced.
     pub bias_update: BiasUpdate,
-    /// How far a step moves them by sign.
+    /// The amount by which a step moves an expert bias with `bias_update = "sign"`.
     pub bias_update_rate: f64,
-    /// Whether training chooses by the scores that Sinkhorn's algorithm makes of a micro-batch's.
+    /// Whether training routes by the Sinkhorn-normalised scores of a micro-batch. It cannot be
+    /// used with a load-balancing loss, `force_balance`, expert biases or
+    /// `parallel.max_tokens_per_rank`.
     pub sinkhorn: bool,
-    /// How many tokens an expert takes of each sequence: this times what all would take if all took as many.
-    /// Default: all that come.
+    /// Expert capacity: an expert takes at most `ceil(capacity_factor * tokens * top_k / num)`
+    /// tokens (`top_k` and `num` of `[model.experts]`), i.e. this factor times its share under
+    /// balanced routing; see `drop_policy` and `capacity_scope`. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Which tokens an expert takes that has too many: probs, those that give it the most weight, or position,
-    /// the first.
+    /// Which tokens an expert over capacity keeps: `probs`, the tokens with the highest weight, or
+    /// `position`, the first tokens. Used with `capacity_factor`.
     pub drop_policy: DropPolicyName,
-    /// Among which tokens they are counted: those of each sequence, or, as Megatron-LM does, of each rank.
+    /// The tokens over which capacity is counted: those of each `sequence`, which makes drops
+    /// independent of the layout, or those of each `rank`, as in Megatron-LM. Used with
+    /// `capacity_factor`.
     pub capacity_scope: CapacityScopeName,
-    /// Whether every expert is given as many rows as it can take.
+    /// Whether every expert gets exactly as many rows as its capacity, padded with zeros, so that
+    /// sizes do not depend on the routing. Used with `capacity_factor`.
     pub pad_to_capacity: bool,
-    /// How tokens get to the ranks of their experts: alltoall, to those only, or allgather, all to all.
+    /// How tokens are dispatched: `alltoall` sends them to the ranks of their experts only,
+    /// `allgather` sends them to all ranks.
     pub dispatcher: DispatcherName,
-    /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
+    /// Whether experts are chosen round robin regardless of their scores, for benchmarks.
     pub force_balance: bool,
 }
 
-/// How a step moves the biases by which experts are chosen.
+/// How a step moves the expert biases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BiasUpdate {
-    /// Each by a rate: up if its expert got less than the mean, down if it got more.
+    /// Each bias moves by a fixed rate: up if its expert got fewer tokens than the mean, down if it
+    /// got more.
     #[default]
     Sign,
-    /// To where the step's tokens would have gone to all experts alike.
+    /// Each bias moves to the value at which the step's tokens would have been balanced.
     Quantile,
 }
 
-/// How tokens get to the ranks of their experts.
+/// How tokens are dispatched to the ranks of their experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DispatcherName {
-    /// To those only.
+    /// To the ranks of their experts only.
     #[default]
     AllToAll,
-    /// All to all.
+    /// To all ranks.
     AllGather,
 }
 
-/// Which tokens an expert takes that has too many.
+/// Which tokens an expert over capacity keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DropPolicyName {
-    /// Those that give it the most weight.
+    /// The tokens with the highest weight.
     #[default]
     Probs,
-    /// The first.
+    /// The first tokens.
     Position,
 }
 
-/// The tokens among which an expert's are counted.
+/// The tokens over which expert capacity is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CapacityScopeName {
-    /// Those of each sequence, whichever ranks have them.
+    /// The tokens of each sequence, whichever ranks hold them.
     #[default]
     Sequence,
-    /// Those of each rank.
+    /// The tokens of each rank.
     Rank,
 }
 
@@ -111,7 +123,7 @@ impl Default for MoeTrainingConfig {
 }
 
 impl MoeTrainingConfig {
-    /// How experts are used.
+    /// The options of the model's MoE layers.
     pub(crate) fn options(&self) -> MoeOptions {
         MoeOptions {
             balance: self.balance(),
@@ -123,7 +135,7 @@ impl MoeTrainingConfig {
         }
     }
 
-    /// What shall make tokens go to all experts alike.
+    /// Load balancing: the coefficients of the losses, and how experts are chosen.
     fn balance(&self) -> LoadBalance {
         LoadBalance {
             aux_loss: self.aux_loss,
@@ -139,7 +151,7 @@ impl MoeTrainingConfig {
         }
     }
 
-    /// How many tokens each expert takes.
+    /// The expert capacity; `None` if it is unlimited.
     fn capacity(&self) -> Option<Capacity> {
         Some(Capacity {
             factor: self.capacity_factor?,
@@ -175,7 +187,7 @@ impl MoeTrainingConfig {
 }
 
 impl TrainConfig {
-    /// Whether experts of `model` can be trained as the keys say.
+    /// Checks that the experts of `model` can be trained as the keys say.
     pub(crate) fn check_experts(&self, model: &DecoderConfig) -> Result<(), TrainError> {
         let Some(experts) = &model.experts else {
             return Ok(());

@@ -1,14 +1,14 @@
-//! Whether further tokens can be predicted.
+//! Checks of multi-token prediction.
 
 use super::{TrainConfig, rules::require};
 use crate::TrainError;
 
 impl TrainConfig {
-    /// Refuses depths at which no token of a sequence has a label, and another number of them than
-    /// `parallel.pipeline_layout` names.
+    /// Refuses MTP depths at which no token of a sequence has a label, and a number of depths other
+    /// than `parallel.pipeline_layout` names.
     ///
     /// # Errors
-    /// There are such, with both numbers.
+    /// One of these is the case; the error has both numbers.
     pub(crate) fn check_mtp(&self, mtp_depths: usize) -> Result<(), TrainError> {
         let seq_len = self.data.seq_len;
         let rule = format!(

@@ -1,9 +1,9 @@
-//! What was probably meant by a key or a value that does not exist.
+//! Suggestions for keys and values that do not exist.
 
 use super::schema;
 
-/// What other training systems call our keys, by the last part of the name, or by all of it where the
-/// last part is a key of ours.
+/// Names that other training systems have for our keys: by the last part of the name, or by the
+/// full path where the last part is also a key of ours.
 const SYNONYMS: &[(&str, &str)] = &[
     ("learning_rate", "optimizer.lr"),
     ("max_lr", "optimizer.lr"),
@@ -111,7 +111,7 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("max_new_tokens", "generate.tokens"),
 ];
 
-/// Words for values that are called otherwise here.
+/// Names that other training systems have for values.
 const VALUES: &[(&str, &str)] = &[
     ("float32", "f32"),
     ("fp32", "f32"),
@@ -124,11 +124,10 @@ const VALUES: &[(&str, &str)] = &[
     ("full", "uniform"),
 ];
 
-/// The existing key that was probably meant by `key`; none if no key is like it.
+/// The existing key that `key` probably means; `None` if no key is similar.
 ///
-/// A key of the right name in another section (`train.lr`, or `lr` alone) is nearer than what other
-/// systems call a key, and that is nearer than a misspelling. Among equals it is the one that starts
-/// alike.
+/// In order of preference: a key of the same name in another section (`train.lr`, or `lr` alone), a
+/// synonym from another system, a misspelling. Ties go to the key with the longest common prefix.
 pub(super) fn nearest_key(key: &str) -> Option<String> {
     let name = plain(last(key));
     let keys = schema::keys();
@@ -153,8 +152,8 @@ pub(super) fn nearest_key(key: &str) -> Option<String> {
     is_like(&name, &plain(last(best))).then(|| best.clone())
 }
 
-/// The key that a flag names, by its own name or by that which other systems give it; none if it names
-/// none.
+/// The key that a command-line flag probably means, by its own name or a synonym; `None` if there
+/// is none.
 pub fn setting_of_flag(flag: &str) -> Option<String> {
     let name = plain(flag.split('=').next().unwrap_or_default());
     let key = nearest_key(&name)?;
@@ -162,7 +161,7 @@ pub fn setting_of_flag(flag: &str) -> Option<String> {
     (is_named && !schema::is_section(&key)).then_some(key)
 }
 
-/// The one of `known` that was probably meant by `value`; none if none is like it.
+/// The value among `known` that `value` probably means; `None` if none is similar.
 pub(super) fn nearest_value<'a>(value: &str, known: &[&'a str]) -> Option<&'a str> {
     let value = bare(value);
     let other = VALUES
@@ -179,17 +178,18 @@ fn last(key: &str) -> &str {
     key.rsplit('.').next().unwrap_or_default()
 }
 
-/// As keys are written here: small letters and underscores.
+/// Normalises a name to lower case and underscores, as keys are written.
 fn plain(name: &str) -> String {
     name.to_lowercase().replace('-', "_")
 }
 
-/// Without what separates words.
+/// Normalises a value to lower case without separators.
 fn bare(value: &str) -> String {
     value.to_lowercase().replace(['-', '_', ' '], "")
 }
 
-/// Whether one may be a misspelling of the other: no more than a third of its letters differ, or one.
+/// Whether one name may be a misspelling of the other: at most a third of the letters differ, or
+/// one.
 fn is_like(name: &str, other: &str) -> bool {
     let most = (name.len().max(other.len()) / 3).max(1);
     strsim::damerau_levenshtein(name, other) <= most

@@ -1,4 +1,4 @@
-//! What a user should know of a configuration that is allowed and may not be what was meant.
+//! Notes on configurations that are valid but may not be what was meant.
 
 use megaburn_models::DecoderConfig;
 

@@ -9,102 +9,119 @@ use super::{
 };
 use crate::TrainError;
 
-/// `[optimizer]`: which one, its schedules, clipping, loss scaling.
+/// `[optimizer]`: the optimizer, its schedules, clipping and loss scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// Which one.
+    /// The optimizer: `adamw`, `sgd`, `lion` or `muon`.
     pub name: OptimizerName,
-    /// Learning rate at the end of the warm-up.
+    /// Learning rate at the end of the warm-up. Default with `model.init`: 2e-5.
     pub lr: f64,
-    /// Learning rate at the end of the decay.
+    /// Learning rate at the end of the decay, from 0 to `lr`. Default with `model.init`: a tenth of
+    /// `lr`.
     pub min_lr: f64,
-    /// Learning rate from which the warm-up climbs: an update with which n of w warm-up samples are
-    /// trained on uses `init_lr + (lr - init_lr) * n / w`.
+    /// Learning rate at the start of the warm-up, from 0 to `lr`. The update that ends at warm-up
+    /// sample `n` of `w` uses `init_lr + (lr - init_lr) * n / w`.
     pub init_lr: f64,
-    /// How the learning rate falls behind the warm-up.
+    /// How the learning rate decays after the warm-up, as a function of the samples trained on:
+    /// `constant`, `linear`, `cosine`, `inverse_square_root` or `wsd` (see `wsd_decay_style`).
     pub lr_decay_style: LrDecayStyle,
-    /// Updates of the linear warm-up.
+    /// Length of the linear warm-up in updates.
     pub warmup_steps: u64,
-    /// Its samples, in place of `warmup_steps`.
+    /// Length of the warm-up in samples, instead of `warmup_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_samples: Option<u64>,
-    /// The warm-up as a part of the decay, in place of `warmup_steps`.
+    /// Length of the warm-up as a fraction of the decay, from 0 to below 1, instead of
+    /// `warmup_steps`. Default with `model.init`: 0.03.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_fraction: Option<f64>,
-    /// Updates, the warm-up's included, at which the learning rate reaches `min_lr`. Default:
-    /// train.steps.
+    /// Updates, including the warm-up, after which the learning rate reaches `min_lr`. Default:
+    /// `train.steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
-    /// The same in samples, in place of `decay_steps`.
+    /// Samples, including the warm-up, after which the learning rate reaches `min_lr`, instead of
+    /// `decay_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_samples: Option<u64>,
-    /// The shape of the fall that ends a `wsd` decay.
+    /// Shape of the final decay with `lr_decay_style = "wsd"`: `exponential`, `linear`, `cosine` or
+    /// `minus_sqrt`.
     pub wsd_decay_style: WsdStyle,
-    /// Updates of that fall, of `train.global_batch` samples each. Default: a tenth of the decay.
+    /// Length of the final decay of `wsd` in updates of `train.global_batch` samples each. Default:
+    /// a tenth of the decay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wsd_decay_steps: Option<u64>,
-    /// Its samples, in place of `wsd_decay_steps`.
+    /// Length of the final decay of `wsd` in samples, instead of `wsd_decay_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wsd_decay_samples: Option<u64>,
-    /// Learning rate of the token embedding and of the output matrix at the end of the warm-up, which
-    /// climbs to it from `init_lr` where that is lower. Default: `lr`.
+    /// Learning rate of the token embedding and the output matrix at the end of the warm-up, which
+    /// starts from `init_lr` or from this rate if that is lower. Default: `lr`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_lr: Option<f64>,
-    /// Theirs at the end of the decay. Default: `min_lr`, or their own where that is lower.
+    /// Learning rate of the token embedding and the output matrix at the end of the decay. Used
+    /// with `decoupled_lr`. Default: `min_lr`, or `decoupled_lr` if that is lower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_min_lr: Option<f64>,
-    /// AdamW's decay of the mean of gradients.
+    /// AdamW: decay of the mean of gradients, from 0 to below 1. Used with `adamw` and `muon`.
     pub beta1: f64,
-    /// Its decay of the mean of squared gradients.
+    /// AdamW: decay of the mean of squared gradients, from 0 to below 1. Used with `adamw` and
+    /// `muon`.
     pub beta2: f64,
-    /// What it adds to the root of the mean of squares.
+    /// AdamW: added to the square root of the mean of squared gradients. Used with `adamw` and
+    /// `muon`.
     pub eps: f64,
-    /// Weight decay, of parameters with two dimensions or more; decoupled but for "sgd".
+    /// Weight decay of parameters with two or more dimensions. It is decoupled, except that `sgd`
+    /// adds it to the gradient.
     pub weight_decay: f64,
-    /// What it has become after `weight_decay_steps`. Default: the same.
+    /// Weight decay after `weight_decay_steps` updates. Default: `weight_decay`, i.e. no change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_weight_decay: Option<f64>,
-    /// Updates at which weight decay has become `end_weight_decay`. Default: train.steps.
+    /// Updates after which weight decay reaches `end_weight_decay`. Default: `train.steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay_steps: Option<u64>,
-    /// How it gets there.
+    /// How weight decay changes to `end_weight_decay`: `linear` or `cosine`.
     pub weight_decay_style: WeightDecayStyle,
-    /// Largest norm of the gradient of all parameters; 0 does not clip.
+    /// Largest global norm of the gradient of all parameters; larger gradients are scaled down. 0
+    /// turns clipping off.
     pub clip_grad: f64,
-    /// A step whose gradient has a larger norm changes nothing; 0 skips none.
+    /// A step whose gradient has a larger global norm than this is skipped; 0 skips none.
     pub grad_norm_skip_threshold: f64,
-    /// What the loss of an f16 run is multiplied with, so that small gradients do not vanish. Default:
-    /// what the next four keys say.
+    /// Fixed factor on the loss of an f16 run, which keeps small gradients representable. Used with
+    /// `train.dtype = "f16"`. Default: a dynamic factor, controlled by the next four keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// Where that starts.
+    /// Dynamic loss scale of the first step. Used with `train.dtype = "f16"`, without `loss_scale`.
     pub initial_loss_scale: f64,
-    /// It falls no lower.
+    /// The dynamic loss scale is never reduced below this.
     pub min_loss_scale: f64,
-    /// Steps without an overflow after which it is doubled.
+    /// Steps without an overflow after which the dynamic loss scale is doubled.
     pub loss_scale_window: u64,
-    /// Overflows after which it is halved; counted anew when it is doubled.
+    /// Overflows after which the dynamic loss scale is halved. The count is reset when the scale is
+    /// doubled.
     pub hysteresis: u64,
-    /// What is updated: "f32", masters of which bf16 parameters are roundings, or "bf16", those
-    /// parameters themselves, where small updates are lost.
+    /// Element type of the parameters that the optimizer updates: `f32` keeps masters of bf16
+    /// parameters; `bf16` updates the bf16 parameters themselves, and small updates are lost. Only
+    /// `f32` unless `train.dtype` is `bf16`.
     pub main_params_dtype: Dtype,
-    /// In what gradients are summed over micro-batches and ranks; "bf16" only where train.dtype is.
+    /// Element type in which gradients are accumulated over micro-batches and ranks: `f32`, or
+    /// `bf16` if `train.dtype` is `bf16`.
     pub main_grads_dtype: Dtype,
-    /// In what the mean of gradients is kept. "bf16" wants a beta1 of 0.996 or less, to decay.
+    /// Element type of the mean of gradients: `f32` or `bf16`. With `bf16`, `beta1` (`lion.beta2`
+    /// with lion) must be at most 0.996, or the mean would never decay.
     pub exp_avg_dtype: Dtype,
-    /// In what the mean of squared gradients is kept. "bf16" wants a beta2 of 0.996 or less, to decay.
+    /// Element type of AdamW's mean of squared gradients: `f32` or `bf16`. With `bf16`, `beta2`
+    /// must be at most 0.996, or the mean would never decay.
     pub exp_avg_sq_dtype: Dtype,
-    /// In what "sgd" and "muon" keep their momentum. "bf16" wants one of 0.996 or less.
+    /// Element type of the momentum of `sgd` and `muon`: `f32` or `bf16`. With `bf16`, the momentum
+    /// must be at most 0.996, or it would never decay.
     pub momentum_dtype: Dtype,
-    /// How much of the optimizer's state, masters included, is in host memory and comes to the GPU for
-    /// an update, from 0, none, to 1, all; no number changes.
+    /// Fraction of the optimizer state, including masters, that is kept in host memory and copied
+    /// to the GPU for an update, from 0 (none) to 1 (all). It changes no number.
     pub cpu_offload_fraction: f64,
-    /// `[optimizer.sgd]`: what only "sgd" reads.
+    /// `[optimizer.sgd]`: options of `name = "sgd"`.
     pub sgd: SgdSection,
-    /// `[optimizer.lion]`: what only "lion" reads.
+    /// `[optimizer.lion]`: options of `name = "lion"`.
     pub lion: LionSection,
-    /// `[optimizer.muon]`: what only "muon" reads.
+    /// `[optimizer.muon]`: options of `name = "muon"`.
     pub muon: MuonSection,
 }
 
@@ -154,7 +171,7 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// How the loss of an f16 run is scaled.
+    /// The loss scaling of an f16 run.
     pub(crate) fn scaling(&self) -> LossScaleConfig {
         let Self {
             min_loss_scale: min,

@@ -13,23 +13,23 @@ use super::{
 };
 use crate::TrainError;
 
-/// Which optimizer updates parameters.
+/// The optimizer that updates parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerName {
     /// AdamW.
     #[default]
     AdamW,
-    /// Gradient descent with momentum; its weight decay is added to the gradient.
+    /// Gradient descent with momentum. Its weight decay is added to the gradient.
     Sgd,
     /// Lion.
     Lion,
-    /// Muon for matrices, and AdamW for everything else, embedding and head.
+    /// Muon for matrices; AdamW for the embedding, the output matrix and everything else.
     Muon,
 }
 
 impl OptimizerName {
-    /// Whether it keeps AdamW's two moments, of some parameters at least.
+    /// Whether the optimizer keeps AdamW's moments, at least for some parameters.
     pub(super) fn has_adamw(self) -> bool {
         matches!(self, Self::AdamW | Self::Muon)
     }
@@ -46,13 +46,13 @@ impl fmt::Display for OptimizerName {
     }
 }
 
-/// `[optimizer.sgd]`.
+/// `[optimizer.sgd]`: options of `optimizer.name = "sgd"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SgdSection {
-    /// Decay of the sum of gradients; 0 keeps none.
+    /// Decay of the momentum, from 0 to below 1; 0 keeps no momentum.
     pub momentum: f64,
-    /// Whether a step looks ahead by the gradient it has.
+    /// Whether to use Nesterov momentum; it needs `momentum` above 0.
     pub nesterov: bool,
 }
 
@@ -65,13 +65,13 @@ impl Default for SgdSection {
     }
 }
 
-/// `[optimizer.lion]`.
+/// `[optimizer.lion]`: options of `optimizer.name = "lion"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LionSection {
-    /// How much of the mean of gradients is in the direction.
+    /// Weight of the mean of gradients in the direction whose sign is taken, from 0 to below 1.
     pub beta1: f64,
-    /// Decay of that mean.
+    /// Decay of the mean of gradients, from 0 to below 1.
     pub beta2: f64,
 }
 
@@ -84,27 +84,31 @@ impl Default for LionSection {
     }
 }
 
-/// `[optimizer.muon]`, of matrices.
+/// `[optimizer.muon]`: options of `optimizer.name = "muon"`, for matrices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MuonSection {
-    /// Decay of the mean of gradients.
+    /// Decay of the momentum, from 0 to below 1.
     pub momentum: f64,
-    /// Whether a step looks ahead by the gradient it has.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// Steps of the Newton-Schulz iteration.
+    /// Number of Newton-Schulz steps that orthogonalize a matrix.
     pub num_ns_steps: usize,
-    /// Its polynomials: "simple", "quintic" (five steps) or "polar_express" (eight).
+    /// Coefficients of the Newton-Schulz polynomials: `simple`, `quintic` (made for five steps) or
+    /// `polar_express` (made for eight).
     pub coefficients: NewtonSchulz,
-    /// In what it is computed. Default: bf16 where train.dtype is, else f32.
+    /// Element type of the Newton-Schulz iteration: `f32` or `bf16`. Default: `bf16` if
+    /// `train.dtype` is `bf16`, else `f32`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<Dtype>,
-    /// How far a matrix moves by its sizes: "spectral", "unit_rms_norm" or "shape_scaling".
+    /// Factor on the update of an `[in, out]` matrix: the square root of its larger size
+    /// (`spectral`), of `out / in` (`unit_rms_norm`) or of `max(1, out / in)` (`shape_scaling`).
     pub scale_mode: MuonScale,
-    /// Multiplied with that. 0.2 with "spectral" moves elements about as far as AdamW does.
+    /// Further factor on the update. 0.2 with `spectral` moves elements about as far as AdamW does.
     pub extra_scale_factor: f64,
-    /// How tensor-parallel ranks make a matrix orthogonal: "duplicated" each the whole, "distributed"
-    /// together, "blockwise" each its shard by itself, which is another optimizer.
+    /// How tensor-parallel ranks orthogonalize a matrix: `duplicated`, every rank all of it;
+    /// `distributed`, together; `blockwise`, each rank its own shard, which makes the optimizer
+    /// depend on `parallel.tp`.
     pub tp_mode: MuonTpMode,
 }
 
@@ -124,8 +128,8 @@ impl Default for MuonSection {
 }
 
 impl OptimizerConfig {
-    /// The optimizer of parameters in `dtype`, of which a rank keeps what `sharding` says; some of
-    /// `groups` share matrices.
+    /// Builds the optimizer for parameters of type `dtype`. `sharding` determines what a rank
+    /// keeps; Muon uses the process groups whose ranks split a matrix.
     pub(crate) fn init(
         &self,
         dtype: Dtype,
@@ -183,7 +187,7 @@ impl OptimizerConfig {
             .with_adamw(self.adamw())
     }
 
-    /// Refuses numbers that the optimizer cannot work with, by their keys.
+    /// Refuses values that the optimizer cannot work with; the error names the key.
     pub(super) fn validate_rule(&self) -> Result<(), TrainError> {
         let decays = [
             ("optimizer.beta1", self.beta1),
@@ -217,7 +221,8 @@ impl OptimizerConfig {
         let rule = "f32 or bf16";
         let dtype = muon.dtype.unwrap_or_default();
         require(dtype != Dtype::F16, "optimizer.muon.dtype", dtype, rule)?;
-        // Rounded to 8 bits, a mean that a step takes less than 1/256 off stays what it is.
+        // bf16 has 8 bits of mantissa: a step that reduces a mean by less than 1/256 rounds to no
+        // change.
         let rule = "at most 0.996 where its mean is kept in bf16, or the mean would never fall";
         let name = self.name;
         let of = |is_used: bool, beta| if is_used { beta } else { 0.0 };

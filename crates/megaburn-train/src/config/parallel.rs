@@ -10,73 +10,87 @@ use crate::{TrainError, device::Devices};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Ranks to start where neither a launcher nor `dp` says how many there are. Default: 4 threads
-    /// on the CPU; on GPUs, as many of them as the model and the batch can be split over.
+    /// Number of ranks, if neither a launcher nor `dp` determines it. Default: 4 threads on the
+    /// CPU; on GPUs, as many as the model and the batch can be split over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
-    /// Tensor-parallel degree. Default: 2 where the ranks can be split so, else 1.
+    /// Degree of tensor parallelism (TP). Default: 2 if the ranks can be split that way, else 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tp: Option<usize>,
-    /// Context-parallel degree.
+    /// Degree of context parallelism (CP): the number of ranks that share each sequence.
     pub cp: usize,
-    /// How ranks that share sequences exchange keys and values: auto, p2p, all_gather, a2a, or
-    /// a2aN+p2p; one for all layers, or one a layer.
+    /// How context-parallel ranks exchange keys and values: `auto`, `p2p` (ring attention),
+    /// `all_gather`, `a2a` (Ulysses) or `a2aN+p2p` (a2a over N neighbours, p2p across these
+    /// groups); one method for all layers, or a list with one per layer. Used with `cp` above 1 or
+    /// `max_tokens_per_rank`.
     pub cp_comm: Vec<CpComm>,
-    /// Whether sequences that context-parallel ranks do not divide are padded.
+    /// Whether sequences are padded to a multiple of `2 * cp` (with sequence parallelism, one that
+    /// tp also divides) instead of being refused. Used with `cp` above 1.
     pub cp_pad: bool,
-    /// Tokens of a pass on each rank at most, where documents are dealt out to as many data- and
-    /// context-parallel ranks as each needs. Default: rows of documents are shared by all cp ranks.
+    /// Hybrid context parallelism: each document is assigned to as many of the dp x cp ranks as it
+    /// needs, a power of two. The value is the largest number of tokens that a rank has in a pass.
+    /// It needs `data.documents` and `pp = 1`, and `train.micro_batch` has no effect. Default: all
+    /// cp ranks share every row of documents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens_per_rank: Option<usize>,
-    /// Pipeline-parallel degree.
+    /// Degree of pipeline parallelism (PP).
     pub pp: usize,
-    /// Data-parallel degree. Default: what fills the ranks.
+    /// Degree of data parallelism (DP). Default: the number that uses all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp: Option<usize>,
-    /// Expert-parallel degree.
+    /// Degree of expert parallelism (EP).
     pub ep: usize,
-    /// Tensor-parallel degree inside an expert.
+    /// Degree of tensor parallelism inside an expert (ETP).
     pub etp: usize,
-    /// Sequence parallelism. Default: on if tp > 1.
+    /// Whether sequence parallelism (SP) is on; it needs `tp` above 1. Default: on if `tp` is above
+    /// 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sp: Option<bool>,
-    /// What data-parallel ranks keep only a share of (ZeRO's stages): 0 nothing, 1 the optimizer's state,
-    /// 2 gradients as well, 3 parameters too.
+    /// What is sharded over data-parallel ranks (the stage of ZeRO): 0 nothing; 1 optimizer state
+    /// and masters; 2 also gradients; 3 also parameters: matrices whose shards no other ranks
+    /// replicate are gathered only while a layer computes with them.
     pub zero: u8,
-    /// Ranks that share it out, neighbours; so many by so many hold copies. Default: all data- and
-    /// context-parallel ranks.
+    /// Number of neighbouring ranks that shard together, with copies across such groups (HSDP). It
+    /// divides `dp * cp`. Used with `zero` above 0. Default: all data- and context-parallel ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zero_ranks: Option<usize>,
-    /// Gradients, or parameters, that data-parallel ranks send at once. Default: the larger of 40 million
-    /// and a million for each of them.
+    /// Elements of the gradients, or parameters, that are communicated in one bucket. Default: 40
+    /// Mi (40 * 2^20), or 1 Mi per data- and context-parallel rank if that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_size: Option<usize>,
-    /// Whether they are sent while ranks compute: gradients during backward, parameters during forward.
+    /// Whether communication between data-parallel ranks overlaps with compute: of gradients with
+    /// backward, of parameters with forward.
     pub overlap: bool,
     /// In which order a pipeline computes: gpipe, 1f1b, interleaved, zb-h1 or zb-v. Default: 1f1b, with
     /// several `chunks` interleaved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleKind>,
-    /// Stages that each rank of a pipeline has. Default: 2 with interleaved and zb-v, else 1.
+    /// Number of stages per pipeline rank (virtual stages). Used with `pp` above 1. Default: 2 with
+    /// `interleaved` and `zb-v`, else 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<usize>,
-    /// Micro-batches that go through a chunk before the next one has its turn, with interleaved. Default:
-    /// as few as can be.
+    /// Number of micro-batches that pass through a chunk before the next chunk follows, with
+    /// `schedule = "interleaved"`. Default: the smallest number that the schedule allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch_group: Option<usize>,
-    /// What each stage has, in Megatron-LM's notation: `Et|(tt|)*3L`. Default: as many layers each as can
-    /// be.
+    /// The layers of each stage in Megatron-LM's notation, such as `Et|(tt|)*3L`: `E` the
+    /// embedding, `t` a layer, `m` a multi-token-prediction block, `L` the loss, `|` between
+    /// stages, `*n` for repetition. It excludes the next four keys. Used with `pp` above 1.
+    /// Default: layers are split evenly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipeline_layout: Option<String>,
-    /// Layers of the first stage. Default: as many as the others have.
+    /// Number of layers of the first stage. Used with `pp` above 1. Default: as many as the other
+    /// stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_stage_layers: Option<usize>,
-    /// Layers of the last stage. Default: as many as the others have.
+    /// Number of layers of the last stage. Used with `pp` above 1. Default: as many as the other
+    /// stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_stage_layers: Option<usize>,
-    /// Whether the embedding takes the place of a layer where layers are split evenly.
+    /// Whether the embedding counts as a layer when layers are split evenly. Used with `pp` above
+    /// 1.
     pub count_embedding: bool,
-    /// Whether the loss does.
+    /// Whether the loss counts as a layer when layers are split evenly. Used with `pp` above 1.
     pub count_loss: bool,
 }
 
@@ -124,7 +138,7 @@ impl Default for ParallelConfig {
     }
 }
 
-/// What the stages of ZeRO share out.
+/// What each stage of ZeRO shards.
 const STAGES: [ShardingLevel; 4] = [
     ShardingLevel::None,
     ShardingLevel::Optimizer,
@@ -132,12 +146,12 @@ const STAGES: [ShardingLevel; 4] = [
     ShardingLevel::Parameters,
 ];
 
-/// Rank threads that nobody said a number of.
+/// Number of rank threads if nothing determines it.
 const THREADS: usize = 4;
-/// What `tp` is tried as where it is not set.
+/// The degrees that are tried for `tp` if it is not set.
 const USUAL_TP: [usize; 2] = [2, 1];
 
-/// Degrees up to this multiply without overflow.
+/// Degrees up to this can be multiplied without overflow.
 const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
@@ -160,11 +174,11 @@ impl ParallelConfig {
         "count_loss",
     ];
 
-    /// The section that a layout text stands for. A text without `dp` still fills the world of a
-    /// launcher; without one it takes as few ranks as the other degrees allow.
+    /// The section that a layout text describes. Without `dp`, the layout still fills the world of
+    /// a launcher; without a launcher it takes as few ranks as the other degrees allow.
     ///
     /// # Errors
-    /// A text that is no layout, or a layout that cannot be.
+    /// The text is not a layout, or the layout is invalid.
     pub fn from_layout(text: &str) -> Result<Self, TrainError> {
         let layout: Layout = text.parse()?;
         let Layout {
@@ -193,7 +207,8 @@ impl ParallelConfig {
         })
     }
 
-    /// Whether the ranks that hold copies of each other can share them as `zero_ranks` says.
+    /// Checks that the ranks that hold copies of each other can be divided into groups of
+    /// `zero_ranks`.
     pub(super) fn shares(&self, layout: &Layout) -> Result<(), TrainError> {
         let Some(ranks) = self.zero_ranks.filter(|_| self.zero > 0) else {
             return Ok(());
@@ -208,17 +223,17 @@ impl ParallelConfig {
         )
     }
 
-    /// What data-parallel ranks share out between them.
+    /// What data-parallel ranks shard.
     pub(crate) fn sharding(&self) -> ShardingConfig {
         ShardingConfig::new(STAGES[usize::from(self.zero)])
             .with_ranks(self.zero_ranks)
             .with_bucket(self.bucket_size)
     }
 
-    /// The layout on `world` ranks (`None`: no launcher says how many).
+    /// The layout on `world` ranks (`None`: there is no launcher that determines the number).
     ///
     /// # Errors
-    /// A layout that cannot be, or that does not take `world` ranks.
+    /// The layout is invalid, or does not take `world` ranks.
     pub fn layout(&self, world: Option<usize>) -> Result<Layout, TrainError> {
         let world = match (self.dp, world) {
             (_, Some(world)) => Some(world),
@@ -234,11 +249,11 @@ impl ParallelConfig {
         self.on(world)
     }
 
-    /// The layout where `gpus` GPUs are there for the taking: with as many ranks as `dp` or `ranks`
-    /// say, else with the most that `fits` has nothing against.
+    /// The layout on a host with `gpus` GPUs: with as many ranks as `dp` or `ranks` determine, else
+    /// with the most that `fits` accepts.
     ///
     /// # Errors
-    /// A layout that cannot be, does not fit, or takes more GPUs than there are.
+    /// The layout is invalid, does not fit, or takes more GPUs than there are.
     pub(super) fn layout_on_gpus(
         &self,
         gpus: usize,
@@ -266,7 +281,7 @@ impl ParallelConfig {
         fitting(found)
     }
 
-    /// The layout on `world` ranks, or on as many as its degrees make.
+    /// The layout on `world` ranks, or on the product of the degrees if that is `None`.
     fn on(&self, world: Option<usize>) -> Result<Layout, TrainError> {
         self.validate()?;
         let with_tp = |tp: usize| {

@@ -1,4 +1,4 @@
-//! The keys of `[parallel]` that say how a pipeline works.
+//! The keys of `[parallel]` that configure a pipeline.
 
 use megaburn_mesh::Layout;
 use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind, StageLayers};
@@ -7,10 +7,10 @@ use super::{ParallelConfig, TrainingConfig, rules::require};
 use crate::TrainError;
 
 impl ParallelConfig {
-    /// The schedule of a step of so many micro-batches on each of `pp` ranks.
+    /// The schedule of a step of `num_micro_batches` micro-batches on each of `pp` pipeline ranks.
     pub(crate) fn schedule(&self, pp: usize, num_micro_batches: usize) -> ScheduleConfig {
         if pp == 1 {
-            // One forward, its backward, and the next.
+            // Without a pipeline: one forward, its backward, then the next micro-batch.
             let kind = ScheduleKind::OneForwardOneBackward;
             return ScheduleConfig::new(kind, 1, num_micro_batches);
         }
@@ -43,7 +43,7 @@ impl ParallelConfig {
         }
     }
 
-    /// What of a model of so many layers each rank of the pipeline has.
+    /// The layers of each chunk of each pipeline rank, for a model of `num_layers` layers.
     ///
     /// # Errors
     /// The layers cannot be split that way.
@@ -62,8 +62,8 @@ impl ParallelConfig {
             .collect())
     }
 
-    /// Whether a model of so many layers can be split over the pipeline; without one, whether it could be
-    /// over some.
+    /// Checks that a model of `num_layers` layers can be split over the pipeline; with `pp = 1`,
+    /// that it could be split over some pipeline.
     pub(crate) fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
         let first = self.first_stage_layers.unwrap_or(0);
         let last = self.last_stage_layers;
@@ -90,7 +90,8 @@ impl ParallelConfig {
         }
     }
 
-    /// The same, and whether its batches go through it.
+    /// As [`splits`](Self::splits); also checks that every number of micro-batches has a valid
+    /// schedule.
     pub(crate) fn pipelines(
         &self,
         layout: &Layout,
@@ -131,12 +132,12 @@ impl ParallelConfig {
         if !is_alone {
             return Err(PipelineError::TwoSplits.into());
         }
-        // Where there is no pipeline all this is not used, and still wrong for any that there will be.
+        // Checked without a pipeline too: the keys are unused then, but wrong for any pipeline.
         Ok(self.wanted(2, 1).check_kind()?)
     }
 }
 
-/// Where a run says what an error is about.
+/// The keys that an error is about, to be appended to its message.
 pub(crate) fn keys_of(error: &PipelineError) -> &'static str {
     match error {
         PipelineError::FewLayers {

@@ -4,21 +4,25 @@ use serde::{Deserialize, Serialize};
 use super::rules::require;
 use crate::TrainError;
 
-/// `[recompute]`: what backward computes once more instead of keeping it.
+/// `[recompute]`: which activations backward recomputes instead of keeping them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// Whose results are not kept (Megatron's `--recompute-modules`).
+    /// The parts of a layer whose outputs are recomputed (Megatron-LM's `--recompute-modules`):
+    /// `norm`, `activation`, `core_attention` and `mlp`. With `method = "uniform"` only `norm` has
+    /// an effect.
     pub modules: Vec<RecomputeModule>,
-    /// Whole layers of which nothing is kept but the stream before them (`--recompute-granularity full
-    /// --recompute-method`).
+    /// Which layers are recomputed in full, so that only the residual stream before them is kept
+    /// (`--recompute-granularity full --recompute-method`): `none`, `uniform` or `block`.
     pub method: RecomputeMethod,
-    /// How many of them (`--recompute-num-layers`).
+    /// The number of layers per group with `method = "uniform"`, or per stage with `method =
+    /// "block"` (`--recompute-num-layers`).
     pub num_layers: usize,
-    /// Whether the streams before those layers wait for backward in host memory
-    /// (`--cpu-offloading-num-layers`).
+    /// Whether, on GPUs, the residual streams before these layers are kept in pinned host memory
+    /// until backward (`--cpu-offloading-num-layers`). Used with `method` other than `none`.
     pub offload: bool,
-    /// Whether what attention gives is kept of those layers.
+    /// Whether these layers keep the output of attention, so that backward does not recompute it.
+    /// Used with `method` other than `none`.
     pub keep_attention: bool,
 }
 
@@ -34,39 +38,39 @@ impl Default for RecomputeConfig {
     }
 }
 
-/// What can be computed once more by itself.
+/// The parts of a layer that can be recomputed separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeModule {
-    /// The norms before attention, MLP and head.
+    /// The outputs of the norms before attention, MLP and output matrix.
     Norm,
-    /// The activation inside the MLP.
+    /// The outputs of the activation functions inside the MLPs.
     Activation,
-    /// Attention between its matrices.
+    /// Attention between its projections.
     CoreAttention,
-    /// The MLP.
+    /// The entire MLP.
     Mlp,
 }
 
-/// Which layers are computed once more as a whole.
+/// Which layers are recomputed in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecomputeMethod {
-    /// None.
+    /// No layer.
     #[default]
     None,
-    /// All, so many at a time: the stream is kept before each such group.
+    /// All layers in groups of `num_layers`: the residual stream is kept before each group.
     Uniform,
-    /// The first so many of each stage of a pipeline.
+    /// The first `num_layers` layers of each pipeline stage, one by one.
     Block,
 }
 
 impl RecomputeConfig {
-    /// The same for a model.
+    /// The recompute options of the model.
     pub fn of_model(&self) -> Recompute {
         let has = |module| self.modules.contains(&module) && !self.has_all_layers();
         Recompute {
-            // The last one is in no layer.
+            // The final norm belongs to no layer, so it is recomputed even if all layers are.
             norm: self.modules.contains(&RecomputeModule::Norm),
             activation: has(RecomputeModule::Activation),
             core_attention: has(RecomputeModule::CoreAttention),
@@ -81,7 +85,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// Whether no layer is left that could keep something.
+    /// Whether all layers are recomputed in full, so that the modules inside them have no effect.
     pub(super) fn has_all_layers(&self) -> bool {
         self.method == RecomputeMethod::Uniform
     }

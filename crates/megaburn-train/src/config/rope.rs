@@ -4,47 +4,60 @@ use serde::{Deserialize, Serialize};
 use super::rules::{at_least_one, positive, require};
 use crate::TrainError;
 
-/// `[model.rope_scaling]`, under Hugging Face's names; the defaults are Llama 3.1's.
+/// `[model.rope_scaling]`: scaling of rotary frequencies for longer contexts. The keys have Hugging
+/// Face's names; the defaults are Llama 3.1's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RopeScalingConfig {
-    /// Which formula.
+    /// The formula: `llama3`, `linear` or `yarn`. `linear` uses only `factor`.
     pub kind: RopeScalingKind,
-    /// How many times longer the low frequencies' waves become.
+    /// Factor by which the lowest frequencies are divided, i.e. their wavelengths multiplied; at
+    /// least 1.
     pub factor: f64,
-    /// Llama 3's: waves longer than the original context over this are stretched in full.
+    /// `llama3`: wavelengths longer than `original_max_position_embeddings / low_freq_factor` are
+    /// multiplied by the full `factor`.
     pub low_freq_factor: f64,
-    /// Llama 3's: waves shorter than the original context over this stay as they are.
+    /// `llama3`: wavelengths shorter than `original_max_position_embeddings / high_freq_factor`
+    /// stay unchanged. It is above `low_freq_factor`.
     pub high_freq_factor: f64,
-    /// Tokens of context that the frequencies were made for.
+    /// Context length in tokens for which the unscaled frequencies were made. Used with `llama3`
+    /// and `yarn`.
     pub original_max_position_embeddings: usize,
-    /// YaRN's: frequencies of more turns within the original context stay as they are.
+    /// `yarn`: frequencies with at least this many rotations within the original context stay
+    /// unchanged. It is above `beta_slow`.
     pub beta_fast: f64,
-    /// YaRN's: frequencies of fewer turns are stretched in full.
+    /// `yarn`: frequencies with at most this many rotations within the original context are divided
+    /// by the full `factor`.
     pub beta_slow: f64,
-    /// YaRN's: how much what is rotated grows with the factor's logarithm. Default: as with 1.
+    /// `yarn`: rotated queries and keys are multiplied by `(0.1 mscale ln(factor) + 1) / (0.1
+    /// mscale_all_dim ln(factor) + 1)` if both keys are set and not 0. Default: `0.1 ln(factor) +
+    /// 1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mscale: Option<f64>,
-    /// YaRN's: how much of that growth is the scores', which DeepSeek lets grow as a whole.
+    /// `yarn`: see `mscale`. In the deepseeks, attention scores are also multiplied by `(0.1
+    /// mscale_all_dim ln(factor) + 1)^2`. Default: no factor on the scores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mscale_all_dim: Option<f64>,
-    /// YaRN's: what is rotated is multiplied by this. Default: what follows from the two before.
+    /// `yarn`: the factor on rotated queries and keys, instead of the one that follows from
+    /// `mscale` and `mscale_all_dim`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
-    /// YaRN's: whether its ramp begins and ends at whole pairs of features.
+    /// `yarn`: whether the ramp between `beta_fast` and `beta_slow` begins and ends at integer pair
+    /// indices.
     pub truncate: bool,
 }
 
-/// The formula that stretches rotary frequencies.
+/// The formula that scales rotary frequencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RopeScalingKind {
-    /// Llama 3.1's: low frequencies divided by the factor, high ones kept, a ramp between them.
+    /// Llama 3.1's formula: low frequencies are divided by the factor, high ones stay unchanged,
+    /// with a ramp between them.
     #[default]
     Llama3,
-    /// All frequencies divided by the factor; the other keys are not used.
+    /// All frequencies are divided by the factor; the other keys are not used.
     Linear,
-    /// YaRN's: a ramp over the pairs of features, and scores that grow.
+    /// YaRN: a ramp over the pairs of features, and a factor on the rotated queries and keys.
     Yarn,
 }
 

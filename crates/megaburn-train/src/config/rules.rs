@@ -1,10 +1,10 @@
-//! The rules that several sections share.
+//! Checks that several sections share.
 
 use std::fmt::Display;
 
 use crate::TrainError;
 
-/// Refuses `value` under `key` unless `ok`; `rule` completes "it must be ..".
+/// Refuses `value` of `key` unless `ok`; `rule` completes the sentence "it must be ..".
 pub(crate) fn require(
     ok: bool,
     key: &'static str,
@@ -46,7 +46,8 @@ pub(super) fn not_negative(key: &'static str, value: f64) -> Result<(), TrainErr
     )
 }
 
-/// Refuses what an integer of TOML cannot hold: the resolved configuration could not be written.
+/// Refuses a number that a TOML integer cannot hold, because the resolved configuration could not
+/// be written.
 pub(super) fn fits_toml(key: &'static str, value: u64) -> Result<i64, TrainError> {
     let rule = format!("at most {}", i64::MAX);
     require(i64::try_from(value).is_ok(), key, value, rule)?;

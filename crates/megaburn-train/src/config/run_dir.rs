@@ -1,4 +1,4 @@
-//! The folder of a run that names none.
+//! The default folder of a run.
 
 use std::path::Path;
 
@@ -6,9 +6,9 @@ use super::TrainConfig;
 use crate::console::human_number;
 
 impl TrainConfig {
-    /// `runs/MODEL-DATA`: a folder named after model and data, so that two trainings of different
-    /// models or texts do not become one run by accident. MODEL is the name of `model.init`, or family
-    /// and number of parameters; DATA is the name of the file.
+    /// `runs/MODEL-DATA`: a folder named after the model and the data, so that trainings of
+    /// different models or texts do not become one run by accident. MODEL is the name of
+    /// `model.init`, or the family and the number of parameters; DATA is the name of the file.
     pub(super) fn default_dir(&self) -> String {
         let model = match &self.model.init {
             Some(init) => name_of(Path::new(init)),
@@ -24,8 +24,8 @@ impl TrainConfig {
         format!("runs/{}-{}", plain(&model), plain(&data))
     }
 
-    /// The number of parameters behind a hyphen; nothing where the vocabulary is not known: the run
-    /// then fails for want of its tokenizer.
+    /// A hyphen and the number of parameters. Empty if the vocabulary is unknown, because the
+    /// tokenizer cannot be opened; the run fails for that reason later.
     fn size(&self) -> String {
         let of_tokenizer = || Some(self.data.tokenizer.open().ok()?.vocab_size());
         let vocab = self.model.vocab.or_else(of_tokenizer);
@@ -41,13 +41,13 @@ impl TrainConfig {
     }
 }
 
-/// The last part of a path; of a checkpoint inside a run, the run's.
+/// The last component of a path; for a checkpoint inside a run, the name of the run.
 fn name_of(path: &Path) -> String {
     let folder = path
         .parent()
         .filter(|folder| folder.ends_with("checkpoints"));
     let path = folder.and_then(Path::parent).unwrap_or(path);
-    // `.` and the like have a name only when they are resolved.
+    // Paths such as `.` have a name only after they are resolved.
     let resolved = path.canonicalize();
     let name = path
         .file_name()
@@ -58,7 +58,7 @@ fn name_of(path: &Path) -> String {
     )
 }
 
-/// A name with nothing that a shell or a file system reads otherwise.
+/// Replaces all characters that a shell or a file system might interpret.
 fn plain(name: &str) -> String {
     let keeps = |c: char| c.is_alphanumeric() || "._-".contains(c);
     let name: String = name

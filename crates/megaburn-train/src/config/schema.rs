@@ -1,4 +1,4 @@
-//! Which keys there are and what each holds, read off a configuration in which all of them are set.
+//! All keys and the types of their values, derived from a configuration in which every key is set.
 
 use std::sync::LazyLock;
 
@@ -67,7 +67,7 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     Table::try_from(config).expect("a configuration is a table")
 });
 
-/// Every key, sections included, as a dotted path.
+/// Every key, including sections, as a dotted path.
 pub(super) fn keys() -> Vec<String> {
     fn walk(table: &Table, prefix: &str, keys: &mut Vec<String>) {
         for (name, value) in table {
@@ -83,7 +83,7 @@ pub(super) fn keys() -> Vec<String> {
     keys
 }
 
-/// Whether a key stands for other keys.
+/// Whether a key is a section.
 pub(super) fn is_section(key: &str) -> bool {
     keys().iter().any(|other| {
         other
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    // serde's refusal of an unknown field lists the fields that a section really has.
+    // serde's error for an unknown field lists the actual fields of a section.
     fn fields<T: DeserializeOwned + std::fmt::Debug>() -> Vec<String> {
         let text = toml::from_str::<T>("no_such_field = 1")
             .unwrap_err()

@@ -1,4 +1,4 @@
-//! The sections that are little more than their fields.
+//! The sections that consist of little more than their fields.
 
 use megaburn_models::decoder::Dropout;
 use serde::{Deserialize, Serialize};
@@ -10,19 +10,20 @@ use super::{
 };
 use crate::{TrainError, device::DeviceChoice};
 
-/// `[run]`: where the run lives, its seed and its devices.
+/// `[run]`: the folder of the run, its seed and its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
-    /// Folder of the run: resolved configuration, metrics, checkpoints, loss picture. A new run takes one
-    /// that is absent or empty. Where no layer of the configuration names one it is named after model and
-    /// data, as the default is.
+    /// Folder of the run, for its resolved configuration, metrics, checkpoints and loss plot. A new
+    /// run needs a folder that is absent or empty (see `allow_other_files`). Default:
+    /// `runs/MODEL-DATA`, named after the model and the data.
     pub dir: String,
-    /// Whether a new run may begin in a folder that holds other files. They are kept.
+    /// Whether a new run may use a folder that holds other files. They are kept.
     pub allow_other_files: bool,
-    /// What initial weights and the order of the data are drawn from.
+    /// Seed of the initial weights, the data order, dropout and the generated sample.
     pub seed: u64,
-    /// What the ranks compute on: `auto`, `cpu` or `cuda`.
+    /// What the ranks compute on: `auto`, `cpu` or `cuda`. `auto` uses GPUs if the program was
+    /// built with feature `cuda` and there are any.
     pub device: DeviceChoice,
 }
 
@@ -50,25 +51,32 @@ impl RunConfig {
     }
 }
 
-/// `[data]`: what is learnt.
+/// `[data]`: the training data and its tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// A file of text or of JSON (`.jsonl`, `.ndjson`, `.json`), relative to the working directory.
-    /// Default: the Rust sources of the Burn crates in the local Cargo registry.
+    /// The data: a text file, or JSON objects with their text in the field `text`, one per line
+    /// (`.jsonl`, `.ndjson`, `.json`) or in one array (`.json`). The path is relative to the
+    /// working directory. Default: the Rust sources of the Burn crates in the local Cargo registry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Tokens of a sample.
+    /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's
+    /// maximum and 2048.
     pub seq_len: usize,
-    /// Whether documents, which the tokenizer's eos ends, do not see each other and have positions of
-    /// their own.
+    /// Whether samples are packed sequences: documents, which end with the tokenizer's eos, do not
+    /// attend to each other and have their own positions. Each is padded to a multiple of
+    /// `document_multiple`.
     pub documents: bool,
-    /// What each is padded to a multiple of.
+    /// The length of each document is padded to a multiple of this many tokens, which divides
+    /// `seq_len`; with context parallelism it is a multiple of `2 * parallel.cp`. Used with
+    /// `documents`.
     pub document_multiple: usize,
-    /// Part of the data that is only evaluated on; 0 evaluates nothing.
+    /// Fraction of the data that is held out for evaluation, from 0 to below 1; 0 turns evaluation
+    /// off.
     pub validation_fraction: f64,
-    /// How text becomes tokens: `byte`, or the path of a `tokenizer.json` or of a folder that holds
-    /// one, relative to the working directory.
+    /// The tokenizer: `byte`, or the path of a `tokenizer.json` or of a folder that holds one,
+    /// relative to the working directory. Default with `model.init`: the model's own tokenizer, if
+    /// it has one.
     pub tokenizer: Tokenizer,
 }
 
@@ -86,7 +94,7 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
-    /// What documents are padded to a multiple of, where samples are split into such.
+    /// The multiple that documents are padded to, if samples are split into documents.
     pub(crate) fn split_into(&self) -> Option<usize> {
         self.documents.then_some(self.document_multiple)
     }
@@ -124,72 +132,81 @@ impl DataConfig {
     }
 }
 
-/// `[train]`: batches, intervals and the number of steps.
+/// `[train]`: batches, intervals, time limits and the number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
-    /// Optimizer steps of the whole run, those before a restart included.
+    /// Optimizer steps of the full run, including those before a restart.
     pub steps: u64,
-    /// Element type of parameters and activations.
+    /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With `bf16` and `f16`
+    /// the optimizer keeps f32 masters (see `optimizer.main_params_dtype`); with `f16` the loss is
+    /// scaled (see `optimizer.loss_scale`).
     pub dtype: Dtype,
-    /// Whether GPUs may round f32 matrices to tf32 (ten bits of mantissa) when they multiply them.
+    /// Whether GPUs may round f32 matrices to tf32 (10 bits of mantissa) in GEMMs. Used with `dtype
+    /// = "f32"`.
     pub tf32: bool,
-    /// Whether GPUs time several algorithms for a matrix product when its shape first occurs; if not, they take the first
-    /// that cuBLASLt suggests, the same in every process.
+    /// Whether GPUs time several algorithms for a GEMM when its shape first occurs. If not, they
+    /// take the first one that cuBLASLt suggests, which is the same in every process.
     pub tune_products: bool,
-    /// How attention is computed.
+    /// What computes attention: `auto`, `cubecl`, `cudnn` or `reference`.
     pub attention: AttentionName,
-    /// Whether the loss computes the logits of some tokens at a time, and once more backward,
-    /// instead of holding all of them.
+    /// Whether the loss computes the logits of a chunk of tokens at a time, and recomputes them in
+    /// backward, instead of holding all of them.
     pub fused_linear_cross_entropy: bool,
-    /// Share of what embedding, attention and MLP put into the residual stream that is dropped.
+    /// Dropout probability of what the embedding, attention and MLP add to the residual stream,
+    /// from 0 to below 1.
     pub hidden_dropout: f64,
-    /// Share of attention's probabilities that is dropped.
+    /// Dropout probability of the attention probabilities, from 0 to below 1. cuDNN's attention is
+    /// not used with it.
     pub attention_dropout: f64,
-    /// What the mean of the losses of further tokens is multiplied with before it is added to the loss, where
-    /// model.mtp_layers is above 0.
+    /// Factor on the mean loss of the multi-token-prediction depths, which is added to the loss.
+    /// Used with `model.mtp_layers` above 0.
     pub mtp_loss_scaling_factor: f64,
-    /// Samples of a step, over all ranks.
+    /// Samples of a step, over all ranks. It is a multiple of `micro_batch` times the data-parallel
+    /// degree.
     pub global_batch: usize,
-    /// `[train.batch_ramp]`: how the first steps grow to as many.
+    /// `[train.batch_ramp]`: how the batch grows to `global_batch` over the first steps. Default:
+    /// no ramp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_ramp: Option<BatchRampConfig>,
-    /// Samples that one rank computes at a time; gradients of several are summed.
+    /// Samples that one rank computes at a time. Gradients of the micro-batches of a step are
+    /// accumulated.
     pub micro_batch: usize,
     /// Steps between evaluations; 0 evaluates only at the end.
     pub eval_interval: u64,
-    /// Global batches of an evaluation.
+    /// Number of global batches of an evaluation.
     pub eval_batches: usize,
-    /// Steps between lines on the console.
+    /// Steps between lines on the console; at least 1.
     pub log_interval: u64,
-    /// Steps between checkpoints; 0 saves only at the end and when stopped.
+    /// Steps between checkpoints; 0 saves only at the end and when the run is stopped.
     pub checkpoint_interval: u64,
-    /// Steps between comparisons of what ranks hold copies of; 0 compares never.
+    /// Steps between comparisons of the weights that ranks hold copies of; 0 never compares.
     pub check_replicas_interval: u64,
-    /// Whether steps count the elements of their gradient that are zero, as `num_zeros`.
+    /// Whether each step logs `num_zeros`, the number of zeros in its gradient.
     pub log_num_zeros: bool,
-    /// Whether steps compute the norm of all parameters behind their update, as `params_norm`. They are
-    /// waited for then, not gathered while the next step computes.
+    /// Whether each step logs `params_norm`, the norm of all parameters after its update. The step
+    /// then waits for the updated parameters instead of gathering them during the next step.
     pub log_params_norm: bool,
-    /// The last checkpoints that are kept.
+    /// Number of checkpoints that are kept; older ones are removed.
     pub keep_checkpoints: usize,
-    /// Minutes after which the run saves and stops, behind the step that is going on; 0 never stops it.
+    /// Minutes after which the run saves and stops, at the end of the current step; 0 is never.
     pub exit_after_minutes: f64,
-    /// The step after which the run saves and stops, though `steps` are not reached; 0 stops at none.
+    /// Step after which the run saves and stops, even if it is before `steps`; 0 is never.
     pub exit_at_step: u64,
-    /// What the process exits with when a signal or one of the two keys above stopped the run.
+    /// Exit code of a run that was stopped by a signal or by one of the two keys above: 0, or from
+    /// 5 to 125 and not 101.
     pub stopped_exit_code: u8,
-    /// Seconds that a rank waits in a collective for another that does nothing long.
+    /// Seconds that a rank waits in a collective for a rank that is in none of the phases below.
     pub timeout_seconds: f64,
-    /// Seconds that hosts wait for each other at the start, and that a rank may take to load data or
-    /// compile kernels without progress.
+    /// Seconds without progress that are allowed at the start: hosts waiting for each other,
+    /// loading data, compiling kernels.
     pub start_timeout_seconds: f64,
-    /// Seconds that writing a checkpoint may make no progress.
+    /// Seconds without progress that are allowed while a checkpoint is written.
     pub save_timeout_seconds: f64,
-    /// Seconds that reading or verifying a checkpoint or a model may make no progress.
+    /// Seconds without progress that are allowed while a checkpoint or a model is read or verified.
     pub load_timeout_seconds: f64,
-    /// Seconds that a rank may give no sign of life outside collectives and the phases above: its
-    /// process is ended then.
+    /// Seconds without a sign of life, outside collectives and the phases above, after which a
+    /// rank's process is ended.
     pub step_timeout_seconds: f64,
 }
 
@@ -229,7 +246,7 @@ impl Default for TrainingConfig {
 }
 
 impl TrainingConfig {
-    /// What training drops.
+    /// The dropout probabilities of training.
     pub fn dropout(&self) -> Dropout {
         Dropout {
             hidden: self.hidden_dropout,
@@ -273,17 +290,17 @@ impl TrainingConfig {
     }
 }
 
-/// `[generate]`: the sample written at the end.
+/// `[generate]`: the sample generated at the end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GenerateConfig {
-    /// What the sample starts with. Default: `pub fn ` where the run trains on the sources of Burn, else
-    /// the first words of the data that is evaluated on.
+    /// The text that the sample starts with. Default: `pub fn ` for the sources of Burn, else the
+    /// first words of the evaluation data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
-    /// Tokens to generate; 0 writes no sample.
+    /// Tokens to generate; 0 generates no sample.
     pub tokens: usize,
-    /// How far from the most likely token the choice may stray; 0 always takes the most likely.
+    /// Temperature of sampling: the logits are divided by it. 0 always takes the most likely token.
     pub temperature: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a model and data can be trained as a configuration says, before anything is written.
+//! Checks that a configuration can train a model on the data, before anything is written.
 
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
@@ -7,10 +7,10 @@ use super::{InitFrom, TrainConfig};
 use crate::{RunData, TrainError};
 
 impl TrainConfig {
-    /// Refuses a model that cannot be trained on `layout` with these keys.
+    /// Refuses a model that cannot be trained on `layout` with this configuration.
     ///
     /// # Errors
-    /// The first thing that does not fit, by its key.
+    /// The first problem; the error names its key.
     pub(crate) fn check_model(
         &self,
         layout: &Layout,
@@ -27,11 +27,13 @@ impl TrainConfig {
         self.parallel.pipelines(layout, model.layers, &self.train)
     }
 
-    /// The same of the model that a run starts from or draws, and whether that can read the data.
+    /// Checks the model that the run starts from, or the fresh one, as
+    /// [`check_model`](Self::check_model) does, and that it can read the data. Returns the model's
+    /// configuration.
     ///
     /// # Errors
-    /// As [`check_model`](Self::check_model); a vocabulary that is smaller than the tokenizer's; less data
-    /// than a sample.
+    /// As [`check_model`](Self::check_model); also a vocabulary smaller than the tokenizer's, or
+    /// less data than one sample.
     pub(crate) fn check_start(
         &self,
         layout: &Layout,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::rules::require;
 use crate::TrainError;
 
-/// How text becomes tokens.
+/// The tokenizer, which turns text into tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Tokenizer {
@@ -37,10 +37,10 @@ impl From<Tokenizer> for String {
 }
 
 impl Tokenizer {
-    /// Opens it.
+    /// Opens the tokenizer.
     ///
     /// # Errors
-    /// There is no tokenizer at the path, or one that cannot be used.
+    /// There is no tokenizer at the path, or it cannot be used.
     pub fn open(&self) -> Result<Box<dyn megaburn_data::Tokenizer>, DataError> {
         Ok(match self {
             Self::Byte => Box::new(ByteTokenizer),
@@ -48,8 +48,9 @@ impl Tokenizer {
         })
     }
 
-    /// Refuses a bare word that is no file: it was meant as the name of a kind. A path is looked at
-    /// when it is opened, so that a recipe can name one that comes later.
+    /// Refuses a bare word that is not a file: it was probably meant as the name of a kind of
+    /// tokenizer. Other paths are checked when they are opened, so a recipe may name a file that
+    /// does not exist yet.
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         let Self::File(path) = self else {
             return Ok(());
@@ -74,7 +75,7 @@ mod tests {
     #[case("runs/bpe", Tokenizer::File("runs/bpe".into()))]
     #[case("tokenizer.json", Tokenizer::File("tokenizer.json".into()))]
     #[case("./byte", Tokenizer::File("./byte".into()))]
-    #[case("src", Tokenizer::File("src".into()))] // a folder of this crate
+    #[case("src", Tokenizer::File("src".into()))] // this crate has a folder of this name
     fn a_tokenizer_is_byte_or_a_path(#[case] text: &str, #[case] expected: Tokenizer) {
         let layers = ConfigLayers::new().with_set(&format!("data.tokenizer={text}"));
         let config = layers.and_then(ConfigLayers::load).unwrap();

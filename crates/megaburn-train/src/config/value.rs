@@ -1,11 +1,11 @@
-//! How values are given, and what is said of one that cannot be.
+//! Conversion of values, and errors about invalid ones.
 
 use toml::{Table, Value};
 
 use super::nearest::nearest_value;
 use crate::TrainError;
 
-/// One sentence of what is said of a value in two lines, the second of which names the key.
+/// Turns serde's error text about a value, whose second line names the key, into one sentence.
 pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
     let (why, key) = text
         .trim_end()
@@ -30,7 +30,7 @@ pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
     }
 }
 
-/// `parallel.cp_comm` may be one way for all layers, without brackets.
+/// Allows one method for all layers in `parallel.cp_comm`, without brackets.
 pub(super) fn list_ways(layer: &mut Table) {
     let parallel = layer.get_mut("parallel").and_then(Value::as_table_mut);
     if let Some(ways) = parallel.and_then(|parallel| parallel.get_mut("cp_comm"))

@@ -1,4 +1,4 @@
-//! Numbers and durations for people.
+//! Formats numbers and durations for people.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub fn human_duration(duration: Duration) -> String {
     }
 }
 
-/// A number with three digits that count: `3.00e-5`, `0.0123`, `12.3`, `1.02k`, `45.6M`.
+/// A number with three significant digits: `3.00e-5`, `0.0123`, `12.3`, `1.02k`, `45.6M`.
 pub fn human_number(value: f64) -> String {
     const UNITS: [&str; 6] = ["", "k", "M", "G", "T", "P"];
     if !value.is_finite() || value == 0.0 {
@@ -34,7 +34,7 @@ pub fn human_number(value: f64) -> String {
     if value.abs() < 1e-4 {
         return rounded;
     }
-    // Rounded before the unit is chosen: 999.6 becomes 1.00k, not 1000.
+    // Round before choosing the unit, so that 999.6 becomes 1.00k and not 1000.
     let mut value: f64 = rounded.parse().expect("it was printed from a number");
     let mut unit = 0;
     while value.abs() >= 1000.0 && unit + 1 < UNITS.len() {
@@ -85,7 +85,7 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
     )
 }
 
-/// What fits beside a bar.
+/// The text next to the progress bar.
 pub(super) fn brief(metrics: &StepMetrics) -> String {
     let StepMetrics {
         loss,

@@ -1,4 +1,4 @@
-//! What a person sees of a run: a progress bar on a terminal, plain lines otherwise.
+//! Console output of a run: a progress bar on a terminal, plain lines elsewhere.
 
 mod format;
 mod screen;
@@ -20,19 +20,19 @@ use crate::metrics::{EvalMetrics, StepMetrics};
 use format::{brief, step_line};
 use screen::{Screen, Show};
 
-/// Lines that may wait while nobody reads them.
+/// Number of lines that may be queued while the output is blocked.
 const WAITING: usize = 1024;
-/// At the end, lines are given up when none could be written for so long.
+/// How long dropping the console waits for the output to accept a line before it gives up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints the progress of a run. One rank has one.
+/// Prints the progress of a run. Only one rank has a console.
 ///
-/// Lines go to the output; where output and error are both a terminal, a coloured bar stands
-/// beneath them. A thread writes them: a reader that pauses (Ctrl-S, a pager) does not hold up the
-/// run. Lines that nobody takes in time are dropped, and a line says how many. Output that cannot be
-/// written (a closed pipe) is ignored: a run outlives its reader.
+/// Lines go to the output. If both output and error are terminals, a coloured bar is drawn below
+/// them. A separate thread writes them, so a reader that pauses (Ctrl-S, a pager) does not block
+/// the run. Lines that do not fit into the queue are dropped, and a line reports their number.
+/// Output that cannot be written (a closed pipe) is ignored: the run continues without its reader.
 ///
-/// What waits is written when the console is dropped, as far as somebody reads it.
+/// Queued lines are written when the console is dropped, as far as the reader accepts them.
 pub struct Console {
     screen: OutputQueue<Show>,
     has_bar: bool,
@@ -52,7 +52,7 @@ impl fmt::Debug for Console {
 }
 
 impl Console {
-    /// A console on standard output for a run of `steps` steps, of which `first_step` are done,
+    /// A console on standard output for a run of `steps` steps, `first_step` of which are done,
     /// with a line every `log_interval` steps.
     pub fn new(steps: u64, first_step: u64, log_interval: u64) -> Self {
         let terminal = io::stdout().is_terminal() && io::stderr().is_terminal();
@@ -70,7 +70,7 @@ impl Console {
         )
     }
 
-    /// A console of plain lines on `out`.
+    /// A console that prints plain lines to `out`.
     pub fn plain(
         out: impl Write + Send + 'static,
         steps: u64,
@@ -108,8 +108,8 @@ impl Console {
         self.screen.push(Show::Line(text.as_ref().to_string()));
     }
 
-    /// Reports a step: the bar moves at each, a line is printed at the first, at every multiple of
-    /// the interval, at the last, and where nothing was changed.
+    /// Reports a step. The bar moves at each step. A line is printed for the first step, every
+    /// multiple of the interval, the last step, and steps that were skipped.
     pub fn step(&mut self, metrics: &StepMetrics) {
         let step = metrics.step;
         if self.has_bar {
@@ -149,7 +149,7 @@ impl Console {
         ));
     }
 
-    /// Takes the bar away, when all is written.
+    /// Writes all queued lines and removes the bar.
     pub fn finish(self) {}
 }
 

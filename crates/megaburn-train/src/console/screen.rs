@@ -1,27 +1,27 @@
-//! What the console's thread does: it alone writes lines and draws the bar.
+//! The console's thread, which alone writes lines and draws the bar.
 
 use std::io::Write;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use megaburn_launch::Output;
 
-/// Something to show.
+/// A request to the console's thread.
 #[derive(Debug)]
 pub(super) enum Show {
-    /// A line.
+    /// Print a line.
     Line(String),
-    /// The bar at this step.
+    /// Move the bar to a step.
     Bar {
-        /// The step that is done.
+        /// The last completed step.
         step: u64,
-        /// What stands beside the bar.
+        /// The text next to the bar.
         message: String,
     },
-    /// Nothing more: the bar goes away.
+    /// Remove the bar; nothing more follows.
     End,
 }
 
-/// The output and the bar beneath it.
+/// The output and the bar below it.
 pub(super) struct Screen {
     out: Box<dyn Write + Send>,
     bar: ProgressBar,

@@ -25,7 +25,7 @@ impl Write for Buffer {
     }
 }
 
-// A terminal that keeps what is drawn and shows `CLEARED` where a line is wiped.
+// A terminal that records what is drawn, with `CLEARED` for each cleared line.
 #[derive(Clone, Debug, Default)]
 struct Terminal(Buffer);
 
@@ -159,7 +159,7 @@ fn a_closed_pipe_does_not_end_the_run() {
 
 #[test]
 fn a_reader_that_pauses_holds_up_nobody_and_what_it_missed_is_said() {
-    /// Takes nothing until it is told.
+    /// Blocks every write until the sender is dropped.
     struct Paused(std::sync::mpsc::Receiver<()>, Buffer);
     impl Write for Paused {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Activations of the ranks of a pipeline.
+//! Activation memory of the ranks of a pipeline.
 
 use megaburn_mesh::Layout;
 use megaburn_models::{
@@ -10,7 +10,7 @@ use megaburn_pipeline::{Action, Op, StageLayers};
 
 use crate::{TrainConfig, TrainError, config::Dtype};
 
-/// Bytes that each rank of the pipeline holds at most, which has these stages.
+/// Peak bytes of activations on each rank of the pipeline with these stages.
 pub(super) fn of_stages(
     config: &TrainConfig,
     layout: &Layout,
@@ -41,7 +41,7 @@ fn activations(
 ) -> Result<ActivationMemory, TrainError> {
     let comms = config.context_comms(layout, model)?;
     let is_shared = |comm: &ContextComm| !matches!(comm, ContextComm::P2p | ContextComm::AllGather);
-    // Of documents that are dealt out a rank has a row in each pass.
+    // With hybrid context parallelism a rank has one row per pass.
     let (seq_len, micro_batch, cp) = match config.parallel.max_tokens_per_rank {
         Some(tokens) => (tokens, 1, 1),
         None => (
@@ -67,7 +67,7 @@ fn activations(
     })
 }
 
-/// The most that a rank holds while it does `actions` with its `chunks`.
+/// The peak of activation memory while a rank runs `actions` on its `chunks`.
 fn peak(of: &ActivationMemory, chunks: &[StageLayers], actions: &[Action]) -> usize {
     let mut in_flight = vec![0; chunks.len()];
     let mut most = 0;

@@ -1,8 +1,8 @@
-//! How much memory a rank of a run needs, by formula, before anything is allocated.
+//! Estimates the memory that each rank of a run needs, by formula, before anything is allocated.
 //!
-//! Parameters, sums of gradients and the optimizer's state are counted from the shards of the rank, and
-//! activations by [`megaburn_models::activations`]. What is not counted is what kernels, collectives and the
-//! allocator need beside these: leave a tenth of a GPU free for them.
+//! Parameters, accumulated gradients and optimizer state are counted from the rank's shards, and
+//! activations by [`megaburn_models::activations`]. The memory of kernels, collectives and the
+//! allocator is not included: leave a tenth of a GPU free for them.
 
 mod held;
 mod state;
@@ -14,25 +14,27 @@ pub use megaburn_models::activation_memory::Scores;
 
 use crate::{TrainConfig, TrainError};
 
-/// Bytes that one rank holds at once.
+/// Bytes that one rank holds at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryEstimate {
-    /// Parameters in the type that layers compute with, those included that are gathered at a time with
-    /// `parallel.zero = 3`.
+    /// Parameters in the type that layers compute with, including the buckets that are gathered
+    /// with `parallel.zero = 3`.
     pub parameters: usize,
-    /// Sums of gradients, those of the buckets included that are on their way with `parallel.zero` 2 or 3.
+    /// Accumulated gradients, including the buckets in flight with `parallel.zero` 2 or 3.
     pub gradients: usize,
     /// Masters and moments on the device.
     pub optimizer: usize,
-    /// What forward keeps for backward of all micro-batches in flight, and what backward computes once more.
+    /// Activations saved for backward of all micro-batches in flight, and those that backward
+    /// recomputes.
     pub activations: usize,
 }
 
 impl MemoryEstimate {
-    /// Of the rank of each stage of the pipeline, in the order of their ranks; of a model that is not read from
-    /// elsewhere. A `model.vocab` that is not set counts as that of bytes.
+    /// Estimates the rank of each pipeline stage, in rank order, for a model that does not start
+    /// from another one. If `model.vocab` is not set, the vocabulary of the byte tokenizer is
+    /// assumed.
     ///
-    /// `scores` says whether attention holds its scores, as it does on CPUs and in f32.
+    /// `scores` says whether attention keeps its scores, as it does on CPUs and in f32.
     ///
     /// # Errors
     /// The layout does not split the model or the batch.
@@ -56,7 +58,7 @@ impl MemoryEstimate {
         Ok(states.into_iter().zip(held).map(with).collect())
     }
 
-    /// Of the rank that needs most.
+    /// The estimate of the rank that needs most.
     ///
     /// # Errors
     /// As [`of_stages`](Self::of_stages).
@@ -72,7 +74,7 @@ impl MemoryEstimate {
             .unwrap_or_default())
     }
 
-    /// All of it.
+    /// The sum of all parts.
     pub fn total(&self) -> usize {
         self.parameters + self.gradients + self.optimizer + self.activations
     }

@@ -1,4 +1,4 @@
-//! Parameters, gradients and the optimizer's state of the ranks of a pipeline.
+//! Parameters, gradients and optimizer state of the ranks of a pipeline.
 
 use burn::prelude::Device;
 use megaburn_collective::{GroupOptions, ProcessGroups, RankFailure, run_threads};
@@ -13,18 +13,18 @@ use crate::{
     config::{Dtype, OptimizerName},
 };
 
-/// What there is of a parameter on a rank, before anything is shared out.
+/// The local part of a parameter on a rank, before ZeRO shards it.
 struct Param {
     elements: usize,
     is_expert: bool,
-    /// Whether its layer sums its gradient, as those of products do: it is one of those that are shared out
-    /// with `parallel.zero = 3`.
+    /// Whether its layer accumulates its gradient directly, as GEMMs do; these are the parameters
+    /// that `parallel.zero = 3` shards.
     is_direct: bool,
-    /// Whether Muon keeps a momentum of it, and not AdamW's moments.
+    /// Whether Muon keeps a momentum for it, instead of AdamW's moments.
     is_orthogonalized: bool,
 }
 
-/// All but activations, of the rank that has each of these lists of stages.
+/// Everything except activations, for the rank with each of these lists of stages.
 pub(super) fn of_stages(
     config: &TrainConfig,
     layout: &Layout,
@@ -35,8 +35,8 @@ pub(super) fn of_stages(
     Ok(params(layout, model, stages)?.iter().map(of).collect())
 }
 
-/// The parameters of a rank, for each of these lists of stages. Their sizes are those of a model that is built and
-/// whose weights are never drawn, on as many ranks as split its matrices.
+/// The parameters of a rank, for each of these lists of stages. Their sizes are taken from a model
+/// that is built without initializing its weights, on as many rank threads as split its matrices.
 fn params(
     layout: &Layout,
     model: &DecoderConfig,
@@ -70,7 +70,7 @@ fn params(
         };
         stages.iter().map(of).collect::<Result<Vec<_>, _>>()
     });
-    // All ranks of a stage hold as many.
+    // All ranks of a stage hold the same number of elements.
     match ranks.into_iter().next() {
         Some(Ok(params)) => Ok(params),
         Some(Err(RankFailure::Failed(error))) => Err(error),
@@ -84,13 +84,13 @@ fn params(
 
 /// The matrix that two stages may hold.
 const SHARED: &str = "embedding.weight";
-/// How the paths of matrices begin that Muon leaves to AdamW.
+/// Path prefixes of matrices that Muon leaves to AdamW.
 const NO_MUON: [&str; 3] = ["embedding.", "positions.", "head."];
 
 fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstimate {
     let zero = config.parallel.zero;
     let mut found = MemoryEstimate::default();
-    // Elements of matrices that are gathered, and of gradients that are on their way.
+    // Elements of the matrices that are gathered, and of the gradients in flight.
     let mut gathered = 0;
     let mut sent = 0;
     for param in params {
@@ -117,7 +117,7 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
             0
         };
     }
-    // One bucket is computed with and the next one is on its way.
+    // One bucket is in use while the next one is in flight.
     let replicas = layout.dp * layout.cp;
     let bucket = config
         .parallel
@@ -128,7 +128,7 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
     found
 }
 
-/// Ranks that share out what is kept of a parameter.
+/// The number of ranks that shard the state of a parameter.
 fn shares(config: &TrainConfig, layout: &Layout, is_expert: bool) -> usize {
     let dense = layout.dp * layout.cp;
     if !is_expert {
@@ -150,7 +150,7 @@ fn width(dtype: Dtype) -> usize {
 }
 
 impl crate::config::OptimizerConfig {
-    /// Bytes of state for an element of a parameter of type `dtype`, its master included.
+    /// Bytes of optimizer state per element of a parameter of type `dtype`, including its master.
     fn bytes_of_element(&self, dtype: Dtype, is_orthogonalized: bool) -> usize {
         let has_master = dtype != Dtype::F32 && self.main_params_dtype == Dtype::F32;
         let adamw = width(self.exp_avg_dtype) + width(self.exp_avg_sq_dtype);

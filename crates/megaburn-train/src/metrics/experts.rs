@@ -3,40 +3,41 @@ use serde::{Deserialize, Serialize};
 
 use super::nan_if_null;
 
-/// What a step learned of its experts: of losses the mean over layers, each a mean over tokens, whatever they
-/// are multiplied with; 0 of those that are not computed.
+/// What a step measured about its experts. Losses are means over layers of means over tokens,
+/// without their coefficients; they are 0 if they are not computed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExpertMetrics {
-    /// The balancing loss of micro-batches; 1 where all experts get as many tokens.
+    /// The load-balancing loss of micro-batches; 1 if all experts get the same number of tokens.
     #[serde(deserialize_with = "nan_if_null")]
     pub aux_loss: f64,
-    /// That of sequences.
+    /// The load-balancing loss of sequences.
     #[serde(deserialize_with = "nan_if_null")]
     pub seq_aux_loss: f64,
-    /// That of the global batch.
+    /// The load-balancing loss of the global batch.
     #[serde(deserialize_with = "nan_if_null")]
     pub global_aux_loss: f64,
-    /// The mean square of the logits' log-sum-exp.
+    /// The mean square of the log-sum-exp of the router's logits.
     #[serde(deserialize_with = "nan_if_null")]
     pub z_loss: f64,
-    /// Of what was sent to experts, the part that was dropped.
+    /// The fraction of assignments that were dropped.
     pub dropped: f64,
-    /// Of each layer with experts, in order: tokens of the busiest expert, over those of the mean.
+    /// For each layer with experts, in order: tokens of the busiest expert, relative to the mean.
     pub busiest: Vec<f64>,
-    /// The same of the idlest.
+    /// For each layer with experts, in order: tokens of the least busy expert, relative to the
+    /// mean.
     pub idlest: Vec<f64>,
-    /// What is summed, and over how many layers.
+    /// Number of layers that the means contain so far.
     #[serde(skip)]
     layers: f64,
 }
 
 impl ExpertMetrics {
-    /// Takes in one more layer, of which every one of `tokens` went to `top_k` experts.
+    /// Adds a layer in which each of `tokens` tokens was routed to `top_k` experts.
     pub(crate) fn add(&mut self, load: &LoadCounts, top_k: usize, tokens: f64) {
         let num = load.tokens.len().max(1) as f64;
         let sent = load.tokens.iter().sum::<u64>().max(1) as f64;
         let tokens = tokens.max(1.0);
-        // Expert by expert the part of what was sent, and the mean probability.
+        // For each expert: its fraction of the assignments times its mean probability.
         let pairs = load.tokens.iter().zip(&load.probabilities);
         let global = pairs
             .map(|(&own, p)| num * (own as f64 / sent) * (p / tokens))

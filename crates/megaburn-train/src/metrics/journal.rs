@@ -1,4 +1,4 @@
-//! The metrics of a run that goes on: what cannot be written now never ends the training.
+//! The metrics of a run in progress: a failed write never ends the training.
 
 use std::{
     sync::Arc,
@@ -11,14 +11,15 @@ use serde::Serialize;
 use super::{FoundLines, MetricsRecord, MetricsWriter};
 use crate::{TrainError, run_folder::RunFolder};
 
-/// A failure that lasts longer than this, and over more tries than [`TRIES`], persists.
+/// Writing is given up after failing for longer than this and for at least [`TRIES`] tries.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TRIES: u64 = 20;
 
-/// Between tries at the end of a run.
+/// Pause between tries at the end of a run.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Writes `metrics.jsonl`. Lines that cannot be written wait in memory and are tried again with the next.
+/// Writes `metrics.jsonl`. Lines that cannot be written wait in memory and are retried with the
+/// next line.
 #[derive(Debug)]
 pub(crate) struct Journal {
     folder: Arc<RunFolder>,
@@ -41,7 +42,7 @@ impl Journal {
         }
     }
 
-    /// What stood in the file when it was opened.
+    /// What the file contained when it was opened.
     pub(crate) fn found(&self) -> FoundLines {
         self.writer.found()
     }
@@ -49,7 +50,7 @@ impl Journal {
     /// Appends a step or an evaluation.
     ///
     /// # Errors
-    /// The folder is not the run's any more. That the line cannot be written is only a warning.
+    /// The folder no longer belongs to the run. A line that cannot be written is only a warning.
     pub(crate) fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), TrainError> {
         self.write_line(&record.into())
     }
@@ -65,11 +66,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes the lines up to now outlive a power loss, as far as they can be written: call it before a
-    /// checkpoint is committed.
+    /// Makes all lines so far durable against a power loss, as far as they can be written. Call it
+    /// before a checkpoint is committed.
     ///
     /// # Errors
-    /// The folder is not the run's any more.
+    /// The folder no longer belongs to the run.
     pub(crate) fn sync(&mut self) -> Result<(), TrainError> {
         self.folder.check()?;
         let synced = self.writer.sync();
@@ -83,11 +84,11 @@ impl Journal {
             .is_some_and(|Failing { since, tries }| tries >= TRIES && since.elapsed() >= PATIENCE)
     }
 
-    /// Writes what still waits at the end of a run, and tries so for as long as during the training. The run
-    /// is saved by then, so that lines which cannot be written are only a warning.
+    /// Writes the waiting lines at the end of a run, retrying as long as during training. The run
+    /// is already saved, so lines that cannot be written are only a warning.
     ///
     /// # Errors
-    /// The folder is not the run's any more.
+    /// The folder no longer belongs to the run.
     pub(crate) fn finish(&mut self) -> Result<(), TrainError> {
         loop {
             self.sync()?;
@@ -106,7 +107,7 @@ impl Journal {
         }
     }
 
-    /// Says so once when writing begins to fail, and once when all lines are written.
+    /// Warns once when writing begins to fail, and once when all lines are written.
     fn note(&mut self, result: Result<(), TrainError>) {
         match (result, &mut self.failing) {
             (Ok(()), None) => {}
@@ -158,7 +159,7 @@ mod tests {
         let path = dir.path().join(METRICS);
         let mut journal = journal(dir.path());
         journal.write(example_step(1, 1.0)).unwrap();
-        // A folder in the way stands for whatever keeps a file from being written.
+        // A folder at the path of the file is one way to make writing fail.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         for step in 2..=30 {

@@ -1,4 +1,4 @@
-//! What a line of `metrics.jsonl` is.
+//! The kinds of lines in `metrics.jsonl`.
 
 use serde_json::Value;
 
@@ -11,19 +11,19 @@ pub(super) enum Line {
     Record(Box<MetricsRecord>),
     /// A start of the run with this id.
     Start { run_id: String },
-    /// A JSON object of another kind: of a later version, or somebody's own.
+    /// Another JSON object: from a later version, or the user's own.
     Other,
-    /// A line of ours that the end of the process tore, or nothing but white space.
+    /// One of our lines, cut off when the process died, or only white space.
     Torn,
     /// Anything else.
     Foreign,
 }
 
-/// The beginnings of the lines that runs write.
+/// The prefixes of the lines that runs write.
 const OURS: [&[u8]; 2] = [b"{\"step\":", b"{\"start\":"];
 
 impl Line {
-    /// Reads one line, with its line feed if it has one.
+    /// Parses one line, with its line feed if it has one.
     pub(super) fn parse(line: &[u8]) -> Self {
         let is_ours = |ours: &[u8]| line.starts_with(ours) || ours.starts_with(line);
         if line.trim_ascii().is_empty() || (!line.ends_with(b"\n") && OURS.into_iter().any(is_ours))

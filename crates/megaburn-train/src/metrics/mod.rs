@@ -1,4 +1,4 @@
-//! What is measured at each step, and `metrics.jsonl`, where it is kept.
+//! The measurements of each step, and `metrics.jsonl`, which records them.
 
 mod experts;
 mod journal;
@@ -15,8 +15,8 @@ pub use reader::read_metrics;
 pub use start::StartMetrics;
 pub use writer::{FoundLines, MetricsWriter};
 
-/// One optimizer step: a line of `metrics.jsonl`. A number that is not finite is written as null
-/// and read back as NaN.
+/// One optimizer step: a line of `metrics.jsonl`. Non-finite numbers are written as null and read
+/// back as NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The step, counted from 1.
@@ -32,40 +32,40 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Tokens of the step, over all ranks.
     pub tokens: u64,
-    /// Tokens a second, over all ranks.
+    /// Tokens per second, over all ranks.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_second: f64,
-    /// 10^12 floating-point operations a second and rank, by Megatron's formula.
+    /// 10^12 floating-point operations per second and rank, by Megatron-LM's formula.
     #[serde(deserialize_with = "nan_if_null")]
     pub tflops: f64,
     /// Resident memory of the largest process, in bytes.
     pub memory_bytes: u64,
-    /// What an f16 run multiplied its loss with; `loss` and `grad_norm` are without it.
+    /// The loss scale of an f16 run; `loss` and `grad_norm` do not include it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// Whether the step changed nothing: its gradient overflowed f16 or was above the threshold.
+    /// Whether the step was skipped: its gradient overflowed f16 or exceeded the threshold.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
-    /// Elements of the gradient that are zero, if they were to be counted.
+    /// Elements of the gradient that are zero, with `train.log_num_zeros`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_zeros: Option<u64>,
-    /// Norm of all parameters behind the update, if it was to be computed.
+    /// Norm of all parameters after the update, with `train.log_params_norm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub params_norm: Option<f64>,
-    /// Of a model that predicts further tokens: depth by depth the cross entropy over those, divided by all
-    /// tokens of the step. `loss` is without it.
+    /// Multi-token prediction: the cross entropy of each depth, divided by all tokens of the step.
+    /// `loss` does not include it.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
         deserialize_with = "nans_if_null"
     )]
     pub mtp_losses: Vec<f64>,
-    /// Of a model with experts: where tokens went.
+    /// Measurements of the experts, for a model that has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertMetrics>,
 }
 
-/// One evaluation: a line of its own.
+/// One evaluation: a line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
     /// The step after which the model was evaluated.
@@ -73,7 +73,7 @@ pub struct EvalMetrics {
     /// Mean cross entropy over the validation tokens; nats per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub eval_loss: f64,
-    /// As in [`StepMetrics`].
+    /// Multi-token prediction: the cross entropy of each depth, as in [`StepMetrics`].
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
@@ -82,7 +82,7 @@ pub struct EvalMetrics {
     pub mtp_losses: Vec<f64>,
 }
 
-/// A line of `metrics.jsonl` that readers know. They skip lines of other kinds.
+/// A line of `metrics.jsonl` of a known kind. Readers skip other lines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum MetricsRecord {
@@ -101,7 +101,7 @@ impl MetricsRecord {
         }
     }
 
-    /// Reads one line, which is an evaluation if it has an `eval_loss`.
+    /// Parses one line, which is an evaluation if it has an `eval_loss`.
     #[cfg(test)]
     fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
         Self::from_value(serde_json::from_slice(line)?)

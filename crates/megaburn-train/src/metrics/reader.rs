@@ -3,8 +3,8 @@ use std::{fs, path::Path};
 use super::{MetricsRecord, line::Line};
 use crate::TrainError;
 
-/// Reads the steps and evaluations of `metrics.jsonl`. Lines of other kinds are skipped, and so is what is
-/// no JSON: the file may have been written to by others.
+/// Reads the steps and evaluations of `metrics.jsonl`. Lines of other kinds and lines that are not
+/// JSON are skipped, because others may have written to the file.
 ///
 /// # Errors
 /// The file cannot be read.

@@ -2,19 +2,19 @@ use serde::Serialize;
 
 use crate::config::Change;
 
-/// One start of a run: a line of `metrics.jsonl`, before those of the steps that follow.
+/// One start of a run: a line of `metrics.jsonl`, before the lines of its steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StartMetrics {
-    /// Which start of the run it is, counted from 1.
+    /// The number of this start of the run, counted from 1.
     pub start: u64,
-    /// The run, as `run.json` names it.
+    /// The run's id, as in `run.json`.
     pub run_id: String,
-    /// When it was, in UTC, as RFC 3339.
+    /// The time of the start in UTC, as RFC 3339.
     pub time: String,
-    /// How the run is split over ranks from here on.
+    /// The layout from this start on.
     pub layout: String,
-    /// The step after which it goes on; 0 at the beginning.
+    /// The step after which the run continues; 0 at its beginning.
     pub from_step: u64,
-    /// What is set otherwise than the run recorded before.
+    /// The keys that differ from the run's previous record.
     pub changes: Vec<Change>,
 }

@@ -11,38 +11,40 @@ use serde::Serialize;
 use super::{MetricsRecord, line::Line};
 use crate::{TrainError, run_folder::names::OTHER_LINES};
 
-/// Appends to `metrics.jsonl`, one line a record. Only one process writes a run's metrics.
+/// Appends to `metrics.jsonl`, one line per record. Only one process writes a run's metrics.
 ///
 /// # Guarantee
-/// A line is handed to the operating system before [`write`](Self::write) returns: it outlives a
-/// panic and `kill -9`. After [`sync`](Self::sync) it outlives a power loss. A line that cannot be written
-/// stays in memory and is written before the next one. The process may die inside a line; the next `open`
-/// drops what it left.
+/// A line is passed to the operating system before [`write`](Self::write) returns, so it survives a
+/// panic and `kill -9`. After [`sync`](Self::sync) it survives a power loss. A line that cannot be
+/// written stays in memory and is written before the next one. If the process dies inside a line,
+/// the next `open` removes the partial line.
 #[derive(Debug)]
 pub struct MetricsWriter {
     path: PathBuf,
     file: File,
-    /// What the file system has not taken yet.
+    /// Bytes that could not be written yet.
     waiting: Vec<u8>,
     found: FoundLines,
 }
 
-/// What stood in a file when it was opened.
+/// What a file contained when it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoundLines {
-    /// Starts of this run.
+    /// Number of starts of this run.
     pub starts: u64,
     /// The step of the last evaluation.
     pub evaluated: Option<u64>,
-    /// Lines that are no JSON objects. They were moved to `metrics.other-lines.txt` beside the file.
+    /// Number of lines that are not JSON objects. They were moved to `metrics.other-lines.txt` in
+    /// the same folder.
     pub other_lines: usize,
 }
 
 impl MetricsWriter {
-    /// Opens the metrics of the run `run_id`, which goes on after `step`, the step of its checkpoint (0:
-    /// the run starts afresh). Steps and evaluations after that step are cut off first, and the starts of
-    /// other runs. JSON objects of other kinds stay. The kept lines are written aside and renamed into
-    /// place, so that dying in between loses none of them.
+    /// Opens the metrics of the run `run_id`, which continues after `step`, the step of its
+    /// checkpoint (0: the run starts from scratch). Steps and evaluations after that step are
+    /// removed first, and so are the starts of other runs. JSON objects of other kinds stay. The
+    /// remaining lines are written to a temporary file that replaces the old one, so a crash loses
+    /// none of them.
     ///
     /// # Errors
     /// The file cannot be read or written.
@@ -59,12 +61,12 @@ impl MetricsWriter {
         }
     }
 
-    /// What stood in the file when it was opened.
+    /// What the file contained when it was opened.
     pub fn found(&self) -> FoundLines {
         self.found
     }
 
-    /// Where the file is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -72,13 +74,13 @@ impl MetricsWriter {
     /// Appends a step or an evaluation.
     ///
     /// # Errors
-    /// The file cannot be written now; the line waits for the next call.
+    /// The file cannot be written now; the line is kept for the next call.
     pub fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), TrainError> {
         self.write_line(&record.into())
     }
 
-    /// Appends a line of any kind, as one JSON object. Readers skip the kinds that they do not know, so it
-    /// must not have both a `step` and a `loss` or an `eval_loss`.
+    /// Appends a line of any kind, as one JSON object. Readers skip unknown kinds, so it must not
+    /// have a `step` together with a `loss` or an `eval_loss`.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -88,7 +90,7 @@ impl MetricsWriter {
         self.flush()
     }
 
-    /// Writes what waits.
+    /// Writes the lines that are waiting.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -100,7 +102,7 @@ impl MetricsWriter {
         })
     }
 
-    /// Makes all lines up to now outlive a power loss.
+    /// Makes all lines so far durable against a power loss.
     ///
     /// # Errors
     /// The file cannot be written or synced.
@@ -113,12 +115,12 @@ impl MetricsWriter {
         })
     }
 
-    /// Lines that wait.
+    /// Number of lines that are waiting.
     pub fn num_waiting(&self) -> usize {
         self.waiting.iter().filter(|&&byte| byte == b'\n').count()
     }
 
-    /// Mostly one call for a whole line: what dies between two writes must not tear it.
+    /// Usually writes a whole line in one call, so that dying between two writes cannot cut it off.
     fn write_waiting(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() {
             match self.file.write(&self.waiting) {
@@ -131,8 +133,8 @@ impl MetricsWriter {
         Ok(())
     }
 
-    /// A file that was removed is written anew, with all its lines. Where another file stands at the path,
-    /// lines go there from now on.
+    /// Recreates a file that was removed, with all its lines. If another file is at the path,
+    /// continues in that one.
     fn reopen_if_moved(&mut self) -> io::Result<()> {
         let held = self.file.metadata()?;
         let path = self.path.display();
@@ -158,7 +160,7 @@ fn append(path: &Path) -> io::Result<File> {
 }
 
 fn cut_back(path: &Path, step: u64, run_id: &str) -> io::Result<(File, FoundLines)> {
-    // Of a link, the file that it points to.
+    // Rewrite the target of a link, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let aside = sibling_path(path, TMP);
     let mut kept = BufWriter::new(File::create(&aside)?);

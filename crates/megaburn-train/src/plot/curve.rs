@@ -1,14 +1,14 @@
 use crate::metrics::MetricsRecord;
 
-/// More points than this do not show on the picture and only make the file large.
+/// More points than this are not visible in the plot and only make the file larger.
 const MAX_POINTS: usize = 2000;
 
-/// Losses over steps, `(step, loss)`; a loss that is not finite is NaN.
+/// Losses over steps, as `(step, loss)`. A non-finite loss is NaN.
 #[derive(Debug, Default)]
 pub(super) struct Curve(Vec<(f64, f64)>);
 
 impl Curve {
-    /// The training losses and the validation losses.
+    /// The curves of the training loss and of the validation loss.
     pub(super) fn of(records: &[MetricsRecord]) -> (Self, Self) {
         let mut train = Vec::new();
         let mut validation = Vec::new();
@@ -25,7 +25,7 @@ impl Curve {
         (Self(thinned(&train)), Self(thinned(&validation)))
     }
 
-    /// The runs of finite points between gaps.
+    /// The contiguous pieces of finite losses.
     pub(super) fn pieces(&self) -> impl Iterator<Item = &[(f64, f64)]> {
         self.0
             .split(|(_, loss)| loss.is_nan())
@@ -37,9 +37,10 @@ impl Curve {
         self.pieces().next().is_none()
     }
 
-    /// The mean over a window around each point, at most a thirtieth of the curve. At the steep
-    /// start the window shrinks on both sides alike, so that the mean does not lag behind the loss;
-    /// at the flat end it is cut on one side, so that the last points do not bring the noise back.
+    /// The running mean over a window around each point, at most a thirtieth of the curve. At the
+    /// steep start the window shrinks on both sides equally, so that the mean does not lag behind
+    /// the loss; at the flat end it is cut off on one side only, so that the last points are not
+    /// noisy.
     pub(super) fn smooth(&self) -> Self {
         let count = self.0.len();
         let smoothed = self.0.iter().enumerate().map(|(index, &(step, loss))| {
@@ -56,7 +57,7 @@ impl Curve {
     }
 }
 
-/// The mean of the losses that are finite; NaN without one.
+/// The mean of the finite losses; NaN if there are none.
 fn mean(points: &[(f64, f64)]) -> f64 {
     let finite = points
         .iter()
@@ -77,7 +78,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// What the axes cover.
+/// The ranges of the axes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Frame {
     pub(super) steps: (f64, f64),
@@ -85,7 +86,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// The smallest frame with some air above and below; never without extent.
+    /// The smallest frame around the curves, with a margin above and below. It is never empty.
     pub(super) fn around(curves: &[&Curve]) -> Self {
         let points = || curves.iter().flat_map(|curve| &curve.0);
         let last = points().map(|(step, _)| *step).fold(1.0, f64::max);
@@ -102,7 +103,7 @@ impl Frame {
                 losses: (0.0, 1.0),
             };
         }
-        // Halves first: the difference of two huge losses overflows.
+        // Halve first, because the difference of two huge losses would overflow.
         let air = ((high / 2.0 - low / 2.0) * 0.1).max(low.abs().max(1.0) * 0.02);
         Self {
             steps: (0.0, last),

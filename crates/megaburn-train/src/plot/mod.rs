@@ -1,4 +1,4 @@
-//! The picture of a run's loss.
+//! The plot of a run's loss.
 
 mod curve;
 
@@ -22,12 +22,12 @@ const VALIDATION: RGBColor = RGBColor(214, 93, 14);
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn<T> = Result<T, Box<dyn Error>>;
 
-/// Draws the loss of a run as SVG text: each step thin, their running mean bold, evaluations as
-/// points. Losses that are not finite are gaps; a run without any loss is an empty frame that says
-/// so.
+/// Plots the loss of a run as SVG text: a thin line for the steps, a bold line for their running
+/// mean, and points for evaluations. Non-finite losses are gaps. A run without any loss gives an
+/// empty frame with a note.
 ///
 /// # Errors
-/// The drawing library fails.
+/// The plotting library fails.
 pub fn loss_plot(title: &str, records: &[MetricsRecord]) -> Result<String, TrainError> {
     let mut svg = String::new();
     draw(title, records, SVGBackend::with_string(&mut svg, SIZE)).map_err(|error| {
@@ -90,7 +90,7 @@ fn axes(chart: &mut Chart<'_, '_>) -> Drawn<()> {
     Ok(())
 }
 
-/// There is no step between two steps.
+/// Labels integers only, because there are no steps between two steps.
 fn whole(step: &f64) -> String {
     if step.fract() == 0.0 {
         step.to_string()
@@ -102,7 +102,7 @@ fn whole(step: &f64) -> String {
 fn draw_train<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve) -> Drawn<()> {
     for piece in curve.pieces() {
         chart.draw_series(LineSeries::new(piece.to_vec(), TRAIN.mix(0.35)))?;
-        // A line through one point is invisible.
+        // A line through one point would be invisible.
         if let [point] = piece {
             chart.draw_series([Circle::new(*point, 3, TRAIN.filled())])?;
         }
@@ -135,7 +135,7 @@ fn draw_validation<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve) -> Draw
     Ok(())
 }
 
-/// Adds a line to the legend. Curves come in pieces, so the legend hangs on an empty series.
+/// Adds an entry to the legend. Curves consist of pieces, so the entry belongs to an empty series.
 fn label<'a, 'b: 'a, E>(
     chart: &mut Chart<'a, 'b>,
     text: &str,
@@ -168,7 +168,7 @@ mod tests {
         steps.chain(evals).collect()
     }
 
-    // (training lines, points, whether the picture says it is empty)
+    // Returns the training lines, the points, and whether the plot says that it is empty.
     fn counts(svg: &str) -> (usize, usize, bool) {
         let of = |tag| svg.matches(tag).count();
         (

@@ -1,6 +1,6 @@
 use megaburn_mesh::Layout;
 
-/// `tp2-dp2-sp: 4 ranks; tp [0, 1] [2, 3]; dp [0, 2] [1, 3]`.
+/// Describes a layout: `tp2-dp2-sp: 4 ranks; tp [0, 1] [2, 3]; dp [0, 2] [1, 3]`.
 pub(super) fn describe(layout: &Layout) -> String {
     let mesh = megaburn_mesh::Mesh::new(*layout);
     let ranks = layout.world_size();

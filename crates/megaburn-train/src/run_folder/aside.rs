@@ -1,9 +1,8 @@
-//! What `--fresh` does with the run that was there: it is set aside, whole, until the new run has a
-//! checkpoint.
+//! Sets the existing run aside for `--fresh`. It stays intact until the new run has a checkpoint.
 //!
-//! The run moves into `before-TIME.tmp-…` first. Then the new run's marker is written, which names `before-TIME`:
-//! from there on the new run is the one in the folder. A start after a kill undoes what no marker names, and
-//! brings what one names to its end.
+//! First the run is moved into `before-TIME.tmp-…`. Then the new run's marker, which names
+//! `before-TIME`, is written; from then on the folder belongs to the new run. After a crash, the
+//! next start undoes a move that no marker names, and completes one that a marker names.
 
 use std::{
     fs, io,
@@ -31,12 +30,13 @@ fn fail(path: &Path) -> impl Fn(io::Error) -> TrainError {
     }
 }
 
-/// Moves the checkpoints of the run in `dir`, and of its files what `--fresh` moves, into a folder that will be
-/// `dir/before-TIME`, a run's folder. Returns that name; none if there are no checkpoints, since there is
-/// nothing to lose then. The marker that is written next names it, and [`settle`] gives it that name.
+/// Moves the checkpoints of the run in `dir`, and the files that `--fresh` moves, into a temporary
+/// folder that will become the run folder `dir/before-TIME`. Returns that name, or `None` if there
+/// are no checkpoints, because then nothing would be lost. The next marker must name it; [`settle`]
+/// then renames the folder.
 ///
 /// # Errors
-/// Something cannot be moved; [`settle`] undoes what was done.
+/// Something cannot be moved; [`settle`] undoes the rest.
 pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, TrainError> {
     let checkpoints = dir.join(CHECKPOINTS);
     let is_step = |name: &String| checkpoint_step(name).is_some();
@@ -46,7 +46,7 @@ pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, T
     let name = format!("{ASIDE}{}", name_of_now());
     let moving = sibling_path(&dir.join(&name), TMP);
     fs::create_dir(&moving).map_err(fail(&moving))?;
-    // The first file: the next start knows by it whose the folder is.
+    // The marker is the first file, so that the next start knows which run the folder belongs to.
     marker
         .clone()
         .with_set_aside(Vec::new())
@@ -71,8 +71,8 @@ pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, T
     Ok(Some(name))
 }
 
-/// Moves checkpoints into `to`. Where `from` is on another file system, behind a link, they stay there in a
-/// folder of their own, and `to` becomes a link to it.
+/// Moves checkpoints into `to`. If `from` is a link to another file system, they stay there in a
+/// new folder, and `to` becomes a link to it.
 fn move_steps(from: &Path, to: &Path, name: &str) -> Result<(), TrainError> {
     if !from.is_symlink() {
         return Ok(move_checkpoints(from, to)?);
@@ -85,7 +85,7 @@ fn move_steps(from: &Path, to: &Path, name: &str) -> Result<(), TrainError> {
     Ok(move_checkpoints(from, &there)?)
 }
 
-/// Brings each [`set_aside`] to its end that the marker of the folder names, and undoes others of this run.
+/// Completes every [`set_aside`] that the folder's marker names, and undoes the others of this run.
 pub(super) fn settle(dir: &Path, marker: &Marker) -> Result<(), TrainError> {
     for found in names_in(dir).map_err(fail(dir))? {
         let Some(name) = half_set_aside(&found) else {
@@ -104,7 +104,8 @@ pub(super) fn settle(dir: &Path, marker: &Marker) -> Result<(), TrainError> {
     sync_folder(dir).map_err(fail(dir))
 }
 
-/// Removes the folder of a start that was killed before it had marked it, if nothing else is in it.
+/// Removes the folder of a start that was killed before it wrote the marker, if nothing else is in
+/// it.
 fn remove_blank(moving: &Path) {
     let names = names_in(moving).unwrap_or_default();
     if !moving.is_symlink() && names.iter().all(|name| half_written(name) == Some(MARKER)) {
@@ -133,14 +134,14 @@ fn undo(dir: &Path, moving: &Path) -> Result<(), TrainError> {
     clear(moving).map(drop).map_err(fail(moving))
 }
 
-/// Removes a folder in which a run was set aside: what that run wrote, and the folder itself if nothing else
-/// is in it. Returns whether it is gone.
+/// Removes a folder with a run that was set aside: the files that the run wrote, and the folder
+/// itself if nothing else is in it. Returns whether the folder is gone.
 pub(super) fn discard(folder: &Path) -> Result<bool, TrainError> {
     let Some(marker) = Marker::read(folder)? else {
         return clear(folder).map_err(fail(folder));
     };
     for (_, checkpoint) in checkpoints_of(&folder.join(CHECKPOINTS), &marker.run_id)? {
-        // Of a link only the link.
+        // For a link, remove only the link.
         let is_link = checkpoint.is_symlink();
         let remove = if is_link {
             fs::remove_file
@@ -161,8 +162,8 @@ pub(super) fn discard(folder: &Path) -> Result<bool, TrainError> {
     clear(folder).map_err(fail(folder))
 }
 
-/// Removes the folders and the marker of a run that was set aside, unless there is something else in them.
-/// Returns whether they are gone.
+/// Removes the folders and the marker of a run that was set aside, unless they contain something
+/// else. Returns whether they are gone.
 fn clear(folder: &Path) -> io::Result<bool> {
     let steps = folder.join(CHECKPOINTS);
     let behind_link: Option<PathBuf> = fs::read_link(&steps).ok();
@@ -176,7 +177,7 @@ fn clear(folder: &Path) -> io::Result<bool> {
     is_removed(folder)
 }
 
-/// Removes a folder if it is empty.
+/// Removes a folder if it is empty. Returns whether it is gone.
 fn is_removed(folder: &Path) -> io::Result<bool> {
     match fs::remove_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),

@@ -1,4 +1,4 @@
-//! `hf/`: the small files of the model that a run began from, with which it can be exported and asked.
+//! `hf/`: the small files of the model that a run started from, which export and generation need.
 
 use std::{
     fs::{self, File},
@@ -16,14 +16,14 @@ use crate::{
     data::RunData,
 };
 
-/// A file in `hf/` that says which run has written it.
+/// A file in `hf/` that names the run that wrote the folder.
 const MARK: &str = ".megaburn-run";
 
-/// Puts into the folder of a run that begins what came with the model that it starts from, with the
+/// Writes into the folder of a new run the small files of the model that it starts from, with the
 /// tokenizer that it trains with.
 ///
 /// # Errors
-/// Something that no run has written stands at `hf/`; a file cannot be read or written.
+/// `hf/` was not written by a run; a file cannot be read or written.
 pub(crate) fn keep(
     config: &TrainConfig,
     start: Option<&InitFrom>,
@@ -42,7 +42,7 @@ pub(crate) fn keep(
     let is_own = own.is_some() && own == of_tokenizer.get("tokenizer.json");
     let mut assets = of_model.with_tokenizer_of(of_tokenizer);
     if !is_own {
-        // The model's own special tokens mean something else now.
+        // The model's own special tokens have different ids in this tokenizer.
         let tokenizer = &data.tokenizer;
         assets.set_special_tokens(Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad());
     }
@@ -55,10 +55,10 @@ pub(crate) fn keep(
     replace(&path, &assets.kept(), &folder.id()).map_err(fail)
 }
 
-/// Whether a run that begins may write its model's small files into `dir`.
+/// Checks that a new run may write its model's small files into `dir`.
 ///
 /// # Errors
-/// Something that no run has written stands there.
+/// `hf/` was not written by a run.
 pub(super) fn check(dir: &Path) -> Result<(), RunFolderError> {
     let path = dir.join(ASSETS);
     if is_there(&path) && !is_ours(&path) {
@@ -68,13 +68,13 @@ pub(super) fn check(dir: &Path) -> Result<(), RunFolderError> {
     }
 }
 
-/// Writes the files beside `folder` first, so that it is never half of one and half of another model. After a
-/// crash between the two renames [`restore`] brings the old one back.
+/// Writes the files next to `folder` first, so that it never mixes two models. After a crash
+/// between the two renames, [`restore`] brings the old folder back.
 fn replace(folder: &Path, files: &[(String, Vec<u8>)], run_id: &str) -> io::Result<()> {
     let staging = sibling_path(folder, TMP);
     let old = sibling_path(folder, REPLACED);
     fs::create_dir(&staging)?;
-    // The mark is the first file: the next start knows by it what a kill has left.
+    // The mark is the first file, so that the next start recognises what a crash leaves.
     let mark = (MARK.to_string(), format!("{run_id}\n").into_bytes());
     for (name, bytes) in [&mark].into_iter().chain(files) {
         let mut file = File::create_new(staging.join(name))?;
@@ -94,7 +94,7 @@ fn replace(folder: &Path, files: &[(String, Vec<u8>)], run_id: &str) -> io::Resu
     Ok(())
 }
 
-/// Brings back what a crash has left of a replacement, and removes what nobody needs.
+/// Restores the folder after a crash during a replacement, and removes leftovers.
 pub(super) fn restore(dir: &Path) -> io::Result<()> {
     let folder = dir.join(ASSETS);
     for name in names_in(dir)? {
@@ -109,14 +109,15 @@ pub(super) fn restore(dir: &Path) -> io::Result<()> {
                 fs::remove_dir_all(&path)?
             }
         } else {
-            // Of a run that was killed before it had written the mark. It is not removed if something is in it.
+            // A leftover of a run that was killed before it wrote the mark. It is removed only if
+            // it is empty.
             let _ = fs::remove_dir(&path);
         }
     }
     Ok(())
 }
 
-/// Marks the `hf/` of a run that an older version began.
+/// Marks the `hf/` of a run that an older version started.
 pub(super) fn adopt(dir: &Path, run_id: &str) -> io::Result<()> {
     let folder = dir.join(ASSETS);
     if holds_only_ours(&folder) {
@@ -126,7 +127,7 @@ pub(super) fn adopt(dir: &Path, run_id: &str) -> io::Result<()> {
     }
 }
 
-/// Whether a run has written the folder, and nobody has put anything else into it.
+/// Whether a run wrote the folder and nothing else was added to it.
 pub(super) fn is_ours(folder: &Path) -> bool {
     holds_only_ours(folder) && folder.join(MARK).is_file()
 }

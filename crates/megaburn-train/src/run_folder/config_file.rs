@@ -10,11 +10,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::names::{CONFIG, RESOLVED_CONFIG, numbered};
 
-/// How the first line of a file begins that a run has written. The line ends with the hash of the rest, so
-/// that a file that somebody changed is somebody's own.
+/// The start of the first line of a file that a run wrote. The line ends with the hash of the rest,
+/// so a file that was edited counts as the user's.
 const FIRST_LINE: &str = "# The resolved configuration of a megaburn run, written by it. xxh3 ";
 
-/// The names that the file may have, in the order in which they are taken.
+/// The possible names of the file, in order of preference.
 fn names() -> impl Iterator<Item = String> {
     [CONFIG, RESOLVED_CONFIG]
         .map(String::from)
@@ -22,16 +22,16 @@ fn names() -> impl Iterator<Item = String> {
         .chain((2..).map(numbered))
 }
 
-/// The names that are taken in `dir`.
+/// The names that exist in `dir`.
 fn taken(dir: &Path) -> impl Iterator<Item = String> {
     names().take_while(move |name| *name == CONFIG || is_there(&dir.join(name)))
 }
 
-/// Writes the resolved configuration into `dir` and returns under which name: the first that is free or holds
-/// what a run has written. Only that one stays of what runs have written.
+/// Writes the resolved configuration into `dir` and returns its name: the first one that is free or
+/// holds a file that a run wrote. Other files that runs wrote are removed.
 ///
 /// # Errors
-/// It cannot be written; what stood there is untouched then.
+/// The file cannot be written; the previous one is untouched.
 pub(super) fn write(dir: &Path, text: &str) -> io::Result<String> {
     let is_free = |name: &String| !is_there(&dir.join(name)) || is_ours(&dir.join(name));
     let name = names().find(is_free).expect("there is a free number");
@@ -44,8 +44,8 @@ pub(super) fn write(dir: &Path, text: &str) -> io::Result<String> {
     Ok(name)
 }
 
-/// Where the resolved configuration of the run in `dir` is: the file that a run has written, else the last one
-/// that a run wrote and somebody changed, else `config.toml`.
+/// The path of the resolved configuration of the run in `dir`: the file that a run wrote; else the
+/// last one that a run wrote and a user edited; else `config.toml`.
 pub(super) fn find(dir: &Path) -> PathBuf {
     let paths: Vec<_> = taken(dir).map(|name| dir.join(name)).collect();
     let was_ours =
@@ -57,8 +57,8 @@ pub(super) fn find(dir: &Path) -> PathBuf {
         .clone()
 }
 
-/// Whether a run has written the file, and nobody has changed it since. A link is somebody's: it may point to
-/// another run's file.
+/// Whether a run wrote the file and it was not edited since. A link counts as the user's, because
+/// it may point to another run's file.
 pub(super) fn is_ours(path: &Path) -> bool {
     if path.is_symlink() {
         return false;

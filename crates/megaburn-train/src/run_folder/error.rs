@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::Exit;
 
-/// Why a folder cannot be a run's, or is not the run's any more.
+/// Why a folder cannot be a run's folder, or no longer belongs to the run.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(
@@ -67,11 +67,11 @@ pub enum RunFolderError {
 }
 
 impl RunFolderError {
-    /// How a process that fails with this error exits.
+    /// The exit code of a process that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Lost { .. } | Self::Unreadable { .. } => Exit::Failed,
-            // What runs on another host ends without a change here.
+            // A run on another host ends without any change here, so this is not bad input.
             Self::InUse {
                 is_elsewhere: true, ..
             } => Exit::Failed,
@@ -81,7 +81,7 @@ impl RunFolderError {
     }
 }
 
-/// Whether an error is the fault of the path that was given, and not of the system.
+/// Whether an error is caused by the given path, and not by the system.
 fn is_about_path(kind: ErrorKind) -> bool {
     matches!(
         kind,

@@ -1,4 +1,4 @@
-//! Whether a folder may be a run's. Nothing is written here.
+//! Checks whether a folder may be used by a run. Nothing is written here.
 
 use std::{fs, io, path::Path};
 
@@ -14,25 +14,25 @@ use super::{
 };
 use crate::metrics::{MetricsRecord, read_metrics};
 
-/// What a folder is.
+/// The contents of a folder.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FolderContent {
-    /// It is absent or empty, or holds what a start left behind that was killed at once.
+    /// The folder is absent or empty, or has only leftovers of a start that was killed early.
     Empty,
-    /// A run's.
+    /// The folder of a run.
     Run(Marker),
-    /// A run's that a version without markers made, or one into which somebody put checkpoints.
+    /// The folder of a run from a version without markers, or one into which checkpoints were put.
     Unmarked(Trace),
-    /// Other files, which are to stay.
+    /// Other files, which must be kept.
     Others,
 }
 
-/// By what a folder without a marker is known as a run's.
+/// The evidence that a folder without a marker belongs to a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trace {
-    /// The metrics of a run, and what else a version without markers wrote.
+    /// The metrics of a run, and the other files that a version without markers wrote.
     Metrics,
-    /// Nothing but checkpoints, such as `convert import` writes.
+    /// Only checkpoints, such as `convert import` writes.
     Checkpoints,
 }
 
@@ -44,7 +44,7 @@ impl Trace {
         holds_checkpoint(&dir.join(CHECKPOINTS)).then_some(Self::Checkpoints)
     }
 
-    /// Whether a name of a run is explained by it.
+    /// Whether this evidence accounts for a file of a run.
     fn explains(self, owned: &Owned) -> bool {
         match self {
             Self::Metrics => owned.is_old,
@@ -53,11 +53,11 @@ impl Trace {
     }
 }
 
-/// Looks at the folder `dir`.
+/// Inspects the folder `dir`.
 ///
 /// # Errors
-/// It holds other files and `allow_other_files` is not set; it holds a file of a name that a run would
-/// write; it is no folder or cannot be read.
+/// The folder holds other files and `allow_other_files` is not set; a file has a name that a run
+/// would write to; the path is not a folder or cannot be read.
 pub(super) fn inspect(
     dir: &Path,
     allow_other_files: bool,
@@ -90,7 +90,7 @@ pub(super) fn inspect(
             names: list(&others),
         });
     }
-    // A configuration of the user's stays, and the resolved one gets another name.
+    // A configuration file of the user stays, and the resolved one gets another name.
     let is_taken = |name: &&String| {
         let owned = Owned::of(name).filter(|owned| owned.proof != Proof::Signature);
         let is_explained = |owned| trace.is_some_and(|trace| trace.explains(owned));
@@ -113,13 +113,13 @@ fn holds_checkpoint(dir: &Path) -> bool {
     names_in(dir).is_ok_and(|names| names.iter().any(is_checkpoint))
 }
 
-/// Whether a folder holds the metrics of a run: a step with all that a run says of it.
+/// Whether a folder holds the metrics of a run: at least one complete step.
 fn holds_metrics(dir: &Path) -> bool {
     let is_step = |record: &MetricsRecord| matches!(record, MetricsRecord::Step(_));
     read_metrics(dir.join(METRICS)).is_ok_and(|records| records.iter().any(is_step))
 }
 
-/// The names in a folder, in order.
+/// The names in a folder, sorted.
 pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let name = |entry: io::Result<fs::DirEntry>| {
         entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -131,7 +131,7 @@ pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The first names, and how many more there are.
+/// The first names, and the number of the others.
 fn list(names: &[String]) -> String {
     const SHOWN: usize = 3;
     let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`"));
@@ -142,7 +142,8 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// Whether `path` is the run in the folder `run`, or a part of it. The checkpoints may be behind a link.
+/// Whether `path` is the run in the folder `run`, or a part of it. The checkpoints may be behind a
+/// link.
 pub(super) fn is_part_of(run: &Path, path: &Path) -> bool {
     let [Ok(run), Ok(path)] = [run, path].map(fs::canonicalize) else {
         return false;
@@ -187,7 +188,7 @@ mod tests {
 
     const IMPORTED: &str = "checkpoints/step-00000000/manifest.json";
 
-    /// A folder in which there also are a run's metrics.
+    /// A folder that also holds the metrics of a run.
     fn with_metrics(names: &[&str]) -> tempfile::TempDir {
         let dir = folder(names);
         let step = serde_json::to_string(&example_step(1, 2.0)).unwrap();
@@ -300,7 +301,7 @@ mod tests {
         let part = |name: &str| is_part_of(dir.path(), &dir.path().join(name));
         assert!(part("") && part("hf") && part("checkpoints/step-00000000") && part("before-2026"));
         assert!(!part("mine") && !part("before-2024") && !part("absent") && !part(".."));
-        // The same behind a link.
+        // The run behind a link.
         let disk = tempfile::tempdir().unwrap();
         let steps = disk.path().join("steps");
         fs::rename(dir.path().join(CHECKPOINTS), &steps).unwrap();

@@ -1,4 +1,4 @@
-//! The lock of a run's folder, by which the run also sees that the folder is still its own.
+//! The lock of a run's folder, by which a run also notices that the folder is no longer its own.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -18,34 +18,35 @@ use super::{
     names::LOCK,
 };
 
-/// Holds a run's folder, so that a second run in it is refused instead of mixing its files with
-/// the first one's. The operating system releases it when the process ends, however it ends.
+/// Locks a run's folder, so that a second run in it is refused instead of mixing its files with
+/// those of the first. The operating system releases the lock when the process ends, however it
+/// ends.
 #[derive(Debug)]
 pub(super) struct RunLock {
     file: File,
     path: PathBuf,
-    /// What this start has written into it.
+    /// The text that this start wrote into the lock.
     text: String,
 }
 
-/// How the text of a lock begins.
+/// The start of a lock's text.
 const FIRST_WORD: &str = "run ";
 
-/// How long a start waits for a lock that another machine holds. If that is gone, a network file system
-/// releases the lock when the lease of the machine ends, which is after 90 seconds for NFS.
+/// How long a start waits for a lock that another machine holds. If that machine is gone, a network
+/// file system releases the lock when the machine's lease expires, which takes 90 seconds with NFS.
 pub(super) const LEASE: Duration = Duration::from_secs(150);
 
-/// How long a start waits for a lock that a process of this machine holds. A process that was killed
-/// keeps its lock until the kernel has released its memory and its GPU, so a supervisor that starts the
-/// run again at once would otherwise be refused.
+/// How long a start waits for a lock that a process of this machine holds. A killed process keeps
+/// its lock until the kernel has released its memory and its GPU, so a supervisor that restarts the
+/// run immediately would otherwise be refused.
 const EXITING: Duration = Duration::from_secs(2);
 
 impl RunLock {
-    /// Takes the folder, which must be there.
+    /// Locks the folder, which must exist.
     ///
     /// # Errors
-    /// The file cannot be made, or another process holds it: one of this machine for longer than
-    /// [`EXITING`], one of another machine for longer than `lease`.
+    /// The file cannot be created, or another process holds the lock: one of this machine for
+    /// longer than [`EXITING`], one of another machine for longer than `lease`.
     pub(super) fn take(dir: &Path, lease: Duration) -> Result<Self, RunFolderError> {
         let fail = |source| RunFolderError::Unusable {
             path: dir.to_path_buf(),
@@ -85,7 +86,8 @@ impl RunLock {
                     let pause = if is_elsewhere { 1000 } else { 20 };
                     sleep(Duration::from_millis(pause).min(limit));
                 }
-                // Some network file systems have no locks. The text tells a second start all the same.
+                // Some network file systems have no locks. The text of the lock still reveals a
+                // second start.
                 Err(TryLockError::Error(error)) => {
                     tracing::warn!("`{}` cannot be locked: {error}", path.display());
                     break;
@@ -99,9 +101,9 @@ impl RunLock {
         })
     }
 
-    /// Writes into it whose it is.
+    /// Writes the run, this start and the process into the lock.
     pub(super) fn sign(&mut self, run_id: &str) -> io::Result<()> {
-        // Another start of the same run has other random bits.
+        // Another start of the same run gets different random bits.
         let start = Marker::new()?.run_id;
         let host = host_name();
         let pid = process::id();
@@ -113,7 +115,7 @@ impl RunLock {
         self.file.write_all(self.text.as_bytes())
     }
 
-    /// Whether the file that is held is the one at its path. Costs one `stat`.
+    /// Whether the locked file is still the one at its path. Costs one `stat`.
     pub(super) fn is_in_place(&self) -> io::Result<Result<(), String>> {
         let held = self.file.metadata()?;
         match fs::metadata(&self.path) {
@@ -128,8 +130,8 @@ impl RunLock {
         }
     }
 
-    /// Whether it still holds what this start has written: a second start on a file system without locks
-    /// writes something else.
+    /// Whether the lock still holds the text of this start: on a file system without locks, a
+    /// second start overwrites it.
     pub(super) fn is_signed_by_us(&self) -> io::Result<Result<(), String>> {
         let mut text = String::new();
         let mut file = &self.file;
@@ -146,11 +148,12 @@ impl RunLock {
     }
 }
 
-/// Who holds a lock, as its text says.
+/// The holder of a lock, according to its text.
 struct Holder {
     /// Host and process.
     name: String,
-    /// Whether it runs on another machine, whose lock this kernel only knows from the file system.
+    /// Whether the holder runs on another machine, so that this kernel knows its lock only from the
+    /// file system.
     is_elsewhere: bool,
 }
 
@@ -161,7 +164,7 @@ impl Holder {
         let host = line("host ");
         let is_elsewhere = match line("machine ") {
             Some(other) => other != machine(),
-            // As older versions signed it.
+            // The format of older versions.
             None => host.is_some_and(|host| host.split(' ').next() != Some(&host_name())),
         };
         let name = match host {
@@ -172,13 +175,14 @@ impl Holder {
     }
 }
 
-/// What tells this machine from others and from itself before it was booted; containers on it are the same.
+/// Identifies this machine since its last boot; containers on it have the same value.
 fn machine() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     boot.map_or_else(|_| host_name(), |boot| boot.trim().to_string())
 }
 
-/// Whether a file at the lock's name is a run's: empty, as older versions left it, or signed by one.
+/// Whether the lock file was written by a run: it is empty, as in older versions, or has a run's
+/// text.
 pub(super) fn is_lock(dir: &Path) -> bool {
     let text = fs::read(dir.join(LOCK));
     text.is_ok_and(|text| text.is_empty() || text.starts_with(FIRST_WORD.as_bytes()))
@@ -235,7 +239,7 @@ mod tests {
             let error = RunLock::take(dir.path(), short).unwrap_err();
             assert!(error.to_string().contains("(host gone pid 7)"), "{error}");
             assert_eq!(error.exit(), Exit::Failed);
-            // Its lease ends.
+            // The lease of the other machine ends.
             let ends = std::thread::spawn(move || {
                 sleep(Duration::from_millis(100));
                 drop(held);
@@ -258,7 +262,7 @@ mod tests {
         assert!(second.is_in_place().unwrap().is_ok());
     }
 
-    /// As on a file system where locks lock nothing.
+    /// Simulates a file system whose locks have no effect.
     #[test]
     fn a_second_start_that_no_lock_stopped_is_noticed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `run.json`, which says that a folder is a run's.
+//! `run.json`, which marks a folder as a run's.
 
 use std::{fs, io, path::Path};
 
@@ -9,29 +9,30 @@ use serde::{Deserialize, Serialize};
 use super::{RunFolderError, names::MARKER};
 use crate::time::now;
 
-/// The format of the marker that this version writes and reads.
+/// The version of the marker format that this program writes and reads.
 const FORMAT: u64 = 1;
 
-/// What `run.json` says.
+/// The contents of `run.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
     /// Version of the format.
     format: u64,
-    /// 128 random bits in hexadecimal. A run keeps them over restarts; `--fresh` draws new ones.
+    /// 128 random bits in hexadecimal. A run keeps its id over restarts; `--fresh` creates a new
+    /// one.
     pub(crate) run_id: String,
-    /// When the run began.
+    /// When the run was created.
     created: String,
-    /// Folders beside the marker that hold earlier runs. They are removed when this run has committed its
-    /// first checkpoint.
+    /// Folders next to the marker that hold earlier runs. They are removed after this run has
+    /// committed its first checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) set_aside: Vec<String>,
 }
 
 impl Marker {
-    /// That of a run that begins now.
+    /// The marker of a new run.
     ///
     /// # Errors
-    /// The operating system gives no random numbers.
+    /// The operating system provides no random numbers.
     pub(super) fn new() -> io::Result<Self> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(io::Error::other)?;
@@ -44,15 +45,15 @@ impl Marker {
         })
     }
 
-    /// The same with these folders set aside.
+    /// Sets the folders that are set aside.
     pub(super) fn with_set_aside(self, set_aside: Vec<String>) -> Self {
         Self { set_aside, ..self }
     }
 
-    /// That of a folder, if it has one.
+    /// Reads the marker of a folder, if it has one.
     ///
     /// # Errors
-    /// A file of this name that is none, or is of a later format, or cannot be read now.
+    /// The file is not a marker, has a later format, or cannot be read now.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, RunFolderError> {
         let path = dir.join(MARKER);
         let text = match retried_where(may_pass, || fs::read(&path)) {
@@ -90,7 +91,7 @@ impl Marker {
     }
 }
 
-/// Whether an error says that there is nothing at a path.
+/// Whether an error says that nothing exists at a path.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(Marker::read(dir.path()).unwrap(), Some(one));
     }
 
-    /// Reading `/proc/self/mem` at its beginning gives EIO, whoever asks.
+    /// Reading `/proc/self/mem` at offset 0 always fails with EIO.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_marker_that_cannot_be_read_now_is_no_bad_input() {

@@ -1,17 +1,19 @@
-//! A run's folder: which names in it are the run's, whose it is, and whether it still is. Every file that
-//! a run writes is written through here, or after [`RunFolder::check`] said that it may.
+//! A run's folder: which files in it are the run's, which run it belongs to, and whether it still
+//! does. Every file that a run writes is written through this module, or after [`RunFolder::check`]
+//! allowed it.
 //!
 //! ```text
 //! RUN/
-//!   run.json              the marker: this folder is a run's, and which one's
-//!   .lock                 held by the run that is going on; names its run and its start
-//!   config.toml           the resolved configuration (config.resolved.toml where config.toml is somebody's own)
-//!   metrics.jsonl         a line for each start, step and evaluation
-//!   state.json            whether the run is going on, stopped or finished
-//!   loss.svg              the picture of the loss
+//!   run.json              the marker: says that this folder is a run's, and which run's
+//!   .lock                 held by the running process; names its run and its start
+//!   config.toml           the resolved configuration
+//!                         (config.resolved.toml if config.toml is the user's)
+//!   metrics.jsonl         one line per start, step and evaluation
+//!   state.json            whether the run is running, stopped, finished or failed
+//!   loss.svg              the plot of the loss
 //!   hf/                   the small files of the model: tokenizer, generation_config.json
 //!   checkpoints/step-…    checkpoints
-//!   before-…/             what --fresh has set aside until there is a first checkpoint
+//!   before-…/             runs that --fresh set aside, until there is a checkpoint
 //! ```
 
 mod aside;
@@ -41,7 +43,7 @@ use lock::RunLock;
 use marker::Marker;
 use names::CHECKPOINTS;
 
-/// The folder of a run that is going on, as rank 0 holds it.
+/// The folder of a running run, as rank 0 holds it.
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
@@ -54,25 +56,26 @@ struct OwnedRun {
     marker: Marker,
 }
 
-/// What each rank knows of the run's folder.
+/// What each rank knows about the run's folder.
 #[derive(Clone, Debug)]
 pub(crate) struct RunShare {
-    /// The run's 128 random bits, in hexadecimal.
+    /// The run's id: 128 random bits in hexadecimal.
     pub(crate) id: String,
-    /// On rank 0.
+    /// The folder; only on rank 0.
     pub(crate) folder: Option<Arc<RunFolder>>,
 }
 
-/// Where the resolved configuration of the run in `dir` is: in `config.toml`, unless that is the user's.
+/// The path of the resolved configuration of the run in `dir`: `config.toml`, unless that is the
+/// user's.
 pub(crate) fn config_of(dir: &Path) -> PathBuf {
     config_file::find(dir)
 }
 
-/// Whether the run of this configuration may begin in its folder. Nothing is written.
+/// Checks that the run of this configuration may start in its folder. Nothing is written.
 ///
 /// # Errors
-/// The folder holds other files; with `fresh`, `model.init` is a part of the run that is there, or somebody's
-/// files are where the new run would write.
+/// The folder holds other files; with `fresh`, `model.init` is a part of the existing run, or files
+/// of the user are at paths where the new run would write.
 pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<(), TrainError> {
     let dir = Path::new(&config.run.dir);
     let found = inspect(dir, config.run.allow_other_files)?;
@@ -90,10 +93,10 @@ pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<()
 }
 
 impl RunShare {
-    /// Takes the folder on rank 0, and makes sure that all ranks see it.
+    /// Takes the folder on rank 0, and checks that all ranks see it.
     ///
     /// # Errors
-    /// It cannot be a run's; another run holds it; a rank does not see it.
+    /// The folder cannot be used by a run; another run holds it; a rank does not see it.
     /// # Collective
     /// All ranks of `world`.
     pub(crate) fn take(world: &Group, config: &TrainConfig) -> Result<Self, TrainError> {
@@ -103,10 +106,10 @@ impl RunShare {
         Self::shared(world, dir, folder)
     }
 
-    /// Sets aside the run that is there, and begins another one in the same folder.
+    /// Sets the existing run aside, and starts another one in the same folder.
     ///
     /// # Errors
-    /// Something cannot be moved; the next start undoes what was done then.
+    /// Something cannot be moved; the next start undoes the rest.
     /// # Collective
     /// All ranks of `world`.
     pub(crate) fn begin_anew(
@@ -134,7 +137,8 @@ impl RunShare {
         Ok(Self { id, folder })
     }
 
-    /// Whether the folder is still the run's, as a reason why it is not. Only rank 0 looks.
+    /// Checks that the folder still belongs to the run; the error is the reason why it does not.
+    /// Only rank 0 checks.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.folder
             .as_ref()
@@ -151,7 +155,7 @@ impl RunFolder {
         };
         fs::create_dir_all(dir).map_err(fail)?;
         let mut lock = RunLock::take(dir, lock::LEASE)?;
-        // Once more behind the lock: another start may have been faster.
+        // Inspect again now that the lock is held: another start may have been faster.
         let marker = match inspect(dir, allow_other_files)? {
             FolderContent::Run(marker) => marker,
             found => {
@@ -181,7 +185,7 @@ impl RunFolder {
             path: dir.clone(),
             source,
         };
-        // Before anything moves.
+        // Check before anything is moved.
         assets::check(dir)?;
         let aside = aside::set_aside(dir, marker)?;
         let set_aside = marker.set_aside.iter().cloned().chain(aside).collect();
@@ -193,21 +197,21 @@ impl RunFolder {
     }
 
     fn held(&self) -> MutexGuard<'_, OwnedRun> {
-        // What is guarded is whole at any time.
+        // The guarded state is consistent at any time, so a panic elsewhere does not matter.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The run's 128 random bits, in hexadecimal.
+    /// The run's id: 128 random bits in hexadecimal.
     pub(crate) fn id(&self) -> String {
         self.held().marker.run_id.clone()
     }
 
-    /// Folders in it that hold what `--fresh` has set aside, until there is a checkpoint.
+    /// The folders inside it that hold runs which `--fresh` set aside, until there is a checkpoint.
     pub(crate) fn set_aside(&self) -> Vec<PathBuf> {
         self.held()
             .marker
@@ -217,12 +221,13 @@ impl RunFolder {
             .collect()
     }
 
-    /// Whether the folder at the path is still this run's. Costs one `stat`: it is asked for each line of
-    /// metrics.
+    /// Checks that the folder at the path still belongs to this run. Costs one `stat`, because it
+    /// is called for each line of metrics.
     ///
     /// # Errors
-    /// [`RunFolderError::Lost`] if it was removed or replaced. What cannot be looked at now counts as ours: a
-    /// network file system may be away for a while.
+    /// [`RunFolderError::Lost`] if the folder was removed or replaced. A folder that cannot be
+    /// examined now counts as the run's, because a network file system may be unavailable for a
+    /// while.
     pub(crate) fn check(&self) -> Result<(), RunFolderError> {
         let lost = |why| RunFolderError::Lost {
             path: self.path.clone(),
@@ -235,8 +240,8 @@ impl RunFolder {
             .map_err(lost)
     }
 
-    /// The same with the marker and what the lock says, before a checkpoint is written and before it is
-    /// committed.
+    /// As [`check`](Self::check), and also checks the marker and the text of the lock. Called
+    /// before a checkpoint is written and before it is committed.
     fn check_all(&self) -> Result<(), String> {
         let unreadable = |error: io::Error| format!("its lock cannot be read: {error}");
         let OwnedRun { lock, marker: own } = &*self.held();
@@ -250,20 +255,20 @@ impl RunFolder {
         }
     }
 
-    /// Writes one of the run's small files, whole.
+    /// Writes one of the run's small files atomically.
     ///
     /// # Errors
-    /// The folder is not the run's any more; the file cannot be written.
+    /// The folder no longer belongs to the run; the file cannot be written.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), TrainError> {
         self.check()?;
         let path = self.path.join(name);
         write_atomic(&path, bytes).map_err(|source| TrainError::Write { path, source })
     }
 
-    /// Writes the resolved configuration; returns under which name.
+    /// Writes the resolved configuration and returns the name of its file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written, or the folder no longer belongs to the run.
     pub(crate) fn write_config(&self, text: &str) -> Result<String, TrainError> {
         self.check()?;
         let fail = |source| TrainError::Write {
@@ -273,7 +278,7 @@ impl RunFolder {
         config_file::write(&self.path, text).map_err(fail)
     }
 
-    /// Removes what `--fresh` has set aside: call it when a checkpoint was committed.
+    /// Removes the runs that `--fresh` set aside. Call it after a checkpoint was committed.
     pub(crate) fn discard_set_aside(&self) {
         let marker = &mut self.held().marker;
         if marker.set_aside.is_empty() {
@@ -296,7 +301,8 @@ impl RunFolder {
     }
 }
 
-/// Makes the folder of checkpoints, if it is not there. It is never made again while the run goes on.
+/// Creates the folder of checkpoints if it does not exist. It is never recreated while the run is
+/// going.
 fn make_folder(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
@@ -304,7 +310,7 @@ fn make_folder(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes small files that a kill has left half-written.
+/// Removes small files that were partially written when a process was killed.
 fn remove_leftovers(dir: &Path) -> io::Result<()> {
     for name in names_in(dir)? {
         let path = dir.join(&name);

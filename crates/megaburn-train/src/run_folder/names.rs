@@ -1,4 +1,4 @@
-//! The names that a run owns in its folder. Everything else there is somebody's own.
+//! The file names that a run owns in its folder. All other files there are the user's.
 
 use std::path::Path;
 
@@ -7,63 +7,63 @@ use megaburn_models::assets::ASSETS;
 
 use super::{assets, config_file, lock::is_lock};
 
-/// Says that the folder is a run's, and which run's.
+/// Marks the folder as a run's and identifies the run.
 pub(crate) const MARKER: &str = "run.json";
-/// Locked by the run that is going on.
+/// Locked by the process of the run.
 pub(crate) const LOCK: &str = ".lock";
 /// The resolved configuration.
 pub(crate) const CONFIG: &str = "config.toml";
-/// The resolved configuration, where `config.toml` is the user's.
+/// The resolved configuration, if `config.toml` is the user's.
 pub(crate) const RESOLVED_CONFIG: &str = "config.resolved.toml";
-/// One line a step, an evaluation or a start.
+/// One line per step, evaluation and start.
 pub(crate) const METRICS: &str = "metrics.jsonl";
-/// Lines that stood in `metrics.jsonl` and are no JSON objects.
+/// Lines of `metrics.jsonl` that are not JSON objects.
 pub(crate) const OTHER_LINES: &str = "metrics.other-lines.txt";
-/// Whether the run is going on, stopped or finished.
+/// Whether the run is running, stopped, finished or failed.
 pub(crate) const STATE: &str = "state.json";
-/// The picture of the loss.
+/// The plot of the loss.
 pub(crate) const PICTURE: &str = "loss.svg";
 /// The folder of checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// How the name of a folder begins that holds what `--fresh` has set aside.
+/// Prefix of the folders that hold runs which `--fresh` set aside.
 pub(super) const ASIDE: &str = "before-";
 
-/// How a run knows that what stands under one of its names is its own.
+/// How a run recognises that a file with one of its names is its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Proof {
-    /// The folder's marker is enough: nobody else writes a file of this name into a run's folder.
+    /// By the folder's marker: no one else writes a file of this name into a run's folder.
     Marker,
-    /// What the lock says.
+    /// By the text of the lock.
     Lock,
-    /// Its first line, which has the hash of the rest.
+    /// By the file's first line, which has the hash of the rest.
     Signature,
-    /// A mark in the folder, in which there is nothing but what a run writes.
+    /// By a mark in the folder, which must hold only files that a run writes.
     Mark,
-    /// The manifest of each checkpoint in it, which names the run.
+    /// By the manifest of each checkpoint in it, which names the run.
     Manifests,
-    /// There is none: it holds what others wrote.
+    /// Never: it holds lines that others wrote.
     None,
 }
 
-/// What `--fresh` does with it.
+/// What `--fresh` does with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fresh {
-    /// It goes with the run that is set aside.
+    /// It is moved with the run that is set aside.
     Moves,
-    /// A copy goes with the run that is set aside.
+    /// A copy is kept with the run that is set aside.
     IsCopied,
-    /// It stays, or is treated by itself.
+    /// It stays, or is handled separately.
     Stays,
 }
 
-/// A name under which a run writes.
+/// A name that a run writes to.
 #[derive(Debug)]
 pub(super) struct Owned {
     pub(super) name: &'static str,
     pub(super) proof: Proof,
     pub(super) fresh: Fresh,
-    /// Whether versions that wrote no marker wrote it, too.
+    /// Whether versions without markers also wrote this file.
     pub(super) is_old: bool,
 }
 
@@ -76,8 +76,8 @@ const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> 
     }
 }
 
-/// The files and folders that a run makes under exactly these names, and [`numbered`] ones of the resolved
-/// configuration.
+/// The files and folders that a run creates under exactly these names; [`numbered`] names of the
+/// resolved configuration come in addition.
 const OWNED: [Owned; 10] = [
     owned(MARKER, Proof::Marker, Fresh::Stays, false),
     owned(LOCK, Proof::Lock, Fresh::Stays, true),
@@ -92,7 +92,7 @@ const OWNED: [Owned; 10] = [
 ];
 
 impl Owned {
-    /// What a run does under this name; none if it writes nothing there.
+    /// The entry for this name; `None` if a run does not write to it.
     pub(super) fn of(name: &str) -> Option<&'static Self> {
         let name = if is_numbered(name) {
             RESOLVED_CONFIG
@@ -102,7 +102,7 @@ impl Owned {
         OWNED.iter().find(|owned| owned.name == name)
     }
 
-    /// Whether what stands at `path` is wholly the run's, in whose folder it is.
+    /// Whether the file or folder at `path`, inside a run's folder, is entirely the run's.
     pub(super) fn is_ours(&self, path: &Path) -> bool {
         match self.proof {
             Proof::Marker => path.is_file(),
@@ -114,7 +114,8 @@ impl Owned {
     }
 }
 
-/// The name of the resolved configuration where the names before it are somebody's: `config.resolved-2.toml`.
+/// The name of the resolved configuration if the names before it are the user's:
+/// `config.resolved-2.toml`.
 pub(super) fn numbered(number: u64) -> String {
     RESOLVED_CONFIG.replace(".toml", &format!("-{number}.toml"))
 }
@@ -128,21 +129,21 @@ fn is_numbered(name: &str) -> bool {
         .is_some_and(|number| name == numbered(number))
 }
 
-/// Whether a run writes under this name.
+/// Whether a run writes to this name.
 pub(super) fn is_owned(name: &str) -> bool {
     Owned::of(name).is_some()
 }
 
-/// Whether the name is that of a file that a kill has left half-written: `NAME.tmp-PID-TIME` of an owned
-/// NAME. Returns NAME.
+/// Whether the name is the one of a partially written file, `NAME.tmp-PID-TIME` with an owned NAME.
+/// Returns NAME.
 pub(super) fn half_written(name: &str) -> Option<&str> {
     leftover_of(name)
         .filter(|(of, suffix)| *suffix == TMP && is_owned(of))
         .map(|(of, _)| of)
 }
 
-/// Whether the name is that of a folder into which `--fresh` was moving a run: `before-TIME.tmp-PID-TIME`.
-/// Returns `before-TIME`.
+/// Whether the name is the one of a folder into which `--fresh` was moving a run,
+/// `before-TIME.tmp-PID-TIME`. Returns `before-TIME`.
 pub(super) fn half_set_aside(name: &str) -> Option<&str> {
     let is_aside = |(of, suffix): &(&str, &str)| *suffix == TMP && of.starts_with(ASIDE);
     leftover_of(name).filter(is_aside).map(|(of, _)| of)

@@ -1,4 +1,4 @@
-//! Whether all ranks see rank 0's folder.
+//! Checks that all ranks see rank 0's folder.
 
 use std::{
     fs,
@@ -13,27 +13,27 @@ use serde::{Deserialize, Serialize};
 use super::{RunFolderError, marker::Marker, names::MARKER};
 use crate::TrainError;
 
-/// How long a network file system may take to show what another host has written. NFS keeps what it knows
-/// of a folder for up to 60 seconds.
+/// How long a network file system may take to show what another host wrote. NFS caches the
+/// attributes of a folder for up to 60 seconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(75);
 
-/// After so long a rank says what it waits for.
+/// How long a rank waits before it logs what it is waiting for.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// What a rank does not see.
+/// A rank that does not see the folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct FolderDisagreement {
     host: String,
     path: String,
     why: String,
-    /// Whether the system failed to read it.
+    /// Whether the system failed to read the folder.
     is_fault: bool,
 }
 
-/// Checks that the marker in `dir` is the one of `run_id` on every rank.
+/// Checks that every rank finds the marker of `run_id` in `dir`.
 ///
 /// # Errors
-/// A rank sees none, or another one; all ranks get the same error, with its host.
+/// A rank finds no marker, or another one. All ranks return the same error, which names its host.
 /// # Collective
 /// All ranks of `world`; a few bytes.
 pub(super) fn agree(
@@ -101,7 +101,8 @@ fn first(
     objects::broadcast(world, &first)
 }
 
-/// Looks for the marker; returns what there is instead, and whether that is a failure of the system.
+/// Looks for the marker. The error is what was found instead, and whether the system failed to read
+/// it.
 fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, bool)> {
     let start = Instant::now();
     let mut is_told = false;
@@ -136,7 +137,7 @@ fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, boo
             Duration::from_millis(50)
         };
         sleep(pause.min(patience));
-        // Listing a folder makes a network file system ask its server for what is in it.
+        // Listing a folder makes a network file system ask its server for the contents.
         for folder in dir.parent().into_iter().chain([dir]) {
             let _ = fs::read_dir(folder).map(Iterator::count);
         }
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
     use crate::Exit;
 
-    /// Each rank's error where rank 1 looks into another folder.
+    /// The error of each rank if rank 1 looks into another folder.
     fn errors(of_rank: &[PathBuf], run_id: &str) -> Vec<Option<TrainError>> {
         let ranks = run_threads(of_rank.len(), GroupOptions::default(), |world| {
             let dir = &of_rank[world.rank()];

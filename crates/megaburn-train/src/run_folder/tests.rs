@@ -25,7 +25,7 @@ fn folder(share: &RunShare) -> &RunFolder {
     share.folder.as_ref().unwrap()
 }
 
-/// Files that stand for a checkpoint of the run `id`.
+/// Creates the files of a checkpoint of the run `id`.
 fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
     let step = dir.join(CHECKPOINTS).join(format!("step-{step:08}"));
     fs::create_dir_all(&step).unwrap();
@@ -38,7 +38,7 @@ fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
     step
 }
 
-/// The same, and metrics.
+/// Creates a checkpoint and metrics.
 fn fill(dir: &Path, step: u64, id: &str) {
     put(dir, step, id);
     let line = serde_json::to_string(&example_step(1, 1.0)).unwrap();
@@ -134,7 +134,7 @@ fn a_folder_that_was_removed_or_taken_by_another_run_is_not_written_to() {
     assert!(first.check().is_err());
     second.check().unwrap();
     assert!(!run.join(METRICS).exists());
-    // The marker alone tells, too.
+    // A different marker is enough.
     Marker::new().unwrap().write(&run).unwrap();
     assert!(second.check().unwrap_err().contains("was started there"));
 }
@@ -166,7 +166,8 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     assert_eq!(names_in(aside).unwrap(), expected);
     assert_eq!(names_in(&dir.path().join(CHECKPOINTS)).unwrap(), ["notes"]);
 
-    // A start that was killed before its first checkpoint loses nothing, nor does another --fresh.
+    // Neither a start that was killed before its first checkpoint nor another --fresh loses
+    // anything.
     drop(new);
     let again = anew(take(dir.path()).unwrap(), dir.path());
     assert_eq!(folder(&again).set_aside(), std::slice::from_ref(aside));
@@ -209,7 +210,7 @@ fn a_fresh_start_that_was_killed_half_way_is_undone() {
         fill(dir.path(), step, &old.id);
     }
     let before = names_in(dir.path()).unwrap();
-    // Killed before the new run's marker was written.
+    // The start was killed before the new run's marker was written.
     aside::set_aside(dir.path(), &folder(&old).held().marker)
         .unwrap()
         .unwrap();
@@ -245,7 +246,7 @@ fn a_fresh_start_that_was_killed_after_its_marker_is_brought_to_its_end() {
 fn a_folder_that_only_has_such_a_name_stays() {
     let dir = tempfile::tempdir().unwrap();
     drop(take(dir.path()).unwrap());
-    // A name of somebody's, one without a marker, and one of another run.
+    // A name that the user chose, a folder without a marker, and one of another run.
     let names = [
         "before-2026.moving",
         "before-2026.tmp-1-2",

@@ -21,31 +21,32 @@ use crate::{
     ranks::run_ranks,
 };
 
-/// What to generate and with which model.
+/// A generation job: the model, its prompts and how it continues them.
 #[derive(Clone, Copy, Debug)]
 pub struct GenerateJob<'a> {
     /// The model.
     pub source: &'a ModelSource,
-    /// Its tokenizer; without one there are tokens only.
+    /// The model's tokenizer. Without it, only tokens are returned.
     pub tokenizer: Option<&'a dyn Tokenizer>,
-    /// The prompts' tokens.
+    /// The tokens of the prompts.
     pub prompts: &'a [Vec<u32>],
-    /// How they go on.
+    /// How tokens are chosen and when generation ends.
     pub options: &'a GenerateOptions,
-    /// Texts that end one; they need a tokenizer.
+    /// Stop strings, each of which ends a text; they need a tokenizer.
     pub stop: &'a [String],
-    /// How the stages of a pipeline are split and placed; how many ranks there are, the layout says.
+    /// How the stages of a pipeline are split and placed. The layout determines the number of
+    /// ranks.
     pub parallel: &'a ParallelConfig,
 }
 
 impl GenerateJob<'_> {
-    /// Loads the model split over the ranks of `layout`, threads or processes (`env`), on `devices`,
-    /// and lets it continue the prompts. The weights of a checkpoint are verified first; of a run the
-    /// newest whole one is used.
+    /// Loads the model split over the ranks of `layout`, threads or processes (`env`), on
+    /// `devices`, and continues the prompts. The weights of a checkpoint are verified first; of a
+    /// run, the newest intact checkpoint is used.
     ///
     /// # Errors
-    /// A layout that splits more than the model, or that the model refuses; a prompt or a way to choose
-    /// that is none, logits that are not finite, a failed collective or device.
+    /// A layout that splits more than the model, or that the model refuses; an invalid prompt or
+    /// sampling option; non-finite logits; a failed collective or device.
     pub fn run(
         &self,
         layout: &Layout,
@@ -65,7 +66,7 @@ impl GenerateJob<'_> {
             });
         }
         let config = &self.source.config().without_mtp();
-        // The sequence is never split here.
+        // Sequences are never split here.
         Layout {
             sp: self.built_with_sp(layout),
             cp: 1,
@@ -84,12 +85,12 @@ impl GenerateJob<'_> {
         Ok(found)
     }
 
-    /// Says where a text became longer than the model's positions.
+    /// Warns about texts that became longer than the model's positions.
     fn warn_of_long_texts(&self, found: &[Continuation]) {
         let positions = self.source.config().max_seq_len;
         for (index, (prompt, found)) in self.prompts.iter().zip(found).enumerate() {
             let len = prompt.len() + found.tokens.len();
-            // The last token was written and not read.
+            // The last generated token is not read by the model.
             if len > positions + 1 {
                 let kept = positions.div_ceil(2);
                 tracing::warn!(
@@ -99,8 +100,8 @@ impl GenerateJob<'_> {
         }
     }
 
-    /// Whether layers are built to share sequences: of experts they are where a tensor-parallel group has several
-    /// ranks, and generation has them read whole ones then.
+    /// Whether layers are built with sequence parallelism. Layers with experts are, if the
+    /// tensor-parallel group has several ranks; generation still has them read full sequences.
     fn built_with_sp(&self, layout: &Layout) -> bool {
         self.source.config().experts.is_some() && layout.tp > 1
     }
@@ -120,7 +121,7 @@ impl GenerateJob<'_> {
         let agreed = self.source.agreed(world)?;
         let source = agreed.as_ref().unwrap_or(self.source);
         let groups = ProcessGroups::new(world, *layout)?;
-        // What predicts further tokens is of no use here, and not loaded.
+        // Multi-token-prediction blocks are not needed for generation, so they are not loaded.
         let config = &source.config().without_mtp();
         let pipeline = Pipeline::new(self.parallel, config, Dtype::F32, &groups)?;
         let sp = self.built_with_sp(layout);
@@ -130,7 +131,8 @@ impl GenerateJob<'_> {
         let model = source.load(model, &plan)?;
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
             let logits = pipeline.next_logits(model, next, cache, device)?;
-            // Products may have other last bits on each rank, and a choice between tokens must not.
+            // GEMMs may differ in their last bits between ranks, but the ranks must choose the same
+            // token.
             Ok(broadcast(logits, 0, &groups.dp)?)
         };
         if let Some(tokenizer) = self.tokenizer {

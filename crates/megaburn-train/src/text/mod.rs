@@ -1,4 +1,4 @@
-//! What a model writes behind prompts, as text.
+//! Text that a model generates after prompts.
 
 mod job;
 mod tokenizer;
@@ -18,18 +18,18 @@ use crate::TrainError;
 pub use job::GenerateJob;
 pub use tokenizer::model_tokenizer;
 
-/// A text behind its prompt.
+/// The text generated after a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
-    /// The tokens written, those of a stop string included.
+    /// The generated tokens, including those of a stop string.
     pub tokens: Vec<u32>,
-    /// The text written, up to the stop string; none without a tokenizer.
+    /// The generated text, up to the stop string; `None` without a tokenizer.
     pub text: Option<String>,
-    /// Why it ends.
+    /// Why generation ended.
     pub finish: Finish,
 }
 
-/// The tokens of a prompt. One that the tokenizer leaves nothing of starts like an empty text.
+/// The tokens of a prompt. A prompt that encodes to no tokens starts like an empty text.
 ///
 /// # Errors
 /// The tokenizer cannot encode it.
@@ -41,13 +41,13 @@ pub fn prompt_tokens(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<u32>
     Ok(tokens)
 }
 
-/// Lets the model continue the prompts, which are tokens already. A text ends before the first of
-/// `stop` that appears in it. `read` is as in [`generate_with`].
+/// Continues the prompts, which are already tokens. A text ends before the first of the strings
+/// `stop` that occurs in it. `read` is as in [`generate_with`].
 ///
 /// # Errors
-/// See [`megaburn_models::generate::generate`]; also a stop string without a character.
+/// See [`megaburn_models::generate::generate`]; also an empty stop string.
 /// # Collective
-/// All ranks that hold the model between them, with the same arguments.
+/// All ranks that hold the model together, with the same arguments.
 pub(crate) fn continue_text(
     model: &Decoder,
     tokenizer: &dyn Tokenizer,
@@ -72,7 +72,7 @@ pub(crate) fn continue_text(
     let longest = stop.iter().map(String::len).max().unwrap_or(0);
     let generated = generate_with(model, prompts, options, read, |prompt, token| {
         let Writer { stream, text, end } = &mut writers[prompt];
-        // A stop string may have begun in what came before.
+        // A stop string may have begun in the earlier text.
         let seen = text.floor_char_boundary(text.len().saturating_sub(longest));
         text.push_str(&stream.push(token));
         let found = stop
@@ -111,15 +111,16 @@ pub(crate) fn continue_text(
         .collect())
 }
 
-/// The text of one prompt as it is written.
+/// The text of one prompt while it is generated.
 struct Writer<'a> {
     stream: Box<dyn TextStream + 'a>,
     text: String,
-    /// Where a stop string begins.
+    /// Where the first stop string begins, if there is one.
     end: Option<usize>,
 }
 
-/// A stream that has seen the prompt: what a token means may depend on what stands before it.
+/// A writer whose stream has seen the prompt, because the text of a token may depend on the tokens
+/// before it.
 fn writer<'a>(tokenizer: &'a dyn Tokenizer, prompt: &[u32]) -> Writer<'a> {
     let mut stream = tokenizer.stream();
     prompt.iter().for_each(|&token| drop(stream.push(token)));

@@ -11,11 +11,11 @@ use megaburn_models::{
 
 use crate::{TrainError, config::Tokenizer as Choice, run_folder::config_of};
 
-/// The tokenizer of an opened model: `choice` if it is given, else what the run trained with, else
-/// the `tokenizer.json` that came with the model; none if there is none.
+/// The tokenizer of an opened model: `choice` if it is given, else the one that the run trained
+/// with, else the `tokenizer.json` that came with the model; `None` if there is none of these.
 ///
 /// # Errors
-/// A tokenizer that cannot be used, a run whose configuration cannot be read.
+/// The tokenizer cannot be used, or the run's configuration cannot be read.
 pub fn model_tokenizer(
     source: &ModelSource,
     choice: Option<&str>,
@@ -36,13 +36,14 @@ fn in_folder(folder: &Path) -> Option<Choice> {
         .then(|| Choice::File(file.display().to_string()))
 }
 
-/// The run that a checkpoint belongs to.
+/// The run that a checkpoint belongs to, if any.
 fn run_of(source: &ModelSource) -> Option<PathBuf> {
     let run = source.checkpoint()?.path().parent()?.parent()?;
     config_of(run).is_file().then(|| run.to_path_buf())
 }
 
-/// What a run was trained with: its own copy of the tokenizer before the file it was taken from.
+/// The tokenizer that a run trained with. The run's own copy takes precedence over the original
+/// file.
 fn run_choice(run: &Path) -> Result<Choice, TrainError> {
     let path = config_of(run);
     let text = fs::read_to_string(&path).map_err(|source| TrainError::Read {

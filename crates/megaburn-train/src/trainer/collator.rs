@@ -10,57 +10,58 @@ use megaburn_parallel::{ContextParallel, PackedDocuments};
 
 use super::packed_row::{Document, IGNORED, PackedRow};
 
-/// How samples become what a rank's model reads.
+/// Turns samples into the inputs of a rank's model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Collator {
     /// Tokens of a sequence.
     pub(super) seq_len: usize,
-    /// Those that it is padded with included.
+    /// Tokens of a sequence including its padding.
     pub(super) padded: usize,
-    /// What of each sequence the rank holds.
+    /// Which chunks of each sequence this rank holds.
     pub(super) zigzag: Zigzag,
-    /// Where samples are documents that do not see each other.
+    /// How samples are split into documents; `None` if they are not.
     pub(super) documents: Option<Split>,
-    /// How many further tokens are predicted.
+    /// Number of multi-token-prediction depths.
     pub(super) mtp_depths: usize,
 }
 
 /// How a sample is split into documents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
-    /// The token that ends one.
+    /// The token that ends a document.
     pub(super) eos: u32,
-    /// Each is padded to a multiple of this.
+    /// Each document is padded to a multiple of this length.
     pub(super) multiple: usize,
 }
 
-/// What a model reads, and what it is asked for.
+/// The inputs and labels of a micro-batch.
 pub(super) struct Batch {
-    /// `[seq_len / n, samples]` on `n` ranks that share sequences.
+    /// `[seq_len / n, samples]` on each of `n` context-parallel ranks.
     pub(super) tokens: Tensor<2, Int>,
-    /// One place on, of the same shape.
+    /// The next token at each position, of the same shape.
     pub(super) labels: Tensor<2, Int>,
-    /// Labels of these that take part in the loss.
+    /// Number of these labels that count in the loss.
     pub(super) counted: usize,
-    /// Which; none: all.
+    /// The loss mask; `None` if all labels count.
     pub(super) loss_mask_values: Option<Arc<[bool]>>,
-    /// The same of further tokens, depth by depth.
+    /// The inputs and labels of each multi-token-prediction depth.
     pub(super) ahead: Vec<MtpTargets>,
-    /// How long documents are, without what they are padded with.
+    /// Lengths of the documents without padding.
     pub(super) lens: Vec<usize>,
-    /// Ranks that share them.
+    /// Number of ranks that share the documents.
     pub(super) ranks: usize,
     pub(super) documents: Option<PackedDocuments>,
-    /// The ranks that share these sequences, where each pass has others.
+    /// The ranks that share these sequences, with hybrid context parallelism, where they differ
+    /// between passes.
     pub(super) parallel: Option<ContextParallel>,
 }
 
 impl Collator {
-    /// Samples of one token more than they have labels, on the device without autodiff. Only the first
-    /// `counted` of them take part in the loss.
+    /// Builds the batch of some samples, each of which has one token more than labels, on the
+    /// device without autodiff. Only the first `counted` samples count in the loss.
     ///
     /// # Errors
-    /// Documents that ranks do not divide.
+    /// The context-parallel ranks do not divide the documents.
     pub(super) fn batch(
         &self,
         samples: &[Vec<u32>],
@@ -83,14 +84,14 @@ impl Collator {
         )
     }
 
-    /// The documents of a sample: itself, where they are not split. What does not fit into a sequence is
-    /// cut off.
+    /// The documents of a sample, or the sample itself if samples are not split. Tokens that do not
+    /// fit into a sequence are cut off.
     pub(super) fn documents_of(&self, sample: &[u32]) -> Vec<Document> {
         let Some(Split { eos, multiple }) = self.documents else {
             return vec![Document::of(sample)];
         };
         let mut room = self.seq_len;
-        // An eos is what the last token of its document is asked for, and read by nobody.
+        // The eos at the end of a document is only a label of the token before it, never an input.
         let documents = sample
             .split_inclusive(|token| *token == eos)
             .filter_map(|tokens| {
@@ -101,7 +102,7 @@ impl Collator {
         documents.collect()
     }
 
-    /// A sequence of some documents.
+    /// Packs documents into a sequence.
     fn row(&self, documents: impl Iterator<Item = Document>) -> PackedRow {
         let mut row = PackedRow::default();
         for document in documents {
@@ -114,11 +115,11 @@ impl Collator {
     }
 }
 
-/// What a rank holds of rows of one length, whose documents do not see each other if they are `split`, where
-/// so many further tokens are predicted.
+/// This rank's part of rows of equal length. If `split`, their documents do not attend to each
+/// other. `mtp_depths` is the number of multi-token-prediction depths.
 ///
 /// # Errors
-/// Documents that ranks do not divide.
+/// The context-parallel ranks do not divide the documents.
 pub(super) fn batch(
     rows: &[PackedRow],
     zigzag: Zigzag,
@@ -153,7 +154,7 @@ pub(super) fn batch(
         (0..len).flat_map(place).collect()
     };
     let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
-    // Further tokens are those of whole rows, of which this rank may hold others.
+    // Shift full rows, because the tokens further ahead may be on another context-parallel rank.
     let ahead = (1..=mtp_depths).map(|depth| {
         let tokens = matrix(&|PackedRow { tokens, bounds, .. }| {
             shift_for_depth(tokens, bounds, depth, 0).into()
@@ -191,7 +192,7 @@ pub(super) fn batch(
     })
 }
 
-/// How many labels take part in the loss, and which; none: all.
+/// How many labels count in the loss, and the loss mask; `None` if all count.
 fn counted(labels: &[i64]) -> (usize, Option<Arc<[bool]>>) {
     let loss_mask_values = || labels.iter().map(|label| *label != IGNORED);
     let count = loss_mask_values().filter(|is| *is).count();
@@ -238,9 +239,9 @@ mod tests {
     }
 
     #[rstest]
-    // 9 ends documents. Two, the second of which has the room that is left.
+    // 9 is the eos. There are two documents; the second is cut to the space that is left.
     #[case(&[1, 2, 9, 3, 4, 5], &[1, 2, 3, 4, 0, 0, 0, 0], &[2, 9, 4, 5, NO, NO, NO, NO], &[0, 2, 8])]
-    // One of nothing but its end, one that is cut, one without room.
+    // A document with only an eos, one that is cut off, and one that does not fit.
     #[case(&[9, 1, 2, 3, 9, 4, 5, 6, 7, 8, 9, 1, 2], &[1, 2, 3, 0, 4, 5, 6, 7], &[2, 3, 9, NO, 5, 6, 7, 8], &[0, 4, 8])]
     #[case(&[9, 9, 9], &[0; 8], &[NO; 8], &[0, 8])]
     fn documents_are_padded_each(
@@ -302,7 +303,7 @@ mod tests {
     #[test]
     fn further_tokens_are_those_of_whole_documents() {
         let device = Device::flex();
-        // Documents of 4 and 12 tokens, the second padded.
+        // Documents of 4 and 12 tokens; the second is padded.
         let sample = [vec![1, 2, 3, 4, 99], (50..60).collect()].concat();
         let split = Some(Split {
             eos: 99,
@@ -332,7 +333,8 @@ mod tests {
             NO, NO, NO, NO, 55, 56, 57, 58, 59, NO, NO, NO, NO, NO, NO, NO,
         ];
         assert_eq!(matrix(last.labels.clone()), labels);
-        // Chunks 1 and 2 of four of each document: the first ones, then the others.
+        // Rank 1 of 2 holds chunks 1 and 2 of the four chunks of each document: chunk 1 of both
+        // documents, then chunk 2 of both.
         let part = of(Zigzag::new(1, 2), 1);
         assert_eq!(
             matrix(part.ahead[0].tokens.clone()),

@@ -1,4 +1,4 @@
-//! What a rank is estimated to need is what its trainer keeps.
+//! Compares the memory estimate of a rank with what its trainer holds.
 
 use burn::Tensor;
 use megaburn_parallel::main_grads;
@@ -7,15 +7,15 @@ use rstest::rstest;
 use super::{Trainer, testing::trainers};
 use crate::estimate::{MemoryEstimate, Scores};
 
-/// Elements that a rank has.
+/// Numbers of elements that a rank holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
-    /// Of all parameters.
+    /// All parameters.
     parameters: usize,
-    /// Of the sums of gradients, and of those of parameters that ranks may share out.
+    /// Accumulated gradients, and those of the parameters that ZeRO-3 may shard.
     gradients: usize,
     of_direct: usize,
-    /// Of masters.
+    /// Masters.
     masters: usize,
 }
 
@@ -79,14 +79,14 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
         let zero = config.parallel.zero;
         let all = mean(|kept| kept.parameters);
         let parameters = match zero {
-            // What is shared out, what is not, and what is gathered.
+            // The sharded parameters, the unsharded ones, and those that are gathered.
             3 => mean(|kept| kept.of_direct) + all,
             _ => all,
         };
         let gradients = match zero {
-            // Before a step ends, a rank has the sums of all its micro-batches.
+            // At the end of a step, a rank holds the gradients of all its micro-batches.
             0 | 1 => all,
-            // What is kept, and what is on its way.
+            // The sharded gradients, and those in flight.
             _ => mean(|kept| kept.gradients) + all,
         };
         let parameters = 2 * parameters;

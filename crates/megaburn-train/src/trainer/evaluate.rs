@@ -12,11 +12,12 @@ use crate::{
 };
 
 impl Trainer {
-    /// The loss on unseen data: the first `train.eval_batches` global batches of the validation
-    /// part, or all of it if that is less; each sample once, always the same ones.
+    /// The loss on unseen data: on the first `train.eval_batches` global batches of the validation
+    /// data, or on all of it if it is shorter. Each sample is used once, and always the same ones.
     ///
     /// # Errors
-    /// `data.validation_fraction` is 0; a failed collective; a device that failed or is out of memory.
+    /// `data.validation_fraction` is 0; a failed collective; a device that failed or is out of
+    /// memory.
     /// # Collective
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
@@ -24,12 +25,13 @@ impl Trainer {
         Ok(eval.expect("nothing stops it"))
     }
 
-    /// The same, which ends before its next global batch when `stop` says so, and is none then.
+    /// As [`evaluate`](Self::evaluate), but returns `None` before the next global batch if `stop`
+    /// returns true.
     ///
     /// # Errors
-    /// As [`evaluate`](Self::evaluate), and those of `stop`.
+    /// As [`evaluate`](Self::evaluate); also the errors of `stop`.
     /// # Collective
-    /// All ranks, for which `stop` must say the same.
+    /// All ranks; `stop` must return the same on all of them.
     pub(crate) fn evaluate_unless(
         &self,
         mut stop: impl FnMut() -> Result<bool, TrainError>,
@@ -80,7 +82,7 @@ impl Trainer {
             };
             run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
         }
-        // A rank that is gone says so, and not that the loss is no number.
+        // Check for a lost rank first, so that it is reported instead of a NaN loss.
         self.sharding.check()?;
         self.sharding.release();
         let sums = losses.read()?.over(&self.groups.batch)?;
@@ -93,7 +95,8 @@ impl Trainer {
         }))
     }
 
-    /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.
+    /// The assignment of the documents of the global batch that begins at sample `first`, with
+    /// hybrid context parallelism; otherwise `None`.
     fn hybrid_batches(
         &self,
         valid: &Sampler,

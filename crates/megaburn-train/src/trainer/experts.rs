@@ -1,4 +1,4 @@
-//! What a step learns of its experts, and does for them behind it.
+//! The routing statistics of a step, and the update of the expert biases after it.
 
 use burn::tensor::TensorData;
 use megaburn_collective::ReduceOp;
@@ -12,24 +12,26 @@ use crate::{
     trainer::Trainer,
 };
 
-/// The parameters that are experts'.
+/// The paths of the parameters that belong to experts.
 pub(crate) fn experts(plan: &ShardPlan) -> impl Iterator<Item = String> {
     let experts = plan.iter().filter(|(_, spec)| spec.is_expert());
     experts.map(|(path, _)| path.to_string())
 }
 
-/// Numbers of a layer beside those of each expert.
+/// Numbers of a layer in addition to those of each expert: dropped assignments and three losses.
 const LOSSES: usize = 4;
 
 impl Trainer {
-    /// What the routers have seen of a step over `tokens` tokens; if it was an update, their biases move on, and
-    /// the next step balances by what went where. None of a model without experts.
+    /// Collects the routers' statistics of a step over `tokens` tokens. If the step was an update,
+    /// also moves the expert biases and stores the token counts for the global load-balancing loss
+    /// of the next step. Returns `None` for a model without experts.
     ///
     /// Source: Wang et al. (2024), <https://arxiv.org/abs/2408.15664>; Megatron-LM
     /// `megatron/core/distributed/finalize_model_grads.py`, `_update_router_expert_bias`.
     ///
     /// # Collective
-    /// All ranks; a few numbers an expert, and with `moe.bias_update = "quantile"` some thousand.
+    /// All ranks; a few numbers per expert, and with `moe.bias_update = "quantile"` another
+    /// thousand per expert.
     pub(super) fn balance_experts(
         &mut self,
         tokens: f64,
@@ -72,7 +74,7 @@ impl Trainer {
         Ok(Some(metrics))
     }
 
-    /// Drops what routers have seen of a step that ended in an error.
+    /// Discards the routers' statistics of a step that ended in an error.
     pub(super) fn reset_loads(&self) -> Result<(), TrainError> {
         for (_, router) in self.model_in_flight().routers() {
             router
@@ -83,14 +85,15 @@ impl Trainer {
         Ok(())
     }
 
-    /// Tells the routers what went where in the step before.
+    /// Passes the token counts of the previous step to the routers.
     pub(super) fn log_last_load(&self) {
         for (layer, router) in self.model_in_flight().routers() {
             router.load().set_last(self.last_load[layer].clone());
         }
     }
 
-    /// What all ranks saw of each layer of the whole model that has `num` experts.
+    /// The statistics of each layer over all ranks, for the full model, which has `num` experts per
+    /// layer.
     fn loads(&self, num: usize) -> Result<Vec<Option<LoadCounts>>, TrainError> {
         let layers = self.model_config.num_blocks();
         let width = 2 * num + LOSSES;
@@ -146,7 +149,7 @@ impl Trainer {
             .collect()
     }
 
-    /// Margins that all ranks counted in a layer, of which one of another stage counted none.
+    /// The quantile counts of a layer over all ranks; a rank whose stages lack the layer adds none.
     fn quantile_counts(&self, own: Vec<u64>, num: usize) -> Result<Vec<u64>, TrainError> {
         if self.config.moe.bias_update != BiasUpdate::Quantile {
             return Ok(own);
@@ -160,7 +163,8 @@ impl Trainer {
     }
 }
 
-/// Biases that a step moved by `rate`: up those of experts that got less than the mean, down those that got more.
+/// The biases after a step with the sign rule: up by `rate` for experts with fewer tokens than the
+/// mean, down for those with more.
 fn moved_by_sign(biases: &[f32], tokens: &[u64], rate: f32) -> Vec<f32> {
     let sum = u128::from(tokens.iter().sum::<u64>());
     let step = |(bias, &own): (&f32, &u64)| {
@@ -170,7 +174,7 @@ fn moved_by_sign(biases: &[f32], tokens: &[u64], rate: f32) -> Vec<f32> {
     biases.iter().zip(tokens).map(step).collect()
 }
 
-/// The part of the tokens that each expert got.
+/// The fraction of the assignments that each expert got.
 fn parts(load: &LoadCounts) -> Vec<f64> {
     let sum = load.tokens.iter().sum::<u64>().max(1) as f64;
     load.tokens

@@ -1,18 +1,18 @@
-//! Only finite weights are saved.
+//! Ensures that only finite weights are saved.
 
 use megaburn_collective::objects;
 
 use crate::{TrainError, trainer::Trainer};
 
 impl Trainer {
-    /// Looks whether all weights are finite, on the devices that hold them. A step whose gradient is not
-    /// finite changes nothing; an update by a finite one can still overflow, and a checkpoint of that would
-    /// take the place of a good one.
+    /// Checks on the devices that all weights are finite. A step with a non-finite gradient changes
+    /// nothing, but an update with a finite gradient can still overflow, and a checkpoint of the
+    /// result would replace a good one.
     ///
     /// # Errors
-    /// A parameter that is not, the same on every rank; a device that cannot be read.
+    /// A parameter is not finite (the same error on every rank), or a device cannot be read.
     /// # Collective
-    /// All ranks; a name.
+    /// All ranks; one parameter name.
     pub(super) fn check_finite(&self) -> Result<(), TrainError> {
         let bad = self.device_error(self.optimizer.find_non_finite(self.model()))?;
         let world = &self.groups.world;
@@ -62,7 +62,7 @@ mod tests {
         }
     }
 
-    /// What is saved are the masters, and shares of parameters where those are shared out.
+    /// Masters are saved, and with ZeRO-3 shards of parameters, so both must be checked.
     #[rstest]
     fn an_update_that_overflows_is_not_saved(
         #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,

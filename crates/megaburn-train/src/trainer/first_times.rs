@@ -1,10 +1,10 @@
-//! What a rank does for the first time on a GPU compiles its kernels, each rank its own.
+//! Work that a rank does for the first time on a GPU compiles its kernels, separately on each rank.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use megaburn_collective::{Group, Phase, PhaseGuard};
 
-/// Work beside the steps that has kernels of its own.
+/// Work between the steps that has its own kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Evaluation,
@@ -12,7 +12,7 @@ pub(super) enum Work {
     Sample,
 }
 
-/// Which work this rank has begun. Nothing is compiled on a CPU.
+/// The kinds of work that this rank has begun. Nothing is compiled on a CPU.
 #[derive(Debug, Default)]
 pub(super) struct FirstTimes {
     compiles: bool,
@@ -20,7 +20,7 @@ pub(super) struct FirstTimes {
 }
 
 impl FirstTimes {
-    /// Of a rank that compiles kernels, or of one that does not.
+    /// For a rank that compiles kernels (`compiles`), or one that does not.
     pub(super) fn new(compiles: bool) -> Self {
         Self {
             compiles,
@@ -28,7 +28,8 @@ impl FirstTimes {
         }
     }
 
-    /// Held while the work is done for the first time: the others wait for this rank as in the start.
+    /// Marks the first time of this work as part of the start phase, whose limit then applies to
+    /// ranks that wait for this one. The guard must be held during the work.
     pub(super) fn begin(&self, work: Work, world: &Group) -> Option<PhaseGuard> {
         let begun = self.begun[work as usize].swap(true, Ordering::Relaxed);
         (self.compiles && !begun).then(|| world.phase(Phase::Start))

@@ -1,4 +1,5 @@
-//! Documents of uneven lengths, each on as many ranks as it needs (`parallel.max_tokens_per_rank`).
+//! Hybrid context parallelism (`parallel.max_tokens_per_rank`): documents of uneven lengths, each
+//! on as many ranks as it needs.
 
 use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
@@ -11,20 +12,20 @@ use super::{
 };
 use crate::{TrainConfig, TrainError};
 
-/// How a rank takes part.
+/// This rank's part in hybrid context parallelism.
 #[derive(Clone, Debug)]
 pub(super) struct HybridContext {
     context: HybridContextParallel,
     rank: usize,
-    /// Those that share sequences with this rank, by the power of two of how many they are.
+    /// The context-parallel groups of this rank: entry `i` has `2^i` ranks.
     groups: Vec<ContextParallel>,
-    /// What this rank computes in each pass of the step.
+    /// The batch of this rank in each pass of the step.
     passes: Vec<RankBatch>,
-    /// How many further tokens are predicted.
+    /// Number of multi-token-prediction depths.
     mtp_depths: usize,
 }
 
-/// What a rank computes in a pass: a row of documents, with others.
+/// A rank's batch in a pass: a row of documents, and the index of the group that shares it.
 #[derive(Clone, Debug)]
 struct RankBatch {
     row: PackedRow,
@@ -32,12 +33,12 @@ struct RankBatch {
 }
 
 impl HybridContext {
-    /// Of the ranks that hold copies of the model, if the run is one of this kind.
+    /// For the rank in `groups`; `None` if the run does not use hybrid context parallelism.
     ///
     /// # Errors
-    /// A group of ranks that cannot be made; the configuration was checked.
+    /// A group of ranks cannot be created; the configuration was already checked.
     /// # Collective
-    /// Nothing is sent.
+    /// No communication.
     pub(super) fn new(
         config: &TrainConfig,
         model: &DecoderConfig,
@@ -55,10 +56,12 @@ impl HybridContext {
             let comm = config.way_of_documents(&layout, model, size);
             let start = all.rank() / size * size;
             if start + size > all.size() {
-                // The last ranks of a number that is no power of two.
+                // The number of ranks is not a power of two, and the last ones have no group of
+                // this size.
                 return Ok(None);
             }
-            // With communicators of their own, also where they are all: gradients go over those.
+            // Each group has its own communicator, even if it consists of all ranks: the existing
+            // one carries gradients.
             let members = &all.members()[start..start + size];
             let group = all.subgroup(&format!("dynamic cp{size}"), members)?;
             Ok(Some(ContextParallel::new(&group, comm).map_err(refused)?))
@@ -76,10 +79,10 @@ impl HybridContext {
         }))
     }
 
-    /// Deals out the documents of a global batch, which all ranks know.
+    /// Assigns the documents of a global batch, which all ranks know, to ranks and passes.
     ///
     /// # Errors
-    /// A document that is too long for all ranks.
+    /// A document is too long for all ranks together.
     pub(super) fn assign(&mut self, documents: &[Document]) -> Result<(), TrainError> {
         let lens: Vec<usize> = documents.iter().map(Document::len).collect();
         let all = self.context.passes(&lens).map_err(refused)?;
@@ -101,22 +104,22 @@ impl HybridContext {
         };
         self.passes = all.iter().map(mine).collect();
         if self.passes.is_empty() {
-            // All samples were nothing but ends of documents.
+            // The samples contain nothing but ends of documents.
             let row = PackedRow::default().fill(self.context.row_len(0, 1));
             self.passes.push(RankBatch { row, group: 0 });
         }
         Ok(())
     }
 
-    /// Passes of the step.
+    /// Number of passes of the step.
     pub(super) fn num_passes(&self) -> usize {
         self.passes.len()
     }
 
-    /// What this rank reads in pass `index`.
+    /// The inputs of this rank in pass `index`.
     ///
     /// # Errors
-    /// None, of documents that were padded for their ranks.
+    /// Does not fail for documents that were padded for their ranks.
     pub(super) fn batch(&self, index: usize, device: &Device) -> Result<Batch, TrainError> {
         let RankBatch { row, group } = &self.passes[index];
         let parallel = &self.groups[*group];

@@ -1,4 +1,4 @@
-//! The training loop of one rank.
+//! The trainer of one rank.
 
 mod collator;
 #[cfg(test)]
@@ -47,7 +47,7 @@ use schedules::Schedules;
 pub use nonfinite::{Diagnosis, NonFiniteOrigin};
 pub use resume::Resumed;
 
-/// What a rank trains with. [`pretrain`](crate::pretrain) drives one; a loop of one's own does this:
+/// The training state of one rank. [`pretrain`](crate::pretrain) runs one; a custom loop does this:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -87,59 +87,61 @@ pub struct Trainer {
     model_config: DecoderConfig,
     groups: ProcessGroups,
     pipeline: Pipeline,
-    /// Where each pass has other ranks that share sequences.
+    /// The assignment of documents to ranks, with hybrid context parallelism.
     dynamic: Option<HybridContext>,
     device: Device,
-    /// Always there, but while the optimizer turns it into the next one.
+    /// Always `Some`, except while the optimizer replaces it.
     model: Option<Decoder>,
     plan: ShardPlan,
     sharding: Sharding,
     grads: GradientAccumulator,
     optimizer: Optimizer,
     schedules: Schedules,
-    /// In f16.
+    /// Only in f16.
     loss_scaler: Option<LossScaler>,
-    /// Steps up to now that changed nothing.
+    /// Number of consecutive skipped steps so far.
     consecutive_skips: u64,
     train: Sampler,
-    /// None: nothing is evaluated.
+    /// The validation data; `None` if nothing is evaluated.
     valid: Option<Sampler>,
-    /// The batch of an evaluation, and of a step when it has grown.
+    /// The batch of an evaluation, and of a step after the batch ramp.
     batch: GlobalBatch,
-    /// Of the tokens of the last batch, the part that each expert got, layer by layer of the whole model.
+    /// For each layer of the full model, the fraction of the last batch's tokens that each expert
+    /// got.
     last_load: Vec<Option<Vec<f64>>>,
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
-    /// The folder that checkpoints are saved to, where the run has taken it.
+    /// The run folder that checkpoints are saved to, if the run has taken it.
     run: Option<RunShare>,
     first_times: FirstTimes,
 }
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
-    /// Optimizer steps done.
+    /// Number of optimizer steps done, including skipped ones.
     pub step: u64,
-    /// Training samples read.
+    /// Number of training samples read.
     pub consumed_samples: u64,
-    /// Steps of those that changed nothing: gradients that overflowed, or were above the threshold.
+    /// Number of these steps that were skipped, because their gradient overflowed or exceeded the
+    /// threshold.
     #[serde(default)]
     pub skipped_steps: u64,
-    /// The samples of those, over which schedules did not move on.
+    /// Number of samples of the skipped steps, for which schedules do not advance.
     #[serde(default)]
     pub skipped_samples: u64,
 }
 
 impl Trainer {
-    /// A model that has learnt nothing here: freshly drawn, or what `model.init` names (if that is
-    /// set and the run has a checkpoint, [`resume`](Self::resume) loads the weights). `groups` decides
-    /// the layout; the one in `config` is not looked at.
+    /// A trainer at step 0. Its model is freshly initialized, or the one that `model.init` names.
+    /// (If `model.init` is set and the run has a checkpoint, [`resume`](Self::resume) loads the
+    /// weights.) `groups` determines the layout; the one in `config` is ignored.
     ///
     /// # Errors
     /// The layout does not split the model or the batch, or the data is shorter than one sample.
     /// # Collective
-    /// Nothing is sent.
+    /// No communication.
     pub fn new(
         config: Arc<TrainConfig>,
         groups: ProcessGroups,
@@ -150,7 +152,7 @@ impl Trainer {
         Self::starting_from(start.as_ref(), config, groups, device, data)
     }
 
-    /// [`new`](Self::new) from an opened model.
+    /// As [`new`](Self::new), with the model already opened.
     pub(crate) fn starting_from(
         start: Option<&InitFrom>,
         config: Arc<TrainConfig>,
@@ -237,7 +239,7 @@ impl Trainer {
         })
     }
 
-    /// Saves to the run's folder, and only as long as it is the run's.
+    /// Saves to the run's folder, as long as the folder belongs to the run.
     pub(crate) fn in_run(self, run: RunShare) -> Self {
         Self {
             run: Some(run),
@@ -245,7 +247,7 @@ impl Trainer {
         }
     }
 
-    /// Says whether this rank compiles kernels, as on GPUs.
+    /// Sets whether this rank compiles kernels, as ranks on GPUs do.
     pub(crate) fn compiling(self, compiles: bool) -> Self {
         Self {
             first_times: FirstTimes::new(compiles),
@@ -253,13 +255,13 @@ impl Trainer {
         }
     }
 
-    /// How long the host took over the last step before it waited for its loss: on a GPU, for
-    /// enqueueing it.
+    /// How long the host worked on the last step before it waited for the loss: on a GPU, the time
+    /// for enqueueing the step.
     pub fn enqueue_time(&self) -> Duration {
         self.enqueued
     }
 
-    /// How far the run has come.
+    /// The progress of the run.
     pub fn progress(&self) -> Progress {
         self.progress
     }
@@ -268,7 +270,7 @@ impl Trainer {
         &self.device
     }
 
-    /// How the run is split over ranks.
+    /// The layout of the run.
     pub(crate) fn layout(&self) -> Layout {
         self.groups.layout()
     }
@@ -298,41 +300,44 @@ impl Trainer {
         self.progress.step >= self.config.train.steps
     }
 
-    /// This rank's part of the model. With `parallel.zero = 3` its matrices are no numbers: a rank keeps a
-    /// share of them, and all ranks that share must compute with it, or [save](Self::save) it, together.
+    /// This rank's part of the model. With `parallel.zero = 3` its sharded matrices hold
+    /// placeholders: a rank keeps a shard of them, and all ranks that shard together must compute
+    /// with the model, or [save](Self::save) it, together.
     pub fn model(&self) -> &Decoder {
         self.sharding.settle();
         self.model_in_flight()
     }
 
-    /// This rank's part of the model with all values, to be read.
+    /// This rank's part of the model with all its values, for reading.
     ///
     /// # Errors
     /// A failed collective.
     /// # Collective
-    /// With `parallel.zero = 3` all data-parallel ranks; their memory holds the model then.
+    /// With `parallel.zero = 3`, all data-parallel ranks, which need memory for the gathered
+    /// parameters.
     pub fn full_model(&self) -> Result<Decoder, TrainError> {
         Ok(self.sharding.whole(self.model_in_flight().clone())?)
     }
 
-    /// The same as [`model`](Self::model), parameters of which may be on their way yet: to compute with, layer by layer.
+    /// As [`model`](Self::model), but parameters may still be in flight: for computing with it
+    /// layer by layer.
     fn model_in_flight(&self) -> &Decoder {
         self.model
             .as_ref()
             .expect("the model is only away during an update")
     }
 
-    /// The optimizer, with the count of its steps.
+    /// The optimizer, with the number of its steps.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// Which part of each parameter that is.
+    /// Which part of each parameter this rank holds.
     pub fn plan(&self) -> &ShardPlan {
         &self.plan
     }
 
-    /// Folder of the checkpoints.
+    /// The folder of the checkpoints.
     fn checkpoints(&self) -> PathBuf {
         PathBuf::from(&self.config.run.dir).join(CHECKPOINTS)
     }

@@ -14,17 +14,17 @@ use crate::{
     trainer::{Trainer, step::ReduceScope},
 };
 
-/// What was found when a step that is not finite was computed once more.
+/// What recomputing a non-finite step found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Diagnosis {
-    /// It was not computed again.
+    /// The step was not recomputed.
     #[default]
     None,
     /// Every rank's gradients are finite this time.
     Finite,
-    /// Where they are not.
+    /// The ranks and the parameter where they are not finite.
     NonFiniteOrigin(NonFiniteOrigin),
-    /// It could not be computed again, for instance because the memory does not suffice.
+    /// Recomputing failed, for instance because there is not enough memory.
     Failed(String),
 }
 
@@ -47,14 +47,14 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Where gradients of a step are not finite.
+/// Where the gradients of a step are not finite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NonFiniteOrigin {
-    /// The ranks of the world with such gradients of their own: several where they compute with what
-    /// one of them sends.
+    /// The ranks of the world whose own gradients are not finite. There are several if ranks
+    /// compute with what one of them sends.
     pub ranks: Vec<usize>,
-    /// The first such parameter as backward goes, in the last stage of a pipeline that has one, on the
-    /// lowest of these ranks.
+    /// The first non-finite parameter in the order of the backward pass, in the last pipeline stage
+    /// that has one, on the lowest of these ranks.
     pub param: String,
 }
 
@@ -72,16 +72,17 @@ impl fmt::Display for NonFiniteOrigin {
 }
 
 impl Trainer {
-    /// Computes the gradients of the next step once more, and looks at them before they are summed
-    /// over data-parallel ranks, where all of them would look alike. A step that goes well costs
-    /// nothing for it, where Megatron looks at each bucket of each step
-    /// (`--check-for-nan-in-loss-and-grad`); what went wrong once and not again is not found.
+    /// Recomputes the gradients of the next step, and examines them before they are reduced over
+    /// data-parallel ranks, after which they would be equal on all of them. A successful step costs
+    /// nothing extra, whereas Megatron-LM checks each bucket in each step
+    /// (`--check-for-nan-in-loss-and-grad`). A failure that does not occur a second time is not
+    /// found.
     ///
-    /// Every rank holds its own sum of all gradients meanwhile, where they are shared out too. None if every
-    /// gradient is finite this time.
+    /// During this, every rank holds its own unreduced sum of all gradients, even if ZeRO shards
+    /// gradients. Returns `None` if every gradient is finite this time.
     ///
     /// # Collective
-    /// All ranks; a forward and backward pass, and a name.
+    /// All ranks; a forward and backward pass, and one parameter name.
     fn non_finite_origin(&mut self) -> Result<Option<NonFiniteOrigin>, TrainError> {
         self.accumulate_gradients(ReduceScope::Local)?;
         self.sharding.check()?;
@@ -114,8 +115,8 @@ impl Trainer {
         Ok(objects::broadcast(world, &non_finite_origin)?)
     }
 
-    /// The same error with what the diagnosis found, where it is that of a step that is not finite. It stays
-    /// that error whatever happens to the diagnosis, which needs more memory than a step.
+    /// Adds the diagnosis to the error of a non-finite step; other errors are returned unchanged.
+    /// The error stays the same if the diagnosis fails, which needs more memory than a step.
     ///
     /// # Collective
     /// All ranks, with the same error.
@@ -145,8 +146,8 @@ impl Trainer {
     }
 }
 
-/// Where a parameter is in a model of so many layers: before them, in one of them, in the norm behind them, in
-/// a block behind that which predicts further tokens, or behind all.
+/// Orders parameters by their place in a model of `layers` layers: before the layers, in a layer,
+/// in the final norm, in a multi-token-prediction block, or at the end.
 fn place(path: &str, layers: usize) -> usize {
     let mut names = path.split('.');
     let norm = usize::MAX / 2;
@@ -174,7 +175,7 @@ mod tests {
     };
 
     #[rstest]
-    // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
+    // A non-finite loss makes all gradients non-finite; ranks 2 and 3 exchange activations.
     #[case("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);")]
     #[case(
         "tp2-dp2",
@@ -216,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Matrices are nobody's whole there, and norms every rank's.
+    /// With ZeRO-3, no rank holds a full matrix, and every rank holds the norms.
     #[test]
     fn they_are_named_where_parameters_are_shared_out() {
         assert_named(
@@ -235,7 +236,7 @@ mod tests {
         });
     }
 
-    /// One rank cannot compute the step again, and ends: so do the others, with the same exit code.
+    /// If one rank cannot recompute the step, all ranks end, with the same exit code.
     #[test]
     fn a_diagnosis_that_fails_leaves_the_error_that_it_is() {
         let errors = trainers(&[], "dp2", |mut trainer| {

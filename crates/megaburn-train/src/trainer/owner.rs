@@ -1,4 +1,4 @@
-//! Whose a checkpoint is that a run finds in its folder.
+//! Determines which run wrote the checkpoint that a run finds in its folder.
 
 use megaburn_checkpoint::{
     Checkpoint, Refused, checkpoint_step, checkpoints_of, set_aside_damaged,
@@ -7,14 +7,14 @@ use megaburn_checkpoint::{
 use crate::{ResumeError, TrainError, trainer::Trainer};
 
 impl Trainer {
-    /// The run that wrote the checkpoint, if that is known and another one.
+    /// The run that wrote the checkpoint, if it is known and not this one.
     pub(super) fn other_run(&self, checkpoint: &Checkpoint) -> Option<String> {
         let writer = checkpoint.manifest().run_id.clone();
         writer.filter(|writer| self.run.as_ref().is_some_and(|run| run.id != *writer))
     }
 
-    /// Refuses a checkpoint that another run or a conversion wrote, if this run has older ones: what it has
-    /// learned itself would be left behind.
+    /// Refuses a checkpoint that another run or a conversion wrote if this run has older ones of
+    /// its own, because its own progress would be lost.
     pub(super) fn check_own_progress(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let Some(run) = &self.run else { return Ok(()) };
         let writer = match self.other_run(checkpoint) {
@@ -35,7 +35,7 @@ impl Trainer {
     }
 }
 
-/// Gives damaged checkpoints another name, so that none of them counts as one that is kept.
+/// Renames damaged checkpoints, so that they do not count towards `train.keep_checkpoints`.
 pub(super) fn set_aside(refused: &[Refused]) {
     for Refused { path, .. } in refused {
         match set_aside_damaged(path) {

@@ -1,28 +1,28 @@
-//! Sequences as the host has them.
+//! Packed sequences on the host.
 
-/// The label that the loss leaves out, as PyTorch's and Hugging Face's.
+/// The label that is excluded from the loss, as in PyTorch and Hugging Face.
 pub(super) const IGNORED: i64 = -100;
 
-/// Tokens that see each other, and what each is asked for.
+/// Tokens that attend to each other, and the label of each.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Document {
     pub(super) tokens: Vec<i64>,
     pub(super) labels: Vec<i64>,
 }
 
-/// Documents one behind the other, each padded.
+/// Documents packed one after another, each padded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PackedRow {
     pub(super) tokens: Vec<i64>,
     pub(super) labels: Vec<i64>,
-    /// Where documents begin, and where the last ends.
+    /// The start of each document, and the end of the last one.
     pub(super) bounds: Vec<usize>,
-    /// How long documents are, without what they are padded with.
+    /// Lengths of the documents without padding.
     pub(super) lens: Vec<usize>,
 }
 
 impl Document {
-    /// Of one token more, which is what the last one is asked for.
+    /// From n+1 tokens: n inputs and their n next-token labels.
     pub(super) fn of(tokens: &[u32]) -> Self {
         let ids = |tokens: &[u32]| tokens.iter().map(|token| i64::from(*token)).collect();
         let last = tokens.len().saturating_sub(1);
@@ -36,7 +36,7 @@ impl Document {
         self.tokens.len()
     }
 
-    /// The same, asked for nothing.
+    /// The document with all labels excluded from the loss.
     pub(super) fn ignored(mut self) -> Self {
         self.labels.fill(IGNORED);
         self
@@ -50,7 +50,7 @@ impl Document {
 }
 
 impl PackedRow {
-    /// Puts a document behind the others, padded to `len`.
+    /// Appends a document, padded to `len`.
     pub(super) fn put(&mut self, document: Document, len: usize) {
         if self.bounds.is_empty() {
             self.bounds.push(0);
@@ -68,7 +68,7 @@ impl PackedRow {
         self.labels.resize(end, IGNORED);
     }
 
-    /// The last document has what room is left up to `end`.
+    /// Pads the row to `end`; the padding belongs to the last document.
     pub(super) fn fill(mut self, end: usize) -> Self {
         match self.bounds.len() {
             0 | 1 => self.bounds = vec![0, end],

@@ -1,4 +1,4 @@
-//! What this rank's chunks compute, micro-batch by micro-batch.
+//! The forward and backward passes of this rank's chunks.
 
 use burn::{
     prelude::Device,
@@ -17,11 +17,11 @@ use crate::{
     },
 };
 
-/// Those of a step.
+/// The passes of a training step.
 pub(super) struct Training<'a> {
     pub(super) trainer: &'a mut Trainer,
     pub(super) sums: ReduceScope,
-    /// What the loss is multiplied with before backward.
+    /// The factor on the loss before backward; `None` without loss scaling.
     pub(super) factor: Option<f64>,
     pub(super) plain: Device,
     pub(super) losses: Losses,
@@ -37,7 +37,7 @@ impl Training<'_> {
         backward
     }
 
-    /// Behind a backward, or the part of one.
+    /// Called after a backward pass, or a part of one.
     fn end(&mut self) -> Result<(), TrainError> {
         self.trainer.groups.world.pulse().beat();
         match self.sums {
@@ -65,7 +65,7 @@ impl StageExecutor for Training<'_> {
         trainer.groups.world.pulse().beat();
         let stage = trainer.model_in_flight().stage(pass.chunk);
         let stage = match trainer.dynamic {
-            // Nothing is dropped there.
+            // There is no dropout with hybrid context parallelism.
             Some(_) => stage,
             None => stage.training(trainer.token_block(pass.micro_batch)),
         };
@@ -122,17 +122,17 @@ impl StageExecutor for Training<'_> {
     }
 }
 
-/// Those of an evaluation.
+/// The passes of an evaluation.
 pub(super) struct Evaluation<'a> {
     pub(super) trainer: &'a Trainer,
     pub(super) model: &'a Decoder,
-    /// The first sample of the global batch, and how many there are in all.
+    /// The first sample of the global batch, and the number of all samples of the evaluation.
     pub(super) first: u64,
     pub(super) total: u64,
     pub(super) valid: &'a Sampler,
     pub(super) plain: &'a Device,
     pub(super) losses: &'a mut Losses,
-    /// What was dealt out of the global batch.
+    /// The assignment of the global batch's documents, with hybrid context parallelism.
     pub(super) dynamic: Option<&'a HybridContext>,
 }
 
@@ -159,13 +159,13 @@ impl StageExecutor for Evaluation<'_> {
             }
             let dp = trainer.groups.dp.rank();
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
-            // Behind the end the sampler starts again: those samples do not count.
+            // After the end of the data the sampler starts over; those samples do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
             Ok(trainer
                 .batching()
                 .batch(&self.valid.batch(numbers), counted, plain)?)
         };
-        // Experts get none of those samples, in no stage.
+        // Experts must not process samples that do not count, in any stage.
         let is_cut = total < first + trainer.config.train.global_batch as u64;
         let of_experts = is_cut && trainer.model_config.experts.is_some();
         let needs_batch = of_experts || trainer.needs_batch(&stage);
@@ -183,7 +183,7 @@ impl StageExecutor for Evaluation<'_> {
 }
 
 impl Trainer {
-    /// Whether a stage has use for tokens, for labels, or for where documents or sequences end.
+    /// Whether a stage needs tokens, labels, or the ends of documents or sequences.
     fn needs_batch(&self, stage: &Stage<'_>) -> bool {
         let has_padding = self.batching().padded > self.config.data.seq_len;
         let of_experts = has_padding && self.model_config.experts.is_some();
@@ -192,7 +192,7 @@ impl Trainer {
     }
 }
 
-/// The stage for a batch.
+/// The stage with the documents, loss mask and context-parallel group of a batch.
 fn with_batch_context<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> {
     let documents = batch.and_then(|batch| batch.documents.clone());
     let counted = batch.and_then(|batch| batch.loss_mask_values.clone());
@@ -200,7 +200,7 @@ fn with_batch_context<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> 
     stage.shared_by(batch.and_then(|batch| batch.parallel.clone()))
 }
 
-/// The stream behind a stage, and the rest of the batch.
+/// The residual stream after a stage, and the batch if there is one.
 fn through(
     stage: &Stage<'_>,
     batch: Option<Batch>,

@@ -11,7 +11,7 @@ use crate::{
     trainer::{Trainer, first_times::Work, save::to_host},
 };
 
-/// A stretch of a parameter that a rank holds, and the hash of what it holds there.
+/// A range of a parameter that a rank holds, and the hash of its values.
 #[derive(Debug, Serialize, Deserialize)]
 struct ParamHash {
     param: String,
@@ -28,25 +28,29 @@ struct Difference {
 }
 
 impl Trainer {
-    /// Compares what ranks hold copies of: data-parallel replicas all parameters but experts, of which
-    /// those along edp have copies, tensor-parallel ranks norms, biases and replicated heads, the ends of a
-    /// pipeline a tied embedding. They are updated alike and stay equal to the bit, unless hardware fails. Of
-    /// narrower parameters the masters are compared, where ranks have copies of those. Parameters that are
-    /// shared out are not compared.
+    /// Compares the copies of parameters that several ranks hold:
+    ///
+    /// - data-parallel replicas: all parameters except experts, whose copies are along EDP;
+    /// - tensor-parallel ranks: norms, biases and replicated heads;
+    /// - the first and the last stage of a pipeline: a tied embedding.
+    ///
+    /// All copies get the same updates and stay bit-identical, unless hardware fails. For bf16 and
+    /// f16 parameters the masters are compared, if ranks hold copies of those. Sharded parameters
+    /// are not compared.
     ///
     /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
     ///
     /// # Errors
-    /// Two ranks that differ, with the parameter; a device that cannot be read.
+    /// Two ranks differ (the error names the parameter), or a device cannot be read.
     /// # Collective
-    /// All ranks; a hash of each stretch of each parameter goes to rank 0.
+    /// All ranks; a hash of each range of each parameter goes to rank 0.
     pub fn check_replicas(&self) -> Result<(), TrainError> {
         let _compiling = self.first_times.begin(Work::Replicas, &self.groups.world);
         let mut mine = Vec::new();
         let params = lazy_params(self.model()).into_iter();
         for param in params.filter(|param| !self.sharding.is_param_sharded(&param.path)) {
             let path = param.path.clone();
-            // Shares of masters are nobody's copies.
+            // Shards of masters have no copies.
             let is_whole = self.sharding.num_shares(&path) == 1;
             let data = match is_whole.then(|| self.optimizer.master(&path)).flatten() {
                 Some(master) => to_host(master),
@@ -88,7 +92,8 @@ fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<ParamHash> {
     shard.pieces.iter().map(piece).collect()
 }
 
-/// The first stretch, in the model's order, that a rank holds otherwise than the lowest rank that holds it.
+/// The first range, in the model's order, in which a rank differs from the lowest rank that holds
+/// it.
 fn first_difference(all: Vec<Vec<ParamHash>>) -> Option<Difference> {
     let mut first = BTreeMap::new();
     let mut found = None;
@@ -128,15 +133,15 @@ mod tests {
     use crate::trainer::testing::{poison, trainers};
 
     #[rstest]
-    // Data-parallel copies; a norm, which tensor-parallel ranks hold too; keys and values, of which
-    // there are fewer than ranks.
+    // Data-parallel copies; a norm, which tensor-parallel ranks hold too; keys and values, with
+    // fewer heads than ranks.
     #[case("dp3", 2, "blocks.1.mlp.down.weight", [0, 2])]
     #[case("tp2-dp2", 3, "blocks.1.attention.output.weight", [1, 3])]
     #[case("tp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
     #[case("tp4", 3, "blocks.1.attention.qkv.weight", [2, 3])]
     #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", [2, 3])]
     #[case("cp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
-    // What the model begins and ends with.
+    // The matrix with which the model begins and ends.
     #[case("pp2-dp2", 2, "embedding.weight", [0, 2])]
     fn a_copy_that_differs_is_found(
         #[case] layout: &str,
@@ -145,7 +150,7 @@ mod tests {
         #[case] ranks: [usize; 2],
         #[values("parallel.zero=0", "parallel.zero=1")] zero: &str,
     ) {
-        // The last element, which is spoiled, is no padding.
+        // The poisoned element is the last one, so it must not be padding.
         let errors = trainers(&[zero, "model.vocab=384"], layout, |mut trainer| {
             trainer.step()?;
             trainer.check_replicas()?;

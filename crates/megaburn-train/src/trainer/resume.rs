@@ -16,29 +16,30 @@ use crate::{
     trainer::{Progress, Trainer},
 };
 
-/// Where a resumed run stands.
+/// The state of a resumed run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resumed {
-    /// What was done before.
+    /// The progress before this start.
     pub progress: Progress,
-    /// The other run that wrote the checkpoint, which somebody put into this run's folder.
+    /// The other run that wrote the checkpoint, if it was copied into this run's folder.
     pub other_run: Option<String>,
-    /// The keys that can change numbers and have another value than the checkpoint was trained with:
-    /// the losses will not be those of a run that was never interrupted.
+    /// The keys that can change numbers and whose values differ from those that the checkpoint was
+    /// trained with. The losses will then differ from those of an uninterrupted run.
     pub changes: Vec<Change>,
-    /// Whether what the checkpoint was trained with is recorded, in it or in the run's `config.toml`.
+    /// Whether the configuration that the checkpoint was trained with is recorded, in it or in the
+    /// run's `config.toml`.
     pub is_recorded: bool,
-    /// The keys of what this run keeps in fewer bits than the checkpoint does: it was rounded, for
-    /// good.
+    /// The keys of the types in which this run keeps fewer bits than the checkpoint has. The values
+    /// were rounded, which cannot be undone.
     pub rounded: Vec<&'static str>,
 }
 
 impl Trainer {
-    /// Goes on from the newest whole checkpoint of the run, if there is one.
+    /// Resumes from the newest intact checkpoint of the run, if there is one.
     ///
     /// # Errors
-    /// Its checkpoints are all damaged, or the newest whole one is of another model or another order
-    /// of samples, or this run did not write it and has older ones of its own.
+    /// All checkpoints are damaged; or the newest intact one is of another model or another order
+    /// of samples, or was written by another run while this run has older ones of its own.
     /// # Collective
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
@@ -47,7 +48,8 @@ impl Trainer {
         prepare(&dir, &self.groups.world)?;
         let latest = find_latest(&dir, &self.groups.world)?;
         let Some(checkpoint) = latest.checkpoint else {
-            // Starting anew beside the remains of a run would bury them.
+            // Do not start from scratch next to damaged checkpoints: the new run's would take their
+            // place.
             return match latest.refused.into_iter().next() {
                 Some(refused) => Err(ResumeError::AllDamaged {
                     path: refused.path,
@@ -67,7 +69,7 @@ impl Trainer {
             set_aside(&latest.refused);
         }
         if checkpoint.trainer().is_null() {
-            // An imported model that was put there: weights and nothing else.
+            // An imported model that was put there: it has weights only.
             self.check_model(&checkpoint)?;
             self.load_weights(&ModelSource::open(checkpoint.path())?, phase.progress())?;
             return Ok(None);
@@ -86,8 +88,8 @@ impl Trainer {
         }))
     }
 
-    /// The keys that can change numbers and have another value than before; none where nothing is
-    /// recorded. A key that makes another run is refused.
+    /// The keys that can change numbers and whose values have changed; `None` if nothing is
+    /// recorded. A changed key that makes another run is an error.
     fn changes(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<Change>>, TrainError> {
         let saved = match read_state(checkpoint)?.config {
             Value::Null => {
@@ -157,7 +159,7 @@ impl Trainer {
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let mut mine = json!(self.model_config);
         if self.model_config.rope().is_some() {
-            // The length of a rotary table is no part of the weights.
+            // The length of the rotary table is not part of the weights.
             mine.as_object_mut()
                 .map(|fields| fields.remove("max_seq_len"));
         }
@@ -168,7 +170,7 @@ impl Trainer {
         })
     }
 
-    /// Refuses a checkpoint that lacks what this run's optimizer keeps.
+    /// Refuses a checkpoint that lacks state which this run's optimizer keeps.
     fn check_optimizer(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let TrainerState {
             optimizer: saved,
@@ -219,7 +221,7 @@ impl Trainer {
             ),
         ] {
             if saved != mine {
-                // As the line `data` of the console prints it.
+                // In the format of the console's line `data`.
                 let shown = |value: u64| match name {
                     HASH => format!("xxh3 {value:016x}"),
                     _ => value.to_string(),
@@ -255,7 +257,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the weights of another model of the same sizes; nothing else changes.
+    /// Loads the weights of another model of the same sizes; nothing else changes.
     fn load_weights(
         &mut self,
         source: &ModelSource,
@@ -288,7 +290,7 @@ impl Trainer {
             progress.add(data.as_bytes().len() as u64);
             Ok(data)
         };
-        // Read everything before anything is replaced: an error leaves the trainer as it was.
+        // Read everything before replacing anything, so that an error leaves the trainer unchanged.
         let mut params = BTreeMap::new();
         for (path, _) in plan.iter() {
             params.insert(path.to_string(), read("model", path)?);
@@ -325,7 +327,7 @@ impl Trainer {
     }
 }
 
-/// What a run must read again.
+/// The name of the data hash in errors.
 const HASH: &str = "the hash of text and tokenizer";
 
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
@@ -339,7 +341,7 @@ fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     })
 }
 
-/// The first field in which two objects differ, for people.
+/// The first field in which two objects differ, as text for people.
 fn difference(saved: &Value, mine: &Value) -> Option<String> {
     let fields = mine.as_object()?;
     let differs = |(name, value): &(&String, &Value)| saved.get(name.as_str()) != Some(value);

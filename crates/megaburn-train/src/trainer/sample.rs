@@ -14,15 +14,15 @@ use crate::{
 };
 
 impl Trainer {
-    /// The prompt and what the model writes behind it; `None` on ranks that take no part (all but
-    /// those of the first data-parallel rank's model and those that share sequences with them) or when no
-    /// sample is asked for.
+    /// The prompt and the text that the model generates after it. `None` if no sample is requested,
+    /// and on ranks that do not take part: all except those of the first data-parallel rank's model
+    /// and those that share sequences with them.
     ///
     /// # Errors
-    /// A prompt that the model cannot read, weights that are not finite.
+    /// The model cannot read the prompt, or weights are not finite.
     /// # Collective
-    /// The ranks of the first data-parallel rank's sequences; all ranks where they share parameters or experts
-    /// out.
+    /// The ranks of the first data-parallel rank's sequences; all ranks if parameters or experts
+    /// are sharded over data-parallel ranks.
     pub(crate) fn sample(&self) -> Result<Option<String>, TrainError> {
         let generate = &self.config.generate;
         let is_first = self.groups.dp.rank() == 0;
@@ -53,7 +53,8 @@ impl Trainer {
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
             self.groups.world.pulse().beat();
             let logits = self.pipeline.next_logits(model, next, cache, &device)?;
-            // Products may have other last bits on each rank, and a choice between tokens must not.
+            // GEMMs may differ in their last bits between ranks, but the ranks must choose the same
+            // token.
             Ok(if together {
                 broadcast(logits, 0, &self.groups.dp)?
             } else {
@@ -61,7 +62,7 @@ impl Trainer {
             })
         };
         let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], read);
-        // A rank that is gone says so, and not that weights are no numbers.
+        // Check for a lost rank first, so that it is reported instead of non-finite weights.
         self.sharding.check()?;
         self.sharding.release();
         let mut texts = texts?;
@@ -69,7 +70,7 @@ impl Trainer {
         Ok(is_first.then(|| tokenizer.decode(&prompts[0]) + &written))
     }
 
-    /// What a sample starts with that nobody chose a prompt for.
+    /// The default prompt of the sample.
     fn default_prompt(&self) -> String {
         if self.config.data.path.is_none() {
             return "pub fn ".into();
@@ -88,7 +89,7 @@ impl Trainer {
             return first_words(&read(train)).into();
         }
         let text = read(valid);
-        // It may begin inside a word.
+        // The text may begin inside a word.
         let whole = text
             .split_once(char::is_whitespace)
             .map_or(&*text, |(_, rest)| rest);
@@ -96,10 +97,10 @@ impl Trainer {
     }
 }
 
-/// Tokens of the data in which the words of a prompt are looked for.
+/// Number of tokens of the data from which the words of a prompt are taken.
 const PROMPT_TOKENS: usize = 64;
 
-/// The first three words of a text, or the first 24 characters of words that are longer.
+/// The first three words of a text, or its first 24 characters if the words are longer.
 fn first_words(text: &str) -> &str {
     let text = text.trim_start();
     let is_end = |pair: &[(usize, char)]| !pair[0].1.is_whitespace() && pair[1].1.is_whitespace();

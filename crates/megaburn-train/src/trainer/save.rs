@@ -13,8 +13,8 @@ use crate::{
     trainer::{Progress, Trainer},
 };
 
-/// What a run needs beside its tensors to go on as if nothing had happened. Rates, batches and data
-/// are functions of these numbers.
+/// The state in addition to the tensors that a run needs to continue as if uninterrupted. Learning
+/// rates, batches and data are functions of these numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TrainerState {
     pub(super) progress: Progress,
@@ -22,22 +22,22 @@ pub(super) struct TrainerState {
     pub(super) seq_len: usize,
     pub(super) data_hash: u64,
     pub(super) num_train_samples: u64,
-    /// What documents are padded to a multiple of, where samples are split into such.
+    /// The multiple that documents are padded to, if samples are split into documents.
     #[serde(default)]
     pub(super) document_multiple: Option<usize>,
-    /// What the run was trained with: every key of its configuration. Only compared.
+    /// The configuration that the run was trained with, with every key. Only used for comparison.
     #[serde(default)]
     pub(super) config: Value,
     #[serde(default)]
     pub(super) loss_scaler: Option<LossScaler>,
     #[serde(default = "adamw")]
     pub(super) optimizer: String,
-    /// Of the last step's tokens, the part that each expert got, layer by layer.
+    /// For each layer, the fraction of the last step's tokens that each expert got.
     #[serde(default)]
     pub(super) last_load: Vec<Option<Vec<f64>>>,
 }
 
-/// The only one there was before there was a choice.
+/// The optimizer of checkpoints from before there was a choice.
 fn adamw() -> String {
     "adamw".to_string()
 }
@@ -45,13 +45,14 @@ fn adamw() -> String {
 impl Trainer {
     /// Writes a checkpoint of the current state into `run.dir`.
     ///
-    /// What is updated is written: of narrower parameters their f32 masters, of which they are the
-    /// roundings, and the optimizer's state as it is kept. Reading widens it. So either kind of run
-    /// goes on from either; one that keeps less rounds what it reads.
+    /// The values that the optimizer updates are written: for bf16 and f16 parameters their f32
+    /// masters, if they have any, and the optimizer state in its own types. Reading converts to
+    /// wider types. So a run can continue from a checkpoint of other types; one that keeps fewer
+    /// bits rounds what it reads.
     ///
     /// # Errors
-    /// Weights that are not finite; any rank's failure, on every rank; a folder that another run has taken.
-    /// The older checkpoints are untouched.
+    /// Weights are not finite; any rank fails (the error is on every rank); another run has taken
+    /// the folder. Older checkpoints are untouched.
     /// # Collective
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
@@ -73,8 +74,8 @@ impl Trainer {
             .optimizer
             .full_state(|path| is_written_by(&self.groups, shard(path)))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
-        // A tensor comes to the host when it is written. What ZeRO shares out is there already: `full_state` has
-        // gathered all of it into the memory of the ranks that write.
+        // Tensors are copied to the host when they are written. Tensors that ZeRO shards are there
+        // already: `full_state` has gathered them into the host memory of the ranks that write.
         let params = lazy_params(self.model()).into_iter().map(|param| {
             let name = format!("model.{}", param.path);
             let shard = shard(&param.path);

@@ -3,17 +3,17 @@ use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
 
 use crate::{TrainConfig, TrainError};
 
-/// What changes over a run, as functions of the samples it was trained on.
+/// The quantities that change over a run, as functions of the samples it was trained on.
 #[derive(Clone, Debug)]
 pub(super) struct Schedules {
     pub(super) batch: BatchSchedule,
     lr: LrSchedule,
-    /// Of the token embedding and of the output matrix.
+    /// The learning rate of the token embedding and the output matrix.
     decoupled_lr: LrSchedule,
     weight_decay: WeightDecaySchedule,
 }
 
-/// What one update uses.
+/// The learning rates and weight decay of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepRates {
     pub(super) lr: f64,
@@ -34,7 +34,7 @@ impl Schedules {
         })
     }
 
-    /// Of the update with which so many samples were trained on.
+    /// The rates of the update after which `samples` samples have been trained on.
     pub(super) fn rates(&self, samples: u64) -> StepRates {
         StepRates {
             lr: self.lr.lr(samples),
@@ -45,7 +45,7 @@ impl Schedules {
 }
 
 impl StepRates {
-    /// Of the parameter at `path`.
+    /// The rates of the parameter at `path`.
     pub(super) fn of(&self, path: &str) -> Rates {
         let Self {
             lr,

@@ -1,4 +1,4 @@
-//! Numbers that ranks combine outside the model.
+//! Statistics that ranks combine outside the model.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
@@ -8,33 +8,34 @@ use megaburn_optim::{DeviceScalar, OptimError};
 use super::collator::Batch;
 use crate::{TrainError, failure::read_all};
 
-/// A loss summed over tokens, so that it is divided once by all of them, however they were split.
+/// Losses summed over tokens, so that they are divided only once, by all tokens, however these were
+/// split.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LossTotals {
     loss: f64,
-    /// Of further tokens, depth by depth.
+    /// The loss of each multi-token-prediction depth.
     mtp: Vec<f64>,
     tokens: f64,
 }
 
-/// The same of a step, which the host has not waited for.
+/// The losses of a step, summed over ranks, which the host has not waited for.
 pub(super) struct StepLossTotals {
     pub(super) loss: DeviceScalar,
     pub(super) mtp: Vec<DeviceScalar>,
 }
 
-/// The losses of some micro-batches, still on the device: reading one would wait for it.
+/// The losses of some micro-batches, still on the device, because reading one would wait for it.
 pub(super) struct Losses {
     sums: Vec<Tensor<1>>,
-    /// Of further tokens, depth by depth.
+    /// The losses of each multi-token-prediction depth.
     mtp: Vec<Vec<Tensor<1>>>,
     tokens: usize,
-    /// Of forward and backward, by Megatron's formula.
+    /// FLOPs of forward and backward, by Megatron-LM's formula.
     flops: f64,
 }
 
 impl Losses {
-    /// None yet, of a model that predicts so many further tokens.
+    /// No losses yet, for a model with `mtp_depths` multi-token-prediction depths.
     pub(super) fn of(mtp_depths: usize) -> Self {
         let (sums, tokens, flops) = Default::default();
         Self {
@@ -45,7 +46,7 @@ impl Losses {
         }
     }
 
-    /// A micro-batch's losses, of a model of this shape.
+    /// Adds the losses of a micro-batch, for a model of this shape.
     pub(super) fn add(&mut self, losses: StageLosses, batch: &Batch, shape: &FlopShape) {
         self.sums.push(losses.main);
         self.mtp
@@ -57,7 +58,7 @@ impl Losses {
         self.flops += flops / batch.ranks as f64;
     }
 
-    /// Tokens of all micro-batches, of all members, and the FLOPs that they take.
+    /// The tokens of all micro-batches of all members, and their FLOPs.
     ///
     /// # Collective
     /// All members.
@@ -66,8 +67,8 @@ impl Losses {
         Ok([work[0], work[1]])
     }
 
-    /// The sum of all members, not waiting for the device. A stage of a pipeline that computes no losses
-    /// has a zero, on its device.
+    /// The sums over all members, without waiting for the device. A pipeline stage that computes no
+    /// loss contributes a zero on its device.
     ///
     /// # Collective
     /// All members.
@@ -89,7 +90,7 @@ impl Losses {
         })
     }
 
-    /// The sums of this rank, waiting for the device.
+    /// The sums of this rank. Waits for the device.
     pub(super) fn read(self) -> Result<LossTotals, TrainError> {
         let sum = |sums: Vec<Tensor<1>>| -> Result<f64, TrainError> {
             if sums.is_empty() {
@@ -110,7 +111,7 @@ impl Losses {
 }
 
 impl LossTotals {
-    /// The sums of all members.
+    /// The sums over all members.
     ///
     /// # Collective
     /// All members.
@@ -124,12 +125,12 @@ impl LossTotals {
         })
     }
 
-    /// Nats per token.
+    /// The mean loss, in nats per token.
     pub(super) fn mean(&self) -> f64 {
         self.loss / self.tokens.max(1.0)
     }
 
-    /// The same of each depth, of as many tokens.
+    /// The mean loss of each multi-token-prediction depth, divided by the same number of tokens.
     pub(super) fn mtp_means(&self) -> Vec<f64> {
         self.mtp
             .iter()
@@ -138,7 +139,7 @@ impl LossTotals {
     }
 }
 
-/// The largest of each number over all ranks.
+/// The maximum of each number over all ranks.
 ///
 /// # Collective
 /// All ranks.

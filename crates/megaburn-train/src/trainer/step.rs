@@ -26,22 +26,22 @@ use crate::{
     },
 };
 
-/// So many steps that change nothing, beside those of a loss scale on its way down, are no chance.
+/// Give up after this many consecutive skipped steps, not counting loss-scale back-offs.
 const MAX_CONSECUTIVE_SKIPS: u64 = 100;
 
-/// Over what gradients are summed while they come.
+/// The ranks over which gradients are reduced while they are accumulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReduceScope {
-    /// The micro-batches of this rank.
+    /// Only this rank: gradients are summed over its micro-batches.
     Local,
-    /// Those of data-parallel ranks too.
+    /// The data-parallel ranks too.
     DataParallel,
 }
 
-/// What a step came to, the same on every rank.
+/// The outcome of a step, the same on every rank.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
-    /// Nats per token.
+    /// Mean loss in nats per token.
     loss: f64,
     grad_norm: f64,
     is_update: bool,
@@ -54,22 +54,23 @@ impl Outcome {
 }
 
 impl Trainer {
-    /// One optimizer step over the next global batch. One whose gradient is above
-    /// `optimizer.grad_norm_skip_threshold`, or overflowed f16, changes nothing and says so.
+    /// One optimizer step over the next global batch. A step whose gradient norm exceeds
+    /// `optimizer.grad_norm_skip_threshold`, or overflowed f16, is skipped: it changes nothing, and
+    /// its metrics say so.
     ///
     /// # Errors
-    /// A loss or gradient norm that is not finite where parameters are not f16, or too many skipped
-    /// steps one after the other; weights and optimizer are as before on every rank. A failed
-    /// collective, or a device that failed or is out of memory: this trainer cannot be used any more
-    /// then, and a new one goes on from a checkpoint.
+    /// A non-finite loss or gradient norm, except in f16, or too many consecutive skipped steps:
+    /// weights and optimizer are unchanged on every rank. A failed collective, or a device that
+    /// failed or is out of memory: this trainer cannot be used any more, and a new one resumes from
+    /// a checkpoint.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         self.try_step().map_err(|error| self.diagnosed(error))
     }
 
-    /// [`step`](Self::step), which does not find out where a step is not finite:
-    /// [`diagnosed`](Self::diagnosed) does.
+    /// As [`step`](Self::step), without the diagnosis of a non-finite step, which
+    /// [`diagnosed`](Self::diagnosed) adds.
     pub(crate) fn try_step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.next_batch().global_batch_size() as u64;
@@ -101,7 +102,7 @@ impl Trainer {
         // The host has only enqueued so far; here it waits for the device.
         let outcome = self.outcome(&loss, &norm, tokens);
         if !outcome.as_ref().is_ok_and(|outcome| outcome.is_update) {
-            // The update has seen that too, and done nothing.
+            // The update detected this on the device and changed nothing.
             self.optimizer.revert_step_count();
         }
         let outcome = outcome?;
@@ -143,9 +144,9 @@ impl Trainer {
         })
     }
 
-    /// The time of the slowest rank, in seconds, and the memory of the largest, in bytes. All have
-    /// added the same numbers in the same order, so that all found the same; a rank that did not must
-    /// not go on, or it would wait for ranks that do something else.
+    /// The time of the slowest rank in seconds, and the largest memory of a rank in bytes. All
+    /// ranks reduced the same numbers in the same order, so they have the same outcome. A rank that
+    /// differs must not continue, because it would wait for ranks that do something else.
     fn agree(
         &self,
         step: u64,
@@ -162,7 +163,7 @@ impl Trainer {
         Ok([largest[0], largest[1]])
     }
 
-    /// Reads what the step came to.
+    /// Reads the outcome of the step from the device.
     fn outcome(
         &self,
         loss: &DeviceScalar,
@@ -188,7 +189,7 @@ impl Trainer {
         })
     }
 
-    /// Takes note of a step over so many samples.
+    /// Counts a step over `samples` samples.
     fn count(&mut self, step: u64, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
         let Outcome {
             loss,
@@ -239,9 +240,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// What this rank reads as micro-batch `index` of its next step: the samples' numbers, counted
-    /// over the whole run, and the `seq_len + 1` tokens of each, of which context-parallel ranks take stretches.
-    /// (Where documents are dealt out, by `parallel.max_tokens_per_rank`, ranks read others.)
+    /// Micro-batch `index` of this rank in its next step: the numbers of its samples, counted over
+    /// the full run, and the `seq_len + 1` tokens of each, of which context-parallel ranks take
+    /// chunks. (With `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different
+    /// way.)
     pub fn micro_batch(&self, index: usize) -> (Range<u64>, Vec<Vec<u32>>) {
         let consumed = self.progress.consumed_samples;
         let numbers = self
@@ -250,7 +252,8 @@ impl Trainer {
         (numbers.clone(), self.train.batch(numbers))
     }
 
-    /// Where micro-batch `index` of this rank stands in the run, by which dropout knows its tokens.
+    /// The position of micro-batch `index` of this rank in the run, which determines its dropout
+    /// masks.
     pub(super) fn token_block(&self, index: usize) -> TokenBlock {
         let batch = self.next_batch();
         let consumed = self.progress.consumed_samples;
@@ -259,13 +262,14 @@ impl Trainer {
         TokenBlock::new(self.progress.step, batch.global_batch_size(), first)
     }
 
-    /// Micro-batches of this rank in the next step, if documents are not dealt out.
+    /// Number of this rank's micro-batches in the next step, without
+    /// `parallel.max_tokens_per_rank`.
     pub fn num_micro_batches(&self) -> usize {
         self.next_batch().num_micro_batches()
     }
 
-    /// Forward and backward over this rank's micro-batches. Gradients are those of the loss (a sum over
-    /// tokens) times the number that is returned.
+    /// Runs forward and backward over this rank's micro-batches. The gradients are those of the
+    /// loss (a sum over tokens) times the returned factor.
     pub(super) fn accumulate_gradients(
         &mut self,
         sums: ReduceScope,
@@ -273,7 +277,8 @@ impl Trainer {
         self.grads.reset();
         self.reset_loads()?;
         let batch = self.next_batch();
-        // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
+        // Scale as if the loss were a mean over all tokens, whose gradients fit better into the
+        // range of f16.
         let tokens = batch.global_batch_size() * self.config.data.seq_len;
         let factor = self
             .loss_scaler
@@ -305,7 +310,7 @@ impl Trainer {
         Ok((losses, factor.unwrap_or(1.0)))
     }
 
-    /// How samples become what this rank's model reads.
+    /// Turns samples into the inputs of this rank's model.
     pub(super) fn batching(&self) -> Collator {
         let DataConfig {
             documents,
@@ -332,7 +337,7 @@ impl Trainer {
         sampler.batch(numbers).into_iter().flat_map(of).collect()
     }
 
-    /// How the stages of a pipeline are joined.
+    /// The messages between the stages of a pipeline.
     pub(super) fn wire(&self) -> P2pSpec {
         let tokens = [self.batching().padded, self.batch.micro_batch_size()];
         self.pipeline.wire(tokens, &self.device)
@@ -367,7 +372,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// What the device told.
+    /// Converts the failure of a device into an error of the run.
     pub(super) fn device_error<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
         read.map_err(|error| match error {
             OptimError::Device { why } => device_error(why, &self.device),

@@ -1,4 +1,4 @@
-//! Trainers of a small model on rank threads, whose parts tests may break.
+//! Trainers of a small model on rank threads, for tests that may modify their fields.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,7 +24,7 @@ micro_batch = 1
 warmup_steps = 0
 ";
 
-/// What `body` makes of each rank's trainer, with some keys set.
+/// Runs `body` on each rank's trainer, with some keys set, and returns the results in rank order.
 pub(super) fn trainers<T: Send>(
     sets: &[&str],
     layout: &str,
@@ -57,7 +57,7 @@ pub(super) fn trainers<T: Send>(
     ranks.into_iter().map(Result::unwrap).collect()
 }
 
-/// Puts `value` into this rank's copy of a parameter, as its last element.
+/// Sets the last element of this rank's copy of a parameter to `value`.
 pub(super) fn poison(trainer: &mut Trainer, param: &str, value: f32) {
     let mut params: BTreeMap<_, _> = read_params(trainer.model()).into_iter().collect();
     let shape = params[param].shape().clone();

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::rank::RankResult;
 use crate::TrainError;
 
-/// All but the gradients' values of a [`RankResult`]. Numbers go as bits: JSON has no NaN.
+/// A [`RankResult`] without the values of its gradients. Numbers are sent as bits, because JSON has
+/// no NaN.
 #[derive(Serialize, Deserialize)]
 struct Header {
     logits: Option<u64>,
@@ -14,7 +15,7 @@ struct Header {
     grads: Vec<(String, ShardSpec)>,
 }
 
-/// What every rank found, in rank order, on rank 0; `None` on the others.
+/// Collects the results of all ranks, in rank order, on rank 0; returns `None` on the others.
 ///
 /// # Collective
 /// All ranks.

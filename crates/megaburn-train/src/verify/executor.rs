@@ -11,20 +11,21 @@ use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
 
 use crate::TrainError;
 
-/// All samples of a rank as one micro-batch: to their logits, or with labels to the loss and back.
+/// Runs all samples of a rank as one micro-batch: to their logits, or with labels to the loss and
+/// backward.
 pub(super) struct VerifyExecutor<'a> {
     model: &'a Decoder,
     tokens: &'a Tensor<2, Int>,
     labels: Option<&'a Tensor<2, Int>>,
-    /// What depths that predict further tokens read.
+    /// The inputs and labels of the multi-token-prediction depths.
     pub(super) ahead: &'a [MtpTargets],
-    /// What their losses count.
+    /// The factor on their mean loss.
     pub(super) scaling_factor: f64,
-    /// What takes the gradients.
+    /// Accumulates the gradients, if there is one.
     pub(super) grads: Option<&'a mut GradientAccumulator>,
-    /// On the last stage.
+    /// The logits; only on the last stage.
     pub(super) logits: Option<Tensor<3>>,
-    /// On the last stage.
+    /// The losses; only on the last stage.
     pub(super) losses: Option<StageLosses>,
 }
 

@@ -6,20 +6,20 @@ use megaburn_models::{ModelError, hf::HfParam};
 use super::Reference;
 use crate::TrainError;
 
-/// How far a gradient is from the reference's.
+/// How far a gradient is from the reference.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Difference {
-    /// The tensor's name on Hugging Face.
+    /// The tensor's name in Hugging Face's model.
     pub(super) name: String,
     /// `|| g - g_ref || / max(|| g_ref ||, 1e-6 || all gradients ||)`
     pub(super) relative: f64,
 }
 
-/// Gradients of one rank: path, local values and which part of the whole they are.
+/// Gradients of one rank: path, local values, and which part of the full gradient they are.
 type Local = Vec<(String, Vec<f32>, ShardSpec)>;
 
-/// Compares what the ranks hold with the reference, tensor by tensor. Returns also the names of the
-/// tensors whose gradient the reference lacks.
+/// Compares the gradients of the ranks with the reference, tensor by tensor. Also returns the names
+/// of the tensors whose gradient is not in the reference.
 ///
 /// # Errors
 /// Ranks hold different copies of a gradient.
@@ -59,7 +59,7 @@ pub(super) fn compare_gradients(
     }
     let floor = 1e-6 * all.sqrt();
     let relative = |(name, distance, norm): (String, f64, f64)| {
-        // Nothing against nothing is no difference, and what is no number differs from everything.
+        // Two zeros do not differ, and NaN differs from everything.
         let relative = if distance == 0.0 {
             0.0
         } else {
@@ -77,7 +77,7 @@ pub(super) fn compare_gradients(
 
 /// The reference's gradient of each tensor of a parameter, if it is there.
 fn expected(reference: &Reference, param: &HfParam) -> Result<Vec<Option<Vec<f32>>>, TrainError> {
-    // A checkpoint that was saved without its head may have a reference that was not.
+    // The reference may be of a model with a head even if the checkpoint was saved without it.
     let prefix = reference.source.config().family.spec().optional_prefix;
     let read = |name: &String| match reference.numbers(&format!("grad.{name}"))? {
         None => reference.numbers(&format!("grad.{prefix}{name}")),
@@ -86,7 +86,7 @@ fn expected(reference: &Reference, param: &HfParam) -> Result<Vec<Option<Vec<f32
     param.names().iter().map(read).collect()
 }
 
-/// Rows and columns of a matrix; a vector is one row.
+/// Rows and columns of a matrix. A vector is one row.
 fn sides(shape: &[usize]) -> [usize; 2] {
     let columns = *shape.last().expect("a parameter has a dimension");
     [shape.iter().product::<usize>() / columns, columns]

@@ -1,4 +1,5 @@
-//! Whether a layout computes what `transformers` computed: logits, loss, gradients, a training curve.
+//! Compares the logits, loss, gradients and training losses of a layout with those of
+//! `transformers`.
 
 mod collect;
 mod executor;
@@ -18,14 +19,14 @@ use rank::VerifyRank;
 pub use reference::Reference;
 pub use report::{Report, Tolerances};
 
-/// Runs the reference's model and batch on the ranks of `layout`, parameters and activations in
-/// `dtype`, and compares: on threads of this process, or as one of several processes (`env`), where
-/// every rank but the first reports an error of its own at most.
+/// Runs the reference's model and batch on the ranks of `layout`, with parameters and activations
+/// in `dtype`, and compares the results. The ranks are threads of this process, or this process is
+/// one of several (`env`); then all ranks except the first report at most an error of their own.
 ///
-/// Without an error, every number is there that the reference has the counterpart of.
+/// Without an error, the report has every number whose counterpart is in the reference.
 ///
 /// # Errors
-/// None: a layout that the model refuses, or a failure, stands in the report.
+/// Never returned: a layout that the model refuses, or a failure, is in the report.
 ///
 /// # Collective
 /// All ranks.
@@ -49,10 +50,10 @@ pub fn verify(
     })
 }
 
-/// As [`verify`], on ranks that there are already. All but rank 0 get a report without numbers.
+/// As [`verify`], on existing ranks. All ranks except rank 0 get a report without numbers.
 ///
 /// # Errors
-/// The layout cannot split model or batch; a failed collective or computation.
+/// The layout cannot split the model or the batch, or a collective or computation failed.
 ///
 /// # Collective
 /// All ranks.

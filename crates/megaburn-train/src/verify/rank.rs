@@ -22,7 +22,7 @@ use crate::{
     trainer::experts,
 };
 
-/// One rank's model and samples.
+/// The model and the samples of one rank.
 pub(super) struct VerifyRank<'a> {
     reference: &'a Reference,
     model: Decoder,
@@ -37,17 +37,18 @@ pub(super) struct VerifyRank<'a> {
     ahead: Vec<MtpTargets>,
 }
 
-/// What a rank computes.
+/// The results of a rank.
 pub(super) struct RankResult {
-    /// Largest difference from the reference, if that has logits.
+    /// Largest absolute difference from the reference's logits, if it has any.
     pub(super) logits: Option<f64>,
-    /// Path, local values and part of each gradient.
+    /// Path, local values and shard of each gradient.
     pub(super) grads: Vec<(String, Vec<f32>, ShardSpec)>,
-    /// Before each update: that of the next tokens, and those of further ones.
+    /// For each step, before its update: the loss, then the loss of each multi-token-prediction
+    /// depth.
     pub(super) losses: Vec<Vec<f64>>,
 }
 
-/// What a rank holds of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
+/// This rank's part of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
 fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
     let samples = all.dims()[0] / groups.dp.size();
     let all = all
@@ -101,7 +102,7 @@ impl<'a> VerifyRank<'a> {
             .map(of_depth)
             .collect();
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
-        // As the trainer does, so that its way of summing gradients is what is compared.
+        // Accumulate gradients in the same way as the trainer, so that its way is compared.
         let grads = grads
             .with_main_grads(main_grads)
             .with_vector_grads(vector_grads(&model));
@@ -119,7 +120,7 @@ impl<'a> VerifyRank<'a> {
         })
     }
 
-    /// Compares the logits, then trains on the one batch for as many steps as the reference.
+    /// Compares the logits, then trains on the batch for as many steps as the reference.
     pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
         let logits = self.logits_difference()?;
         let steps = self
@@ -155,14 +156,14 @@ impl<'a> VerifyRank<'a> {
         let model = self.model.valid();
         let mut pass = VerifyExecutor::new(&model, &self.tokens, None);
         run(&schedule, &self.wire(), &mut pass)?;
-        // Another stage has them.
+        // The logits are on another stage.
         let Some(found) = pass.logits else {
             return Ok(Some(0.0));
         };
         let found = found.cast(DType::F32);
         let differences = (found - share(expected, &self.groups)).abs().into_data();
         let differences: Vec<f32> = differences.try_to_vec().expect("they are f32");
-        // `max` would lose a NaN.
+        // `max` would ignore a NaN.
         let worst = differences.into_iter().fold(0.0f32, |worst, difference| {
             if difference.is_nan() {
                 f32::INFINITY
@@ -173,7 +174,7 @@ impl<'a> VerifyRank<'a> {
         Ok(Some(worst.into()))
     }
 
-    /// Returns the mean losses; gradients of what is learnt from are in `grads` then.
+    /// Computes the gradients into `grads` and returns the mean losses.
     fn backward(&mut self) -> Result<Vec<f64>, TrainError> {
         self.grads.reset();
         let schedule = self.pipeline.training(1)?;

@@ -17,8 +17,8 @@ use crate::{
     config::{CpComm, ParallelConfig},
 };
 
-/// A model of Hugging Face and what `transformers` computes with it on one batch, as
-/// `tests/tools/hf_reference.py` writes them.
+/// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
+/// `tests/tools/hf_reference.py`.
 #[derive(Debug)]
 pub struct Reference {
     pub(super) source: ModelSource,
@@ -26,14 +26,14 @@ pub struct Reference {
     pub(super) optimizer: OptimizerSpec,
     /// `[B, S]`.
     tokens: TensorData,
-    /// `[B, S]`, not yet shifted; without them the tokens themselves.
+    /// `[B, S]`, not yet shifted; `None` if the tokens are the labels.
     labels: Option<TensorData>,
     cp_comm: CpComm,
-    /// What the losses of further tokens count in what is learnt from.
+    /// The factor on the mean loss of the multi-token-prediction depths.
     pub(super) mtp_loss_scaling_factor: f64,
 }
 
-/// `optimizer` of `reference.json`.
+/// The object `optimizer` of `reference.json`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct OptimizerSpec {
     name: String,
@@ -57,20 +57,20 @@ impl OptimizerSpec {
 #[derive(Deserialize)]
 struct Meta {
     optimizer: OptimizerSpec,
-    /// Where there are `mtp_losses`.
+    /// Present if there are `mtp_losses`.
     #[serde(default)]
     mtp_loss_scaling_factor: f64,
 }
 
-/// The label that the loss leaves out.
+/// The label that is excluded from the loss.
 pub(super) const IGNORED: i64 = -100;
 
 impl Reference {
     /// Opens a folder with `config.json`, weights, `reference.safetensors` and `reference.json`.
     ///
     /// # Errors
-    /// A missing or damaged file, weights that are not those of the model, tokens outside its
-    /// vocabulary, an optimizer that is not AdamW.
+    /// A file is missing or damaged, the weights do not match the model, tokens are outside its
+    /// vocabulary, or the optimizer is not AdamW.
     pub fn open(dir: &Path) -> Result<Self, TrainError> {
         let source = ModelSource::open(dir)?;
         let path = dir.join("reference.json");
@@ -103,7 +103,7 @@ impl Reference {
         }
         meta.optimizer.adamw().init(&Sharding::none())?;
         let tensors = TensorFile::open(&dir.join("reference.safetensors"))?;
-        // Transformers' own class passes over layers that predict further tokens.
+        // The model class of Transformers ignores multi-token-prediction layers.
         let source = if tensors.contains("mtp_losses") {
             source
         } else {
@@ -197,23 +197,23 @@ impl Reference {
         })
     }
 
-    /// Whether its model has experts.
+    /// Whether the model has experts.
     pub fn has_experts(&self) -> bool {
         self.source.config().experts.is_some()
     }
 
-    /// How ranks that share sequences exchange keys and values; at first `auto`.
+    /// Sets how context-parallel ranks exchange keys and values; the default is `auto`.
     pub fn with_cp_comm(self, cp_comm: CpComm) -> Self {
         Self { cp_comm, ..self }
     }
 
-    /// That of a layout.
+    /// The method of exchange for a layout.
     pub(super) fn comm(&self, layout: &Layout) -> ContextComm {
         self.cp_comm
             .resolved(layout, self.source.config(), self.tokens.shape()[1])
     }
 
-    /// Whether a layout can split model and batch.
+    /// Checks that a layout can split the model and the batch.
     pub(super) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
         let [batch, seq_len] = [self.tokens.shape()[0], self.tokens.shape()[1]];
         let config = self.source.config();
@@ -232,7 +232,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Tokens and labels `[B, S]`: the label of a token is the next one's, the last has none.
+    /// Tokens and labels `[B, S]`: the label of a token is the next token; the last one has none.
     pub(super) fn batch(&self, device: &Device) -> [Tensor<2, Int>; 2] {
         let tokens = Tensor::<2, Int>::from_data(self.tokens.clone(), device);
         let [batch, seq_len] = tokens.dims();
@@ -245,7 +245,7 @@ impl Reference {
         [tokens, labels]
     }
 
-    /// The same of whole sequences for each depth that predicts further tokens.
+    /// Tokens and labels `[B, S]` of each multi-token-prediction depth, for full sequences.
     pub(super) fn ahead(&self, device: &Device) -> Vec<[Tensor<2, Int>; 2]> {
         let own = self.batch(device);
         let [batch, seq_len] = own[0].dims();

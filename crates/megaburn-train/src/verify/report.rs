@@ -17,9 +17,9 @@ pub struct Tolerances {
 }
 
 impl Tolerances {
-    /// What is usual for a model that computes in `dtype`. For bf16 that is twice the largest error
-    /// that PyTorch's own bf16 has on the fixtures (`benches/peer/hf_bf16_error.py`); f16, which
-    /// rounds an eighth as much, is given the same.
+    /// The usual tolerances of a model that computes in `dtype`. For bf16 they are twice the
+    /// largest error that PyTorch's own bf16 has on the fixtures (`benches/peer/hf_bf16_error.py`).
+    /// f16, whose rounding error is an eighth of that, has the same ones.
     pub fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self {
@@ -38,8 +38,8 @@ impl Tolerances {
     }
 }
 
-/// What one layout gave: a line of `megaburn verify --json`. A part that the reference lacks is
-/// `None` and named in `skipped`; a number that is not finite becomes null too.
+/// The result of one layout: a line of `megaburn verify --json`. A part that is not in the
+/// reference is `None` and named in `skipped`; a non-finite number becomes null too.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// `model_type` of `config.json`.
@@ -52,16 +52,16 @@ pub struct Report {
     pub loss_abs: Option<f64>,
     /// Largest relative distance of a gradient.
     pub grad_rel_max: Option<f64>,
-    /// The tensor whose gradient that is.
+    /// The tensor with this distance.
     pub grad_worst: Option<String>,
     /// Largest absolute difference of the loss at a step.
     pub train_losses_max_abs: Option<f64>,
-    /// Of a model that predicts further tokens: largest absolute difference of their loss at a step.
+    /// Multi-token prediction: largest absolute difference of a depth's loss at a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtp_losses_max_abs: Option<f64>,
-    /// What the reference lacks.
+    /// The parts that are not in the reference.
     pub skipped: Vec<String>,
-    /// Whether logits, loss and every gradient are there and all is within tolerance.
+    /// Whether logits, loss and every gradient were compared and everything is within tolerance.
     pub ok: bool,
     /// Why there is no result.
     pub error: Option<String>,
@@ -72,7 +72,7 @@ impl Report {
         Self::empty(reference.source.config().family.to_string(), layout)
     }
 
-    /// The report of a layout that cannot be.
+    /// The report of a layout that was refused.
     pub fn refused(reference: &Reference, layout: &str, why: String) -> Self {
         let mut report = Self::new(reference, layout.to_string());
         report.refuse(why);
@@ -102,7 +102,7 @@ impl Report {
         };
     }
 
-    /// A rank's logits.
+    /// Adds the logits of a rank.
     pub(super) fn logits(&mut self, difference: Option<f64>) {
         match difference {
             Some(difference) => worse(&mut self.logits_max_abs, difference),
@@ -110,7 +110,7 @@ impl Report {
         }
     }
 
-    /// A rank's losses, before each update.
+    /// Adds the losses of a rank, before each update.
     pub(super) fn losses(&mut self, expected: &Expected, losses: &[Vec<f64>]) {
         match (expected.loss, losses.first()) {
             (Some(expected), Some(loss)) => worse(&mut self.loss_abs, (loss[0] - expected).abs()),
@@ -164,16 +164,16 @@ impl Report {
     }
 }
 
-/// What the reference says of the losses.
+/// The losses of the reference.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Expected {
     pub(super) loss: Option<f64>,
     pub(super) train: Option<Vec<f64>>,
-    /// Of further tokens, step by step.
+    /// The losses of the multi-token-prediction depths, step by step.
     pub(super) mtp: Vec<f64>,
 }
 
-/// Keeps the larger; what is no number differs from everything.
+/// Keeps the larger difference. NaN differs from everything.
 fn worse(slot: &mut Option<f64>, found: f64) {
     let found = if found.is_nan() { f64::INFINITY } else { found };
     *slot = Some(slot.map_or(found, |worst| worst.max(found)));

@@ -7,7 +7,7 @@ use super::{
 use crate::TrainError;
 
 impl OptimizerConfig {
-    /// Refuses schedules that cannot be.
+    /// Refuses schedules that are contradictory or impossible.
     pub(in crate::config) fn validate_schedules(
         &self,
         train: &TrainingConfig,
@@ -114,7 +114,7 @@ impl OptimizerConfig {
         } = schedule;
         let (key, warmup) = self.warmup();
         let rule = format!("more than {key} {warmup}");
-        // Where the decay is not given it follows the run, however short that is.
+        // A decay that is not set follows the length of the run, however short that is.
         if let Some(steps) = self.decay_steps {
             let ok = batches.samples_after(steps) > warmup_samples;
             require(ok, "optimizer.decay_steps", steps, rule.clone())?;
@@ -154,7 +154,7 @@ impl OptimizerConfig {
         Ok(())
     }
 
-    /// The key that gives the warm-up, and its value.
+    /// The key that determines the warm-up, and its value.
     fn warmup(&self) -> (&'static str, String) {
         match (self.warmup_samples, self.warmup_fraction) {
             (Some(samples), _) => ("optimizer.warmup_samples", samples.to_string()),

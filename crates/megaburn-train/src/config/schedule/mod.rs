@@ -1,4 +1,4 @@
-//! What `[optimizer]` says of learning rate and weight decay over a run, in samples.
+//! The schedules of learning rate and weight decay in `[optimizer]`, as functions of samples.
 
 mod check;
 
@@ -8,24 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{OptimizerConfig, TrainingConfig};
 
-/// How the learning rate falls behind the warm-up (Megatron's `--lr-decay-style`).
+/// How the learning rate decays after the warm-up (Megatron-LM's `--lr-decay-style`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrDecayStyle {
-    /// It does not.
+    /// It stays constant.
     Constant,
-    /// In proportion to the samples.
+    /// Linearly in the samples.
     Linear,
-    /// As half a cosine.
+    /// Along half a period of a cosine.
     #[default]
     Cosine,
-    /// As the square root of the warm-up over the samples, never below `min_lr`.
+    /// Proportionally to `sqrt(warm-up samples / samples)`, but never below `min_lr`.
     InverseSquareRoot,
-    /// Not at all, and at the end in the way of `wsd_decay_style`: warm-up, stable, decay.
+    /// Constant until the final decay, which has the shape `wsd_decay_style` (warm-up, stable,
+    /// decay).
     Wsd,
 }
 
-/// A tenth of a learning rate, the usual end of its decay, without the noise of its last digits.
+/// A tenth of a learning rate, the usual end of its decay, rounded to remove floating-point noise.
 pub(in crate::config) fn tenth(lr: f64) -> f64 {
     format!("{:.9e}", lr / 10.0)
         .parse()
@@ -33,8 +34,8 @@ pub(in crate::config) fn tenth(lr: f64) -> f64 {
 }
 
 impl OptimizerConfig {
-    /// The learning rate of a run of `steps` updates. A run shorter than the warm-up is all
-    /// warm-up.
+    /// The learning rate schedule of a run of `steps` updates. A run shorter than the warm-up
+    /// consists of warm-up only.
     pub fn lr_schedule(&self, steps: u64, batches: &BatchSchedule) -> LrSchedule {
         let run = self
             .decay_samples
@@ -57,7 +58,8 @@ impl OptimizerConfig {
                     .wsd_decay_samples
                     .or(of_steps)
                     .unwrap_or(decay_samples / 10);
-                // Where the decay follows the run, so does its end.
+                // If the decay follows the length of the run, its final part is limited to the run
+                // as well.
                 let stable = decay_samples - warmup_samples;
                 let samples = if self.has_decay() {
                     samples
@@ -86,7 +88,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// The same of the token embedding and the output matrix.
+    /// The learning rate schedule of the token embedding and the output matrix.
     pub fn decoupled_schedule(&self, steps: u64, batches: &BatchSchedule) -> LrSchedule {
         let schedule = self.lr_schedule(steps, batches);
         let max = self.decoupled_lr.unwrap_or(schedule.max);
@@ -99,8 +101,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// The weight decay of a run of `steps` updates, over which it changes unless
-    /// `weight_decay_steps` says otherwise.
+    /// The weight decay schedule of a run of `steps` updates. Weight decay changes over the full
+    /// run unless `weight_decay_steps` is set.
     pub fn weight_decay_schedule(
         &self,
         steps: u64,
@@ -122,19 +124,19 @@ impl OptimizerConfig {
         }
     }
 
-    /// Whether the decay has a length of its own, not the run's.
+    /// Whether the length of the decay is set, instead of following the run.
     fn has_decay(&self) -> bool {
         self.decay_steps.is_some() || self.decay_samples.is_some()
     }
 
-    /// Spells out over how many updates learning rate and weight decay change, so that another number of
-    /// steps is seen to change them.
+    /// Sets the lengths over which learning rate and weight decay change, so that comparing records
+    /// shows that a changed number of steps changes the schedules.
     pub(in crate::config) fn resolve_horizons(&mut self, train: &TrainingConfig) {
         let Ok(batches) = train.batch_schedule() else {
             return;
         };
         let LrSchedule { warmup_samples, .. } = self.lr_schedule(train.steps, &batches);
-        // A run that is all warm-up has no decay to speak of.
+        // A run that consists of warm-up only has no decay.
         if !self.has_decay() && batches.samples_after(train.steps) > warmup_samples {
             self.decay_steps = Some(train.steps);
         }
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
     use crate::ConfigLayers;
 
-    /// The rates behind each of the updates of a run.
+    /// The learning rate of each update of a run.
     fn rates(lines: &str, steps: u64) -> Vec<f64> {
         let text = format!("[optimizer]\n{lines}");
         let config = ConfigLayers::new()
@@ -225,7 +227,7 @@ mod tests {
         assert!((0.0..1e-12).contains(&schedule.lr(40)));
     }
 
-    /// Twice the samples a step is half the steps: rates are those of samples.
+    /// Twice the samples per step is half the steps: rates are functions of samples.
     #[test]
     fn a_batch_that_grows_reaches_the_same_rates_at_the_same_samples() {
         let text =
@@ -304,7 +306,7 @@ mod tests {
             found.map(|decay| (decay * 1e9).round() / 1e9),
             [0.1, 0.2, 0.3]
         );
-        // With a length of its own it is the same in a run that is stopped earlier or goes on longer.
+        // With its own length, the schedule does not depend on where the run stops.
         let pinned = OptimizerConfig {
             weight_decay_steps: Some(100),
             ..config

@@ -172,7 +172,7 @@ fn a_line_that_cannot_be_written_waits_and_loses_nothing() {
     fs::create_dir(dir.path().join("run")).unwrap();
     let mut writer = open(&path, 0);
     writer.write(example_step(1, 1.0)).unwrap();
-    // A folder that is away for a while.
+    // The folder is missing for a while.
     fs::rename(dir.path().join("run"), dir.path().join("away")).unwrap();
     for step in 2..=3 {
         let error = writer.write(example_step(step, 1.0)).unwrap_err();

@@ -78,7 +78,7 @@ fn table(title: String, transport: Transport, ranks: usize, quick: bool) -> Resu
     Ok(table)
 }
 
-/// For each size each operation's times, the slowest rank's of each repetition.
+/// The times of each operation for each size; a time is the slowest rank's of a repetition.
 fn measure(transport: Transport, ranks: usize, quick: bool) -> Result<Vec<Times>, Failure> {
     let options = GroupOptions {
         timeout: Duration::from_secs(60),
@@ -102,7 +102,7 @@ fn measure(transport: Transport, ranks: usize, quick: bool) -> Result<Vec<Times>
     Ok(cells.collect())
 }
 
-/// Runs `body` as ranks with TCP connections between them, each a thread.
+/// Runs `body` on `ranks` threads, each a rank, with TCP connections between them.
 fn over_tcp<T: Send>(
     ranks: usize,
     options: GroupOptions,
@@ -135,11 +135,11 @@ fn over_tcp<T: Send>(
     })
 }
 
-/// This rank's times: for each size and operation, a list of repetitions.
+/// This rank's times: a list of repetitions for each size and operation.
 fn run_rank(world: &Group, quick: bool) -> Result<Vec<Vec<Duration>>, CollectiveError> {
     let mut times = Vec::new();
     for size in SIZES {
-        // A repetition of a small collective is many of them: one is too short for the clock.
+        // A repetition of a small collective makes several calls: one is too short for the clock.
         let calls = ((1 << 20) / size).clamp(1, 32);
         let repetitions = if quick {
             2
@@ -155,7 +155,7 @@ fn run_rank(world: &Group, quick: bool) -> Result<Vec<Vec<Duration>>, Collective
     Ok(times)
 }
 
-/// The time of one of `calls` calls. Inputs are made before the clock starts.
+/// The mean time of one of `calls` calls. Inputs are made before the clock starts.
 fn repeat(
     op: Collective,
     world: &Group,
@@ -190,7 +190,7 @@ fn call(op: Collective, world: &Group, mut input: Vec<TensorData>) -> Result<(),
     }
 }
 
-/// f32 ones of `bytes`.
+/// A tensor of f32 ones that takes `bytes` bytes.
 fn data(bytes: usize) -> TensorData {
     let elements = bytes / DType::F32.size();
     TensorData::new(vec![1.0f32; elements], [elements])

@@ -1,5 +1,5 @@
-//! Loading a sharded Hugging Face checkpoint under tensor parallelism, one process a rank: time and
-//! anonymous memory.
+//! Times the loading of a sharded Hugging Face checkpoint under tensor parallelism, with one
+//! process per rank, and measures anonymous memory.
 
 use std::{
     fs,
@@ -36,8 +36,9 @@ use megaburn_benches::{
 };
 
 const RANKS: usize = 4;
-/// Where a child process finds the model, and where it converts it to, if it does.
+/// The environment variable that gives a child process the model's folder.
 const MODEL: &str = "MEGABURN_BENCH_MODEL";
+/// The variable for the folder to convert the model into; unset if a child only loads its shard.
 const OUT: &str = "MEGABURN_BENCH_OUT";
 
 fn main() -> ExitCode {
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The sizes of TinyLlama (1.1 billion parameters), or of a fiftieth of it.
+/// A model of TinyLlama's sizes (1.1 billion parameters), or one of 44 million if `quick`.
 fn model(quick: bool) -> DecoderConfig {
     let (hidden, ffn, layers) = if quick {
         (512, 1408, 4)
@@ -160,7 +161,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     report.finish(args)
 }
 
-/// Random tensors of a model under their names on Hugging Face.
+/// A source of random tensors under the model's Hugging Face names.
 struct Random {
     headers: Vec<TensorHeader>,
 }
@@ -224,7 +225,7 @@ fn largest_tensor(hf: &Path) -> Result<f64, Failure> {
     Ok(dir.tensors().map(bytes).max().unwrap_or(0) as f64)
 }
 
-/// What a rank measured.
+/// The measurements of a rank: bytes of its shard, peak bytes of anonymous memory, and seconds.
 struct Loaded {
     shard: f64,
     peak: f64,
@@ -276,8 +277,8 @@ fn finish(mut child: Child) -> Result<Loaded, Failure> {
     })
 }
 
-/// One process: loads its shard, or converts, and says how large the shard is, the peak of its
-/// memory and the time.
+/// Runs a child process: loads its shard, or converts the model. Prints the size of the shard, the
+/// peak of anonymous memory and the time.
 fn child(model: &Path) -> Result<(), Failure> {
     let peak = AtomicU64::new(0);
     let done = AtomicBool::new(false);
@@ -336,7 +337,7 @@ fn load_shard(hf: &Path) -> Result<(usize, f64), Failure> {
     Ok((shard, seconds))
 }
 
-/// Memory of this process that no file backs.
+/// Resident bytes of this process that are not backed by a file (`RssAnon`).
 fn anonymous_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status

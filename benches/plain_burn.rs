@@ -1,7 +1,7 @@
-//! One rank of megaburn against the same Llama in plain Burn modules, on the CPU.
+//! Compares one rank of megaburn with the same Llama in plain Burn modules, on the CPU.
 //!
 //! The two models hold the same weights and see the same batch; their losses are compared before
-//! anything is timed. Steps alternate, so that whatever else the machine does meets both alike.
+//! anything is timed. Steps alternate, so that other load on the machine affects both equally.
 
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ use megaburn_benches::{
     timing::{Times, millis, pool},
 };
 
-/// What a degree-one layer may cost over a plain one.
+/// The most that a step of megaburn may take, relative to plain Burn, at parallel degree 1.
 const LIMIT: f64 = 1.10;
 const WARM_UP: usize = 3;
 
@@ -66,8 +66,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     report.finish(args)
 }
 
-/// A row each for the forward pass, the training step, and the step with clipping (megaburn: one
-/// norm over all parameters, as the trainer; Burn: one a parameter, as its optimizer offers).
+/// Returns one row each for the forward pass, the training step, and the step with clipping.
+/// megaburn clips by one norm over all parameters, as its trainer does; Burn clips each parameter
+/// by its own norm, as its optimizer offers.
 fn compare(rounds: usize) -> Result<Vec<Vec<String>>, Failure> {
     let mut rows = Vec::new();
     for (name, clip) in [("step", Clip::No), ("step with clipping", Clip::ToOne)] {

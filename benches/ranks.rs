@@ -1,5 +1,5 @@
-//! One rank on all cores against ranks that share them: what tensor, sequence and data parallelism
-//! cost and gain on the CPU.
+//! Compares one rank on all cores with several ranks that share them, to show what tensor, sequence
+//! and data parallelism cost and gain on the CPU.
 
 use std::{
     process::ExitCode,
@@ -20,16 +20,16 @@ use megaburn_benches::{
     timing::{self, Times, millis},
 };
 
-/// Which rayon pool a rank computes on.
+/// The rayon pool that a rank computes on.
 #[derive(Clone, Copy, Debug)]
 enum Pool {
-    /// One of its own, with so many threads.
+    /// A pool per rank, with this number of threads.
     Own(usize),
-    /// The process's, of one thread, that all ranks share.
+    /// The process's pool of one thread, which all ranks share.
     Shared,
 }
 
-/// The layouts; the first is what the others are held against.
+/// The measured layouts. The first is the baseline of the others.
 const LAYOUTS: [(&str, Pool); 12] = [
     ("dp1", Pool::Own(2)),
     ("dp1", Pool::Own(1)),
@@ -124,7 +124,8 @@ fn table(title: String, times: &[Times], tokens: usize) -> Table {
     table
 }
 
-/// The step times of every layout, a few at a time in turns.
+/// The step times of every layout. Layouts take turns with a few steps each, so that other load on
+/// the machine does not hit only one of them.
 fn measure(
     config: &DecoderConfig,
     seq_len: usize,

@@ -1,5 +1,5 @@
-//! A Burn module of one's own that switches from Burn's operations to megaburn's kernels, without the
-//! trainer: the same numbers, and on a GPU (`--features cuda`) one kernel for what was a dozen.
+//! A custom Burn module that switches from Burn's operations to megaburn's kernels, without the
+//! trainer. The results agree, and on a GPU (`--features cuda`) one kernel replaces about a dozen.
 //!
 //! ```sh
 //! cargo run --release --example fused_attention
@@ -21,10 +21,10 @@ const VOCAB: usize = 16;
 const SEQ: usize = 32;
 const HEADS: usize = 4;
 const HEAD: usize = 16;
-/// What is to be recalled: the token so many places before.
+/// The task is to recall the token this number of positions back.
 const BACK: usize = 3;
 
-/// One layer of attention that recalls an earlier token.
+/// One attention layer that learns to recall an earlier token.
 #[derive(Module, Debug)]
 struct Recall {
     embed: Embedding,
@@ -44,7 +44,7 @@ impl Recall {
         }
     }
 
-    /// `[seq, batch]` to `[seq, batch, VOCAB]`.
+    /// Maps tokens `[seq, batch]` to logits `[seq, batch, VOCAB]`.
     fn forward(&self, tokens: Tensor<2, Int>, rope: &RopeTable, fused: bool) -> Tensor<3> {
         let [seq, batch] = tokens.dims();
         let x = self.embed.forward(tokens);
@@ -68,7 +68,8 @@ impl Recall {
     }
 }
 
-/// The same as one operation. On a GPU the kernel takes bf16, as a model in bf16 has anyway.
+/// Causal attention as one operation. The GPU kernel takes bf16, so other inputs are cast; a model
+/// in bf16 needs no cast.
 fn fused_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<3> {
     let dtype = q.dtype();
     let options = AttentionOptions::causal();
@@ -79,7 +80,8 @@ fn fused_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<3> {
     attention(q, k, v, options).cast(dtype)
 }
 
-/// Causal attention of Burn's operations: scores, mask, probabilities, each as large as `seq * seq`.
+/// Causal attention of Burn's operations. Scores, mask and probabilities each take `seq * seq`
+/// elements per head.
 fn burn_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<3> {
     let [seq, batch, heads, d] = q.dims();
     let [q, k, v] = [q, k, v].map(|x| x.permute([1, 2, 0, 3]));
@@ -89,7 +91,7 @@ fn burn_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<3> {
     y.permute([2, 0, 1, 3]).reshape([seq, batch, heads * d])
 }
 
-/// The first loss and the last of 150 steps.
+/// Trains for 150 steps and returns the first and the last loss.
 fn train(device: &Device, fused: bool) -> (f32, f32) {
     let device = device.clone().autodiff();
     device.seed(7);

@@ -1,5 +1,5 @@
-//! The main job as a function: for `llama_pretrain` beside this file, and for a program that is
-//! several.
+//! The main job as a function, for `llama_pretrain` in this folder and for binaries that contain
+//! several programs.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -14,7 +14,7 @@ struct Cli {
     train: TrainArgs,
 }
 
-/// Runs the command line of `llama_pretrain`, which begins with the program's name.
+/// Runs `llama_pretrain` with the given command line, program name first.
 pub fn llama_pretrain(command: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = Cli::try_parse_from(command).map_err(with_setting);
     cli.unwrap_or_else(|error| error.exit()).train.run()

@@ -1,6 +1,7 @@
-//! Pre-trains a Llama. Without arguments: a byte-level model of under a million parameters on the
-//! Rust sources of the Burn crates, on four rank threads (tensor, sequence and data parallel) or,
-//! built with `--features cuda`, on all GPUs of the host, a process each.
+//! Pre-trains a Llama. Without arguments, it trains a byte-level model of under a million
+//! parameters on the Rust sources of the Burn crates. It runs on four rank threads (tensor,
+//! sequence and data parallel) or, if built with `--features cuda`, on all GPUs of the host with
+//! one process each.
 //!
 //! ```sh
 //! cargo run --release --example llama_pretrain

@@ -1,4 +1,4 @@
-//! Prints what a rank of a run needs of a GPU's memory, by formula; nothing is allocated.
+//! Prints the GPU memory that each rank of a run needs, by formula; nothing is allocated.
 //!
 //! ```sh
 //! cargo run --release --example memory -- --config configs/llama-3-8b.toml

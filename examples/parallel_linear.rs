@@ -1,5 +1,5 @@
-//! An ordinary Burn program that trains in tensor parallel: its `Linear`s became `ParallelLinear`s,
-//! and it runs on 1, 2 and 4 ranks to the same loss.
+//! An ordinary Burn program made tensor parallel: `ParallelLinear` replaces its `Linear` layers,
+//! and it reaches the same loss on 1, 2 and 4 ranks.
 //!
 //! ```sh
 //! cargo run --release --example parallel_linear
@@ -15,7 +15,7 @@ use megaburn::prelude::{
     Group, GroupOptions, ParallelError, ParallelLinear, ParallelLinearConfig, run_threads,
 };
 
-/// Learns a surface over the plane.
+/// A two-layer MLP that learns a function of a point in the plane.
 #[derive(Module, Debug)]
 struct Net {
     up: ParallelLinear,
@@ -40,7 +40,7 @@ impl Net {
     }
 }
 
-/// The loss at the first step and at the last.
+/// Trains on this rank and returns the first and the last loss.
 fn train(group: &Group) -> Result<(f32, f32), ParallelError> {
     let device = Device::flex().autodiff();
     let mut net = Net::new(group, &device)?;
@@ -65,7 +65,7 @@ fn train(group: &Group) -> Result<(f32, f32), ParallelError> {
     Ok(losses)
 }
 
-/// `n * n` points of the square from -1 to 1.
+/// A grid of `n * n` points that covers the square from -1 to 1.
 fn grid(n: i64) -> Tensor<2> {
     let line = Tensor::<1, burn::prelude::Int>::arange(0..n, &Device::flex()).float();
     let line = line * (2.0 / (n - 1) as f64) - 1.0;

@@ -1,5 +1,5 @@
 //! A training loop without `Trainer`: model, gradients, optimizer and schedule of a small Llama on
-//! four rank threads, in tensor, sequence and data parallel.
+//! four rank threads, with tensor, sequence and data parallelism.
 //!
 //! ```sh
 //! cargo run --release --example train_loop
@@ -25,7 +25,7 @@ use megaburn::{
 
 const STEPS: u64 = 100;
 const SEQ_LEN: usize = 32;
-/// Samples of a step, over all ranks; one rank computes `MICRO_BATCH` at a time.
+/// Samples of a step over all ranks; a rank computes `MICRO_BATCH` samples at a time.
 const GLOBAL_BATCH: usize = 16;
 const MICRO_BATCH: usize = 4;
 
@@ -104,7 +104,7 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
     Ok(losses)
 }
 
-/// Inputs and next-token labels, `[seq, batch]` each, of samples of `SEQ_LEN + 1` tokens.
+/// The inputs and next-token labels, `[seq, batch]` each, of samples of `SEQ_LEN + 1` tokens.
 fn tensors(samples: &[Vec<u32>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let from = |first: usize| {
         let rows = first..first + SEQ_LEN;
@@ -117,7 +117,7 @@ fn tensors(samples: &[Vec<u32>], device: &Device) -> (Tensor<2, Int>, Tensor<2, 
 }
 
 fn main() -> Result<()> {
-    // A generated text whose entropy is known: no model gets below it.
+    // A generated text of known entropy, which no model's loss can go below.
     let synthetic = Synthetic::new(SyntheticKind::Markov, 1)?;
     let text = TokenDataset::from_tokens("markov", &synthetic.tokens(100_000), NUM_SYMBOLS)?;
     let layout: Layout = "tp2-dp2-sp".parse()?;

@@ -1,5 +1,5 @@
-//! What forward holds for backward on a GPU, beside the formula of `megaburn::models::activations`, and
-//! what computing some of it once more costs.
+//! Activation memory that forward holds for backward on a GPU, compared with the formula of
+//! `megaburn::models::activation_memory`, and the cost of recomputing some of it.
 
 use std::{
     collections::BTreeMap, convert::Infallible, ffi::OsString, process::ExitCode, time::Instant,
@@ -37,15 +37,15 @@ struct ActivationsArgs {
     /// Tokens of a sequence.
     #[arg(long, default_value_t = 8192)]
     seq_len: usize,
-    /// Sequences.
+    /// Sequences of a micro-batch.
     #[arg(long, default_value_t = 1)]
     micro_batch: usize,
-    /// Passes that are timed.
+    /// Number of timed passes.
     #[arg(long, default_value_t = 5)]
     passes: usize,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&ActivationsArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,7 +56,7 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// What backward computes once more, by name.
+/// The recompute settings to measure, by name.
 fn ways(layers: usize) -> Vec<(String, Recompute)> {
     let none = Recompute::default();
     let blocks = |blocks| Recompute {
@@ -203,7 +203,7 @@ fn in_bf16(model: Decoder) -> Decoder {
     }
 }
 
-/// Bytes held behind forward, and the median milliseconds of a forward and its backward.
+/// The bytes held after forward, and the median milliseconds of a forward and its backward.
 fn measured(
     model: &Decoder,
     args: &ActivationsArgs,
@@ -222,7 +222,7 @@ fn measured(
     let allocated = || cuda::memory::allocated(&plain).ok_or("it is no GPU");
     let mut held = 0;
     let mut times = Vec::new();
-    // The first ones load kernels and choose products.
+    // The first three passes load kernels and tune GEMMs, so they are not timed.
     for pass in 0..args.passes + 3 {
         plain.sync()?;
         let before = allocated()?;

@@ -1,5 +1,6 @@
-//! What a rank computes of ring attention, beside its share of attention on one GPU, and how fast keys and values
-//! must come to be there in time. One GPU; nothing is sent.
+//! Times a rank's computation of ring attention, compared with its share of attention on one GPU,
+//! and derives how fast keys and values must arrive to be hidden. It runs on one GPU and sends
+//! nothing.
 //!
 //! ```sh
 //! bench-context --tokens 4096,32768 --ranks 2,4,8
@@ -32,15 +33,15 @@ struct ContextArgs {
     /// Tokens of a rank.
     #[arg(long, value_delimiter = ',', default_value = "2048,4096,8192,32768")]
     tokens: Vec<usize>,
-    /// Ranks that share a sequence.
+    /// Context-parallel ranks that split a sequence.
     #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     ranks: Vec<usize>,
-    /// Passes that are timed.
+    /// Number of timed passes.
     #[arg(long, default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     passes: usize,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&ContextArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -51,12 +52,14 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Heads of queries of Llama-3-8B, of keys and values, and their width.
+/// Query heads of Llama-3-8B.
 const HEADS: usize = 32;
+/// Key/value heads of Llama-3-8B.
 const KV_HEADS: usize = 8;
+/// Head size of Llama-3-8B.
 const WIDTH: usize = 128;
 
-/// What some queries see of some keys: first query, first key, how many of each, and whether causally.
+/// A block of attention: first query and count, first key and count, and whether it is causal.
 #[derive(Clone, Copy)]
 struct Part {
     queries: [usize; 2],
@@ -64,7 +67,8 @@ struct Part {
     causal: bool,
 }
 
-/// The parts of rank `rank`, in the order of a ring: see `megaburn_parallel`'s `context/parts.rs`.
+/// The blocks that rank `rank` computes, in ring order; see `megaburn_parallel`'s
+/// `context/parts.rs`.
 fn ring(rank: usize, ranks: usize, len: usize) -> Vec<Part> {
     let all = [0, len];
     let front = [0, len / 2];
@@ -104,7 +108,7 @@ fn options(part: &Part) -> AttentionOptions {
     }
 }
 
-/// Queries, keys and values of a sequence, and the gradient of the result.
+/// Queries, keys and values of a sequence, and the gradient of the output.
 struct Inputs {
     qkv: [Tensor<4>; 3],
     dout: Tensor<4>,
@@ -135,7 +139,8 @@ impl Inputs {
         sum.finish(DType::BF16)
     }
 
-    /// Sums of gradients in f32, of all parts' keys and values in the same: what is added is as much.
+    /// The gradients, summed in f32. Those for keys and values of all blocks are added to one sum,
+    /// although a ring keeps one per rank; the amount of addition is equal.
     fn backward(&self, parts: &[Part], whole: &PartialAttention) -> [Tensor<4>; 3] {
         let mut sums: [Option<Tensor<4>>; 3] = [None, None, None];
         for part in parts {
@@ -162,7 +167,7 @@ impl Inputs {
     }
 }
 
-/// Milliseconds of a forward and of a backward.
+/// Mean milliseconds of a forward and of a backward pass.
 fn times(
     inputs: &Inputs,
     parts: &[Part],
@@ -220,13 +225,15 @@ fn run(args: &ContextArgs) -> Result<(), Failure> {
             let passes = args.passes.min(2);
             let whole = Inputs::random(seq_len, &device);
             let whole = times(&whole, &ring(0, 1, seq_len), passes, &queue)?;
-            // Two products of all pairs that are seen; five backward.
+            // Forward takes two GEMMs over all visible pairs and backward five: the factor 2.5
+            // below.
             let pairs = (len * (seq_len + 1)) as f64 / 2.0;
             let flops = 2.0 * 2.0 * pairs * (HEADS * WIDTH) as f64;
-            // A step of a ring whose last one has nothing to wait for.
+            // Mean time of the `ranks - 1` steps over other ranks' chunks. There are as many
+            // transfers, since nothing is left to receive during the last step.
             let per_step = |i: usize| (found[i] - own[i]) / (ranks - 1).max(1) as f64;
             let of_kv = (2 * len * KV_HEADS * WIDTH) as f64;
-            // Backward the sums in f32 too, which go at the end of the step before.
+            // Backward also sends the gradient sums in f32, at the end of the preceding step.
             let sent = [2.0 * of_kv, (2.0 + 4.0) * of_kv];
             let mut cells = vec![len.to_string(), ranks.to_string()];
             for (i, factor) in [1.0, 2.5].into_iter().enumerate() {

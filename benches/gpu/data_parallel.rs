@@ -1,4 +1,4 @@
-//! What data parallelism costs, stage by stage of ZeRO, beside PyTorch's FSDP2.
+//! The cost of data parallelism at each ZeRO stage, compared with PyTorch's FSDP2.
 //!
 //! ```sh
 //! torchrun --nproc-per-node 8 benches/peer/fsdp.py --layers 12 > peer.txt
@@ -23,10 +23,10 @@ use crate::{
 struct DataParallelArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/fsdp.py` printed on the same GPUs.
+    /// The output of `peer/fsdp.py` on the same GPUs.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
-    /// Layers; 12 fit where nothing is shared out, 32 are Llama-3-8B.
+    /// Number of layers: 12 fit without sharding, 32 are Llama-3-8B.
     #[arg(long, default_value_t = 12)]
     layers: usize,
     /// Tokens of a sequence.
@@ -35,24 +35,24 @@ struct DataParallelArgs {
     /// Micro-batches of a step.
     #[arg(long, default_value_t = 1)]
     micro_batches: usize,
-    /// Stages of ZeRO.
+    /// ZeRO stages to measure.
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,3")]
     zero: Vec<u8>,
-    /// Whether ranks send while they compute, or at the end of a step.
+    /// Whether communication overlaps computation (true) or comes at the end of a step (false).
     #[arg(long, value_delimiter = ',', default_value = "false,true")]
     overlap: Vec<bool>,
-    /// Leaves out each GPU by itself.
+    /// Skip the run of each GPU by itself, without communication.
     #[arg(long)]
     no_alone: bool,
-    /// Steps that are timed.
+    /// Number of timed steps.
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// Asks again and again how much memory tensors take, which slows the steps down.
+    /// Poll the memory that tensors occupy while steps run, which slows the steps down.
     #[arg(long)]
     memory: bool,
 }
 
-/// The measurement: one rank of it, as torchrun's environment names say.
+/// Runs one rank of the measurement, as torchrun's environment variables say.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&DataParallelArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,7 +63,8 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// What a row is of: a stage, and whether ranks send while they compute. None: each GPU by itself.
+/// The run of a row: a ZeRO stage, and whether communication overlaps computation. `None` is each
+/// GPU by itself.
 type Way = Option<(u8, bool)>;
 
 fn run(args: &DataParallelArgs) -> Result<(), Failure> {
@@ -193,8 +194,9 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
     report.finish(&args.report)
 }
 
-/// Of bf16 parameters, f32 gradients, and 12 bytes of masters and moments: Megatron-LM's table of its
-/// distributed optimizer, and the same of gradients and parameters that are shared out.
+/// Bytes per parameter: bf16 parameters, f32 gradients, and 12 bytes of masters and moments. ZeRO-1
+/// follows Megatron-LM's table for its distributed optimizer; ZeRO-2 and 3 also shard the gradients
+/// and the parameters.
 fn bytes_per_parameter(way: Way, ranks: usize) -> f64 {
     let of_ranks = |bytes: f64| bytes / ranks as f64;
     match way {

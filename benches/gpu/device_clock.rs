@@ -1,4 +1,4 @@
-//! How long a GPU takes for an operation, without what its host does.
+//! Measures how long a GPU takes for an operation, without the host's time.
 
 use std::{thread, time::Duration};
 
@@ -14,16 +14,17 @@ use megaburn::{
 
 use crate::Failure;
 
-/// Times operations by the device's own clock, enqueued while the device is busy with something else.
+/// Times operations by the device's own clock. They are enqueued while the device is busy with
+/// other work, so that the host's time does not count.
 pub(crate) struct DeviceClock {
     queue: CudaQueue,
     rounds: usize,
-    /// What the GPU is kept busy with.
+    /// The operand of the work that keeps the GPU busy.
     large: Tensor<1>,
 }
 
 impl DeviceClock {
-    /// A time is the mean of `rounds`.
+    /// Creates a clock whose times are means of `rounds` calls.
     pub(crate) fn new(device: &Device, rounds: usize) -> Result<Self, Failure> {
         let probe = Tensor::<1>::zeros([1], device).try_into_primitive::<Cube>();
         let probe = probe.map_err(|_| "no tensor of a GPU")?;
@@ -35,12 +36,13 @@ impl DeviceClock {
         })
     }
 
-    /// Something for the GPU to do while the host enqueues what is timed: half a millisecond each.
+    /// Keeps the GPU busy while the host enqueues the timed work; each of `times` operations takes
+    /// half a millisecond.
     fn busy(&self, times: usize) {
         (0..times).for_each(|_| drop(self.large.clone() * 1.5));
     }
 
-    /// Milliseconds of one call on the device.
+    /// Milliseconds of one call on the device: the median of three means.
     pub(crate) fn forward(&self, step: impl Fn()) -> Result<f64, Failure> {
         for _ in 0..3 {
             step();
@@ -57,7 +59,7 @@ impl DeviceClock {
         Ok(means[1])
     }
 
-    /// Milliseconds of one backward on the device, its forward left out.
+    /// Mean milliseconds of one backward pass on the device, without its forward.
     pub(crate) fn backward<const D: usize, const O: usize>(
         &self,
         step: impl Fn() -> [Tensor<D>; O],

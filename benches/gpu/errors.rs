@@ -1,4 +1,4 @@
-//! How far the fused operations in bf16 are from the definition in f64, beside PyTorch's.
+//! Errors of the fused operations in bf16 against their definition in f64, compared with PyTorch's.
 
 use std::{
     collections::BTreeMap,
@@ -31,15 +31,16 @@ use crate::{
 struct ErrorsArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/kernel_errors.py` printed in the same run.
+    /// The output of `peer/kernel_errors.py` in the same run.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
-    /// The folder where it put the numbers that it drew; without it others are drawn here.
+    /// The folder of the random inputs that `peer/kernel_errors.py` wrote; without it, new inputs
+    /// are drawn.
     #[arg(long, value_name = "FOLDER")]
     numbers: Option<PathBuf>,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&ErrorsArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -76,7 +77,8 @@ impl Errors {
     }
 }
 
-/// Standard normal numbers that bf16 holds exactly: those of file `name` in `folder`, or new ones.
+/// Standard normal numbers that bf16 represents exactly, read from the file `name` in `folder`, or
+/// newly drawn if there is no folder.
 fn normal<const D: usize>(
     folder: Option<&Path>,
     name: &str,
@@ -106,7 +108,8 @@ fn host<const D: usize>(x: Tensor<D>) -> Result<Vec<f64>, Failure> {
     Ok(data.iter::<f64>().collect())
 }
 
-/// Rows of the values and of the gradients of all inputs.
+/// Adds rows for the values and for the gradients of all inputs: `$fast` runs in bf16 on the GPU,
+/// `$plain` in f64 on the CPU.
 macro_rules! measure {
     ($errors:expr, $name:expr, [$($input:ident: $shape:expr),+], $fast:expr, $plain:expr) => {{
         let folder = $errors.numbers.clone();

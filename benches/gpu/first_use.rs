@@ -1,4 +1,5 @@
-//! How long a kernel's first call takes, in a process that finds no compiled kernels and in the next one.
+//! Times the first call of each kernel in a process that finds no compiled kernels, and in a second
+//! process that finds the kernels of the first.
 
 use std::{
     collections::BTreeMap, env, ffi::OsString, process::Command, process::ExitCode, time::Instant,
@@ -28,12 +29,12 @@ use crate::{
 struct FirstUseArgs {
     #[command(flatten)]
     report: Args,
-    /// Measures in this process: prints NAME, a tab, milliseconds.
+    /// Measure in this process, and print a line `NAME`, tab, milliseconds for each operation.
     #[arg(long, hide = true)]
     child: bool,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     let program = command[0].clone();
     let args = FirstUseArgs::parse_from(command);
@@ -112,7 +113,7 @@ impl FirstUse {
         .require_grad()
     }
 
-    /// Times `task`, what was asked for before it left out.
+    /// Times `task` until the GPU has finished it, without the work that was enqueued before.
     fn timed<T>(&self, name: &str, task: impl FnOnce() -> T) -> Result<T, Failure> {
         self.queue.on_device_thread(|| Ok(()))?;
         let started = Instant::now();
@@ -122,7 +123,7 @@ impl FirstUse {
         Ok(result)
     }
 
-    /// The operation, and its gradients.
+    /// Times the operation and its backward pass.
     fn both<const D: usize>(
         &self,
         name: &str,
@@ -146,7 +147,8 @@ fn measure() -> Result<(), Failure> {
     let probe = probe.map_err(|_| "no tensor of a GPU")?;
     let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or("no CUDA tensor")?;
     let on = FirstUse { device, queue };
-    // Burn's own kernels of random numbers and conversions.
+    // Compiles Burn's own kernels for random numbers and conversions, which the operations below
+    // use too.
     drop(on.timed("the first kernel", || on.normal([8, 8]).cast(DType::F32))?);
     let x = on.normal([64, 1, 256]);
     let residual = on.normal([64, 1, 256]);

@@ -1,4 +1,5 @@
-//! Matrix products of a Llama layer through cuBLASLt, as training asks for them, beside PyTorch's.
+//! GEMMs of a Llama layer through cuBLASLt, in the forms that training uses, compared with
+//! PyTorch's.
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, thread, time::Duration};
 
@@ -22,7 +23,7 @@ use crate::{
     report::{Args, Report, Table},
 };
 
-/// Tokens, input and output features.
+/// Tokens, input features and output features of each GEMM.
 const SHAPES: [[usize; 3]; 8] = [
     [8192, 8192, 8192],
     [4096, 4096, 4096],
@@ -33,7 +34,7 @@ const SHAPES: [[usize; 3]; 8] = [
     [8192, 4096, 28672],
     [8192, 14336, 4096],
 ];
-/// Products of one timing.
+/// Number of GEMMs in one timing.
 const ROUNDS: usize = 30;
 const FORMS: [(&str, Form); 5] = [
     ("fprop", Form::Fprop),
@@ -56,24 +57,24 @@ enum Form {
 struct GemmArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/gemm.py` printed in the same run.
+    /// The output of `peer/gemm.py` in the same run.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
     /// Take cuBLASLt's first suggestion instead of timing several.
     #[arg(long)]
     untuned: bool,
-    /// How many of cuBLASLt's suggestions are timed.
+    /// How many of cuBLASLt's suggestions to time.
     #[arg(long, default_value_t = Tuning::default().suggestions)]
     suggestions: usize,
-    /// What part of an earlier suggestion's time a later one must take less than.
+    /// The fraction of an earlier suggestion's time that a later one must stay below to replace it.
     #[arg(long, default_value_t = Tuning::default().clearly)]
     clearly: f32,
-    /// Only products whose shape and form have this in them, as `8192x8192x8192 dgrad`.
+    /// Measure only GEMMs whose shape and form contain this text, e.g. `8192x8192x8192 dgrad`.
     #[arg(long, default_value = "")]
     only: String,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&GemmArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -182,7 +183,7 @@ fn time(queue: &CudaQueue, step: impl Fn() -> Result<(), cuda::CudaError>) -> Re
     }
     for _ in 0..3 {
         queue.on_device_thread(|| Ok(()))?;
-        // A GPU at its power limit slows down: both programs let it rest as long.
+        // A GPU at its power limit slows down, so this program and the peer's pause equally long.
         thread::sleep(Duration::from_millis(100));
         let mut result = Ok(());
         let milliseconds = elapsed(queue, || result = (0..ROUNDS).try_for_each(|_| step()))?;

@@ -1,4 +1,4 @@
-//! The fused operations at Llama-3-8B's shapes, 8192 tokens in bf16, beside PyTorch's.
+//! The fused operations at Llama-3-8B's shapes, 8192 tokens in bf16, compared with PyTorch's.
 
 use std::{cell::RefCell, collections::BTreeMap, ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -22,13 +22,13 @@ use crate::{
     report::{Args, Report, Table},
 };
 
-/// Tokens.
+/// Number of tokens.
 const T: usize = 8192;
-/// Hidden.
+/// Hidden size.
 const H: usize = 4096;
-/// Feed-forward.
+/// Width of the MLP.
 const FF: usize = 14336;
-/// Vocabulary.
+/// Vocabulary size.
 const V: usize = 128_256;
 const PARAMETERS: usize = 500_000_000;
 
@@ -36,15 +36,15 @@ const PARAMETERS: usize = 500_000_000;
 struct KernelsArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/kernels.py` printed in the same run.
+    /// The output of `peer/kernels.py` in the same run.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
-    /// Only operations whose name has this in it.
+    /// Measure only operations whose name contains this text.
     #[arg(long, default_value = "")]
     only: String,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&KernelsArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -103,7 +103,7 @@ impl Bench {
         name.contains(&self.only)
     }
 
-    /// Fresh numbers without a place in a graph.
+    /// Random normal numbers, not part of a graph.
     fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
         Tensor::random(
             shape,
@@ -112,7 +112,7 @@ impl Bench {
         )
     }
 
-    /// A row of the table of bytes.
+    /// Adds a row to the table of memory-bound operations.
     fn row(&mut self, name: &str, bytes: usize, milliseconds: f64) {
         let rate = |milliseconds: f64| format!("{:.2}", bytes as f64 / milliseconds / 1e9);
         let cells = self.cells(name, name, milliseconds, rate);
@@ -140,7 +140,8 @@ impl Bench {
         cells
     }
 
-    /// An operation of one input, and its gradients of all of `leaves`.
+    /// Times an operation of the input `x` and of `parameters`, and the gradients of all of them.
+    /// `forward` and `backward` are the bytes that each pass moves.
     fn both<const D: usize, const N: usize, const E: usize, const O: usize>(
         &mut self,
         name: &str,
@@ -294,7 +295,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Both directions over sequences of `s`, by the kernel that was chosen.
+    /// Times both passes over sequences of `s` tokens with the selected attention kernel.
     fn attention_of(&mut self, s: usize, by: &str) -> Result<(), Failure> {
         let b = T / s;
         let name = format!("attention {s}");

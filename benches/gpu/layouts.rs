@@ -1,8 +1,9 @@
-//! What layouts cost, beside a peer's.
+//! Times layouts, compared with a peer's.
 //!
 //! ```sh
-//! torchrun --nproc-per-node 2 benches/peer/megatron_core.py --pp 2 --layers 12 --micro-batches 8 > peer.txt
-//! megaburn launch --nproc 2 -- bench-layouts --layers 12 --micro-batches 8,16 --peer peer.txt \\
+//! torchrun --nproc-per-node 2 benches/peer/megatron_core.py --pp 2 --layers 12 \
+//!     --micro-batches 8 > peer.txt
+//! megaburn launch --nproc 2 -- bench-layouts --layers 12 --micro-batches 8,16 --peer peer.txt \
 //!     pp2 "pp2 parallel.schedule=zb-h1" "tp2-sp" "dp2 parallel.zero=1"
 //! ```
 
@@ -23,7 +24,7 @@ use crate::{
 struct LayoutsArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/megatron_core.py` printed on the same GPUs.
+    /// The output of `peer/megatron_core.py` on the same GPUs.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
     /// Layers of Llama-3-8B's shape.
@@ -32,27 +33,28 @@ struct LayoutsArgs {
     /// Tokens of a sequence.
     #[arg(long, default_value_t = 8192)]
     seq_len: usize,
-    /// Micro-batches of a step on each data-parallel rank.
+    /// Micro-batches of a step on each data-parallel rank; several values are measured one by one.
     #[arg(long, value_delimiter = ',', default_value = "8")]
     micro_batches: Vec<usize>,
-    /// Steps that are timed.
+    /// Number of timed steps.
     #[arg(long, default_value_t = 6)]
     steps: usize,
-    /// Steps before these.
+    /// Number of warm-up steps before the timed ones.
     #[arg(long, default_value_t = 4)]
     warmup: usize,
-    /// Asks again and again how much memory tensors take, which slows the steps down.
+    /// Poll the memory that tensors occupy while steps run, which slows the steps down.
     #[arg(long)]
     memory: bool,
-    /// Trains on documents whose lengths have a long tail, up to the longest sequence's, for `data.documents=true`.
+    /// Train on documents with a long tail of lengths, up to the longest sequence, for
+    /// `data.documents=true`.
     #[arg(long)]
     long_tail: bool,
-    /// A layout and settings each: `"pp2 parallel.schedule=zb-h1"`.
+    /// Layouts to measure, each with its settings: `"pp2 parallel.schedule=zb-h1"`.
     #[arg(required = true, value_name = "LAYOUT [KEY=VALUE ..]")]
     runs: Vec<String>,
 }
 
-/// The measurement: one rank of it, as torchrun's environment names say.
+/// Runs one rank of the measurement, as torchrun's environment variables say.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&LayoutsArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,10 +65,10 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Dense bf16 products of an H100 or H200, without sparsity.
+/// Peak TFLOP/s of an H100 or H200 in dense bf16 GEMMs, without sparsity.
 const PEAK_TFLOPS: f64 = 989.0;
 
-/// What was found of a run with so many micro-batches.
+/// The result of a run with a number of micro-batches.
 struct Row<'a> {
     run: &'a str,
     micro_batches: usize,
@@ -80,7 +82,7 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
         warmup: args.warmup,
         timed: args.steps,
     };
-    // For the longest of the sequences, some of which settings may say.
+    // The text must suffice for the longest sequence, and a run's settings may set its length.
     let longest = |run: &String| {
         let lens = run
             .split_whitespace()
@@ -94,7 +96,7 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
         .max()
         .unwrap_or(0)
         .max(args.seq_len);
-    // The twentieth part that is for validation has a sequence too.
+    // A twentieth of the text is for validation and needs a sequence too, hence the 20.
     let tokens = longest * (4 * steps.num() * most + 20);
     let rank = GpuRank::start("bench-layouts", tokens, args.long_tail.then_some(longest))?;
     let mut rows = Vec::new();
@@ -108,7 +110,8 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
             config.train.global_batch = layout.dp * micro_batches;
             let found = rank.steps(config, &rank.world, steps, args.memory)?;
             if rank.world.rank() == 0 {
-                // Whoever ends the others still has this, and steps of documents are compared one by one.
+                // Printed at once, so that a run stopped later does not lose it, and per step,
+                // since steps over documents differ and are compared one by one.
                 let each: Vec<String> = found
                     .each
                     .iter()

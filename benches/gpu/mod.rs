@@ -1,4 +1,4 @@
-//! Measurements on GPUs, beside what PyTorch does in the same run.
+//! Measurements on GPUs, compared with PyTorch in the same run.
 
 pub mod activations;
 pub mod context;
@@ -19,8 +19,8 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::Failure;
 
-/// The peer's times in milliseconds by name: lines `NAME\tMILLISECONDS`, others left out. (Or other
-/// numbers, written so.)
+/// Reads the peer's times in milliseconds by name from lines `NAME\tMILLISECONDS`; other lines are
+/// skipped. The same format also carries other numbers, such as GiB.
 ///
 /// # Errors
 /// The file cannot be read.

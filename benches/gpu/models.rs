@@ -1,4 +1,4 @@
-//! Training steps of whole small models on one GPU, beside PyTorch's.
+//! Training steps of complete small models on one GPU, compared with PyTorch's.
 
 use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode};
 
@@ -17,7 +17,7 @@ use crate::{
     report::{Args, Report, Table},
 };
 
-/// A model and a batch. `benches/peer/models.py` has the same under the same names.
+/// A model and a batch. `benches/peer/models.py` defines the same cases under the same names.
 struct Case {
     name: &'static str,
     config: &'static str,
@@ -38,7 +38,8 @@ kv_heads = 12
 seq_len = 1024
 "#;
 
-/// The same sizes without biases, positions and layer norms: what those cost.
+/// GPT-2's width and depth with Llama's blocks, without biases, learned positions and layer norms;
+/// the difference shows what they cost.
 const LLAMA: &str = r#"
 [model]
 family = "llama"
@@ -117,25 +118,25 @@ const ABOUT: &str = "One optimizer step (forward, backward, clipping, AdamW with
 struct ModelsArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/models.py` printed in the same run.
+    /// The output of `peer/models.py` in the same run.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
-    /// Only the models whose names begin so, as `gpt2` or `"gpt2 1x16"`.
+    /// Measure only the models whose names start with this text, e.g. `gpt2` or `"gpt2 1x16"`.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Settings on top of the measurement's, as `megaburn train --set`.
+    /// Settings on top of the measurement's own, as in `megaburn train --set`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// One more step of each at the end, with the profiler on, for `nsys profile -c cudaProfilerApi` or
-    /// `ncu --profile-from-start off`.
+    /// Run one more step of each model at the end with the profiler on, for
+    /// `nsys profile -c cudaProfilerApi` or `ncu --profile-from-start off`.
     #[arg(long)]
     profile: bool,
-    /// Steps that are timed.
+    /// Number of timed steps.
     #[arg(long, default_value_t = 20)]
     steps: usize,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&ModelsArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,

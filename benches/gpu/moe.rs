@@ -1,4 +1,4 @@
-//! What a layer of experts costs forward and backward, beside PyTorch's grouped products.
+//! Forward and backward times of an MoE layer, compared with PyTorch's grouped GEMMs.
 //!
 //! ```sh
 //! python3 benches/peer/moe.py > peer.txt
@@ -40,24 +40,24 @@ use crate::{
 struct MoeArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/moe.py` printed on the same GPU, or `peer/moe_parallel.py` on the same ones.
+    /// The output of `peer/moe.py` on the same GPU, or of `peer/moe_parallel.py` on the same GPUs.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
     /// Tokens of each rank.
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
-    /// Instead of all experts the part that each of so many ranks has where they share them, and of as many tokens
-    /// those that come to it, each for one expert: what such a rank computes, without what it sends. Its router
-    /// sees more tokens than it would.
+    /// Measure one rank's share of the experts as if this number of ranks held them all, with as
+    /// many tokens as arrive at such a rank, each for one expert: its computation without its
+    /// communication. The router sees more tokens than on a real rank.
     #[arg(long, value_name = "RANKS", default_value_t = 1)]
     share_of: usize,
-    /// How experts' products are computed: auto, together or each.
+    /// How the experts' GEMMs are computed: auto, together or each.
     #[arg(long, default_value = "auto", value_parser = products)]
     products: GroupedGemmChoice,
-    /// Layers that are measured; all, if none is named.
+    /// Layers to measure; all if none is named.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Passes that are timed.
+    /// Number of timed passes.
     #[arg(long, default_value_t = 10)]
     passes: usize,
 }
@@ -74,7 +74,7 @@ fn products(name: &str) -> Result<GroupedGemmChoice, String> {
     found.ok_or_else(|| "it is auto, together or each".into())
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&MoeArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -85,7 +85,8 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Megatron-LM's proxies, `tests/functional_tests/test_cases/common/moe_perf`, and a layer of Qwen3-30B-A3B.
+/// Megatron-LM's proxies (`tests/functional_tests/test_cases/common/moe_perf`), and a layer of
+/// Qwen3-30B-A3B.
 fn proxies() -> [(&'static str, MoeConfig); 3] {
     let mixtral = MoeConfig::new(4096, 14_336, 8, 2);
     let deepseek = MoeConfig::new(7168, 2048, 32, 8)
@@ -173,7 +174,7 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     report.finish(&args.report)
 }
 
-/// The experts of one of `ranks`, and tokens as many as come to it.
+/// The experts of one of `ranks` ranks, and the number of assignments that arrive at it.
 fn share(config: &MoeConfig, tokens: usize, ranks: usize) -> Result<(MoeConfig, usize), Failure> {
     let MoeConfig {
         num_experts, top_k, ..
@@ -189,7 +190,8 @@ fn share(config: &MoeConfig, tokens: usize, ranks: usize) -> Result<(MoeConfig, 
     Ok((config.with_groups(None), tokens * top_k))
 }
 
-/// Milliseconds of a forward and of a backward, and bytes that tensors take behind the forward.
+/// Median milliseconds of a forward and of a backward pass, and the most bytes that tensors occupy
+/// after the forward; each is the largest of all ranks.
 fn measured(
     config: &MoeConfig,
     groups: &ProcessGroups,

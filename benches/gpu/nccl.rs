@@ -1,4 +1,4 @@
-//! Collectives through NCCL from 1 KiB to 1 GiB, beside PyTorch's.
+//! Collectives through NCCL from 1 KiB to 1 GiB, compared with PyTorch's.
 //!
 //! ```sh
 //! torchrun --nproc-per-node 8 benches/peer/nccl_bw.py > peer.txt
@@ -29,12 +29,12 @@ use crate::{
 struct NcclArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/nccl_bw.py` printed on the same GPUs.
+    /// The output of `peer/nccl_bw.py` on the same GPUs.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
 }
 
-/// The measurement: one rank of it, as torchrun's environment names say.
+/// Runs one rank of the measurement, as torchrun's environment variables say.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&NcclArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,7 +68,7 @@ fn run(args: &NcclArgs) -> Result<(), Failure> {
     report(args, world.size(), &sizes, &times)
 }
 
-/// Prints and keeps what was measured.
+/// Prints the report and saves it if asked to.
 fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Result<(), Failure> {
     let about = format!(
         "Collectives of bf16 tensors over {ranks} GPUs through NCCL {}, one process a GPU, each after \
@@ -116,7 +116,7 @@ fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Resu
     report.finish(&args.report)
 }
 
-/// Seconds of one call: the median of three means, the slowest rank's.
+/// Seconds of one call on the slowest rank; a rank's time is the median of three means.
 fn measure(
     op: Collective,
     world: &Group,

@@ -1,4 +1,4 @@
-//! Runs of some steps on the GPUs of a launcher's ranks.
+//! Runs a few training steps on the GPUs of a launcher's ranks.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use megaburn::{
 
 use crate::Failure;
 
-/// Llama-3-8B but for its depth.
+/// Llama-3-8B except for its depth.
 const CONFIG: &str = r#"
 [model]
 hidden = 4096
@@ -49,27 +49,27 @@ pub(super) struct GpuRank {
     _folder: tempfile::TempDir,
 }
 
-/// What was seen of a run of some steps: of the slowest rank, and of the one with most memory in use.
+/// The measurements of a run: times and rates of the slowest rank, memory of the fullest.
 pub(super) struct Found {
     pub(super) seconds: f64,
     pub(super) tflops: f64,
-    /// Of a rank, as far as the loss is about them.
+    /// Tokens per second per rank, counting only tokens in the loss.
     pub(super) tokens_per_second: f64,
-    /// Reserved, in bytes.
+    /// Bytes reserved on the GPU.
     pub(super) memory: u64,
-    /// The most that tensors took of it, if that was asked for.
+    /// The most bytes that tensors occupied, if this was watched.
     pub(super) tensors: Option<u64>,
-    /// Of this rank.
+    /// Parameters of this rank's shard plan, counted unsharded.
     pub(super) params: usize,
     pub(super) loss: f64,
-    /// This rank's time of each step that was timed, in seconds.
+    /// This rank's time of each timed step, in seconds.
     pub(super) each: Vec<f64>,
 }
 
-/// How many steps a run makes.
+/// The number of steps of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
-    /// Nobody measures these: kernels are compiled and products chosen.
+    /// Steps that are not timed, in which kernels are compiled and GEMMs tuned.
     pub(super) warmup: usize,
     pub(super) timed: usize,
 }
@@ -85,11 +85,11 @@ impl Steps {
 }
 
 impl GpuRank {
-    /// As torchrun's environment names say, with so many tokens of text a rank: sentences, or documents with a
-    /// long tail of up to so many tokens.
+    /// Starts the rank that torchrun's environment variables name, with `tokens` tokens of text per
+    /// rank: sentences or, given `longest`, documents with a long tail of lengths up to it.
     ///
     /// # Errors
-    /// There are no such names, or no such GPU.
+    /// The variables or the GPU are missing.
     /// # Collective
     /// All ranks.
     pub(super) fn start(
@@ -127,10 +127,11 @@ impl GpuRank {
         })
     }
 
-    /// Of so many layers and tokens under a layout, with `KEY=VALUE` settings.
+    /// The configuration of a model with these layers and this sequence length under a layout, with
+    /// `KEY=VALUE` settings.
     ///
     /// # Errors
-    /// There is no such configuration.
+    /// The configuration is invalid.
     pub(super) fn config(
         &self,
         layout: &str,
@@ -156,7 +157,7 @@ impl GpuRank {
             .load()?)
     }
 
-    /// Makes some steps, and a few before that nobody measures.
+    /// Runs the warm-up steps and the timed steps. `watch` polls the memory of tensors.
     ///
     /// # Errors
     /// A step fails.
@@ -185,7 +186,9 @@ impl GpuRank {
                     let seconds = started.elapsed().as_secs_f64();
                     let tokens = done.tokens as f64;
                     times.push(seconds);
-                    // Steps of documents differ in both.
+                    // Steps over documents differ in FLOPs and tokens, so each has its own rates.
+                    // The trainer's TFLOP/s are rescaled from its step time to the one measured
+                    // here.
                     rates[0].push(done.tflops * (tokens / done.tokens_per_second) / seconds);
                     rates[1].push(tokens / group.size() as f64 / seconds);
                 }
@@ -195,7 +198,7 @@ impl GpuRank {
         };
         let tensors = most_allocated(watch.then(|| device.clone().inner()), all)?;
         let params = trainer.plan().num_global();
-        // The next run's memory is its own.
+        // Release this run's memory, so that it does not count in the next run.
         drop(trainer);
         device.inner().memory_cleanup();
         let median = |mut all: Vec<f64>| {
@@ -205,6 +208,7 @@ impl GpuRank {
         let last = last.ok_or("no step was made")?;
         let [tflops, tokens_per_second] = rates.map(median);
         let memory = [last.memory_bytes as f64, tensors as f64];
+        // Rates are negated, so that the maximum over ranks is the lowest rate.
         let mine = [
             median(times.clone()),
             memory[0],
@@ -231,8 +235,8 @@ impl GpuRank {
     }
 }
 
-/// Documents of random letters whose lengths are log-normal: half have less than 1000, and 8% of them, longer than
-/// 8000, about half of all letters. (Where `longest` cuts off nothing.)
+/// Documents of random letters with log-normal lengths: half are shorter than 1000 letters, and the
+/// 8% that are longer than 8000 hold about half of all letters (unless `longest` cuts them off).
 fn long_tail(tokens: usize, longest: usize) -> String {
     let rng = PositionRng::new(1, Purpose::Sampling, "documents");
     let mut text = String::new();
@@ -250,12 +254,12 @@ fn long_tail(tokens: usize, longest: usize) -> String {
     text
 }
 
-/// The most bytes that tensors on a device were seen to take while `work` ran, if one is given.
+/// The most bytes that tensors on `device` occupied while `work` ran; 0 without a device.
 fn most_allocated(
     device: Option<Device>,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<u64, Failure> {
-    /// Ends the watch, also where the work panics.
+    /// Ends the watch when dropped, so also if the work panics.
     struct Done<'a>(&'a AtomicBool);
     impl Drop for Done<'_> {
         fn drop(&mut self) {

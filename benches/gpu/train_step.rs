@@ -1,4 +1,4 @@
-//! A training step of four layers of Llama-3-8B on one GPU, beside PyTorch's.
+//! A training step of four layers of Llama-3-8B on one GPU, compared with PyTorch's.
 
 use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
@@ -35,8 +35,8 @@ dtype = "bf16"
 warmup_steps = 0
 "#;
 
-/// What the optimizer keeps, and how the rows of its peers end. The first is PyTorch's AdamW of a bf16
-/// model, which does not clip; the second Megatron-LM's.
+/// The suffix of a row's name, shared with the peers' rows, and the optimizer settings. The first
+/// matches PyTorch's AdamW on a bf16 model, which does not clip; the second Megatron-LM's.
 const OPTIMIZERS: [(&str, &[&str]); 2] = [
     (
         "",
@@ -55,22 +55,22 @@ const OPTIMIZERS: [(&str, &[&str]); 2] = [
 struct StepArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/train_step.py` printed in the same run.
+    /// The output of `peer/train_step.py` in the same run.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
-    /// Settings on top of the measurement's, as `megaburn train --set`.
+    /// Settings on top of the measurement's own, as in `megaburn train --set`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// One more step of each at the end, and no result: with the profiler on, for
-    /// `ncu --profile-from-start off`.
+    /// Run one more step of each optimizer at the end with the profiler on, for
+    /// `ncu --profile-from-start off`, and write no result.
     #[arg(long)]
     profile: bool,
-    /// Steps that are timed.
+    /// Number of timed steps.
     #[arg(long, default_value_t = 12)]
     steps: usize,
 }
 
-/// The measurement.
+/// Runs the measurement.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&StepArgs::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -159,18 +159,20 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     report.finish(&args.report)
 }
 
-/// What was seen of a run of some steps.
+/// The measurements of a run.
 pub(super) struct Found {
-    /// Seconds of the median step, of the fastest, and of the host until it waits.
+    /// Seconds of the median step.
     pub(super) seconds: f64,
+    /// Seconds of the fastest step.
     fastest: f64,
+    /// Median seconds until the host waits for the GPU.
     pub(super) host: f64,
     loss: f64,
-    /// Bytes on the GPU, at most.
+    /// Bytes reserved on the GPU after the last step.
     pub(super) memory: u64,
 }
 
-/// How many steps are timed, and whether one more is run with the profiler on.
+/// The number of timed steps, and whether to run one more with the profiler on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     pub(super) steps: usize,
@@ -210,7 +212,7 @@ pub(super) fn steps(timing: Timing, config: TrainConfig) -> Result<Found, Failur
         let queue = cuda::CudaQueue::of(&cuda::tensor::from_backend(probe));
         cuda::profiler::captured(&queue.expect("it is on a GPU"), || trainer.step())??;
     }
-    // The next run's memory is its own.
+    // Release this run's memory, so that it does not count in the next run.
     drop(trainer);
     Device::cuda(0).memory_cleanup();
     times.sort_by(f64::total_cmp);

@@ -1,6 +1,6 @@
 //! The collectives that are measured, over the host and over NCCL.
 
-/// A collective.
+/// A measured collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the collectives'")]
 pub enum Collective {
@@ -11,7 +11,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// All of them.
+    /// All measured collectives.
     pub const ALL: [Self; 4] = [
         Self::AllReduce,
         Self::AllGather,
@@ -19,7 +19,7 @@ impl Collective {
         Self::AllToAll,
     ];
 
-    /// Its name, as PyTorch's.
+    /// The collective's name, as in PyTorch.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -29,7 +29,7 @@ impl Collective {
         }
     }
 
-    /// What nccl-tests multiplies bytes over time with, for the bandwidth of the links.
+    /// The factor from size over time to bus bandwidth, as nccl-tests defines it.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         let share = (ranks - 1) as f64 / ranks as f64;
         if self == Self::AllReduce {
@@ -40,7 +40,7 @@ impl Collective {
     }
 }
 
-/// A size for people.
+/// Formats a size in bytes as KiB, MiB or GiB.
 pub fn label(bytes: usize) -> String {
     match bytes {
         0..0x10_0000 => format!("{} KiB", bytes >> 10),

@@ -1,7 +1,9 @@
-//! The figures of measurements, read from their reports: each beside the last one of the same card.
+//! Reads the figures of measurements from their reports and compares each with the last one of the
+//! same card.
 //!
-//! A report's file is `YYYY-MM-DD-NAME.md` with tables. `benches/results/figures` holds a file for each card,
-//! `NVIDIA-H200.json`, with the newest figure of each cell and the date and commit that it is of.
+//! A report is a file `YYYY-MM-DD-NAME.md` with tables. `benches/results/figures` holds a file for
+//! each card, such as `NVIDIA-H200.json`, with the newest figure of each cell and its date and
+//! commit.
 
 use std::{
     collections::BTreeMap,
@@ -16,52 +18,52 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 
-/// Percent by which a figure may be worse than the last one.
+/// A figure counts as slower if it is worse than the last one by at least this many percent.
 const TOLERATED: f64 = 3.0;
-/// Units of which more is better.
+/// Units for which more is better.
 const MORE: [&str; 7] = [
     "TFLOP/s", "TB/s", "GB/s", "tok/s", "tokens/s", "MFU", "PFLOP/s",
 ];
-/// Units of which less is better.
+/// Units for which less is better.
 const LESS: [&str; 7] = ["ms", "us", "seconds", "GiB", "GB", "MB", "bytes/parameter"];
-/// Who is measured for comparison.
+/// Words that mark a figure as a peer's, measured only for comparison.
 const PEERS: [&str; 5] = ["pytorch", "torch", "megatron", "fsdp", "peer"];
 
 /// A measured number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// As its cell has it.
+    /// The number in its cell.
     pub value: f64,
-    /// Of the report.
+    /// The date of the report.
     pub date: String,
-    /// What was measured.
+    /// The commit that was measured.
     pub commit: String,
 }
 
 /// The figures of a card, by `report / table / row / column`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// As the driver calls it.
+    /// The card's name, as the driver reports it.
     pub card: String,
-    /// By where they stand.
+    /// The figures, by `report / table / row / column`.
     pub figures: BTreeMap<String, Figure>,
 }
 
-/// A figure beside the last one.
+/// A figure compared with the last one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// `report / table / row / column`.
     pub place: String,
-    /// The new one.
+    /// The new value.
     pub now: f64,
-    /// The last one, if there is one.
+    /// The last figure, if there is one.
     pub last: Option<Figure>,
-    /// Percent by which the new one is worse, negative where it is better.
+    /// The percentage by which the new value is worse; negative if it is better.
     pub worse: Option<f64>,
 }
 
 impl Change {
-    /// Whether it is one of ours that is 3% worse or more.
+    /// Whether this is a figure of megaburn (not of a peer) that is at least 3% worse.
     pub fn is_slower(&self) -> bool {
         let of_peer = PEERS
             .iter()
@@ -70,7 +72,7 @@ impl Change {
     }
 }
 
-/// Reads the reports in a folder, older ones first; those of other machines than GPUs are left out.
+/// Reads the reports in a folder, older ones first, and skips reports of machines without GPUs.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -79,7 +81,7 @@ pub fn read(folder: &Path) -> Result<BTreeMap<String, Figures>, Failure> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            // The measurements of layouts write into folders of their own.
+            // The layout measurements write into subfolders.
             files.extend(fs::read_dir(&path)?.filter_map(|entry| Some(entry.ok()?.path())));
         } else {
             files.push(path);
@@ -100,7 +102,7 @@ pub fn read(folder: &Path) -> Result<BTreeMap<String, Figures>, Failure> {
     Ok(cards)
 }
 
-/// The card and the figures of a report; nothing of one that names none.
+/// The card and the figures of a report; `None` if it names no GPU.
 fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
     let (name, date) = text.lines().next()?.strip_prefix("# ")?.split_once(", ")?;
     let date = date.get(..10)?;
@@ -111,14 +113,14 @@ fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
     let (gpus, machine) = fact("machine")?.split_once(" GPUs, ")?;
     gpus.parse::<usize>().ok()?;
     let card = machine.split([',', ';']).next()?.to_string();
-    // Behind the commit there may be a remark.
+    // The commit may be followed by a remark.
     let commit = fact("commit")?.split_whitespace().next()?.to_string();
     let mut title = "";
     let mut head = Vec::new();
     let mut figures = BTreeMap::new();
     for line in text.lines() {
         if let Some(text) = line.strip_prefix("##") {
-            // What stands in parentheses is a remark.
+            // Parentheses in a title hold a remark, which is no part of the figure's key.
             let text = text.trim_start_matches('#').trim();
             title = text.split_once(" (").map_or(text, |(title, _)| title);
             head = Vec::new();
@@ -160,16 +162,16 @@ fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
     Some((card, figures))
 }
 
-/// The cells of a line of a table.
+/// The cells of a line of a table; `None` for any other line.
 fn cells(line: &str) -> Option<Vec<&str>> {
     let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
     Some(inner.split('|').map(str::trim).collect())
 }
 
-/// What stands in a column.
+/// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
-    /// A part of the row's name, or nothing that is measured.
+    /// A part of the row's name, or values that are not compared, such as a ratio to a peer.
     Name,
     Ours,
     Peers,
@@ -179,7 +181,7 @@ impl Column {
     fn of(head: &[&str], index: usize) -> Self {
         let title = head[index];
         let of_peer = PEERS.iter().any(|peer| title.to_lowercase().contains(peer));
-        // The peers' columns follow ours and have their names.
+        // A peer's column follows ours and may repeat its title.
         let again = head[..index].contains(&title);
         match is_more_better(title) {
             None if !of_peer => Self::Name,
@@ -190,7 +192,7 @@ impl Column {
     }
 }
 
-/// Whether more is better of what a column has; nothing where its title has no unit.
+/// Whether more is better in a column with this title; `None` if the title has no unit.
 fn is_more_better(title: &str) -> Option<bool> {
     let has = |units: &[&str]| {
         title
@@ -204,7 +206,7 @@ fn is_more_better(title: &str) -> Option<bool> {
     }
 }
 
-/// Each new figure beside the last one.
+/// Compares each new figure with the last one.
 pub fn compare(now: &Figures, last: &Figures) -> Vec<Change> {
     let change = |(place, figure): (&String, &Figure)| {
         let last = last.figures.get(place).cloned();
@@ -227,18 +229,19 @@ pub fn compare(now: &Figures, last: &Figures) -> Vec<Change> {
     now.figures.iter().map(change).collect()
 }
 
-/// Prints the figures of a folder of reports beside the last ones, and writes all into it.
+/// Compares the figures in a folder of reports with the last ones, prints them, and writes the
+/// updated figures into the folder.
 #[derive(Debug, Parser)]
 #[command(name = "bench-figures")]
 struct Arguments {
-    /// Where reports are.
+    /// The folder of the reports.
     folder: PathBuf,
-    /// Where the last figures are, a file for each card.
+    /// The folder of the last figures, with a file for each card.
     #[arg(long, value_name = "FOLDER")]
     last: PathBuf,
 }
 
-/// The program.
+/// Runs the program.
 pub fn main(command: Vec<OsString>) -> ExitCode {
     match run(&Arguments::parse_from(command)) {
         Ok(()) => ExitCode::SUCCESS,

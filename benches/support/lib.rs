@@ -1,8 +1,7 @@
-//! What the measurements beside this folder share: the models, the clock and the report.
+//! The code that the measurements share: the models, the clock and the report.
 //!
-//! Run one with `cargo bench -p megaburn-benches --bench plain_burn` (or `ranks`, `collectives`,
-//! `load_hf`);
-//! `-- --save` also writes a dated file into `results/`.
+//! Run a measurement with `cargo bench -p megaburn-benches --bench plain_burn` (or `ranks`,
+//! `collectives`, `load_hf`); `-- --save` also writes a dated file into `results/`.
 
 pub mod collective;
 pub mod figures;
@@ -14,15 +13,15 @@ pub mod plain;
 pub mod report;
 pub mod timing;
 
-/// Why a measurement ends without a result.
+/// The error that ends a measurement without a result.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A measurement with its command line, its name first.
+/// The main function of a measurement; it takes the command line, program name first.
 pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
 
-/// The measurements that are functions, for a program that is several.
+/// The measurements that are functions, for a binary that contains several programs.
 ///
-/// Those of GPUs are here alone: they run from the bundle, where there is no Cargo.
+/// Only programs for GPU machines are listed: they run from the bundle, where there is no Cargo.
 #[cfg(feature = "cuda")]
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-activations", gpu::activations::main),
@@ -39,6 +38,6 @@ pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-nccl", gpu::nccl::main),
     ("bench-train-step", gpu::train_step::main),
 ];
-/// Without GPUs there are none.
+/// Empty without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub const PROGRAMS: &[(&str, Program)] = &[];

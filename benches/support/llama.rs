@@ -15,10 +15,10 @@ use megaburn::{
 
 use crate::Failure;
 
-/// Tokens of a byte-level vocabulary.
+/// Size of a byte-level vocabulary.
 const VOCAB: usize = 260;
 
-/// The model of the main job as configured by default, and tokens of a sample.
+/// The main job's default model, and the tokens of a sample.
 pub fn default_model() -> (DecoderConfig, usize) {
     let config = TrainConfig::default();
     (
@@ -27,7 +27,7 @@ pub fn default_model() -> (DecoderConfig, usize) {
     )
 }
 
-/// The default model at twice the width: four times the parameters and FLOPs of a token.
+/// The default model at twice the width: four times the parameters and FLOPs per token.
 pub fn larger_model() -> (DecoderConfig, usize) {
     let (small, seq_len) = default_model();
     let config = DecoderConfig {
@@ -45,12 +45,13 @@ pub fn global_batch() -> usize {
     TrainConfig::default().train.global_batch
 }
 
-/// Tokens and labels of some samples of a fixed pseudo-random text.
+/// The tokens and labels of the given samples of a fixed pseudo-random text.
 ///
 /// # Shapes
 /// `[seq, samples]` each, on the device without autodiff.
 pub fn batch(seq_len: usize, samples: std::ops::Range<usize>) -> [Tensor<2, Int>; 2] {
-    // The steps of a multiplicative congruential generator, spread over the vocabulary.
+    // Multiplies the index by a large odd constant (a Fibonacci hash) and maps it to the
+    // vocabulary.
     let token = |sample: usize, position: usize| {
         let index = (sample * (seq_len + 1) + position + 1) as u64;
         (index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as i64 % VOCAB as i64
@@ -67,7 +68,7 @@ pub fn batch(seq_len: usize, samples: std::ops::Range<usize>) -> [Tensor<2, Int>
     })
 }
 
-/// How much of the optimizer's side a step has.
+/// Whether a step clips gradients before the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clip {
     /// AdamW alone.
@@ -76,10 +77,10 @@ pub enum Clip {
     ToOne,
 }
 
-/// One rank's model, data and optimizer: what the trainer holds, with a batch that stays.
+/// One rank's model, data and optimizer, like the trainer's, but with a fixed batch.
 #[derive(Debug)]
 pub struct Megaburn {
-    /// Always there, but while the optimizer turns it into the next one.
+    /// `None` only while the optimizer updates the model.
     model: Option<Decoder>,
     groups: ProcessGroups,
     grads: GradientAccumulator,
@@ -88,10 +89,11 @@ pub struct Megaburn {
 }
 
 impl Megaburn {
-    /// A freshly drawn model and this rank's share of the global batch, as one micro-batch.
+    /// Creates a freshly initialized model and this rank's share of the global batch, as one
+    /// micro-batch.
     ///
     /// # Errors
-    /// A layout that the model does not fit.
+    /// The model does not fit the layout or the sequence length.
     pub fn new(
         config: &DecoderConfig,
         seq_len: usize,
@@ -133,10 +135,10 @@ impl Megaburn {
             / count as f32
     }
 
-    /// One training step.
+    /// Runs one training step.
     ///
     /// # Errors
-    /// A failed collective.
+    /// A collective fails.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self, clip: Clip) -> Result<(), Failure> {
@@ -161,5 +163,5 @@ impl Megaburn {
     }
 }
 
-/// Small, so that the weights stay where floats are ordinary.
+/// Small, so that the weights stay within the normal range of floats.
 pub(crate) const LEARNING_RATE: f64 = 1e-4;

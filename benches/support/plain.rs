@@ -1,5 +1,5 @@
-//! The same Llama as a Burn user would write it: Burn's modules, `[batch, seq, hidden]`, Burn's
-//! AdamW, automatic differentiation throughout.
+//! The same Llama as a Burn user would write it: Burn's modules on `[batch, seq, hidden]`, Burn's
+//! AdamW, and automatic differentiation throughout.
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
@@ -21,9 +21,9 @@ use megaburn::{
 
 use crate::llama::{Clip, LEARNING_RATE};
 
-/// A model of one process, and what one step of training it needs.
+/// A model of one process, with everything that a training step needs.
 pub struct PlainBurn {
-    /// Always there, but while the optimizer turns it into the next one.
+    /// `None` only while the optimizer updates the model.
     model: Option<PlainLlama>,
     optimizer: ModuleOptimizer,
     tokens: Tensor<2, Int>,
@@ -31,7 +31,7 @@ pub struct PlainBurn {
 }
 
 impl PlainBurn {
-    /// A model with the weights of `from`, for a batch of `[seq, batch]`.
+    /// Creates a model with the weights of `from`, for tokens and labels `[seq, batch]`.
     pub fn new(from: &Decoder, [tokens, labels]: [Tensor<2, Int>; 2], clip: Clip) -> Self {
         let device = Device::flex().autodiff();
         let [tokens, labels] = [tokens, labels].map(|x| Tensor::from_inner(x.transpose()));
@@ -59,7 +59,7 @@ impl PlainBurn {
         model.valid().loss(tokens, labels).into_scalar()
     }
 
-    /// One training step.
+    /// Runs one training step.
     pub fn step(&mut self) {
         let model = self
             .model
@@ -90,7 +90,8 @@ struct PlainLlama {
     rope: Rope,
 }
 
-/// Cosines and sines `[seq, head_dim]`, and what a query must not see, `[seq, seq]`.
+/// The rotary tables `[seq, head_dim]`, and the causal mask `[seq, seq]`, which is true where a
+/// query must not see a key.
 #[derive(Module, Debug)]
 struct Rope {
     cos: Tensor<2>,
@@ -133,7 +134,7 @@ impl PlainLlama {
         }
     }
 
-    /// Mean next-token loss; tokens and labels `[batch, seq]`.
+    /// The mean next-token loss. Tokens and labels are `[batch, seq]`.
     fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
         let mut x = self.embedding.forward(tokens);
         for block in &self.blocks {
@@ -169,7 +170,7 @@ impl PlainBlock {
         }
     }
 
-    /// `[batch, seq, hidden]`, unchanged.
+    /// Maps `[batch, seq, hidden]` to the same shape.
     fn forward(&self, x: Tensor<3>, rope: &Rope) -> Tensor<3> {
         let x = x.clone() + self.attention(self.attention_norm.forward(x), rope);
         let n = self.mlp_norm.forward(x.clone());
@@ -185,7 +186,7 @@ impl PlainBlock {
             let head_dim = x.dims()[2] / heads;
             x.reshape([batch, seq, heads, head_dim]).swap_dims(1, 2)
         };
-        // Each head of keys and values serves the queries of a few heads.
+        // GQA: each key/value head serves several query heads.
         let repeat = |x: Tensor<4>| {
             let head_dim = x.dims()[3];
             let x = x.unsqueeze_dim::<5>(2).repeat_dim(2, heads / kv_heads);
@@ -225,7 +226,7 @@ impl Rope {
         }
     }
 
-    /// Half-rotation of `[batch, heads, seq, head_dim]`.
+    /// Rotates `[batch, heads, seq, head_dim]` in the half-split convention.
     fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
         let half = x.dims()[3] / 2;
         let first = x.clone().narrow(3, 0, half);
@@ -235,7 +236,7 @@ impl Rope {
     }
 }
 
-/// The values of a model by path.
+/// The weights of a model by parameter path.
 struct Weights {
     values: BTreeMap<String, TensorData>,
     device: Device,
@@ -259,7 +260,7 @@ impl Weights {
         let mut linear = LinearConfig::new(d_input, d_output)
             .with_bias(false)
             .init(&self.device);
-        // Of its own memory: a view of the fused matrix would be a slower operand.
+        // Copied into its own memory: a view of the fused matrix would be a slower operand.
         linear.weight = Param::from_data(weight.into_data(), &self.device);
         linear
     }

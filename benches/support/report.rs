@@ -1,4 +1,4 @@
-//! What a measurement prints, and the dated file that it becomes with `--save`.
+//! The printed report of a measurement, which `--save` writes to a dated file.
 
 use std::{
     fmt::Write,
@@ -16,16 +16,16 @@ use crate::Failure;
 /// The flags of every measurement.
 #[derive(Debug, Parser)]
 pub struct Args {
-    /// Write the result to `benches/results/YYYY-MM-DD-NAME.md` too.
+    /// Also write the result to `benches/results/YYYY-MM-DD-NAME.md`.
     #[arg(long)]
     pub save: bool,
     /// Write the result into this folder instead.
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
-    /// Only a few repetitions: to see that it works, not how fast.
+    /// Run only a few repetitions, to check that the measurement works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
-    /// `cargo bench` passes this.
+    /// Ignored; `cargo bench` passes this.
     #[arg(long, hide = true)]
     pub bench: bool,
 }
@@ -38,7 +38,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table.
+    /// Creates a table with a head and no rows.
     pub fn new(title: impl Into<String>, head: &[&str]) -> Self {
         let head = head.iter().map(ToString::to_string).collect();
         Self {
@@ -47,12 +47,12 @@ impl Table {
         }
     }
 
-    /// Adds a row; it has as many cells as the head.
+    /// Adds a row, which must have as many cells as the head.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
-    /// The table with its columns aligned, numbers' columns to the right.
+    /// Formats the table with aligned columns: the first one to the left, all others to the right.
     pub fn to_markdown(&self) -> String {
         let columns = self.rows[0].len();
         let width = |column: usize| {
@@ -90,7 +90,7 @@ impl Table {
     }
 }
 
-/// A measurement's result: what was measured, and its tables.
+/// The result of a measurement: a description of what was measured, and tables.
 #[derive(Clone, Debug)]
 pub struct Report {
     name: &'static str,
@@ -100,7 +100,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report without tables; prints what is being measured.
+    /// Creates a report without tables and prints the description.
     pub fn new(name: &'static str, about: impl Into<String>) -> Self {
         let about = about.into();
         println!("{name}: {about}\n");
@@ -112,19 +112,19 @@ impl Report {
         }
     }
 
-    /// Prints a table and adds it.
+    /// Prints a table and adds it to the report.
     pub fn table(&mut self, table: &Table) {
         self.text(&table.to_markdown());
     }
 
-    /// Prints a paragraph and adds it.
+    /// Prints a paragraph and adds it to the report.
     pub fn text(&mut self, text: &str) {
         let text = text.trim_end();
         println!("{text}\n");
         let _ = write!(self.body, "{text}\n\n");
     }
 
-    /// Writes the dated file if `args` ask for it.
+    /// Writes the dated file if `args` ask for it (`--save` or `--out`).
     ///
     /// # Errors
     /// The file cannot be written.
@@ -142,7 +142,7 @@ impl Report {
         Ok(())
     }
 
-    /// How the result can be had again.
+    /// The command that reproduces the result.
     fn command(&self, quick: &str) -> String {
         match std::env::var_os("MEGABURN_BUNDLE") {
             Some(_) => format!("`{}`, from the bundle of `.ci/bundle`", arguments()),
@@ -193,7 +193,7 @@ impl Report {
     }
 }
 
-/// What the sources were: of this repository or, in a bundle, of the one that it was made from.
+/// The commit of the sources: of this repository or, in a bundle, the one it was built from.
 fn commit() -> String {
     let bundle = std::env::var_os("MEGABURN_BUNDLE");
     let written =
@@ -235,7 +235,7 @@ fn machine() -> String {
     format!("{gpus}{cpu}, {cores} cores, {memory:.0} GiB memory, {os}")
 }
 
-/// The command line, the program without its folder.
+/// The command line, with the program's folder removed.
 fn arguments() -> String {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();
@@ -247,7 +247,7 @@ fn arguments() -> String {
         .join(" ")
 }
 
-/// The version of burn that was built, from the lock file.
+/// The version of burn that was built, read from the lock file.
 fn burn_version() -> String {
     let lock = include_str!("../../Cargo.lock");
     let after = lock

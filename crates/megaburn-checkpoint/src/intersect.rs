@@ -40,10 +40,10 @@ pub(crate) fn for_each_shared_run(
     mut f: impl FnMut(usize, usize, usize),
 ) {
     let mut shared: Vec<Range<usize>> = shape.iter().map(|&size| 0..size).collect();
-    for stretch in [a, b] {
-        let held = &mut shared[stretch.dim];
-        held.start = held.start.max(stretch.global.start);
-        held.end = held.end.min(stretch.global.end);
+    for range in [a, b] {
+        let held = &mut shared[range.dim];
+        held.start = held.start.max(range.global.start);
+        held.end = held.end.min(range.global.end);
     }
     if shared.iter().any(Range::is_empty) {
         return;
@@ -72,9 +72,9 @@ mod tests {
     use super::*;
 
     /// The element numbers of a global tensor, as the slice holds them.
-    fn held(shape: &[usize], stretch: &DimSlice) -> Vec<usize> {
+    fn held(shape: &[usize], range: &DimSlice) -> Vec<usize> {
         let mut local = shape.to_vec();
-        local[stretch.dim] = stretch.len;
+        local[range.dim] = range.len;
         let mut memory = vec![usize::MAX; local.iter().product()];
         for element in 0..shape.iter().product() {
             let mut rest = element;
@@ -83,8 +83,8 @@ mod tests {
                 at[dim] = rest % shape[dim];
                 rest /= shape[dim];
             }
-            if stretch.global.contains(&at[stretch.dim]) {
-                memory[stretch.offset(shape, &at)] = element;
+            if range.global.contains(&at[range.dim]) {
+                memory[range.offset(shape, &at)] = element;
             }
         }
         memory

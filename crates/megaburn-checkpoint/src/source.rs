@@ -97,7 +97,7 @@ impl TensorSource for Checkpoint {
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
         self.read(
             name,
-            &stretch(self.global_shape(name)?, 0, rows),
+            &slice_spec(self.global_shape(name)?, 0, rows),
             self.dtype(name)?,
         )
     }
@@ -107,7 +107,7 @@ impl TensorSource for Checkpoint {
 ///
 /// # Panics
 /// If the tensor does not have this range.
-pub(crate) fn stretch(shape: &[usize], dim: usize, global: Range<usize>) -> ShardSpec {
+pub(crate) fn slice_spec(shape: &[usize], dim: usize, global: Range<usize>) -> ShardSpec {
     let len = shape.get(dim).copied().unwrap_or(1);
     assert!(
         global.start <= global.end && global.end <= len,

@@ -205,13 +205,13 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     }
 
     /// Updates this rank's shard of a bucket, and drops the old values. `old` is the shard if that
-    /// is all this rank keeps. Returns the range `stretch` of the bucket with the new values at
+    /// is all this rank keeps. Returns the range `range` of the bucket with the new values at
     /// their offsets; the rest of it is uninitialized.
     fn update_share(
         &mut self,
         bucket: &Bucket,
         old: Option<Tensor<1>>,
-        stretch: Range<usize>,
+        range: Range<usize>,
     ) -> Tensor<1> {
         let place = match &old {
             Some(old) => (old.device(), old.dtype()),
@@ -239,7 +239,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
                     .narrow(0, kept.start, kept.len()),
             };
             let start = self.optimizer.start(&slot.path, place.1, value);
-            let at = at - stretch.start;
+            let at = at - range.start;
             starts.push((slot, at..at + kept.len(), start));
         }
         // Free what is no longer needed before allocating the same amount.
@@ -249,7 +249,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
                 taken.value = empty(0);
             }
         }
-        let mut new = empty(stretch.len());
+        let mut new = empty(range.len());
         let mut starts = starts.into_iter().peekable();
         while starts.peek().is_some() {
             let mut places = Vec::new();

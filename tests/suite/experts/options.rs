@@ -158,13 +158,13 @@ fn assert_text_as_one_rank(
     expected.steps[4].experts.clone()
 }
 
-/// Writes `len` letters in sections of `stretch`: one letter repeated in the first half, random
+/// Writes `len` letters in sections of `section_len`: one letter repeated in the first half, random
 /// letters in the second.
-fn write_repeated_letters(path: &Path, len: usize, stretch: usize, seed: u64) {
+fn write_repeated_letters(path: &Path, len: usize, section_len: usize, seed: u64) {
     let rng = PositionRng::new(seed, Purpose::Sampling, "letters");
     let letter = |index: usize| {
-        let start = index - index % stretch;
-        let drawn = if index - start < stretch / 2 {
+        let start = index - index % section_len;
+        let drawn = if index - start < section_len / 2 {
             start
         } else {
             index

@@ -6,3 +6,4 @@ pub(crate) mod outside;
 pub(crate) mod rules;
 pub(crate) mod stale;
 pub(crate) mod task_pool;
+pub(crate) mod words;

@@ -41,7 +41,7 @@ const LONGEST_COMMENT: usize = 125;
 /// Files that are allowed to be longer. This list may only shrink.
 const LONG_FILES: [&str; 0] = [];
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .unwrap()

@@ -6,7 +6,7 @@ use super::read::swapped;
 use crate::{
     Checkpoint, CheckpointError, TensorHeader, TensorSource,
     buffer::filled,
-    source::{nearest, stretch},
+    source::{nearest, slice_spec},
     transpose::{MatrixBlock, MatrixCopy},
 };
 
@@ -112,7 +112,7 @@ impl TensorSource for HfView<'_> {
         } = entry;
         let read = |dim, range| {
             self.checkpoint
-                .read(tensor, &stretch(shape, dim, range), *dtype)
+                .read(tensor, &slice_spec(shape, dim, range), *dtype)
         };
         let shifted = columns.start + rows.start..columns.start + rows.end;
         match shape.as_slice() {

@@ -130,7 +130,7 @@ fn an_error_of_the_system_is_no_damage_and_a_lost_or_changed_file_is() {
             error.is_damage() && error.to_string().contains(name),
             "{error}"
         );
-        // Nobody can follow this link, not even the superuser.
+        // No user can follow this link, not even the superuser.
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let error = open();
         assert!(

@@ -172,7 +172,7 @@ impl Overlap {
             .for_each(|direct| direct.arrived = 0);
     }
 
-    /// That the weight at `path` gets gradients beside those that its layer sums.
+    /// Notes that the weight at `path` also gets gradients that its layer does not sum.
     pub(crate) fn exclude(&self, path: &str) {
         if let Some(direct) = self.lock().direct.get_mut(path) {
             direct.expected = Expected::Others;

@@ -36,11 +36,11 @@ impl Slot {
         self.start..self.start + self.len
     }
 
-    /// The part of the parameter that lies in the range `stretch` of the bucket, as a range of the
+    /// The part of the parameter that lies in the range `range` of the bucket, as a range of the
     /// parameter.
-    pub(crate) fn within(&self, stretch: &Range<usize>) -> Range<usize> {
-        let [start, end] = [stretch.start, stretch.end]
-            .map(|at| at.clamp(self.start, self.range().end) - self.start);
+    pub(crate) fn within(&self, range: &Range<usize>) -> Range<usize> {
+        let [start, end] =
+            [range.start, range.end].map(|at| at.clamp(self.start, self.range().end) - self.start);
         start..end
     }
 }
@@ -94,18 +94,18 @@ impl Bucket {
             .all(|slot| (slot.len * size).is_multiple_of(CUT))
     }
 
-    /// Builds the range `stretch` of the bucket: `part` of each slot in it (called with a range of
+    /// Builds the range `range` of the bucket: `part` of each slot in it (called with a range of
     /// the parameter) at its offset, and `zeros` elsewhere.
     pub(crate) fn join(
         &self,
-        stretch: Range<usize>,
+        range: Range<usize>,
         mut part: impl FnMut(&Slot, Range<usize>) -> Tensor<1>,
         zeros: impl Fn(usize) -> Tensor<1>,
     ) -> Tensor<1> {
         let mut parts = Vec::new();
-        let mut at = stretch.start;
+        let mut at = range.start;
         for slot in &self.slots {
-            let range = slot.within(&stretch);
+            let range = slot.within(&range);
             if range.is_empty() {
                 continue;
             }
@@ -116,8 +116,8 @@ impl Bucket {
             parts.push(part(slot, range));
             at = end;
         }
-        if stretch.end > at {
-            parts.push(zeros(stretch.end - at));
+        if range.end > at {
+            parts.push(zeros(range.end - at));
         }
         joined(parts)
     }

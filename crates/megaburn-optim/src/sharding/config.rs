@@ -24,7 +24,7 @@ pub struct ShardingConfig {
     /// `--num-distributed-optimizer-instances`, which gives the number of copies instead. Default:
     /// all ranks.
     pub ranks: Option<usize>,
-    /// Elements per collective. Default as in Megatron: the larger of 40 million and one million
+    /// Elements per collective. Default as in Megatron: the larger of 40 Mi (`40 << 20`) and one Mi
     /// per rank.
     pub bucket: Option<usize>,
     /// Matrices whose layers accumulate the gradients during backward
@@ -139,9 +139,9 @@ impl ShardingConfig {
         let shares = (!shared.is_empty()).then(|| Zero3Params::new(shared, &shapes));
         let mut kept = BTreeMap::new();
         for bucket in &buckets {
-            let stretch = replicas(bucket.kind).shard_of(bucket);
+            let range = replicas(bucket.kind).shard_of(bucket);
             let slots = bucket.slots.iter();
-            kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&stretch))));
+            kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&range))));
         }
         Ok(Sharding(Arc::new(Inner {
             level: self.level,

@@ -90,7 +90,7 @@ impl PrefetchPredictor {
         }
         let suffixes = self
             .suffixes()
-            .map(|stretch| (stretch, read))
+            .map(|suffix| (suffix, read))
             .collect::<Vec<_>>();
         self.now.extend(suffixes);
         self.last.push_back(Some(read));
@@ -124,7 +124,7 @@ impl PrefetchPredictor {
 
     /// The bucket that was read next the last time.
     fn next(&self) -> Option<usize> {
-        let known = self.suffixes().find_map(|stretch| self.known.get(&stretch));
+        let known = self.suffixes().find_map(|suffix| self.known.get(&suffix));
         known.map(|(_, next)| *next)
     }
 }
@@ -187,9 +187,9 @@ impl Zero3Params {
         let first = &parts[&bucket.slots[0].path];
         let place = (first.device(), first.dtype());
         let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
-        let stretch = bucket.share(group.rank(), group.size());
+        let range = bucket.share(group.rank(), group.size());
         let part = |slot: &super::Slot, _| parts.remove(&slot.path).expect("it was given");
-        let share = bucket.join(stretch, part, zeros);
+        let share = bucket.join(range, part, zeros);
         state.shares[index] = Some(share);
         state.whole.clear();
     }
@@ -200,15 +200,15 @@ impl Zero3Params {
         let place = state.places.get(path)?;
         let share = state.shares[place.bucket].as_ref()?;
         let (bucket, group) = &state.buckets[place.bucket];
-        let stretch = bucket.share(group.rank(), group.size());
+        let range = bucket.share(group.rank(), group.size());
         let slot = bucket.slots.iter().find(|slot| slot.path == path)?;
-        let kept = slot.within(&stretch);
+        let kept = slot.within(&range);
         Some(if kept.is_empty() {
             Tensor::empty([0], (&share.device(), share.dtype()))
         } else {
             share
                 .clone()
-                .narrow(0, slot.start + kept.start - stretch.start, kept.len())
+                .narrow(0, slot.start + kept.start - range.start, kept.len())
         })
     }
 

@@ -37,11 +37,12 @@ use crate::{Activation, Mlp, PlanBuilder, Recomputable, Sharded, TokenContext};
 /// chose for the token, plus the shared expert if there is one.
 ///
 /// # Collective
-/// All ranks of [`ExpertGroups::experts`], forward and backward: numbers of tokens (and which experts those have that
-/// go once to a rank of several) are told to each other,
-/// then rows go to the ranks of their experts and back (all-to-all over `ep`, all-gather and reduce-scatter over
-/// `etp`; or as its [`Dispatcher`] says). A rank that has no tokens, or whose experts get none, takes part like any
-/// other. Where losses [balance](Balance) the experts, those of [`ExpertGroups::tp_cp`] sum numbers of tokens.
+/// All ranks of [`ExpertGroups::experts`] call it, forward and backward. They first exchange row
+/// counts, and for tokens that are sent once to several experts of a rank also the experts' ids. Then
+/// rows are dispatched to the ranks of their experts and combined again: all-to-all over `ep`,
+/// all-gather and reduce-scatter over `etp`, or as the [`Dispatcher`] says. A rank without tokens, or
+/// whose experts get none, takes part like any other. With a [load-balancing](LoadBalance) loss the
+/// ranks of [`ExpertGroups::tp_cp`] also sum token counts.
 #[derive(Module, Debug)]
 pub struct Moe {
     /// Chooses the experts of each token.

@@ -1,7 +1,7 @@
 //! Estimates the memory that each rank of a run needs, by formula, before anything is allocated.
 //!
 //! Parameters, accumulated gradients and optimizer state are counted from the rank's shards, and
-//! activations by [`megaburn_models::activations`]. The memory of kernels, collectives and the
+//! activations by [`megaburn_models::activation_memory`]. The memory of kernels, collectives and the
 //! allocator is not included: leave a tenth of a GPU free for them.
 
 mod held;

@@ -55,9 +55,9 @@ fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) ->
         .narrow(0, groups.dp.rank() * samples, samples)
         .swap_dims(0, 1);
     let zigzag = Zigzag::new(groups.cp.rank(), groups.cp.size());
-    let stretches = zigzag.ranges(all.dims()[0]);
-    let stretches = stretches.map(|range| all.clone().narrow(0, range.start, range.len()));
-    Tensor::cat(stretches.to_vec(), 0)
+    let chunks = zigzag.ranges(all.dims()[0]);
+    let chunks = chunks.map(|range| all.clone().narrow(0, range.start, range.len()));
+    Tensor::cat(chunks.to_vec(), 0)
 }
 
 impl<'a> VerifyRank<'a> {

@@ -25,7 +25,7 @@ pub(super) struct Forward {
     /// Planes of a cube.
     pub(super) planes: usize,
     /// Row blocks of 16 queries per plane.
-    pub(super) stretches: usize,
+    pub(super) row_blocks: usize,
     /// Keys of a tile.
     pub(super) keys: usize,
     pub(super) mask: Mask,
@@ -38,7 +38,7 @@ pub(super) struct Forward {
 impl Forward {
     /// Queries of a cube.
     pub(super) fn queries(&self) -> usize {
-        self.planes * self.stretches * 16
+        self.planes * self.row_blocks * 16
     }
 
     fn units(&self) -> usize {
@@ -93,7 +93,7 @@ pub(super) fn flash_forward<F: Float>(
     let Forward {
         d,
         d_v,
-        stretches,
+        row_blocks,
         keys,
         mask,
         products,
@@ -121,10 +121,10 @@ pub(super) fn flash_forward<F: Float>(
     let begin = of_first.begin as u32 / comptime!(keys as u32) * comptime!(keys as u32);
 
     let columns = comptime!(steps(d_v) * 2);
-    let num_scores = comptime!(2 * stretches * (keys / 8));
-    let mut sums = zeros(stretches, columns);
-    let mut softmax = Softmax::new(stretches);
-    let query = first + UNIT_POS_Y * comptime!(16 * stretches as u32) + UNIT_POS_X / 4;
+    let num_scores = comptime!(2 * row_blocks * (keys / 8));
+    let mut sums = zeros(row_blocks, columns);
+    let mut softmax = Softmax::new(row_blocks);
+    let query = first + UNIT_POS_Y * comptime!(16 * row_blocks as u32) + UNIT_POS_X / 4;
     let place = RowPosition {
         batch,
         head,
@@ -159,7 +159,7 @@ pub(super) fn flash_forward<F: Float>(
         }
         copy_tile::<F>(v, &of_v, start_v, begin, &mut tiles, at_v, keys, d_v, units);
         let mut scores = multiply_rows::<F>(
-            &mma, &tiles, 0usize, at_k, queries, stretches, keys, d, products,
+            &mma, &tiles, 0usize, at_k, queries, row_blocks, keys, d, products,
         );
         settle(&mut scores, num_scores, 0usize, products);
         // Whether some query of the cube does not see some key of the tile.
@@ -191,11 +191,11 @@ pub(super) fn flash_forward<F: Float>(
             // The next softmax is computed while the values are multiplied.
             let of_keys = at_k + other * k_len;
             let mut later = multiply_rows::<F>(
-                &mma, &tiles, 0usize, of_keys, queries, stretches, keys, d, products,
+                &mma, &tiles, 0usize, of_keys, queries, row_blocks, keys, d, products,
             );
             let of_values = at_v + slot * v_len;
             add_columns::<F>(
-                &mma, &scores, &tiles, of_values, &mut sums, stretches, keys, d_v, products,
+                &mma, &scores, &tiles, of_values, &mut sums, row_blocks, keys, d_v, products,
             );
             settle(&mut later, num_scores, 1usize, products);
             let masked = after as i32 > of_first.end || (next as i32) < of_last.begin;
@@ -204,11 +204,11 @@ pub(super) fn flash_forward<F: Float>(
             );
             settle(
                 &mut sums,
-                comptime!(2 * stretches * columns),
+                comptime!(2 * row_blocks * columns),
                 0usize,
                 products,
             );
-            softmax.rescale(&mut sums, stretches, columns);
+            softmax.rescale(&mut sums, row_blocks, columns);
             #[unroll]
             for i in 0..num_scores {
                 scores[i] = later[i];
@@ -219,11 +219,11 @@ pub(super) fn flash_forward<F: Float>(
         meet(products);
         let of_values = at_v + slot * v_len;
         add_columns::<F>(
-            &mma, &scores, &tiles, of_values, &mut sums, stretches, keys, d_v, products,
+            &mma, &scores, &tiles, of_values, &mut sums, row_blocks, keys, d_v, products,
         );
         settle(
             &mut sums,
-            comptime!(2 * stretches * columns),
+            comptime!(2 * row_blocks * columns),
             0usize,
             products,
         );
@@ -231,15 +231,16 @@ pub(super) fn flash_forward<F: Float>(
 
     let heads = CUBE_COUNT_Y;
     #[unroll]
-    for stretch in 0..stretches {
+    for row_block in 0..row_blocks {
         #[unroll]
         for half in 0..2usize {
-            let (factor, logarithm) = softmax.end(comptime!(2 * stretch + half), of_scores.base_2);
-            let i = query + comptime!((16 * stretch + 8 * half) as u32);
+            let (factor, logarithm) =
+                softmax.end(comptime!(2 * row_block + half), of_scores.base_2);
+            let i = query + comptime!((16 * row_block + 8 * half) as u32);
             if i < s_q {
                 let place = (i * CUBE_COUNT_Z + batch) * heads + head;
                 let to = place as usize * comptime!(d_v / 2);
-                write_row::<F>(&sums, factor, out, to, stretch, half, d_v);
+                write_row::<F>(&sums, factor, out, to, row_block, half, d_v);
                 let lane = UNIT_POS_X % 4;
                 if lane == 0 {
                     lse[((batch * heads + head) * s_q + i) as usize] = logarithm;

@@ -52,7 +52,7 @@ pub(super) fn settle(
     }
 }
 
-/// Starts the products of this plane's rows of the tile at `at_left` (`stretches` row blocks of 16)
+/// Starts the products of this plane's rows of the tile at `at_left` (`row_blocks` row blocks of 16)
 /// with all `columns` rows of the tile at `at_right`. The rows of both have `d` elements; the left
 /// tile has `left_rows` rows.
 #[cube]
@@ -66,7 +66,7 @@ pub(super) fn multiply_rows<F: Float>(
     at_left: usize,
     at_right: usize,
     #[comptime] left_rows: usize,
-    #[comptime] stretches: usize,
+    #[comptime] row_blocks: usize,
     #[comptime] columns: usize,
     #[comptime] d: usize,
     #[comptime] products: MmaKind,
@@ -76,9 +76,9 @@ pub(super) fn multiply_rows<F: Float>(
             wgmma::multiply_rows::<F>(tiles, at_left, at_right, left_rows, columns, d, dtype)
         }
         MmaKind::OfPlane => {
-            let row = UNIT_POS_Y * comptime!(16 * stretches as u32);
+            let row = UNIT_POS_Y * comptime!(16 * row_blocks as u32);
             tile::multiply_rows::<F>(
-                mma, tiles, at_left, row, at_right, left_rows, stretches, columns, d,
+                mma, tiles, at_left, row, at_right, left_rows, row_blocks, columns, d,
             )
         }
     }
@@ -97,7 +97,7 @@ pub(super) fn add_columns<F: Float>(
     tiles: &Shared<[F]>,
     at_right: usize,
     sums: &mut Array<Pair<f32>>,
-    #[comptime] stretches: usize,
+    #[comptime] row_blocks: usize,
     #[comptime] rows: usize,
     #[comptime] d: usize,
     #[comptime] products: MmaKind,
@@ -107,7 +107,7 @@ pub(super) fn add_columns<F: Float>(
             wgmma::add_columns::<F>(weights, tiles, at_right, sums, rows, d, dtype)
         }
         MmaKind::OfPlane => {
-            tile::add_columns::<F>(mma, weights, tiles, at_right, sums, stretches, rows, d)
+            tile::add_columns::<F>(mma, weights, tiles, at_right, sums, row_blocks, rows, d)
         }
     }
 }

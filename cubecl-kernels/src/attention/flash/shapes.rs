@@ -18,7 +18,7 @@ use super::wgmma;
 use crate::kernel_parts::tensor_cores::is_hopper;
 
 /// Overrides the choice below, for measurements. It has up to three of
-/// `forward=PLANES,STRETCHES,KEYS`, `queries=PLANES,TILE` and `keys=PLANES,TILE`, separated by
+/// `forward=PLANES,ROW_BLOCKS,KEYS`, `queries=PLANES,TILE` and `keys=PLANES,TILE`, separated by
 /// spaces, and optionally `mma`, which selects the instructions of older GPUs. So does a number of
 /// planes that is not a multiple of four.
 pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
@@ -39,14 +39,14 @@ pub(super) fn forward_shape(
     options: &AttentionOptions,
     products: MmaKind,
 ) -> Forward {
-    let [planes, stretches, keys] = chosen().forward.unwrap_or(match products {
+    let [planes, row_blocks, keys] = chosen().forward.unwrap_or(match products {
         MmaKind::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
         MmaKind::OfFourPlanes(_) => [8, 1, 64],
         // Two pairs of tiles fit into 99 KB, which every GPU since Ampere has.
         MmaKind::OfPlane if row_len(d) + row_len(d_v) <= 256 => [4, 1, 64],
         MmaKind::OfPlane => [4, 1, 32],
     });
-    let products = if stretches == 1 {
+    let products = if row_blocks == 1 {
         products.of_planes(planes)
     } else {
         MmaKind::OfPlane
@@ -55,7 +55,7 @@ pub(super) fn forward_shape(
         d,
         d_v,
         planes,
-        stretches,
+        row_blocks,
         keys,
         mask: Mask::of(options),
         capped: options.soft_cap.is_some(),
@@ -138,7 +138,7 @@ fn chosen() -> ShapeChoice {
         ShapeChoice::parse(&text).unwrap_or_else(|| {
             panic!(
                 "{VARIABLE}={text:?} is not of the form `forward=4,1,64 queries=4,64 keys=4,64`: \
-                 planes of 1 to 16, stretches of 1 or 2, rows of a tile in multiples of 16 up to 256, of `keys` up to 32 for each plane"
+                 planes of 1 to 16, row_blocks of 1 or 2, rows of a tile in multiples of 16 up to 256, of `keys` up to 32 for each plane"
             )
         })
     })
@@ -163,8 +163,8 @@ impl ShapeChoice {
                 return None;
             }
             match (name, numbers.as_slice()) {
-                ("forward", &[planes, stretches @ 1..=2, keys]) => {
-                    choice.forward = Some([planes, stretches, keys]);
+                ("forward", &[planes, row_blocks @ 1..=2, keys]) => {
+                    choice.forward = Some([planes, row_blocks, keys]);
                 }
                 ("queries", &[planes, tile]) => choice.queries = Some([planes, tile]),
                 // Each unit loads the LSE and delta of one row of the tile.

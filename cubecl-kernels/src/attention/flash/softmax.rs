@@ -34,12 +34,12 @@ pub(super) struct RowPosition {
 #[cube]
 impl Softmax {
     /// The state of rows that have seen no key.
-    pub(super) fn new(#[comptime] stretches: usize) -> Self {
-        let mut row_max = Array::<f32>::new(comptime!(2 * stretches));
-        let mut row_sum = Array::<f32>::new(comptime!(2 * stretches));
-        let mut rescale = Array::<f32>::new(comptime!(2 * stretches));
+    pub(super) fn new(#[comptime] row_blocks: usize) -> Self {
+        let mut row_max = Array::<f32>::new(comptime!(2 * row_blocks));
+        let mut row_sum = Array::<f32>::new(comptime!(2 * row_blocks));
+        let mut rescale = Array::<f32>::new(comptime!(2 * row_blocks));
         #[unroll]
-        for i in 0..comptime!(2 * stretches) {
+        for i in 0..comptime!(2 * row_blocks) {
             row_max[i] = f32::new(f32::NEG_INFINITY);
             row_sum[i] = f32::new(0.0);
             rescale[i] = f32::new(1.0);
@@ -67,7 +67,7 @@ impl Softmax {
         #[comptime] shape: Forward,
     ) {
         let Forward {
-            stretches,
+            row_blocks,
             keys,
             mask,
             capped,
@@ -76,12 +76,12 @@ impl Softmax {
         } = shape;
         let tiles = comptime!(keys / 8);
         let scale = of_scores.base_2;
-        cap(scores, of_scores, comptime!(2 * stretches * tiles), capped);
+        cap(scores, of_scores, comptime!(2 * row_blocks * tiles), capped);
         #[unroll]
-        for stretch in 0..stretches {
+        for row_block in 0..row_blocks {
             #[unroll]
             for half in 0..2usize {
-                let i = place.query + comptime!((16 * stretch + 8 * half) as u32);
+                let i = place.query + comptime!((16 * row_block + 8 * half) as u32);
                 if masked {
                     let RowPosition {
                         batch, s_q, s_k, ..
@@ -89,7 +89,7 @@ impl Softmax {
                     let seen = keys_of(visible, bounds, *batch, i, *s_q, *s_k, mask);
                     #[unroll]
                     for tile in 0..tiles {
-                        let index = comptime!(2 * (stretch * tiles + tile) + half);
+                        let index = comptime!(2 * (row_block * tiles + tile) + half);
                         let mut pair = scores[index];
                         #[unroll]
                         for side in 0..2usize {
@@ -101,11 +101,11 @@ impl Softmax {
                         scores[index] = pair;
                     }
                 }
-                let of_row = comptime!(2 * stretch + half);
+                let of_row = comptime!(2 * row_block + half);
                 let mut highest = self.row_max[of_row];
                 #[unroll]
                 for tile in 0..tiles {
-                    let pair = scores[comptime!(2 * (stretch * tiles + tile) + half)];
+                    let pair = scores[comptime!(2 * (row_block * tiles + tile) + half)];
                     highest = max(highest, max(pair.extract(0usize), pair.extract(1usize)));
                 }
                 let highest = reduce_row_max(highest);
@@ -120,7 +120,7 @@ impl Softmax {
                 self.rescale[of_row] = rescale;
                 #[unroll]
                 for tile in 0..tiles {
-                    let index = comptime!(2 * (stretch * tiles + tile) + half);
+                    let index = comptime!(2 * (row_block * tiles + tile) + half);
                     let mut pair = scores[index];
                     #[unroll]
                     for side in 0..2usize {
@@ -146,17 +146,17 @@ impl Softmax {
     pub(super) fn rescale(
         &self,
         sums: &mut Array<Pair<f32>>,
-        #[comptime] stretches: usize,
+        #[comptime] row_blocks: usize,
         #[comptime] columns: usize,
     ) {
         #[unroll]
-        for stretch in 0..stretches {
+        for row_block in 0..row_blocks {
             #[unroll]
             for half in 0..2usize {
                 #[unroll]
                 for column in 0..columns {
-                    let index = comptime!(2 * (stretch * columns + column) + half);
-                    let rescale = self.rescale[comptime!(2 * stretch + half)];
+                    let index = comptime!(2 * (row_block * columns + column) + half);
+                    let rescale = self.rescale[comptime!(2 * row_block + half)];
                     sums[index] *= Pair::<f32>::new(rescale);
                 }
             }

@@ -182,19 +182,19 @@ fn as_mma_a<F: Float>(
     operand
 }
 
-/// Zeros for `stretches` row blocks of 16 rows and `tiles` tiles of 8 columns. Tile `t` of row
+/// Zeros for `row_blocks` row blocks of 16 rows and `tiles` tiles of 8 columns. Tile `t` of row
 /// block `n` is at `2 * (n * tiles + t)`: the lane's row, then the row eight below.
 #[cube]
-pub(super) fn zeros(#[comptime] stretches: usize, #[comptime] tiles: usize) -> Array<Pair<f32>> {
-    let mut sums = Array::<Pair<f32>>::new(comptime!(2 * stretches * tiles));
+pub(super) fn zeros(#[comptime] row_blocks: usize, #[comptime] tiles: usize) -> Array<Pair<f32>> {
+    let mut sums = Array::<Pair<f32>>::new(comptime!(2 * row_blocks * tiles));
     #[unroll]
-    for i in 0..comptime!(2 * stretches * tiles) {
+    for i in 0..comptime!(2 * row_blocks * tiles) {
         sums[i] = Pair::<f32>::new(0.0);
     }
     sums
 }
 
-/// The products of rows with rows: `stretches` row blocks of 16 from `row` on of the tile at
+/// The products of rows with rows: `row_blocks` row blocks of 16 from `row` on of the tile at
 /// `at_left` with all `columns` rows of the tile at `at_right`. The rows of both have `d` elements;
 /// the left tile has `left_rows` rows.
 #[cube]
@@ -209,17 +209,17 @@ pub(super) fn multiply_rows<F: Float>(
     row: u32,
     at_right: usize,
     #[comptime] left_rows: usize,
-    #[comptime] stretches: usize,
+    #[comptime] row_blocks: usize,
     #[comptime] columns: usize,
     #[comptime] d: usize,
 ) -> Array<Pair<f32>> {
-    let mut sums = zeros(stretches, comptime!(columns / 8));
+    let mut sums = zeros(row_blocks, comptime!(columns / 8));
     #[unroll]
     for step in 0..comptime!(steps(d)) {
         let mut a = Sequence::<Array<Pair<F>>>::new();
         #[unroll]
-        for stretch in 0..stretches {
-            let row = row + comptime!(16 * stretch as u32);
+        for row_block in 0..row_blocks {
+            let row = row + comptime!(16 * row_block as u32);
             a.push(block::<F>(mma, tiles, at_left, row, step, left_rows, false));
         }
         #[unroll]
@@ -227,9 +227,9 @@ pub(super) fn multiply_rows<F: Float>(
             let row = comptime!(16 * pair as u32).runtime();
             let b = mma_b_of_rows::<F>(mma, tiles, at_right, row, step, columns);
             #[unroll]
-            for stretch in 0..stretches {
-                let at = comptime!(stretch * columns / 8 + 2 * pair);
-                add_products::<F>(mma, a.index(stretch), &b, &mut sums, at);
+            for row_block in 0..row_blocks {
+                let at = comptime!(row_block * columns / 8 + 2 * pair);
+                add_products::<F>(mma, a.index(row_block), &b, &mut sums, at);
             }
         }
     }
@@ -249,7 +249,7 @@ pub(super) fn add_columns<F: Float>(
     tiles: &Shared<[F]>,
     at_right: usize,
     sums: &mut Array<Pair<f32>>,
-    #[comptime] stretches: usize,
+    #[comptime] row_blocks: usize,
     #[comptime] rows: usize,
     #[comptime] d: usize,
 ) {
@@ -257,17 +257,21 @@ pub(super) fn add_columns<F: Float>(
     for step in 0..comptime!(rows / 16) {
         let mut a = Sequence::<Array<Pair<F>>>::new();
         #[unroll]
-        for stretch in 0..stretches {
-            a.push(as_mma_a::<F>(weights, comptime!(stretch * rows / 8), step));
+        for row_block in 0..row_blocks {
+            a.push(as_mma_a::<F>(
+                weights,
+                comptime!(row_block * rows / 8),
+                step,
+            ));
         }
         #[unroll]
         for pair in 0..comptime!(steps(d)) {
             let row = comptime!(16 * step as u32).runtime();
             let b = block::<F>(mma, tiles, at_right, row, pair, rows, true);
             #[unroll]
-            for stretch in 0..stretches {
-                let at = comptime!(stretch * steps(d) * 2 + 2 * pair);
-                add_products::<F>(mma, a.index(stretch), &b, sums, at);
+            for row_block in 0..row_blocks {
+                let at = comptime!(row_block * steps(d) * 2 + 2 * pair);
+                add_products::<F>(mma, a.index(row_block), &b, sums, at);
             }
         }
     }
@@ -281,14 +285,14 @@ pub(super) fn write_row<F: Float>(
     factor: f32,
     out: &mut [Pair<F>],
     to: usize,
-    #[comptime] stretch: usize,
+    #[comptime] row_block: usize,
     #[comptime] half: usize,
     #[comptime] d: usize,
 ) {
     let to = to + (UNIT_POS_X % 4) as usize;
     #[unroll]
     for column in 0..comptime!(d / 8) {
-        let pair = sums[comptime!(2 * (stretch * steps(d) * 2 + column) + half)];
+        let pair = sums[comptime!(2 * (row_block * steps(d) * 2 + column) + half)];
         out[to + comptime!(4 * column)] = Pair::<F>::cast_from(pair * Pair::<f32>::new(factor));
     }
 }

@@ -74,7 +74,7 @@ impl<'a> MatrixOwners<'a> {
             for (path, owned) in self.of(to) {
                 let part = kept
                     .remove(path)
-                    .expect("every rank has a stretch of every matrix");
+                    .expect("every rank has a slice of every matrix");
                 parts.extend((!owned.kept[rank].is_empty()).then_some(part));
             }
         }
@@ -88,12 +88,12 @@ impl<'a> MatrixOwners<'a> {
         let mut at: Vec<usize> = starts(&back);
         let mut results: Vec<Vec<Tensor<1>>> = vec![Vec::new(); ranks];
         for (path, owned) in self.of(rank) {
-            let mut stretches = Vec::with_capacity(ranks);
+            let mut slices = Vec::with_capacity(ranks);
             for (from, range) in owned.kept.iter().enumerate().filter(|(_, r)| !r.is_empty()) {
-                stretches.push(came.clone().narrow(0, at[from], range.len()));
+                slices.push(came.clone().narrow(0, at[from], range.len()));
                 at[from] += range.len();
             }
-            let result = f(path, joined(stretches))?;
+            let result = f(path, joined(slices))?;
             for (to, range) in owned.kept.iter().enumerate().filter(|(_, r)| !r.is_empty()) {
                 results[to].push(result.clone().narrow(0, range.start, range.len()));
             }

@@ -179,7 +179,7 @@ impl GradientAccumulator {
     }
 
     /// Like [`accumulate`](Self::accumulate), after a pass whose gradients are all summed by the
-    /// layers themselves: the [deferred](megaburn_kernels::WeightGradients::defer) products of a
+    /// layers themselves: the [deferred](megaburn_kernels::WgradQueue::defer) products of a
     /// backward pass.
     pub fn end_backward(&mut self) {
         self.is_open = true;

@@ -45,7 +45,7 @@ impl fmt::Debug for WgradQueue {
 }
 
 /// Runs a backward pass that computes its weight gradients at once, even inside one that
-/// [defers](WeightGradients::defer) them. Recomputed activations use it: a deferred product would
+/// [defers](WgradQueue::defer) them. Recomputed activations use it: a deferred product would
 /// keep all of them in memory.
 pub fn without_deferral<T>(backward: impl FnOnce() -> T) -> T {
     let _before = Before(DEFERRED.take());

@@ -7,7 +7,7 @@ use super::deferred::run_or_defer;
 /// that they can overlap with: then the sender [computes](Self::compute) them. Clones share the
 /// products.
 ///
-/// Within [`WgradQueue::defer`](crate::WeightGradients::defer) they are deferred further.
+/// Within [`WgradQueue::defer`](crate::WgradQueue::defer) they are deferred further.
 ///
 /// Source: Megatron-LM `--delay-wgrad-compute`.
 #[derive(Clone, Default)]

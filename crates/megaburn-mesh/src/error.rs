@@ -5,7 +5,7 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum MeshError {
     #[error(
@@ -21,7 +21,8 @@ pub enum MeshError {
     )]
     ExpertsWithoutSequence { layout: String, tp: usize },
     #[error(
-        "layout `{layout}`: ep {ep} and etp {etp} split experts, and the model has no experts: leave them out"
+        "layout `{layout}`: ep {ep} and etp {etp} shard experts, but the model has none: remove \
+        them"
     )]
     NoExperts {
         layout: String,
@@ -37,7 +38,8 @@ pub enum MeshError {
         cp: usize,
         dp: usize,
     },
-    #[error("layout `{layout}` takes tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, and there are {world}: start as many, or choose another layout", tp * cp * pp * dp)]
+    #[error("layout `{layout}` needs tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, but there \
+            are {world}: start that many, or choose another layout", tp * cp * pp * dp)]
     World {
         layout: String,
         tp: usize,
@@ -46,7 +48,8 @@ pub enum MeshError {
         dp: usize,
         world: usize,
     },
-    #[error("layout `{layout}`: tp {tp} x cp {cp} x pp {pp} = {0} does not divide the {world} ranks, so no dp fills the world: choose another layout, or a multiple of {0} ranks", tp * cp * pp)]
+    #[error("layout `{layout}`: tp {tp} x cp {cp} x pp {pp} = {0} does not divide the {world} \
+            ranks, so no dp uses all of them: choose another layout, or a multiple of {0} ranks", tp * cp * pp)]
     NoDp {
         layout: String,
         tp: usize,
@@ -74,7 +77,7 @@ pub enum MeshError {
         heads: usize,
         tp: usize,
     },
-    #[error("dim {dim} of {global_shape:?} holds {size}, its parts add up to {parts}")]
+    #[error("dimension {dim} of {global_shape:?} has size {size}, but its parts add up to {parts}")]
     Parts {
         global_shape: Vec<usize>,
         dim: usize,
@@ -82,7 +85,8 @@ pub enum MeshError {
         parts: usize,
     },
     #[error(
-        "a part of {units} units of {unit} cannot be split over {ranks} ranks of {axis}: one number must divide the other"
+        "a part of {units} units of {unit} cannot be sharded over {ranks} {axis} ranks: one \
+        number must divide the other"
     )]
     Units {
         units: usize,
@@ -91,11 +95,12 @@ pub enum MeshError {
         axis: &'static str,
     },
     #[error(
-        "documents that begin at {cu_seqlens:?} do not rise from 0 to {len}, the tokens of a row"
+        "cu_seqlens {cu_seqlens:?} must increase from 0 to {len}, the number of tokens in a row"
     )]
     PackedRows { cu_seqlens: Vec<usize>, len: usize },
     #[error(
-        "a document of {len} tokens from {start} on in row {row} does not divide into the {multiple} chunks of the zigzag split: pad it to a multiple of {multiple}"
+        "the document of {len} tokens at position {start} of row {row} cannot be divided into \
+        the {multiple} chunks of the zigzag split: pad it to a multiple of {multiple}"
     )]
     DocumentLength {
         row: usize,

@@ -64,7 +64,7 @@ impl Layout {
                 .unwrap_or(part.len());
             let (name, number) = part.split_at(digits);
             if seen.contains(&name) {
-                return Err(syntax(format!("`{name}` stands twice")));
+                return Err(syntax(format!("`{name}` is given twice")));
             }
             seen.push(name);
             if name == "sp" && number.is_empty() {
@@ -78,13 +78,15 @@ impl Layout {
                 "dp" => &mut layout.dp,
                 "ep" => &mut layout.ep,
                 "etp" => &mut layout.etp,
-                _ => return Err(syntax(format!("`{part}` is no part of a layout"))),
+                _ => return Err(syntax(format!("`{part}` is not a known axis or flag"))),
             };
             *degree = number
                 .parse()
-                .map_err(|_| syntax(format!("`{part}` has no degree")))?;
+                .map_err(|_| syntax(format!("`{part}` needs a degree")))?;
             if *degree > MAX_DEGREE {
-                return Err(syntax(format!("`{part}` is more than {MAX_DEGREE} ways")));
+                return Err(syntax(format!(
+                    "the degree in `{part}` is greater than {MAX_DEGREE}"
+                )));
             }
         }
         if !seen.contains(&"dp") {
@@ -281,20 +283,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case("", None, "`` is no part")]
-    #[case("tp2-tp4", None, "stands twice")]
-    #[case("xp2", None, "`xp2` is no part")]
-    #[case("tp", None, "`tp` has no degree")]
-    #[case("tp2x", None, "`tp2x` has no degree")]
-    #[case("tp-2", None, "`tp` has no degree")]
-    #[case("sp2", None, "`sp2` is no part")]
+    #[case("", None, "`` is not a known axis")]
+    #[case("tp2-tp4", None, "is given twice")]
+    #[case("xp2", None, "`xp2` is not a known axis")]
+    #[case("tp", None, "`tp` needs a degree")]
+    #[case("tp2x", None, "`tp2x` needs a degree")]
+    #[case("tp-2", None, "`tp` needs a degree")]
+    #[case("sp2", None, "`sp2` is not a known axis")]
     #[case("tp0", None, "degree 0 on tp")]
     #[case("tp0", Some(2), "does not divide the 2 ranks")]
-    #[case("tp99999999999999999999", None, "has no degree")]
+    #[case("tp99999999999999999999", None, "needs a degree")]
     #[case(
         "tp9999999999-cp9999999999",
         None,
-        "`tp9999999999` is more than 65535 ways"
+        "the degree in `tp9999999999` is greater than 65535"
     )]
     #[case("sp", None, "needs tp > 1")]
     #[case("tp2-ep2", None, "add `-sp`")]

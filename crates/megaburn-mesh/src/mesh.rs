@@ -11,7 +11,7 @@ pub struct Mesh {
 
 /// The coordinates of a rank on both grids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "one field an axis")]
+#[allow(missing_docs, reason = "there is one field per axis")]
 pub struct Coords {
     pub tp: usize,
     pub cp: usize,
@@ -60,7 +60,7 @@ impl Mesh {
     pub fn coords(&self, rank: usize) -> Coords {
         assert!(
             rank < self.world_size(),
-            "rank {rank} of a world of {}",
+            "rank {rank} must be less than the world size {}",
             self.world_size()
         );
         let [tp, cp, dp, pp] = self.digits(rank, Axis::DENSE);
@@ -95,7 +95,7 @@ impl Mesh {
         let grid = [Axis::DENSE, Axis::EXPERT]
             .into_iter()
             .find(|grid| axes.iter().all(|axis| grid.contains(axis)))
-            .unwrap_or_else(|| panic!("{axes:?} mixes the dense and the expert grid"));
+            .unwrap_or_else(|| panic!("{axes:?} mixes axes of the dense and the expert grid"));
         let here = self.coords(rank);
         let fixed = grid.into_iter().filter(|axis| !axes.contains(axis));
         let fixed: Vec<Axis> = fixed.collect();

@@ -72,7 +72,8 @@ impl Layout {
             None => {}
         }
         if cp > 1 {
-            let hint = "the zigzag split cuts 2 x cp chunks: change the sequence length, or have it padded (`parallel.cp_pad = true`)";
+            let hint = "the zigzag split cuts 2 x cp chunks: change the sequence length, or pad \
+                       it (`parallel.cp_pad = true`)";
             self.divides("sequence length", seq_len, "2 x cp =", 2 * cp, hint)?;
         }
         if self.sp {

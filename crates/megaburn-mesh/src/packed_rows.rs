@@ -174,10 +174,10 @@ mod tests {
     }
 
     #[rstest]
-    #[case(vec![vec![0, 4, 3]], "[0, 4, 3] do not rise from 0 to 3")]
-    #[case(vec![vec![0, 4], vec![0, 5]], "[0, 5] do not rise from 0 to 4")]
-    #[case(vec![vec![1, 4]], "[1, 4] do not rise from 0 to 4")]
-    #[case(vec![vec![]], "[] do not rise from 0 to 0")]
+    #[case(vec![vec![0, 4, 3]], "[0, 4, 3] must increase from 0 to 3")]
+    #[case(vec![vec![0, 4], vec![0, 5]], "[0, 5] must increase from 0 to 4")]
+    #[case(vec![vec![1, 4]], "[1, 4] must increase from 0 to 4")]
+    #[case(vec![vec![]], "[] must increase from 0 to 0")]
     fn bounds_that_are_none_are_refused(#[case] rows: Vec<Vec<usize>>, #[case] message: &str) {
         let error = PackedRows::new(rows).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");

@@ -29,7 +29,10 @@ impl Zigzag {
     /// # Panics
     /// If `rank` is not less than `ranks`.
     pub fn new(rank: usize, ranks: usize) -> Self {
-        assert!(rank < ranks, "zigzag: rank {rank} of {ranks}");
+        assert!(
+            rank < ranks,
+            "zigzag: rank {rank} must be less than {ranks}"
+        );
         Self { rank, ranks }
     }
 
@@ -57,7 +60,7 @@ impl Zigzag {
         let multiple = self.multiple();
         assert!(
             len.is_multiple_of(multiple),
-            "zigzag: {len} positions in chunks of {multiple}"
+            "zigzag: {len} positions are not divisible by {multiple}"
         );
         if self.ranks == 1 {
             return [0..len / 2, len / 2..len];
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "zigzag: 10 positions in chunks of 4")]
+    #[should_panic(expected = "zigzag: 10 positions are not divisible by 4")]
     fn a_sequence_that_does_not_divide_is_refused() {
         Zigzag::new(0, 2).ranges(10);
     }

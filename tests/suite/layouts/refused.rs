@@ -16,7 +16,7 @@ use megaburn_test_support::run::Run;
     "sequence length 18 is not divisible by tp x cp = 4"
 )]
 #[case::batch("dp3", &[], "`train.global_batch` is 8: it must be a multiple of")]
-#[case::no_layout("tp2-xp2", &[], "`xp2` is no part of a layout")]
+#[case::no_layout("tp2-xp2", &[], "`xp2` is not a known axis or flag")]
 #[case::stages(
     "pp3",
     &[],
@@ -55,13 +55,16 @@ use megaburn_test_support::run::Run;
      ends where the embedding or the loss is counted, and every layer a stage; choose other numbers \
      (`parallel.first_stage_layers`, `parallel.last_stage_layers`; "
 )]
-#[case::context("cp3", &[], "sequence length 16 is not divisible by 2 x cp = 6; the zigzag split cuts 2 x cp chunks: change the sequence length, or have it padded (`parallel.cp_pad = true`)")]
+#[case::context("cp3", &[], "sequence length 16 is not divisible by 2 x cp = 6; the zigzag split \
+                            cuts 2 x cp chunks: change the sequence length, or pad it \
+                            (`parallel.cp_pad = true`)")]
 #[case::heads_to_share("cp4", &["parallel.cp_comm=a2a"], "`parallel.cp_comm` is a2a: it must be p2p or all_gather, or a2aN+p2p with an N that divides the 4 query and the 2 key/value heads of a rank")]
 #[case::groups("cp4", &["parallel.cp_comm=a2a3+p2p"], "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides the 4 ranks that share a sequence")]
 #[case::long_documents("tp4-cp2-sp", &["data.documents=true", "data.seq_len=24", "data.document_multiple=8", "parallel.max_tokens_per_rank=14"], "`parallel.max_tokens_per_rank` is 14: it must be at least 16, or there must be more ranks")]
 #[case::vocabulary("tp1", &["model.vocab=259"], "`model.vocab` is 259: it must be at least the 260 token ids of data.tokenizer = \"byte\": leave model.vocab out")]
 #[case::long_samples("tp1", &["data.seq_len=20000"], "one sample of sequence length 20000 needs 20001")]
-#[case::experts("ep2", &[], "layout `dp2-ep2`: ep 2 and etp 1 split experts, and the model has no experts: leave them out")]
+#[case::experts("ep2", &[], "layout `dp2-ep2`: ep 2 and etp 1 shard experts, but the model has \
+                            none: remove them")]
 #[case::indivisible_experts("ep3", &["model.family=mixtral", "train.global_batch=6"], "experts 8 is not divisible by ep 3; choose an ep that divides the experts")]
 #[case::whole_sequences("tp2", &["model.family=mixtral"], "tp 2 with experts needs sequence parallelism, or every expert sees each token 2 times; add `-sp`")]
 fn a_layout_that_cannot_be_is_named(
@@ -149,14 +152,16 @@ fn what_another_pipeline_can_be_is_no_mistake_without_one() {
 #[case(
     "tp2-dp2",
     3,
-    "layout `tp2-dp2` takes tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, and there are 3: start as many, or"
+    "layout `tp2-dp2` needs tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, but there are 3: start that \
+    many, or"
 )]
-#[case("tp2", 3, "2 does not divide the 3 ranks, so no dp fills the world")]
-#[case("pp2", 3, "2 does not divide the 3 ranks, so no dp fills the world")]
+#[case("tp2", 3, "2 does not divide the 3 ranks, so no dp uses all of them")]
+#[case("pp2", 3, "2 does not divide the 3 ranks, so no dp uses all of them")]
 #[case(
     "pp2",
     1,
-    "2 does not divide the 1 ranks, so no dp fills the world: choose another layout, or a multiple of 2"
+    "2 does not divide the 1 ranks, so no dp uses all of them: choose another layout, or a \
+    multiple of 2"
 )]
 fn a_world_of_another_size_than_the_layout_is_named(
     #[case] layout: &str,

@@ -162,11 +162,11 @@ fn what_stands_there_is_not_overwritten() {
 #[case(&["--layout", "tp16"], 1, "attention heads 8 is not divisible by tp 16")]
 #[case(&["--layout", "cp3"], 1, "sequence length 64 is not divisible by 2 x cp = 6")]
 #[case(&["--layout", "cp2", "--cp-comm", "ring"], 2, "`ring` is no way to exchange keys and values")]
-#[case(&["--layout", "ep2"], 1, "and the model has no experts")]
+#[case(&["--layout", "ep2"], 1, "but the model has none")]
 #[case(&["--layout", "pp99"], 1, "layers cannot fill 99 pipeline stages")]
 #[case(&["--layout", "sp"], 1, "needs tp > 1")]
 #[case(&["--layout", "dp3"], 1, "batch of 4 samples")]
-#[case(&["--layout", "two"], 2, "`two` is no part")]
+#[case(&["--layout", "two"], 2, "`two` is not a known axis")]
 #[case(&["--tol-logits", "0"], 1, "\"ok\":false")]
 fn a_layout_that_cannot_be_is_refused(
     #[case] args: &[&str],

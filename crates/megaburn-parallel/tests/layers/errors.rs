@@ -155,18 +155,18 @@ fn a_contradiction_is_refused_under_every_layout(
     "ParallelLinear `up`: 6 input features do not divide over 4 ranks; take a multiple of 12",
     up(ParallelLinearConfig::row(6, 8).with_parts([FusedPart::units(2, 3)])))]
 #[case::column_parts(
-    "`up`: a part of 6 units of 2 cannot be split over 4 ranks of tp",
+    "`up`: a part of 6 units of 2 cannot be sharded over 4 tp ranks",
     up(ParallelLinearConfig::column(8, 12).with_parts([FusedPart::units(6, 2)])))]
 #[case::heads(
     "SelfAttention `attention`: 6 heads do not divide over 2 key/value heads and 4 ranks",
     attention(6, 2)
 )]
 #[case::key_value_heads(
-    "`attention.qkv`: a part of 6 units of 2 cannot be split over 4 ranks of tp",
+    "`attention.qkv`: a part of 6 units of 2 cannot be sharded over 4 tp ranks",
     attention(12, 6)
 )]
 #[case::mlp(
-    "`mlp.up`: a part of 6 units of 1 cannot be split over 4 ranks of tp",
+    "`mlp.up`: a part of 6 units of 1 cannot be sharded over 4 tp ranks",
     MlpConfig::gated(8, 6).with_name("mlp"))]
 fn features_that_do_not_divide_are_refused(#[case] expected: &str, #[case] config: impl Layer) {
     let message = message(4, config);

@@ -246,7 +246,7 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
 #[case(
     mixtral(8, 5, 4, 1),
     "dp2-etp2",
-    "5 units of 1 cannot be split over 2 ranks of etp"
+    "5 units of 1 cannot be sharded over 2 etp ranks"
 )]
 fn what_does_not_fit_is_refused(
     #[case] config: MoeConfig,

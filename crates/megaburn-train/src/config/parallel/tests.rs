@@ -93,12 +93,14 @@ fn a_layout_text_becomes_a_section(
 #[case(
     "tp = 3",
     Some(8),
-    "3 does not divide the 8 ranks, so no dp fills the world"
+    "3 does not divide the 8 ranks, so no dp uses all of them"
 )]
 #[case(
     "tp = 8",
     None,
-    "does not divide the 4 ranks, so no dp fills the world: choose another layout, or a multiple of 8 ranks; no launcher says how many ranks there are, so it is `parallel.ranks` = 4: change it, or set `parallel.dp`"
+    "does not divide the 4 ranks, so no dp uses all of them: choose another layout, or a \
+    multiple of 8 ranks; no launcher says how many ranks there are, so it is `parallel.ranks` = \
+    4: change it, or set `parallel.dp`"
 )]
 fn a_section_that_is_no_layout_is_refused(
     #[case] lines: &str,

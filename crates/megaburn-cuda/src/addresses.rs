@@ -38,11 +38,11 @@ pub enum Access {
 /// # Panics
 /// If the first tensor is not on a CUDA device, or an index is out of range.
 pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> CubeTensor {
-    let queue = CudaQueue::of(&tensors[0]).expect("a table is asked for where a GPU is");
+    let queue = CudaQueue::of(&tensors[0]).expect("the first tensor must be on a CUDA device");
     let table = tensor::empty(&tensors[0], [entries.len()], DType::U64);
     let num_tensors = tensors.len();
     let len = entries.len();
-    let op = Op::new(move || format!("a table of {len} numbers for {num_tensors} tensors"));
+    let op = Op::new(move || format!("a table of {len} entries for {num_tensors} tensors"));
     let op = tensors
         .iter()
         .fold(op.writes(&table), |op, tensor| match access {
@@ -50,7 +50,10 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
             Access::Write => op.writes(tensor),
         });
     queue.enqueue(op, move |stream, buffers| {
-        let (table, others) = buffers.writes.split_first().expect("the table is written");
+        let (table, others) = buffers
+            .writes
+            .split_first()
+            .expect("the table is the first output");
         let tensors = if access == Access::Read {
             &buffers.reads
         } else {
@@ -76,8 +79,8 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
 /// # Panics
 /// If `done` is not on a CUDA device.
 pub fn written_by(done: &CubeTensor, tensors: &[CubeTensor]) {
-    let queue = CudaQueue::of(done).expect("a kernel wrote it");
+    let queue = CudaQueue::of(done).expect("the tensor must be on a CUDA device");
     let len = tensors.len();
-    let op = Op::new(move || format!("{len} tensors that a kernel wrote")).reads(done);
+    let op = Op::new(move || format!("{len} tensors written by a kernel")).reads(done);
     queue.enqueue(tensors.iter().fold(op, Op::writes), |_, _| Ok(()));
 }

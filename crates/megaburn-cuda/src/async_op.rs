@@ -8,7 +8,7 @@ use crate::{CudaQueue, Op, Retained, events::PooledEvent};
 
 /// Started work on another stream, whose result is available after waiting for it.
 #[derive(Debug)]
-#[must_use = "what the work gives is had by waiting for it"]
+#[must_use = "call `wait` to get the result"]
 pub struct AsyncOp {
     /// Declared before the result, so that the result's memory is not reused before the wait.
     join: Option<Join>,

@@ -5,11 +5,12 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum CudaError {
     #[error(
-        "{library} is not on this machine: looked for {} in the loader's path (LD_LIBRARY_PATH, ldconfig){}; {install}",
+        "{library} was not found: looked for {} in the loader's path (LD_LIBRARY_PATH, \
+        ldconfig){}; {install}",
         names.join(", "),
         if folders.is_empty() { String::new() } else { format!(" and in {}", folders.join(", ")) }
     )]
@@ -19,7 +20,7 @@ pub enum CudaError {
         folders: Vec<String>,
         install: &'static str,
     },
-    #[error("{library} lacks the function {function}: version {wanted} or newer is needed")]
+    #[error("{library} has no function {function}: version {wanted} or newer is required")]
     MissingFunction {
         library: &'static str,
         function: &'static str,
@@ -27,7 +28,7 @@ pub enum CudaError {
     },
     #[error("{call} failed: {why}")]
     Call { call: &'static str, why: String },
-    #[error("{bytes} bytes of pinned host memory are not to be had ({why})")]
+    #[error("cannot allocate {bytes} bytes of pinned host memory: {why}")]
     HostMemory { bytes: usize, why: String },
     #[error("{0}")]
     Refused(String),

@@ -55,7 +55,7 @@ pub struct PooledEvent(Option<Event>);
 
 impl PooledEvent {
     fn handle(&self) -> CUevent {
-        self.0.as_ref().expect("only drop takes it").0.0
+        self.0.as_ref().expect("it is taken only in drop").0.0
     }
 
     /// Makes all work that is enqueued on `stream` from now on wait for this point.

@@ -46,7 +46,10 @@ fn set() {
         config.environment.path = CacheConfig::Directory(folder);
     }
     if !CubeClRuntimeConfig::try_set(config) {
-        tracing::debug!("CubeCL's configuration is the program's own: {VARIABLE} has no effect");
+        tracing::debug!(
+            "the program has set CubeCL's configuration itself: {VARIABLE} has no \
+                        effect"
+        );
     }
 }
 

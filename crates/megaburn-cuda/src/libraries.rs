@@ -61,7 +61,8 @@ pub fn check() -> Result<(), CudaError> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES");
         let visible = visible.map_or("not set".into(), |gpus| format!("{gpus:?}"));
         return Err(CudaError::Refused(format!(
-            "the NVIDIA driver shows no GPU (CUDA_VISIBLE_DEVICES is {visible}): see `nvidia-smi`"
+            "the NVIDIA driver reports no GPU (CUDA_VISIBLE_DEVICES is {visible}): check \
+            `nvidia-smi`"
         )));
     }
     // SAFETY: loading these libraries runs their initializers, as the first use would.
@@ -99,7 +100,7 @@ fn find(
     for file in names.iter().flat_map(|name| machine.files(name, wheels)) {
         // SAFETY: loading a library runs its initializers, as linking to it would.
         if let Ok(library) = unsafe { libloading::Library::new(&file) } {
-            tracing::info!("{} is loaded", file.display());
+            tracing::info!("loaded {}", file.display());
             // Leak the handle: the library must stay loaded for the life of the process.
             std::mem::forget(library);
             if is_there() {
@@ -145,8 +146,8 @@ fn check_headers() -> Result<(), CudaError> {
         .find(|wheel| wheel.join("include/cuda_fp16.h").is_file())
     {
         return Err(CudaError::Refused(format!(
-            "CUDA's headers, which NVRTC compiles against, are not where CUDA_PATH says but in {0}/include: set \
-             CUDA_PATH={0}",
+            "CUDA's headers, which NVRTC compiles against, are in {0}/include, not in CUDA_PATH: \
+            set CUDA_PATH={0}",
             wheel.display()
         )));
     }

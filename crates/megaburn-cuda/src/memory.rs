@@ -94,7 +94,8 @@ impl fmt::Display for MemoryReport {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         write!(
             f,
-            "{:.2} GiB allocated, {:.2} GiB reserved (at most {:.2} GiB), {:.2} of the GPU's {:.2} GiB free",
+            "{:.2} GiB allocated, {:.2} GiB reserved (peak {:.2} GiB), {:.2} of the GPU's {:.2} \
+            GiB free",
             gib(self.allocated),
             gib(self.reserved),
             gib(self.peak),
@@ -117,7 +118,8 @@ mod tests {
             free: 1 << 30,
             total: 140 << 30,
         };
-        let text = "1.50 GiB allocated, 2.00 GiB reserved (at most 2.00 GiB), 1.00 of the GPU's 140.00 GiB free";
+        let text = "1.50 GiB allocated, 2.00 GiB reserved (peak 2.00 GiB), 1.00 of the GPU's \
+                   140.00 GiB free";
         assert_eq!(report.to_string(), text);
     }
 

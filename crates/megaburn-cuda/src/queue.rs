@@ -307,6 +307,6 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     format!(
         "panicked: {}",
-        text.as_deref().unwrap_or("a value that is no text")
+        text.as_deref().unwrap_or("a value that is not a string")
     )
 }

@@ -184,7 +184,7 @@ impl Loaded {
             .iter()
             .map(|seen| seen.file.display().to_string());
         tracing::info!(
-            "cuDNNs on this machine: {}",
+            "cuDNN installations on this machine: {}",
             seen.collect::<Vec<_>>().join(", ")
         );
         let mut failed = None;
@@ -213,7 +213,7 @@ impl Loaded {
             api.load_companions()?;
             return Ok(Self { api, found });
         }
-        Err(failed.unwrap_or_else(|| CudaError::Refused("no cuDNN was chosen".into())))
+        Err(failed.unwrap_or_else(|| CudaError::Refused("no cuDNN was found".into())))
     }
 }
 

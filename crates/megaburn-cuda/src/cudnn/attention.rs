@@ -66,11 +66,11 @@ impl AttentionShape {
         let [s_k, _, hkv, d_v] = v.sizes;
         let fits = k.sizes == [s_k, b, hkv, d] && v.sizes[1] == b;
         if !fits || [s_q, s_k, b, hkv, d, d_v].contains(&0) || !hq.is_multiple_of(hkv) {
-            return Err("its shapes do not fit each other".into());
+            return Err("the shapes of its operands do not match".into());
         }
         if [d, d_v].iter().any(|d| !d.is_multiple_of(8) || *d > 256) {
             return Err(format!(
-                "heads of {d} and {d_v} are no multiples of 8 up to 256"
+                "head dimensions {d} and {d_v} must be multiples of 8, at most 256"
             ));
         }
         for heads in [&q, &k, &v] {
@@ -80,7 +80,7 @@ impl AttentionShape {
             };
             if last != 1 || !between.iter().zip(&heads.sizes).all(apart) {
                 return Err(format!(
-                    "strides {:?} are not those of 16 bytes",
+                    "strides {:?} must be multiples of 8 elements (16 bytes), and the last one 1",
                     heads.strides
                 ));
             }

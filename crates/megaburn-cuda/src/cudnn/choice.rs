@@ -19,7 +19,7 @@ const HEADER: Header = Header {
     numbers: ["CUDNN_MAJOR", "CUDNN_MINOR", "CUDNN_PATCHLEVEL"],
 };
 const INSTALL: &str = "install cuDNN 9.15.1 or newer (package libcudnn9-cuda-13, or the wheel \
-    nvidia-cudnn-cu13), or name its folder in MEGABURN_CUDNN";
+                      nvidia-cudnn-cu13), or set MEGABURN_CUDNN to its folder";
 
 /// A cuDNN on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl CandidateLibrary {
     fn describe(&self) -> String {
         let version = self
             .version
-            .map_or("of unknown version".into(), |found| found.to_string());
+            .map_or("(unknown version)".into(), |found| found.to_string());
         format!("{version} ({})", self.file.display())
     }
 }
@@ -77,8 +77,8 @@ impl LibraryChoice {
             return match named {
                 Some(named) if folder_of(&named.file) != folder => {
                     Err(CudaError::Refused(format!(
-                        "{VARIABLE} names the cuDNN in {}, and this process has loaded the one in {}: unset the \
-                     variable",
+                        "{VARIABLE} names the cuDNN in {}, but this process has already loaded \
+                        the one in {}: unset the variable",
                         folder_of(&named.file).display(),
                         folder.display()
                     )))
@@ -145,7 +145,7 @@ fn named(path: &Path) -> Result<CandidateLibrary, CudaError> {
         return Ok(CandidateLibrary::at(file));
     }
     Err(CudaError::Refused(format!(
-        "{VARIABLE} is {:?}: there is no {NAME}; name its file or its folder",
+        "{VARIABLE} is {:?}, which has no {NAME}; set it to the library's file or folder",
         path.display().to_string()
     )))
 }
@@ -165,7 +165,7 @@ fn too_old(found: &CandidateLibrary, seen: &[CandidateLibrary]) -> CudaError {
         .max_by_key(|x| x.version);
     let advice = match newest {
         Some(newer) => format!(
-            "a newer one is on this machine, {}: unset {VARIABLE}, or set it to {}",
+            "this machine has a newer version, {}: unset {VARIABLE}, or set it to {}",
             newer.describe(),
             folder_of(&newer.file).display()
         ),
@@ -179,7 +179,7 @@ fn too_old(found: &CandidateLibrary, seen: &[CandidateLibrary]) -> CudaError {
     };
     let found = found.describe();
     CudaError::Refused(format!(
-        "cuDNN {found} is too old, {OLDEST} or newer is needed{also}; {advice}"
+        "cuDNN {found} is too old: {OLDEST} or newer is required{also}; {advice}"
     ))
 }
 
@@ -290,7 +290,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("has loaded") && error.contains("MEGABURN_CUDNN"),
+            error.contains("has already loaded") && error.contains("MEGABURN_CUDNN"),
             "{error}"
         );
     }

@@ -26,8 +26,8 @@ pub(super) fn loaded() -> Result<Option<PathBuf>, CudaError> {
         [] => Ok(None),
         [folder] => Ok(Some(folder.clone())),
         several => Err(CudaError::Refused(format!(
-            "this process has loaded parts of several cuDNNs, which do not work together: {several:?}; unset \
-             LD_PRELOAD, or name one of the folders in {}",
+            "this process has loaded parts of several cuDNN installations, which cannot be \
+            mixed: {several:?}; unset LD_PRELOAD, or set {} to one of the folders",
             super::VARIABLE
         ))),
     }
@@ -84,7 +84,7 @@ fn open(file: &Path) -> Result<Library, CudaError> {
     let library = unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_LOCAL) };
     library.map_err(|why| {
         CudaError::Refused(format!(
-            "cuDNN's file {} cannot be loaded: {why}",
+            "cannot load cuDNN's file {}: {why}",
             file.display()
         ))
     })

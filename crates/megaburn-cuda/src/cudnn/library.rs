@@ -149,7 +149,7 @@ pub(super) fn run(
     let workspace = buffers.writes[writes.len()];
     with(|library| {
         let Some(plans) = library.plans.get(attention) else {
-            return Err(CudaError::Refused("its plan was never made".into()));
+            return Err(CudaError::Refused("its plan was not created".into()));
         };
         let plan = match pass {
             AttentionPass::Forward => &plans.forward,
@@ -159,7 +159,7 @@ pub(super) fn run(
             let needed = plan.workspace;
             let found = workspace.bytes;
             return Err(CudaError::Refused(format!(
-                "a workspace of {found} bytes, not {needed}"
+                "the workspace has {found} bytes, but the plan needs {needed}"
             )));
         }
         // SAFETY: the stream belongs to the current context.
@@ -188,7 +188,7 @@ fn check_bounds(
     if layout.extent() as u64 * size > buffer.bytes || !buffer.ptr.is_multiple_of(ALIGNMENT as u64)
     {
         return Err(CudaError::Refused(format!(
-            "{role:?} of {layout:?} is not in {buffer:?}"
+            "{role:?} of {layout:?} does not fit in {buffer:?}"
         )));
     }
     Ok(())

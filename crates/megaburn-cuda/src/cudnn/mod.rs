@@ -63,10 +63,12 @@ impl AttentionShape {
             CudaError::Refused(format!("attention of {shapes:?} through cuDNN: {why}"))
         };
         let (Some(of_q), Some(of_k), Some(of_v)) = (heads(q), heads(k), heads(v)) else {
-            return Err(refused("its tensors have not four dimensions".into()));
+            return Err(refused("its tensors must have four dimensions".into()));
         };
         if [k, v].iter().any(|x| x.dtype != q.dtype) {
-            return Err(refused("its tensors are of several types".into()));
+            return Err(refused(
+                "its tensors must have the same element type".into(),
+            ));
         }
         Self::new([of_q, of_k, of_v], q.dtype, causal).map_err(refused)
     }
@@ -103,8 +105,7 @@ pub fn fallback_reason(why: &'static str, by_name: bool) {
         return;
     }
     said.push(why);
-    let text =
-        format!("attention with {why} goes through CubeCL's kernel: cuDNN is not used for it");
+    let text = format!("attention with {why} runs in CubeCL's kernel, not in cuDNN");
     if by_name {
         tracing::warn!("{text}")
     } else {
@@ -137,7 +138,7 @@ fn prepared(
 ) -> Result<(CudaQueue, Workspaces), CudaError> {
     let Some(queue) = CudaQueue::of(on) else {
         return Err(CudaError::Refused(format!(
-            "{attention}: it is on no CUDA device"
+            "{attention}: its tensors are not on a CUDA device"
         )));
     };
     let key = (queue.device_id(), attention);

@@ -74,7 +74,7 @@ impl Plan {
             .with(Attribute::HeuristicsGraph, &[whole.raw()])?
             .with(Attribute::HeuristicsMode, &[Heuristic::A])?
             .finished()?;
-        let mut last = CudaError::Refused("cuDNN has no engine for it".into());
+        let mut last = CudaError::Refused("cuDNN has no engine that supports it".into());
         for engine in heuristics.parts(Attribute::HeuristicsResults, Kind::EngineConfig)? {
             let plan = target.of_plan(Descriptor::new(api, Kind::ExecutionPlan)?)?;
             let plan = plan.with(Attribute::PlanEngineConfig, &[engine.raw()]);

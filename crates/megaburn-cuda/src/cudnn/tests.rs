@@ -68,10 +68,18 @@ fn what_cudnn_would_read_wrongly_is_refused() {
     attention(good, BF16, true).unwrap();
     for (sizes, dtype, why) in [
         (good, F32, "not bf16 or f16"),
-        ([65, 70, 2, 4, 3, 64, 128], BF16, "do not fit"),
-        ([0, 70, 2, 4, 2, 64, 128], BF16, "do not fit"),
-        ([65, 70, 2, 4, 2, 100, 128], BF16, "heads of 100 and 128"),
-        ([65, 70, 2, 4, 2, 64, 264], BF16, "heads of 64 and 264"),
+        ([65, 70, 2, 4, 3, 64, 128], BF16, "do not match"),
+        ([0, 70, 2, 4, 2, 64, 128], BF16, "do not match"),
+        (
+            [65, 70, 2, 4, 2, 100, 128],
+            BF16,
+            "head dimensions 100 and 128",
+        ),
+        (
+            [65, 70, 2, 4, 2, 64, 264],
+            BF16,
+            "head dimensions 64 and 264",
+        ),
     ] {
         let error = attention(sizes, dtype, true).unwrap_err();
         assert!(error.contains(why), "{error}");

@@ -41,19 +41,19 @@ impl Key {
         if b.rows != k || (out.rows, out.cols) != (m, n) {
             let out = [out.rows, out.cols];
             return Err(format!(
-                "their sizes do not fit each other and a result of {out:?}"
+                "their sizes do not match each other or the result, {out:?}"
             ));
         }
         if (a.batch, b.batch) != (out.batch, out.batch) {
             let batches = [a.batch, b.batch, out.batch];
-            return Err(format!("batches of {batches:?} matrices differ"));
+            return Err(format!("the batch sizes {batches:?} differ"));
         }
         if let Some((dtype, len)) = bias
             && (dtype != output || len != n)
         {
             let dtype = dtype.name();
             return Err(format!(
-                "a bias of {len} {dtype} does not fit {n} {}",
+                "a bias of {len} {dtype} elements does not match {n} output columns of {}",
                 output.name()
             ));
         }
@@ -179,13 +179,13 @@ mod tests {
                 [[2, 3, 5], [2, 6, 7], [2, 3, 7]],
                 [F32; 3],
                 None,
-                "do not fit",
+                "do not match",
             ),
             (
                 [[2, 3, 5], [2, 5, 7], [2, 3, 8]],
                 [F32; 3],
                 None,
-                "a result of [3, 8]",
+                "the result, [3, 8]",
             ),
             (
                 [[2, 3, 5], [4, 5, 7], [2, 3, 7]],

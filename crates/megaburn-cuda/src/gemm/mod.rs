@@ -94,7 +94,12 @@ pub fn product(
     let mut shape: Shape = a.meta.shape().clone();
     let rank = shape.num_dims();
     if rank < 2 || b.meta.shape().num_dims() != rank {
-        return Err(refused(&a, &b, "they are not two batches of matrices"));
+        return Err(refused(
+            &a,
+            &b,
+            "they must both be batches of matrices, with the same number \
+                                   of dimensions",
+        ));
     }
     shape[rank - 1] = b.meta.shape()[rank - 1];
     let out = empty(&a, shape, dtype);
@@ -152,7 +157,7 @@ fn multiply(
     factors: Factors,
 ) -> Result<(), CudaError> {
     let Some(queue) = CudaQueue::of(out) else {
-        return Err(refused(&a, &b, "they are on no CUDA device"));
+        return Err(refused(&a, &b, "they are not on a CUDA device"));
     };
     if out.meta.shape().num_elements() == 0 {
         return Ok(());
@@ -164,7 +169,7 @@ fn multiply(
     let view_out = MatrixView::new(out.meta.shape(), out.meta.strides());
     let view_out = view_out.filter(|view| !view.transposed);
     let Some(view_out) = view_out else {
-        return Err(refused(&a, &b, "the rows of the result are not contiguous"));
+        return Err(refused(&a, &b, "the rows of the result must be contiguous"));
     };
     let dtypes = [a.dtype, b.dtype, out.dtype];
     let tf32 = TF32.load(Ordering::Relaxed);

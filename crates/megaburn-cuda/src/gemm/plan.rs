@@ -138,7 +138,7 @@ fn check_bounds(key: &Key, buffers: [RawBuffer; 3]) -> Result<(), CudaError> {
         if (last * size) as u64 > buffer.bytes {
             let bytes = buffer.bytes;
             return Err(CudaError::Refused(format!(
-                "{view:?} leaves its buffer of {bytes} bytes"
+                "{view:?} reaches past its buffer of {bytes} bytes"
             )));
         }
     }

@@ -80,7 +80,7 @@ pub(super) fn candidates(
     let usable: Vec<_> = usable.map(|found| found.algo).collect();
     if usable.is_empty() {
         return Err(CudaError::Refused(
-            "cuBLASLt knows no algorithm for it".into(),
+            "cuBLASLt has no algorithm for it".into(),
         ));
     }
     Ok(usable)

@@ -42,7 +42,7 @@ struct HostTensorParts {
 /// A device-to-host copy in flight. Dropping it makes CubeCL's stream wait for the copy and then
 /// releases the memory on the GPU; the host does not wait.
 #[derive(Debug)]
-#[must_use = "what leaves takes memory on the GPU until this is dropped"]
+#[must_use = "the source stays allocated on the GPU until this is dropped"]
 pub struct D2hCopy {
     /// Waits when it is dropped.
     _join: Join,
@@ -57,11 +57,17 @@ impl HostTensor {
     /// # Panics
     /// If `x` has no elements.
     pub fn like(x: &CubeTensor) -> Result<Self, CudaError> {
-        let on_no_gpu = || CudaError::Refused(format!("a tensor on {:?} is on no GPU", x.device));
+        let on_no_gpu = || {
+            CudaError::Refused(format!(
+                "the tensor is on {:?}, not on a CUDA \
+            device",
+                x.device
+            ))
+        };
         let queue = CudaQueue::of(x).ok_or_else(on_no_gpu)?;
         let len = x.meta.num_elements();
         let dtype = x.dtype;
-        assert!(len > 0, "a tensor with elements");
+        assert!(len > 0, "the tensor must not be empty");
         let pinned = Arc::new(Pinned::new(CopyStreams::of(&queue)?, len * dtype.size())?);
         let name = format!("host copy of [{len}] {dtype:?}").into();
         let client = x.client.clone();
@@ -94,7 +100,7 @@ impl HostTensor {
     /// # Panics
     /// Unless it [takes](Self::takes) `x`.
     pub fn store(&mut self, x: CubeTensor) -> D2hCopy {
-        assert!(self.takes(&x), "{:?} was not made for {x:?}", self.0.name);
+        assert!(self.takes(&x), "{:?} does not match {x:?}", self.0.name);
         let HostTensorParts { pinned, queue, .. } = &*self.0;
         let x = contiguous(x);
         let failed = pinned.clone();
@@ -105,7 +111,9 @@ impl HostTensor {
         let point = done.clone();
         queue.enqueue_retaining(op, &retained, move |stream, buffers| {
             let stored = pinned.store(buffers.reads[0], stream)?;
-            *point.lock().expect("nobody panics with it") = Some(stored);
+            *point
+                .lock()
+                .expect("no thread panics while holding the lock") = Some(stored);
             Ok(())
         });
         queue.flush();
@@ -135,7 +143,9 @@ impl HostTensor {
         let point = done.clone();
         queue.enqueue_retaining(op, &retained, move |stream, buffers| {
             let fetched = pinned.fetch(buffers.writes[0], stream)?;
-            *point.lock().expect("nobody panics with it") = Some(fetched);
+            *point
+                .lock()
+                .expect("no thread panics while holding the lock") = Some(fetched);
             Ok(())
         });
         queue.flush();

@@ -93,7 +93,7 @@ impl Pinned {
         let mut uses = self.uses();
         assert!(
             from.bytes >= bytes as u64,
-            "a tensor is as long as its host memory"
+            "the tensor must be as long as its host memory"
         );
         lane.wait_for(stream)?;
         if let Some(fetched) = &uses.fetched {
@@ -131,7 +131,7 @@ impl Pinned {
         let mut uses = self.uses();
         assert!(
             to.bytes >= bytes as u64,
-            "a tensor is as long as its host memory"
+            "the tensor must be as long as its host memory"
         );
         lane.wait_for(stream)?;
         uses.stored()?.blocks_stream(lane)?;
@@ -171,7 +171,7 @@ impl Pinned {
     }
 
     fn memory(&self) -> &Memory {
-        self.memory.as_ref().expect("only drop takes it")
+        self.memory.as_ref().expect("it is taken only in drop")
     }
 
     fn uses(&self) -> MutexGuard<'_, CopyRecord> {
@@ -184,7 +184,8 @@ impl CopyRecord {
         if let Some(why) = &self.fault {
             return Err(CudaError::Refused(why.to_string()));
         }
-        let nothing = || CudaError::Refused("nothing was copied to this host memory".to_string());
+        let nothing =
+            || CudaError::Refused("nothing has been copied to this host memory yet".to_string());
         self.stored.clone().ok_or_else(nothing)
     }
 

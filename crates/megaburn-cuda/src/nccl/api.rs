@@ -19,8 +19,8 @@ use crate::{CudaError, search::Machine};
 /// set its flag at once and free memory at the end of the group (`handles`).
 pub(super) const OLDEST: c_int = 2_22_03;
 const NAME: &str = "libnccl.so.2";
-const INSTALL: &str = "install NCCL 2.22.3 or newer (package libnccl2, or the wheel nvidia-nccl-cu13), or name its \
-    file in MEGABURN_NCCL";
+const INSTALL: &str = "install NCCL 2.22.3 or newer (package libnccl2, or the wheel \
+                      nvidia-nccl-cu13), or set MEGABURN_NCCL to its file";
 
 /// The environment variable that names the file of the NCCL to load. If it is set, no other NCCL is
 /// considered.
@@ -135,7 +135,7 @@ impl Api {
         }
         Err(refused.unwrap_or_else(|| match named {
             Some(file) => {
-                CudaError::Refused(format!("{VARIABLE} names {file:?}, which cannot be loaded"))
+                CudaError::Refused(format!("{VARIABLE} is {file:?}, which cannot be loaded"))
             }
             None => CudaError::MissingLibrary {
                 library: "NCCL",

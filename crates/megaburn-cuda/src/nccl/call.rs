@@ -123,7 +123,10 @@ impl Communicator {
                 let point = done.clone();
                 queue.enqueue_retaining(op, &retained, move |stream, buffers| {
                     side.wait_for(stream)?;
-                    *point.lock().expect("nobody panics with it") = Some(make(side, buffers)?);
+                    *point
+                        .lock()
+                        .expect("no thread panics while holding the lock") =
+                        Some(make(side, buffers)?);
                     Ok(())
                 });
                 AsyncOp::overlapped(out, Join::new(queue.clone(), label.text, done, retained))
@@ -152,7 +155,10 @@ impl Communicator {
         same.ok_or_else(|| {
             refused(
                 label,
-                &format!("a tensor on {:?}, not on its GPU", x.device),
+                &format!(
+                    "the tensor is on {:?}, not on the communicator's GPU",
+                    x.device
+                ),
             )
         })
     }
@@ -162,7 +168,7 @@ impl Communicator {
         x: &CubeTensor,
         label: &Label,
     ) -> Result<ncclDataType_t, CudaError> {
-        data_type(x.dtype).ok_or_else(|| refused(label, "NCCL does not take the element type"))
+        data_type(x.dtype).ok_or_else(|| refused(label, "NCCL does not support the element type"))
     }
 
     pub(super) fn peer(&self, member: usize, label: &Label) -> Result<c_int, CudaError> {
@@ -172,7 +178,10 @@ impl Communicator {
         fits.ok_or_else(|| {
             refused(
                 label,
-                &format!("no member {member} of {}", self.members.size),
+                &format!(
+                    "member {member} does not exist: the group has {} members",
+                    self.members.size
+                ),
             )
         })
     }

@@ -85,7 +85,11 @@ impl Communicator {
         let count = elements(&x);
         let room = elements(&out);
         if room != count * self.members.size || out.dtype != x.dtype {
-            let why = format!("{room} {:?} take no {count} of each member", out.dtype);
+            let why = format!(
+                "an output of {room} {:?} elements cannot hold {count} of each \
+                              member",
+                out.dtype
+            );
             return Err(refused(&label, &why));
         }
         let call: Call = Box::new(move |api, comm, x, out, stream| {
@@ -114,7 +118,7 @@ impl Communicator {
         let rows = x.meta.shape()[0];
         if !rows.is_multiple_of(self.members.size) {
             let why = format!(
-                "{rows} rows do not divide into {} shares",
+                "{rows} rows are not divisible by {} members",
                 self.members.size
             );
             return Err(refused(&label, &why));

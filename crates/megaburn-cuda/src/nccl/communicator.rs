@@ -111,7 +111,8 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if thread::panicking() || self.calls.is_over() {
-            self.calls.abort("its rank ended early");
+            self.calls
+                .abort("its rank ended before its calls were done");
             self.calls.await_end();
         } else {
             // Calls that were enqueued before still use the communicator, so they must be made

@@ -202,7 +202,7 @@ impl Handles {
                 let code = unsafe { (api.comm_finalize)(worker.0) };
                 // SAFETY: as above; the handle is not used again.
                 let code = code.and(|| unsafe { (api.comm_destroy)(worker.0) });
-                warn_of(api, "closing a communicator", code);
+                warn_of(api, "cannot close a communicator", code);
                 Ok(())
             });
             let _ = done.send(());
@@ -266,7 +266,7 @@ fn abort_while<T>(api: &Api, parent: Handle, wait: impl FnOnce() -> Option<T>) -
         // SAFETY: as above.
         warn_of(api, "ncclGroupEnd", unsafe { (api.group_end)() });
     } else {
-        tracing::warn!("an NCCL call does not come back after its abort: its memory stays taken");
+        tracing::warn!("an NCCL call did not return after its abort; its memory is leaked");
     }
     waited
 }

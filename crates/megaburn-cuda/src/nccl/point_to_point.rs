@@ -46,8 +46,10 @@ impl Communicator {
             all.len() == size && all.iter().flatten().all(|part| part.end <= rows)
         };
         if !are_of(send, rows) || !are_of(recv, num_rows) {
-            let why =
-                format!("{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}");
+            let why = format!(
+                "cannot send {send:?} and receive {recv:?} of {rows} rows among {size} \
+                        members"
+            );
             return Err(refused(&label, &why));
         }
         let x = contiguous(x);

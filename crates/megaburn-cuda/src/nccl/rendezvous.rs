@@ -27,8 +27,8 @@ fn overridden(read: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
     for name in ["NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"] {
         if let Some(value) = read(name) {
             return Err(CudaError::Refused(format!(
-                "{name} is {value:?}: megaburn chooses it for each communicator, and NCCL would take it for \
-                 all; unset it"
+                "{name} is {value:?}: megaburn sets it per communicator, and the variable would \
+                override all of them; unset it"
             )));
         }
     }
@@ -79,7 +79,7 @@ pub(super) fn split(
     let (comm, _) = *unsafe { Box::from_raw(place) };
     if comm.is_null() {
         Err(CudaError::Refused(
-            "ncclCommSplit gave no communicator".into(),
+            "ncclCommSplit returned no communicator".into(),
         ))
     } else {
         Ok(Handle(comm))
@@ -116,7 +116,12 @@ pub(super) fn async_error(api: &Api, comm: Handle) -> Code {
 }
 
 fn number(number: usize) -> Result<c_int, CudaError> {
-    c_int::try_from(number).map_err(|_| CudaError::Refused(format!("{number} ranks")))
+    c_int::try_from(number).map_err(|_| {
+        CudaError::Refused(format!(
+            "{number} does not fit in a C \
+        int"
+        ))
+    })
 }
 
 #[cfg(test)]

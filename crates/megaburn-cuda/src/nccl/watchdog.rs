@@ -135,9 +135,7 @@ fn guarded<T>(look: impl FnOnce() -> T) -> Result<T, String> {
         let text = text
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
-        format!(
-            "the watch over NCCL panicked, which is a bug: {text}; all communicators are aborted"
-        )
+        format!("the NCCL watchdog panicked, which is a bug: {text}; all communicators are aborted")
     })
 }
 

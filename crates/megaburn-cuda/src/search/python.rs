@@ -122,7 +122,7 @@ fn asked(python: &Path) -> Vec<PathBuf> {
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > until {
             tracing::warn!(
-                "`{}` does not answer: its packages are not searched",
+                "`{}` does not answer; its packages are not searched",
                 python.display()
             );
             // The process may have ended in the meantime.

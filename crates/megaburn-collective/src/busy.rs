@@ -106,7 +106,8 @@ impl fmt::Display for Busy {
                 let seconds = idle.as_secs_f64();
                 return write!(
                     f,
-                    "rank {rank} has left `{phase}` and has kept the others waiting for {seconds:.0} s"
+                    "rank {rank} has left `{phase}`, and the others have been waiting for it for \
+                    {seconds:.0} s"
                 );
             }
         }
@@ -194,7 +195,7 @@ mod tests {
         );
         assert_eq!(of(Place::Waiting).1, "train.timeout_seconds");
         let (text, key) = of(Place::Left);
-        let left = "rank 2 has left `start` and has kept the others waiting for 60 s";
+        let left = "rank 2 has left `start`, and the others have been waiting for it for 60 s";
         assert_eq!((text.as_str(), key), (left, "train.timeout_seconds"));
     }
 }

@@ -41,7 +41,15 @@ impl Group {
         let call = self.next_call(kind, &data);
         let (bytes, shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
-            let refused = || self.bad_argument(&call, format!("{dtype:?} cannot be reduced so"));
+            let refused = || {
+                self.bad_argument(
+                    &call,
+                    format!(
+                        "{dtype:?} does not support this \
+                reduction"
+                    ),
+                )
+            };
             let mine = Payload::new(bytes);
             let len = mine.as_slice().len();
             if len <= SINGLE_EXCHANGE {
@@ -123,7 +131,7 @@ impl Group {
             match shape.first_mut() {
                 Some(first) if first.is_multiple_of(self.size()) => *first /= self.size(),
                 _ => {
-                    let why = format!("dim 0 does not divide into {} shares", self.size());
+                    let why = format!("dimension 0 is not divisible by {} members", self.size());
                     return Err(self.bad_argument(&call, why));
                 }
             }
@@ -133,7 +141,7 @@ impl Group {
                 mine.slice(to * share..(to + 1) * share)
             })?;
             let sum = reduce(&parts, dtype, op).ok_or_else(|| {
-                self.bad_argument(&call, format!("{dtype:?} cannot be reduced so"))
+                self.bad_argument(&call, format!("{dtype:?} does not support this reduction"))
             })?;
             Ok(TensorData::from_bytes(sum, shape, dtype))
         })
@@ -152,11 +160,15 @@ impl Group {
         let dtype = parts.first().map_or(DType::U8, TensorData::dtype);
         let call = self.next_call(OpKind::AllToAll, &no_data_of(dtype));
         if parts.len() != self.size() {
-            let why = format!("{} parts for {} members", parts.len(), self.size());
+            let why = format!(
+                "{} parts were given for {} members",
+                parts.len(),
+                self.size()
+            );
             return self.run(&call, |_, _| Err(self.bad_argument(&call, why)));
         }
         if parts.iter().any(|part| part.dtype() != dtype) {
-            let why = "parts of different element types";
+            let why = "the parts have different element types";
             return self.run(&call, |_, _| Err(self.bad_argument(&call, why)));
         }
         if self.size() == 1 {
@@ -178,7 +190,7 @@ impl Group {
             (0..size)
                 .map(|from| {
                     if from == self.rank() {
-                        return Ok(own.take().expect("own part is kept"));
+                        return Ok(own.take().expect("the own part is kept"));
                     }
                     let message = self.receive_from(link, &call, from, deadline)?;
                     let bytes = message.payload.into_bytes();
@@ -204,7 +216,10 @@ impl Group {
         let (bytes, shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
             if root >= self.size() {
-                let why = format!("there is no member {root} among {}", self.size());
+                let why = format!(
+                    "root {root} does not exist: the group has {} members",
+                    self.size()
+                );
                 return Err(self.bad_argument(&call, why));
             }
             let is_root = self.rank() == root;
@@ -303,7 +318,7 @@ impl Group {
             return Ok(());
         }
         let why = format!(
-            "member {member} is no peer of member {} of {}",
+            "member {member} is not a peer of member {} of {}",
             self.rank(),
             self.size()
         );

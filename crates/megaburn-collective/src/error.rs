@@ -8,7 +8,7 @@ use crate::message::Call;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum CollectiveError {
     #[error(
@@ -22,7 +22,8 @@ pub enum CollectiveError {
         theirs: Box<Call>,
     },
     #[error(
-        "rank {rank}, group {group}: {call} timed out after {seconds:.1} s waiting for rank {peer}; it is stopped, stuck or slower than `timeout`"
+        "rank {rank}, group {group}: {call} timed out after {seconds:.1} s waiting for rank \
+        {peer}; it is stopped, stuck, or slower than `timeout`"
     )]
     Timeout {
         rank: usize,
@@ -32,7 +33,8 @@ pub enum CollectiveError {
         seconds: f64,
     },
     #[error(
-        "rank {rank}, group {group}: {call} was given up: {what}, which is the limit (`{limit_key}`)"
+        "rank {rank}, group {group}: {call} was abandoned: {what}, which exceeds the limit \
+        (`{limit_key}`)"
     )]
     Stalled {
         rank: usize,
@@ -80,9 +82,7 @@ pub enum CollectiveError {
         group: String,
         first: Box<CollectiveError>,
     },
-    #[error(
-        "group {group} of ranks {members:?} cannot be made by rank {rank} of {world_size}: {why}"
-    )]
+    #[error("rank {rank} of {world_size} cannot create group {group} of ranks {members:?}: {why}")]
     BadGroup {
         rank: usize,
         group: String,
@@ -93,7 +93,8 @@ pub enum CollectiveError {
     #[error("environment variable {variable} {why}")]
     BadEnvironment { variable: String, why: String },
     #[error(
-        "rank 0 cannot listen at {address}: it is in use, perhaps by another run; choose another port (`MASTER_PORT`, `--master-port`)"
+        "rank 0 cannot listen at {address}: the port is in use, perhaps by another run; choose \
+        another port (`MASTER_PORT`, `--master-port`)"
     )]
     AddressInUse { address: String },
     #[error("rank {rank} cannot start: {why}")]

@@ -195,19 +195,19 @@ impl Group {
             why: why.to_string(),
         };
         if !members.is_sorted_by(|a, b| a < b) {
-            return Err(bad("members must ascend"));
+            return Err(bad("members must be in ascending order"));
         }
         if let Some(outside) = members
             .iter()
             .find(|member| !self.0.members.contains(member))
         {
             return Err(bad(&format!(
-                "rank {outside} is no member of group {}",
+                "rank {outside} is not a member of group {}",
                 self.0.name
             )));
         }
         let rank = members.iter().position(|&member| member == me);
-        let rank = rank.ok_or_else(|| bad("it does not hold this rank"))?;
+        let rank = rank.ok_or_else(|| bad("it does not contain this rank"))?;
         let Inner {
             options,
             activity,

@@ -85,7 +85,7 @@ where
             })
             .collect();
         let join = |rank: Result<thread::ScopedJoinHandle<'_, _>, _>| {
-            rank.and_then(|rank| rank.join().expect("rank caught panics"))
+            rank.and_then(|rank| rank.join().expect("the rank's thread catches panics"))
         };
         ranks.into_iter().map(join).collect()
     })
@@ -115,5 +115,5 @@ fn run_rank<T, E: fmt::Display>(
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a value that is no text".into())
+        .unwrap_or_else(|| "a value that is not a string".into())
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// The operation of a collective. Ranks that meet with different operations have a bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "named for the collective")]
+#[allow(missing_docs, reason = "each variant is named after its collective")]
 pub enum OpKind {
     AllReduceSum,
     AllReduceMax,

@@ -54,11 +54,11 @@ fn bytes(bytes: Vec<u8>) -> TensorData {
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("our own types have a text")
+    serde_json::to_vec(value).expect("the value is serializable")
 }
 
 fn decode<T: DeserializeOwned>(text: &[u8]) -> T {
-    serde_json::from_slice(text).expect("a rank of the same build wrote it")
+    serde_json::from_slice(text).expect("it was written by a rank of the same build")
 }
 
 #[cfg(test)]

@@ -95,7 +95,10 @@ impl ProcessGroups {
 
     /// The groups of a run with a single rank.
     pub fn single(seed: u64) -> Self {
-        Self::new(&Group::single(seed), Layout::SINGLE).expect("one rank fits one rank")
+        Self::new(&Group::single(seed), Layout::SINGLE).expect(
+            "the layout of a single rank fits \
+            one rank",
+        )
     }
 
     /// The layout.

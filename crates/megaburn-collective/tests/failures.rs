@@ -401,15 +401,18 @@ fn what_cannot_be_done_is_refused_and_told_to_all(#[values(Over::Threads, Over::
         ),
         (
             |g| g.reduce_scatter(zeros(3), ReduceOp::Sum).map(drop),
-            "2 shares",
+            "2 members",
         ),
-        (|g| g.broadcast(zeros(3), 2).map(drop), "no member 2"),
+        (
+            |g| g.broadcast(zeros(3), 2).map(drop),
+            "root 2 does not exist",
+        ),
         (
             |g| g.all_to_all(vec![zeros(1)]).map(drop),
             "1 parts for 2 members",
         ),
-        (|g| g.send(zeros(1), g.rank()), "no peer"),
-        (|g| g.recv(7, None, DType::F32).map(drop), "no peer"),
+        (|g| g.send(zeros(1), g.rank()), "not a peer"),
+        (|g| g.recv(7, None, DType::F32).map(drop), "not a peer"),
     ];
     for (operation, named) in IMPOSSIBLE {
         let ends = bounded(LIMIT, move || {

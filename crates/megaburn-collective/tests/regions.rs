@@ -187,7 +187,7 @@ fn a_dimension_that_does_not_divide_is_an_error_on_every_rank() {
     for result in results {
         let message = result.unwrap_err().to_string();
         assert!(
-            message.contains("length 3 does not divide into 2"),
+            message.contains("has 3 elements, not divisible by 2"),
             "{message}"
         );
     }

@@ -122,7 +122,7 @@ pub(super) fn inside_a_save(case: &Case) -> Result<(), String> {
     ended.expect(&[4])?.says(&[
         "waiting for rank 0",
         "did not join",
-        "rank 0 has said nothing",
+        "rank 0 has been silent",
     ])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()

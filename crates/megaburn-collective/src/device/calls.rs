@@ -164,7 +164,7 @@ impl Group {
         // Check this before the members compare: the others may have made such a call before, and
         // then they do not ask.
         if (is_mean && !x.dtype.is_float()) || !nccl::takes(x.dtype) {
-            let why = format!("{:?} cannot be reduced so", x.dtype);
+            let why = format!("{:?} does not support this reduction", x.dtype);
             return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
         }
         // The lock must not be held while the members compare: they may ask meanwhile.
@@ -197,7 +197,7 @@ impl Group {
             shape: shape(&x),
         };
         if member >= control.size() || member == control.rank() {
-            let why = format!("member {member} is no peer of member {}", control.rank());
+            let why = format!("member {member} is not a peer of member {}", control.rank());
             return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
         }
         call.seq = control.next_pair(member, direction);

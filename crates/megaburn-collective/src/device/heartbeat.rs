@@ -156,13 +156,10 @@ impl HeartbeatRound {
     }
 
     pub(super) fn dump(&self, group: &Watched) -> String {
-        let mut text = format!(
-            "where the members of group {} are, as far as known:\n",
-            group.name
-        );
+        let mut text = format!("last known state of the members of group {}:\n", group.name);
         for peer in group.others() {
             let line = match self.heard.get(&peer) {
-                None => "never heard of".to_string(),
+                None => "no message yet".to_string(),
                 Some((bulletin, when)) => {
                     let last = bulletin
                         .recent
@@ -170,7 +167,7 @@ impl HeartbeatRound {
                         .map_or("nothing".into(), Call::to_string);
                     let ago = clock::now().saturating_duration_since(*when).as_secs_f64();
                     format!(
-                        "made {} calls, last {last}; heard {ago:.1} s ago",
+                        "made {} calls, last {last}; reported {ago:.1} s ago",
                         bulletin.made
                     )
                 }
@@ -197,7 +194,7 @@ fn send(
         dtype: DType::U8,
         shape: Vec::new(),
     };
-    let bytes = serde_json::to_vec(&bulletin).expect("a bulletin is plain data");
+    let bytes = serde_json::to_vec(&bulletin).expect("a bulletin is serializable");
     let payload = Payload::new(Bytes::from_bytes_vec(bytes));
     for peer in peers {
         let message = Message {

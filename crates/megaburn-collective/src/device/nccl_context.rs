@@ -37,9 +37,9 @@ impl RankContext {
         let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
         match owner.upgrade() {
             Some(other) if !Arc::ptr_eq(&other, &self.device.rank) => Err(
-                "another rank of this process uses a GPU already. NCCL wants one process a GPU: start \
-                 them with `megaburn launch --nproc N -- COMMAND`, torchrun or srun; rank threads \
-                 are for the CPU"
+                "another rank of this process already uses a GPU. NCCL needs one process per \
+                GPU: start them with `megaburn launch --nproc N -- COMMAND`, torchrun or srun; \
+                rank threads are for the CPU"
                     .into(),
             ),
             _ => {

@@ -56,7 +56,13 @@ impl Group {
         let made = control.run(&call, |link, deadline| {
             let failed = |why: String| control.device_error(&call, why);
             link.claim_gpu().map_err(failed)?;
-            let queue = CudaQueue::of(like).ok_or_else(|| failed("no CUDA tensor".into()))?;
+            let queue = CudaQueue::of(like).ok_or_else(|| {
+                failed(
+                    "the tensor is not on a CUDA \
+                device"
+                        .into(),
+                )
+            })?;
             let id = control.share_id(link, &call, deadline)?;
             // Start a new deadline: a member that was compiling kernels may have arrived after the
             // first.
@@ -101,7 +107,7 @@ impl Group {
         let all = self.exchange(link, call, deadline, |_| mine.clone())?;
         let id = all[0].as_slice().try_into();
         id.map(UniqueId)
-            .map_err(|_| self.device_error(call, "no communicator name came".into()))
+            .map_err(|_| self.device_error(call, "rank 0 sent no communicator id".into()))
     }
 
     fn join(
@@ -127,7 +133,8 @@ impl Group {
             Some(TransportError::Timeout) => {
                 let seconds = self.0.options.timeout.as_secs_f64();
                 let why = format!(
-                    "NCCL did not join {} GPUs within {seconds:.1} s; NCCL_DEBUG=INFO says where it is",
+                    "NCCL did not connect {} GPUs within {seconds:.1} s; set NCCL_DEBUG=INFO to \
+                    see where it stopped",
                     members.size
                 );
                 self.device_error(call, why)

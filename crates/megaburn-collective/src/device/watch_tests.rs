@@ -102,7 +102,7 @@ fn a_dead_rank_ends_the_others_at_once() {
         .for_each(|rank| rank.call(OpKind::AllGather, 4, &[3, 5]));
     ranks[1]
         .transport
-        .die("it ended without a word, killed perhaps");
+        .die("its connection closed without a message; it may have been killed");
     for rank in [0, 2] {
         let text = ranks[rank].look(Duration::ZERO).unwrap();
         let named = format!("rank {rank}, group tp: all_gather #4 of F32 [3, 5] lost rank 1");

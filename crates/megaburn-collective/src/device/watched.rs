@@ -128,8 +128,8 @@ impl Watched {
             }
             Disagreement::Before(count) => {
                 let why = format!(
-                    "ranks disagree: rank {peer} made other calls than this one among the first \
-                     {count} of the group"
+                    "ranks disagree: among the first {count} calls of the group, rank {peer} \
+                    made different calls from this rank"
                 );
                 self.device_error(call, why)
             }

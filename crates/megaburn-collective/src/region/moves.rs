@@ -70,7 +70,7 @@ fn check_divides(
     }
     let call = group.next_call(op, data);
     let why = format!(
-        "dim {dim} of length {len} does not divide into {} shares",
+        "dimension {dim} has {len} elements, not divisible by {} members",
         group.size()
     );
     group.run(&call, |_, _| Err(group.bad_argument(&call, why)))

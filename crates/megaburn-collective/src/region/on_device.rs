@@ -103,7 +103,7 @@ fn cut<T: TensorMetadata>(
         dtype: x.dtype(),
         shape,
     };
-    let why = format!("dim {dim} of length {len} does not divide into {size} shares");
+    let why = format!("dimension {dim} has {len} elements, not divisible by {size} members");
     group.run(&call, |_, _| Err(group.bad_argument(&call, why)))
 }
 

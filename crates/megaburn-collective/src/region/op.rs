@@ -87,7 +87,7 @@ pub(super) fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTe
         return x;
     }
     let device = x.device();
-    let data = burn::tensor::read_sync(B::float_into_data(x)).expect("the tensor can be read");
+    let data = burn::tensor::read_sync(B::float_into_data(x)).expect("cannot read the tensor");
     match moves::run(data, region.forward, &region.group) {
         Ok(data) => B::float_from_data(data, &device),
         Err(error) => panic!("{FAILED_REGION}{error}"),

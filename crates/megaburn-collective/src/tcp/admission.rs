@@ -55,12 +55,13 @@ pub(super) fn check(
 ) -> Result<(), Refusal> {
     if hello.version != VERSION {
         let theirs = hello.version;
-        let why = format!("it speaks version {theirs}, rank 0 speaks {VERSION}");
+        let why = format!("its protocol version is {theirs}, rank 0's is {VERSION}");
         return Err(Refusal::of_stranger(why));
     }
     if !hello.token.agrees(&env.job_token) {
         return Err(Refusal::of_stranger(format!(
-            "it belongs to another job: its job token (MEGABURN_JOB_TOKEN) is not rank 0's at {}",
+            "it belongs to another job: its job token (MEGABURN_JOB_TOKEN) differs from rank 0's \
+            at {}",
             env.master()
         )));
     }

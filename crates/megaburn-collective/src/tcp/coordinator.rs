@@ -233,7 +233,7 @@ impl<'a> Coordinator<'a> {
     fn hand_out_table(&mut self) -> Result<(), Ended> {
         // All ranks have arrived: the rest takes no longer than a collective.
         self.deadline = self.deadline.min(clock::now() + self.options.meshing());
-        let nonce = random().map_err(|error| format!("no random number is to be had: {error}"))?;
+        let nonce = random().map_err(|error| format!("cannot read random bytes: {error}"))?;
         let peer = |guest: &Option<ConnectedWorker>| match guest {
             Some(guest) if guest.host.is_loopback() => (None, guest.port),
             Some(guest) => (Some(guest.host), guest.port),
@@ -248,7 +248,7 @@ impl<'a> Coordinator<'a> {
         while !waiting.is_empty() {
             let mut still = Vec::new();
             for &rank in &waiting {
-                let guest = self.guests[rank].as_ref().expect("everybody is there");
+                let guest = self.guests[rank].as_ref().expect("all ranks are connected");
                 let left = || Err(format!("rank {rank} left while connecting").into());
                 match socket::pending(&guest.stream) {
                     Pending::Nothing => still.push(rank),
@@ -309,13 +309,16 @@ impl<'a> Coordinator<'a> {
         let master = self.env.master();
         let mut why = match (late, never.is_empty()) {
             (Some(late), false) => late,
-            (_, true) => format!("ranks {left:?} of {world_size} left rank 0 at {master}"),
+            (_, true) => format!(
+                "ranks {left:?} of {world_size} disconnected from rank 0 at \
+                                 {master}"
+            ),
             (None, false) => {
                 format!("ranks {never:?} of {world_size} did not reach rank 0 at {master} in time")
             }
         };
         if !(never.is_empty() || left.is_empty()) {
-            why += &format!("; ranks {left:?} came and left again");
+            why += &format!("; ranks {left:?} connected and disconnected");
         }
         why += &self.refusals.to_string();
         Err(why.into())

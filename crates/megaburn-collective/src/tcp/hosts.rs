@@ -66,7 +66,8 @@ impl Hosts {
             )
         };
         Some(format!(
-            "{whose} did not join within {:.1} s of the first rank of their host (`train.timeout_seconds`): they are stopped or hang in their start",
+            "{whose} did not join within {:.1} s of the first rank of their host \
+            (`train.timeout_seconds`): they are stopped or hang during startup",
             self.limit.as_secs_f64()
         ))
     }

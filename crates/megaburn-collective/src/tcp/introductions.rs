@@ -131,7 +131,7 @@ impl Introductions {
 fn listen(stream: TcpStream, from: SocketAddr, patience: Duration) -> Introduction {
     let said = match read_frame(Until::new(&stream, clock::now() + patience)) {
         Ok(Some(Frame { word, .. })) => Ok(word),
-        Ok(None) => Err("it left without a word".to_string()),
+        Ok(None) => Err("it disconnected without a message".to_string()),
         Err(error) => Err(match error.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
                 "it did not introduce itself".to_string()

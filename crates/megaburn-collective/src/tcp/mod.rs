@@ -107,7 +107,10 @@ impl ConnectOptions {
 pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
     let ConnectOptions { env, group, .. } = options;
     if env.rank >= env.world_size {
-        let why = format!("rank {} does not exist among {}", env.rank, env.world_size);
+        let why = format!(
+            "rank {} does not exist in a world of {}",
+            env.rank, env.world_size
+        );
         return Err(CollectiveError::Rendezvous { why });
     }
     if env.world_size == 1 {
@@ -118,7 +121,7 @@ pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
         _ => worker::join(options)?,
     };
     let transport = transport::TcpTransport::new(env.rank, *group, streams)
-        .map_err(|error| socket::rendezvous(format!("cannot start reading: {error}")))?;
+        .map_err(|error| socket::rendezvous(format!("cannot start the reader thread: {error}")))?;
     Ok(Group::world(
         Arc::new(RankContext::new(Arc::new(transport))),
         *group,

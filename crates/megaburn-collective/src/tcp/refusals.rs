@@ -66,7 +66,8 @@ impl Refusals {
         }
         let seconds = limit.as_secs_f64();
         Some(Ended::Because(format!(
-            "rank {rank} was refused, and no other came in its place within {seconds:.1} s (`train.timeout_seconds`)"
+            "rank {rank} was refused, and no replacement connected within {seconds:.1} s \
+            (`train.timeout_seconds`)"
         )))
     }
 }

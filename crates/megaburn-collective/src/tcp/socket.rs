@@ -153,7 +153,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
         Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
         // No descriptor or memory is left; strangers may hold them for a few seconds.
         Err(error) if is_shortage(&error) => {
-            tracing::warn!("a connection cannot be taken yet: {error}");
+            tracing::warn!("cannot accept a connection yet: {error}");
             thread::sleep(SHORTAGE);
             Ok(None)
         }

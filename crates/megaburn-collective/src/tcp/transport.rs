@@ -115,7 +115,7 @@ impl TcpTransport {
         }
         let peer = self.peers[to]
             .as_ref()
-            .expect("the rank itself is never written to");
+            .expect("a rank never sends to itself");
         let mut torn = peer.line.lock();
         let overdue = || deadline.is_half_over() && self.mailbox.is_asked();
         let stop = || gone().is_some() || overdue();
@@ -186,7 +186,13 @@ impl Reader {
                 payload,
             } = match read_frame(&mut reader) {
                 Ok(Some(frame)) => frame,
-                Ok(None) => return mailbox.die(from, "it ended without a word, killed perhaps"),
+                Ok(None) => {
+                    return mailbox.die(
+                        from,
+                        "its connection closed without a message; \
+                    it may have been killed",
+                    );
+                }
                 Err(error) => return mailbox.die(from, &format!("its connection ended: {error}")),
             };
             match word {
@@ -214,7 +220,15 @@ impl Reader {
                     // everything was read.
                     let _ = line.stream.shutdown(Shutdown::Write);
                 }
-                other => return mailbox.die(from, &format!("it spoke out of turn: {other:?}")),
+                other => {
+                    return mailbox.die(
+                        from,
+                        &format!(
+                            "it sent an unexpected message: \
+                    {other:?}"
+                        ),
+                    );
+                }
             }
         }
     }

@@ -55,7 +55,7 @@ fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
     let begin = Instant::now();
     let error = transport.send(1, 0, message(HUGE), soon(300)).unwrap_err();
     assert_eq!(error, TransportError::Timeout);
-    transport.abort(0, "it waited in vain");
+    transport.abort(0, "it waited and got nothing");
     drop(transport);
     assert!(
         begin.elapsed() < Duration::from_secs(4),

@@ -153,7 +153,7 @@ pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
     }
     from.read_exact(&mut header[1..4])?;
     if header[..4] != MAGIC {
-        return Err(invalid("it does not speak as a megaburn rank does"));
+        return Err(invalid("it does not speak megaburn's protocol"));
     }
     from.read_exact(&mut header[4..])?;
     let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
@@ -161,12 +161,12 @@ pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
     let payload_len = number(8);
     let channel = number(16);
     if word_len > LONGEST_WORD {
-        return Err(invalid("its word is too long"));
+        return Err(invalid("its control message is too long"));
     }
     let word = read_bytes(&mut from, word_len as u64)?;
     let word = serde_json::from_slice(&word).map_err(|error| invalid(&error.to_string()))?;
     if payload_len > 0 && !matches!(word, ControlMessage::Data(_)) {
-        return Err(invalid("a payload where none belongs"));
+        return Err(invalid("a control message carries an unexpected payload"));
     }
     let payload = read_bytes(&mut from, payload_len)?;
     Ok(Some(Frame {

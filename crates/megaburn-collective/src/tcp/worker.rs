@@ -66,7 +66,7 @@ pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, C
         0,
         None,
     )
-    .map_err(|(_, error)| at(format!("rank 0 is gone: {error}")))?;
+    .map_err(|(_, error)| at(format!("rank 0 disconnected: {error}")))?;
     match read_frame(Until::new(&guest.master, deadline)) {
         Ok(Some(Frame {
             word: ControlMessage::Go,
@@ -157,14 +157,14 @@ fn introduce(
                     }
                     return Err(Ended::CannotStart(failure));
                 }
-                Ok(Some(_)) => return Err("rank 0 spoke out of turn".to_string().into()),
+                Ok(Some(_)) => return Err("rank 0 sent an unexpected message".to_string().into()),
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                     return Err(format!("what listens there is not rank 0: {error}").into());
                 }
                 Err(_) if clock::now() >= until && until < end => {
                     let seconds = silence.as_secs_f64();
                     return Err(format!(
-                        "rank 0 has said nothing for {seconds:.0} s: it is stopped or hangs"
+                        "rank 0 has been silent for {seconds:.0} s: it is stopped or hangs"
                     )
                     .into());
                 }
@@ -174,7 +174,7 @@ fn introduce(
         }
         if clock::now() + TICK >= reach {
             let why = match missing {
-                Some(missing) => format!("ranks {missing:?} did not come in time"),
+                Some(missing) => format!("ranks {missing:?} did not connect in time"),
                 None => "rank 0 did not answer in time".to_string(),
             };
             return Err(why.into());
@@ -221,7 +221,10 @@ impl Worker<'_> {
             while let Some(Introduction { stream, from, said }) = introductions.next() {
                 match self.identify(&said) {
                     Some(rank) if missing.contains(&rank) => streams[rank] = Some(stream),
-                    _ => tracing::warn!("rank {}: {from} is a stranger", self.env.rank),
+                    _ => tracing::warn!(
+                        "rank {}: refused an unknown connection from {from}",
+                        self.env.rank
+                    ),
                 }
             }
             // From here on, rank 0 sends a message only if the rendezvous failed.

@@ -14,7 +14,7 @@ pub(super) enum Lane {
 
 /// A started collective; [`wait`](Self::wait) returns its result. Dropping it waits too.
 #[derive(Debug)]
-#[must_use = "what a collective gives is had by waiting for it"]
+#[must_use = "call `wait` to get the result"]
 pub struct AsyncCollective<const D: usize, K: CollectiveElement>(CollectiveState<D, K>);
 
 #[derive(Debug)]

@@ -29,7 +29,7 @@ pub fn start_all_gather_in_place<K: CollectiveElement>(
     }
     if !len.is_multiple_of(size) {
         let call = group.next_call(OpKind::AllGather, &whole.into_data());
-        let why = format!("{len} elements do not divide into {size} shares");
+        let why = format!("{len} elements are not divisible by {size} members");
         return group.run(&call, |_, _| Err(group.bad_argument(&call, why)));
     }
     let start = group.rank() * (len / size);

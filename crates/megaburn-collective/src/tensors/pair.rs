@@ -107,7 +107,7 @@ pub fn start_shift<const D: usize, K: CollectiveElement>(
 /// A tensor that is being sent to another member. Its memory stays in use until this is dropped. On
 /// a GPU, kernels enqueued after the drop wait for the transfer; the host does not.
 #[derive(Debug)]
-#[must_use = "dropped at once, it is waited for at once"]
+#[must_use = "dropping it waits for the send"]
 pub struct Sending {
     #[cfg(feature = "cuda")]
     _started: Option<AsyncOp>,
@@ -142,12 +142,15 @@ pub fn start_send<const D: usize, K: CollectiveElement>(
 
 /// A tensor that may be in flight from another member.
 #[derive(Debug)]
-#[must_use = "what is received is had by waiting for it"]
+#[must_use = "call `wait` to get the tensor"]
 pub struct Receiving<const D: usize, K: CollectiveElement>(ReceiveState<D>, PhantomData<K>);
 
 #[cfg_attr(
     feature = "cuda",
-    allow(clippy::large_enum_variant, reason = "few are on their way at a time")
+    allow(
+        clippy::large_enum_variant,
+        reason = "few receives are in flight at a time"
+    )
 )]
 #[derive(Debug)]
 enum ReceiveState<const D: usize> {

@@ -43,7 +43,7 @@ impl Group {
         }
         let size = self.size();
         Err(format!(
-            "{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}"
+            "cannot send {send:?} and receive {recv:?} of {rows} rows among {size} members"
         ))
     }
 
@@ -80,7 +80,10 @@ impl Group {
             .map(|part| part.iter().map(Range::len).sum())
             .collect();
         if counts != expected {
-            return refuse(&x, format!("{expected:?} rows expected, {counts:?} came"));
+            return refuse(
+                &x,
+                format!("expected {expected:?} rows, received {counts:?}"),
+            );
         }
         // Pairs of (first row in the result, bytes) of each received range, later sorted by the
         // row.

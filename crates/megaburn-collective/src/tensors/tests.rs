@@ -199,7 +199,7 @@ fn stretches_that_are_not_equal_are_refused() {
     for result in results {
         let text = result.unwrap();
         assert!(
-            text.contains("5 elements") && text.contains("2 shares"),
+            text.contains("5 elements") && text.contains("2 members"),
             "{text}"
         );
     }

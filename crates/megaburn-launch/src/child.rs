@@ -34,7 +34,10 @@ pub(crate) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io
         node_rank,
         ..
     } = options;
-    let (program, arguments) = options.command.split_first().expect("options were checked");
+    let (program, arguments) = options
+        .command
+        .split_first()
+        .expect("the options were validated");
     let launcher = std::process::id().to_string();
     let mut command = match &options.entry {
         Some(entry) => {
@@ -126,7 +129,7 @@ pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
     let launcher = first.and_then(|pid| pid.to_str()?.parse().ok());
     let (Some(launcher), Some(command)) = (launcher, args.next()) else {
-        complain("launch-child is called by `megaburn launch` only");
+        complain("launch-child is internal: use `megaburn launch`");
         return EXIT_CANNOT_START;
     };
     if let Err(error) = tie_to(Pid::from_raw(launcher)) {
@@ -168,7 +171,7 @@ fn tie_to(launcher: Pid) -> io::Result<()> {
     })?;
     // The launcher may have died before the call above.
     if getppid() != launcher {
-        return Err(io::Error::other("the launcher is gone"));
+        return Err(io::Error::other("the launcher has exited"));
     }
     Ok(())
 }

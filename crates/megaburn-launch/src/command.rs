@@ -43,7 +43,7 @@ fn find(program: &OsStr, path: Option<&OsStr>) -> Result<(), LaunchError> {
     match (found.is_empty(), name.contains('/')) {
         (false, _) => Err(LaunchError::NotExecutable { name }),
         (true, true) => Err(LaunchError::NoCommand {
-            why: format!("there is no file `{name}`"),
+            why: format!("no such file: `{name}`"),
         }),
         (true, false) => {
             let here = if Path::new(program).exists() {
@@ -52,7 +52,7 @@ fn find(program: &OsStr, path: Option<&OsStr>) -> Result<(), LaunchError> {
                 String::new()
             };
             Err(LaunchError::NoCommand {
-                why: format!("no folder of PATH has `{name}`{here}"),
+                why: format!("`{name}` was not found in PATH{here}"),
             })
         }
     }
@@ -68,9 +68,9 @@ mod tests {
         let find = |program: &str| find(OsStr::new(program), Some(path));
         assert!(find("sh").is_ok() && find("/bin/sh").is_ok());
         let message = |program| find(program).unwrap_err().to_string();
-        assert!(message("no-such-program").contains("no folder of PATH has `no-such-program`"));
+        assert!(message("no-such-program").contains("`no-such-program` was not found in PATH"));
         assert!(message("Cargo.toml").contains("did you mean `./Cargo.toml`?"));
-        assert!(message("./nothing/here").contains("there is no file `./nothing/here`"));
+        assert!(message("./nothing/here").contains("no such file: `./nothing/here`"));
         let codes = ["./Cargo.toml", "/bin", "./nothing"].map(|name| find(name).unwrap_err());
         assert_eq!(codes.map(|error| error.exit_code()), [126, 126, 127]);
     }

@@ -28,7 +28,7 @@ pub(crate) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<()
         return Ok(());
     }
     Err(format!(
-        "{nproc} ranks, {ranks_per_gpu} on each GPU, take {needed} GPUs, and {VISIBLE} shows {gpus}"
+        "{nproc} ranks, {ranks_per_gpu} per GPU, need {needed} GPUs, but {VISIBLE} lists {gpus}"
     ))
 }
 

@@ -199,19 +199,22 @@ impl LaunchOptions {
         } = self;
         let bad = |why: String| Err(LaunchError::BadOptions { why });
         if self.command.is_empty() {
-            return bad("no command to start; it stands after `--`".into());
+            return bad("no command to start; give it after `--`".into());
         }
         if *nproc == 0 || nproc.checked_mul(*nnodes).is_none_or(|ranks| ranks == 0) {
-            return bad(format!("{nproc} processes on {nnodes} nodes are no run"));
+            return bad(format!(
+                "{nproc} processes on {nnodes} nodes: both numbers must be at \
+                               least 1"
+            ));
         }
         if *ranks_per_gpu == 0 {
-            return bad("0 ranks per GPU are no run".into());
+            return bad("ranks per GPU must be at least 1".into());
         }
         let visible = std::env::var(RankEnv::VISIBLE_GPUS).ok();
         gpus::check(self, visible.as_deref()).map_err(|why| LaunchError::BadOptions { why })?;
         if node_rank >= nnodes {
             return bad(format!(
-                "node rank {node_rank} is not below the {nnodes} nodes"
+                "node rank {node_rank} must be less than the number of nodes, {nnodes}"
             ));
         }
         match (&self.master_addr, self.master_port) {
@@ -247,22 +250,22 @@ struct Job {
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum LaunchError {
     #[error("cannot launch: {why}")]
     BadOptions { why: String },
-    #[error("cannot launch: no port of this host is free: {0}")]
+    #[error("cannot launch: no free port on this host: {0}")]
     NoPort(io::Error),
     #[error("cannot start the command: {why}")]
     NoCommand { why: String },
-    #[error("cannot start the command: `{name}` is no program that may be executed")]
+    #[error("cannot start the command: `{name}` is not executable")]
     NotExecutable { name: String },
     #[error("cannot keep logs: {0}")]
     Logs(io::Error),
-    #[error("cannot launch: no job token can be drawn: {0}")]
+    #[error("cannot launch: cannot generate a job token: {0}")]
     NoToken(io::Error),
-    #[error("cannot start rank {rank}: {error}; every rank that was started has been ended")]
+    #[error("cannot start rank {rank}: {error}; the ranks that had started were stopped")]
     Start { rank: usize, error: io::Error },
     #[error("cannot watch the ranks: {0}")]
     Watch(io::Error),

@@ -47,14 +47,18 @@ impl Logs {
                     *file = None;
                     let path = path.display();
                     errors.push(
-                        format!("megaburn launch: cannot write `{path}`: {error}; it ends here\n")
-                            .into_bytes(),
+                        format!(
+                            "megaburn launch: cannot write `{path}`: {error}; the log ends \
+                                here\n"
+                        )
+                        .into_bytes(),
                     );
                 }
             }
             Output::Dropped(lines) => errors.push(
                 format!(
-                    "megaburn launch: the disk is slow: {lines} lines are missing in the logs\n"
+                    "megaburn launch: the disk is slow: {lines} lines were dropped from the \
+                    logs\n"
                 )
                 .into_bytes(),
             ),

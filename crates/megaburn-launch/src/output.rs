@@ -124,7 +124,8 @@ fn stream(name: &str, mut to: impl Write + Send + 'static) -> io::Result<OutputQ
             Output::Dropped(lines) => {
                 writeln!(
                     to,
-                    "megaburn launch: {lines} lines are missing here: nobody read them"
+                    "megaburn launch: {lines} lines were dropped here: the output was not being \
+                    read"
                 )
             }
         }

@@ -36,7 +36,7 @@ fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
     let outcome = run.into_outcome();
     let text = outcome.to_string();
     assert!(
-        text.contains(&format!("process {pid} is left behind")),
+        text.contains(&format!("process {pid} is still running")),
         "{text}"
     );
     assert_eq!(outcome.exit_code(), 137);

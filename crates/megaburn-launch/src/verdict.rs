@@ -57,8 +57,8 @@ impl fmt::Display for EndedBy {
             },
             Self::Nothing { pid } => write!(
                 f,
-                "does not end though it was killed: process {pid} is left behind, which the kernel \
-                 holds while a disk, a network file system or a GPU does not answer"
+                "did not exit after it was killed: process {pid} is still running, held in the \
+                kernel by a disk, a network file system or a GPU that does not answer"
             ),
         }
     }
@@ -145,7 +145,7 @@ impl fmt::Display for Outcome {
         }
         write!(f, "rank {rank} {by}")?;
         if !last_words.is_empty() {
-            f.write_str("; the last it wrote to standard error:")?;
+            f.write_str("; its last lines on standard error:")?;
         }
         last_words
             .iter()
@@ -232,7 +232,7 @@ mod tests {
         let text = outcome.to_string();
         assert_eq!(
             text,
-            "rank 1 was killed by SIGKILL; the last it wrote to standard error:\n  step 7"
+            "rank 1 was killed by SIGKILL; its last lines on standard error:\n  step 7"
         );
     }
 }

@@ -229,7 +229,7 @@ fn ranks_that_share_gpus_are_told_which_and_are_hosts_of_their_own() {
     ];
     let ended = Ranks::command(&none).wait_all().remove(0);
     assert!(
-        ended.code == Some(2) && ended.stderr.contains("0 ranks per GPU"),
+        ended.code == Some(2) && ended.stderr.contains("ranks per GPU must be at least 1"),
         "{ended:?}"
     );
     // An unset variable expands to the empty text, which would be no token at all.

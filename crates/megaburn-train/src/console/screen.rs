@@ -53,7 +53,7 @@ impl Screen {
             Output::Item(Show::End) => self.bar.finish_and_clear(),
             Output::Dropped(lines) => {
                 self.line(&format!(
-                    "note     {lines} lines are missing here: nobody read them"
+                    "note     {lines} lines were dropped here: the output was not being read"
                 ));
             }
         }

@@ -186,7 +186,7 @@ fn a_reader_that_pauses_holds_up_nobody_and_what_it_missed_is_said() {
     let text = buffer.text();
     let missing = text
         .lines()
-        .find(|line| line.ends_with("lines are missing here: nobody read them"));
+        .find(|line| line.ends_with("lines were dropped here: the output was not being read"));
     let missing: u64 = missing
         .expect(&text)
         .split_whitespace()

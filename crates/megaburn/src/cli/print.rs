@@ -65,7 +65,11 @@ fn write_stderr(output: Output<Vec<u8>>) {
     let mut err = io::stderr().lock();
     let _ = match output {
         Output::Item(line) => err.write_all(&line),
-        Output::Dropped(lines) => writeln!(err, "{lines} lines are missing here: nobody read them"),
+        Output::Dropped(lines) => writeln!(
+            err,
+            "{lines} lines were dropped here: the output was \
+            not being read"
+        ),
     };
 }
 

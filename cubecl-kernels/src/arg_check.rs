@@ -78,7 +78,7 @@ pub(crate) fn check(op: &str, operands: impl IntoIterator<Item = ArgCheck>) {
             let there = &first.device;
             assert!(
                 there == device,
-                "{op}: {other} is on {there:?} and {name} on {device:?}: move one of them"
+                "{op}: {other} is on {there:?} but {name} on {device:?}: move one of them"
             );
         }
         first.get_or_insert(operand);

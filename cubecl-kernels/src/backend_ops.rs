@@ -82,7 +82,7 @@ pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTen
 pub(crate) fn chunk_halves<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     x.chunk(2, D - 1)
         .try_into()
-        .expect("an even dimension has two halves")
+        .expect("the last dimension is even")
 }
 
 /// `f(x)` in the compute dtype, with each row multiplied by its weight, in the dtype of `x`.

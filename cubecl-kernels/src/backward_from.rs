@@ -26,14 +26,14 @@ pub fn backward_from<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1>
     assert_eq!(
         y.dims(),
         grad.dims(),
-        "seed: the gradient has another shape than its tensor"
+        "backward_from: the shapes of the gradient and its tensor differ"
     );
     assert_eq!(
         y.dtype(),
         grad.dtype(),
-        "seed: the gradient has another dtype than its tensor"
+        "backward_from: the dtypes of the gradient and its tensor differ"
     );
-    arg_check::check("seed", [float("y", &y), float("grad", &grad)]);
+    arg_check::check("backward_from", [float("y", &y), float("grad", &grad)]);
     Tensor::from_dispatch(<Dispatch as BackwardFromOps>::seed_backward(
         y.into_dispatch(),
         grad.into_dispatch(),
@@ -118,9 +118,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(backward_from(normal([2, 2]), constant([2, 1]))), "seed: the gradient has another shape")]
-    #[case(|| drop(backward_from(normal([2, 2]), constant([2, 2]).cast(DType::F64))), "seed: the gradient has another dtype")]
-    #[case(|| drop(backward_from(quantized([2, 4]), quantized([2, 4]))), "seed: y is qfloat")]
+    #[case(|| drop(backward_from(normal([2, 2]), constant([2, 1]))), "backward_from: the shapes of the gradient and its tensor differ")]
+    #[case(|| drop(backward_from(normal([2, 2]), constant([2, 2]).cast(DType::F64))), "backward_from: the dtypes of the gradient and its tensor differ")]
+    #[case(|| drop(backward_from(quantized([2, 4]), quantized([2, 4]))), "backward_from: y is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

@@ -78,20 +78,21 @@ impl CheckpointFunction {
         } = self;
         assert!(
             !results.iter().any(Tensor::is_tracked),
-            "recompute: a result is made of a tensor that needs a gradient and is no operand"
+            "CheckpointFunction: a result depends on a tracked tensor that was not added as an \
+            operand"
         );
         let shapes = results.each_ref().map(Tensor::dims);
         let work = move |found: Vec<Option<Tensor<2>>>| {
             let mut found = found.into_iter().zip(shapes);
             let of_results = std::array::from_fn(|_| {
-                let (gradient, shape) = found.next().expect("one a result");
+                let (gradient, shape) = found.next().expect("there is one gradient per result");
                 Some(reshaped(gradient?, shape))
             });
             let of_operands = backward(of_results);
             let found = of_operands.len();
             assert!(
                 found == len,
-                "recompute: {found} gradients of {len} operands"
+                "CheckpointFunction: {found} gradients were returned for {len} operands"
             );
             *gradients.lock().unwrap_or_else(PoisonError::into_inner) = of_operands;
         };
@@ -102,7 +103,7 @@ impl CheckpointFunction {
         let end = <Dispatch as RecomputeOps>::recomputed(end.into_dispatch(), work.clone());
         let mut places = 0..;
         results.map(|y| {
-            let place = places.next().expect("it has no end");
+            let place = places.next().expect("the range is infinite");
             let end = end.clone();
             let mailbox = work.mailbox.clone();
             let y = <Dispatch as RecomputeOps>::result(end, y.into_dispatch(), mailbox, place);
@@ -139,7 +140,7 @@ pub(crate) struct CheckpointBackward {
 
 impl Debug for CheckpointBackward {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work")
+        f.debug_struct("CheckpointBackward")
             .field("mailbox", &self.mailbox)
             .finish_non_exhaustive()
     }
@@ -225,13 +226,17 @@ impl<B: RecomputeOps + IntoPrimitive> Backward<B, 1> for RecomputeBackward {
             B::wrap(B::float_reshape(gradient, row))
         };
         let gradients = mailbox.take::<B>();
-        let first = gradients.iter().flatten().next().expect("a port left it");
+        let first = gradients
+            .iter()
+            .flatten()
+            .next()
+            .expect("at least one result has a gradient");
         let sign = B::float_empty(Shape::from([1]), &first.device(), first.dtype().into());
         let backward = backward
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let backward = backward.expect("backward goes through a graph once");
+        let backward = backward.expect("backward runs only once");
         backward(
             gradients
                 .into_iter()
@@ -353,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "made of a tensor that needs a gradient and is no operand")]
+    #[should_panic(expected = "depends on a tracked tensor that was not added as an operand")]
     fn a_result_with_a_graph_of_its_own_is_refused() {
         let x = leaf(constant([2, 1, 3]));
         let other = leaf(constant([2, 1, 3]));
@@ -370,7 +375,7 @@ mod tests {
         let [y] = operands.results([Tensor::from_inner(x.inner())], |_| vec![]);
         assert_refused(
             || y.sum().backward(),
-            "recompute: 0 gradients of 1 operands",
+            "CheckpointFunction: 0 gradients were returned for 1 operands",
         );
     }
 }

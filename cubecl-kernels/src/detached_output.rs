@@ -47,7 +47,7 @@ impl DetachedOutput {
     pub fn of(y: Tensor<3>) -> Self {
         assert!(
             y.is_tracked(),
-            "outlet: nothing that it is made of needs a gradient"
+            "DetachedOutput: y must be part of an autodiff graph"
         );
         let shape = y.dims();
         let gradient = Slot::default();
@@ -86,14 +86,18 @@ impl DetachedOutput {
                 gradient,
             )| {
                 let found = gradient.dims();
-                assert!(found == shape, "outlet: a gradient {found:?} of {shape:?}");
+                assert!(
+                    found == shape,
+                    "DetachedOutput: the gradient is {found:?}, the output \
+                    {shape:?}"
+                );
                 let rows = gradient.flatten(0, 1);
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
                 end
             },
         );
         let end = ends.reduce(|a, b| a + b);
-        end.expect("outlet: backward goes from one at least")
+        end.expect("DetachedOutput: backward_all needs at least one output")
             .backward()
     }
 }
@@ -133,7 +137,10 @@ impl<B: DetachedOutputOps + IntoPrimitive> Backward<B, 1> for DetachedOutputBack
         let (slot, shape) = ops.state;
         grads.consume::<B>(&ops.node);
         let gradient = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let gradient = gradient.expect("outlet: backward goes from `Outlet::backward`");
+        let gradient = gradient.expect(
+            "DetachedOutput: call backward through \
+                                       `DetachedOutput::backward`",
+        );
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, B::float_reshape(B::unwrap(gradient), shape));
         }

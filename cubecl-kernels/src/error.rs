@@ -7,11 +7,13 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum KernelError {
     #[error(
-        "rotary embedding of the part {rotary_percent} of a head's {head_dim} elements, {rotated} of them: it must be an even number, not zero and not above the head's, because they are rotated in pairs"
+        "rotary embedding rotates {rotated} elements (rotary_percent {rotary_percent} of \
+        head_dim {head_dim}): the number must be even, from 2 to head_dim, because elements are \
+        rotated in pairs"
     )]
     RopeHeadDim {
         head_dim: usize,
@@ -19,14 +21,16 @@ pub enum KernelError {
         rotated: usize,
     },
     #[error(
-        "rotary embedding: the sequences of a batch have {lengths:?} positions, they must be one or more and as long"
+        "rotary embedding: the sequences of a batch have {lengths:?} positions: there must be at \
+        least one sequence, all of the same length"
     )]
     RopeSequences { lengths: Vec<usize> },
-    #[error(
-        "packed sequence: documents end at {cu_seqlens:?}, which must begin with 0 and not descend"
-    )]
+    #[error("packed sequence: cu_seqlens {cu_seqlens:?} must begin with 0 and not decrease")]
     PackedLengths { cu_seqlens: Vec<usize> },
-    #[error("rotary embedding: {name} is {value}, it must be a finite number above {above}")]
+    #[error(
+        "rotary embedding: {name} is {value}, but must be a finite number greater than \
+            {above}"
+    )]
     RopeParameter {
         name: &'static str,
         value: f64,

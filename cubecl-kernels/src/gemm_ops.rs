@@ -202,7 +202,10 @@ mod cube {
                 None => done(gemm::product(x, dy, None, 1.0, DType::F32)),
                 Some(sum) => {
                     let sum = sum.try_into_primitive::<Self>();
-                    let sum = tensor::from_backend(sum.expect("a gradient is where its weight is"));
+                    let sum = tensor::from_backend(sum.expect(
+                        "the gradient is on the weight's \
+                        device",
+                    ));
                     done(gemm::product_into(x, dy, &sum, add));
                     sum
                 }

@@ -21,7 +21,7 @@ on_every_backend! {
         }
 
         fn unwrap(x: Tensor<2>) -> FloatTensor<Self> {
-            x.try_into_primitive::<Self>().expect("it is on the backend of what it is used with")
+            x.try_into_primitive::<Self>().expect("the tensors are on the same backend")
         }
     }
 }

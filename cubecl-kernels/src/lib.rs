@@ -32,7 +32,7 @@
 //! ```
 
 #[cfg(not(feature = "flex"))]
-compile_error!("megaburn-kernels has no backend to run on: enable its feature `flex`");
+compile_error!("megaburn-kernels has no backend: enable its feature `flex`");
 
 mod activation;
 mod arg_check;

@@ -25,7 +25,7 @@ pub(crate) struct OutputGrads(Arc<Mutex<Vec<Option<AnyTensor>>>>);
 
 impl Debug for OutputGrads {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Mailbox")
+        f.debug_tuple("OutputGrads")
             .field(&self.places().len())
             .finish()
     }
@@ -41,9 +41,11 @@ impl OutputGrads {
     /// that was registered for the operation itself is one of them.
     pub(crate) fn take<B: Backend>(&self) -> Vec<Option<FloatTensor<B>>> {
         let taken = |place: &mut Option<AnyTensor>| {
-            place
-                .take()
-                .map(|grad| *grad.downcast().expect("all results are on one backend"))
+            place.take().map(|grad| {
+                *grad
+                    .downcast()
+                    .expect("all results are on the same backend")
+            })
         };
         self.places().iter_mut().map(taken).collect()
     }

@@ -62,7 +62,7 @@ pub fn split_last_with<const D: usize, const N: usize>(
     assert_eq!(
         sizes.iter().sum::<usize>(),
         n,
-        "split_last: parts of {sizes:?} of {n} columns"
+        "split_last: sizes {sizes:?} do not add up to {n} columns"
     );
     let mailbox = OutputGrads::new(N);
     let parts = SplitParts {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(split_last(normal([2, 5]), [3, 3])), "split_last: parts of [3, 3] of 5 columns")]
+    #[case(|| drop(split_last(normal([2, 5]), [3, 3])), "split_last: sizes [3, 3] do not add up to 5 columns")]
     #[case(|| drop(split_last(quantized([2, 8]), [4, 4])), "split_last: x is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

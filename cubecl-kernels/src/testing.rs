@@ -45,11 +45,11 @@ pub(crate) fn quantized<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 /// Asserts that `call` panics with a message that contains `message`.
 pub(crate) fn assert_refused<T>(call: impl FnOnce() -> T, message: &str) {
     let panic = catch_unwind(AssertUnwindSafe(|| drop(call())));
-    let panic = panic.expect_err("it was not refused");
+    let panic = panic.expect_err("it was accepted");
     let said = panic.downcast_ref::<String>().cloned();
     let said = said.or_else(|| panic.downcast_ref::<&str>().map(|said| said.to_string()));
-    let said = said.expect("panics have messages");
-    assert!(said.contains(message), "it was refused otherwise: {said}");
+    let said = said.expect("the panic has a message");
+    assert!(said.contains(message), "unexpected message: {said}");
 }
 
 /// The elements in f64, whatever the dtype.
@@ -67,7 +67,7 @@ pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
         .zip(&b)
         .map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() })
         .fold(0.0, |m, d| {
-            assert!(!d.is_nan(), "a result is not a number");
+            assert!(!d.is_nan(), "a result is NaN");
             f64::max(m, d / size)
         })
 }

@@ -115,7 +115,10 @@ fn share<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
         }
         // `(1 + tanh(u)) / 2` is the sigmoid of `2u`.
         PointwiseFn::GeluTanh => B::sigmoid(cubic::<B>(x, [2.0 * (2.0 / PI).sqrt(), 0.044715])),
-        PointwiseFn::SquaredRelu => unreachable!("it is no product with a share"),
+        PointwiseFn::SquaredRelu => unreachable!(
+            "squared ReLU is not computed as x times a \
+            factor"
+        ),
     }
 }
 

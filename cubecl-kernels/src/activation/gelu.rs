@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(bias_gelu(normal([2, 4]), normal([3]))), "bias_gelu: the bias has 3 elements for rows of 4")]
+    #[case(|| drop(bias_gelu(normal([2, 4]), normal([3]))), "bias_gelu: the bias has 3 elements, but rows have 4")]
     #[case(|| drop(bias_gelu_tanh(normal([2, 4]), quantized([4]))), "bias_gelu_tanh: the bias is qfloat")]
     #[case(|| drop(gelu(quantized([2, 4]))), "gelu: x is qfloat")]
     #[case(|| drop(gelu_tanh(quantized([2, 4]))), "gelu_tanh: x is qfloat")]

@@ -130,7 +130,7 @@ pub(crate) fn gated<const D: usize>(
     let n = gate_up.dims()[D - 1];
     assert!(
         n.is_multiple_of(2),
-        "{name}: the last dimension, {n}, is not a gate and an up half"
+        "{name}: the last dimension, {n}, must be even (gate and up halves)"
     );
     let activation = Activation { curve, gated: true };
     match weight {
@@ -149,8 +149,11 @@ pub(crate) fn weighted<const D: usize>(
     arg_check::check(name, [float("x", &x), float("the weight", &weight)]);
     let (dims, [length]) = (x.dims(), weight.dims());
     let rows = dims[..D - 1].iter().product::<usize>();
-    assert_eq!(rows, length, "{name}: {length} weights for {rows} rows");
-    assert!(dims[D - 1] > 0, "{name}: x is {dims:?}, rows of no element");
+    assert_eq!(
+        rows, length,
+        "{name}: {length} weights do not match {rows} rows"
+    );
+    assert!(dims[D - 1] > 0, "{name}: x is {dims:?}, its rows are empty");
     let x = x.into_dispatch();
     let weight = weight.into_dispatch();
     Tensor::from_dispatch(Dispatch::weighted_activation(x, weight, activation))

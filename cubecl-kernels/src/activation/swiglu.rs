@@ -127,7 +127,7 @@ mod tests {
     #[case::odd(|| drop(swiglu(normal([2, 7]))), "swiglu: the last dimension, 7,")]
     #[case::dtype(|| drop(swiglu(quantized([2, 8]))), "swiglu: gate_up is qfloat")]
     #[case::weights(|| drop(swiglu_weighted(normal([2, 8]), normal([1]))), "swiglu_weighted: 1 weights for 2 rows")]
-    #[case::no_columns(|| drop(swiglu_weighted(normal([2, 0]), normal([2]))), "x is [2, 0], rows of no element")]
+    #[case::no_columns(|| drop(swiglu_weighted(normal([2, 0]), normal([2]))), "x is [2, 0], its rows are empty")]
     #[case::dtype_of_weights(|| drop(swiglu_weighted(normal([4, 8]), quantized([4]))), "the weight is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

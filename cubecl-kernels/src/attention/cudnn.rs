@@ -66,16 +66,13 @@ fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
     } = options;
     let reasons = [
         (window.is_some(), "a window"),
-        (soft_cap.is_some(), "a soft cap of scores"),
+        (soft_cap.is_some(), "a soft cap on scores"),
         (sequences.is_some(), "packed sequences"),
         (dropout.is_some(), "attention dropout"),
-        (
-            *causal && *query_offset != 0,
-            "queries that stand behind the first key",
-        ),
+        (*causal && *query_offset != 0, "a query offset"),
         (
             !(scale.is_normal() && scale > 0.0),
-            "a factor of scores that is not positive",
+            "a softmax scale that is not positive",
         ),
     ];
     reasons

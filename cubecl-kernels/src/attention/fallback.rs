@@ -127,7 +127,7 @@ pub(super) fn backward<B: GemmOps + Scores>(
     }
     let mut wholes = shapes.into_iter().zip(dtypes);
     parts.map(|parts| {
-        let (shape, dtype) = wholes.next().expect("one for each");
+        let (shape, dtype) = wholes.next().expect("there is one entry per gradient");
         cast::<B>(joined::<B>(parts, &shape, &dy), dtype.into())
     })
 }
@@ -152,7 +152,8 @@ fn gradients<B: GemmOps + Scores>(
         dv = Some(accumulate::<B>(dv, part.v, &part.keys, s_k));
     }
     dq.reverse();
-    let [dk, dv] = [dk, dv].map(|sum| by_position::<B>(sum.expect("a piece has a block")));
+    let [dk, dv] =
+        [dk, dv].map(|sum| by_position::<B>(sum.expect("a chunk has at least one block")));
     [B::float_cat(dq, 0), dk, dv]
 }
 

@@ -9,7 +9,7 @@ use super::AttentionOptions;
 #[derive(Clone, Debug)]
 #[cfg_attr(
     not(feature = "cuda"),
-    expect(dead_code, reason = "only GPUs have such an operation")
+    expect(dead_code, reason = "only GPUs have a fused attention")
 )]
 pub(super) struct Saved<T> {
     /// `[s_q, b, hq, d]`.
@@ -57,7 +57,7 @@ impl Fused for burn::backend::Flex {
         _: Saved<FloatTensor<Self>>,
         _: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 3] {
-        unreachable!("nothing was saved")
+        unreachable!("the forward pass saved nothing")
     }
 }
 

@@ -91,7 +91,7 @@ impl AttentionOptions {
         if let Some(cap) = self.soft_cap {
             assert!(
                 cap > 0.0 && cap.is_finite(),
-                "attention: soft cap {cap} is not above 0"
+                "attention: soft cap {cap} must be greater than 0"
             );
         }
         if let Some(scale) = self.scale {
@@ -105,7 +105,7 @@ impl AttentionOptions {
         let most = (i32::MAX as usize).saturating_sub(s_q.max(s_k));
         assert!(
             offset <= most,
-            "attention: query offset {offset} is above {most}"
+            "attention: query offset {offset} exceeds {most}"
         );
     }
 

@@ -83,13 +83,14 @@ impl PackedSequences {
             assert_eq!(
                 bounds.len(),
                 b,
-                "attention: cu_seqlens of {what} for a batch of {b}"
+                "attention: cu_seqlens of {what} must have one entry per row of the batch ({b})"
             );
             for row in bounds {
                 let rising = row.windows(2).all(|pair| pair[0] <= pair[1]);
                 assert!(
                     rising && row.first() == Some(&0) && row.last() == Some(&len),
-                    "attention: cu_seqlens {row:?} do not rise from 0 to the {len} {what}"
+                    "attention: cu_seqlens {row:?} must increase from 0 to the number of {what}, \
+                    {len}"
                 );
             }
         }
@@ -98,7 +99,7 @@ impl PackedSequences {
             let keys = keys.len() - 1;
             assert_eq!(
                 queries, keys,
-                "attention: sequences of queries and of keys in one row"
+                "attention: a row must have as many sequences of queries as of keys"
             );
         }
         let Some(offsets) = &self.offsets else { return };
@@ -109,14 +110,14 @@ impl PackedSequences {
         let expected = counts(&self.queries, 1);
         assert_eq!(
             found, expected,
-            "attention: offsets, and the sequences that they are of"
+            "attention: there must be one query offset per sequence"
         );
         // Kernels count positions in 32 bits.
         let most = (i32::MAX as usize / 2).saturating_sub(s_q.max(s_k));
         let far = offsets.iter().flatten().find(|offset| **offset > most);
         assert!(
             far.is_none(),
-            "attention: the offset {far:?} of a sequence is above {most}"
+            "attention: the offset {far:?} of a sequence exceeds {most}"
         );
     }
 
@@ -187,13 +188,15 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "cu_seqlens [0, 3, 2, 5] do not rise from 0 to the 5 queries")]
+    #[should_panic(
+        expected = "cu_seqlens [0, 3, 2, 5] must increase from 0 to the number of queries, 5"
+    )]
     fn bounds_that_fall_are_refused() {
         PackedSequences::new([[0, 3, 2, 5]]).check(1, 5, 5);
     }
 
     #[test]
-    #[should_panic(expected = "offsets, and the sequences that they are of")]
+    #[should_panic(expected = "there must be one query offset per sequence")]
     fn an_offset_for_each_sequence_is_asked_for() {
         PackedSequences::new([[0, 2, 5]])
             .with_offsets([[0]])
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "for a batch of 2")]
+    #[should_panic(expected = "one entry per row of the batch (2)")]
     fn bounds_of_fewer_rows_are_refused() {
         PackedSequences::new([[0, 5]]).check(2, 5, 5);
     }

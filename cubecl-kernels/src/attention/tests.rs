@@ -266,13 +266,13 @@ fn with(change: impl FnOnce(&mut AttentionOptions)) {
     || drop(attention(normal([2, 1, 2, 8]), quantized([2, 1, 2, 8]), normal([2, 1, 2, 8]), options(true, 0, None))),
     "attention: k is qfloat"
 )]
-#[case::cap(|| with(|options| options.soft_cap = Some(0.0)), "soft cap 0 is not above 0")]
-#[case::nan_cap(|| with(|options| options.soft_cap = Some(f64::NAN)), "soft cap NaN is not above 0")]
+#[case::cap(|| with(|options| options.soft_cap = Some(0.0)), "soft cap 0 must be greater than 0")]
+#[case::nan_cap(|| with(|options| options.soft_cap = Some(f64::NAN)), "soft cap NaN must be greater than 0")]
 #[case::scale(|| with(|options| options.scale = Some(f64::NAN)), "scale NaN is not a finite number")]
 #[case::offset(|| with(|options| options.query_offset = usize::MAX), "query offset 18446744073709551615 is above")]
 #[case::sequences(
     || with(|options| options.sequences = Some(PackedSequences::new([[0, 3]]))),
-    "cu_seqlens [0, 3] do not rise from 0 to the 2 queries"
+    "cu_seqlens [0, 3] must increase from 0 to the number of queries, 2"
 )]
 #[case::dropout(
     || with(|options| options.dropout = dropped(0.1, [1, 1, 2, 1], AttentionOptions::default()).dropout),

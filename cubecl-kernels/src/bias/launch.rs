@@ -45,7 +45,7 @@ impl ColumnSum for Cube {
             Some(sum) => {
                 let sum = sum.try_into_primitive::<Self>();
                 // The caller passed this buffer on, so it may be written in place.
-                let sum = sum.expect("a gradient is where its bias is");
+                let sum = sum.expect("the gradient is on the bias's device");
                 tensor::contiguous(tensor::from_backend(sum))
             }
             None => tensor::empty(&x, [1, n], DType::F32),

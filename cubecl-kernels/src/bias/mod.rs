@@ -41,7 +41,7 @@ impl Bias {
         let [length] = self.value.dims();
         assert_eq!(
             n, length,
-            "{op}: the bias has {length} elements for rows of {n}"
+            "{op}: the bias has {length} elements, but rows have {n}"
         );
         if let Some(main_grad) = &self.main_grad {
             main_grad.check(op, [1, n]);
@@ -100,7 +100,7 @@ pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     assert_eq!(
         found,
         [s, 1, n],
-        "{name}: the positions of x {:?} are {found:?}",
+        "{name}: the positions must be [s, 1, n] of x {:?}, but are {found:?}",
         x.dims()
     );
     let addend = Addend {
@@ -239,15 +239,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(add_bias(normal([2, 4]), normal([3]))), "add_bias: the bias has 3 elements for rows of 4")]
+    #[case(|| drop(add_bias(normal([2, 4]), normal([3]))), "add_bias: the bias has 3 elements, but rows have 4")]
     #[case(|| drop(add_bias(normal([2, 4]), quantized([4]))), "add_bias: the bias is qfloat")]
     #[case(
         of_two_biases,
-        "add_bias: the main gradient is of a weight [1, 3], not [1, 5]"
+        "add_bias: the main gradient is for a weight [1, 3], not [1, 5]"
     )]
     #[case(
         || drop(add_positions(normal([2, 3, 4]), normal([2, 3, 4]))),
-        "add_positions: the positions of x [2, 3, 4] are [2, 3, 4]"
+        "add_positions: the positions must be [s, 1, n] of x [2, 3, 4], but are [2, 3, 4]"
     )]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

@@ -44,13 +44,13 @@ pub fn linear_cross_entropy(
     exchange: impl FnOnce(Tensor<3>) -> Tensor<3>,
 ) -> Tensor<2> {
     let name = "linear_cross_entropy";
-    assert!(chunk > 0, "{name}: chunks of no token");
+    assert!(chunk > 0, "{name}: the chunk size must be at least 1 token");
     let [s, b, inputs] = x.dims();
     let labels = labels.inner();
     let num_rows = s * b;
     assert!(
         num_rows > 0,
-        "{name}: x is [{s}, {b}, {inputs}], without a token"
+        "{name}: x is [{s}, {b}, {inputs}] and has no tokens"
     );
     let columns = weight.dims()[if linear_options.out_in { 0 } else { 1 }];
     arg_check::check(

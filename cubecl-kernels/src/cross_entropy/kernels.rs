@@ -181,7 +181,7 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the statistics have a shape, the loss has options"
+    reason = "the shape of the statistics and the options of the loss"
 )]
 pub(super) fn combine_kernel<I: Numeric>(
     statistics: &[f32],
@@ -238,7 +238,7 @@ pub(super) fn combine_kernel<I: Numeric>(
 #[cube(launch, address_type = "dynamic")]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the logits have a shape, the loss has options"
+    reason = "the shape of the logits and the options of the loss"
 )]
 pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
     logits: &[Vector<F, N>],

@@ -150,7 +150,7 @@ impl Rows {
     fn of(logits: CubeTensor) -> (CubeTensor, Self) {
         assert!(
             matches!(logits.dtype, DType::F32 | DType::F16 | DType::BF16),
-            "cross_entropy: logits of {} on a GPU",
+            "cross_entropy: {} logits are not supported on a GPU",
             logits.dtype.name()
         );
         let [s, b, columns] = logits.shape().dims();

@@ -67,7 +67,7 @@ fn exchanged(
     columns: usize,
     options: CrossEntropyOptions,
 ) -> Tensor<3> {
-    let like = float("the logits' part", &own);
+    let like = float("the logits' shard", &own);
     let [_, each, rows] = own.dims();
     let dtype = own.dtype();
     let all = exchange(own).inner();
@@ -76,14 +76,15 @@ fn exchanged(
     let parts = all.dims()[0];
     assert!(
         found == [parts, each, rows] && all.dtype() == dtype,
-        "{name}: exchanged statistics are {found:?} {}, not [parts, {each}, {rows}] {}",
+        "{name}: exchanged statistics are {found:?} {}, but must be [shards, {each}, {rows}] {}",
         all.dtype().name(),
         dtype.name()
     );
     let CrossEntropyOptions { vocab, part, .. } = options;
     assert!(
         part < parts && parts.saturating_mul(columns) >= vocab,
-        "{name}: part {part} of {parts} of {columns} columns each, for {vocab} tokens"
+        "{name}: shard {part} of {parts} shards of {columns} columns does not fit a vocabulary \
+        of {vocab}"
     );
     all
 }
@@ -325,25 +326,25 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(cross_entropy(normal([2, 3, 9]), labels([0; 6]), CrossEntropyOptions::new(9), |own| own)), "labels are not [s, b] of logits [2, 3, 9]")]
-    #[case(|| drop(cross_entropy(normal([0, 2, 9]), labels([]), CrossEntropyOptions::new(9), |own| own)), "logits are [0, 2, 9], without a token")]
+    #[case(|| drop(cross_entropy(normal([2, 3, 9]), labels([0; 6]), CrossEntropyOptions::new(9), |own| own)), "labels must be [s, b] of logits [2, 3, 9]")]
+    #[case(|| drop(cross_entropy(normal([0, 2, 9]), labels([]), CrossEntropyOptions::new(9), |own| own)), "logits are [0, 2, 9] and have no tokens")]
     #[case(|| drop(cross_entropy(normal([1, 2, 0]), labels([0; 2]), CrossEntropyOptions::new(9), |own| own)), "part 0 of 0 columns")]
     #[case(|| drop(cross_entropy(quantized([1, 2, 4]), labels([0; 2]), CrossEntropyOptions::new(4), |own| own)), "cross_entropy: logits is qfloat")]
     #[case(|| drop(cross_entropy(normal([1, 2, 4]), labels([0; 2]).cast(DType::U8), CrossEntropyOptions::new(4), |own| own)), "labels is u8, not i64 or i32")]
-    #[case(|| of(|options| options.vocab = 0), "a vocabulary of 0 tokens")]
-    #[case(|| of(|options| options.vocab = 10), "part 0 of 1 of 9 columns each, for 10 tokens")]
+    #[case(|| of(|options| options.vocab = 0), "vocabulary size 0 is out of range")]
+    #[case(|| of(|options| options.vocab = 10), "shard 0 of 1 shards of 9 columns does not fit a vocabulary of 10")]
     #[case(|| of(|options| options.part = 1), "part 1 of 1 of 9 columns each")]
     #[case(|| of(|options| options.part = usize::MAX), "part 18446744073709551615 of 9 columns")]
     #[case(|| of(|options| options.smoothing = -0.1), "smoothing -0.1 is negative")]
-    #[case(|| of(|options| options.smoothing = 1.2), "smoothing 1.2 is negative or leaves the target")]
+    #[case(|| of(|options| options.smoothing = 1.2), "smoothing 1.2 is negative, or makes the target's probability")]
     #[case(|| of(|options| options.smoothing = f64::NAN), "smoothing NaN is negative")]
-    #[case(|| of(|options| options.ignore_index = 1 << 32), "ignore_index 4294967296 is beyond 32 bits")]
-    #[case(|| exchanged_as(|own| own), "part 0 of 1 of 4 columns each, for 7 tokens")]
+    #[case(|| of(|options| options.ignore_index = 1 << 32), "ignore_index 4294967296 does not fit in 32 bits")]
+    #[case(|| exchanged_as(|own| own), "shard 0 of 1 shards of 4 columns does not fit a vocabulary of 7")]
     #[case(|| exchanged_as(|own| own.narrow(2, 0, 2)), "exchanged statistics are [1, 4, 2] f32, not [parts, 4, 4] f32")]
     #[case(|| exchanged_as(|own| own.cast(DType::F64)), "exchanged statistics are [1, 4, 4] f64")]
-    #[case(|| chunked(normal([2, 2, 4]), normal([4, 9]), labels([0; 4]), 0), "chunks of no token")]
-    #[case(|| chunked(normal([0, 2, 4]), normal([4, 9]), labels([]), 3), "x is [0, 2, 4], without a token")]
-    #[case(|| chunked(normal([1, 4, 4]), normal([4, 9]), labels([0; 4]), 3), "linear_cross_entropy: labels are not [s, b]")]
+    #[case(|| chunked(normal([2, 2, 4]), normal([4, 9]), labels([0; 4]), 0), "the chunk size must be at least 1 token")]
+    #[case(|| chunked(normal([0, 2, 4]), normal([4, 9]), labels([]), 3), "x is [0, 2, 4] and has no tokens")]
+    #[case(|| chunked(normal([1, 4, 4]), normal([4, 9]), labels([0; 4]), 3), "linear_cross_entropy: labels must be [s, b]")]
     #[case(|| chunked(normal([2, 2, 4]), normal([5, 9]), labels([0; 4]), 3), "a weight from 5 to 9 features")]
     #[case(|| chunked(normal([2, 2, 4]), quantized([4, 8]), labels([0; 4]), 3), "linear_cross_entropy: the weight is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {

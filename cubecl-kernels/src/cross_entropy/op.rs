@@ -214,7 +214,7 @@ impl<B: VocabParallelLoss, C: CheckpointStrategy> VocabParallelLoss for Autodiff
         _labels: IntTensor<Self>,
         _options: CrossEntropyOptions,
     ) -> FloatTensor<Self> {
-        unreachable!("statistics carry no gradient")
+        unreachable!("statistics are not differentiated")
     }
 
     fn combined(
@@ -223,7 +223,7 @@ impl<B: VocabParallelLoss, C: CheckpointStrategy> VocabParallelLoss for Autodiff
         _columns: usize,
         _options: CrossEntropyOptions,
     ) -> FloatTensor<Self> {
-        unreachable!("statistics carry no gradient")
+        unreachable!("statistics are not differentiated")
     }
 
     fn logit_gradient(
@@ -233,7 +233,7 @@ impl<B: VocabParallelLoss, C: CheckpointStrategy> VocabParallelLoss for Autodiff
         _grad: FloatTensor<Self>,
         _options: CrossEntropyOptions,
     ) -> FloatTensor<Self> {
-        unreachable!("a gradient is not differentiated again")
+        unreachable!("second-order gradients are not supported")
     }
 
     fn losses(

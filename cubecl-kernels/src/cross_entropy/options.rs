@@ -54,32 +54,33 @@ impl CrossEntropyOptions {
         assert_eq!(
             labels,
             [s, b],
-            "{name}: labels are not [s, b] of logits [{s}, {b}, {columns}]"
+            "{name}: labels must be [s, b] of logits [{s}, {b}, {columns}]"
         );
         assert!(
             s * b > 0,
-            "{name}: logits are [{s}, {b}, {columns}], without a token"
+            "{name}: logits are [{s}, {b}, {columns}] and have no tokens"
         );
         // Kernels count tokens in 32 bits.
         let most = i32::MAX as usize;
         assert!(
             (1..=most).contains(&vocab),
-            "{name}: a vocabulary of {vocab} tokens"
+            "{name}: vocabulary size {vocab} is out of range"
         );
         assert!(
             columns > 0 && part.saturating_mul(columns) <= most,
-            "{name}: part {part} of {columns} columns"
+            "{name}: shard {part} of {columns} columns is out of range"
         );
         let ignored = i32::try_from(ignore_index);
         assert!(
             ignored.is_ok(),
-            "{name}: ignore_index {ignore_index} is beyond 32 bits"
+            "{name}: ignore_index {ignore_index} does not fit in 32 bits"
         );
         // Rounding may make the target's probability slightly negative.
         let target = self.on_target() + self.on_each();
         assert!(
             smoothing >= 0.0 && target >= -1e-9,
-            "{name}: smoothing {smoothing} is negative or leaves the target {target} of its probability"
+            "{name}: smoothing {smoothing} is negative, or makes the target's probability \
+            {target} negative"
         );
     }
 }

@@ -36,7 +36,7 @@ pub fn bias_dropout_add<const D: usize>(
     let [of_x, of_residual] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
     assert_eq!(
         of_x, of_residual,
-        "{name}: x and the residual differ in shape or dtype"
+        "{name}: the shapes or dtypes of x and the residual differ"
     );
     let operands = [float("x", &x), float("the residual", &residual)];
     let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
@@ -49,7 +49,7 @@ pub fn bias_dropout_add<const D: usize>(
             let [length] = bias.dims();
             assert_eq!(
                 n, length,
-                "{name}: the bias has {length} elements for rows of {n}"
+                "{name}: the bias has {length} elements, but rows have {n}"
             );
             let bias = bias.into_dispatch();
             <Dispatch as DropoutOps>::bias_dropout_add(x, residual, bias, mask)
@@ -180,9 +180,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case::bias(|| added(Some(normal([3])), normal([2, 4]), 0.1), "bias_dropout_add: the bias has 3 elements for rows of 4")]
-    #[case::residual(|| added(None, normal([4, 2]), 0.1), "bias_dropout_add: x and the residual differ in shape or dtype")]
-    #[case::dtypes(|| added(None, normal([2, 4]).cast(DType::F16), 0.1), "x and the residual differ in shape or dtype")]
+    #[case::bias(|| added(Some(normal([3])), normal([2, 4]), 0.1), "bias_dropout_add: the bias has 3 elements, but rows have 4")]
+    #[case::residual(|| added(None, normal([4, 2]), 0.1), "bias_dropout_add: the shapes or dtypes of x and the residual differ")]
+    #[case::dtypes(|| added(None, normal([2, 4]).cast(DType::F16), 0.1), "the shapes or dtypes of x and the residual differ")]
     #[case::dtype(|| added(Some(quantized([4])), normal([2, 4]), 0.1), "the bias is qfloat")]
     #[case::below(|| added(None, normal([2, 4]), -0.1), "bias_dropout_add: probability -0.1 is not in [0, 1)")]
     #[case::nan(|| added(None, normal([2, 4]), f64::NAN), "probability NaN is not in [0, 1)")]

@@ -38,7 +38,7 @@ impl DropoutKey {
         let rank = self.offsets.len();
         assert!(
             dim < rank,
-            "dropout key: dim {dim} of a tensor of {rank} dims"
+            "dropout key: dimension {dim} is out of range for a tensor of {rank} dimensions"
         );
         self.offsets[dim] = offset;
         self
@@ -77,7 +77,8 @@ impl DropoutKey {
         assert_eq!(
             shape.len(),
             global.len(),
-            "dropout: a shard {shape:?} of a tensor {global:?}"
+            "dropout: the shard {shape:?} and the global tensor {global:?} have different \
+            numbers of dimensions"
         );
         for (dim, ((&len, &start), &size)) in
             shape.iter().zip(&self.offsets).zip(global).enumerate()
@@ -85,7 +86,7 @@ impl DropoutKey {
             let end = start.saturating_add(len);
             assert!(
                 end <= size,
-                "dropout: elements {start}..{end} of dim {dim} of {global:?}"
+                "dropout: elements {start}..{end} of dimension {dim} are outside {global:?}"
             );
         }
     }

@@ -27,7 +27,7 @@ impl Drop for Cube {
         }
         let DropoutInput { x, bias, residual } = input;
         let [x, bias, residual] = [Some(x), bias, residual].map(|t| t.map(tensor::from_backend));
-        let x = x.expect("it was put in");
+        let x = x.expect("x is present");
         tensor::into_backend(launch_forward(mask, DropoutInput { x, bias, residual }))
     }
 

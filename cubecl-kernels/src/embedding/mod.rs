@@ -45,7 +45,8 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
     let first = options.first.unwrap_or(0);
     assert!(
         rows > 0 && first.saturating_add(rows) <= i32::MAX as usize,
-        "embedding: a table of {rows} rows from id {first} on: there must be one, and ids fit 32 bits"
+        "embedding: a table of {rows} rows from id {first} on must have at least one row, and \
+        its ids must fit in 32 bits"
     );
     if let Some(main_grad) = &options.main_grad {
         main_grad.check("embedding", [rows, d]);
@@ -177,8 +178,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case::no_rows(|| of(normal([0, 3]), 0, Some(2)), "embedding: a table of 0 rows from id 2 on: there must be one")]
-    #[case::beyond(|| of(normal([2, 3]), 0, Some(usize::MAX)), "ids fit 32 bits")]
+    #[case::no_rows(|| of(normal([0, 3]), 0, Some(2)), "embedding: a table of 0 rows from id 2 on must have at least one row")]
+    #[case::beyond(|| of(normal([2, 3]), 0, Some(usize::MAX)), "its ids must fit in 32 bits")]
     #[case::above(|| of(normal([7, 3]), 7, None), "index 7 out of bounds for dimension of size 7")]
     #[case::below(|| of(normal([7, 3]), -1, None), "index -1 out of bounds for dimension of size 7")]
     #[case::dtype(|| of(quantized([4, 4]), 0, None), "embedding: the table is qfloat")]

@@ -74,7 +74,7 @@ fn copies(from: u64, stride: u32, lines: u32, at: u32, #[comptime] side: Side) -
 #[cube]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a product has two operands and a shape"
+    reason = "two operands and the product's shape"
 )]
 fn multiply<F: Float>(
     left: u64,
@@ -162,7 +162,7 @@ fn place_of<F: Float>(of: &[F], at: usize) -> u64 {
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a kernel's arguments are its interface"
+    reason = "these are the kernel's arguments"
 )]
 pub(super) fn rows_kernel<F: Float>(
     x: &[F],
@@ -217,7 +217,7 @@ pub(super) fn rows_kernel<F: Float>(
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a kernel's arguments are its interface"
+    reason = "these are the kernel's arguments"
 )]
 pub(super) fn weights_kernel<F: Float>(
     x: &[F],

@@ -185,7 +185,8 @@ impl Gradients {
                     .iter()
                     .all(|sum| shape_of(sum) && sum.dtype == DType::F32)
                 && [sums.len(), are_there.len()] == [stretches.len(); 2],
-            "gradients of {stretches:?} of {} rows, [{}, {}], in other sums",
+            "gradients of rows {stretches:?} of {} with shape [{}, {}] do not match the given \
+            sums",
             of_x.rows,
             of_x.cols,
             of_dy.cols

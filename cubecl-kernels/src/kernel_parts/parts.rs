@@ -18,7 +18,7 @@ pub(crate) fn sum_parts<const K: usize>(
         .map(|(sum, dtype)| tensor::empty(sum, [n], *dtype));
     let mut places = totals.iter().cloned();
     put_parts(
-        sums.map(|(sum, _)| (sum, places.next().expect("one a sum"))),
+        sums.map(|(sum, _)| (sum, places.next().expect("there is one total per sum"))),
         parts,
         false,
     );

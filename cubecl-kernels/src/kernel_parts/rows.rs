@@ -29,7 +29,10 @@ impl RowView {
             Some(stride) => (tensor, stride),
             None => {
                 let tensor = tensor::contiguous(tensor);
-                let stride = row_stride(&tensor).expect("a contiguous tensor has equal rows");
+                let stride = row_stride(&tensor).expect(
+                    "a contiguous tensor has a constant row \
+                    stride",
+                );
                 (tensor, stride)
             }
         };

@@ -26,7 +26,7 @@ pub(crate) const fn panel(rows: usize) -> usize {
 #[cube]
 #[allow(
     clippy::extra_unused_type_parameters,
-    reason = "the kernel's scope keeps the size by it"
+    reason = "the kernel's scope registers the size under this type"
 )]
 pub(crate) fn size_is<N: Size>(#[comptime] count: usize) {
     intrinsic!(|scope| scope.register_size::<N>(count))

@@ -14,7 +14,7 @@ thread_local! {
 
 /// The matrix products of a backward pass that compute the weight gradients of linear layers,
 /// deferred until [`compute`](Self::compute) is called.
-#[must_use = "gradients are missing until they are computed"]
+#[must_use = "weight gradients are missing until `compute` is called"]
 #[derive(Default)]
 pub struct WgradQueue(Queue);
 
@@ -40,7 +40,7 @@ impl WgradQueue {
 
 impl fmt::Debug for WgradQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WeightGradients({})", self.0.borrow().len())
+        write!(f, "WgradQueue({})", self.0.borrow().len())
     }
 }
 

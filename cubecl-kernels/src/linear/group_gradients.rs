@@ -152,7 +152,7 @@ mod cube {
                 are_there.push(sum.is_some());
                 let found = sum
                     .or(room)
-                    .map(|sum| on_gpu(&sum).expect("it is where its rows are"));
+                    .map(|sum| on_gpu(&sum).expect("the tensor is on its rows' device"));
                 sums.push(found.map_or_else(|| gradients.room(), tensor::contiguous));
             }
             gradients.add(&row_ranges, &sums, &are_there);

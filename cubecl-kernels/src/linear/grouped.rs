@@ -56,10 +56,10 @@ pub fn grouped_linear(
     let GroupedOptions { again, beside } = options;
     let [num_rows, inputs] = x.dims();
     let shape = weights.first().map(|w| w.weight.dims());
-    let [_, outputs] = shape.expect("grouped_linear: there is one matrix at least");
+    let [_, outputs] = shape.expect("grouped_linear: there must be at least one matrix");
     assert!(
         rows.len() == weights.len() && rows.iter().sum::<usize>() == num_rows,
-        "grouped_linear: {} stretches with {} rows for {} matrices and x {:?}",
+        "grouped_linear: {} groups with {} rows do not match {} matrices and x {:?}",
         rows.len(),
         rows.iter().sum::<usize>(),
         weights.len(),
@@ -71,7 +71,7 @@ pub fn grouped_linear(
         .find(|dims| *dims != [inputs, outputs]);
     assert!(
         odd.is_none(),
-        "grouped_linear: x {:?} and a matrix {odd:?} do not fit",
+        "grouped_linear: x {:?} and a matrix {odd:?} do not match",
         x.dims()
     );
     let matrices = weights.iter().map(|w| float("a matrix", &w.weight));
@@ -109,10 +109,10 @@ pub fn grouped_linear(
     let kept = again.is_none().then_some(source);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
-        let dy = dy.expect("backward came from it").cast(dtype);
+        let dy = dy.expect("the result has a gradient").cast(dtype);
         let dx = deterministic(|| products(&dy, &row_ranges, &groups, LinearPass::Backward));
         let x = kept.or_else(|| again.map(|again| again.compute()));
-        let x = x.expect("it is kept or computed again");
+        let x = x.expect("x is saved or recomputed");
         let trained = groups.into_iter().zip(row_ranges).zip(are_trained);
         let trained =
             trained.map(|((group, rows), is_trained)| is_trained.then_some((group, rows)));

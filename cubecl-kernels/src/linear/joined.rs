@@ -100,7 +100,7 @@ mod cube {
                 LinearPass::Forward => read(group),
                 LinearPass::Backward => LinearPass::backward(|| read(group)).transpose(),
             };
-            on_gpu(&weight).expect("matrices are where the rows are")
+            on_gpu(&weight).expect("matrices and rows are on the same device")
         };
         let are_together = GroupedGemmChoice::take([inputs, outputs], weights.len())
             && GroupedGemmChoice::take_rows([inputs, outputs], row_ranges)
@@ -131,7 +131,7 @@ mod cube {
                 None => read(&weights[i]),
             };
             let Some(room) = room else { continue };
-            let x = on_gpu(&part(x, slice_of)).expect("it is where all of it is");
+            let x = on_gpu(&part(x, slice_of)).expect("a slice is on its tensor's device");
             let done = gemm::product_into(x, weight, &room, false);
             // A failure on the device surfaces at the next read.
             done.unwrap_or_else(|error| panic!("{error}"));
@@ -151,7 +151,7 @@ mod cube {
             .zip(matrices)
             .filter(|(slice_of, _)| !slice_of.is_empty());
         let parts = some.map(|(slice_of, matrix)| {
-            let x = on_gpu(&part(x, slice_of)).expect("it is where all of it is");
+            let x = on_gpu(&part(x, slice_of)).expect("a slice is on its tensor's device");
             let dtype = x.dtype;
             let done = gemm::product(x, matrix, None, 1.0, dtype);
             wrap(done.unwrap_or_else(|error| panic!("{error}")))

@@ -146,7 +146,7 @@ impl MainGrad {
         };
         assert!(
             of == dims,
-            "{op}: the main gradient is of a weight {of:?}, not {dims:?}"
+            "{op}: the main gradient is for a weight {of:?}, not {dims:?}"
         );
     }
 

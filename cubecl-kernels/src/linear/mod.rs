@@ -72,7 +72,8 @@ pub fn linear<const D: usize>(
     let bias_len = bias.as_ref().map_or(outputs, |bias| bias.dims()[0]);
     assert!(
         dims[D - 1] == inputs && bias_len == outputs && inputs > 0,
-        "linear: x {dims:?}, a weight from {inputs} to {outputs} features and a bias of {bias_len} do not fit",
+        "linear: x {dims:?}, a weight from {inputs} to {outputs} features and a bias of \
+        {bias_len} do not match",
     );
     let operands = [float("x", &x), float("the weight", &weight)];
     let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
@@ -84,7 +85,7 @@ pub fn linear<const D: usize>(
     ];
     assert!(
         dtypes.iter().all(|&dtype| dtype == dtypes[0]),
-        "linear: x, weight and bias are {}: cast them to one dtype",
+        "linear: x, weight and bias are {}: cast them to the same dtype",
         dtypes.map(|dtype| dtype.name()).join(", ")
     );
     if let Some(main_grad) = &options.main_grad {
@@ -261,7 +262,7 @@ mod tests {
     #[case(|| drop(linear(normal([2, 4]), quantized([4, 4]), None, options(false))), "linear: the weight is qfloat")]
     #[case(
         || drop(linear(normal([2, 4]), normal([4, 3]).cast(DType::BF16), None, options(false))),
-        "linear: x, weight and bias are f32, bf16, f32: cast them to one dtype"
+        "linear: x, weight and bias are f32, bf16, f32: cast them to the same dtype"
     )]
     #[case(
         || drop(linear(normal([2, 4]), normal([4, 3]), Some(normal([3]).cast(DType::F16)), options(false))),
@@ -269,7 +270,7 @@ mod tests {
     )]
     #[case(
         of_two_weights,
-        "linear: the main gradient is of a weight [4, 3], not [4, 5]"
+        "linear: the main gradient is for a weight [4, 3], not [4, 5]"
     )]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

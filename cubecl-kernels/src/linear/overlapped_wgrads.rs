@@ -33,6 +33,6 @@ impl OverlappedWgrads {
 impl fmt::Debug for OverlappedWgrads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let len = self.0.lock().unwrap_or_else(PoisonError::into_inner).len();
-        write!(f, "Beside({len})")
+        write!(f, "OverlappedWgrads({len})")
     }
 }

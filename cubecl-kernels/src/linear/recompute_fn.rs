@@ -45,7 +45,7 @@ impl RecomputeFn {
 
 impl fmt::Debug for RecomputeFn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Again").finish_non_exhaustive()
+        f.debug_struct("RecomputeFn").finish_non_exhaustive()
     }
 }
 
@@ -81,12 +81,12 @@ impl<T: TensorMetadata> SavedInput<T> {
             dtype,
         } = self;
         let x = x.or_else(|| again.map(|again| B::unwrap(again.compute())));
-        let x = rows::<B>(x.expect("it is kept or computed again"));
+        let x = rows::<B>(x.expect("x is saved or recomputed"));
         let found = x.shape();
         let n = shape[shape.num_dims() - 1];
         assert!(
             found.num_elements() == shape.num_elements() && found[1] == n && x.dtype() == dtype,
-            "linear: what was computed again is {:?} {}, not rows of {:?} {}",
+            "linear: the recomputed x is {:?} {}, but must have the rows of {:?} {}",
             found.as_slice(),
             x.dtype().name(),
             shape.as_slice(),
@@ -232,9 +232,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case([4, 4], DType::F32, "what was computed again is [4, 4] f32, not rows of [3, 4] f32")]
-    #[case([6, 2], DType::F32, "what was computed again is [6, 2] f32, not rows of [3, 4] f32")]
-    #[case([3, 4], DType::BF16, "what was computed again is [3, 4] bf16, not rows of [3, 4] f32")]
+    #[case([4, 4], DType::F32, "the recomputed x is [4, 4] f32, but must have the rows of [3, 4] f32")]
+    #[case([6, 2], DType::F32, "the recomputed x is [6, 2] f32, but must have the rows of [3, 4] f32")]
+    #[case([3, 4], DType::BF16, "the recomputed x is [3, 4] bf16, but must have the rows of [3, 4] f32")]
     fn another_input_is_refused(
         #[case] shape: [usize; 2],
         #[case] dtype: DType,

@@ -19,7 +19,7 @@ pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     let mut operands = CheckpointFunction::new(&device);
     operands.add(x);
     let [y] = operands.results([value], move |[dy]| {
-        let dy: Tensor<2> = dy.expect("backward came from it");
+        let dy: Tensor<2> = dy.expect("the result has a gradient");
         let sum = dy.clone() + gradient.cast(dy.dtype()).expand(shape);
         vec![Some(as_row(sum))]
     });

@@ -7,11 +7,7 @@ use burn::tensor::{DType, Int, Tensor};
 /// # Panics
 /// If `x` has another dtype, or the device failed before.
 pub fn read_overlapped<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (Vec<i64>, T) {
-    assert_eq!(
-        x.dtype(),
-        DType::I32,
-        "read_meanwhile: numbers are not of i32"
-    );
+    assert_eq!(x.dtype(), DType::I32, "read_overlapped: x must be i32");
     #[cfg(feature = "cuda")]
     if super::tensors::ints_on_gpu(&x) {
         return cube::read_overlapped(x, meanwhile);
@@ -41,7 +37,7 @@ mod cube {
             // CubeCL batches launches: without a flush, a few of them would wait for more to come.
             queue.flush();
         }
-        let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_meanwhile: {error}"));
+        let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_overlapped: {error}"));
         let (numbers, _) = bytes[0].as_chunks();
         let numbers = numbers[..len]
             .iter()
@@ -63,6 +59,6 @@ mod tests {
         let on = |dtype| Tensor::<1, Int>::from_data(numbers(), (&device().inner(), dtype));
         let found = read_overlapped(on(DType::I32), || "done");
         assert_eq!(found, (vec![3, -1, i64::from(i32::MAX)], "done"));
-        assert_refused(|| read_overlapped(on(DType::I64), || ()), "not of i32");
+        assert_refused(|| read_overlapped(on(DType::I64), || ()), "x must be i32");
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn ints_on_gpu<const D: usize>(x: &Tensor<D, Int>) -> bool {
 pub(super) fn floats<const D: usize>(x: Tensor<D>) -> CubeTensor {
     let x = x
         .try_into_primitive::<Cube>()
-        .expect("operands are of one device");
+        .expect("operands are on the same device");
     tensor::from_backend(x)
 }
 
@@ -32,7 +32,7 @@ pub(super) fn floats<const D: usize>(x: Tensor<D>) -> CubeTensor {
 pub(super) fn ints<const D: usize>(x: Tensor<D, Int>) -> CubeTensor {
     let x = x
         .try_into_primitive::<Cube>()
-        .expect("operands are of one device");
+        .expect("operands are on the same device");
     tensor::contiguous(tensor::from_backend(x))
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn norm_add<const D: usize>(
     assert_eq!(
         (shape, dtype),
         other,
-        "{name}: x and the residual differ in shape or dtype"
+        "{name}: the shapes or dtypes of x and the residual differ"
     );
     arg_check::check(name, [float("x", &x), float("the residual", &residual)]);
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);

@@ -70,7 +70,7 @@ impl NormRows for Cube {
         }
         let dtype = saved.dtype.into();
         let [dy, dsum] = [Some(dy), dsum].map(|d| d.map(|d| from(cast::<Self>(d, dtype))));
-        let dy = dy.expect("it was given");
+        let dy = dy.expect("dy is present");
         let grads = launch_backward(norm, saved.map(tensor::from_backend), dy, dsum, sums);
         NormInputGrads {
             x: tensor::into_backend(grads.x),

@@ -338,9 +338,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case::gamma(|| drop(layer_norm(normal([2, 4]), normal([3]), None, 1e-5)), "layer_norm: gamma has 3 elements for rows of 4")]
-    #[case::beta(|| drop(layer_norm(normal([2, 4]), normal([4]), Some(normal([5])), 1e-5)), "beta has 5 elements for rows of 4")]
-    #[case::no_columns(|| drop(layer_norm(normal([2, 0]), normal([0]), None, 1e-5)), "x is [2, 0], rows of no element")]
+    #[case::gamma(|| drop(layer_norm(normal([2, 4]), normal([3]), None, 1e-5)), "layer_norm: gamma has 3 elements, but rows have 4")]
+    #[case::beta(|| drop(layer_norm(normal([2, 4]), normal([4]), Some(normal([5])), 1e-5)), "beta has 5 elements, but rows have 4")]
+    #[case::no_columns(|| drop(layer_norm(normal([2, 0]), normal([0]), None, 1e-5)), "x is [2, 0], its rows are empty")]
     #[case::dtype(|| drop(layer_norm(quantized([2, 4]), normal([4]), None, 1e-5)), "layer_norm: x is qfloat")]
     #[case::dtype_of_beta(|| drop(layer_norm(normal([2, 4]), normal([4]), Some(quantized([4])), 1e-5)), "beta is qfloat")]
     #[case::epsilon(|| drop(layer_norm(normal([2, 4]), normal([4]), None, f64::INFINITY)), "epsilon inf is not")]

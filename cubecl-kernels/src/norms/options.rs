@@ -78,12 +78,12 @@ pub(crate) fn check<const D: usize>(
     let others = vectors.clone().map(|(name, vector)| float(name, vector));
     arg_check::check(op, [float("x", x)].into_iter().chain(others));
     let n = x.dims()[D - 1];
-    assert!(n > 0, "{op}: x is {:?}, rows of no element", x.dims());
+    assert!(n > 0, "{op}: x is {:?}, its rows are empty", x.dims());
     for (name, vector) in vectors {
         let [length] = vector.dims();
         assert_eq!(
             n, length,
-            "{op}: {name} has {length} elements for rows of {n}"
+            "{op}: {name} has {length} elements, but rows have {n}"
         );
     }
     for main_grad in [&sums.gamma, &sums.beta].into_iter().flatten() {
@@ -91,6 +91,6 @@ pub(crate) fn check<const D: usize>(
     }
     assert!(
         epsilon >= 0.0 && epsilon.is_finite(),
-        "{op}: epsilon {epsilon} is not a finite number from 0 on"
+        "{op}: epsilon {epsilon} is not a finite number of at least 0"
     );
 }

@@ -231,16 +231,16 @@ mod tests {
     }
 
     #[rstest]
-    #[case::length(|| drop(rms_norm(normal([2, 4]), normal([5]), 1e-5)), "gamma has 5 elements for rows of 4")]
-    #[case::no_columns(|| drop(rms_norm(normal([2, 0]), normal([0]), 1e-5)), "x is [2, 0], rows of no element")]
+    #[case::length(|| drop(rms_norm(normal([2, 4]), normal([5]), 1e-5)), "gamma has 5 elements, but rows have 4")]
+    #[case::no_columns(|| drop(rms_norm(normal([2, 0]), normal([0]), 1e-5)), "x is [2, 0], its rows are empty")]
     #[case::dtype(|| drop(rms_norm(quantized([2, 4]), normal([4]), 1e-5)), "rms_norm: x is qfloat")]
     #[case::dtype_of_gamma(|| drop(rms_norm(normal([2, 4]), quantized([4]), 1e-5)), "gamma is qfloat")]
     #[case::epsilon(|| drop(rms_norm(normal([2, 4]), normal([4]), -1e-5)), "rms_norm: epsilon -0.00001 is not")]
     #[case::nan(|| drop(rms_norm_add(normal([2, 4]), normal([2, 4]), normal([4]), f64::NAN)), "rms_norm_add: epsilon NaN is not")]
-    #[case::residual(|| drop(rms_norm_add(normal([2, 4]), normal([3, 4]), normal([4]), 1e-5)), "x and the residual differ in shape or dtype")]
+    #[case::residual(|| drop(rms_norm_add(normal([2, 4]), normal([3, 4]), normal([4]), 1e-5)), "the shapes or dtypes of x and the residual differ")]
     #[case::dtype_of_residual(
         || drop(rms_norm_add(normal([2, 4]), normal([2, 4]).cast(DType::F64), normal([4]), 1e-5)),
-        "rms_norm_add: x and the residual differ in shape or dtype"
+        "rms_norm_add: the shapes or dtypes of x and the residual differ"
     )]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

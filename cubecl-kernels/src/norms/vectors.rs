@@ -50,7 +50,7 @@ fn add_to_main_grads<const K: usize>(of: [(CubeTensor, &MainGrad); K], teams: u3
     MainGrad::update_all(&all, |before| {
         let has_sum: Vec<bool> = before.iter().map(|place| place.sum.is_some()).collect();
         let place = |(parts, sum): (&CubeTensor, Option<Tensor<2>>)| match sum {
-            Some(sum) => tensor::contiguous(on_gpu(&sum).expect("it is where the norm is")),
+            Some(sum) => tensor::contiguous(on_gpu(&sum).expect("the sum is on the norm's device")),
             None => tensor::empty(parts, [1, parts.meta.shape()[1]], DType::F32),
         };
         let sums = before.into_iter().map(|place| place.sum);

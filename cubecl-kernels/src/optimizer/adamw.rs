@@ -55,7 +55,7 @@ impl AdamwStep {
         );
         checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
         checks::finite(name, ("grad_factor", grad_factor));
-        assert!(time > 0, "{name}: steps are counted from 1, the time is 0");
+        assert!(time > 0, "{name}: time is 0, but steps are counted from 1");
     }
 }
 
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, the gradient 1")]
+    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, but the gradient has 1")]
     #[case(|| stepped_with(|state, _, _| state.exp_avg_sq = constant([5])), "exp_avg_sq has 5 elements")]
     #[case(|| stepped_with(|state, _, _| state.rounded = Some(constant([1]))), "rounded has 1 elements")]
     #[case(|| stepped_with(|_, grad, _| *grad = quantized([4])), "adamw: the gradient is qfloat, not f32 or bf16 or f16")]

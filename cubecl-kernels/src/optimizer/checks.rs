@@ -10,7 +10,7 @@ pub(super) fn non_negative<const K: usize>(name: &str, numbers: [(&str, f64); K]
         let fits = number >= 0.0 && number.is_finite();
         assert!(
             fits,
-            "{name}: {what} {number} is not a finite number from 0 on"
+            "{name}: {what} {number} is not a finite number of at least 0"
         );
     }
 }
@@ -42,7 +42,7 @@ pub(super) fn one(name: &str, factor: &Tensor<1>) -> ArgCheck {
     let dims = factor.dims();
     assert!(
         dims == [1],
-        "{name}: a factor on the device is one f32, not {dims:?}"
+        "{name}: the factor on the device must be [1], not {dims:?}"
     );
     float("the factor", factor).of(&[DType::F32])
 }
@@ -71,7 +71,7 @@ pub(super) fn buffers<'a>(
         let [found] = x.dims();
         assert_eq!(
             found, len,
-            "{name}: {what} has {found} elements, the gradient {len}"
+            "{name}: {what} has {found} elements, but the gradient has {len}"
         );
     }
 }

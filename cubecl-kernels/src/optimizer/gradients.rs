@@ -57,7 +57,7 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
 pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
     assert!(
         !tensors.is_empty(),
-        "partial_sums_of_squares: there is no tensor"
+        "partial_sums_of_squares: there must be at least one tensor"
     );
     arg_check::check(
         "partial_sums_of_squares",
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(scaled(constant([3]), constant([2]))), "scaled: a factor on the device is one f32, not [2]")]
+    #[case(|| drop(scaled(constant([3]), constant([2]))), "scaled: the factor on the device must be [1], not [2]")]
     #[case(|| drop(scaled(constant([3]), constant([1]).cast(DType::BF16))), "the factor is bf16, not f32")]
     #[case(|| drop(scaled(constant([3]).cast(DType::F64), factor(1.0))), "scaled: x is f64")]
     #[case(|| drop(total(constant([3]).cast(DType::F16))), "total: sums is f16, not f32")]
     #[case(|| drop(partial_sums_of_squares(vec![constant([2]), quantized([4])])), "partial_sums_of_squares: x is qfloat")]
-    #[case(|| drop(partial_sums_of_squares(vec![])), "there is no tensor")]
+    #[case(|| drop(partial_sums_of_squares(vec![])), "there must be at least one tensor")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, the gradient 1")]
+    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, but the gradient has 1")]
     #[case(|| stepped_with(|state, _, _| state.exp_avg = constant([5])), "exp_avg has 5 elements")]
     #[case(|| stepped_with(|state, _, _| state.rounded = Some(constant([1]))), "rounded has 1 elements")]
     #[case(|| stepped_with(|_, grad, _| *grad = quantized([4])), "lion: the gradient is qfloat, not f32 or bf16 or f16")]
@@ -321,7 +321,7 @@ mod tests {
     #[case(|| stepped_with(|_, _, step| step.beta_2 = -0.1), "beta_2 -0.1 is not in [0, 1)")]
     #[case(|| stepped_with(|_, _, step| step.weight_decay = f64::INFINITY), "weight_decay inf is not")]
     #[case(|| stepped_with(|_, _, step| step.grad_factor = f64::NAN), "grad_factor NaN is not")]
-    #[case(|| scaled_with(constant([2])), "lion_scaled: a factor on the device is one f32, not [2]")]
+    #[case(|| scaled_with(constant([2])), "lion_scaled: the factor on the device must be [1], not [2]")]
     #[case(|| scaled_with(constant([1]).cast(DType::BF16)), "the factor is bf16, not f32")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

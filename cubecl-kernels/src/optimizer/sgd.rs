@@ -44,7 +44,7 @@ impl SgdStep {
         checks::finite(name, ("grad_factor", grad_factor));
         assert!(
             !nesterov || momentum > 0.0,
-            "{name}: nesterov takes a momentum above 0"
+            "{name}: nesterov needs a momentum greater than 0"
         );
     }
 }
@@ -125,11 +125,11 @@ fn stepped(
     let is_kept = momentum_buffer.is_some();
     assert!(
         momentum == 0.0 || is_kept,
-        "{name}: momentum {momentum} takes a momentum_buffer"
+        "{name}: momentum {momentum} needs a momentum_buffer"
     );
     assert!(
         momentum > 0.0 || !is_kept,
-        "{name}: there is a momentum_buffer, and the momentum is 0"
+        "{name}: a momentum_buffer is given, but the momentum is 0"
     );
     let buffer = momentum_buffer
         .as_ref()
@@ -314,19 +314,19 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, the gradient 1")]
+    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, but the gradient has 1")]
     #[case(|| stepped_with(|state, _, _| state.momentum_buffer = Some(constant([5]))), "momentum_buffer has 5 elements")]
     #[case(|| stepped_with(|state, _, _| state.rounded = Some(constant([1]))), "rounded has 1 elements")]
     #[case(|| stepped_with(|_, grad, _| *grad = quantized([4])), "sgd: the gradient is qfloat, not f32 or bf16 or f16")]
     #[case(|| stepped_with(|state, _, _| state.param = constant([4]).cast(DType::F64)), "param is f64")]
-    #[case(|| stepped_with(|state, _, _| state.momentum_buffer = None), "sgd: momentum 0.9 takes a momentum_buffer")]
-    #[case(|| stepped_with(|_, _, step| step.momentum = 0.0), "there is a momentum_buffer, and the momentum is 0")]
-    #[case(|| stepped_with(|_, _, step| (step.nesterov, step.momentum) = (true, 0.0)), "nesterov takes a momentum above 0")]
+    #[case(|| stepped_with(|state, _, _| state.momentum_buffer = None), "sgd: momentum 0.9 needs a momentum_buffer")]
+    #[case(|| stepped_with(|_, _, step| step.momentum = 0.0), "a momentum_buffer is given, but the momentum is 0")]
+    #[case(|| stepped_with(|_, _, step| (step.nesterov, step.momentum) = (true, 0.0)), "nesterov needs a momentum greater than 0")]
     #[case(|| stepped_with(|_, _, step| step.lr = f64::NAN), "lr NaN is not")]
     #[case(|| stepped_with(|_, _, step| step.momentum = -0.1), "momentum -0.1 is not")]
     #[case(|| stepped_with(|_, _, step| step.weight_decay = f64::INFINITY), "weight_decay inf is not")]
     #[case(|| stepped_with(|_, _, step| step.grad_factor = f64::NAN), "grad_factor NaN is not")]
-    #[case(|| scaled_with(constant([2])), "sgd_scaled: a factor on the device is one f32, not [2]")]
+    #[case(|| scaled_with(constant([2])), "sgd_scaled: the factor on the device must be [1], not [2]")]
     #[case(|| scaled_with(constant([1]).cast(DType::BF16)), "the factor is bf16, not f32")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

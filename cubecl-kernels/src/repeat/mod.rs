@@ -25,7 +25,7 @@ pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     let [_, _, one, _] = x.dims();
     assert!(
         one == 1 && heads > 0,
-        "repeat_heads: {one} heads to {heads}"
+        "repeat_heads: cannot repeat {one} heads to {heads}: x must have one head"
     );
     Tensor::from_dispatch(<Dispatch as RepeatOps>::repeated(x.into_dispatch(), heads))
 }

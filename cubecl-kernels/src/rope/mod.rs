@@ -45,11 +45,12 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     let head = table.head_dim();
     assert!(
         (positions, head) == (s, d),
-        "apply_rope: {s} rows of heads of {d}, the table has {positions} positions for heads of {head}"
+        "apply_rope: x has {s} positions and head_dim {d}, but the table has {positions} \
+        positions and head_dim {head}"
     );
     assert!(
         each == 1 || each == b,
-        "apply_rope: {b} sequences, the table has those of {each}"
+        "apply_rope: x has {b} sequences, but the table is for {each}"
     );
     let broadcast = |t: &Tensor<3>| t.clone().reshape([s, each, 1, half]).into_dispatch();
     let cos = broadcast(table.cos());
@@ -251,15 +252,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| of_each([1, 2, 1, 4]), "apply_rope: 2 sequences, the table has those of 3")]
-    #[case(|| of_each([1, 0, 1, 4]), "apply_rope: 0 sequences, the table has those of 3")]
+    #[case(|| of_each([1, 2, 1, 4]), "apply_rope: x has 2 sequences, but the table is for 3")]
+    #[case(|| of_each([1, 0, 1, 4]), "apply_rope: x has 0 sequences, but the table is for 3")]
     #[case(
         || drop(apply_rope(normal([3, 1, 1, 8]), &table(8, 0..4))),
-        "3 rows of heads of 8, the table has 4 positions for heads of 8"
+        "x has 3 positions and head_dim 8, but the table has 4 positions and head_dim 8"
     )]
     #[case(
         || drop(apply_rope(normal([3, 1, 1, 6]), &table(8, 0..3))),
-        "3 rows of heads of 6, the table has 3 positions for heads of 8"
+        "x has 3 positions and head_dim 6, but the table has 3 positions and head_dim 8"
     )]
     #[case(|| drop(apply_rope(quantized([3, 1, 1, 8]), &table(8, 0..3))), "apply_rope: x is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {

@@ -176,7 +176,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("high_freq_factor is 4, it must be a finite number above 4")
+                .contains("high_freq_factor is 4, but must be a finite number greater than 4")
         );
     }
 

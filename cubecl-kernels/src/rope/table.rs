@@ -173,7 +173,8 @@ impl RopeTable {
         let b = sequences.len();
         assert!(
             one == 1 && sequences.iter().all(|rows| rows.as_ref().len() == n),
-            "RopeTable::rows: sequences of several lengths, or of a table of {one} sequences"
+            "RopeTable::rows: the sequences must have the same length, and the table 1 sequence, \
+            not {one}"
         );
         let rows = (0..n).flat_map(|at| sequences.iter().map(move |rows| rows.as_ref()[at] as i64));
         let rows = TensorData::new(rows.collect::<Vec<_>>(), [n * b]);
@@ -237,7 +238,7 @@ mod tests {
     #[case(RopeConfig::new(8).with_rotary_percent(1.25), "8 elements, 10 of them")]
     #[case(RopeConfig::new(8).with_rotary_percent(-1.0), "8 elements, 0 of them")]
     #[case(RopeConfig::new(8).with_rotary_percent(f64::NAN), "8 elements, 0 of them")]
-    #[case(RopeConfig::new(8).with_theta(0.0), "theta is 0, it must be a finite number above 0")]
+    #[case(RopeConfig::new(8).with_theta(0.0), "theta is 0, but must be a finite number greater than 0")]
     #[case(RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 0.0 }), "factor is 0")]
     fn a_table_that_cannot_be_is_refused(#[case] config: RopeConfig, #[case] message: &str) {
         let error = config.init(0..2, &device()).unwrap_err().to_string();

@@ -90,7 +90,7 @@ impl YarnScaling {
         check("beta_slow", self.beta_slow, 0.0)?;
         check("beta_fast", self.beta_fast, self.beta_slow)?;
         check("attention_factor", self.table_factor(), 0.0)?;
-        check("the factor of scores", self.score_factor(), 0.0)
+        check("the softmax scale factor", self.score_factor(), 0.0)
     }
 
     /// Scales the plain frequencies of pairs.
@@ -222,13 +222,13 @@ mod tests {
     #[case(
         1.0,
         YarnScaling::new(4.0, 64),
-        "theta is 1, it must be a finite number above 1"
+        "theta is 1, but must be a finite number greater than 1"
     )]
     #[case(1e4, YarnScaling::new(4.0, 0), "original_max_position is 0")]
     #[case(1e4, YarnScaling::new(4.0, 64).with_beta_slow(0.0), "beta_slow is 0")]
-    #[case(1e4, YarnScaling::new(4.0, 64).with_beta_fast(1.0), "beta_fast is 1, it must be a finite number above 1")]
+    #[case(1e4, YarnScaling::new(4.0, 64).with_beta_fast(1.0), "beta_fast is 1, but must be a finite number greater than 1")]
     #[case(1e4, YarnScaling::new(4.0, 64).with_attention_factor(Some(f64::NAN)), "attention_factor is NaN")]
-    #[case(1e4, yarn(4.0, 64, [None, Some(f64::INFINITY)]), "the factor of scores is inf")]
+    #[case(1e4, yarn(4.0, 64, [None, Some(f64::INFINITY)]), "the softmax scale factor is inf")]
     fn parameters_that_cannot_be_are_refused(
         #[case] theta: f64,
         #[case] yarn: YarnScaling,

@@ -19,7 +19,7 @@ use crate::arg_check::{self, float};
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
-    reason = "made once a call and moved into it"
+    reason = "made once per call and moved into it"
 )]
 pub enum SoftmaxMask {
     /// No score is masked out.

@@ -99,6 +99,6 @@ impl<B: ScoreSoftmax, C: CheckpointStrategy> ScoreSoftmax for Autodiff<B, C> {
         _scale: f64,
         _causal: bool,
     ) -> FloatTensor<Self> {
-        unreachable!("a gradient is not differentiated again")
+        unreachable!("second-order gradients are not supported")
     }
 }

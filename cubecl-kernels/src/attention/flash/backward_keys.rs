@@ -19,7 +19,7 @@ use super::visible::{Side, Visible, hide, queries_of};
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a kernel's arguments are its interface"
+    reason = "these are the kernel's arguments"
 )]
 pub(super) fn flash_backward_keys<F: Float>(
     q: &[F],

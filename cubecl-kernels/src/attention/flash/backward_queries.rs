@@ -18,7 +18,7 @@ use super::visible::{Side, Visible, hide, keys_of};
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a kernel's arguments are its interface"
+    reason = "these are the kernel's arguments"
 )]
 pub(super) fn flash_backward_queries<F: Float>(
     q: &[F],

@@ -71,7 +71,7 @@ impl Forward {
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a kernel's arguments are its interface"
+    reason = "these are the kernel's arguments"
 )]
 pub(super) fn flash_forward<F: Float>(
     q: &[F],

@@ -62,7 +62,7 @@ fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
     let room = properties.hardware.max_shared_memory_size;
     assert!(
         shared <= room || !shapes::are_asked(),
-        "{}: {shared} bytes of shared memory, there are {room}",
+        "{}: the kernel needs {shared} bytes of shared memory, but the GPU has {room}",
         shapes::VARIABLE
     );
     properties.features.copy_async

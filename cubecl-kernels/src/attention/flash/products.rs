@@ -58,7 +58,7 @@ pub(super) fn settle(
 #[cube]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a product has two operands and a shape"
+    reason = "two operands and the product's shape"
 )]
 pub(super) fn multiply_rows<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
@@ -89,7 +89,7 @@ pub(super) fn multiply_rows<F: Float>(
 #[cube]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a product has two operands and a shape"
+    reason = "two operands and the product's shape"
 )]
 pub(super) fn add_columns<F: Float>(
     mma: &MmaDefinition<F, F, f32>,

@@ -138,7 +138,8 @@ fn chosen() -> ShapeChoice {
         ShapeChoice::parse(&text).unwrap_or_else(|| {
             panic!(
                 "{VARIABLE}={text:?} is not of the form `forward=4,1,64 queries=4,64 keys=4,64`: \
-                 planes of 1 to 16, row_blocks of 1 or 2, rows of a tile in multiples of 16 up to 256, of `keys` up to 32 for each plane"
+                1 to 16 planes; for `forward`, 1 or 2 row blocks per plane; rows per tile a \
+                multiple of 16 up to 256, and for `keys` at most 32 per plane"
             )
         })
     })

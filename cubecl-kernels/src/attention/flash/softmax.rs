@@ -53,7 +53,10 @@ impl Softmax {
 
     /// Turns the products of queries with the keys from `key` on into probabilities relative to the
     /// highest score so far. `masked` says that some row does not see some key.
-    #[allow(clippy::too_many_arguments, reason = "what a probability depends on")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "these are the inputs of the softmax update"
+    )]
     pub(super) fn online_update(
         &mut self,
         scores: &mut Array<Pair<f32>>,

@@ -49,7 +49,10 @@ fn place(row: u32, chunk: u32, #[comptime] rows: usize) -> usize {
 /// Starts to copy `rows` rows from position `first` on; rows past the last are zero. `start` is the
 /// element at position 0 of the head, and `at` is where the tile starts in `to`.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a copy has two ends and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "source, destination and shape of the copy"
+)]
 pub(super) fn copy_tile<F: Float>(
     from: &[F],
     of: &Rows,
@@ -200,7 +203,7 @@ pub(super) fn zeros(#[comptime] row_blocks: usize, #[comptime] tiles: usize) -> 
 #[cube]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a product has two operands and a shape"
+    reason = "two operands and the product's shape"
 )]
 pub(super) fn multiply_rows<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
@@ -241,7 +244,7 @@ pub(super) fn multiply_rows<F: Float>(
 #[cube]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a product has two operands and a shape"
+    reason = "two operands and the product's shape"
 )]
 pub(super) fn add_columns<F: Float>(
     mma: &MmaDefinition<F, F, f32>,

@@ -163,7 +163,7 @@ fn descriptor<F: Float>(tiles: &Shared<[F]>, at: usize, #[comptime] rows: usize)
 #[cube]
 #[allow(
     clippy::too_many_arguments,
-    reason = "a product has two operands and a shape"
+    reason = "two operands and the product's shape"
 )]
 pub(super) fn multiply_rows<F: Float>(
     tiles: &Shared<[F]>,

@@ -153,7 +153,7 @@ pub(super) fn backward(
         .into_iter()
         .zip(inputs)
         .map(|(sum, x)| sum.cast(x.dtype()));
-    std::array::from_fn(|_| sums.next().expect("as many as inputs"))
+    std::array::from_fn(|_| sums.next().expect("there is one sum per input"))
 }
 
 /// The scores of a block, computed by their definition.

@@ -27,21 +27,21 @@ impl PartialAttention {
         assert_eq!(
             shapes(&self),
             shapes(&other),
-            "AttentionPart::join: parts of other shapes"
+            "PartialAttention::join: the shapes of the parts differ"
         );
         let ([s_q, b, hq, _], of_lse) = shapes(&self);
         assert_eq!(
             of_lse,
             [b, hq, s_q],
-            "AttentionPart::join: lse is not out's [b, hq, s_q]"
+            "PartialAttention::join: lse must be [b, hq, s_q] of out"
         );
         let dtypes = [self.lse.dtype(), other.lse.dtype()];
         assert_eq!(
             dtypes[0], dtypes[1],
-            "AttentionPart::join: logarithms of two dtypes"
+            "PartialAttention::join: the dtypes of the LSEs differ"
         );
         let operands = [&self, &other].map(|x| [float("out", &x.out), float("lse", &x.lse)]);
-        arg_check::check("AttentionPart::join", operands.into_iter().flatten());
+        arg_check::check("PartialAttention::join", operands.into_iter().flatten());
         let highest = self
             .lse
             .clone()
@@ -58,7 +58,7 @@ impl PartialAttention {
             let share = (weight / over.clone()).permute([2, 0, 1]);
             out.cast(dtype) * share.unsqueeze_dim(3)
         });
-        let both = "two parts";
+        let both = "there are two parts";
         let out = outs.next().expect(both) + outs.next().expect(both);
         Self {
             out,
@@ -98,9 +98,10 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| joined([3, 2, 4, 8], [2, 4, 3]), "AttentionPart::join: parts of other shapes")]
-    #[case(|| joined([3, 2, 4, 6], [2, 4, 1]), "lse is not out's [b, hq, s_q]")]
-    #[case(of_two_dtypes, "logarithms of two dtypes")]
+    #[case(|| joined([3, 2, 4, 8], [2, 4, 3]), "PartialAttention::join: the shapes of the parts \
+        differ")]
+    #[case(|| joined([3, 2, 4, 6], [2, 4, 1]), "lse must be [b, hq, s_q] of out")]
+    #[case(of_two_dtypes, "the dtypes of the LSEs differ")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

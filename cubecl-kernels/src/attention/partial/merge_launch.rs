@@ -25,7 +25,7 @@ pub(super) fn takes(joined: &PartialAttention, part: &PartialAttention) -> bool 
 }
 
 fn contiguous<const D: usize>(x: Tensor<D>) -> CubeTensor {
-    tensor::contiguous(on_gpu(&x).expect("it is where the sum is"))
+    tensor::contiguous(on_gpu(&x).expect("the part is on the sum's device"))
 }
 
 /// The tensor's memory for writing, with contiguous rows; a copy if the tensor has other owners.
@@ -33,7 +33,7 @@ fn own<const D: usize>(x: Tensor<D>) -> CubeTensor {
     // `x` is consumed, since `can_mut` holds only for the last reference.
     let inner = x
         .try_into_primitive::<burn::backend::Cube>()
-        .expect("it was found on the GPU");
+        .expect("the tensor is on a GPU");
     let inner = tensor::from_backend(inner);
     // Burn pads the rows of a copy.
     tensor::contiguous(if inner.can_mut() { inner } else { inner.copy() })
@@ -105,7 +105,10 @@ pub(super) fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> 
 /// `per_position = rows / n` counts the heads of all sequences; `part` and `part_lse` are the same
 /// for `n` positions
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "one a buffer and a size")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument per buffer and per size"
+)]
 fn join_kernel<F: Float>(
     out: &mut [Vector<f32, Const<8>>],
     lse: &mut [f32],

@@ -63,10 +63,11 @@ pub fn partial_attention_gradients(
     let [s_q, b, hq, _] = q.dims();
     let [.., d_v] = v.dims();
     let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
-    let name = "attention_part_gradients";
+    let name = "partial_attention_gradients";
     assert!(
         (whole.out.dims(), whole.lse.dims()) == expected && dout.dims() == expected.0,
-        "{name}: out {:?}, lse {:?}, dout {:?} for {expected:?}",
+        "{name}: out {:?}, lse {:?} and dout {:?} do not match the expected out and lse, \
+        {expected:?}",
         whole.out.dims(),
         whole.lse.dims(),
         dout.dims()
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| gradients([3, 2, 4, 8], [2, 4, 3], [3, 2, 4, 6]), "attention_part_gradients: out [3, 2, 4, 8]")]
+    #[case(|| gradients([3, 2, 4, 8], [2, 4, 3], [3, 2, 4, 6]), "partial_attention_gradients: out [3, 2, 4, 8]")]
     #[case(|| gradients([3, 2, 4, 6], [4, 2, 3], [3, 2, 4, 6]), "lse [4, 2, 3]")]
     #[case(|| gradients([3, 2, 4, 6], [2, 4, 3], [3, 2, 1, 6]), "dout [3, 2, 1, 6]")]
     #[case(

@@ -56,13 +56,14 @@ impl OnlineSoftmaxMerge {
         let [n, ..] = part.out.dims();
         assert!(
             start + n <= s_q && part.out.dims() == [n, b, hq, d_v] && part.lse.dims() == [b, hq, n],
-            "AttentionSum::add: a part of queries {start}.., out {:?} and lse {:?}, of {:?}",
+            "OnlineSoftmaxMerge::add: the part that begins at query {start}, out {:?} and lse \
+            {:?}, does not fit {:?}",
             part.out.dims(),
             part.lse.dims(),
             self.shape
         );
         let operands = [float("out", &part.out), float("lse", &part.lse)];
-        arg_check::check("AttentionSum::add", operands);
+        arg_check::check("OnlineSoftmaxMerge::add", operands);
         self.joined = Some(match self.joined.take() {
             None if n == s_q => PartialAttention {
                 out: part.out.cast(compute_dtype(part.lse.dtype())),
@@ -77,7 +78,10 @@ impl OnlineSoftmaxMerge {
     /// # Panics
     /// If nothing was added.
     pub fn finish(self, dtype: DType) -> PartialAttention {
-        let PartialAttention { out, lse } = self.joined.expect("AttentionSum: nothing was added");
+        let PartialAttention { out, lse } = self.joined.expect(
+            "OnlineSoftmaxMerge: nothing was \
+            added",
+        );
         PartialAttention {
             out: out.cast(dtype),
             lse,
@@ -126,7 +130,7 @@ pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
     let [n, rest @ ..] = x.dims();
     assert!(
         start + n <= of[0] && rest == of[1..],
-        "add_rows: rows {start}.. of {of:?}, of {:?}",
+        "add_rows: rows {start}.. of {of:?} cannot take x of shape {:?}",
         x.dims()
     );
     arg_check::check("add_rows", [float("sum", &sum), float("x", &x)]);
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(2, part([3, 1, 2, 8])), "AttentionSum::add: a part of queries 2.., out [3, 1, 2, 8]")]
+    #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(2, part([3, 1, 2, 8])), "OnlineSoftmaxMerge::add: the part that begins at query 2, out [3, 1, 2, 8]")]
     #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(0, part([4, 2, 2, 8])), "of [4, 1, 2, 8]")]
     #[case(|| drop(OnlineSoftmaxMerge::new([4, 1, 2, 8]).finish(DType::F32)), "nothing was added")]
     #[case(|| drop(add_rows(constant([4, 1, 2, 8]), 3, constant([2, 1, 2, 8]))), "add_rows: rows 3.. of [4, 1, 2, 8], of [2, 1, 2, 8]")]

@@ -67,7 +67,10 @@ fn add_balance(
 /// Writes `[tokens, 3 + experts]` to `values`: a token's terms of the three losses, then its
 /// probabilities.
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "one an operand and a size")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument per operand and per size"
+)]
 pub(super) fn losses_kernel(
     logits: &[f32],
     scores: &[f32],

@@ -79,7 +79,7 @@ impl RouterLosses {
             let [sequences, experts] = counts.dims();
             assert!(
                 experts == e && sequences > 0 && rows.is_multiple_of(sequences),
-                "{op}: counts {:?} of scores [{rows}, {e}]",
+                "{op}: counts {:?} do not match scores [{rows}, {e}]",
                 counts.dims()
             );
         }
@@ -107,12 +107,16 @@ pub fn router_losses(
     let name = "router_losses";
     arg_check::check(name, [float("logits", &logits), float("scores", &scores)]);
     let [rows, e] = scores.dims();
-    assert_eq!(logits.dims(), [rows, e], "{name}: logits and scores");
+    assert_eq!(
+        logits.dims(),
+        [rows, e],
+        "{name}: the shapes of logits and scores differ"
+    );
     if let Some(counted) = &counted {
         assert_eq!(
             counted.dims(),
             [rows, 1],
-            "{name}: one number a token tells whether it counts"
+            "{name}: the mask of counted tokens must be [tokens, 1]"
         );
     }
     losses.check(name, [rows, e]);

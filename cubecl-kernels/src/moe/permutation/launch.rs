@@ -134,7 +134,10 @@ fn count_kernel<I: Numeric>(
 
 /// Writes each cube's assignments after those of the earlier cubes.
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "one a result and a size")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument per result and per size"
+)]
 fn place_kernel<I: Numeric>(
     experts: &[I],
     parts: &[i32],

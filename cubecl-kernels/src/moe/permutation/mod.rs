@@ -38,12 +38,12 @@ const MOST_EXPERTS: usize = 4096;
 /// # Panics
 /// If there are no or more than 4096 experts, or too many slots for 32 bits.
 pub fn permutation_by_expert(experts: Tensor<2, Int>, num_experts: usize) -> ExpertPermutation {
-    arg_check::check("rows_by_expert", [int("experts", &experts)]);
+    arg_check::check("permutation_by_expert", [int("experts", &experts)]);
     let [t, k] = experts.dims();
     assert!(
         (1..=MOST_EXPERTS).contains(&num_experts) && t * k < i32::MAX as usize,
-        "rows_by_expert: {num_experts} experts for {t} tokens with {k} each: there must be 1 to \
-         {MOST_EXPERTS}"
+        "permutation_by_expert: {num_experts} experts for {t} tokens with top_k {k}: the number \
+        of experts must be between 1 and {MOST_EXPERTS}, and slots must fit in 32 bits"
     );
     #[cfg(feature = "cuda")]
     if t * k > 0 && super::tensors::ints_on_gpu(&experts) {
@@ -131,7 +131,10 @@ mod tests {
     #[case(0)]
     #[case(4097)]
     fn no_experts_and_too_many_are_refused(#[case] num_experts: usize) {
-        let message = format!("rows_by_expert: {num_experts} experts for 1 tokens with 2 each");
+        let message = format!(
+            "permutation_by_expert: {num_experts} experts for 1 tokens with \
+                              top_k 2"
+        );
         assert_refused(
             || permutation_by_expert(experts(&[0, 0], [1, 2]), num_experts),
             &message,

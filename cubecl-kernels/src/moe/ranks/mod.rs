@@ -22,8 +22,11 @@ use crate::arg_check::{self, int};
 /// # Panics
 /// If `of_rank` is 0.
 pub fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2, Int> {
-    arg_check::check("ranks_of_experts", [int("experts", &experts)]);
-    assert!(of_rank > 0, "ranks_of_experts: ranks have no experts");
+    arg_check::check("ep_ranks_of_experts", [int("experts", &experts)]);
+    assert!(
+        of_rank > 0,
+        "ep_ranks_of_experts: the number of experts per rank must be at least 1"
+    );
     #[cfg(feature = "cuda")]
     if experts.shape().num_elements() > 0 && super::tensors::ints_on_gpu(&experts) {
         return launch::ep_ranks_of_experts(experts, of_rank);
@@ -66,7 +69,7 @@ mod tests {
     fn ranks_without_experts_are_refused() {
         assert_refused(
             || drop(ranks(&[0, 1], [1, 2], 0)),
-            "ranks_of_experts: ranks have no experts",
+            "ep_ranks_of_experts: the number of experts per rank must be at least 1",
         );
     }
 }

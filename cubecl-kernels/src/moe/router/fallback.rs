@@ -85,5 +85,5 @@ pub(super) fn gradient(
 }
 
 fn host(x: Tensor<1>) -> Vec<f32> {
-    x.into_data().try_to_vec().expect("it is f32")
+    x.into_data().try_to_vec().expect("the tensor is f32")
 }

@@ -36,7 +36,8 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
     let [inputs, e] = weight.dims();
     assert!(
         d == inputs && weight.dtype() == DType::F32,
-        "router_logits: x [{t}, {d}] and a weight [{inputs}, {e}] in {}, not f32",
+        "router_logits: x [{t}, {d}] and a weight [{inputs}, {e}] in {}: the weight must be f32 \
+        [{d}, {e}]",
         weight.dtype().name()
     );
     let narrow = narrow.filter(|_| x.dtype() == DType::BF16 && t > 0);
@@ -45,7 +46,7 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
     };
     assert!(
         narrow.dims() == [d, e] && narrow.dtype() == DType::BF16,
-        "router_logits: a narrow weight {:?} in {}, not [{d}, {e}] in bf16",
+        "router_logits: the narrow weight is {:?} in {}, but must be [{d}, {e}] in bf16",
         narrow.dims(),
         narrow.dtype().name()
     );
@@ -59,7 +60,7 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
     operands.add(x);
     operands.add(weight);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
-        let dy = parts(dy.expect("backward came from it"));
+        let dy = parts(dy.expect("the result has a gradient"));
         let thrice = Tensor::cat(vec![narrow; 3], 1).transpose();
         let dx = product(dy.clone(), thrice, DType::BF16);
         let dw = product(source.transpose(), dy, DType::F32);
@@ -193,11 +194,11 @@ mod tests {
         );
         assert_refused(
             || router_logits(constant([2, 3]), narrow([3, 4]), None),
-            "in bf16, not f32",
+            "in bf16: the weight must be f32",
         );
         assert_refused(
             || with(narrow([3, 2])),
-            "a narrow weight [3, 2] in bf16, not [3, 4]",
+            "the narrow weight is [3, 2] in bf16, but must be [3, 4]",
         );
         assert_refused(|| with(constant([3, 4])), "in f32, not [3, 4] in bf16");
     }

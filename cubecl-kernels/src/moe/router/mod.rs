@@ -71,13 +71,14 @@ impl RouterOptions {
                 groups.num > 0
                     && num_experts.is_multiple_of(groups.num)
                     && groups.kept <= groups.num,
-                "{op}: {num_experts} experts in {groups:?}"
+                "{op}: {num_experts} experts do not fit {groups:?}"
             );
             groups.kept * (num_experts / groups.num)
         });
         assert!(
             (1..=within).contains(&top_k),
-            "{op}: {top_k} experts of {within}"
+            "{op}: top_k {top_k} must be between 1 and the number of experts to choose from, \
+            {within}"
         );
     }
 }
@@ -147,7 +148,11 @@ pub fn route(
         [float("logits", &logits)].into_iter().chain(of_bias),
     );
     let bias = bias.map(|bias| {
-        assert_eq!(bias.dims(), [logits.dims()[1]], "route: one bias an expert");
+        assert_eq!(
+            bias.dims(),
+            [logits.dims()[1]],
+            "route: there must be one bias per expert"
+        );
         off_graph(&bias).cast(DType::F32)
     });
     routed("route", logits, ExpertChoice::Best(bias), options, extra)
@@ -169,7 +174,7 @@ pub fn route_to(
     let of = [float("logits", &logits), int("experts", &experts)];
     arg_check::check("route_to", of);
     let shape = [logits.dims()[0], options.top_k];
-    assert_eq!(experts.dims(), shape, "route_to: experts are not [t, k]");
+    assert_eq!(experts.dims(), shape, "route_to: experts must be [t, k]");
     routed(
         "route_to",
         logits,
@@ -206,7 +211,7 @@ fn routed(
             .all(|(n, all)| n == all || n == 1);
         assert!(
             fits,
-            "{op}: a gradient {:?} of scores [{t}, {e}]",
+            "{op}: a gradient {:?} does not match scores [{t}, {e}]",
             gradient.dims()
         );
     }
@@ -224,7 +229,7 @@ fn routed(
     let found = (experts.clone(), scores.clone());
     let options = options.clone();
     let [weights] = operands.results([Tensor::from_inner(weights)], move |[dweights]| {
-        let dweights: Tensor<2> = dweights.expect("backward came from it");
+        let dweights: Tensor<2> = dweights.expect("the result has a gradient");
         let (experts, scores) = found;
         let chosen = Chosen {
             dweights: dweights.cast(DType::F32),

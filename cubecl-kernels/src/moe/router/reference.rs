@@ -20,7 +20,7 @@ pub fn route(
         bias.map(|bias| off_graph(&bias)),
     ]
     .map(|x: Option<Tensor<1>>| x.map(|x| -> Vec<f32> { x.into_data().iter().collect() }));
-    let plain = plain.expect("there are scores");
+    let plain = plain.expect("the scores are present");
     let chosen = choose_experts(&plain, num_experts, bias.as_deref(), options);
     let numbers: Vec<i32> = chosen.iter().map(|&expert| expert as i32).collect();
     let numbers = TensorData::new(numbers, [tokens, options.top_k]);

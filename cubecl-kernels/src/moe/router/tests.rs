@@ -161,25 +161,26 @@ fn weights_of_a_bias_are_those_without_it() {
 }
 
 #[rstest]
-#[case::many(|| route(constant([3, 4]), None, &options(5, RouterScores::Softmax, None), nothing), "route: 5 experts of 4")]
-#[case::none(|| route(constant([3, 4]), None, &options(0, RouterScores::Softmax, None), nothing), "route: 0 experts of 4")]
-#[case::groups(|| route(constant([3, 4]), None, &options(3, RouterScores::Softmax, Some([2, 1, 2])), nothing), "route: 3 experts of 2")]
-#[case::uneven(|| route(constant([3, 4]), None, &options(1, RouterScores::Softmax, Some([3, 1, 1])), nothing), "route: 4 experts in RouterGroups")]
-#[case::bias(|| route(constant([3, 4]), Some(constant([3])), &options(1, RouterScores::Softmax, None), nothing), "route: one bias an expert")]
+#[case::many(|| route(constant([3, 4]), None, &options(5, RouterScores::Softmax, None), nothing), "route: top_k 5 must be between 1 and the number of experts to choose from, 4")]
+#[case::none(|| route(constant([3, 4]), None, &options(0, RouterScores::Softmax, None), nothing), "route: top_k 0 must be between 1 and the number of experts to choose from, 4")]
+#[case::groups(|| route(constant([3, 4]), None, &options(3, RouterScores::Softmax, Some([2, 1, 2])), nothing), "route: top_k 3 must be between 1 and the number of experts to choose from, 2")]
+#[case::uneven(|| route(constant([3, 4]), None, &options(1, RouterScores::Softmax, Some([3, 1, 1])), nothing), "route: 4 experts do not fit RouterGroups")]
+#[case::bias(|| route(constant([3, 4]), Some(constant([3])), &options(1, RouterScores::Softmax, None), nothing), "route: \
+    there must be one bias per expert")]
 #[case::dtype(|| route(quantized([4, 4]), None, &options(1, RouterScores::Softmax, None), nothing), "route: logits is qfloat")]
 #[case::sent(
     || {
         let sent = Tensor::zeros([3, 1], &crate::testing::device().inner());
         route_to(constant([3, 4]), sent, &options(2, RouterScores::Softmax, None), nothing)
     },
-    "route_to: experts are not [t, k]"
+    "route_to: experts must be [t, k]"
 )]
 #[case::gradient(
     || route(constant([3, 4]), None, &options(1, RouterScores::Softmax, None), |_| RouterGradients {
         of_scores: Some(constant([2, 4]).inner()),
         of_logits: None,
     }),
-    "route: a gradient [2, 4] of scores [3, 4]"
+    "route: a gradient [2, 4] does not match scores [3, 4]"
 )]
 fn what_does_not_fit_is_refused(#[case] call: fn() -> Routed, #[case] message: &str) {
     assert_refused(call, message);

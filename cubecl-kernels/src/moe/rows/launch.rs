@@ -94,7 +94,7 @@ fn take_kernel<F: Float, I: Numeric, N: Size>(
 #[cube(launch, address_type = "dynamic")]
 #[expect(
     clippy::too_many_arguments,
-    reason = "rows of two tensors, and how many are summed"
+    reason = "the rows of two tensors, and how many are summed"
 )]
 fn sum_kernel<F: Float, I: Numeric, N: Size>(
     y: &[Vector<F, N>],

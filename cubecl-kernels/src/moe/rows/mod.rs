@@ -22,10 +22,10 @@ use crate::arg_check::{self, float, int};
 /// On a CPU for an index without a row. On a GPU the host does not read the indices; that row of
 /// the result is NaN.
 pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
-    arg_check::check("take_rows", [float("x", &x), int("index", &index)]);
+    arg_check::check("permute", [float("x", &x), int("index", &index)]);
     let [m, n] = x.dims();
     let [r] = index.dims();
-    check("take_rows", m);
+    check("permute", m);
     if r * n == 0 {
         return Tensor::empty([r, n], (&x.device(), x.dtype()));
     }
@@ -47,10 +47,10 @@ pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
 /// # Panics
 /// As [`permute`].
 pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
-    arg_check::check("sum_rows", [float("y", &y), int("index", &index)]);
+    arg_check::check("unpermute", [float("y", &y), int("index", &index)]);
     let [m, n] = y.dims();
     let [t, k] = index.dims();
-    check("sum_rows", m);
+    check("unpermute", m);
     if t * n == 0 || k == 0 {
         return Tensor::zeros([t, n], (&y.device(), y.dtype()));
     }
@@ -65,7 +65,7 @@ pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
 fn check(op: &str, rows: usize) {
     assert!(
         rows < i32::MAX as usize,
-        "{op}: of {rows} rows not all have a number"
+        "{op}: {rows} rows are too many for 32-bit indices"
     );
 }
 

@@ -263,7 +263,7 @@ fn step_many(
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the state and what the host knows of the step"
+    reason = "the optimizer state and the host's scalars of the step"
 )]
 fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
@@ -313,7 +313,7 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
 /// of the gradient, the parameter, the two moments and, with `narrow`, the rounded parameter; then
 /// the number of quads. `done: [1]` is written by the same launch.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "what the host knows of the step")]
+#[allow(clippy::too_many_arguments, reason = "the host's scalars of the step")]
 fn adamw_of_many_kernel(
     table: &[u64],
     done: &mut [u32],

@@ -74,7 +74,7 @@ fn sign<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the state and what the host knows of the step"
+    reason = "the optimizer state and the host's scalars of the step"
 )]
 fn lion_kernel<G: Float, P: Float, M: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],

@@ -26,7 +26,7 @@ const UNITS: usize = 256;
 /// Converts a tensor that is on a GPU, and makes it contiguous.
 fn on_gpu(x: Tensor<1>) -> CubeTensor {
     let primitive = x.try_into_primitive::<Cube>();
-    let primitive = primitive.expect("all that belongs to a gradient on a GPU is there too");
+    let primitive = primitive.expect("optimizer state is on the gradient's device");
     tensor::contiguous(tensor::from_backend(primitive))
 }
 
@@ -41,7 +41,7 @@ fn lanes(len: usize, dtypes: &[DType]) -> usize {
         .iter()
         .map(|dtype| dtype.size())
         .max()
-        .expect("there is a buffer");
+        .expect("there is at least one buffer");
     [16 / widest, 4]
         .into_iter()
         .find(|lanes| len.is_multiple_of(*lanes))

@@ -83,7 +83,7 @@ pub(in crate::optimizer) fn sgd(
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the state and what the host knows of the step"
+    reason = "the optimizer state and the host's scalars of the step"
 )]
 fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],

@@ -266,7 +266,9 @@ fn two_devices() -> Result<(), String> {
             let mask = Tensor::<4, Int>::zeros([2, 1, 2, 4], there).bool();
             scale_mask_softmax(heads(here), SoftmaxMask::Masked(mask), 1.0);
         })?;
-        refused("seed:", || drop(backward_from(rows(here), rows(there))))?;
+        refused("backward_from:", || {
+            drop(backward_from(rows(here), rows(there)))
+        })?;
         refused("adamw:", || {
             drop(adamw(state(|| ones(there)), ones(here), &STEP))
         })?;

@@ -141,7 +141,7 @@ fn a_published_deepseek_v3_is_read() {
 #[case(Family::DeepseekV3, "moe_layer_freq", json!(2), "`moe_layer_freq` is 2, and only 1")]
 #[case(Family::DeepseekV3, "n_shared_experts", json!(0), "`n_shared_experts` is 0")]
 #[case(Family::DeepseekV3, "n_group", json!(3), "from 2 of 3 groups of 8 experts")]
-#[case(Family::DeepseekV3, "qk_rope_head_dim", json!(7), "a head's 7 elements")]
+#[case(Family::DeepseekV3, "qk_rope_head_dim", json!(7), "of head_dim 7")]
 #[case(Family::DeepseekV3, "kv_lora_rank", json!(0), "`kv_lora_rank` is 0, which no model has")]
 #[case(Family::DeepseekV2, "topk_method", json!("noaux_tc"), "`topk_method` is noaux_tc; `greedy`")]
 #[case(Family::DeepseekV2, "norm_topk_prob", json!(true), "only false is supported")]

@@ -147,7 +147,10 @@ fn kept(values: &Array<f32>, open: u32, #[comptime] plan: Plan) -> u32 {
 }
 
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "one a result and a size")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument per result and per size"
+)]
 pub(in crate::moe::router) fn route_kernel(
     logits: &[f32],
     bias: &[f32],

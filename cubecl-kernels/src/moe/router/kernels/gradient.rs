@@ -6,7 +6,10 @@ use super::{Plan, TINY, number};
 
 /// `has` says whether gradients of the scores, and of the logits, are to be added.
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "one an operand and a size")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument per operand and per size"
+)]
 pub(in crate::moe::router) fn gradient_kernel(
     dweights: &[f32],
     scores: &[f32],

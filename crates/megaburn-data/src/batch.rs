@@ -83,7 +83,7 @@ impl GlobalBatch {
     pub fn rank(&self, consumed: u64, dp_rank: usize) -> Range<u64> {
         assert!(
             dp_rank < self.dp,
-            "data-parallel rank {dp_rank} of {}",
+            "data-parallel rank {dp_rank} must be less than {}",
             self.dp
         );
         let share = (self.global_batch_size / self.dp) as u64;
@@ -97,7 +97,10 @@ impl GlobalBatch {
     /// If `dp_rank` is not below `dp`, or `micro_batch` is not below [`Self::num_micro_batches`].
     pub fn micro_batch(&self, consumed: u64, dp_rank: usize, micro_batch: usize) -> Range<u64> {
         let num = self.num_micro_batches();
-        assert!(micro_batch < num, "micro-batch {micro_batch} of {num}");
+        assert!(
+            micro_batch < num,
+            "micro-batch {micro_batch} must be less than {num}"
+        );
         let size = self.micro_batch_size as u64;
         let first = self.rank(consumed, dp_rank).start + micro_batch as u64 * size;
         first..first + size
@@ -140,9 +143,9 @@ mod tests {
         4,
         "a global batch of 3 samples is not divisible by micro-batch 2 x dp 4 = 8; use 8"
     )]
-    #[case(0, 2, 4, "the global batch size is 0 and must be at least 1")]
-    #[case(8, 0, 4, "the micro-batch size is 0 and must be at least 1")]
-    #[case(8, 2, 0, "the data-parallel degree is 0 and must be at least 1")]
+    #[case(0, 2, 4, "the global batch size is 0 but must be at least 1")]
+    #[case(8, 0, 4, "the micro-batch size is 0 but must be at least 1")]
+    #[case(8, 2, 0, "the data-parallel degree is 0 but must be at least 1")]
     fn batches_that_cannot_be_shared_out_are_refused(
         #[case] global: usize,
         #[case] micro: usize,

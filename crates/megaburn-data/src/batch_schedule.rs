@@ -195,15 +195,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case(0, 8, 64, "the first batch size is 0 and must be at least 1")]
-    #[case(8, 0, 64, "the batch increment is 0 and must be at least 1")]
+    #[case(0, 8, 64, "the first batch size is 0 but must be at least 1")]
+    #[case(8, 0, 64, "the batch increment is 0 but must be at least 1")]
     #[case(
         128,
         8,
         64,
-        "a batch cannot grow from 128 to 64 samples by 8; start at or below 64, a multiple of 8 away"
+        "the batch size cannot grow from 128 to 64 samples in steps of 8; start at or below 64, with a difference that is a multiple of 8"
     )]
-    #[case(10, 8, 64, "a batch cannot grow from 10 to 64 samples by 8")]
+    #[case(
+        10,
+        8,
+        64,
+        "the batch size cannot grow from 10 to 64 samples in steps of 8"
+    )]
     fn a_ramp_that_does_not_arrive_is_refused(
         #[case] start: usize,
         #[case] increment: usize,

@@ -101,7 +101,7 @@ impl Search {
         };
         let not_registry = match self.scan_registry() {
             Ok((place, roots)) => {
-                tracing::info!("Burn's sources are read from the registry, as {not_cargo}");
+                tracing::info!("reading Burn's sources from the registry, because {not_cargo}");
                 return load(format!("{what} (found in {})", place.display()), &roots);
             }
             Err(why) => why,
@@ -114,16 +114,16 @@ impl Search {
             .find(|crates| crates.is_dir())
         {
             Some(crates) => {
-                tracing::warn!("megaburn's own sources are read in place of Burn's: {tried}");
+                tracing::warn!("reading megaburn's own sources instead of Burn's: {tried}");
                 let name = format!(
                     "megaburn's own Rust sources (found in {})",
                     crates.display()
                 );
                 let corpus = load(name, &[("crates".into(), crates)])?;
-                Ok(corpus.with_note(Some(format!("Burn's are not there: {tried}"))))
+                Ok(corpus.with_note(Some(format!("Burn's were not found: {tried}"))))
             }
             None => Err(DataError::NoSources {
-                tried: format!("{tried}; megaburn's own sources are not there either"),
+                tried: format!("{tried}; megaburn's own sources were not found either"),
             }),
         }
     }
@@ -132,7 +132,7 @@ impl Search {
         let manifest = self
             .manifest
             .as_ref()
-            .ok_or("no Cargo.toml is above the working folder")?;
+            .ok_or("there is no Cargo.toml above the working folder")?;
         let mut command = MetadataCommand::new();
         command.manifest_path(manifest);
         // `--locked`: the query must not write a lock file into a user's project.
@@ -145,7 +145,7 @@ impl Search {
                 let first = stderr
                     .lines()
                     .find(|l| l.starts_with("error"))
-                    .unwrap_or("no reason");
+                    .unwrap_or("no reason given");
                 format!("cargo metadata says `{first}`")
             }
             other => other.to_string(),
@@ -159,7 +159,7 @@ impl Search {
                 let package = metadata.packages.iter().find(is_it);
                 let root = package.and_then(|p| p.manifest_path.parent());
                 root.map(|root| (name.to_string(), root.into()))
-                    .ok_or_else(|| format!("cargo metadata knows no {name} {BURN_VERSION}"))
+                    .ok_or_else(|| format!("cargo metadata does not list {name} {BURN_VERSION}"))
             })
             .collect()
     }
@@ -168,7 +168,7 @@ impl Search {
         let home = self
             .cargo_home
             .as_ref()
-            .ok_or("there is no CARGO_HOME and no home folder")?;
+            .ok_or("neither CARGO_HOME nor a home folder is set")?;
         let src = home.join("registry").join("src");
         // `src` has one folder per registry: crates.io and its mirrors.
         let mut places: Vec<PathBuf> = fs::read_dir(&src)
@@ -192,7 +192,7 @@ impl Search {
         places.iter().find_map(roots_in).ok_or_else(|| {
             let count = BURN_CRATES.len();
             let src = src.display();
-            format!("{src} does not hold all {count} Burn {BURN_VERSION} crates")
+            format!("{src} does not contain all {count} Burn {BURN_VERSION} crates")
         })
     }
 }

@@ -160,7 +160,10 @@ impl TokenDataset {
     /// If `index` is not below [`Self::num_samples`].
     pub fn sample(&self, seq_len: usize, index: usize) -> Vec<u32> {
         let num_samples = self.num_samples(seq_len);
-        assert!(index < num_samples, "sample {index} of {num_samples}");
+        assert!(
+            index < num_samples,
+            "sample {index} must be less than {num_samples}"
+        );
         let start = self.range.start + index * seq_len;
         self.store.get(start..start + seq_len + 1)
     }
@@ -241,7 +244,8 @@ mod tests {
         let error = TokenDataset::from_tokens("t", &[1, 2, vocab_size as u32], vocab_size);
         let error = error.unwrap_err().to_string();
         let expected = format!(
-            "t: token {vocab_size} at position 2 is outside the vocabulary of {vocab_size}; use the tokenizer that made it"
+            "t: token {vocab_size} at position 2 is outside the vocabulary of {vocab_size}; use \
+            the tokenizer that produced it"
         );
         assert_eq!(error, expected);
     }

@@ -8,11 +8,12 @@ use crate::{DataError, files::read_text};
 const NO_TEXT: [(&[&str], &str); 3] = [
     (
         &["parquet", "arrow", "feather", "avro", "h5", "hdf5", "lance"],
-        "write its texts to a .jsonl file, one JSON object a line with the text in the field `text`",
+        "write its texts to a .jsonl file, one JSON object per line with the text in the field \
+        `text`",
     ),
     (
         &["gz", "zst", "xz", "bz2", "lz4", "zip", "tar", "tgz", "7z"],
-        "unpack it, and give the .txt or .jsonl file",
+        "unpack it and give the .txt or .jsonl file",
     ),
     (
         &[

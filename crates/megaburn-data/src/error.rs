@@ -8,19 +8,20 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum DataError {
     #[error("data file `{}` does not exist; check the path given as data", path.display())]
     Missing { path: PathBuf },
-    #[error("data file `{}` is a directory; give one file of text, .jsonl, .ndjson or .json", path.display())]
+    #[error("data file `{}` is a directory; give one text, .jsonl, .ndjson or .json file", path.display())]
     Directory { path: PathBuf },
     #[error("data file `{}` cannot be read: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("`{name}` is empty; give a text with at least one sample")]
     Empty { name: String },
     #[error(
-        "data file `{}` is not UTF-8: byte {offset} of {size} starts no character; convert the file to UTF-8",
+        "data file `{}` is not UTF-8: byte {offset} of {size} does not start a valid character; \
+        convert the file to UTF-8",
         path.display()
     )]
     NotUtf8 {
@@ -28,14 +29,15 @@ pub enum DataError {
         offset: usize,
         size: usize,
     },
-    #[error("data file `{}` is no text: a .{ending} file is not read; {remedy}", path.display())]
+    #[error("data file `{}` is not text: .{ending} files are not supported; {remedy}", path.display())]
     NoText {
         path: PathBuf,
         ending: String,
         remedy: &'static str,
     },
     #[error(
-        "data file `{}`, line {line}: {why}; every line is one JSON object with its text in the field `{field}`",
+        "data file `{}`, line {line}: {why}; every line must be one JSON object with its text in \
+        the field `{field}`",
         path.display()
     )]
     JsonLine {
@@ -45,7 +47,8 @@ pub enum DataError {
         why: String,
     },
     #[error(
-        "data file `{}`: {why}; a .json file is one array of JSON objects, or one object a line, each with its text in the field `{field}`",
+        "data file `{}`: {why}; a .json file must be one array of JSON objects, or one object \
+        per line, each with its text in the field `{field}`",
         path.display()
     )]
     Json {
@@ -54,7 +57,8 @@ pub enum DataError {
         field: String,
     },
     #[error(
-        "{name} holds {found} tokens, and one sample of sequence length {seq_len} needs {needed}; give more text, a shorter sequence or another validation fraction"
+        "{name} has {found} tokens, but one sample of sequence length {seq_len} needs {needed}; \
+        give more text, a shorter sequence or another validation fraction"
     )]
     TooShort {
         name: String,
@@ -63,7 +67,8 @@ pub enum DataError {
         seq_len: usize,
     },
     #[error(
-        "{name}: token {token} at position {position} is outside the vocabulary of {vocab_size}; use the tokenizer that made it"
+        "{name}: token {token} at position {position} is outside the vocabulary of {vocab_size}; \
+        use the tokenizer that produced it"
     )]
     OutsideVocab {
         name: String,
@@ -72,10 +77,11 @@ pub enum DataError {
         vocab_size: usize,
     },
     #[error(
-        "validation fraction {fraction} is not in [0, 1); 0 keeps every token for training, 0.05 the last twentieth for validation"
+        "validation fraction {fraction} is not in [0, 1); 0 uses every token for training, 0.05 \
+        the last twentieth for validation"
     )]
     Fraction { fraction: f64 },
-    #[error("{what} is 0 and must be at least 1")]
+    #[error("{what} is 0 but must be at least 1")]
     Zero { what: &'static str },
     #[error(
         "a global batch of {global_batch_size} samples is not divisible by micro-batch {micro_batch_size} x dp {dp} = {}; use {}",
@@ -88,7 +94,8 @@ pub enum DataError {
         dp: usize,
     },
     #[error(
-        "a batch cannot grow from {start} to {end} samples by {increment}; start at or below {end}, a multiple of {increment} away"
+        "the batch size cannot grow from {start} to {end} samples in steps of {increment}; start \
+        at or below {end}, with a difference that is a multiple of {increment}"
     )]
     Ramp {
         start: usize,
@@ -96,20 +103,22 @@ pub enum DataError {
         end: usize,
     },
     #[error(
-        "sample {index} was read with different tokens by two ranks; they use another seed, text or sequence length"
+        "two ranks read different tokens for sample {index}; their seeds, texts or sequence \
+        lengths differ"
     )]
     SampleConflict { index: u64 },
     #[error("no text to train on was found ({tried}); give a file as data")]
     NoSources { tried: String },
     #[error(
-        "no tokenizer at `{}`: {why}; give a tokenizer.json, or a folder that holds one",
+        "no tokenizer at `{}`: {why}; give a tokenizer.json, or a folder that contains one",
         path.display()
     )]
     NoTokenizer { path: PathBuf, why: String },
     #[error("`{}` cannot be used as a tokenizer: {why}", path.display())]
     BadTokenizer { path: PathBuf, why: String },
     #[error(
-        "the tokenizer `{}` does not say which token ends a text ({looked}); name it in a tokenizer_config.json beside it, like {{\"eos_token\": \"</s>\"}}",
+        "the tokenizer `{}` does not say which token ends a text ({looked}); name it in a \
+        tokenizer_config.json next to it, like {{\"eos_token\": \"</s>\"}}",
         path.display()
     )]
     NoEos { path: PathBuf, looked: String },
@@ -125,10 +134,10 @@ pub enum DataError {
         num_special: usize,
     },
     #[error(
-        "special token {token:?} {why}; use something that text does not hold, like `<|tool|>`"
+        "special token {token:?} {why}; use a string that does not occur in text, like `<|tool|>`"
     )]
     BadSpecial { token: String, why: &'static str },
-    #[error("`{}` exists; choose another place, or overwrite it with --force", path.display())]
+    #[error("`{}` exists; choose another path, or overwrite it with --force", path.display())]
     Exists { path: PathBuf },
     #[error("cannot write `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },

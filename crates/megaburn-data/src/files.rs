@@ -49,7 +49,7 @@ impl Corpus {
             // The file is not a single JSON value: a truncated array, or one object per line.
             Err(error) if text.trim_start().starts_with('[') => {
                 let path = path.into();
-                let why = format!("its array is not JSON ({error})");
+                let why = format!("its array is not valid JSON ({error})");
                 return Err(DataError::Json {
                     path,
                     why,
@@ -102,7 +102,7 @@ fn document(line: &str, field: &str) -> Result<String, String> {
         // Each line is parsed alone, so serde's own line number would always be 1.
         let place = format!(" at line {} column {}", error.line(), error.column());
         let what = error.to_string().replace(&place, "");
-        format!("not JSON ({what} at column {})", error.column())
+        format!("not valid JSON ({what} at column {})", error.column())
     })?;
     document_of(value, field)
 }
@@ -221,7 +221,7 @@ mod tests {
         let (_dir, path) = file("bad.jsonl", format!("{{\"text\":\"ok\"}}\n\n{line}\n"));
         let shown = path.display();
         let expected = format!(
-            "data file `{shown}`, line 3: {why}; every line is one JSON object with its text in the field `text`"
+            "data file `{shown}`, line 3: {why}; every line must be one JSON object with its text in the field `text`"
         );
         assert_eq!(refusal(&path), expected);
     }
@@ -235,7 +235,7 @@ mod tests {
     #[case("{\"data\": [1]}", "element 1: no field `text`, only [data]")]
     #[case(
         "[{\"text\": \"a\"}",
-        "its array is not JSON (EOF while parsing a list at line 1 column 14)"
+        "its array is not valid JSON (EOF while parsing a list at line 1 column 14)"
     )]
     #[case("3", "element 1: a number, not an object")]
     #[case(
@@ -270,7 +270,7 @@ mod tests {
         let (dir, _) = file("a", "a");
         let shown = dir.path().display();
         let expected = format!(
-            "data file `{shown}` is a directory; give one file of text, .jsonl, .ndjson or .json"
+            "data file `{shown}` is a directory; give one text, .jsonl, .ndjson or .json file"
         );
         assert_eq!(refusal(dir.path()), expected);
     }
@@ -300,7 +300,7 @@ mod tests {
         let (_dir, path) = file(name, content);
         let shown = path.display();
         let expected = format!(
-            "data file `{shown}` is not UTF-8: byte {offset} of {size} starts no character; convert the file to UTF-8"
+            "data file `{shown}` is not UTF-8: byte {offset} of {size} does not start a valid character; convert the file to UTF-8"
         );
         assert_eq!(refusal(&path), expected);
     }

@@ -27,10 +27,7 @@ pub struct Permutation {
 impl Permutation {
     /// The permutation of `0..n` that is keyed by `rng`; `n` must be below 2^62.
     pub fn new(n: u64, rng: PositionRng) -> Self {
-        assert!(
-            n < 1 << 62,
-            "a permutation of {n} places is beyond any data set"
-        );
+        assert!(n < 1 << 62, "a permutation of {n} elements is too large");
         let root = n.isqrt();
         let a = (root + u64::from(root * root < n)).max(1);
         Self {
@@ -48,7 +45,7 @@ impl Permutation {
     pub fn at(&self, index: u64) -> u64 {
         assert!(
             index < self.n,
-            "index {index} of a permutation of {}",
+            "index {index} must be less than {}, the length of the permutation",
             self.n
         );
         let mut place = self.network(index);

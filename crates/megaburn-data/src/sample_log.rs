@@ -86,7 +86,7 @@ pub fn order_hash(sampler: &Sampler, batch: &GlobalBatch, n: u64) -> Result<u64,
     }
     Ok(whole
         .digest(n)
-        .expect("the ranks' shares of whole steps cover the first n samples"))
+        .expect("the samples of all ranks in complete steps cover the first n samples"))
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
         let error = a.merge(b.entries()).unwrap_err().to_string();
         assert_eq!(
             error,
-            "sample 5 was read with different tokens by two ranks; they use another seed, text or sequence length"
+            "two ranks read different tokens for sample 5; their seeds, texts or sequence lengths differ"
         );
     }
 }

@@ -182,7 +182,7 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "training part of count holds 90 tokens, and one sample of sequence length 90 needs 91; give more text, a shorter sequence or another validation fraction"
+            "training part of count has 90 tokens, but one sample of sequence length 90 needs 91; give more text, a shorter sequence or another validation fraction"
         );
         let error = Sampler::sequential(split.valid, 16)
             .unwrap_err()
@@ -193,6 +193,6 @@ mod tests {
         );
         assert!(error.contains(" sequence length 16 needs 17;"), "{error}");
         let error = Sampler::sequential(dataset(9), 0).unwrap_err().to_string();
-        assert_eq!(error, "the sequence length is 0 and must be at least 1");
+        assert_eq!(error, "the sequence length is 0 but must be at least 1");
     }
 }

@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_distance_of_zero_is_refused() {
         let error = Synthetic::new(SyntheticKind::Echo { distance: 0 }, 1).unwrap_err();
-        let expected = "the distance of a synthetic echo is 0 and must be at least 1";
+        let expected = "the distance of a synthetic echo is 0 but must be at least 1";
         assert_eq!(error.to_string(), expected);
     }
 

@@ -90,7 +90,7 @@ fn the_text_of_a_single_file_is_in_the_next_command() {
 #[case("--data a.txt --out x", "--vocab <N>")]
 #[case(
     "--data a.txt --vocab 300 --out there",
-    "exists; choose another place, or overwrite it"
+    "exists; choose another path, or overwrite it"
 )]
 fn a_mistake_is_named(#[case] args: &str, #[case] message: &str) {
     let dir = folder();

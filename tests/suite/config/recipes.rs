@@ -148,7 +148,7 @@ fn a_recipe_without_its_tokenizer_is_one_error_that_says_so() {
         .wait_all()
         .remove(0);
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    let error = "error: no tokenizer at `models/gpt2`: there is no such file or folder";
+    let error = "error: no tokenizer at `models/gpt2`: no such file or folder";
     assert!(
         ended.stderr.starts_with(error) && ended.stderr.lines().count() == 1,
         "{ended:?}"

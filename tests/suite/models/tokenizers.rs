@@ -89,13 +89,10 @@ fn a_resumed_run_with_another_tokenizer_is_refused() {
     "bpe",
     "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of"
 )]
-#[case(
-    "no/such",
-    "no tokenizer at `no/such`: there is no such file or folder"
-)]
+#[case("no/such", "no tokenizer at `no/such`: no such file or folder")]
 #[case(
     "src",
-    "the folder has no tokenizer.json; give a tokenizer.json, or a folder that holds one"
+    "the folder has no tokenizer.json; give a tokenizer.json, or a folder that contains one"
 )]
 fn a_path_without_a_tokenizer_is_named(#[case] path: &str, #[case] message: &str) {
     let run = Run::new();

@@ -143,11 +143,11 @@ fn without_all_of_burn_the_own_sources_are_taken_and_it_is_said_why() {
     assert_eq!(corpus.documents(), ["// own\n"]);
     let note = corpus.note().unwrap();
     assert!(
-        note.starts_with("Burn's are not there: failed to start `cargo metadata`"),
+        note.starts_with("Burn's were not found: failed to start `cargo metadata`"),
         "{note}"
     );
     assert!(
-        note.ends_with(" does not hold all 9 Burn 0.22.1 crates"),
+        note.ends_with(" does not contain all 9 Burn 0.22.1 crates"),
         "{note}"
     );
 }
@@ -162,7 +162,7 @@ fn a_project_with_another_burn_is_not_taken_for_ours() {
     let lock = lock.replace(&format!("{at}\"0.22.1\""), &format!("{at}\"0.21.0\""));
     machine.write("app/Cargo.lock", &lock);
     let error = machine.search().ask_cargo().unwrap_err();
-    assert_eq!(error, "cargo metadata knows no burn-nn 0.22.1");
+    assert_eq!(error, "cargo metadata does not list burn-nn 0.22.1");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn with_nothing_at_all_the_error_names_what_was_tried() {
     assert!(error.starts_with("no text to train on was found (cargo metadata says `error: "));
     let src = machine.path("nowhere/registry/src");
     assert!(error.contains(&format!("; {}: ", src.display())), "{error}");
-    let end = "; megaburn's own sources are not there either); give a file as data";
+    let end = "; megaburn's own sources were not found either); give a file as data";
     assert!(error.ends_with(end), "{error}");
 }
 

@@ -205,7 +205,7 @@ fn file(path: &Path) -> Result<PathBuf, DataError> {
         why,
     };
     let metadata = fs::metadata(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => none("there is no such file or folder".into()),
+        ErrorKind::NotFound => none("no such file or folder".into()),
         _ => none(error.to_string()),
     })?;
     if !metadata.is_dir() {

@@ -75,7 +75,7 @@ impl Files {
             };
             *value = serde_json::from_slice(&text).map_err(|error| DataError::BadTokenizer {
                 path,
-                why: format!("not JSON ({error})"),
+                why: format!("not valid JSON ({error})"),
             })?;
         }
         Ok(Self(files))
@@ -96,12 +96,15 @@ impl Files {
     fn looked(&self, kind: &str) -> String {
         let says = |(file, value): &(&str, Value)| {
             let what = match (value, name(value, kind), number(value, kind)) {
-                (Value::Null, ..) => "is not there".to_string(),
+                (Value::Null, ..) => "does not exist".to_string(),
                 (_, Some(name), _) if NAMES.contains(file) => {
-                    format!("names {name:?}, which is no token")
+                    format!("names {name:?}, which is not a token")
                 }
-                (_, _, Some(id)) if IDS.contains(file) => format!("gives {id}, which is no token"),
-                _ => "names none".into(),
+                (_, _, Some(id)) if IDS.contains(file) => format!(
+                    "gives {id}, which is not a \
+                    token"
+                ),
+                _ => "names no token".into(),
             };
             format!("{file} {what}")
         };

@@ -130,7 +130,7 @@ impl TokenizerTrainer {
             eos: 1,
             pad: Some(2),
         };
-        let name = PathBuf::from("the tokenizer that was just trained");
+        let name = PathBuf::from("the newly trained tokenizer");
         let tokenizer = HfTokenizer::new(name, read, special, json.as_bytes())?;
         Ok(TrainedTokenizer { tokenizer, json })
     }
@@ -146,11 +146,11 @@ impl TokenizerTrainer {
             let why = if token.is_empty() {
                 "is empty"
             } else if self.special[..index].contains(token) {
-                "is there already"
+                "already exists"
             } else if whole {
                 // Merges work inside words, so a single word could be learned and then be dropped
                 // as special.
-                "is a single word, which text could be"
+                "is a single word, which could occur in text"
             } else {
                 continue;
             };
@@ -191,7 +191,7 @@ impl TrainedTokenizer {
         };
         let config = file.with_file_name(CONFIG);
         if file == config {
-            let why = format!("{CONFIG} is the name of the file beside it");
+            let why = format!("{CONFIG} is the name of the file next to it");
             return Err(DataError::BadTokenizer { path: file, why });
         }
         if let Some(path) = [&file, &config]

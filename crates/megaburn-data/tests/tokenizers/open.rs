@@ -37,7 +37,7 @@ fn what_is_not_there_is_named() {
     let dir = TempDir::new().unwrap();
     let error = refusal(&dir.path().join("nowhere"));
     assert!(
-        error.contains("there is no such file or folder; give a tokenizer.json, or"),
+        error.contains("no such file or folder; give a tokenizer.json, or"),
         "{error}"
     );
     let error = refusal(dir.path());
@@ -136,7 +136,7 @@ fn a_file_beside_it_names_the_end(#[case] file: &str, #[case] text: &str) {
 #[case(
     "config.json",
     "{\"eos_token_id\": 4000000000}",
-    "gives 4000000000, which is no token"
+    "gives 4000000000, which is not a token"
 )]
 #[case("config.json", "{\"eos_token_id\": -1}", "config.json names none")]
 #[case("special_tokens_map.json", "[]", "special_tokens_map.json names none")]
@@ -155,11 +155,11 @@ fn a_tokenizer_without_an_end_is_refused(
         "{error}"
     );
     assert!(
-        error.contains(says) && error.contains("is not there"),
+        error.contains(says) && error.contains("does not exist"),
         "{error}"
     );
     assert!(
-        error.contains("name it in a tokenizer_config.json beside it"),
+        error.contains("name it in a tokenizer_config.json next to it"),
         "{error}"
     );
 }

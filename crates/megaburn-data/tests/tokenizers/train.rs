@@ -129,7 +129,7 @@ fn nothing_is_overwritten_unasked() {
     assert_eq!(
         error,
         format!(
-            "`{}` exists; choose another place, or overwrite it with --force",
+            "`{}` exists; choose another path, or overwrite it with --force",
             json.display()
         )
     );
@@ -144,7 +144,7 @@ fn nothing_is_overwritten_unasked() {
     assert!(
         error
             .to_string()
-            .contains("is the name of the file beside it"),
+            .contains("is the name of the file next to it"),
         "{error}"
     );
     let error = train(300)
@@ -157,7 +157,7 @@ fn nothing_is_overwritten_unasked() {
 #[rstest]
 #[case("", "special token \"\" is empty")]
 #[case("<|pad|>", "special token \"<|pad|>\" is there already")]
-#[case("a", "special token \"a\" is a single word, which text could be")]
+#[case("a", "special token \"a\" is a single word, which could occur in text")]
 #[case(" tool", "special token \" tool\" is a single word")]
 fn a_special_token_that_text_could_be_is_refused(#[case] token: &str, #[case] message: &str) {
     let trainer = TokenizerTrainer::new(400).with_special_tokens([token.to_string()]);

@@ -345,7 +345,7 @@ mod tests {
     )]
     #[case(
         "data.tokenizer = \"bpe\"",
-        "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of a folder that holds one"
+        "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of a folder that contains one"
     )]
     #[case(
         "data.tokenizer = \"\"",

@@ -57,7 +57,7 @@ impl Tokenizer {
         };
         let is_path = path.contains(['/', '\\', '.']) || Path::new(path).exists();
         let value = if path.is_empty() { "empty" } else { path };
-        let rule = "`byte`, or the path of a tokenizer.json or of a folder that holds one";
+        let rule = "`byte`, or the path of a tokenizer.json or of a folder that contains one";
         require(is_path, "data.tokenizer", value, rule)
     }
 }
@@ -94,7 +94,7 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "no tokenizer at `no/such`: there is no such file or folder; give a tokenizer.json, or a folder that holds one"
+            "no tokenizer at `no/such`: no such file or folder; give a tokenizer.json, or a folder that contains one"
         );
         assert_eq!(Tokenizer::Byte.open().unwrap().vocab_size(), 260);
     }

@@ -39,7 +39,7 @@ impl CrossEntropyConfig {
             ));
         }
         if vocab == 0 {
-            return refuse("there is no token to predict".into());
+            return refuse("there are no tokens to predict".into());
         }
         Ok(CrossEntropy {
             config: self.clone(),
@@ -125,7 +125,7 @@ impl CrossEntropy {
         let ranks = self.group.size();
         assert!(
             columns * ranks >= vocab,
-            "{ranks} x {columns} logits for {vocab} tokens"
+            "{ranks} x {columns} logits are too few for a vocabulary of {vocab}"
         );
         CrossEntropyOptions {
             vocab,

@@ -7,11 +7,12 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum ParallelError {
     #[error(
-        "a {layer} in group {group} of {size} ranks needs a name, from which every rank draws the same weights: add `.with_name(\"path\")`"
+        "a {layer} in group {group} of {size} ranks needs a name, which seeds its weights \
+        equally on every rank: add `.with_name(\"path\")`"
     )]
     Unnamed {
         layer: &'static str,
@@ -29,7 +30,8 @@ pub enum ParallelError {
     #[error("the shard plan does not describe the module: {why}")]
     Plan { why: String },
     #[error(
-        "layers `{first}` and `{second}` are both named `{name}` and would start with the same weights: name each by its own path"
+        "layers `{first}` and `{second}` are both named `{name}` and would be initialized with \
+        the same weights: name each by its own path"
     )]
     SameName {
         name: String,

@@ -75,7 +75,10 @@ impl InitDraw<'_> {
             return Ok(drawn_by_burn(spec, initializer, self.fans, device));
         };
         let law = InitLaw::of(initializer, fan_in as f64, fan_out as f64).ok_or_else(|| {
-            let why = format!("{initializer:?} cannot be drawn shard by shard; use another one");
+            let why = format!(
+                "{initializer:?} cannot be initialized shard by shard; use another \
+                              initializer"
+            );
             ParallelError::Config {
                 layer,
                 name: name.to_string(),

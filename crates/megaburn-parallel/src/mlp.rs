@@ -48,7 +48,7 @@ impl Activation {
         match self {
             Self::Gelu => bias_gelu(x, bias),
             Self::GeluTanh => bias_gelu_tanh(x, bias),
-            Self::SwiGlu | Self::Relu => unreachable!("its layer adds the bias"),
+            Self::SwiGlu | Self::Relu => unreachable!("the layer itself adds the bias"),
         }
     }
 

@@ -57,7 +57,7 @@ struct OffloadedActivation {
 
 #[allow(
     clippy::large_enum_variant,
-    reason = "there is one a part of the model and micro-batch"
+    reason = "there is one per model part and micro-batch"
 )]
 enum SavedTensor {
     Here(Tensor<2>),
@@ -104,7 +104,7 @@ impl ActivationOffload {
         tensors.map(|x| {
             let offload = self.clone();
             let kept = kept.clone();
-            let place = places.next().expect("one a tensor");
+            let place = places.next().expect("there is one place per tensor");
             let take = move || {
                 offload.release();
                 kept.take(place)
@@ -148,7 +148,7 @@ impl OffloadState {
     }
 
     #[cfg(not(feature = "cuda"))]
-    #[allow(clippy::unused_self, reason = "with GPUs it is used")]
+    #[allow(clippy::unused_self, reason = "used with the feature `cuda`")]
     fn offload(&mut self, x: Tensor<2>) -> SavedTensor {
         SavedTensor::Here(x)
     }
@@ -183,8 +183,8 @@ impl OffloadedActivation {
                 x.reshape(shape)
             }
             #[cfg(feature = "cuda")]
-            SavedTensor::OnHost(..) => unreachable!("it was fetched"),
-            SavedTensor::Gone => panic!("backward goes through a graph once"),
+            SavedTensor::OnHost(..) => unreachable!("the tensor has been fetched"),
+            SavedTensor::Gone => panic!("backward runs only once through a graph"),
         }
     }
 }

@@ -130,7 +130,11 @@ where
         let shape = param.lazy_shape();
         match (self.value)(&path, &shape) {
             Ok(data) => {
-                assert_eq!(data.shape(), &shape, "the new value of `{path}`");
+                assert_eq!(
+                    data.shape(),
+                    &shape,
+                    "the new value of `{path}` has another shape"
+                );
                 let id = param.id;
                 let dtype = data.dtype();
                 let value = Tensor::from_data(data, (&param.lazy_device(), dtype));

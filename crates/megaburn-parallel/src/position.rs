@@ -100,7 +100,7 @@ impl PositionEmbedding {
         for positions in &own {
             assert!(
                 positions.iter().all(|&position| position < num_positions),
-                "a position of {positions:?} has none of {num_positions} vectors"
+                "a position of {positions:?} is outside the table of {num_positions} positions"
             );
         }
         let len = own.first().map_or(0, |positions| positions.len());

@@ -108,7 +108,7 @@ pub(crate) fn saved_attention(compute: impl FnOnce() -> PartialAttention) -> Par
         }
         RecomputePhase::Recompute => results()
             .pop_front()
-            .expect("as many are computed as the first time"),
+            .expect("recompute saves as many tensors as the first forward pass"),
     }
 }
 

@@ -178,7 +178,7 @@ pub fn check_plan<M: Module>(module: &M, plan: &ShardPlan) -> Result<(), Paralle
             Some(planned) if planned == *shape => {}
             Some(planned) => {
                 return refuse(format!(
-                    "`{path}` is {shape:?} here and {planned:?} in the plan"
+                    "`{path}` is {shape:?} in the module, but {planned:?} in the plan"
                 ));
             }
             None => return refuse(format!("parameter `{path}` is missing from it")),

@@ -65,7 +65,8 @@ impl SelfAttentionConfig {
         let ranks = group.size();
         if num_kv_heads == 0 || !num_heads.is_multiple_of(num_kv_heads.max(ranks)) {
             let why = format!(
-                "{num_heads} heads do not divide over {num_kv_heads} key/value heads and {ranks} ranks"
+                "{num_heads} heads are not divisible by {num_kv_heads} key/value heads and \
+                {ranks} tensor-parallel ranks"
             );
             let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
             return Err(ParallelError::Config {

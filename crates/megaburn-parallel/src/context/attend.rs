@@ -44,7 +44,7 @@ pub(crate) fn context_attention(
         let is_whole = parallel.sequence.size() == 1;
         assert!(
             is_whole || mask.dropout.is_none(),
-            "attention dropout in documents that ranks share"
+            "attention dropout is not supported in documents that are sharded over ranks"
         );
     }
     let device = qkv[0].device();
@@ -66,7 +66,7 @@ pub(crate) fn context_attention(
     qkv.into_iter().for_each(|x| operands.add(x));
     let parallel = parallel.clone();
     let [out] = operands.results([Tensor::from_inner(out)], move |[dout]| {
-        let dout = dout.expect("backward came from it");
+        let dout = dout.expect("the result has a gradient");
         let [len, b, width] = dout.dims();
         let hq = shared[0].dims()[2] * parallel.heads.size();
         let dout = heads.share(dout.reshape([len, b, hq, width / hq]));

@@ -89,7 +89,8 @@ impl ContextComm {
         };
         if low == 0 || !ranks.is_multiple_of(low) {
             return refuse(format!(
-                "{ranks} ranks are no groups of {low}, over which heads are shared"
+                "{ranks} ranks are not divisible into groups of {low}, over which heads are \
+                sharded"
             ));
         }
         if heads.iter().all(|heads| heads.is_multiple_of(low)) {
@@ -97,7 +98,8 @@ impl ContextComm {
         }
         let [heads, kv_heads] = heads;
         refuse(format!(
-            "{heads} query and {kv_heads} key/value heads of a rank cannot be shared out over {low}: choose `p2p`, or fewer ranks that divide both"
+            "the {heads} query and {kv_heads} key/value heads of a rank cannot be sharded over \
+            {low} ranks: choose `p2p`, or fewer ranks that divide both"
         ))
     }
 }
@@ -126,7 +128,8 @@ impl FromStr for ContextComm {
             ("a2a", _) => Ok(Self::A2a),
             (_, Some(low)) if low > 0 => Ok(Self::A2aP2p { low }),
             _ => Err(format!(
-                "`{text}` is no way to exchange keys and values: `p2p`, `all_gather`, `a2a`, or `a2a2+p2p` with the ranks over which heads are shared"
+                "unknown cp_comm `{text}`: expected `p2p`, `all_gather`, `a2a`, or `a2aN+p2p` \
+                with N ranks over which heads are sharded (like `a2a2+p2p`)"
             )),
         }
     }

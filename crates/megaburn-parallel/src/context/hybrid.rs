@@ -111,16 +111,23 @@ impl HybridContextParallel {
             .map(|power| 1usize << power)
             .take_while(|size| *size <= self.num_ranks);
         let mut sizes = sizes.into_iter();
-        sizes.find(|size| self.padded(len, *size) / size <= self.max_tokens).ok_or_else(|| {
-            let most = self.max_tokens;
-            let ranks = 1usize << self.num_ranks.max(1).ilog2();
-            let why = format!(
-                    "a sequence of {len} tokens is too long for {ranks} ranks of {most} tokens each: raise parallel.max_tokens_per_rank to {} or more, or take more ranks",
+        sizes
+            .find(|size| self.padded(len, *size) / size <= self.max_tokens)
+            .ok_or_else(|| {
+                let most = self.max_tokens;
+                let ranks = 1usize << self.num_ranks.max(1).ilog2();
+                let why = format!(
+                    "a sequence of {len} tokens is too long for {ranks} ranks of {most} tokens \
+                    each: raise parallel.max_tokens_per_rank to {} or more, or use more ranks",
                     self.padded(len, ranks).div_ceil(ranks)
                 );
-            let name = "passes".to_string();
-            ParallelError::Config { layer: "DynamicContext", name, why }
-        })
+                let name = "passes".to_string();
+                ParallelError::Config {
+                    layer: "HybridContextParallel",
+                    name,
+                    why,
+                }
+            })
     }
 
     /// The shares of each pass. In each pass they cover all ranks in order; every sequence is in

@@ -57,7 +57,7 @@ impl Order {
         let place = |chunk| held.iter().position(|held| *held == chunk);
         let rows = front
             .chain(back)
-            .map(|chunk| place(chunk).expect("a member has it"));
+            .map(|chunk| place(chunk).expect("one member holds every chunk"));
         Arc::new(Self::taking(&rows.collect::<Vec<_>>(), on))
     }
 

@@ -107,7 +107,7 @@ impl PackedShare {
         let pieces = of_ranks
             .into_iter()
             .nth(group.rank())
-            .expect("a rank of the group");
+            .expect("there is one entry per rank");
         Some(Self {
             group: group.clone(),
             pieces,

@@ -100,7 +100,7 @@ pub(super) fn backward(
         }
     }
     let [dk, dv] = sums
-        .expect("a ring has a member")
+        .expect("a ring has at least one member")
         .map(AsyncCollective::wait);
     [of_queries.finish(&device), dk, dv]
 }

@@ -160,14 +160,15 @@ impl ParallelLinearConfig {
                  the features of its input cannot both be split",
             ),
             Split::Row if self.fused.is_some() && !self.input_is_parallel => refuse(
-                "a row split of parts needs `input_is_parallel`: a whole input is cut as one part",
+                "a row split of parts needs `input_is_parallel`: an unsharded input is split as \
+                one part",
             ),
             Split::Column if self.input_is_parallel => refuse(
                 "`input_is_parallel` belongs to a row split; a column split takes all features",
             ),
             Split::Column if self.fused.is_some() && self.gather_output => refuse(
-                "`gather_output` with parts would interleave the ranks' shares of them; start from \
-                 `ParallelLinearConfig::column`",
+                "`gather_output` with parts would interleave the ranks' shards of them; start \
+                from `ParallelLinearConfig::column`",
             ),
             _ => Ok(()),
         }
@@ -188,8 +189,8 @@ impl ParallelLinearConfig {
         let size = part.size();
         let step = ranks * part.unit;
         let why = format!(
-            "{size} {features} features do not divide over {ranks} ranks; take a multiple of \
-             {step}, or Burn's `Linear` for a small layer"
+            "{size} {features} features are not divisible over {ranks} ranks; use a multiple of \
+            {step}, or Burn's `Linear` for a small layer"
         );
         Err(ParallelError::Config {
             layer: "ParallelLinear",

@@ -66,7 +66,7 @@ pub(super) fn round_robin(slots: usize, num_experts: usize) -> Vec<i32> {
     let mut apart = (3 * num_experts).div_ceil(8)..;
     let apart = apart
         .find(|&apart| reaches_all(apart))
-        .expect("one more than all reaches them");
+        .expect("num_experts + 1 has no common divisor with num_experts");
     (0..slots)
         .map(|slot| (slot * apart % num_experts) as i32)
         .collect()

@@ -237,7 +237,7 @@ fn gathered(
     let pairs = TensorData::new(pairs.collect::<Vec<_>>(), [experts.len(), 2]);
     let pairs = Tensor::<2>::from_data(pairs, (device, DType::F32));
     let all = tensors::all_gather(pairs, &groups.tp_cp)?.into_data();
-    let all: Vec<f32> = all.try_to_vec().expect("f32 went in");
+    let all: Vec<f32> = all.try_to_vec().expect("the tensor is f32");
     Ok(all
         .chunks_exact(2)
         .map(|pair| (pair[0] as i32, pair[1]))

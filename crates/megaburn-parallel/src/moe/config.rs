@@ -184,11 +184,15 @@ impl MoeConfig {
         let tp = groups.tp.size();
         let ep = groups.ep.size();
         if top_k == 0 || top_k > num_experts {
-            return refuse(format!("{top_k} experts a token of {num_experts}"));
+            return refuse(format!(
+                "top_k {top_k} must be between 1 and the number of experts, \
+                                  {num_experts}"
+            ));
         }
         if !num_experts.is_multiple_of(ep) {
             return refuse(format!(
-                "{num_experts} experts do not divide over {ep} ranks: take a multiple of {ep}, or a smaller ep"
+                "{num_experts} experts are not divisible by {ep} expert-parallel ranks: use a \
+                multiple of {ep}, or a smaller ep"
             ));
         }
         if tp > 1 && !self.sequence_parallel {
@@ -201,17 +205,20 @@ impl MoeConfig {
             return Ok(());
         };
         if num == 0 || !num_experts.is_multiple_of(num) {
-            return refuse(format!("{num} groups do not divide {num_experts} experts"));
+            return refuse(format!(
+                "{num_experts} experts are not divisible by {num} groups"
+            ));
         }
         let of_group = num_experts / num;
         if kept == 0 || kept > num || best == 0 || best > of_group {
             return refuse(format!(
-                "{kept} of {num} groups by their {best} best of {of_group} experts"
+                "group-limited routing cannot keep {kept} of {num} groups by the best {best} of \
+                {of_group} experts each: both numbers must be at least 1 and at most the total"
             ));
         }
         if top_k > kept * of_group {
             return refuse(format!(
-                "{top_k} experts a token in {kept} groups of {of_group}"
+                "top_k {top_k} is more than the experts of {kept} groups of {of_group}"
             ));
         }
         Ok(())

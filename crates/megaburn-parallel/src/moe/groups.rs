@@ -27,7 +27,7 @@ impl ExpertGroups {
         let ranks = self.ep.size();
         assert!(
             num_experts.is_multiple_of(ranks),
-            "{num_experts} experts on {ranks} ranks"
+            "{num_experts} experts are not divisible by {ranks} expert-parallel ranks"
         );
         let len = num_experts / ranks;
         rank * len..(rank + 1) * len

@@ -103,7 +103,7 @@ impl ExpertLoad {
             let sums: Vec<f64> = sums.iter::<f64>().collect();
             let (losses, probabilities) = sums.split_at(NUM_LOSSES);
             [counts.aux_loss, counts.seq_aux_loss, counts.z_loss] =
-                losses.try_into().expect("as many as were added");
+                losses.try_into().expect("the number of losses matches");
             counts.probabilities = probabilities.to_vec();
         }
         Ok(counts)

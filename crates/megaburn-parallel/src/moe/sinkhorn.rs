@@ -42,7 +42,7 @@ pub(super) fn sinkhorn_biases(
                 .for_each(|(sum, value)| *sum += value / (of_row + TINY));
         }
         let sums = group.all_reduce(TensorData::new(sums, [num_experts]), ReduceOp::Sum)?;
-        let sums: Vec<f64> = sums.try_to_vec().expect("f64 went in");
+        let sums: Vec<f64> = sums.try_to_vec().expect("the tensor is f64");
         let total: f64 = sums
             .iter()
             .zip(&factors)

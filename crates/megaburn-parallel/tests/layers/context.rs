@@ -235,9 +235,9 @@ fn the_same_probabilities_drop_and_once_more(
 #[rstest]
 #[case(
     HEADS,
-    "cp_comm `a2a`: 4 query and 2 key/value heads of a rank cannot be shared out over 4"
+    "cp_comm `a2a`: the 4 query and 2 key/value heads of a rank cannot be sharded over 4 ranks"
 )]
-#[case(ContextComm::A2aP2p { low: 3 }, "4 ranks are no groups of 3")]
+#[case(ContextComm::A2aP2p { low: 3 }, "4 ranks are not divisible into groups of 3")]
 fn heads_and_ranks_that_do_not_divide_are_refused(
     #[case] comm: ContextComm,
     #[case] message: &str,

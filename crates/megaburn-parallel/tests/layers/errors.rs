@@ -73,8 +73,7 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     assert_eq!(
         message(2, config.clone()),
         format!(
-            "a {layer} in group world of 2 ranks needs a name, from which every rank draws the \
-             same weights: add `.with_name(\"path\")`"
+            "a {layer} in group world of 2 ranks needs a name, which seeds its weights equally on every rank: add `.with_name(\"path\")`"
         )
     );
     config.build(&Group::single(0)).unwrap();
@@ -94,7 +93,7 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     "ParallelLinear `up`: a row split of parts needs `input_is_parallel`",
     up(ParallelLinearConfig::row(4, 4).with_parts([FusedPart::new(4)]).with_input_is_parallel(false)))]
 #[case::orthogonal(
-    "ParallelLinear `up`: Orthogonal { gain: 1.0 } cannot be drawn shard by shard",
+    "ParallelLinear `up`: Orthogonal { gain: 1.0 } cannot be initialized shard by shard",
     up(ParallelLinearConfig::new(4, 4).with_initializer(Initializer::Orthogonal { gain: 1.0 })))]
 #[case::parts_of_another_sum(
     "`up`: dim 1 of [4, 4] holds 4, its parts add up to 6",
@@ -106,7 +105,7 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     "CrossEntropy `vocab 9`: `label_smoothing` -0.1 is not in [0, 1)",
     CrossEntropyConfig::new(9).with_label_smoothing(-0.1))]
 #[case::no_vocabulary(
-    "CrossEntropy `vocab 0`: there is no token to predict",
+    "CrossEntropy `vocab 0`: there are no tokens to predict",
     CrossEntropyConfig::new(0)
 )]
 #[case::dropping_all(
@@ -118,11 +117,11 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     dropout(f64::NAN)
 )]
 #[case::heads(
-    "SelfAttention `attention`: 6 heads do not divide over 4 key/value heads and",
+    "SelfAttention `attention`: 6 heads are not divisible by 4 key/value heads and",
     attention(6, 4)
 )]
 #[case::no_kv_heads(
-    "SelfAttention `attention`: 6 heads do not divide over 0 key/value heads and",
+    "SelfAttention `attention`: 6 heads are not divisible by 0 key/value heads and",
     attention(6, 0)
 )]
 fn a_contradiction_is_refused_under_every_layout(
@@ -136,29 +135,29 @@ fn a_contradiction_is_refused_under_every_layout(
 
 #[rstest]
 #[case::columns(
-    "ParallelLinear `up`: 10 output features do not divide over 4 ranks; take a multiple of 4",
+    "ParallelLinear `up`: 10 output features are not divisible over 4 ranks; use a multiple of 4",
     up(ParallelLinearConfig::new(8, 10))
 )]
 #[case::fewer_columns_than_ranks(
-    "ParallelLinear `up`: 2 output features do not divide over 4 ranks; take a multiple of 4",
+    "ParallelLinear `up`: 2 output features are not divisible over 4 ranks; use a multiple of 4",
     up(ParallelLinearConfig::new(8, 2))
 )]
 #[case::rows(
-    "ParallelLinear `up`: 10 input features do not divide over 4 ranks",
+    "ParallelLinear `up`: 10 input features are not divisible over 4 ranks",
     up(ParallelLinearConfig::row(10, 8))
 )]
 #[case::fewer_rows_than_ranks(
-    "ParallelLinear `up`: 2 input features do not divide over 4 ranks",
+    "ParallelLinear `up`: 2 input features are not divisible over 4 ranks",
     up(ParallelLinearConfig::row(2, 8))
 )]
 #[case::row_parts(
-    "ParallelLinear `up`: 6 input features do not divide over 4 ranks; take a multiple of 12",
+    "ParallelLinear `up`: 6 input features are not divisible over 4 ranks; use a multiple of 12",
     up(ParallelLinearConfig::row(6, 8).with_parts([FusedPart::units(2, 3)])))]
 #[case::column_parts(
     "`up`: a part of 6 units of 2 cannot be sharded over 4 tp ranks",
     up(ParallelLinearConfig::column(8, 12).with_parts([FusedPart::units(6, 2)])))]
 #[case::heads(
-    "SelfAttention `attention`: 6 heads do not divide over 2 key/value heads and 4 ranks",
+    "SelfAttention `attention`: 6 heads are not divisible by 2 key/value heads and 4 tensor-parallel ranks",
     attention(6, 2)
 )]
 #[case::key_value_heads(

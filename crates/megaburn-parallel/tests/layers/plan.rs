@@ -296,7 +296,6 @@ fn two_layers_of_one_name_are_refused() {
     shard_plan(&pair(["tokens", "up"])).unwrap();
     assert_eq!(
         shard_plan(&pair(["up", "up"])).unwrap_err().to_string(),
-        "layers `tokens` and `up` are both named `up` and would start with the same weights: name \
-         each by its own path"
+        "layers `tokens` and `up` are both named `up` and would be initialized with the same weights: name each by its own path"
     );
 }

@@ -84,7 +84,7 @@ impl MultiLatentAttentionConfig {
         let rope = self.qk_rope_head_dim;
         if num_heads == 0 || !num_heads.is_multiple_of(group.size()) {
             let why = format!(
-                "{num_heads} heads do not divide over {} ranks",
+                "{num_heads} heads are not divisible by {} tensor-parallel ranks",
                 group.size()
             );
             let name = self.path.clone().unwrap_or_else(|| "unnamed".into());

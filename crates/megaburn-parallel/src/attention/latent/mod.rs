@@ -232,8 +232,7 @@ impl MultiLatentAttention {
             _ => x,
         };
         let up = self.q_up.as_ref().or(self.q.as_ref());
-        up.expect("queries are made of a latent or of the stream")
-            .forward(x)
+        up.expect("either q_up or q is present").forward(x)
     }
 
     /// Makes `x` an input of every rank's heads, for all tokens, like the input of a column split.

@@ -44,7 +44,9 @@ impl AllGatherDispatch {
             1 => tokens,
             _ => {
                 let (all, ()) = exchange_counts(index([tokens], device), &groups.experts, || ())?;
-                all.into_iter().max().expect("this rank is one of them")
+                all.into_iter()
+                    .max()
+                    .expect("the group has at least one rank")
             }
         };
         let own = groups.own(slots.num_experts);

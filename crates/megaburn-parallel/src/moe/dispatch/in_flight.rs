@@ -10,7 +10,7 @@ use super::{Direction, Dispatch, Payload, ok, rows::as_row};
 /// the transfer. In the graph, start and wait are two operations. The backward of the wait starts
 /// the transposed transfer, and the backward of the start waits for it, so that backward overlaps
 /// the same computation.
-#[must_use = "rows have to arrive"]
+#[must_use = "call `wait` to get the rows"]
 pub(in crate::moe) struct InFlight {
     dispatch: Dispatch,
     of: Payload,
@@ -99,7 +99,7 @@ fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Tra
             beside.compute();
         }
         let received = received
-            .expect("backward sent it before it came here")
+            .expect("the backward of the wait has started the transfer")
             .wait();
         ok(way.finish(received, of, to.back()))
     });
@@ -123,7 +123,9 @@ fn function(
     let mut operands = CheckpointFunction::new(&x.device());
     operands.add(x);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
-        vec![Some(as_row(gradient(dy.expect("backward came from it"))))]
+        vec![Some(as_row(gradient(
+            dy.expect("the result has a gradient"),
+        )))]
     });
     y
 }

@@ -167,7 +167,10 @@ impl Order {
             .unwrap_or_else(|| (0..self.num_places).collect());
         let mut rest = &all[..];
         for own in &mut self.rows {
-            assert!(*own <= rows, "an expert has {own} rows, and takes {rows}");
+            assert!(
+                *own <= rows,
+                "an expert has {own} rows, but its capacity is {rows}"
+            );
             let (mine, others) = rest.split_at(*own);
             places.extend_from_slice(mine);
             places.resize(places.len() + rows - *own, self.num_places);

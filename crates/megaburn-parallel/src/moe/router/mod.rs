@@ -112,7 +112,11 @@ impl Router {
     /// If the number of biases is not the number of experts.
     pub fn set_bias(&mut self, bias: &[f32]) {
         let value = |old: Tensor<1>| {
-            assert_eq!(old.dims(), [bias.len()], "one bias an expert");
+            assert_eq!(
+                old.dims(),
+                [bias.len()],
+                "there must be one bias per expert"
+            );
             let device = old.device();
             let dtype = old.dtype();
             Tensor::<1>::from_data(bias, &device)
@@ -153,7 +157,7 @@ fn read(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32)
         .into_data()
         .try_to_vec()
-        .expect("it is f32")
+        .expect("the tensor is f32")
 }
 
 pub(super) fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {

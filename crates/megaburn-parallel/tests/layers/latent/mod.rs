@@ -246,9 +246,9 @@ fn gradients_are_summed_where_they_are_computed(#[values(1, 2)] ranks: usize) {
 #[rstest]
 #[case(
     3,
-    "MultiLatentAttention `blocks.0.attention`: 3 heads do not divide over 2 ranks"
+    "MultiLatentAttention `blocks.0.attention`: 3 heads are not divisible by 2 tensor-parallel ranks"
 )]
-#[case(0, "0 heads do not divide over 2 ranks")]
+#[case(0, "0 heads are not divisible by 2 tensor-parallel ranks")]
 fn heads_that_ranks_do_not_divide_are_refused(#[case] heads: usize, #[case] message: &str) {
     for error in on_ranks(2, 0, |group| {
         Case::ragged([4, 1], heads)

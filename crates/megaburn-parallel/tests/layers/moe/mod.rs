@@ -237,12 +237,20 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
 }
 
 #[rstest]
-#[case(mixtral(8, 4, 4, 5), "tp1", "5 experts a token of 4")]
-#[case(mixtral(8, 4, 3, 1), "dp2-ep2", "3 experts do not divide over 2 ranks")]
+#[case(
+    mixtral(8, 4, 4, 5),
+    "tp1",
+    "top_k 5 must be between 1 and the number of experts, 4"
+)]
+#[case(
+    mixtral(8, 4, 3, 1),
+    "dp2-ep2",
+    "3 experts are not divisible by 2 expert-parallel ranks"
+)]
 #[case(mixtral(8, 4, 4, 1), "tp2", "without sequence parallelism")]
-#[case(mixtral(8, 4, 4, 1).with_groups(Some([3, 1, 1])), "tp1", "3 groups do not divide 4 experts")]
+#[case(mixtral(8, 4, 4, 1).with_groups(Some([3, 1, 1])), "tp1", "4 experts are not divisible by 3 groups")]
 #[case(mixtral(8, 4, 4, 1).with_groups(Some([2, 3, 1])), "tp1", "3 of 2 groups")]
-#[case(mixtral(8, 4, 4, 3).with_groups(Some([2, 1, 1])), "tp1", "3 experts a token in 1 groups of 2")]
+#[case(mixtral(8, 4, 4, 3).with_groups(Some([2, 1, 1])), "tp1", "top_k 3 is more than the experts of 1 groups of 2")]
 #[case(
     mixtral(8, 5, 4, 1),
     "dp2-etp2",

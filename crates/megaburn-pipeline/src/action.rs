@@ -53,8 +53,8 @@ impl Op {
             Op::SendActivation => "send of the activation",
             Op::ReceiveGradient => "receive of the gradient",
             Op::Backward => "backward",
-            Op::BackwardInput => "backward for the input",
-            Op::BackwardWeight => "backward for the weights",
+            Op::BackwardInput => "data gradient",
+            Op::BackwardWeight => "weight gradient",
             Op::SendGradient => "send of the gradient",
         }
     }

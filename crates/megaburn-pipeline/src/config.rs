@@ -159,12 +159,15 @@ impl ScheduleConfig {
         } = self.stages();
         let rule = match kind {
             ScheduleKind::OneForwardOneBackward if num_chunks > 1 => {
-                "it has one; interleaved is 1f1b with several"
+                "it has 1 chunk per rank; for more, use interleaved"
             }
-            ScheduleKind::ZbH1 if num_chunks > 1 => "it has one; zb-v has two",
-            ScheduleKind::ZbV if num_chunks != 2 => "it has two, the second on the way back",
+            ScheduleKind::ZbH1 if num_chunks > 1 => "it has 1 chunk per rank; zb-v has 2",
+            ScheduleKind::ZbV if num_chunks != 2 => {
+                "it has 2 chunks per rank, the second on the \
+                way back"
+            }
             ScheduleKind::Interleaved if num_chunks < 2 => {
-                "it has two or more; 1f1b is what it is with one"
+                "it has 2 or more chunks per rank; for 1, use 1f1b"
             }
             _ => "",
         };
@@ -184,7 +187,7 @@ impl ScheduleConfig {
         }
         match group_size {
             Some(0) => Err(PipelineError::Zero {
-                what: "micro-batches a group",
+                what: "micro-batches per group",
             }),
             Some(group_size) if kind != ScheduleKind::Interleaved => {
                 Err(PipelineError::NoGroups { kind, group_size })

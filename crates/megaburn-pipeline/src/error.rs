@@ -7,46 +7,48 @@ use crate::{Action, Message, ScheduleKind};
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum PipelineError {
-    #[error("`{text}` is no schedule: there are {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", "))]
+    #[error("unknown schedule `{text}`: expected one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", "))]
     UnknownKind { text: String },
-    #[error("a schedule of 0 {what}: there must be at least 1")]
+    #[error("the schedule has 0 {what}: there must be at least 1")]
     Zero { what: &'static str },
-    #[error("a schedule of more than {most} forwards: choose fewer ranks, chunks or micro-batches")]
+    #[error(
+        "the schedule has more than {most} forward passes: choose fewer ranks, chunks or \
+            micro-batches"
+    )]
     TooLarge { most: usize },
-    #[error("{kind} with {num_chunks} chunks a rank: {rule}")]
+    #[error("{kind} with {num_chunks} chunks per rank: {rule}")]
     Chunks {
         kind: ScheduleKind,
         num_chunks: usize,
         rule: &'static str,
     },
-    #[error("{kind} cannot have its stages placed as a {placement}")]
+    #[error("{kind} does not support the {placement} placement of stages")]
     Placement {
         kind: ScheduleKind,
         placement: &'static str,
     },
-    #[error(
-        "{kind} has no micro-batch groups, and a group size of {group_size} is asked for: leave it out"
-    )]
+    #[error("{kind} has no micro-batch groups, but a group size of {group_size} is set: remove it")]
     NoGroups {
         kind: ScheduleKind,
         group_size: usize,
     },
     #[error(
-        "a group of {group_size} micro-batches in a pipeline of {num_ranks} ranks: it must be at least {num_ranks}, unless it holds all micro-batches"
+        "micro-batch group size {group_size} must be at least the {num_ranks} ranks of the \
+        pipeline, unless a group holds all micro-batches"
     )]
     GroupTooSmall { group_size: usize, num_ranks: usize },
-    #[error(
-        "a group of {group_size} of {num_micro_batches} micro-batches: it can be {num_micro_batches} at most"
-    )]
+    #[error("micro-batch group size {group_size} exceeds the {num_micro_batches} micro-batches")]
     GroupTooLarge {
         group_size: usize,
         num_micro_batches: usize,
     },
     #[error(
-        "{num_micro_batches} micro-batches in groups of {group_size} leave {rest}, and a pipeline of {num_ranks} ranks needs 0 or at least {num_ranks} in the last group: change the number of micro-batches or the group size"
+        "{num_micro_batches} micro-batches in groups of {group_size} leave {rest}, but a \
+        pipeline of {num_ranks} ranks needs 0 or at least {num_ranks} in the last group: change \
+        the number of micro-batches or the group size"
     )]
     Rest {
         num_micro_batches: usize,
@@ -55,9 +57,10 @@ pub enum PipelineError {
         num_ranks: usize,
     },
     #[error(
-        "{num_layers} layers cannot fill {num_stages} pipeline stages{}: every stage needs one, but for the ends where the embedding or the loss is counted{}",
+        "{num_layers} layers cannot fill {num_stages} pipeline stages{}: every stage needs one, \
+        except the ends where the embedding or the loss counts as a layer{}",
         given(*first, *last),
-        if first.or(*last).is_some() { ", and every layer a stage; choose other numbers" } else { "; choose more layers or fewer stages" }
+        if first.or(*last).is_some() { ", and every layer needs a stage; choose other numbers" } else { "; choose more layers or fewer stages" }
     )]
     FewLayers {
         num_layers: usize,
@@ -68,12 +71,13 @@ pub enum PipelineError {
     #[error("pipeline layout `{text}`: {why}")]
     LayoutText { text: String, why: String },
     #[error(
-        "a pipeline layout says what every stage has: leave out the counts of the first and the last stage, of the embedding and of the loss"
+        "a pipeline layout already defines every stage: remove the layer counts of the first and \
+        last stage and the options that count the embedding and the loss as layers"
     )]
     TwoSplits,
-    #[error("there are lists for {found} ranks of {expected}")]
+    #[error("there are action lists for {found} of {expected} ranks")]
     Ranks { found: usize, expected: usize },
-    #[error("rank {rank}, action {index}: there is no {action}")]
+    #[error("rank {rank}, action {index}: the {action} does not belong to this schedule")]
     OutOfRange {
         rank: usize,
         index: usize,
@@ -94,7 +98,7 @@ pub enum PipelineError {
         missing: Action,
     },
     #[error(
-        "transfer {index} from rank {from} to rank {to}: {} is sent, {} is received",
+        "transfer {index} from rank {from} to rank {to}: {} is sent, but {} is received",
         shown(sent),
         shown(received)
     )]
@@ -107,7 +111,7 @@ pub enum PipelineError {
     },
     #[error("deadlock: {}", waiting.iter().map(Waiting::to_string).collect::<Vec<_>>().join("; "))]
     Deadlock { waiting: Vec<Waiting> },
-    #[error("costs of {found} ranks for a schedule of {expected}")]
+    #[error("costs are given for {found} ranks, but the schedule has {expected}")]
     Costs { found: usize, expected: usize },
 }
 

@@ -28,34 +28,36 @@ pub(crate) fn layers(
     if let Some(num_stages) = num_stages.filter(|num| *num != stages.len()) {
         let found = stages.len();
         return Err(refuse(format!(
-            "it has {found} stages, and pp times chunks makes {num_stages}"
+            "it has {found} stages, but pp times chunks is {num_stages}"
         )));
     }
     let layers = letters.iter().filter(|letter| **letter == 't').count();
     if layers != num_layers {
         return Err(refuse(format!(
-            "it has {layers} layers (t), and the model has {num_layers}"
+            "it has {layers} layers (t), but the model has {num_layers}"
         )));
     }
     if let Some(empty) = stages.iter().position(|stage| stage.is_empty()) {
-        return Err(refuse(format!("stage {empty} has nothing")));
+        return Err(refuse(format!("stage {empty} is empty")));
     }
     let inner = letters.get(1..letters.len() - 1).unwrap_or_default();
     let ends = [letters.first(), letters.last()] == [Some(&'E'), Some(&'L')];
     if !ends || inner.iter().any(|letter| matches!(letter, 'E' | 'L')) {
         return Err(refuse(
-            "it must begin with the one E and end with the one L".into(),
+            "it must begin with its only E and end with its only L".into(),
         ));
     }
     let last = stages.len() - 1;
     if let Some(early) = stages[..last].iter().position(|stage| stage.contains(&'m')) {
-        let why =
-            format!("stage {early} predicts further tokens (m), which the last one does, before L");
+        let why = format!(
+            "stage {early} has an MTP depth (m), which only the last stage can have, \
+                    before L"
+        );
         return Err(refuse(why));
     }
     if stages[last].windows(2).any(|two| two == ['m', 't']) {
         return Err(refuse(
-            "what predicts further tokens (m) stands behind all layers (t)".into(),
+            "MTP depths (m) must come after all layers (t)".into(),
         ));
     }
     let of = |stage: &[char]| stage.iter().filter(|letter| **letter == 't').count();
@@ -109,11 +111,15 @@ impl Parser<'_> {
                     }
                     inner
                 }
-                _ => return Err(format!("`{letter}` at {at} is none of E t m L | ( ) * ,")),
+                _ => {
+                    return Err(format!(
+                        "`{letter}` at {at} is not one of E t m L | ( ) * ,"
+                    ));
+                }
             };
             let times = self.times()?;
             if times.saturating_mul(item.len()).saturating_add(all.len()) > MOST {
-                return Err(format!("it stands for more than {MOST} letters"));
+                return Err(format!("it expands to more than {MOST} letters"));
             }
             (0..times).for_each(|_| all.extend(&item));
         }
@@ -132,7 +138,7 @@ impl Parser<'_> {
         }
         digits
             .parse()
-            .map_err(|_| format!("at {at} there should be a number, behind `*`"))
+            .map_err(|_| format!("expected a number at {at}, after `*`"))
     }
 }
 
@@ -160,28 +166,33 @@ mod tests {
     }
 
     #[rstest]
-    #[case("", 4, 2, "it has 1 stages, and pp times chunks makes 2")]
-    #[case("Ett|ttL", 4, 4, "it has 2 stages, and pp times chunks makes 4")]
-    #[case("Ett|tL", 4, 2, "it has 3 layers (t), and the model has 4")]
+    #[case("", 4, 2, "it has 1 stages, but pp times chunks is 2")]
+    #[case("Ett|ttL", 4, 4, "it has 2 stages, but pp times chunks is 4")]
+    #[case("Ett|tL", 4, 2, "it has 3 layers (t), but the model has 4")]
     #[case("Ett||ttL", 4, 3, "stage 1 has nothing")]
-    #[case("tt|ttL", 4, 2, "it must begin with the one E and end with the one L")]
-    #[case("Ett|tLt", 4, 2, "it must begin with the one E")]
-    #[case("EEtt|ttL", 4, 2, "it must begin with the one E")]
+    #[case(
+        "tt|ttL",
+        4,
+        2,
+        "it must begin with its only E and end with its only L"
+    )]
+    #[case("Ett|tLt", 4, 2, "it must begin with its only E")]
+    #[case("EEtt|ttL", 4, 2, "it must begin with its only E")]
     #[case("|", 0, 2, "stage 0 has nothing")]
-    #[case("E", 0, 1, "it must begin with the one E")]
+    #[case("E", 0, 1, "it must begin with its only E")]
     #[case(
         "Et*3|(tt|)*29,m|L",
         61,
         32,
-        "stage 30 predicts further tokens (m), which the last one"
+        "stage 30 has an MTP depth (m), which only the last stage"
     )]
-    #[case("Ett|tmtL", 4, 2, "(m) stands behind all layers (t)")]
-    #[case("Ett|xtL", 4, 2, "`x` at 4 is none of E t m L")]
+    #[case("Ett|tmtL", 4, 2, "(m) must come after all layers (t)")]
+    #[case("Ett|xtL", 4, 2, "`x` at 4 is not one of E t m L")]
     #[case("Ett)|ttL", 4, 2, "`)` at 3 is none of")]
     #[case("E(tt|ttL", 4, 2, "the bracket at 1 is not closed")]
-    #[case("Et*|ttL", 4, 2, "at 3 there should be a number, behind `*`")]
-    #[case("Et*", 4, 2, "at 3 there should be a number")]
-    #[case("Et*99999999999999999999|L", 4, 2, "there should be a number")]
+    #[case("Et*|ttL", 4, 2, "expected a number at 3, after `*`")]
+    #[case("Et*", 4, 2, "expected a number at 3")]
+    #[case("Et*99999999999999999999|L", 4, 2, "expected a number")]
     #[case("E(t*30000)*30000|L", 4, 2, "more than 32768 letters")]
     #[case("((((((((((t))))))))))", 4, 2, "`(` at 8 is none of")]
     fn a_text_that_does_not_add_up_is_refused(

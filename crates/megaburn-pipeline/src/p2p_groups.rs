@@ -26,7 +26,11 @@ impl P2pGroups {
     /// # Panics
     /// If `stages` has another number of ranks than `group`.
     pub fn new(group: &Group, stages: Stages) -> Result<Self, CollectiveError> {
-        assert!(stages.num_ranks == group.size(), "stages of other ranks");
+        assert!(
+            stages.num_ranks == group.size(),
+            "the number of ranks in the stages and in the \
+            group differ"
+        );
         let ranks: Vec<usize> = (0..stages.num_stages())
             .map(|of| stages.rank_of(of))
             .collect();
@@ -79,7 +83,7 @@ impl P2pGroups {
         let group = self
             .links
             .get(&link)
-            .expect("stages that follow each other have a way");
+            .expect("consecutive stages have a link");
         (group, 1 - group.rank())
     }
 }

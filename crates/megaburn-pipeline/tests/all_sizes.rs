@@ -268,11 +268,11 @@ fn groups_follow_megatrons_rule(
 #[rstest]
 #[case(
     ScheduleConfig::new(ScheduleKind::GPipe, 0, 1),
-    "a schedule of 0 ranks"
+    "the schedule has 0 ranks"
 )]
 #[case(
     ScheduleConfig::new(ScheduleKind::GPipe, usize::MAX, 9),
-    "more than 1048576 forwards"
+    "more than 1048576 forward passes"
 )]
 #[case(
     ScheduleConfig::new(ScheduleKind::GPipe, 1024, 1025),
@@ -280,30 +280,30 @@ fn groups_follow_megatrons_rule(
 )]
 #[case(
     ScheduleConfig::new(ScheduleKind::GPipe, 1, 0),
-    "a schedule of 0 micro-batches"
+    "the schedule has 0 micro-batches"
 )]
-#[case(ScheduleConfig::new(ScheduleKind::GPipe, 1, 1).with_num_chunks(0), "a schedule of 0 chunks")]
+#[case(ScheduleConfig::new(ScheduleKind::GPipe, 1, 1).with_num_chunks(0), "the schedule has 0 chunks")]
 #[case(
     ScheduleConfig::new(ScheduleKind::Interleaved, 1, 1).with_group_size(0),
-    "a schedule of 0 micro-batches a group"
+    "the schedule has 0 micro-batches per group"
 )]
 #[case(
     ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 2, 4).with_num_chunks(2),
-    "1f1b with 2 chunks a rank: it has one; interleaved is 1f1b with several"
+    "1f1b with 2 chunks per rank: it has 1 chunk per rank; for more, use interleaved"
 )]
-#[case(ScheduleConfig::new(ScheduleKind::ZbH1, 2, 4).with_num_chunks(2), "zb-v has two")]
+#[case(ScheduleConfig::new(ScheduleKind::ZbH1, 2, 4).with_num_chunks(2), "zb-v has 2")]
 #[case(ScheduleConfig::new(ScheduleKind::ZbV, 2, 4).with_num_chunks(3), "zb-v with 3 chunks")]
 #[case(
     ScheduleConfig::new(ScheduleKind::Interleaved, 2, 4).with_num_chunks(1),
-    "1f1b is what it is with one"
+    "for 1, use 1f1b"
 )]
 #[case(
     ScheduleConfig::new(ScheduleKind::ZbV, 2, 4).with_placement(Placement::Loop),
-    "zb-v cannot have its stages placed as a loop"
+    "zb-v does not support the loop placement"
 )]
 #[case(
     ScheduleConfig::new(ScheduleKind::ZbH1, 2, 4).with_group_size(2),
-    "zb-h1 has no micro-batch groups, and a group size of 2 is asked for: leave it out"
+    "zb-h1 has no micro-batch groups, but a group size of 2 is set: remove it"
 )]
 fn what_cannot_be_is_named(#[case] config: ScheduleConfig, #[case] message: &str) {
     let error = config.build().unwrap_err().to_string();

@@ -74,20 +74,20 @@ fn what_is_asked_for_is_drawn(#[case] args: &str, #[case] expected: &str) {
 #[rstest]
 #[case(
     "zb-h2 --pp 2 --micro-batches 3",
-    "`zb-h2` is no schedule: there are gpipe, 1f1b, "
+    "unknown schedule `zb-h2`: expected one of gpipe, 1f1b, "
 )]
-#[case("1f1b --pp 0 --micro-batches 3", "a schedule of 0 ranks")]
+#[case("1f1b --pp 0 --micro-batches 3", "the schedule has 0 ranks")]
 #[case(
     "zb-v --pp 2 --micro-batches 3 --chunks 3",
-    "zb-v with 3 chunks a rank: it has two"
+    "zb-v with 3 chunks per rank: it has 2"
 )]
 #[case(
     "interleaved --pp 4 --micro-batches 9 --group 4",
-    "9 micro-batches in groups of 4 leave 1, and a pipeline of 4 ranks needs 0 or at least 4"
+    "9 micro-batches in groups of 4 leave 1, but a pipeline of 4 ranks needs 0 or at least 4"
 )]
 #[case(
     "gpipe --pp 9000000000 --micro-batches 9000000000",
-    "more than 1048576 forwards"
+    "more than 1048576 forward passes"
 )]
 fn what_cannot_be_drawn_is_named(#[case] args: &str, #[case] message: &str) {
     let ended = plan(&format!("--schedule {args}"));

@@ -65,7 +65,7 @@ fn a_mistake_is_named(#[case] more: &[&str], #[case] message: &str) {
 #[case::empty("", "is empty; give a text with at least one sample")]
 #[case::short(
     "fourteen bytes",
-    "tokens, and one sample of sequence length 16 needs 17; give more text"
+    "tokens, but one sample of sequence length 16 needs 17; give more text"
 )]
 fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
     let run = Run::new();

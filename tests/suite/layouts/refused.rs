@@ -20,9 +20,7 @@ use megaburn_test_support::run::Run;
 #[case::stages(
     "pp3",
     &[],
-    "2 layers cannot fill 3 pipeline stages: every stage needs one, but for the ends where the \
-     embedding or the loss is counted; choose more layers or fewer stages (`model.layers`; pp of \
-     `--layout`, `parallel.pp`; `parallel.chunks`)"
+    "2 layers cannot fill 3 pipeline stages: every stage needs one, except the ends where the embedding or the loss counts as a layer; choose more layers or fewer stages (`model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
 )]
 #[case::chunks("pp2", &["parallel.chunks=2"], "2 layers cannot fill 4 pipeline stages")]
 #[case::kind("pp2", &["parallel.schedule=zb-h2"], "unknown variant `zb-h2`")]
@@ -30,30 +28,25 @@ use megaburn_test_support::run::Run;
 #[case::few_micro_batches(
     "pp2",
     &["parallel.micro_batch_group=3", "parallel.chunks=2", "model.layers=4", "train.global_batch=2"],
-    "a group of 3 of 2 micro-batches: it can be 2 at most (`parallel.micro_batch_group`; \
-     `train.global_batch`, `train.micro_batch`)"
+    "micro-batch group size 3 exceeds the 2 micro-batches (`parallel.micro_batch_group`; `train.global_batch`, `train.micro_batch`)"
 )]
 #[case::group(
     "pp2",
     &["parallel.micro_batch_group=3", "parallel.chunks=2", "model.layers=4", "train.global_batch=4"],
-    "4 micro-batches in groups of 3 leave 1, and a pipeline of 2 ranks needs 0 or at least 2 in the \
-     last group: change the number of micro-batches or the group size (`parallel.micro_batch_group`; \
-     `train.global_batch`, `train.micro_batch`)"
+    "4 micro-batches in groups of 3 leave 1, but a pipeline of 2 ranks needs 0 or at least 2 in the last group: change the number of micro-batches or the group size (`parallel.micro_batch_group`; `train.global_batch`, `train.micro_batch`)"
 )]
 #[case::stages_of_text(
     "pp2",
     &["parallel.pipeline_layout=E|t|tL"],
-    "it has 3 stages, and pp times chunks makes 2 (`parallel.pipeline_layout`)"
+    "it has 3 stages, but pp times chunks is 2 (`parallel.pipeline_layout`)"
 )]
-#[case::prediction("pp2", &["parallel.pipeline_layout='Ett,m|L'", "model.mtp_layers=1"], "stage 0 predicts further tokens (m), which the last one does, before L (`parallel.pipeline_layout`)")]
+#[case::prediction("pp2", &["parallel.pipeline_layout='Ett,m|L'", "model.mtp_layers=1"], "stage 0 has an MTP depth (m), which only the last stage can have, before L (`parallel.pipeline_layout`)")]
 #[case::predictions("pp2", &["parallel.pipeline_layout='Et|tmL'"], "`model.mtp_layers` is 0: it must be 1, as many as there are `m` in parallel.pipeline_layout, or none there")]
 #[case::mtp_depths("pp2", &["model.mtp_layers=16"], "`model.mtp_layers` is 16: it must be below data.seq_len 16: further ahead no token of a sequence has a label")]
 #[case::first(
     "pp2",
     &["parallel.first_stage_layers=2"],
-    "2 layers cannot fill 2 pipeline stages with 2 in the first: every stage needs one, but for the \
-     ends where the embedding or the loss is counted, and every layer a stage; choose other numbers \
-     (`parallel.first_stage_layers`, `parallel.last_stage_layers`; "
+    "2 layers cannot fill 2 pipeline stages with 2 in the first: every stage needs one, except the ends where the embedding or the loss counts as a layer, and every layer needs a stage; choose other numbers (`parallel.first_stage_layers`, `parallel.last_stage_layers`; "
 )]
 #[case::context("cp3", &[], "sequence length 16 is not divisible by 2 x cp = 6; the zigzag split \
                             cuts 2 x cp chunks: change the sequence length, or pad it \
@@ -86,23 +79,20 @@ fn a_layout_that_cannot_be_is_named(
 #[rstest]
 #[case::schedule(
     &["schedule=1f1b", "chunks=2"],
-    "1f1b with 2 chunks a rank: it has one; interleaved is 1f1b with several (`parallel.schedule`, \
-     `parallel.chunks`)"
+    "1f1b with 2 chunks per rank: it has 1 chunk per rank; for more, use interleaved (`parallel.schedule`, `parallel.chunks`)"
 )]
-#[case::vee(&["schedule=zb-v", "chunks=3"], "zb-v with 3 chunks a rank: it has two, the second on the")]
+#[case::vee(&["schedule=zb-v", "chunks=3"], "zb-v with 3 chunks per rank: it has 2 chunks per rank, the second on the")]
 #[case::no_chunks(&["chunks=0"], "`parallel.chunks` is 0: it must be from 1 to 65535")]
 #[case::no_groups(
     &["micro_batch_group=2"],
-    "1f1b has no micro-batch groups, and a group size of 2 is asked for: leave it out \
-     (`parallel.micro_batch_group`, `parallel.schedule`)"
+    "1f1b has no micro-batch groups, but a group size of 2 is set: remove it (`parallel.micro_batch_group`, `parallel.schedule`)"
 )]
-#[case::layers(&["pipeline_layout=Et|L"], "`Et|L`: it has 1 layers (t), and the model has 2")]
-#[case::letter(&["pipeline_layout=Ex|tL"], "`x` at 1 is none of E t m L | ( ) * , (`parallel.pipe")]
-#[case::loss(&["pipeline_layout=EtL|t"], "it must begin with the one E and end with the one L")]
+#[case::layers(&["pipeline_layout=Et|L"], "`Et|L`: it has 1 layers (t), but the model has 2")]
+#[case::letter(&["pipeline_layout=Ex|tL"], "`x` at 1 is not one of E t m L | ( ) * , (`parallel.pipe")]
+#[case::loss(&["pipeline_layout=EtL|t"], "it must begin with its only E and end with its only L")]
 #[case::both(
     &["pipeline_layout='Et|tL'", "first_stage_layers=1"],
-    "leave out the counts of the first and the last stage, of the embedding and of the loss \
-     (`parallel.pipeline_layout`; `parallel.first_stage_layers`, "
+    "remove the layer counts of the first and last stage and the options that count the embedding and the loss as layers (`parallel.pipeline_layout`; `parallel.first_stage_layers`, "
 )]
 #[case::first(
     &["first_stage_layers=3"],

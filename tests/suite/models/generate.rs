@@ -273,7 +273,7 @@ fn a_launched_pipeline_writes_what_one_rank_writes() {
 #[case(&["--prompt-ids", "1", "--layout", "pp2-dp2"], "`--layout` is pp2-dp2: it must be of tpN, ppN, cpN and epN")]
 #[case(&["--prompt-ids", "1", "--layout", "pp5"], "4 layers cannot fill 5 pipeline stages")]
 #[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.chunks=3"], "4 layers cannot fill 6 pipeline stages")]
-#[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.pipeline_layout=Et|tL"], "it has 2 layers (t), and the model has 4")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.pipeline_layout=Et|tL"], "it has 2 layers (t), but the model has 4")]
 #[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.zero=1"], "`--set` is parallel.zero=1: it must be parallel. and one of schedule, chunks")]
 #[case(&["--prompt-ids", "1", "--layout", "tp2", "--set", "parallel.chunks=2"], "`--set` is parallel.chunks=2: it must be left out where --layout is tp2, without pp")]
 #[case(&["--prompt-ids", "1", "--layout", "tp16"], "attention heads 8 is not divisible by tp 16")]

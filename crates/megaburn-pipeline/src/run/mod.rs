@@ -126,7 +126,7 @@ pub fn run<C: StageExecutor>(
     let rank = group.rank();
     assert!(
         schedule.ranks.len() == group.size(),
-        "a schedule of other ranks"
+        "the number of ranks in the schedule and in the group differ"
     );
     wire.neighbours.rendezvous(&wire.device)?;
     let actions = &schedule.ranks[rank];
@@ -183,7 +183,7 @@ impl Runner<'_> {
                 let work = self
                     .backward_weight
                     .remove(&(action.chunk, action.micro_batch));
-                let work = work.expect("a schedule that was proven");
+                let work = work.expect("the schedule was validated");
                 chunks.backward_weight(self.pass(action), || work.compute())
             }
         }
@@ -250,7 +250,7 @@ impl Runner<'_> {
         let key = (chunk, micro_batch);
         self.mail.end_sends();
         let SavedForBackward { inlet, end } =
-            self.kept.remove(&key).expect("a schedule that was proven");
+            self.kept.remove(&key).expect("the schedule was validated");
         let gradient = match &end {
             End::Loss(_) => None,
             End::DetachedOutput(_) => Some(self.mail.take(Message {
@@ -273,7 +273,7 @@ impl Runner<'_> {
             chunks.backward(pass, whole)?;
         }
         if let Some(inlet) = inlet {
-            let gradient = inlet.gradient().expect("a stage's input is used");
+            let gradient = inlet.gradient().expect("the stage uses its input");
             let message = Message {
                 is_gradient: true,
                 micro_batch,
@@ -293,7 +293,7 @@ impl Runner<'_> {
         let left = self
             .left
             .get_mut(&(op as usize, chunk))
-            .expect("it was counted");
+            .expect("every pass was counted");
         *left -= 1;
         MicroBatchStep {
             chunk,

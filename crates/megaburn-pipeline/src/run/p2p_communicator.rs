@@ -62,7 +62,7 @@ impl<'a> P2pCommunicator<'a> {
             None => Ok(self
                 .arrived
                 .remove(&message)
-                .expect("a schedule that was proven")),
+                .expect("the schedule was validated")),
         }
     }
 
@@ -90,7 +90,7 @@ impl<'a> P2pCommunicator<'a> {
         let x = self
             .outgoing
             .remove(&message)
-            .expect("a schedule that was proven");
+            .expect("the schedule was validated");
         let (group, to) = self.wire.neighbours.to(peer);
         self.sending
             .push_back((self.num_passes, tensors::start_send(x, to, group)?));
@@ -112,6 +112,6 @@ impl<'a> P2pCommunicator<'a> {
         let both = stages
             .peer(self.rank, action)
             .zip(stages.message(self.rank, action));
-        both.expect("a schedule that was proven")
+        both.expect("the schedule was validated")
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     #[case(
         "Ettm|ttL",
         1,
-        "stage 0 predicts further tokens (m), which the last one does"
+        "stage 0 has an MTP depth (m), which only the last stage"
     )]
     fn a_pipeline_names_all_of_them_or_none(
         #[case] text: &str,

@@ -239,7 +239,11 @@ struct Collect<'a> {
 
 impl FloatVisitor for Collect<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let spec = self.plan.get(&path).expect("the plan was checked").clone();
+        let spec = self
+            .plan
+            .get(&path)
+            .expect("the plan was validated")
+            .clone();
         if param.val().is_require_grad() {
             let device = param.val().device().inner();
             let dtype = DType::F32;

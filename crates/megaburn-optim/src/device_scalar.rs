@@ -13,7 +13,7 @@ pub struct DeviceScalar {
 }
 
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "a step has two of them")]
+#[allow(clippy::large_enum_variant, reason = "a step has two values")]
 pub(crate) enum Value {
     Known(f64),
     /// `[1]`, f32.
@@ -105,7 +105,7 @@ impl DeviceScalar {
         // A failed collective leaves an arbitrary value in its output.
         match self.group.failure() {
             Some(failure) => Err(failure.into()),
-            None => Ok(sum.as_slice::<f32>().expect("a sum on a GPU is f32")[0].into()),
+            None => Ok(sum.as_slice::<f32>().expect("the sum on a GPU is f32")[0].into()),
         }
     }
 }

@@ -7,19 +7,21 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum OptimError {
     #[error(
-        "the module has a parameter `{path}` of shape {shape:?} that the shard plan lacks; a layer adds its parameters to the plan when it is built"
+        "parameter `{path}` of shape {shape:?} is in the module but not in the shard plan; a \
+        layer adds its parameters to the plan when it is built"
     )]
     NotInPlan { path: String, shape: Vec<usize> },
     #[error(
-        "the shard plan has a parameter `{path}` that the module lacks; the plan was made for another module"
+        "parameter `{path}` is in the shard plan but not in the module; the plan was made for \
+        another module"
     )]
     NotInModule { path: String },
     #[error(
-        "parameter `{path}` has shape {found:?}, and the shard plan says {expected:?} on this rank"
+        "parameter `{path}` has shape {found:?}, but the shard plan has {expected:?} on this rank"
     )]
     LocalShape {
         path: String,
@@ -27,11 +29,14 @@ pub enum OptimError {
         expected: Vec<usize>,
     },
     #[error(
-        "parameter `{path}` is frozen and was not when it was shared out; freeze parameters, and draw those (`Param::val`), before `ShardingConfig::init`"
+        "parameter `{path}` is frozen, but was trainable when the sharding was made; freeze and \
+        initialize parameters (`Param::val`) before `ShardingConfig::init`"
     )]
     NotTrainable { path: String },
     #[error(
-        "parameter `{path}` is an expert's in the shard plan or in the sharding, and not in both; give `ShardingConfig::with_experts` the parameters whose `ParamSpec::is_expert`"
+        "parameter `{path}` is an expert parameter in only one of the shard plan and the \
+        sharding; give `ShardingConfig::with_experts` the parameters whose \
+        `ParamSpec::is_expert` is true"
     )]
     OtherReplicas { path: String },
     #[error("optimizer: {name} is {value}; it must be {must_be}")]
@@ -46,13 +51,14 @@ pub enum OptimError {
         value: f64,
         must_be: &'static str,
     },
-    #[error("optimizer: {name} cannot be kept in {dtype:?}; it must be F32 or BF16")]
+    #[error("optimizer: {name} cannot be stored in {dtype:?}; it must be F32 or BF16")]
     BadStateDtype {
         name: &'static str,
         dtype: FloatDType,
     },
     #[error(
-        "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, and the parameter {expected} of F32 on this rank"
+        "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, but the \
+        parameter has {expected} of F32 on this rank"
     )]
     State {
         moment: &'static str,
@@ -62,15 +68,19 @@ pub enum OptimError {
         expected: usize,
     },
     #[error(
-        "{ranks} ranks cannot share what {replicas} data- and context-parallel ranks hold copies of; take a divisor of {replicas}"
+        "cannot shard over {ranks} ranks: parameters are replicated on {replicas} data- and \
+        context-parallel ranks; use a divisor of {replicas}"
     )]
     BadSharding { ranks: usize, replicas: usize },
     #[error(
-        "parameter `{path}` got more gradients in this micro-batch than in the first one, when its sum was on its way to other ranks already; where the graph differs from micro-batch to micro-batch, set `parallel.overlap = false` (or leave out `begin_micro_batch`)"
+        "parameter `{path}` got more gradients in this micro-batch than in the first one, after \
+        its reduction had already started; if the graph differs between micro-batches, set \
+        `parallel.overlap = false` (or leave out `begin_micro_batch`)"
     )]
     LateGradient { path: String },
     #[error(
-        "optimizer state cannot be kept in host memory: {why}; lower `optimizer.cpu_offload_fraction`, or let the process have more"
+        "optimizer state does not fit in host memory: {why}; lower \
+        `optimizer.cpu_offload_fraction`, or raise the process's memory limit"
     )]
     HostMemory { why: String },
     #[error("the gradients cannot be read: {why}")]

@@ -40,7 +40,7 @@ impl Optimizer {
         let poisons = poisons.map_err(|error| OptimError::Device {
             why: error.to_string(),
         })?;
-        let poisons: Vec<f32> = poisons.try_to_vec().expect("it is f32");
+        let poisons: Vec<f32> = poisons.try_to_vec().expect("the tensor is f32");
         let bad = paths
             .into_iter()
             .zip(poisons)

@@ -19,7 +19,7 @@ pub struct StateTensor(Source);
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
-    reason = "there is one a parameter, while a checkpoint is saved"
+    reason = "there is one per parameter, while a checkpoint is saved"
 )]
 enum Source {
     /// Stored on this rank, on its device or in host memory.

@@ -57,7 +57,7 @@ impl Leaf {
         self.shape
             .as_slice()
             .try_into()
-            .expect("it is the same tensor's")
+            .expect("the shape has this number of dimensions")
     }
 
     fn leaf<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {

@@ -162,7 +162,11 @@ where
         let (param, is_new) = match (self.read)(&path, &shape) {
             Ok(None) => (param, false),
             Ok(Some(data)) => {
-                assert_eq!(data.shape(), &shape, "the new value of `{path}`");
+                assert_eq!(
+                    data.shape(),
+                    &shape,
+                    "the new value of `{path}` has another shape"
+                );
                 let id = param.id;
                 let dtype = data.dtype();
                 let value = Tensor::from_data(data, (&param.lazy_device(), dtype));

@@ -152,7 +152,7 @@ impl GradientAccumulator {
         let sums = sums.map_err(|error| OptimError::Device {
             why: error.to_string(),
         })?;
-        let sums: Vec<f32> = sums.try_to_vec().expect("it is f32");
+        let sums: Vec<f32> = sums.try_to_vec().expect("the tensor is f32");
         Ok(paths
             .into_iter()
             .zip(sums)

@@ -107,5 +107,5 @@ fn host(grad: Tensor<1>) -> Vec<f32> {
     grad.cast(DType::F32)
         .into_data()
         .try_to_vec()
-        .expect("it is f32")
+        .expect("the tensor is f32")
 }

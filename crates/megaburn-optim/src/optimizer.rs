@@ -161,7 +161,7 @@ impl Optimizer {
             Start::Param(param) => (param, None),
             Start::Master { first, dtype } => {
                 let param = self.state.take(&Key::master(path)).or(first);
-                let param = param.expect("the first is there if there is no other");
+                let param = param.expect("the initial value is present until a master exists");
                 let empty = || Tensor::empty(param.dims(), (&param.device(), dtype));
                 let room = room.unwrap_or_else(empty);
                 (param, Some(room))

@@ -92,7 +92,9 @@ mod tests {
         }
         let net = Net::new(5, 6, 0, 1, &Device::default().autodiff());
         let error = check_plan(&net, &plan).unwrap_err().to_string();
-        let message = format!("a parameter `{dropped}` of shape {shape} that the shard plan lacks");
+        let message = format!(
+            "parameter `{dropped}` of shape {shape} is in the module but not in the shard plan"
+        );
         assert!(error.contains(&message), "{error}");
     }
 
@@ -103,13 +105,16 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("`matrix` has shape [5, 6], and the shard plan says [5, 8]"),
+            error.contains("`matrix` has shape [5, 6], but the shard plan has [5, 8]"),
             "{error}"
         );
         let mut plan = plan_of(5, 6, 0, 1);
         plan.insert("ghost", plan.get("bias").unwrap().clone())
             .unwrap();
         let error = check_plan(&net, &plan).unwrap_err().to_string();
-        assert!(error.contains("`ghost` that the module lacks"), "{error}");
+        assert!(
+            error.contains("`ghost` is in the shard plan but not in the module"),
+            "{error}"
+        );
     }
 }

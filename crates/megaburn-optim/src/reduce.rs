@@ -77,12 +77,12 @@ impl GradientAccumulator {
     pub fn all_reduce_tied(&mut self, path: &str, group: &Group) -> Result<(), OptimError> {
         assert!(
             self.sharding.is_cross_stage(path),
-            "`{path}` is cut otherwise on other stages"
+            "`{path}` is not tied across stages: name it in `ShardingConfig::with_cross_stage`"
         );
         let entry = self
             .entries
             .get_mut(path)
-            .expect("it is a parameter of this rank");
+            .expect("the parameter is on this rank");
         let sum = tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group)?;
         entry.own = None;
         entry.sum = Some(sum);

@@ -22,7 +22,7 @@ pub(crate) struct OffloadedTensor(Memory);
     feature = "cuda",
     allow(
         clippy::large_enum_variant,
-        reason = "there is one a tensor of a parameter's state"
+        reason = "there is one per state tensor of a parameter"
     )
 )]
 #[derive(Clone, Debug)]

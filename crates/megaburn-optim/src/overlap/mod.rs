@@ -293,7 +293,10 @@ impl OverlapState {
             .iter()
             .map(|slot| (slot, &self.direct[&slot.path]));
         let sums = weights.map(|(slot, direct)| {
-            let sum = direct.main_grad.take().expect("a gradient came");
+            let sum = direct
+                .main_grad
+                .take()
+                .expect("the gradient has been computed");
             (slot, direct, sum)
         });
         let sums: Vec<_> = sums.collect();
@@ -312,7 +315,7 @@ impl OverlapState {
         let zeros = |len| Tensor::zeros([len], (&self.device, DType::F32));
         bucket.join(
             0..bucket.len,
-            |_, _| parts.next().expect("one a slot"),
+            |_, _| parts.next().expect("there is one part per slot"),
             zeros,
         )
     }

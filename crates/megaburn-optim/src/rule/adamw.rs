@@ -341,15 +341,15 @@ mod tests {
         for (config, message) in [
             (
                 AdamWConfig::new().with_main_params(FloatDType::F16),
-                "main_params cannot be kept in F16",
+                "main_params cannot be stored in F16",
             ),
             (
                 AdamWConfig::new().with_exp_avg(FloatDType::F64),
-                "exp_avg cannot be kept in F64",
+                "exp_avg cannot be stored in F64",
             ),
             (
                 AdamWConfig::new().with_exp_avg_sq(FloatDType::F16),
-                "exp_avg_sq cannot be kept in F16",
+                "exp_avg_sq cannot be stored in F16",
             ),
         ] {
             let error = config.init(&Sharding::none()).unwrap_err().to_string();

@@ -136,7 +136,7 @@ impl ParamState {
     fn take(&mut self, moment: Moment) -> Tensor<1> {
         self.moments
             .remove(&moment)
-            .expect("the rule says which there are")
+            .expect("the rule has this moment")
     }
 }
 

@@ -41,7 +41,7 @@ impl SgdConfig {
             "momentum",
             self.momentum,
             ahead,
-            "more than 0 with Nesterov's look ahead",
+            "more than 0 with Nesterov momentum",
         )?;
         check_weight_decay(self.weight_decay)?;
         check_dtype("main_params", self.main_params)?;

@@ -191,7 +191,7 @@ fn a_rank_without_a_stretch_of_a_matrix_works_on_none(
 #[case(SgdConfig::new().with_momentum(1.0).init(&Sharding::none()), "momentum is 1; it must be at least 0")]
 #[case(
     SgdConfig::new().with_momentum(0.0).with_nesterov(true).init(&Sharding::none()),
-    "momentum is 0; it must be more than 0 with Nesterov's"
+    "momentum is 0; it must be more than 0 with Nesterov momentum"
 )]
 #[case(LionConfig::new().with_beta_2(-0.1).init(&Sharding::none()), "beta_2 is -0.1")]
 #[case(

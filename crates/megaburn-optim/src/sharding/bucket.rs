@@ -70,7 +70,7 @@ impl Bucket {
                     0
                 }
             };
-            let bucket = buckets.last_mut().expect("one was pushed");
+            let bucket = buckets.last_mut().expect("a bucket was pushed");
             bucket.slots.push(Slot { path, start, len });
             bucket.len = (start + len).next_multiple_of(ALIGN);
         }

@@ -311,7 +311,7 @@ impl Zero3State {
         }
         let share = self.shares[bucket]
             .clone()
-            .expect("parameters are given before they are read");
+            .expect("parameters are set before they are read");
         match tensors::start_all_gather(share, &self.buckets[bucket].1) {
             Ok(started) => drop(self.whole.insert(bucket, GatheredParams::InFlight(started))),
             Err(error) => self.error = Some(error),
@@ -333,7 +333,7 @@ impl Zero3State {
     fn nothing(&self, bucket: usize, shape: [usize; 2]) -> Tensor<2> {
         let share = self.shares[bucket]
             .as_ref()
-            .expect("parameters are given before they are read");
+            .expect("parameters are set before they are read");
         Tensor::full(shape, f32::NAN, (&share.device(), share.dtype()))
     }
 }

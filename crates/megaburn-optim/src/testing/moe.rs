@@ -188,7 +188,7 @@ impl Moe {
         matrices
             .chain(vectors)
             .reduce(|a, b| a + b)
-            .expect("a rank has parameters")
+            .expect("a rank has at least one parameter")
     }
 
     /// The values of all parameters, none of which may be sharded.

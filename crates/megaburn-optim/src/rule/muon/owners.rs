@@ -167,7 +167,7 @@ fn assign_to_owners<'m>(
     for (Reverse(work), path) in works {
         let least = (0..ranks)
             .min_by_key(|&rank| loads[rank])
-            .expect("there is a rank");
+            .expect("there is at least one rank");
         loads[least] += work;
         owners.insert(path, least);
     }

@@ -38,7 +38,10 @@ impl<'a> Orthogonalizer<'a> {
         shard: &ShardSpec,
         momentum: Tensor<1>,
     ) -> Result<Tensor<1>, OptimError> {
-        let shape: [usize; 2] = shard.local_shape().try_into().expect("it is a matrix");
+        let shape: [usize; 2] = shard
+            .local_shape()
+            .try_into()
+            .expect("the parameter is a matrix");
         let local = momentum.reshape(shape);
         let is_split = shard
             .pieces

@@ -104,7 +104,7 @@ fn a_plan_with_other_experts_is_refused() {
     for rank in ranks {
         let error = rank.unwrap_err().to_string();
         assert!(
-            error.contains("is an expert's in the shard plan or in the sharding"),
+            error.contains("is an expert parameter in only one of the shard plan and the sharding"),
             "{error}"
         );
     }

@@ -66,9 +66,9 @@ impl AtomicDir {
             committed: false,
         };
         if let Some(innermost) = staging.made.first() {
-            fs::create_dir_all(innermost).during("make the folder", innermost)?;
+            fs::create_dir_all(innermost).during("create the folder", innermost)?;
         }
-        fs::create_dir(&staging.path).during("make the folder", &staging.path)?;
+        fs::create_dir(&staging.path).during("create the folder", &staging.path)?;
         staging.mark = Some(mark(&staging.path).during("write into", &staging.path)?);
         Ok(staging)
     }
@@ -188,7 +188,7 @@ fn put_in_place(
             old
         }
         Err(source) => {
-            let action = "exchange with the new folder";
+            let action = "swap with the new folder";
             let path = target.to_path_buf();
             return Err(not_marked(
                 CheckpointError::Io {

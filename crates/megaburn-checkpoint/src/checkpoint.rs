@@ -183,7 +183,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let found = hex(xxh3_64(&text));
     if let Some(hash) = hash.filter(|hash| *hash != found) {
         return Err(damaged(format!(
-            "its xxh3 is {found}, and {MANIFEST_HASH} says {hash}"
+            "its xxh3 is {found}, but {MANIFEST_HASH} has {hash}"
         )));
     }
     if let Some(found) = version {

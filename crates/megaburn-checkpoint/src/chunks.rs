@@ -94,8 +94,8 @@ impl Chunks<'_> {
         if found != *written {
             let Range { start, end } = bytes;
             let why = format!(
-                "bytes {start}..{end} of tensor `{}` (chunk {chunk} of {}) have xxh3 {found}, and \
-                 {written} was written",
+                "bytes {start}..{end} of tensor `{}` (chunk {chunk} of {}) have xxh3 {found}, \
+                but {written} was written",
                 self.tensor,
                 self.hashes.len()
             );

@@ -81,7 +81,7 @@ pub fn compare(
         let name = header_a
             .as_ref()
             .or(header_b.as_ref())
-            .expect("one has it")
+            .expect("one of the two is present")
             .name
             .clone();
         let values = match (&header_a, &header_b) {
@@ -242,7 +242,7 @@ fn difference(a: DType, b: DType) -> Difference {
 fn own<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes
         .try_into()
-        .expect("an element has the bytes of its type")
+        .expect("an element has the size of its type")
 }
 
 fn integer(dtype: DType) -> Option<fn(&[u8]) -> i128> {
@@ -266,7 +266,7 @@ fn float(dtype: DType) -> Load {
         DType::F16 => Box::new(|x| f16::from_le_bytes(own(x)).to_f64()),
         DType::BF16 => Box::new(|x| bf16::from_le_bytes(own(x)).to_f64()),
         other => {
-            let load = integer(other).expect("no source gives other types");
+            let load = integer(other).expect("sources have no other types");
             Box::new(move |x| load(x) as f64)
         }
     }

@@ -8,7 +8,7 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum CheckpointError {
     #[error("cannot {action} {path}: {source}")]
@@ -18,7 +18,8 @@ pub enum CheckpointError {
         source: io::Error,
     },
     #[error(
-        "host {host} cannot {action} {path}: {source}; this is not damage, so no older checkpoint is used in its place: restore the access and start again"
+        "host {host} cannot {action} {path}: {source}; this is not damage, so no older \
+        checkpoint is used instead: restore access and start again"
     )]
     Unreadable {
         host: String,
@@ -27,15 +28,17 @@ pub enum CheckpointError {
         source: io::Error,
     },
     #[error(
-        "host {host} does not have {path}, which other ranks see; all hosts must see the same folder"
+        "host {host} does not have {path}, which other ranks have; all hosts must share the same \
+        folder"
     )]
     NotEverywhere { host: String, path: PathBuf },
     #[error("{file} is damaged: {why}")]
     Damaged { file: PathBuf, why: String },
-    #[error("{file} is missing: the checkpoint is not whole")]
+    #[error("{file} is missing: the checkpoint is incomplete")]
     Missing { file: PathBuf },
     #[error(
-        "{path} has checkpoint format {found}, and this version reads format {supported}; use the version of megaburn that wrote it"
+        "{path} has checkpoint format {found}, but this version reads format {supported}; use \
+        the version of megaburn that wrote it"
     )]
     UnknownVersion {
         path: PathBuf,
@@ -49,7 +52,8 @@ pub enum CheckpointError {
         nearest: String,
     },
     #[error(
-        "{path}: tensor `{name}` has global shape {found:?} and {expected:?} is wanted: it is a checkpoint of another model"
+        "{path}: tensor `{name}` has global shape {found:?}, but the model has {expected:?}: the \
+        checkpoint is of another model"
     )]
     GlobalShape {
         path: PathBuf,
@@ -57,33 +61,35 @@ pub enum CheckpointError {
         expected: Vec<usize>,
         found: Vec<usize>,
     },
-    #[error("{path}: tensor `{name}` is {found} and {expected} is wanted")]
+    #[error("{path}: tensor `{name}` is {found}, but must be {expected}")]
     Dtype {
         path: PathBuf,
         name: String,
         expected: String,
         found: String,
     },
-    #[error("tensor `{name}` is {dtype}, which checkpoints do not hold")]
+    #[error("tensor `{name}` is {dtype}, which checkpoints do not support")]
     UnsupportedDtype { name: String, dtype: String },
     #[error(
-        "tensor `{name}` to be saved has {found} elements, and its shard {expected} on this rank"
+        "cannot save tensor `{name}`: it has {found} elements, but its shard has {expected} on \
+        this rank"
     )]
     LocalShape {
         name: String,
         found: usize,
         expected: usize,
     },
-    #[error("tensor `{name}` cannot be saved: {why}")]
+    #[error("cannot save tensor `{name}`: {why}")]
     Untiled { name: String, why: String },
-    #[error("tensor `{name}` to be saved could not be had: {why}")]
+    #[error("cannot read tensor `{name}` to save it: {why}")]
     Source { name: String, why: String },
-    #[error("{path} is not written to: {why}; nothing of this checkpoint was kept")]
+    #[error("refusing to write to {path}: {why}; nothing of this checkpoint was saved")]
     Guarded { path: PathBuf, why: String },
     #[error("{path} exists; choose another path or replace it with --force")]
     Exists { path: PathBuf },
     #[error(
-        "{path} exists and is no {what} and nothing else ({why}), so that --force does not replace it; choose another path or remove it yourself"
+        "{path} exists and is not just a {what} ({why}), so --force does not replace it; choose \
+        another path or remove it yourself"
     )]
     NotReplaced {
         path: PathBuf,
@@ -91,22 +97,24 @@ pub enum CheckpointError {
         why: String,
     },
     #[error(
-        "{path} is written and stands under its name, but the folder above it could not be synced to the disk ({source}): after a power loss it may be gone"
+        "{path} is written and has its final name, but its parent folder could not be synced to \
+        disk ({source}): it may be lost in a power failure"
     )]
     NotDurable { path: PathBuf, source: io::Error },
-    #[error("`{path}` is no relative path inside the folder that is being written")]
+    #[error("`{path}` is not a relative path inside the folder that is being written")]
     OutsidePath { path: String },
     #[error("{path} has neither `model.safetensors` nor `model.safetensors.index.json`")]
     NoWeights { path: PathBuf },
     #[error(
-        "{file}: tensor `{name}` is {dtype}, which megaburn does not read; convert it to BF16, F16 or F32 first"
+        "{file}: tensor `{name}` is {dtype}, which megaburn does not support; convert it to \
+        BF16, F16 or F32 first"
     )]
     UnreadableDtype {
         file: PathBuf,
         name: String,
         dtype: String,
     },
-    #[error("{path}: tensor {name} has shape {found:?} and {expected:?} is expected")]
+    #[error("{path}: tensor {name} has shape {found:?}, expected {expected:?}")]
     Shape {
         path: PathBuf,
         name: String,
@@ -114,17 +122,18 @@ pub enum CheckpointError {
         found: Vec<usize>,
     },
     #[error(
-        "{path}: tensors of several element types would become one: {tensors}; choose one with --dtype"
+        "{path}: tensors of different element types would be merged into one: {tensors}; choose \
+        an element type with --dtype"
     )]
     MixedDtypes { path: PathBuf, tensors: String },
-    #[error("`{name}` cannot be made of tensor `{tensor}` of shape {shape:?}: {why}")]
+    #[error("`{name}` cannot be made from tensor `{tensor}` of shape {shape:?}: {why}")]
     Entry {
         name: String,
         tensor: String,
         shape: Vec<usize>,
         why: String,
     },
-    #[error("{dtype} is no element type to convert to; take F64, F32, F16 or BF16")]
+    #[error("cannot convert to element type {dtype}; use F64, F32, F16 or BF16")]
     NoFloat { dtype: String },
     #[error("rank {rank} failed: {message}")]
     Peer {

@@ -68,7 +68,7 @@ pub fn set_aside_damaged(path: &Path) -> Result<PathBuf, CheckpointError> {
 }
 
 fn clean(dir: &Path) -> Result<(), CheckpointError> {
-    fs::create_dir_all(dir).during("make the folder", dir)?;
+    fs::create_dir_all(dir).during("create the folder", dir)?;
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         sync_dir(parent)?;
     }
@@ -76,7 +76,7 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
         if checkpoint_step(&name).is_some() {
             // The run was killed just before or after the checkpoint got this name.
             if is_of_run(&path) {
-                unmark(&path).during("remove the mark of an ended run in", &path)?;
+                unmark(&path).during("remove the owner mark of an ended run in", &path)?;
             }
             continue;
         }
@@ -88,7 +88,7 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
         // After a crash between the two renames of a replacement, only the old checkpoint exists.
         if suffix == REPLACED && !is_there(&target) {
             fs::rename(&path, &target).during("restore", &path)?;
-            unmark(&target).during("remove the mark of an ended run in", &target)?;
+            unmark(&target).during("remove the owner mark of an ended run in", &target)?;
         } else {
             remove_marked(&path);
         }

@@ -101,7 +101,7 @@ impl Latest {
     /// Logs which checkpoint is used in place of refused ones.
     fn warn_of_use(&self) {
         if let (Some(used), false) = (&self.checkpoint, self.refused.is_empty()) {
-            tracing::warn!("checkpoint {} is used in its place", used.path().display());
+            tracing::warn!("using checkpoint {} instead", used.path().display());
         }
     }
 }
@@ -161,7 +161,7 @@ fn choose(
 
 fn warn(refused: &Refused) {
     let Refused { path, why } = refused;
-    tracing::warn!("checkpoint {} is refused: {why}", path.display());
+    tracing::warn!("cannot use checkpoint {}: {why}", path.display());
 }
 
 /// Only damage refuses a checkpoint. Falling back for any other reason would replace it by an older

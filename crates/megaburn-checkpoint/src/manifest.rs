@@ -95,7 +95,7 @@ pub(crate) fn at_least_1d(shape: &[usize]) -> Vec<usize> {
 impl TensorInfo {
     /// Element type.
     pub(crate) fn dtype(&self) -> DType {
-        dtype::from_file(self.dtype).expect("the manifest was checked")
+        dtype::from_file(self.dtype).expect("the manifest was validated")
     }
 }
 
@@ -106,7 +106,7 @@ impl Manifest {
         let mut held: BTreeMap<&str, Vec<&PieceInfo>> = BTreeMap::new();
         for file in &self.files {
             if Path::new(&file.name).file_name() != Some(file.name.as_ref()) {
-                return Err((String::new(), format!("`{}` is no file name", file.name)));
+                return Err((String::new(), format!("`{}` is not a file name", file.name)));
             }
             for piece in &file.pieces {
                 held.entry(&piece.tensor).or_default().push(piece);
@@ -117,15 +117,15 @@ impl Manifest {
         }
         for (name, info) in &self.tensors {
             if dtype::from_file(info.dtype).is_none() {
-                return Err((name.clone(), format!("checkpoints hold no {}", info.dtype)));
+                return Err((
+                    name.clone(),
+                    format!("checkpoints do not support {}", info.dtype),
+                ));
             }
             let mut pieces = held.remove(name.as_str()).unwrap_or_default();
             pieces.sort_by_key(|piece| piece.range.start);
             if num_elements(&info.global_shape).is_none() {
-                let why = format!(
-                    "it would be {:?}, which nobody can store",
-                    info.global_shape
-                );
+                let why = format!("its shape {:?} is too large", info.global_shape);
                 return Err((name.clone(), why));
             }
             let shape = at_least_1d(&info.global_shape);
@@ -147,12 +147,15 @@ impl Manifest {
                 let info = &self.tensors[&piece.tensor];
                 let mut shape = at_least_1d(&info.global_shape);
                 shape[piece.dim] = piece.range.len();
-                let elements = num_elements(&shape).expect("it is no larger than the tensor");
+                let elements = num_elements(&shape).expect("a piece is no larger than its tensor");
                 let bytes = (elements * dtype::size(info.dtype)) as u64;
                 let Some(rest) = room.checked_sub(bytes) else {
                     let name = &file.name;
                     let has = file.bytes;
-                    return refuse(format!("{name} has {has} bytes, too few for its {shape:?}"));
+                    return refuse(format!(
+                        "{name} has {has} bytes, too few for its piece of \
+                        shape {shape:?}"
+                    ));
                 };
                 room = rest;
                 let chunks = self.chunk_bytes.map_or(0, |chunk| bytes.div_ceil(chunk));
@@ -171,18 +174,19 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
         return if shape.contains(&0) {
             Ok(())
         } else {
-            Err(format!("no rank owns any of its {shape:?}"))
+            Err(format!("no rank owns any part of its shape {shape:?}"))
         };
     };
     let dim = first.dim;
     let size = shape.get(dim).copied();
-    let size = size.ok_or_else(|| format!("it has no dim {dim} among {shape:?}"))?;
+    let size =
+        size.ok_or_else(|| format!("dimension {dim} is out of range for shape {shape:?}"))?;
     let mut end = 0;
     for piece in pieces {
         let range = &piece.range;
         if piece.dim != dim {
             return Err(format!(
-                "it is cut along dim {dim} and along dim {}",
+                "it is sharded along both dimension {dim} and dimension {}",
                 piece.dim
             ));
         }
@@ -194,7 +198,9 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
             };
             let from = end.min(range.start);
             let to = end.max(range.start);
-            return Err(format!("{what} {from}..{to} of dim {dim} of {shape:?}"));
+            return Err(format!(
+                "{what} {from}..{to} of dimension {dim} of {shape:?}"
+            ));
         }
         end = range.end;
     }
@@ -202,7 +208,7 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "its pieces end at {end} of {size} along dim {dim} of {shape:?}"
+            "its pieces end at {end} of {size} along dimension {dim} of {shape:?}"
         ))
     }
 }
@@ -247,7 +253,7 @@ mod tests {
     #[case(&[4, 6], &[(1, 3..6), (1, 0..3)], None)]
     #[case(&[], &[(0, 0..1)], None)]
     #[case(&[0, 6], &[], None)]
-    #[case(&[4, 6], &[], Some("no rank owns any of its [4, 6]"))]
+    #[case(&[4, 6], &[], Some("no rank owns any part of its shape [4, 6]"))]
     #[case(&[4, 6], &[(1, 0..3), (1, 4..6)], Some("no rank owns 3..4 of dim 1"))]
     #[case(&[4, 6], &[(1, 0..3), (1, 2..6)], Some("two ranks own 2..3 of dim 1"))]
     #[case(&[4, 6], &[(1, 0..3)], Some("end at 3 of 6"))]
@@ -280,7 +286,13 @@ mod tests {
         let mut manifest = manifest(&[2], &[(0, 0..2)]);
         manifest.check().unwrap();
         manifest.files[0].name = "../rank-00000.safetensors".into();
-        assert!(manifest.check().unwrap_err().1.contains("is no file name"));
+        assert!(
+            manifest
+                .check()
+                .unwrap_err()
+                .1
+                .contains("is not a file name")
+        );
     }
 
     /// Sizes whose product would overflow, or that would make a reader allocate more memory than
@@ -291,9 +303,9 @@ mod tests {
         whole.check().unwrap();
         for (shape, why) in [
             (vec![1 << 20, 1 << 20], "too few for its [1048576, 1048576]"),
-            (vec![1 << 32, 1 << 32], "nobody can store"),
-            (vec![usize::MAX], "nobody can store"),
-            (vec![0, 1 << 40, 1 << 40], "nobody can store"),
+            (vec![1 << 32, 1 << 32], "is too large"),
+            (vec![usize::MAX], "is too large"),
+            (vec![0, 1 << 40, 1 << 40], "is too large"),
         ] {
             let mut manifest = whole.clone();
             manifest.files[0].pieces[0].range = 0..shape[0];

@@ -21,7 +21,7 @@ pub(crate) const TRASH: &str = ".trash-";
 pub fn sibling_path(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target
         .file_name()
-        .expect("a target has a name")
+        .expect("a target has a file name")
         .to_os_string();
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

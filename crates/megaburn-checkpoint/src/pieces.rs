@@ -60,7 +60,7 @@ impl Checkpoint {
         for piece in 0..info.pieces.len() {
             self.read_piece((file, piece), Runs::push_all, |_, _| {})?;
         }
-        let why = format!("its xxh3 is {found}, and {} was written", info.xxh3);
+        let why = format!("its xxh3 is {found}, but {} was written", info.xxh3);
         Err(CheckpointError::damaged(&path, why))
     }
 
@@ -196,7 +196,7 @@ impl Checkpoint {
             .info(&piece.key)
             .filter(|i| i.shape == shape && i.dtype == *dtype);
         let found = found.ok_or_else(|| {
-            let why = format!("it lacks `{}` as {dtype} {shape:?}", piece.key);
+            let why = format!("it has no `{}` with {dtype} {shape:?}", piece.key);
             CheckpointError::damaged(file.path(), why)
         })?;
         Ok(file.stored(found))
@@ -218,7 +218,7 @@ impl Checkpoint {
             // Another thread may have been first; either value will do.
             let _ = self.files[file].set(OpenFile { file: opened, seen });
         }
-        Ok(self.files[file].get().expect("it was just set"))
+        Ok(self.files[file].get().expect("the cell was just set"))
     }
 }
 

@@ -43,8 +43,8 @@ impl PlainFile {
         match self.file.read_exact_at(buffer, at) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 let why = format!(
-                    "it became shorter while it was read: it had {} bytes, and the {} from byte {at} on \
-                     are not there any more",
+                    "it became shorter while it was being read: it had {} bytes, and the {} \
+                    bytes from byte {at} on are gone",
                     self.len,
                     buffer.len()
                 );
@@ -82,7 +82,9 @@ mod tests {
             "{error}"
         );
         assert!(
-            error.to_string().contains("shorter while it was read"),
+            error
+                .to_string()
+                .contains("shorter while it was being read"),
             "{error}"
         );
 

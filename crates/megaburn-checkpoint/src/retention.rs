@@ -119,7 +119,7 @@ fn is_verified_valid(
         && world.rank() == 0
     {
         let path = path.display();
-        tracing::warn!("checkpoint {path} does not count as one that is kept: {why}");
+        tracing::warn!("checkpoint {path} does not count towards the checkpoints to keep: {why}");
     }
     Ok(found.is_ok())
 }

@@ -32,9 +32,7 @@ impl SafetensorsFile {
         let mut head = vec![0; LFS.len().min(usize::try_from(found).unwrap_or(usize::MAX))];
         file.read_at(&mut head, 0)?;
         if head.starts_with(LFS) {
-            return damaged(
-                "it only points to the file on a Git LFS server: `git lfs pull`".into(),
-            );
+            return damaged("it is only a Git LFS pointer: run `git lfs pull`".into());
         }
         let Some(len) = head.first_chunk::<HEADER_LEN>() else {
             return damaged(format!(
@@ -44,12 +42,14 @@ impl SafetensorsFile {
         let len = u64::from_le_bytes(*len);
         if len > found - HEADER_LEN as u64 {
             return damaged(format!(
-                "its header would have {len} bytes, and the whole file has {found}: it is truncated or no safetensors file"
+                "its header would have {len} bytes, but the file has only {found}: it is \
+                truncated or not a safetensors file"
             ));
         }
         if len > LONGEST_HEADER {
             return damaged(format!(
-                "its header would have {len} bytes, and {LONGEST_HEADER} is the most that a safetensors file has"
+                "its header would have {len} bytes, but the header of a safetensors file has at \
+                most {LONGEST_HEADER}"
             ));
         }
         let mut text = vec![0; len as usize];
@@ -59,23 +59,26 @@ impl SafetensorsFile {
         // shapes.
         let header: Metadata = match serde_json::from_slice(&text) {
             Ok(header) => header,
-            Err(error) => return damaged(format!("its header cannot be read: {error}")),
+            Err(error) => return damaged(format!("cannot read its header: {error}")),
         };
         let expected = data_start.checked_add(header.data_len() as u64);
         if Some(found) != expected {
             let what = if expected.is_none_or(|expected| found < expected) {
                 "truncated"
             } else {
-                "longer than it says"
+                "longer than its header says"
             };
             let expected = expected.unwrap_or(u64::MAX);
             return damaged(format!(
-                "it is {what}: its header speaks of {expected} bytes, and it has {found}"
+                "it is {what}: its header describes {expected} bytes, but it has {found}"
             ));
         }
         for (name, info) in header.tensors() {
             if num_elements(&info.shape).is_none() {
-                return damaged(format!("tensor `{name}` would be {:?}", info.shape));
+                return damaged(format!(
+                    "the shape of tensor `{name}`, {:?}, is too large",
+                    info.shape
+                ));
             }
         }
         Ok(Self {

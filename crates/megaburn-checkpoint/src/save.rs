@@ -161,7 +161,7 @@ pub fn save<'a>(
         .and_then(|staging| staging.path.file_name());
     let name: Option<String> =
         objects::broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
-    let name = name.expect("rank 0 made it");
+    let name = name.expect("rank 0 created the folder");
     let tensors = tensors
         .into_iter()
         .filter(|tensor| is_written_by(groups, tensor.shard));
@@ -182,7 +182,7 @@ pub fn save<'a>(
     if let Err(error) = retain(world, dir, run_id, step, keep, phase.progress())
         && is_main
     {
-        tracing::warn!("old checkpoints stay: {error}");
+        tracing::warn!("old checkpoints were not deleted: {error}");
     }
     Ok(step_path(dir, snapshot.step))
 }
@@ -213,7 +213,7 @@ pub(crate) fn write_share<'a>(
         };
         // The key of a piece is its tensor's name, `#` and its start.
         if name.contains('#') {
-            return Err(refuse("its name holds a `#`"));
+            return Err(refuse("its name contains a `#`"));
         }
         let global_shape = tensor.shard.global_shape.clone();
         let info = TensorInfo {
@@ -221,7 +221,7 @@ pub(crate) fn write_share<'a>(
             global_shape,
         };
         if report.tensors.insert(name.clone(), info).is_some() {
-            return Err(refuse("it was given twice"));
+            return Err(refuse("it is given twice"));
         }
     }
     report.file = write_rank_file(
@@ -244,7 +244,7 @@ pub(crate) fn merge(
         for (name, info) in report.tensors {
             let known = tensors.entry(name.clone()).or_insert_with(|| info.clone());
             if *known != info {
-                let why = format!("one rank says {known:?}, another {info:?}");
+                let why = format!("ranks disagree about it: {known:?} and {info:?}");
                 return Err(CheckpointError::Untiled { name, why });
             }
         }
@@ -275,7 +275,7 @@ pub(crate) fn merge(
 }
 
 pub(crate) fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
-    let text = serde_json::to_vec_pretty(manifest).expect("a manifest has a text");
+    let text = serde_json::to_vec_pretty(manifest).expect("a manifest is serializable");
     let hash = hex(xxh3_64(&text));
     for (name, bytes) in [
         (MANIFEST, text.as_slice()),

@@ -70,7 +70,7 @@ fn make_folders(folder: &Path, relative: &str) -> Result<(), CheckpointError> {
         path.push(part);
         match fs::create_dir(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            made => made.during("make the folder", &path)?,
+            made => made.during("create the folder", &path)?,
         }
     }
     Ok(())

@@ -111,7 +111,7 @@ pub(crate) fn slice_spec(shape: &[usize], dim: usize, global: Range<usize>) -> S
     let len = shape.get(dim).copied().unwrap_or(1);
     assert!(
         global.start <= global.end && global.end <= len,
-        "it has no {global:?} of {len}"
+        "range {global:?} is out of bounds for {len} elements"
     );
     let local_len = global.len();
     let pieces = vec![ShardPiece {

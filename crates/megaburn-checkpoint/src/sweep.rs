@@ -31,7 +31,7 @@ pub(crate) fn sweep(
     }
     // The conversion was killed right after it had renamed its result.
     if is_abandoned(target) {
-        unmark(target).during("remove the mark of an ended process in", target)?;
+        unmark(target).during("remove the owner mark of an ended process in", target)?;
     }
     for entry in fs::read_dir(above).during("read the folder", above)? {
         let entry = entry.during("read the folder", above)?;
@@ -52,7 +52,7 @@ pub(crate) fn sweep(
                 fs::rename(&path, target).during("restore", &path)?;
                 let _ = unmark(target);
                 tracing::warn!(
-                    "{} was moved aside by a conversion that was killed, and is back",
+                    "restored {}, which a killed conversion had moved aside",
                     target.display()
                 );
             } else if is_abandoned(&path) && is_there(target) {

@@ -35,7 +35,7 @@ impl Target<'_> {
         // For `out/..` or a link, use the folder itself.
         let whole = || fs::canonicalize(self.path).unwrap_or_else(|_| self.path.to_path_buf());
         if let Err(error) = sweep(&whole(), |folder| self.kind(folder).is_ok()) {
-            tracing::warn!("leftovers of interrupted conversions may stay: {error}");
+            tracing::warn!("leftovers of interrupted conversions may remain: {error}");
         }
         self.check()?;
         let path = whole();
@@ -83,7 +83,7 @@ impl Target<'_> {
             })
         };
         if !path.is_dir() {
-            return refuse("it is no folder".into());
+            return refuse("it is not a folder".into());
         }
         let mut names = Vec::new();
         for entry in fs::read_dir(path).during("read the folder", path)? {
@@ -95,7 +95,7 @@ impl Target<'_> {
             return refuse(format!("it has no `{mark}`"));
         }
         match names.iter().find(|name| !is_part(name)) {
-            Some(name) => refuse(format!("`{name}` is no part of one")),
+            Some(name) => refuse(format!("`{name}` does not belong to one")),
             None => Ok(()),
         }
     }
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(names(&path), ["thesis.tex"]);
         fs::write(path.join("mark"), "").unwrap();
         assert!(
-            refused(true).contains("`thesis.tex` is no part of one"),
+            refused(true).contains("`thesis.tex` does not belong to one"),
             "{}",
             refused(true)
         );

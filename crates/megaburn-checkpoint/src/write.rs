@@ -101,7 +101,7 @@ fn write_tensor(
     } = tensor;
     let data = data()?;
     if data.dtype() != dtype {
-        let why = format!("it is {:?}, and {dtype:?} was announced", data.dtype());
+        let why = format!("it is {:?}, but {dtype:?} was expected", data.dtype());
         return Err(CheckpointError::Source { name, why });
     }
     let found = data.num_elements();

@@ -54,7 +54,7 @@ impl HfDir {
         if !config.is_object() {
             return Err(CheckpointError::damaged(
                 &path.join(CONFIG),
-                "it is no JSON object",
+                "it is not a JSON object",
             ));
         }
         let (files, index) = if path.join(SINGLE).exists() {
@@ -162,7 +162,7 @@ impl HfDir {
     fn header_in(&self, file: usize, name: &str) -> TensorHeader {
         let (_, info) = self.info(file, name);
         let dtype =
-            dtype::from_hf(info.dtype).expect("it was looked at when the folder was opened");
+            dtype::from_hf(info.dtype).expect("the dtype was checked when the folder was opened");
         TensorHeader {
             name: name.to_string(),
             dtype,
@@ -193,7 +193,7 @@ impl TensorSource for HfDir {
         let (_, header, stored) = self.find(name)?;
         assert!(
             rows.start <= rows.end && rows.end <= header.num_rows(),
-            "it has no rows {rows:?}"
+            "rows {rows:?} are out of range"
         );
         let start = stored.start + (rows.start * header.row_len() * header.dtype.size()) as u64;
         let shape = header.rows_shape(&rows);
@@ -216,11 +216,11 @@ fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
                 let refuse = |why| Err(CheckpointError::damaged(&path, why));
                 if Path::new(&name).file_name() != Some(OsStr::new(&name)) {
                     return refuse(format!(
-                        "`{name}`, where it finds `{tensor}`, is no file name"
+                        "it maps tensor `{tensor}` to `{name}`, which is not a file name"
                     ));
                 }
                 if !folder.join(&name).exists() {
-                    let why = format!("it finds tensor `{tensor}` in `{name}`, which is missing");
+                    let why = format!("it maps tensor `{tensor}` to `{name}`, which is missing");
                     return refuse(why);
                 }
                 files.push(SafetensorsFile::open(&folder.join(&name))?);
@@ -231,7 +231,8 @@ fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
         if files[number].info(&tensor).is_none() {
             let near = nearest(&tensor, files[number].keys().iter());
             let why = format!(
-                "it finds tensor `{tensor}` in `{name}`, which lacks it; the nearest there is `{near}`"
+                "it maps tensor `{tensor}` to `{name}`, which does not contain it; the nearest \
+                name there is `{near}`"
             );
             return Err(CheckpointError::damaged(&path, why));
         }

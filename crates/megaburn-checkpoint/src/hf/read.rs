@@ -51,10 +51,7 @@ impl HfDir {
         spec: &ShardSpec,
         dtype: Option<DType>,
     ) -> Result<TensorData, CheckpointError> {
-        assert!(
-            !names.is_empty(),
-            "a parameter is made of one tensor at least"
-        );
+        assert!(!names.is_empty(), "a parameter has at least one tensor");
         let transposed = transposed && spec.global_shape.len() >= 2;
         let parts = self.parts(names, transposed, &spec.global_shape)?;
         let dtype = match dtype {
@@ -128,7 +125,7 @@ impl HfDir {
                 |part: &HfPartReader<'_>| format!("`{}` {:?}", part.header.name, part.header.shape);
             return Err(CheckpointError::Shape {
                 path: self.path().to_path_buf(),
-                name: parts.iter().map(name).collect::<Vec<_>>().join(" beside "),
+                name: parts.iter().map(name).collect::<Vec<_>>().join(" and "),
                 expected: swapped(shape, transposed),
                 found: swapped(&found, transposed),
             });

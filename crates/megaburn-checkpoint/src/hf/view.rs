@@ -58,10 +58,10 @@ impl<'a> HfView<'a> {
                 })
             };
             if columns.start > columns.end || columns.end > shape.last().copied().unwrap_or(1) {
-                return refuse(format!("it has no columns {columns:?}"));
+                return refuse(format!("columns {columns:?} are out of range"));
             }
             if known.contains_key(&name) {
-                return refuse("another tensor has this name already".into());
+                return refuse("another tensor already has this name".into());
             }
             known.insert(name, (entry, dtype, shape));
         }
@@ -149,9 +149,11 @@ fn arranged(
 ) -> Result<TensorData, CheckpointError> {
     let dtype = data.dtype();
     let source = data.as_bytes();
-    let copy = MatrixCopy::new(dtype, dtype).expect("every type is its own");
+    let copy = MatrixCopy::new(dtype, dtype).expect("every type converts to itself");
     let mut shape = data.shape().to_vec();
-    *shape.last_mut().expect("it has a matrix at least") = columns.len();
+    *shape
+        .last_mut()
+        .expect("the tensor has at least one dimension") = columns.len();
     let width = columns.len();
     let outer = data.num_elements().checked_div(rows * cols).unwrap_or(0);
     filled(swapped(&shape, transposed), dtype, |dest| {

@@ -170,7 +170,9 @@ fn shards(plan: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
     let mut shards = vec![Vec::new()];
     let mut filled = 0;
     for tensor in plan {
-        let last = shards.last_mut().expect("there is one from the start");
+        let last = shards
+            .last_mut()
+            .expect("there is always at least one shard");
         filled += tensor.num_bytes;
         if filled > max_bytes && !last.is_empty() {
             filled = tensor.num_bytes;
@@ -204,7 +206,7 @@ fn write_file(
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let mut file = DataFile::create(path, header, Some(metadata))?;
     for Planned { header, dtype, .. } in tensors {
-        let copy = cast::copy(header.dtype, *dtype).expect("it was planned so");
+        let copy = cast::copy(header.dtype, *dtype).expect("the plan has checked the conversion");
         for rows in header.blocks(BLOCK) {
             let data = source.read_rows(&header.name, rows)?;
             if header.dtype == *dtype {

@@ -190,7 +190,7 @@ fn a_file_that_only_some_ranks_see_is_no_damage() {
     for error in found.into_iter().map(|rank| rank.unwrap_err().to_string()) {
         assert!(error.contains("step-00000020"), "{error}");
         assert!(
-            error.contains("all hosts must see") || error.contains("rank 1 failed"),
+            error.contains("all hosts must share") || error.contains("rank 1 failed"),
             "{error}"
         );
     }

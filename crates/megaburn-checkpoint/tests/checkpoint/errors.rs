@@ -39,10 +39,13 @@ fn a_checkpoint_of_another_model_is_refused_with_both_shapes() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("global shape [6] and [8] is wanted"),
+        error.contains("global shape [6], but the model has [8]"),
         "{error}"
     );
-    assert!(error.contains("a checkpoint of another model"), "{error}");
+    assert!(
+        error.contains("the checkpoint is of another model"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -54,7 +57,7 @@ fn another_element_type_is_refused() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("`model.norm.weight` is F64 and I64 is wanted"),
+        error.contains("`model.norm.weight` is F64, but must be I64"),
         "{error}"
     );
 }

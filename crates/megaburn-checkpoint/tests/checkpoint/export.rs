@@ -375,7 +375,7 @@ fn floats_are_cast_on_the_way_out_and_other_types_are_not() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("I64 is no element type to convert to"),
+        error.contains("cannot convert to element type I64"),
         "{error}"
     );
 }
@@ -402,7 +402,7 @@ fn an_existing_target_is_replaced_only_with_force_and_only_a_published_model() {
     ));
     fs::write(target.join("mine"), "").unwrap();
     let error = write(true).unwrap_err().to_string();
-    assert!(error.contains("`mine` is no part of one"), "{error}");
+    assert!(error.contains("`mine` does not belong to one"), "{error}");
     fs::rename(target.join("mine"), target.join("merges.txt")).unwrap();
     write(true).unwrap();
     assert_eq!(names(&target), ["config.json", "model.safetensors"]);

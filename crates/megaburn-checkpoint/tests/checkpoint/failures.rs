@@ -93,14 +93,14 @@ fn tensors_that_the_ranks_do_not_tile_are_refused() {
     assert!(
         twice
             .iter()
-            .all(|error| error.contains("it was given twice")),
+            .all(|error| error.contains("it is given twice")),
         "{twice:?}"
     );
     let named = errors(dir.path(), "tp2", |_, tensors| tensors[0].name += "#3");
     assert!(
         named
             .iter()
-            .all(|error| error.contains("its name holds a `#`")),
+            .all(|error| error.contains("its name contains a `#`")),
         "{named:?}"
     );
     let boolean = errors(dir.path(), "tp2", |_, tensors| {
@@ -110,7 +110,7 @@ fn tensors_that_the_ranks_do_not_tile_are_refused() {
     assert!(
         boolean
             .iter()
-            .all(|error| error.contains("which checkpoints do not hold")),
+            .all(|error| error.contains("which checkpoints do not support")),
         "{boolean:?}"
     );
     only_the_first(dir.path());
@@ -125,7 +125,7 @@ fn a_folder_that_cannot_be_made_is_an_error_on_all() {
     assert!(
         errors
             .iter()
-            .all(|error| error.contains("cannot make the folder")),
+            .all(|error| error.contains("cannot create the folder")),
         "{errors:?}"
     );
 }
@@ -159,7 +159,7 @@ fn a_tensor_that_fails_while_it_is_written_is_an_error_on_all_and_leaves_nothing
     });
     for (rank, error) in fails.iter().enumerate() {
         let own =
-            "`model.layers.0.gate_up.weight` to be saved could not be had: the device is gone";
+            "cannot read tensor `model.layers.0.gate_up.weight` to save it: the device is gone";
         assert!(error.contains(own), "{error}");
         assert_eq!(error.contains("rank 1 failed"), rank != 1, "{error}");
     }

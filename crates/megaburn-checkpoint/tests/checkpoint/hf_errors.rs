@@ -52,7 +52,7 @@ fn a_missing_folder_or_a_file_in_its_place() {
 #[rstest]
 #[case(None, &["cannot read", "config.json", "No such file"])]
 #[case(Some("{\"a\": "), &["config.json is damaged", "EOF"])]
-#[case(Some("[1]"), &["config.json is damaged", "no JSON object"])]
+#[case(Some("[1]"), &["config.json is damaged", "not a JSON object"])]
 fn a_missing_or_invalid_config(#[case] config: Option<&str>, #[case] said: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), &tensors());
@@ -85,15 +85,16 @@ fn an_index_of_files_that_are_missing_or_lack_the_tensor_or_is_invalid() {
 
     let other = index.replace("model.k_proj.weight", "model.k_prok.weight");
     fs::write(path.join(INDEX), other).unwrap();
-    let found = "finds tensor `model.k_prok.weight` in `part-1.safetensors`, which lacks it";
+    let found =
+        "maps tensor `model.k_prok.weight` to `part-1.safetensors`, which does not contain it";
     refused(
         path,
-        &[INDEX, found, "nearest there is `model.k_proj.weight`"],
+        &[INDEX, found, "nearest name there is `model.k_proj.weight`"],
     );
     for (bad, said) in [
         (
             index.replace("part-1", "../part-1"),
-            "`../part-1.safetensors`, where it finds",
+            "to `../part-1.safetensors`, which is not a file name",
         ),
         (
             index.replace("weight_map", "map"),
@@ -101,7 +102,7 @@ fn an_index_of_files_that_are_missing_or_lack_the_tensor_or_is_invalid() {
         ),
         (
             index.replace("part-1.safetensors", ""),
-            "``, where it finds",
+            "to ``, which is not a file name",
         ),
     ] {
         fs::write(path.join(INDEX), bad).unwrap();
@@ -122,7 +123,7 @@ fn a_file_of_another_length_than_its_header_says() {
     let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
     let data = header + random.below((whole.len() - header) as u64) as usize;
     let numbers = format!(
-        "its header speaks of {} bytes, and it has {data}",
+        "its header describes {} bytes, but it has {data}",
         whole.len()
     );
     fs::write(&path, &whole[..data]).unwrap();
@@ -130,7 +131,7 @@ fn a_file_of_another_length_than_its_header_says() {
     let cut = 8 + random.below(header as u64 - 8) as usize;
     fs::write(&path, &whole[..cut]).unwrap();
     let numbers = format!(
-        "would have {} bytes, and the whole file has {cut}",
+        "would have {} bytes, but the file has only {cut}",
         header - 8
     );
     refused(dir.path(), &[SINGLE, &numbers, "truncated"]);
@@ -140,16 +141,16 @@ fn a_file_of_another_length_than_its_header_says() {
         &[SINGLE, &format!("has {} bytes, too few", cut % 8)],
     );
     fs::write(&path, [&whole[..], b"more"].concat()).unwrap();
-    refused(dir.path(), &[SINGLE, "longer than it says"]);
+    refused(dir.path(), &[SINGLE, "longer than its header says"]);
 }
 
 #[rstest]
-#[case(b"\x08\0\0\0\0\0\0\0notjson!", "its header cannot be read")]
-#[case(b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "or no safetensors file")]
+#[case(b"\x08\0\0\0\0\0\0\0notjson!", "cannot read its header")]
+#[case(b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "or not a safetensors file")]
 #[case(b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")]
 #[case(
     br#"<html><head><title>404 Not Found</title>"#,
-    "or no safetensors file"
+    "or not a safetensors file"
 )]
 fn a_header_that_is_garbage(#[case] bytes: &[u8], #[case] said: &str) {
     let dir = tempfile::tempdir().unwrap();
@@ -176,12 +177,12 @@ fn opened() -> (TempDir, HfDir) {
 }
 
 #[rstest]
-#[case(&["q"], true, &[7, 11], "`model.q_proj.weight` has shape [12, 7] and [11, 7] is expected")]
-#[case(&["q"], false, &[7, 12], "`model.q_proj.weight` has shape [12, 7] and [7, 12] is expected")]
-#[case(&["norm"], true, &[7, 1], "`model.norm.weight` has shape [7] and [1, 7] is expected")]
-#[case(&["norm"], true, &[8], "`model.norm.weight` has shape [7] and [8] is expected")]
-#[case(&["q", "k"], true, &[8, 16], "`model.q_proj.weight` has shape [12, 7] and [12, 8] is expected")]
-#[case(&["q", "k"], true, &[7, 20], "`model.q_proj.weight` [12, 7] beside `model.k_proj.weight` [4, 7] has shape [16, 7] and [20, 7] is expected")]
+#[case(&["q"], true, &[7, 11], "`model.q_proj.weight` has shape [12, 7], expected [11, 7]")]
+#[case(&["q"], false, &[7, 12], "`model.q_proj.weight` has shape [12, 7], expected [7, 12]")]
+#[case(&["norm"], true, &[7, 1], "`model.norm.weight` has shape [7], expected [1, 7]")]
+#[case(&["norm"], true, &[8], "`model.norm.weight` has shape [7], expected [8]")]
+#[case(&["q", "k"], true, &[8, 16], "`model.q_proj.weight` has shape [12, 7], expected [12, 8]")]
+#[case(&["q", "k"], true, &[7, 20], "`model.q_proj.weight` [12, 7] and `model.k_proj.weight` [4, 7] has shape [16, 7], expected [20, 7]")]
 #[case(&["q", "v"], true, &[7, 16], "`model.q_proj.weight` is BF16, `model.v_proj.weight` is F32")]
 #[case(&["kk"], true, &[7, 4], "no tensor `model.kk_proj.weight`; the nearest is `model.k_proj.weight`")]
 fn tensors_that_do_not_make_up_the_parameter(
@@ -239,9 +240,9 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
 /// Headers whose numbers would overflow in a sum or a product.
 #[rstest]
 #[case(r#"{"w": {"dtype": "F32", "shape": [0, 1099511627776, 1099511627776], "data_offsets": [0, 0]}}"#, &["`w` would be"])]
-#[case(r#"{"w": {"dtype": "U8", "shape": [18446744073709551615], "data_offsets": [0, 18446744073709551615]}}"#, &["header cannot be read"])]
+#[case(r#"{"w": {"dtype": "U8", "shape": [18446744073709551615], "data_offsets": [0, 18446744073709551615]}}"#, &["cannot read its header"])]
 #[case(r#"{"w": {"dtype": "U8", "shape": [1152921504606846975], "data_offsets": [0, 1152921504606846975]}}"#, &["truncated"])]
-#[case(r#"{"w": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}}"#, &["header cannot be read"])]
+#[case(r#"{"w": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}}"#, &["cannot read its header"])]
 fn a_header_with_sizes_beyond_counting(#[case] header: &str, #[case] said: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), &tensors());

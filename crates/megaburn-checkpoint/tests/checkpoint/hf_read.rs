@@ -231,7 +231,7 @@ fn integers_and_truth_values_are_read_as_they_are() {
             .read_shard(&names, true, &spec, Some(DType::F32))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("and F32 is wanted"), "{error}");
+        assert!(error.contains(", but must be F32"), "{error}");
     }
     assert!(hf.header("none").is_none() && hf.are_equal("U8", "none").is_err());
 }

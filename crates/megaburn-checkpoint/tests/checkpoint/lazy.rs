@@ -90,7 +90,9 @@ fn a_tensor_that_this_rank_does_not_own_is_not_asked_for() {
     let error = result.unwrap_err();
     assert!(matches!(error, CheckpointError::Untiled { .. }), "{error}");
     assert!(
-        error.to_string().contains("no rank owns any of its [3]"),
+        error
+            .to_string()
+            .contains("no rank owns any part of its shape [3]"),
         "{error}"
     );
 }

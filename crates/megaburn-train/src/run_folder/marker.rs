@@ -122,7 +122,7 @@ mod tests {
         std::os::unix::fs::symlink("/proc/self/mem", dir.path().join(MARKER)).unwrap();
         let error = Marker::read(dir.path()).unwrap_err();
         assert_eq!(error.exit(), crate::Exit::Failed);
-        assert!(error.to_string().contains("restore the access"), "{error}");
+        assert!(error.to_string().contains("restore access"), "{error}");
     }
 
     #[test]

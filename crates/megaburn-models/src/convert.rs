@@ -34,7 +34,7 @@ pub fn import(
 ) -> Result<ModelSource, ModelError> {
     let source = ModelSource::open(from)?;
     if source.hf_dir().is_none() {
-        let why = "is a checkpoint already; give a Hugging Face folder".to_string();
+        let why = "is already a checkpoint; give a Hugging Face folder".to_string();
         return Err(ModelError::File {
             path: from.to_path_buf(),
             why,
@@ -92,7 +92,7 @@ pub fn import(
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
     let source = ModelSource::open_verified(from)?;
     if source.hf_dir().is_some() {
-        let why = "is a Hugging Face model already; give a checkpoint or a run".to_string();
+        let why = "is already a Hugging Face model; give a checkpoint or a run".to_string();
         return Err(ModelError::File {
             path: from.to_path_buf(),
             why,
@@ -134,7 +134,7 @@ pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
     let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     if let (Ok(from), Ok(to)) = (whole(from), whole(to)) {
         if from.starts_with(&to) {
-            return refuse("holds what is to be converted; choose another place".into());
+            return refuse("contains the model to be converted; choose another path".into());
         }
         let above = to.ancestors().skip(1);
         if let Some(checkpoint) = above
@@ -143,7 +143,7 @@ pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
         {
             let checkpoint = checkpoint.display();
             return refuse(format!(
-                "is inside the checkpoint {checkpoint}; choose another place"
+                "is inside the checkpoint {checkpoint}; choose another path"
             ));
         }
     }

@@ -186,7 +186,11 @@ impl DecoderConfig {
                 .map(|piece| piece.global.clone())
                 .collect(),
         };
-        assert_eq!(names.len(), stretches.len(), "the parts of {path}");
+        assert_eq!(
+            names.len(),
+            stretches.len(),
+            "the number of parts of {path} differs"
+        );
         let parts = names.into_iter().zip(stretches);
         let parts = parts
             .map(|(name, columns)| HfPart { name, columns })

@@ -81,7 +81,10 @@ pub fn upcycle(
             let Some(origin) = origin else {
                 return Ok(router(&path, shape, options));
             };
-            let whole = &dense.get(&origin).expect("the dense model has it").shard;
+            let whole = &dense
+                .get(&origin)
+                .expect("the dense model has the parameter")
+                .shard;
             let data = source
                 .shard(&origin, whole, Some(stored))
                 .map_err(|error| CheckpointError::Source {
@@ -110,7 +113,7 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
         Family::Qwen3 => Family::Qwen3Moe,
         other => {
             return refuse(format!(
-                "a {other} has no family of experts like it; llama, mistral and qwen3 have"
+                "{other} has no MoE counterpart; llama, mistral and qwen3 have one"
             ));
         }
     };
@@ -121,11 +124,11 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
         ..
     } = options;
     if dense.mlp_bias {
-        return refuse("experts have no biases, and the model's MLPs have some".into());
+        return refuse("experts have no biases, but the model's MLPs do".into());
     }
     if granularity == 0 || !dense.ffn.is_multiple_of(granularity) {
         return refuse(format!(
-            "an MLP of width {} is not cut into {granularity}",
+            "an MLP of width {} is not divisible by granularity {granularity}",
             dense.ffn
         ));
     }
@@ -157,8 +160,10 @@ fn origin(path: &str, options: UpcycleOptions) -> (Option<String>, Option<usize>
     let Some(expert) = rest.strip_prefix("experts.") else {
         return (None, None);
     };
-    let (number, matrix) = expert.split_once('.').expect("an expert has matrices");
-    let number: usize = number.parse().expect("experts are numbered");
+    let (number, matrix) = expert
+        .split_once('.')
+        .expect("an expert's name has a matrix");
+    let number: usize = number.parse().expect("an expert's name has its number");
     (
         Some(format!("{block}.mlp.{matrix}")),
         Some(number % options.granularity),
@@ -191,7 +196,10 @@ fn cut(data: TensorData, shape: &[usize], part: usize, granularity: usize) -> Te
     }
     let [rows, columns] = [data.shape()[0], data.shape()[1]];
     let dtype = data.dtype();
-    let values: Vec<f32> = data.convert::<f32>().try_to_vec().expect("it is f32 now");
+    let values: Vec<f32> = data.convert::<f32>().try_to_vec().expect(
+        "the data was converted to \
+        f32",
+    );
     let is_up = rows == shape[0];
     let cut: Vec<f32> = if is_up {
         let half = columns / 2;

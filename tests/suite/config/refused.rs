@@ -145,7 +145,7 @@ fn a_truncated_checkpoint_is_refused_and_the_one_before_it_taken() {
         truncate(&run.checkpoints().join(format!("step-{step:08}")));
     }
     let ended = start();
-    assert_refused(&ended, "is damaged, and no other is whole");
+    assert_refused(&ended, "is damaged, and no other checkpoint is intact");
     assert_refused(&ended, "rank-00000.safetensors");
 }
 

@@ -54,10 +54,10 @@ fn an_upcycled_model_computes_what_the_dense_one_does(
 }
 
 #[rstest]
-#[case("gpt2", &[], "a gpt2 has no family of experts like it; llama, mistral and qwen3 have")]
+#[case("gpt2", &[], "gpt2 has no MoE counterpart; llama, mistral and qwen3 have one")]
 #[case("llama-biases", &[], "experts have no biases")]
-#[case("llama", &["--granularity", "7"], "an MLP of width 160 is not cut into 7")]
-#[case("llama", &["--top-k", "9"], "a token goes to 9 experts of 8")]
+#[case("llama", &["--granularity", "7"], "an MLP of width 160 is not divisible by granularity 7")]
+#[case("llama", &["--top-k", "9"], "top_k 9 is more than the number of experts, 8")]
 fn what_cannot_become_experts_is_refused(
     #[case] name: &str,
     #[case] flags: &[&str],

@@ -263,7 +263,7 @@ fn a_launched_pipeline_writes_what_one_rank_writes() {
 #[case(&["--prompt", "a"], "for the model has no tokenizer")]
 #[case(&[], "`--prompt` is absent")]
 #[case(&["--prompt-ids", "1,x"], "`--prompt-ids` is \"1,x\"")]
-#[case(&["--prompt-ids", "256"], "prompt 0 has token 256, and the model's vocabulary is 256")]
+#[case(&["--prompt-ids", "256"], "prompt 0 has token 256, but the model's vocabulary is 256")]
 #[case(&["--prompt-ids", "1", "--stop", "x"], "for the model has no tokenizer")]
 #[case(&["--prompt", "a", "--tokenizer", "byte", "--stop", ""], "`--stop` is empty")]
 #[case(&["--prompt-ids", "1", "--top-k", "0"], "top-k is 0")]

@@ -205,7 +205,7 @@ fn deepseek_v3_as_published_has_a_layer_too_many_that_predicts_further_tokens() 
     assert!(
         ended
             .stderr
-            .contains("`model.layers.2.input_layernorm.weight`: [32] has no place")
+            .contains("`model.layers.2.input_layernorm.weight`: its shape is [32], but")
     );
 }
 

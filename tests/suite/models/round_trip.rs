@@ -314,7 +314,7 @@ fn a_run_that_has_begun_needs_its_model_no_more_until_it_begins_anew() {
     let args = ["train", "--config", text(&config), "--fresh"];
     let ended = megaburn(&args);
     assert_eq!(ended.code, Some(2));
-    assert!(ended.stderr.contains("is no folder"), "{ended:#?}");
+    assert!(ended.stderr.contains("is not a folder"), "{ended:#?}");
     fs::rename(dir.path().join("elsewhere"), &hf).unwrap();
     fs::remove_file(&generation).unwrap();
     fs::write(started.run.path("run/hf/merges.txt"), "stale").unwrap();
@@ -327,9 +327,9 @@ fn a_run_that_has_begun_needs_its_model_no_more_until_it_begins_anew() {
 #[case("model.tied=false", "has true: what the model is follows from there")]
 #[case(
     "data.seq_len=300",
-    "sequences of 300 tokens, the model's limit is 128"
+    "sequences of 300 tokens exceed the model's limit of 128"
 )]
-#[case("model.init=/no/such", "/no/such: is no folder")]
+#[case("model.init=/no/such", "/no/such: is not a folder")]
 fn a_run_that_contradicts_its_model_is_refused(#[case] set: &str, #[case] message: &str) {
     let ended = Started::new(&fixture("qwen3-tied")).train("tp1", 1, &[set]);
     assert_eq!(ended.code, Some(2), "{ended:#?}");

@@ -346,7 +346,7 @@ fn a_damaged_newest_checkpoint_hides_no_older_whole_one_from_any_reader() {
         shorten(&next.checkpoints().join(format!("step-{step:08}")));
     }
     let ended = start_from(&next, text(&dir), "2", &[]);
-    assert_refused(&ended, "is damaged, and no other is whole");
+    assert_refused(&ended, "is damaged, and no other checkpoint is intact");
 }
 
 /// Reading `/proc/self/mem` at its start gives EIO to any reader.

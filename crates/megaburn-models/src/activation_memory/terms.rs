@@ -26,9 +26,9 @@ impl ActivationMemory {
         let e = self.element;
         let hidden = self.model.hidden;
         let mut terms = vec![
-            ("residual stream of the norms", 2 * e * hidden * r),
+            ("input of the norms (residual stream)", 2 * e * hidden * r),
             ("statistics of the norms", 2 * self.statistics() * r),
-            ("what the norms give", self.normed(index)),
+            ("output of the norms", self.normed(index)),
         ];
         terms.extend(match &self.model.latent {
             Some(latent) => self.of_latent_attention(latent, index),
@@ -88,7 +88,7 @@ impl ActivationMemory {
             ("queries, keys and values", (e * qkv + copied) * n),
             ("queries and keys before their norms", before_norms * n),
             (
-                "the weight of qkv put together",
+                "assembled qkv weight",
                 if copies { e * hidden * qkv } else { 0 },
             ),
         ];
@@ -111,7 +111,7 @@ impl ActivationMemory {
         let mut terms = vec![
             ("queries, keys and values", e * (2 * query + values) * n),
             (
-                "latents before their norms and behind",
+                "latents before and after their norms",
                 (of_queries + of_keys) * r,
             ),
         ];
@@ -130,8 +130,8 @@ impl ActivationMemory {
             true => (e * given * n, e * heads * self.pairs(index)),
         };
         [
-            ("what attention gives", e * given * n + again),
-            ("scores of attention", of_scores),
+            ("output of attention", e * given * n + again),
+            ("attention scores", of_scores),
         ]
     }
 
@@ -160,9 +160,9 @@ impl ActivationMemory {
         };
         let activated = if self.recompute.activation { 0 } else { ffn };
         vec![
-            ("what up gives", self.element * up * tokens),
+            ("output of up", self.element * up * tokens),
             (
-                "what the activation gives",
+                "output of the activation",
                 self.element * activated * tokens,
             ),
         ]
@@ -182,11 +182,11 @@ impl ActivationMemory {
             0
         };
         let mut terms = vec![
-            ("scores of experts", STATISTIC * experts.num * r),
-            ("the router's weight in f32", weight),
-            ("rows of experts", e * hidden * rows),
-            ("their weights", STATISTIC * (rows + slots)),
-            ("where they come from", 4 * ID * slots),
+            ("router scores", STATISTIC * experts.num * r),
+            ("router weight in f32", weight),
+            ("permuted rows of experts", e * hidden * rows),
+            ("weights of these rows", STATISTIC * (rows + slots)),
+            ("indices of these rows", 4 * ID * slots),
         ];
         terms.extend(self.of_mlp(rows, experts.ffn / self.etp));
         if let Some(ffn) = experts.shared_ffn {

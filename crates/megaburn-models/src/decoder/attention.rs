@@ -23,7 +23,7 @@ use super::DecoderConfig;
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "a model has one a layer, and all are the same"
+    reason = "a model has one per layer, all of the same variant"
 )]
 pub enum DecoderAttention {
     /// Multi-head or grouped-query attention.

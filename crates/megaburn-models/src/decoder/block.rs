@@ -221,7 +221,7 @@ impl Block {
                 y
             }
             (None, Some(moe)) => moe.forward(normed, context),
-            (None, None) => unreachable!("a block has an MLP or experts"),
+            (None, None) => unreachable!("a block has either an MLP or experts"),
         }
     }
 

@@ -111,29 +111,32 @@ impl DecoderConfig {
             ("window", self.window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            return refuse(format!("`{name}` is 0"));
+            return refuse(format!("`{name}` is 0, but must be at least 1"));
         }
         if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > LARGEST) {
-            return refuse(format!("`{name}` is {size}, which no model has"));
+            return refuse(format!("`{name}` is {size}, which is out of range"));
         }
         for (name, count) in [("layers", self.layers), ("mtp_layers", self.mtp_layers)] {
             if count > MOST_LAYERS {
-                return refuse(format!("`{name}` is {count}, which no model has"));
+                return refuse(format!("`{name}` is {count}, which is out of range"));
             }
         }
         let heads = self.heads;
         let kv_heads = self.kv_heads;
         if !heads.is_multiple_of(kv_heads) {
             return refuse(format!(
-                "{kv_heads} key/value heads do not divide {heads} query heads"
+                "{heads} query heads are not divisible by {kv_heads} key/value heads"
             ));
         }
         if !(self.norm_eps >= 0.0 && self.norm_eps.is_finite()) {
-            return refuse(format!("`norm_eps` is {}", self.norm_eps));
+            return refuse(format!(
+                "`norm_eps` is {}, but must be at least 0 and finite",
+                self.norm_eps
+            ));
         }
         if let Some(layer) = self.full_layers.iter().find(|&&layer| layer >= self.layers) {
             return refuse(format!(
-                "`full_layers` names layer {layer} of {}",
+                "`full_layers` names layer {layer}, but the model has {} layers",
                 self.layers
             ));
         }
@@ -149,7 +152,7 @@ impl DecoderConfig {
         let params = self.most_params();
         if params > MOST_PARAMS {
             return refuse(format!(
-                "its sizes give up to {params:.1e} parameters, which no model has"
+                "its sizes amount to {params:.1e} parameters, which is too large"
             ));
         }
         Ok(())
@@ -193,7 +196,7 @@ impl DecoderConfig {
         }
         let limit = self.max_seq_len;
         Err(ModelError::Config(format!(
-            "sequences of {seq_len} tokens, the model's limit is {limit}"
+            "sequences of {seq_len} tokens exceed the model's limit of {limit}"
         )))
     }
 

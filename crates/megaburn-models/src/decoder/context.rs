@@ -26,7 +26,7 @@ impl Decoder {
         if ![1, layers].contains(&comms.len()) {
             let found = comms.len();
             let why = format!(
-                "{found} ways to exchange keys and values for {layers} layers: give one, or one a layer"
+                "{found} cp_comm values are given for {layers} layers: give one, or one per layer"
             );
             return Err(ModelError::Config(why));
         }
@@ -72,7 +72,7 @@ impl Decoder {
         let place = |at: usize| {
             assert!(
                 at < limit + padding,
-                "position {at} of a model of {limit} positions"
+                "position {at} exceeds the model's {limit} positions"
             );
             if padding > 0 { at.min(limit - 1) } else { at }
         };

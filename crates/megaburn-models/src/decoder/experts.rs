@@ -74,19 +74,21 @@ impl Experts {
             .into_iter()
             .find(|(_, size)| !(1..=LARGEST).contains(size))
         {
-            return refuse(format!("{name} is {size}, which no model has"));
+            return refuse(format!("{name} is {size}, which is out of range"));
         }
         if num.saturating_mul(layers) > MOST_EXPERTS {
             return refuse(format!(
-                "{num} experts in each of {layers} layers, which no model has"
+                "{num} experts in each of {layers} layers are too many"
             ));
         }
         if top_k > num {
-            return refuse(format!("a token goes to {top_k} experts of {num}"));
+            return refuse(format!(
+                "top_k {top_k} is more than the number of experts, {num}"
+            ));
         }
         if !(self.scale.is_finite() && self.scale > 0.0) {
             return refuse(format!(
-                "experts' weights are multiplied with {}",
+                "the scale of expert weights is {}, but must be positive and finite",
                 self.scale
             ));
         }
@@ -98,11 +100,15 @@ impl Experts {
                 || top_k > kept * (num / groups))
         {
             return refuse(format!(
-                "{top_k} experts a token, from {kept} of {groups} groups of {num} experts, by their {best} best"
+                "group-limited routing with top_k {top_k}, {kept} of {groups} groups, {num} \
+                experts and group scores from the best {best} is not possible"
             ));
         }
         match self.dense_layers.iter().find(|&&layer| layer >= layers) {
-            Some(layer) => refuse(format!("layer {layer} of {layers} has an MLP")),
+            Some(layer) => refuse(format!(
+                "layer {layer} is listed as dense, but the model has \
+                {layers} layers"
+            )),
             None => Ok(()),
         }
     }
@@ -142,7 +148,7 @@ impl Experts {
             Ok(())
         } else {
             Err(ModelError::Config(format!(
-                "{num} experts do not divide over ep {ep}"
+                "{num} experts are not divisible by ep {ep}"
             )))
         }
     }

@@ -74,7 +74,7 @@ impl Mla {
             .into_iter()
             .find(|(_, size)| !(1..=LARGEST).contains(size))
         {
-            return refuse(format!("`{name}` is {size}, which no model has"));
+            return refuse(format!("`{name}` is {size}, which is out of range"));
         }
         let DecoderConfig {
             heads,
@@ -89,12 +89,13 @@ impl Mla {
                 ..
             } = self;
             return refuse(format!(
-                "`head_dim` is {head_dim}, and heads of latent attention are of {nope} + {rope}"
+                "`head_dim` is {head_dim}, but heads of latent attention have {nope} + {rope}"
             ));
         }
         if kv_heads != heads {
             return refuse(format!(
-                "{kv_heads} key/value heads for {heads} query heads, and latent attention shares none"
+                "{kv_heads} key/value heads for {heads} query heads: latent attention needs as \
+                many key/value heads as query heads"
             ));
         }
         let others = [
@@ -105,7 +106,7 @@ impl Mla {
             ("positions", model.positions == Positions::Learned),
         ];
         match others.into_iter().find(|(_, is_set)| *is_set) {
-            Some((name, _)) => refuse(format!("latent attention has no such `{name}`")),
+            Some((name, _)) => refuse(format!("latent attention does not support `{name}`")),
             None => Ok(()),
         }
     }

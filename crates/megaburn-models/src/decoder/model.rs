@@ -182,7 +182,7 @@ impl Decoder {
         let x = self
             .embedding
             .as_ref()
-            .expect("a model begins with it")
+            .expect("the first stage has the embedding")
             .forward(tokens);
         match &self.positions {
             Some(vectors) => {
@@ -202,14 +202,18 @@ impl Decoder {
     }
 
     pub(super) fn normed(&self, x: Residual) -> Recomputable<3> {
-        x.normed(self.norm.as_ref().expect("a model ends with it"))
-            .0
+        x.normed(
+            self.norm
+                .as_ref()
+                .expect("the last stage has the norm and the head"),
+        )
+        .0
     }
 
     /// The output projection.
     fn output(&self) -> &VocabParallelEmbedding {
         let output = self.head.as_ref().or(self.embedding.as_ref());
-        output.expect("a model ends with it")
+        output.expect("the last stage has the norm and the head")
     }
 
     pub(super) fn gathered(&self, logits: Tensor<3>) -> Tensor<3> {

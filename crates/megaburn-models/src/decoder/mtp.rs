@@ -143,10 +143,7 @@ impl Block {
         before: Tensor<3>,
         context: &TokenContext,
     ) -> Recomputable<3> {
-        let mtp = self
-            .mtp
-            .as_ref()
-            .expect("the block predicts further tokens");
+        let mtp = self.mtp.as_ref().expect("the block is an MTP block");
         let x = self.forward(mtp.joined(vectors, before, context), context);
         x.normed(&mtp.norm).0
     }
@@ -183,7 +180,7 @@ impl Stage<'_> {
         let mtp_depths = model.mtp_blocks().count();
         assert!(
             ahead.is_empty() || ahead.len() == mtp_depths,
-            "of {mtp_depths} depths {}",
+            "the model has {mtp_depths} MTP depths, but {} are given",
             ahead.len()
         );
         let mut mtp = Vec::with_capacity(ahead.len());
@@ -201,7 +198,7 @@ impl Stage<'_> {
             let embedding = model
                 .embedding
                 .as_ref()
-                .expect("a stage with a loss has it");
+                .expect("a stage with a loss has the embedding");
             let vectors = embedding.forward(tokens.clone());
             before = if again {
                 model.parts.recompute.with_selective_save(|| {

@@ -33,7 +33,7 @@ pub fn shift_for_depth(row: &[i64], bounds: &[usize], depth: usize, none: i64) -
     assert_eq!(
         (bounds.first(), bounds.last()),
         (Some(&0), Some(&row.len())),
-        "documents of a row"
+        "the documents must cover the row"
     );
     let of_document = |of: Range<usize>| {
         of.clone().map(move |at| {

@@ -129,7 +129,7 @@ impl<'a> Stage<'a> {
     pub fn shared_by(self, parallel: Option<ContextParallel>) -> Self {
         assert!(
             parallel.is_none() || self.block.is_none(),
-            "dropout, of sequences that others share"
+            "dropout is not supported with context-parallel ranks other than the model's own"
         );
         Self { parallel, ..self }
     }
@@ -260,7 +260,7 @@ impl<'a> Stage<'a> {
             .layers
             .clone()
             .map(|index| &self.model.blocks[index]);
-        of_rank.map(|block| block.as_ref().expect("a stage has its blocks"))
+        of_rank.map(|block| block.as_ref().expect("a stage has all its blocks"))
     }
 }
 

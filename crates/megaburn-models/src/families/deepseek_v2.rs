@@ -157,7 +157,7 @@ pub(super) fn read_experts(
     let shared = json.size("n_shared_experts")?;
     if shared == 0 {
         return Err(
-            "`n_shared_experts` is 0, and Transformers' model always has a shared one".into(),
+            "`n_shared_experts` is 0, but Transformers' model always has a shared expert".into(),
         );
     }
     Ok(Experts {

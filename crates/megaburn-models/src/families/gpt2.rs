@@ -115,7 +115,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let heads = json.size("n_head")?;
     if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(format!(
-            "`n_embd` {hidden} is no multiple of `n_head` {heads}"
+            "`n_embd` {hidden} is not a multiple of `n_head` {heads}"
         ));
     }
     Ok(DecoderConfig {

@@ -164,7 +164,7 @@ impl<'a> HfJson<'a> {
         let expected = value.into();
         match self.value_or_default(key) {
             Some(found) if !is_same(&found, &expected) => Err(format!(
-                "`{key}` is {found}, and only {expected} is supported"
+                "`{key}` is {found}, but only {expected} is supported"
             )),
             _ => Ok(()),
         }
@@ -185,7 +185,7 @@ impl<'a> HfJson<'a> {
     pub fn optional_text(&self, key: &str) -> Result<Option<String>, String> {
         let read = |value: Cow<'_, Value>| {
             let text = value.as_str().map(str::to_string);
-            text.ok_or_else(|| format!("`{key}` is {value}, expected a text"))
+            text.ok_or_else(|| format!("`{key}` is {value}, expected a string"))
         };
         self.value_or_default(key).map(read).transpose()
     }
@@ -225,10 +225,10 @@ impl<'a> HfJson<'a> {
 
 fn as_size(key: &str, value: &Value, largest: usize) -> Result<usize, String> {
     let Some(size) = value.as_u64() else {
-        return Err(format!("`{key}` is {value}, expected a whole number"));
+        return Err(format!("`{key}` is {value}, expected an integer"));
     };
     let size = usize::try_from(size).ok().filter(|size| *size <= largest);
-    size.ok_or_else(|| format!("`{key}` is {value}, which no model has; at most {largest} is read"))
+    size.ok_or_else(|| format!("`{key}` is {value}, which is too large; the maximum is {largest}"))
 }
 
 /// Whether two values are equal; numbers are compared by value, not by spelling.

@@ -37,8 +37,8 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let full_layers = json.full_layers(config.layers)?.unwrap_or_default();
     if window.is_some() && !full_layers.is_empty() {
         return Err(
-            "`layer_types` has full_attention beside a `sliding_window`, and Transformers \
-                    applies that to every layer of a Mistral"
+            "`layer_types` has full_attention together with a `sliding_window`, but Transformers \
+            applies the window to every layer of a Mistral"
                 .into(),
         );
     }

@@ -130,7 +130,7 @@ impl FromStr for Family {
             .find(|family| family.spec().model_type == text);
         found.ok_or_else(|| {
             let known = Self::ALL.map(|family| family.to_string()).join(", ");
-            ModelError::Config(format!("family `{text}` is not known; {known} are"))
+            ModelError::Config(format!("unknown family `{text}`: expected one of {known}"))
         })
     }
 }
@@ -183,8 +183,8 @@ impl DecoderConfig {
             .find(|(name, value)| said.get(name.as_str()) != Some(value))
         {
             Some((name, value)) => Err(ModelError::Config(format!(
-                "`{name}` is {value}, and the config.json of a {} has no word for that (it would \
-                 mean {}): choose another family",
+                "`{name}` is {value}, which the config.json of {} cannot express (it would mean \
+                {}): choose another family",
                 self.family, said[name]
             ))),
             None => Ok(()),
@@ -205,26 +205,34 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
         .get(0)
         .or(json.get("architectures"))
         .and_then(Value::as_str);
-    let found =
-        found.ok_or_else(|| format!("`architectures` is missing; it names one of {}", known()))?;
+    let found = found.ok_or_else(|| {
+        format!(
+            "`architectures` is missing; it must name one of {}",
+            known()
+        )
+    })?;
     let family = Family::ALL
         .into_iter()
         .find(|family| family.spec().architecture == found);
-    let family = family
-        .ok_or_else(|| format!("architecture `{found}` is not supported; {} are", known()))?;
+    let family = family.ok_or_else(|| {
+        format!(
+            "architecture `{found}` is not supported; supported are {}",
+            known()
+        )
+    })?;
     let model_type = json["model_type"]
         .as_str()
         .unwrap_or(family.spec().model_type);
     if model_type != family.spec().model_type {
         return Err(format!(
-            "`model_type` is {model_type}, and the architecture `{found}` is of {family}: one of the \
-             two is wrong"
+            "`model_type` is {model_type}, but the architecture `{found}` belongs to {family}: \
+            one of the two is wrong"
         ));
     }
     if !json["quantization_config"].is_null() {
         return Err(
-            "`quantization_config` is set: quantized weights are not supported; take the \
-                    checkpoint in bf16"
+            "`quantization_config` is set: quantized weights are not supported; use the bf16 \
+            checkpoint"
                 .into(),
         );
     }

@@ -77,7 +77,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let mut dense_layers = json.sizes("mlp_only_layers")?;
     if step == 0 || num == 0 {
         return Err(format!(
-            "`decoder_sparse_step` {step} and `num_experts` {num} give no experts"
+            "`decoder_sparse_step` {step} and `num_experts` {num} yield no experts"
         ));
     }
     dense_layers.extend((0..sizes.layers).filter(|layer| (layer + 1) % step != 0));

@@ -52,7 +52,7 @@ impl HfJson<'_> {
         };
         let number = |key: &str| {
             let found = rope.optional_number(key)?;
-            found.ok_or_else(|| format!("rope scaling `{kind}` has no number `{key}`"))
+            found.ok_or_else(|| format!("rope scaling `{kind}` needs a number `{key}`"))
         };
         match kind.as_str() {
             "default" => Ok(RopeScaling::None),

@@ -122,8 +122,8 @@ pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> 
             Some((_, neutral)) if is_same(value, &neutral.to_json()) => {}
             Some(_) => {
                 return Err(format!(
-                    "`{key}` is {value}: models of other architectures compute something else by it, and \
-                     those of a {family} have no such key; is `architectures` right?"
+                    "`{key}` is {value}: the key changes the computation of models of other \
+                    architectures, and {family} has no such key; is `architectures` right?"
                 ));
             }
             None => unread.push(key.as_str()),
@@ -140,7 +140,7 @@ pub(super) fn warn(keys: &[&str], path: &Path) {
     }
     let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
     let said = format!(
-        "{} of {} {} unknown and not read: where a model computes something by it, results differ",
+        "{} of {} {} unknown and ignored: if the model depends on it, results will differ",
         keys.join(", "),
         path.display(),
         if keys.len() == 1 { "is" } else { "are" }

@@ -143,8 +143,8 @@ pub fn generate_with<E: From<ModelError>>(
             if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
                 let logit = logits[token];
                 return Err(ModelError::Generate(format!(
-                    "the logit of token {token} behind {} tokens of prompt {index} is {logit}: \
-                     the weights are damaged",
+                    "the logit of token {token} after {} tokens of prompt {index} is {logit}: \
+                    the weights are damaged",
                     text.read
                 ))
                 .into());
@@ -166,7 +166,7 @@ pub fn generate_with<E: From<ModelError>>(
     }
     let finished = |mut text: Text| Generated {
         tokens: text.tokens.split_off(text.prompt_len),
-        finish: text.finish.expect("no text is open"),
+        finish: text.finish.expect("every text is finished"),
     };
     Ok(texts.into_iter().map(finished).collect())
 }
@@ -174,13 +174,13 @@ pub fn generate_with<E: From<ModelError>>(
 fn check(prompts: &[Vec<u32>], vocab: usize) -> Result<(), ModelError> {
     for (index, prompt) in prompts.iter().enumerate() {
         if prompt.is_empty() {
-            let why = format!("prompt {index} has no token; give it a text");
+            let why = format!("prompt {index} has no tokens; give a text");
             return Err(ModelError::Generate(why));
         }
         if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
             return Err(ModelError::Generate(format!(
-                "prompt {index} has token {token}, and the model's vocabulary is {vocab}: it was \
-                 made with another tokenizer"
+                "prompt {index} has token {token}, but the model's vocabulary is {vocab}: it was \
+                made with another tokenizer"
             )));
         }
     }

@@ -39,7 +39,7 @@ impl Sampling {
         }
         match top_p.filter(|top_p| !(*top_p > 0.0 && *top_p <= 1.0)) {
             Some(top_p) => Err(format!(
-                "top-p is {top_p}: it must be above 0 and at most 1"
+                "top-p is {top_p}: it must be greater than 0 and at most 1"
             )),
             None => Ok(()),
         }

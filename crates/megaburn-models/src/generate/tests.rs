@@ -249,7 +249,7 @@ fn the_seed_decides_a_text_whatever_stands_beside_it() {
 
 #[rstest]
 #[case(vec![vec![1], vec![]], "prompt 1 has no token")]
-#[case(vec![vec![1, 37]], "prompt 0 has token 37, and the model's vocabulary is 37")]
+#[case(vec![vec![1, 37]], "prompt 0 has token 37, but the model's vocabulary is 37")]
 fn a_prompt_that_cannot_be_is_refused(#[case] prompts: Vec<Vec<u32>>, #[case] message: &str) {
     let model = model(&tiny(Family::Llama, 8), 0);
     let resume_advice = |_, _| ControlFlow::Continue(());

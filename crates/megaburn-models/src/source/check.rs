@@ -42,7 +42,9 @@ pub(super) fn check_tensors(
     for param in params {
         for part in &param.parts {
             let mut shape = param.shape.clone();
-            *shape.last_mut().expect("a parameter has a dimension") = part.columns.len();
+            *shape
+                .last_mut()
+                .expect("a parameter has at least one dimension") = part.columns.len();
             if param.transposed {
                 shape.reverse();
             }
@@ -74,7 +76,7 @@ pub(super) fn check_tensors(
         Some(stray) => {
             let family = config.family;
             let why = format!(
-                "{:?} has no place in the {family} model of config.json",
+                "its shape is {:?}, but the {family} model of config.json has no such tensor",
                 stray.shape
             );
             fail(&stray.name, why)
@@ -86,7 +88,10 @@ pub(super) fn check_tensors(
 /// Whether a tensor belongs to a layer of multi-token prediction beyond those of the configuration.
 fn has_mtp_head(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
     let layer = config.family.spec().layer;
-    let before = layer.split('*').next().expect("a text has a beginning");
+    let before = layer
+        .split('*')
+        .next()
+        .expect("split yields at least one part");
     let number = name
         .strip_prefix(before)
         .and_then(|rest| rest.split('.').next()?.parse().ok());

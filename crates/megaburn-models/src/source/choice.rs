@@ -64,7 +64,10 @@ pub(super) fn chosen(latest: Latest, folder: &Path) -> Result<Checkpoint, ModelE
     } = latest;
     checkpoint.ok_or_else(|| match refused.into_iter().next() {
         Some(newest) => {
-            let why = format!("is damaged, and no other is whole: {}", newest.why);
+            let why = format!(
+                "is damaged, and no other checkpoint is intact: {}",
+                newest.why
+            );
             ModelError::File {
                 path: newest.path,
                 why,
@@ -72,7 +75,7 @@ pub(super) fn chosen(latest: Latest, folder: &Path) -> Result<Checkpoint, ModelE
         }
         None => ModelError::File {
             path: folder.to_path_buf(),
-            why: "holds no checkpoint".into(),
+            why: "contains no checkpoint".into(),
         },
     })
 }

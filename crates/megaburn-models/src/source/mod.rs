@@ -59,7 +59,7 @@ fn kind(path: &Path) -> Result<SourceKind, CheckpointError> {
         Ok(found) if found.is_dir() => Ok(SourceKind::Folder),
         Ok(_) => Ok(SourceKind::File),
         Err(source) if may_pass(&source) => Err(CheckpointError::Io {
-            action: "look at",
+            action: "access",
             path: path.to_path_buf(),
             source,
         }),
@@ -104,10 +104,10 @@ impl ModelSource {
             chosen(choose(&checkpoints)?, &checkpoints)?
         } else {
             let why = if kind(path)? == SourceKind::Folder {
-                "holds neither config.json (a Hugging Face model), manifest.json (a \
-                     checkpoint) nor checkpoints/ (a run)"
+                "contains neither config.json (a Hugging Face model), manifest.json (a \
+                checkpoint) nor checkpoints/ (a run)"
             } else {
-                "is no folder; give a Hugging Face model, a checkpoint or a run"
+                "is not a folder; give a Hugging Face model, a checkpoint or a run"
             };
             return Err(ModelError::File {
                 path: path.to_path_buf(),
@@ -146,7 +146,7 @@ impl ModelSource {
         let config: DecoderConfig =
             serde_json::from_value(checkpoint.model().clone()).map_err(|error| {
                 fail(format!(
-                    "holds a model that this version does not read: {error}"
+                    "contains a model that this version does not support: {error}"
                 ))
             })?;
         config.validate()?;
@@ -157,7 +157,7 @@ impl ModelSource {
             if found != param.shape {
                 let HfParam { path, shape, .. } = param;
                 return Err(fail(format!(
-                    "`{path}` is {found:?}, and its model has {shape:?}"
+                    "`{path}` is {found:?}, but its model has {shape:?}"
                 )));
             }
         }
@@ -273,7 +273,10 @@ impl ModelSource {
         Err(ModelError::Tensor {
             path: self.path.clone(),
             name: param.names().join(" | "),
-            why: format!("are {found:?}, and make up one parameter: ask for one type (--dtype)"),
+            why: format!(
+                "are {found:?}, but form one parameter: choose one element type \
+                         (--dtype)"
+            ),
         })
     }
 
@@ -322,7 +325,7 @@ impl ModelSource {
     /// # Panics
     /// If the plan is that of another model.
     pub fn local(&self, path: &str, plan: &ShardPlan) -> Result<TensorData, ModelError> {
-        let shard = &plan.get(path).expect("the plan was checked").shard;
+        let shard = &plan.get(path).expect("the plan was validated").shard;
         self.shard(path, shard, Some(DType::F32))
     }
 
@@ -330,7 +333,7 @@ impl ModelSource {
         self.params.get(path).ok_or_else(|| ModelError::Tensor {
             path: self.path.clone(),
             name: path.to_string(),
-            why: format!("is no parameter of this {} model", self.config.family),
+            why: format!("is not a parameter of this {} model", self.config.family),
         })
     }
 }

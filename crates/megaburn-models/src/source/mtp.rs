@@ -47,11 +47,12 @@ pub(super) fn check_copies(
             continue;
         }
         let of = params.iter().find(|param| param.path == *path);
-        let of = &of.expect("a whole model has both matrices").parts[0].name;
+        let of = &of.expect("a complete model has both matrices").parts[0].name;
         if !dir.are_equal(name, of)? {
             let why = format!(
-                "is another matrix than `{of}`, of which it must be a copy: the model has one for both; \
-                 make them equal, or leave the layer out with `num_nextn_predict_layers` 0 in config.json"
+                "differs from `{of}`, of which it must be a copy: the model has one matrix for \
+                both; make them equal, or drop the layer with `num_nextn_predict_layers` 0 in \
+                config.json"
             );
             let path = dir.path().to_path_buf();
             return Err(ModelError::Tensor {
@@ -73,7 +74,7 @@ impl ModelSource {
         let has = self
             .config
             .whole_plan()
-            .expect("a model is one without them too");
+            .expect("the model is valid without MTP blocks");
         self.params.retain(|path, _| has.get(path).is_some());
         self
     }

@@ -156,7 +156,7 @@ mod tests {
     )]
     #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nlayer_freq = \"2\"",
-        "the config.json of a mixtral has no word"
+        "the config.json of mixtral cannot express"
     )]
     #[case(
         "[moe]\naux_loss = -1",

@@ -135,7 +135,7 @@ mod tests {
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 4\nwindow = 8",
-        "`window` is 8, and the config.json of a deepseek_v3 has no word for that"
+        "`window` is 8, which the config.json of deepseek_v3 cannot express"
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v2\"\nkv_heads = 4\n[model.latent]\nqk_rope_head_dim = 5",
@@ -147,7 +147,7 @@ mod tests {
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v2\"\nkv_heads = 4\n[model.experts]\ngroups = [4, 2, 2]",
-        "the config.json of a deepseek_v2 has no word for that"
+        "the config.json of deepseek_v2 cannot express"
     )]
     #[case(
         "[model.rope_scaling]\nkind = \"yarn\"\nbeta_fast = 1",

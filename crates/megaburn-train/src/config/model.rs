@@ -329,7 +329,7 @@ mod tests {
     )]
     #[case(
         "window = 9",
-        "`window` is 9, and the config.json of a llama has no word for that (it would mean null)"
+        "`window` is 9, which the config.json of llama cannot express (it would mean null)"
     )]
     #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
     #[case(

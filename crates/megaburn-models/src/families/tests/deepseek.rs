@@ -138,11 +138,11 @@ fn a_published_deepseek_v3_is_read() {
 #[case(Family::DeepseekV3, "num_key_value_heads", json!(2), "2 key/value heads for 4 query heads")]
 #[case(Family::DeepseekV3, "topk_method", json!("greedy"), "only \"noaux_tc\" is supported")]
 #[case(Family::DeepseekV3, "scoring_func", json!("softmax"), "only \"sigmoid\" is supported")]
-#[case(Family::DeepseekV3, "moe_layer_freq", json!(2), "`moe_layer_freq` is 2, and only 1")]
+#[case(Family::DeepseekV3, "moe_layer_freq", json!(2), "`moe_layer_freq` is 2, but only 1")]
 #[case(Family::DeepseekV3, "n_shared_experts", json!(0), "`n_shared_experts` is 0")]
-#[case(Family::DeepseekV3, "n_group", json!(3), "from 2 of 3 groups of 8 experts")]
+#[case(Family::DeepseekV3, "n_group", json!(3), "2 of 3 groups, 8 experts")]
 #[case(Family::DeepseekV3, "qk_rope_head_dim", json!(7), "of head_dim 7")]
-#[case(Family::DeepseekV3, "kv_lora_rank", json!(0), "`kv_lora_rank` is 0, which no model has")]
+#[case(Family::DeepseekV3, "kv_lora_rank", json!(0), "`kv_lora_rank` is 0, which is out of range")]
 #[case(Family::DeepseekV2, "topk_method", json!("noaux_tc"), "`topk_method` is noaux_tc; `greedy`")]
 #[case(Family::DeepseekV2, "norm_topk_prob", json!(true), "only false is supported")]
 #[case(
@@ -167,7 +167,7 @@ fn what_cannot_be_is_refused_by_name(
 #[rstest]
 #[case(|config: &mut DecoderConfig| config.window = Some(3), "no such `window`")]
 #[case(|config: &mut DecoderConfig| config.qk_norm = true, "no such `qk_norm`")]
-#[case(|config: &mut DecoderConfig| config.head_dim = 32, "`head_dim` is 32, and heads of latent")]
+#[case(|config: &mut DecoderConfig| config.head_dim = 32, "`head_dim` is 32, but heads of latent")]
 #[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().shared_ffn = Some(200), "no word")]
 #[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().dense_layers = vec![1], "no word")]
 fn what_no_config_says_is_refused(#[case] change: fn(&mut DecoderConfig), #[case] message: &str) {

@@ -161,7 +161,7 @@ fn choose(
 
 fn warn(refused: &Refused) {
     let Refused { path, why } = refused;
-    tracing::warn!("cannot use checkpoint {}: {why}", path.display());
+    tracing::warn!("checkpoint {} is refused: {why}", path.display());
 }
 
 /// Only damage refuses a checkpoint. Falling back for any other reason would replace it by an older

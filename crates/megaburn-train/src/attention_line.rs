@@ -79,13 +79,13 @@ impl Facts {
         };
         let [windows, blocks] = self.windows;
         if let Some(what) = self.never(kernel) {
-            return format!("{kernel}: cubecl, since cudnn {found} is not used for {what}");
+            return format!("{kernel}: cubecl, because cudnn {found} is not used for {what}");
         }
         match windows {
             0 => format!("{kernel}: cudnn {found}"),
             _ => format!(
-                "{kernel}: cudnn {found}; cubecl in {windows} of {blocks} layers, since cudnn is not used for a window \
-                 (of {} positions)",
+                "{kernel}: cudnn {found}; cubecl in {windows} of {blocks} layers, because cudnn \
+                is not used for a window (of {} positions)",
                 self.window
             ),
         }
@@ -96,16 +96,17 @@ impl Facts {
         let heads = if keys == values {
             keys.to_string()
         } else {
-            format!("{keys} and values of {values}")
+            format!("{keys} (values {values})")
         };
         let kernel = AttentionKernel::Auto;
         let dtype = &self.dtype;
         match kernel.resolved(burn::tensor::DType::BF16, &self.head_dims) {
             AttentionKernel::Reference => format!(
-                "reference: fused kernels take heads of a multiple of 8 up to 256, and these are of {heads}"
+                "reference: fused kernels support head sizes that are multiples of 8 up to 256, \
+                but these are {heads}"
             ),
             _ if dtype == "f32" => {
-                "reference: fused kernels take bf16 or f16, and train.dtype is f32".into()
+                "reference: fused kernels support bf16 or f16, but train.dtype is f32".into()
             }
             _ => "reference".into(),
         }
@@ -137,39 +138,38 @@ mod tests {
     #[case(
         Facts { dropout: 0.1, ..plain() },
         AttentionKernel::Cudnn,
-        "cudnn: cubecl, since cudnn 9.19.0 (/p) is not used for attention dropout (train.attention_dropout is 0.1)"
+        "cudnn: cubecl, because cudnn 9.19.0 (/p) is not used for attention dropout (train.attention_dropout is 0.1)"
     )]
     #[case(
         Facts { documents: true, ..plain() },
         AttentionKernel::Auto,
-        "auto: cubecl, since cudnn 9.19.0 (/p) is not used for packed documents (data.documents is true)"
+        "auto: cubecl, because cudnn 9.19.0 (/p) is not used for packed documents (data.documents is true)"
     )]
     #[case(
         Facts { windows: [4, 4], window: 512, ..plain() },
         AttentionKernel::Auto,
-        "auto: cubecl, since cudnn 9.19.0 (/p) is not used for a window (of 512 positions, in every layer)"
+        "auto: cubecl, because cudnn 9.19.0 (/p) is not used for a window (of 512 positions, in every layer)"
     )]
     #[case(
         Facts { windows: [3, 4], window: 512, ..plain() },
         AttentionKernel::Auto,
-        "auto: cudnn 9.19.0 (/p); cubecl in 3 of 4 layers, since cudnn is not used for a window (of 512 positions)"
+        "auto: cudnn 9.19.0 (/p); cubecl in 3 of 4 layers, because cudnn is not used for a window (of 512 positions)"
     )]
     #[case(
         Facts { seq_len: 512, ..plain() },
         AttentionKernel::Auto,
-        "auto: cubecl, since cudnn 9.19.0 (/p) is not used for sequences as short as data.seq_len = 512 (from 1024 on \
-         it is faster)"
+        "auto: cubecl, because cudnn 9.19.0 (/p) is not used for sequences as short as data.seq_len = 512 (from 1024 on it is faster)"
     )]
     #[case(Facts { seq_len: 512, ..plain() }, AttentionKernel::Cudnn, "cudnn: cudnn 9.19.0 (/p)")]
     #[case(
         Facts { dtype: "f32".into(), ..plain() },
         AttentionKernel::Reference,
-        "reference: fused kernels take bf16 or f16, and train.dtype is f32"
+        "reference: fused kernels support bf16 or f16, but train.dtype is f32"
     )]
     #[case(
         Facts { head_dims: [100, 64], ..plain() },
         AttentionKernel::Reference,
-        "reference: fused kernels take heads of a multiple of 8 up to 256, and these are of 100 and values of 64"
+        "reference: fused kernels support head sizes that are multiples of 8 up to 256, but these are 100 (values 64)"
     )]
     fn the_kernel_and_the_reason_are_said(
         #[case] facts: Facts,

@@ -147,10 +147,10 @@ impl Devices {
         let name = cuda::name();
         let together = env.as_ref().map_or(1, |env| env.ranks_per_gpu);
         Some(match ranks {
-            _ if together > 1 => format!("{name}, one for {together} ranks"),
+            _ if together > 1 => format!("{name}, one per {together} ranks"),
             ranks if ranks < gpus => format!("{name}, {ranks} of the {gpus} on this host"),
             1 => name,
-            _ => format!("{name}, one a rank"),
+            _ => format!("{name}, one per rank"),
         })
     }
 }
@@ -205,8 +205,8 @@ mod cuda {
 
     pub(super) fn start() -> Result<usize, TrainError> {
         Err(TrainError::Cuda {
-            why: "this program was built without feature `cuda`: build it with `cargo build \
-                  --release --features cuda`, or choose --device cpu"
+            why: "this program was built without the feature `cuda`: build it with `cargo build \
+                 --release --features cuda`, or choose --device cpu"
                 .into(),
         })
     }

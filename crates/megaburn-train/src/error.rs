@@ -16,19 +16,19 @@ use crate::{Exit, ResumeError, config::keys_of, run_folder::RunFolderError, trai
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum TrainError {
     #[error("unknown key `{key}` in {origin}; {}", match nearest {
         Some(nearest) => format!("the nearest key is `{nearest}`"),
-        None => "no key is like it; configs/llama-tiny.toml lists them all".into(),
+        None => "there is no similar key; configs/llama-tiny.toml lists all keys".into(),
     })]
     UnknownKey {
         key: String,
         origin: String,
         nearest: Option<String>,
     },
-    #[error("`{key}` in {origin} was removed: {why}; leave it out")]
+    #[error("`{key}` in {origin} is no longer supported: {why}; remove it")]
     RemovedKey {
         key: String,
         origin: String,
@@ -43,7 +43,7 @@ pub enum TrainError {
     },
     #[error("{place}: {why}")]
     Value { place: String, why: String },
-    #[error("{origin} cannot be read: {}", source.to_string().trim_end())]
+    #[error("cannot read {origin}: {}", source.to_string().trim_end())]
     Toml {
         origin: String,
         source: toml::de::Error,
@@ -57,7 +57,8 @@ pub enum TrainError {
         rule: String,
     },
     #[error(
-        "`model.{key}` is set to {value}, and `{init}`, which the run starts from, has {found}: what the model is follows from there, so leave `[model]` out of files and flags"
+        "`model.{key}` is set to {value}, but `{init}`, which the run starts from, has {found}: \
+        the model is taken from there, so remove `[model]` from files and flags"
     )]
     OtherThanInit {
         key: String,
@@ -68,7 +69,8 @@ pub enum TrainError {
     #[error(transparent)]
     Layout(#[from] MeshError),
     #[error(
-        "{source}; no launcher says how many ranks there are, so it is `parallel.ranks` = {ranks}: change it, or set `parallel.dp`"
+        "{source}; no launcher sets the number of ranks, so it is `parallel.ranks` = {ranks}: \
+        change it, or set `parallel.dp`"
     )]
     Ranks { ranks: usize, source: MeshError },
     #[error("cannot read `{}`: {source}", path.display())]
@@ -77,7 +79,7 @@ pub enum TrainError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot draw the loss curve: {why}")]
     Plot { why: String },
-    #[error("cannot listen to the signals that stop a run: {source}")]
+    #[error("cannot install the handlers of signals that stop a run: {source}")]
     Signals { source: io::Error },
     #[error(
         "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{diagnosis}); the weights are those of step {}",
@@ -90,7 +92,9 @@ pub enum TrainError {
         diagnosis: Diagnosis,
     },
     #[error(
-        "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the hardware failed; it was not saved; go on from the last checkpoint, or begin anew if there is none, with a smaller optimizer.lr"
+        "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the \
+        hardware failed; it was not saved; resume from the last checkpoint, or start again \
+        without one, with a smaller optimizer.lr"
     )]
     NonFiniteWeights {
         step: u64,
@@ -98,7 +102,8 @@ pub enum TrainError {
         rank: usize,
     },
     #[error(
-        "after step {step} ranks {} and {} hold different copies of `{param}`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
+        "after step {step} ranks {} and {} have different copies of `{param}`: the memory or the \
+        hardware of one of them failed, or they run different builds; resume from a checkpoint",
         ranks[0], ranks[1]
     )]
     ReplicasDiffer {
@@ -107,7 +112,9 @@ pub enum TrainError {
         ranks: [usize; 2],
     },
     #[error(
-        "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}{diagnosis}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
+        "step {step} is the last of {skips} skipped steps in a row (loss {loss}, gradient norm \
+        {grad_norm}, loss scale {loss_scale}{diagnosis}); resume from a checkpoint with a \
+        smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
     )]
     TooManySkippedSteps {
         step: u64,
@@ -118,15 +125,18 @@ pub enum TrainError {
         diagnosis: Diagnosis,
     },
     #[error(
-        "rank {rank} found step {step} good, and another rank did not: the memory or the hardware of one has failed; go on from a checkpoint"
+        "rank {rank} accepted step {step}, but another rank did not: the memory or the hardware \
+        of one of them failed; resume from a checkpoint"
     )]
     Disagrees { step: u64, rank: usize },
     #[error(transparent)]
     RunFolder(#[from] RunFolderError),
-    #[error("--ranks {ranks} under a launcher that started {world_size}: leave the flag out")]
+    #[error("--ranks {ranks} is given, but a launcher started {world_size} ranks: remove the flag")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
-        "layout `{layout}` takes {ranks} GPUs, one a rank, and this host shows {gpus} (see CUDA_VISIBLE_DEVICES): choose a smaller layout, --device cpu, or, to see whether it is right, `megaburn launch --nproc {ranks} --ranks-per-gpu {}`",
+        "layout `{layout}` needs {ranks} GPUs, one per rank, but this host has {gpus} (see \
+        CUDA_VISIBLE_DEVICES): choose a smaller layout, --device cpu, or, to test the layout, \
+        `megaburn launch --nproc {ranks} --ranks-per-gpu {}`",
         ranks.div_ceil((*gpus).max(1))
     )]
     TooFewGpus {
@@ -135,11 +145,14 @@ pub enum TrainError {
         gpus: usize,
     },
     #[error(
-        "the GPU that this rank was to share is not there: start fewer ranks, or more on each GPU with `megaburn launch --ranks-per-gpu`; on a machine without GPUs leave that out"
+        "the GPU that this rank was to share does not exist: start fewer ranks, or more per GPU \
+        with `megaburn launch --ranks-per-gpu`; on a machine without GPUs remove that flag"
     )]
     NoGpuToShare,
     #[error(
-        "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES); to try them together, `megaburn launch --ranks-per-gpu {}`",
+        "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, \
+        which has {gpus} GPUs (see CUDA_VISIBLE_DEVICES); to share GPUs for a test, use \
+        `megaburn launch --ranks-per-gpu {}`",
         ranks.div_ceil((*gpus).max(1))
     )]
     NoGpuForRank {
@@ -148,26 +161,29 @@ pub enum TrainError {
         gpus: usize,
     },
     #[error(
-        "layout `{layout}` takes {ranks} GPUs, and each needs a process of its own: start them with `megaburn launch --nproc {ranks}` or another launcher"
+        "layout `{layout}` needs {ranks} GPUs, and each needs its own process: start them with \
+        `megaburn launch --nproc {ranks}` or another launcher"
     )]
     GpuThreads { layout: String, ranks: usize },
     #[error("cannot compute on GPUs: {why}")]
     Cuda { why: String },
     #[error("cannot start the ranks: {why}")]
     Launch { why: String },
-    #[error("rank {rank} was started with another configuration, layout or data than rank 0")]
+    #[error("rank {rank} was started with a different configuration, layout or data from rank 0")]
     OtherConfig { rank: usize },
     #[error(transparent)]
     Resume(#[from] ResumeError),
     #[error(
-        "out of GPU memory: there is no room for {:.2} GiB more; {memory}; choose a smaller train.micro_batch or data.seq_len, or a larger parallel.tp",
+        "out of GPU memory: cannot allocate {:.2} GiB; {memory}; choose a smaller \
+        train.micro_batch or data.seq_len, or a larger parallel.tp",
         *bytes as f64 / f64::from(1 << 30)
     )]
     OutOfMemory { bytes: u64, memory: String },
     #[error("the GPU failed: {why}")]
     Device { why: String },
     #[error(
-        "no thread can be started: {why}; raise the limit on processes and threads (`ulimit -u`, a container's pids limit), or set RAYON_NUM_THREADS to fewer"
+        "cannot start a thread: {why}; raise the limit on processes and threads (`ulimit -u`, a \
+        container's pids limit), or set RAYON_NUM_THREADS to fewer"
     )]
     NoThread { why: String },
     #[error("rank {rank} panicked: {message}")]

@@ -77,7 +77,9 @@ impl Exit {
             Exit::Failed => "failed while running",
             Exit::BadInput => "bad input or configuration",
             Exit::NonFinite => {
-                "the loss or the gradient was not finite, or 100 steps in a row were skipped (more while a loss scale falls); the weights are those of the step before. Or an update made weights that are not finite: they are not saved"
+                "the loss or the gradient was not finite, or 100 steps in a row were skipped \
+                (more while a loss scale falls); the weights are those of the step before. Or an \
+                update produced weights that are not finite: they are not saved"
             }
             Exit::PeerLost => "another rank died, hung or disagreed",
         }
@@ -92,7 +94,9 @@ const OTHERS: [(&str, &str); 2] = [
     ),
     (
         "129, 130, 138, 140, 143",
-        "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or again a second or more after the first: ended at once, without saving; of `convert`, the first SIGINT or SIGTERM: nothing half-written stays",
+        "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or a second signal a \
+        second or more after the first: ended at once, without saving; for `convert`, the first \
+        SIGINT or SIGTERM: nothing half-written remains",
     ),
 ];
 

@@ -26,7 +26,9 @@ pub(crate) fn read(number: Tensor<1>) -> Result<f64, TrainError> {
 pub(crate) fn read_all(numbers: Tensor<1>) -> Result<Vec<f32>, TrainError> {
     let device = numbers.device();
     match numbers.cast(DType::F32).try_into_data() {
-        Ok(data) => Ok(data.try_to_vec().expect("they were made f32")),
+        Ok(data) => Ok(data
+            .try_to_vec()
+            .expect("the numbers were converted to f32")),
         Err(error) => Err(device_error(error.to_string(), &device)),
     }
 }
@@ -39,7 +41,7 @@ pub(crate) fn device_error(text: String, device: &Device) -> TrainError {
 /// The error that a text (of another error, or of a panic) reports about a device; `None` if it is
 /// about something else.
 pub(crate) fn diagnose(text: &str, device: &Device) -> Option<TrainError> {
-    let memory = || memory::report(device).unwrap_or_else(|| "an unknown rest".into());
+    let memory = || memory::report(device).unwrap_or_else(|| "the free memory is unknown".into());
     if let Some(bytes) = out_of_memory(text) {
         return Some(TrainError::OutOfMemory {
             bytes,

@@ -32,7 +32,7 @@ impl Monitor {
     /// The system cannot start a thread.
     pub(crate) fn start(rank: usize, pulse: Pulse, limit: Duration) -> Result<Self, TrainError> {
         Self::start_with(pulse, limit, move |why| {
-            let next = "its process ends, and a start anew goes on from the last checkpoint";
+            let next = "its process ends; start the run again to resume from the last checkpoint";
             end_process(
                 format!("error: rank {rank} {why}; {next}"),
                 Exit::Failed.code().into(),
@@ -88,12 +88,12 @@ fn heartbeat_overdue(quiet: Quiet, limit: Duration) -> Option<String> {
     match (phase, of_phase) {
         (Some(phase), Some(limit)) => (since >= limit.saturating_add(AFTER_OTHERS)).then(|| {
             format!(
-                "is in `{phase}` and made no progress for {seconds} s (`{}`)",
+                "is in `{phase}` and has made no progress for {seconds} s (`{}`)",
                 phase.limit_key()
             )
         }),
         _ => (since >= limit).then(|| {
-            format!("has given no sign of life for {seconds} s (`train.step_timeout_seconds`)")
+            format!("has made no progress for {seconds} s (`train.step_timeout_seconds`)")
         }),
     }
 }
@@ -118,7 +118,7 @@ mod tests {
         hears.try_recv().expect_err("it gives signs");
         let why = hears.recv_timeout(Duration::from_secs(10)).unwrap();
         assert!(
-            why.contains("no sign of life") && why.contains("step_timeout"),
+            why.contains("no progress") && why.contains("step_timeout"),
             "{why}"
         );
     }

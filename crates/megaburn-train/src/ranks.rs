@@ -100,7 +100,7 @@ fn guarded<T>(
         Err(panic) => match (peers_failure(world), panic_text(&*panic)) {
             (Some(failure), _) => Err(failure.into()),
             (None, Some(text)) if is_about_device(text) => {
-                Err(diagnose(text, device).expect("it is about the device"))
+                Err(diagnose(text, device).expect("the text describes a device error"))
             }
             (None, _) => match world.failure() {
                 Some(failure) => Err(failure.into()),

@@ -134,18 +134,20 @@ impl<'a> Reporter<'a> {
         console.line(format!("run      {}", dir.display()));
         if config_name != CONFIG {
             console.line(format!(
-                "note     {CONFIG} was not written by the run and stays as it is: the resolved configuration is in {config_name}, which --resume reads"
+                "note     {CONFIG} was not written by the run and is left unchanged: the \
+                resolved configuration is in {config_name}, which --resume reads"
             ));
         }
         if found.other_lines > 0 {
             console.line(format!(
-                "note     {} lines of {METRICS} are no JSON objects: they were moved to {OTHER_LINES}",
+                "note     {} lines of {METRICS} are not JSON objects: they were moved to \
+                {OTHER_LINES}",
                 found.other_lines
             ));
         }
         for aside in folder.set_aside() {
             console.line(format!(
-                "note     the run before is in {}, and is removed when there is a checkpoint",
+                "note     the previous run is in {}, and is removed when there is a checkpoint",
                 aside.display()
             ));
         }
@@ -154,7 +156,7 @@ impl<'a> Reporter<'a> {
         }
         for IneffectiveKey { key, used } in config.ineffective_keys() {
             console.line(format!(
-                "note     {key} is set and changes nothing: it is used {used}"
+                "note     {key} has no effect: it is used only {used}"
             ));
         }
         if let Some(keys) = config.fine_tuning(model) {
@@ -172,31 +174,32 @@ impl<'a> Reporter<'a> {
         }) = resumed
         {
             let whose = other_run.map_or("the run's own checkpoint".to_string(), |other| {
-                format!("a checkpoint that was put here and that run {other} wrote")
+                format!("a checkpoint of run {other} that was copied here")
             });
             console.line(format!("resumed  after step {step} from {whose}"));
             if let Some(init) = &config.model.init {
                 console.line(format!(
-                    "note     the run began with `{init}`, which is not read again"
+                    "note     the run was initialized from `{init}`, which is not read again"
                 ));
             }
             for change in &changes {
                 console.line(format!("changed  {change}"));
             }
             if !is_recorded {
-                let what = "what the run was trained with is not recorded: changes are not listed";
+                let what = "the previous configuration is not recorded: changes are not listed";
                 console.line(format!("note     {what}"));
             }
             if !trains {
                 let steps = config.train.steps;
                 let what = format!(
-                    "{step} steps are done, and train.steps is {steps}: nothing is trained, and config.toml stays as it is"
+                    "{step} steps are done, and train.steps is {steps}: there is nothing to \
+                    train, and config.toml is left unchanged"
                 );
                 console.line(format!("note     {what}"));
             }
             for key in rounded {
                 console.line(format!(
-                    "note     the checkpoint held more than {key} keeps: it was rounded"
+                    "note     the checkpoint has a higher precision than {key}: it was rounded"
                 ));
             }
         }
@@ -292,8 +295,8 @@ impl<'a> Reporter<'a> {
             "; there was nothing to save"
         };
         let next = match reason {
-            StopReason::Step => "set a larger train.exit_at_step to go on",
-            _ => "the same command goes on from there",
+            StopReason::Step => "set a larger train.exit_at_step to continue",
+            _ => "the same command resumes from there",
         };
         self.console.line(format!(
             "stopped by {reason} after step {step}{saved}; {next}"
@@ -333,7 +336,8 @@ impl<'a> Reporter<'a> {
             self.console.line(format!("picture  {}", picture.display()));
         }
         self.console.line(format!(
-            "run      {0} (metrics.jsonl, config.toml, checkpoints/); train on with `megaburn train --resume {0} --steps N`",
+            "run      {0} (metrics.jsonl, config.toml, checkpoints/); continue with `megaburn \
+            train --resume {0} --steps N`",
             self.folder.path().display()
         ));
         self.console.finish();
@@ -349,7 +353,7 @@ impl<'a> Reporter<'a> {
             self.folder
                 .write(PICTURE, loss_plot(&title, &records)?.as_bytes())
         };
-        let warn = |error| tracing::warn!("there is no picture of the loss: {error}");
+        let warn = |error| tracing::warn!("cannot draw the loss: {error}");
         draw().map_err(warn).ok().map(|()| dir.join(PICTURE))
     }
 }

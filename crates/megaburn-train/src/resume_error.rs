@@ -9,23 +9,27 @@ use thiserror::Error;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum ResumeError {
     #[error("checkpoint `{}` {what}; {}", path.display(), advice(path))]
     Other { path: PathBuf, what: String },
     #[error(
-        "checkpoint `{}` {what}; {}. Another run can begin from its weights alone: --init {} --set run.dir=...",
+        "checkpoint `{}` {what}; {}. To start another run from its weights alone: --init {} \
+        --set run.dir=...",
         path.display(), resume_advice(path), path.display()
     )]
     OtherOptimizer { path: PathBuf, what: String },
     #[error(
-        "checkpoint `{}` is damaged, and no other is whole: {why}; begin another run with --set run.dir=..., or in place of this one with --fresh",
+        "checkpoint `{}` is damaged, and no other checkpoint is intact: {why}; start another run \
+        with --set run.dir=..., or replace this one with --fresh",
         path.display()
     )]
     AllDamaged { path: PathBuf, why: String },
     #[error(
-        "checkpoint `{}` is the newest, and {writer} wrote it, while this run has checkpoints of its own up to step {step}: to go on from those, move it out of the folder; to begin with it, start another run with --init and --set run.dir=...",
+        "checkpoint `{}` is the newest and was written by {writer}, but this run has its own \
+        checkpoints up to step {step}: to resume from those, move it out of the folder; to start \
+        from it, start another run with --init and --set run.dir=...",
         path.display()
     )]
     NotOwn {
@@ -34,7 +38,9 @@ pub enum ResumeError {
         step: u64,
     },
     #[error(
-        "the run `{}` {}, so it cannot start from `{given}` now; go on with it by `megaburn train --resume {}`, or begin another run from `{given}` with --set run.dir=... (--fresh begins one in place of this one)",
+        "the run `{}` {}, so it cannot start from `{given}` now; continue it with `megaburn \
+        train --resume {}`, or start another run from `{given}` with --set run.dir=... (--fresh \
+        replaces this one)",
         run.display(), began(recorded), run.display()
     )]
     OtherInit {
@@ -42,7 +48,8 @@ pub enum ResumeError {
         recorded: RecordedInit,
         given: String,
     },
-    #[error("`{}` is no run that can be resumed: it has no config.toml; give the folder of a run", path.display())]
+    #[error("`{}` is not a run that can be resumed: it has no config.toml; give the folder of a \
+            run", path.display())]
     NoRun { path: PathBuf },
 }
 
@@ -71,7 +78,7 @@ fn began(recorded: &RecordedInit) -> String {
 fn advice(checkpoint: &Path) -> String {
     let resume_advice = resume_advice(checkpoint);
     format!(
-        "{resume_advice}, or begin another run with --set run.dir=... (--fresh begins one in place of this one)"
+        "{resume_advice}, or start another run with --set run.dir=... (--fresh replaces this one)"
     )
 }
 
@@ -81,7 +88,7 @@ fn resume_advice(checkpoint: &Path) -> String {
         .and_then(Path::parent)
         .unwrap_or(checkpoint)
         .display();
-    format!("go on with it by `megaburn train --resume {run}`, which needs no other flag")
+    format!("continue it with `megaburn train --resume {run}`, which needs no other flag")
 }
 
 #[cfg(test)]
@@ -91,7 +98,7 @@ mod tests {
     #[test]
     fn the_harmless_way_comes_first() {
         let path = PathBuf::from("runs/a/checkpoints/step-00000007");
-        let what = "is of another model: vocab is 2048 there and 260 here".to_string();
+        let what = "is from another model: vocab is 2048 there and 260 here".to_string();
         let error = ResumeError::Other { path, what }.to_string();
         let places = ["megaburn train --resume runs/a`", "run.dir=...", "--fresh"];
         let places = places.map(|text| error.find(text).unwrap());

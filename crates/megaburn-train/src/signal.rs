@@ -114,7 +114,7 @@ fn end_now(signal: i32, phase: Phase) -> ! {
     let name = signal_name(signal).unwrap_or("a signal");
     let words = match phase {
         Phase::Starting => {
-            format!("stopped by {name} before training began; nothing was to be saved")
+            format!("stopped by {name} before training began; there was nothing to save")
         }
         Phase::Training => format!("ended by {name}, the second signal, without saving"),
     };

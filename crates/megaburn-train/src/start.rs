@@ -29,7 +29,7 @@ pub fn report_start_failure(error: TrainError) -> TrainError {
 pub(crate) fn tell(env: RankEnv, group: GroupOptions, error: TrainError) -> TrainError {
     if env.world_size > 1 {
         tracing::error!(
-            "rank {} cannot start and tells the other ranks: {error}",
+            "rank {} cannot start and notifies the other ranks: {error}",
             env.rank
         );
         let code = error.exit().code().into();

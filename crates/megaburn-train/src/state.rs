@@ -86,9 +86,9 @@ impl StateFile {
             reason,
             time: now(),
         };
-        let text = serde_json::to_string(&state).expect("it is text and numbers") + "\n";
+        let text = serde_json::to_string(&state).expect("the state is serializable") + "\n";
         if let Err(error) = self.folder.write(STATE, text.as_bytes()) {
-            tracing::warn!("the run's state is not written down: {error}");
+            tracing::warn!("cannot write the run's state: {error}");
         }
     }
 }

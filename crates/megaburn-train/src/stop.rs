@@ -103,7 +103,7 @@ impl Stops {
         match self.at_step {
             Some(at) => {
                 let rule =
-                    format!("more than the {step} steps that are done, or 0 to train to the end");
+                    format!("more than {step}, the steps that are done, or 0 to train to the end");
                 require(step < at, "train.exit_at_step", at, rule)
             }
             None => Ok(()),
@@ -148,7 +148,7 @@ impl Stops {
         };
         let mine = TensorData::from([StopReason::code(reason)]);
         let largest = groups.world.all_reduce(mine, ReduceOp::Max)?;
-        let codes: Vec<f64> = largest.try_to_vec().expect("f64 went in");
+        let codes: Vec<f64> = largest.try_to_vec().expect("the tensor is f64");
         Ok(StopReason::of_code(codes[0]))
     }
 }

@@ -106,7 +106,7 @@ impl TrainLoop<'_> {
         }
         // The run is finished and saved; failures from here on do not change that.
         self.state.iter_mut().for_each(StateFile::finished);
-        let warn = |error| tracing::warn!("there is no sample: {error}");
+        let warn = |error| tracing::warn!("cannot generate a sample: {error}");
         let sample = self.trainer.sample().map_err(warn).ok().flatten();
         let step = self.trainer.progress().step;
         if let Some(report) = self.report.take() {
@@ -152,7 +152,7 @@ impl TrainLoop<'_> {
         ) = (&error, &mut self.report)
             && let Err(lost) = report.not_finite(*step, *loss, *grad_norm)
         {
-            tracing::warn!("step {step} is not written down: {lost}");
+            tracing::warn!("cannot record step {step}: {lost}");
         }
         self.trainer.diagnosed(error)
     }
@@ -199,7 +199,7 @@ impl TrainLoop<'_> {
             reason = self.is_stopped()?;
             Ok(reason.is_some())
         })?;
-        Ok(eval.ok_or_else(|| reason.expect("only a reason ends an evaluation")))
+        Ok(eval.ok_or_else(|| reason.expect("an evaluation ends early only for a reason")))
     }
 
     /// The last step whose evaluation is in the metrics.

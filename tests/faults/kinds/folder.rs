@@ -284,7 +284,7 @@ pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
     case.start(killed).wait(PATIENCE)?;
     is_kept()?;
     let mut next = case.start(case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]));
-    let said = ["resumed  after step 9", "note     the run before is in"];
+    let said = ["resumed  after step 9", "note     the previous run is in"];
     crate::job::wait_until("a word about the run before", || {
         said.iter().any(|text| next.printed().contains(text))
     })?;

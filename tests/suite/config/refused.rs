@@ -81,22 +81,22 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
 }
 
 #[rstest]
-#[case::model("model.ffn=64", "is of another model: ffn is 48 there and 64 here")]
+#[case::model("model.ffn=64", "is from another model: ffn is 48 there and 64 here")]
 #[case::tied(
     "model.tied=false",
-    "is of another model: tied is true there and false here"
+    "is from another model: tied is true there and false here"
 )]
 #[case::optimizer(
     "optimizer.name=lion",
-    "with another optimizer: optimizer.name is adamw there and lion here; go on with it by `megaburn train"
+    "with another optimizer: optimizer.name is adamw there and lion here; continue it with `megaburn train"
 )]
 #[case::seed(
     "run.seed=5",
-    "with another order of samples: run.seed is 1234 there and 5 here"
+    "with a different sample order: run.seed is 1234 there and 5 here"
 )]
 #[case::documents(
     "data.documents=true",
-    "on samples that are read otherwise: no data.documents there, data.documents with data.document_multiple 16 here"
+    "on samples that were read differently: no data.documents there, data.documents with data.document_multiple 16 here"
 )]
 #[case::sequence(
     "data.seq_len=8",
@@ -154,7 +154,7 @@ fn a_folder_whose_run_is_going_on_is_named() {
     let run = Run::new();
     let mut first = Ranks::threads(&run.args("tp1", 1_000_000, &[]));
     first.wait_until(|| !run.steps().is_empty());
-    assert_refused(&start(&run, &[]), "belongs to a run that is going on");
+    assert_refused(&start(&run, &[]), "is in use by a run");
     first.wait_until(|| run.steps().len() > 10);
 }
 

@@ -24,7 +24,7 @@ fn a_run_says_what_may_not_be_meant() {
     let ended = Ranks::threads(&args).finish().remove(0);
     let has_line = |start: &str| ended.stdout.lines().any(|line| line.starts_with(start));
     assert!(
-        has_line("note     data.validation_fraction is 0: nothing is evaluated"),
+        has_line("note     data.validation_fraction is 0: there are no evaluations"),
         "{ended:?}"
     );
     assert!(

@@ -113,17 +113,17 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
 #[case(
     "cp4",
     "cp_pad = true\n[train]\nattention_dropout = 0.1\n[data]\ndocuments = false\nseq_len = 60",
-    "`train.attention_dropout` is 0.1: it must be 0 where sequences are padded"
+    "`train.attention_dropout` is 0.1: it must be 0 if sequences are padded"
 )]
 #[case(
     "pp2",
     "max_tokens_per_rank = 64",
-    "`parallel.max_tokens_per_rank` is 64: it must be absent in a pipeline"
+    "`parallel.max_tokens_per_rank` is 64: it must be absent with a pipeline"
 )]
 #[case(
     "cp2",
     "max_tokens_per_rank = 64\ncp_comm = [\"p2p\", \"a2a\"]",
-    "it must be absent where layers have"
+    "it must be absent if parallel.cp_comm is set per layer"
 )]
 #[case(
     "cp2",

@@ -213,7 +213,7 @@ fn padding_is_no_token(
 #[case(
     "dp2-ep2",
     "moe.aux_loss=0.1",
-    "`moe.aux_loss` is 0.1: it must be 0 where documents are dealt out"
+    "`moe.aux_loss` is 0.1: it must be 0 if documents are distributed"
 )]
 #[case(
     "dp2-ep2",
@@ -223,12 +223,12 @@ fn padding_is_no_token(
 #[case(
     "dp2-ep2",
     "moe.pad_to_capacity=true",
-    "`moe.pad_to_capacity` is true: it must be false where documents are dealt out"
+    "`moe.pad_to_capacity` is true: it must be false if documents are distributed"
 )]
 #[case(
     "dp2-ep2",
     "moe.sinkhorn=true",
-    "`moe.sinkhorn` is true: it must be false where documents are dealt out"
+    "`moe.sinkhorn` is true: it must be false if documents are distributed"
 )]
 fn what_needs_micro_batches_in_common_is_refused_where_documents_are_dealt_out(
     #[case] layout: &str,

@@ -20,7 +20,7 @@ fn an_upcycled_model_computes_what_the_dense_one_does(
     assert!(
         told[0]
             .stdout
-            .contains(&format!("{experts} experts a layer")),
+            .contains(&format!("{experts} experts per layer")),
         "{told:?}"
     );
     let write = |model: &str, layout: &str| {

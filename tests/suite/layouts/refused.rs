@@ -24,7 +24,7 @@ use megaburn_test_support::run::Run;
 )]
 #[case::chunks("pp2", &["parallel.chunks=2"], "2 layers cannot fill 4 pipeline stages")]
 #[case::kind("pp2", &["parallel.schedule=zb-h2"], "unknown variant `zb-h2`")]
-#[case::forward("pp2", &["parallel.schedule=forward-only"], "it must be one that trains: gpipe")]
+#[case::forward("pp2", &["parallel.schedule=forward-only"], "it must be a training schedule: gpipe")]
 #[case::few_micro_batches(
     "pp2",
     &["parallel.micro_batch_group=3", "parallel.chunks=2", "model.layers=4", "train.global_batch=2"],
@@ -41,8 +41,8 @@ use megaburn_test_support::run::Run;
     "it has 3 stages, but pp times chunks is 2 (`parallel.pipeline_layout`)"
 )]
 #[case::prediction("pp2", &["parallel.pipeline_layout='Ett,m|L'", "model.mtp_layers=1"], "stage 0 has an MTP depth (m), which only the last stage can have, before L (`parallel.pipeline_layout`)")]
-#[case::predictions("pp2", &["parallel.pipeline_layout='Et|tmL'"], "`model.mtp_layers` is 0: it must be 1, as many as there are `m` in parallel.pipeline_layout, or none there")]
-#[case::mtp_depths("pp2", &["model.mtp_layers=16"], "`model.mtp_layers` is 16: it must be below data.seq_len 16: further ahead no token of a sequence has a label")]
+#[case::predictions("pp2", &["parallel.pipeline_layout='Et|tmL'"], "`model.mtp_layers` is 0: it must be 1, the number of `m` in parallel.pipeline_layout, or the layout must have no `m`")]
+#[case::mtp_depths("pp2", &["model.mtp_layers=16"], "`model.mtp_layers` is 16: it must be less than data.seq_len 16: no token has a label further ahead")]
 #[case::first(
     "pp2",
     &["parallel.first_stage_layers=2"],
@@ -52,7 +52,7 @@ use megaburn_test_support::run::Run;
                             cuts 2 x cp chunks: change the sequence length, or pad it \
                             (`parallel.cp_pad = true`)")]
 #[case::heads_to_share("cp4", &["parallel.cp_comm=a2a"], "`parallel.cp_comm` is a2a: it must be p2p or all_gather, or a2aN+p2p with an N that divides the 4 query and the 2 key/value heads of a rank")]
-#[case::groups("cp4", &["parallel.cp_comm=a2a3+p2p"], "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides the 4 ranks that share a sequence")]
+#[case::groups("cp4", &["parallel.cp_comm=a2a3+p2p"], "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides 4, the ranks that share a sequence")]
 #[case::long_documents("tp4-cp2-sp", &["data.documents=true", "data.seq_len=24", "data.document_multiple=8", "parallel.max_tokens_per_rank=14"], "`parallel.max_tokens_per_rank` is 14: it must be at least 16, or there must be more ranks")]
 #[case::vocabulary("tp1", &["model.vocab=259"], "`model.vocab` is 259: it must be at least the 260 token ids of data.tokenizer = \"byte\": leave model.vocab out")]
 #[case::long_samples("tp1", &["data.seq_len=20000"], "one sample of sequence length 20000 needs 20001")]
@@ -133,7 +133,7 @@ fn what_another_pipeline_can_be_is_no_mistake_without_one() {
         .finish()
         .remove(0);
     for key in ["pipeline_layout", "chunks", "schedule"] {
-        let note = format!("parallel.{key} is set and changes nothing");
+        let note = format!("parallel.{key} has no effect");
         assert!(ended.stdout.contains(&note), "{ended:?}");
     }
 }

@@ -324,7 +324,7 @@ fn a_run_that_has_begun_needs_its_model_no_more_until_it_begins_anew() {
 
 #[rstest]
 #[case("model.hidden=64", "`model.hidden` is set to 64, and `")]
-#[case("model.tied=false", "has true: what the model is follows from there")]
+#[case("model.tied=false", "has true: the model is taken from there")]
 #[case(
     "data.seq_len=300",
     "sequences of 300 tokens exceed the model's limit of 128"

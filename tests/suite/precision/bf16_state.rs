@@ -143,7 +143,8 @@ fn a_run_that_rounds_what_it_goes_on_with_says_so() {
         let ended = Ranks::threads(&run.args("tp1", steps, &sets))
             .finish()
             .remove(0);
-        let note = |key| format!("note     the checkpoint held more than optimizer.{key} keeps");
+        let note =
+            |key| format!("note     the checkpoint has a higher precision than optimizer.{key}");
         keys.map(|key| ended.stdout.contains(&note(key)))
     };
     assert_eq!(notes(1, &[]), [false; 3]);

@@ -196,7 +196,7 @@ fn a_run_that_only_skips_ends_with_the_reason() {
     assert!(
         ended
             .stderr
-            .contains("step 100 is the last of 100 in a row that changed nothing")
+            .contains("step 100 is the last of 100 skipped steps in a row")
     );
     assert_eq!(run.steps().len(), 99);
     assert!(

@@ -96,7 +96,7 @@ fn what_changes_numbers_is_told() {
     );
     assert_refused(
         &ended,
-        "is of another run: data.validation_fraction is 0.05 there and 0.050001 here",
+        "is from another run: data.validation_fraction is 0.05 there and 0.050001 here",
     );
 }
 
@@ -146,7 +146,7 @@ fn a_run_is_resumed_by_its_folder_alone_wherever_it_was_moved() {
     let refused = [
         (
             vec!["--set", "run.dir=elsewhere"],
-            "`run.dir` is elsewhere: it must be left out beside",
+            "`run.dir` is elsewhere: it must be omitted with",
         ),
         (vec!["--fresh"], "cannot be used with"),
     ];
@@ -158,7 +158,7 @@ fn a_run_is_resumed_by_its_folder_alone_wherever_it_was_moved() {
     let ended = megaburn(&["train", "--resume", text(&nothing)]);
     assert_refused(
         &ended,
-        "is no run that can be resumed: it has no config.toml",
+        "is not a run that can be resumed: it has no config.toml",
     );
     assert!(!nothing.exists());
 }
@@ -171,7 +171,7 @@ fn a_start_that_trains_nothing_says_so_and_leaves_the_configuration() {
     let before = config();
     let ended = start(&run, 2, &["optimizer.clip_grad=0.5"]);
     let out = assert_done(&ended);
-    let said = "4 steps are done, and train.steps is 2: nothing is trained, and config.toml stays";
+    let said = "4 steps are done, and train.steps is 2: there is nothing to train, and config.toml is left unchanged";
     assert!(
         out.contains(said) && out.contains("finished 4 steps"),
         "{ended:#?}"
@@ -409,7 +409,7 @@ fn a_text_that_outgrows_the_models_positions_is_told() {
     assert!(
         ended
             .stderr
-            .contains("130 tokens, and the model has 128 positions"),
+            .contains("130 tokens, but the model has 128 positions"),
         "{ended:#?}"
     );
 }

@@ -99,7 +99,10 @@ fn a_sample_that_cannot_be_written_leaves_a_finished_run_finished() {
     let ended = Ranks::threads(&run.args("tp1", 1, &sets))
         .finish()
         .remove(0);
-    assert!(ended.stderr.contains("there is no sample: "), "{ended:#?}");
+    assert!(
+        ended.stderr.contains("cannot generate a sample: "),
+        "{ended:#?}"
+    );
     assert!(ended.stdout.contains("finished 1 step"), "{ended:#?}");
     let state = fs::read_to_string(run.path("run/state.json")).unwrap();
     assert!(state.contains(r#""state":"finished","step":1"#), "{state}");
@@ -112,7 +115,7 @@ fn a_rank_that_gives_no_sign_of_life_says_so_before_its_process_ends() {
     let args = run.args("tp1", 1_000_000, &["train.step_timeout_seconds=0.001"]);
     let ended = Ranks::threads(&args).wait_all().remove(0);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let words = "rank 0 has given no sign of life for 0 s (`train.step_timeout_seconds`)";
+    let words = "rank 0 has made no progress for 0 s (`train.step_timeout_seconds`)";
     assert!(ended.stderr.contains(words), "{ended:?}");
 }
 

@@ -183,7 +183,7 @@ fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
     ranks.signal(processes - 1, Signal::SIGTERM);
     let ended = ranks.finish();
     let stopped = run.steps().len() as u64;
-    let line = format!("after step {stopped}, saved; the same command goes on from there");
+    let line = format!("after step {stopped}, saved; the same command resumes from there");
     assert!(ended[0].stdout.contains(&line), "{ended:?}");
 
     let ended = start(stopped + 2).finish();

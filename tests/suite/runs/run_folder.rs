@@ -44,7 +44,7 @@ fn a_folder_of_other_files_is_refused_untouched_or_kept_as_it_is() {
     for (sets, what) in [
         (
             &[][..],
-            format!("`{folder}` is not empty and is not a run's folder (it holds `hf`)"),
+            format!("`{folder}` is not empty and is not a run's folder (it contains `hf`)"),
         ),
         (
             &["run.allow_other_files=true"][..],
@@ -111,8 +111,7 @@ fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
     ];
     let began = ended(&run, 6, &branch);
     assert_eq!(began.code, Some(0), "{began:#?}");
-    let line =
-        format!("resumed  after step 4 from a checkpoint that was put here and that run {id}");
+    let line = format!("resumed  after step 4 from a checkpoint of run {id} that was copied here");
     assert!(began.stdout.contains(&line), "{began:#?}");
     let kept = names(&run.path("branch/checkpoints"));
     assert_eq!(kept, ["step-00000004", "step-00000006"]);
@@ -123,7 +122,7 @@ fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
     let refused = ended(&run, 6, &[&dir("other")]);
     assert_eq!(refused.code, Some(2), "{refused:#?}");
     let why =
-        format!("is the newest, and run {id} wrote it, while this run has checkpoints of its own");
+        format!("is the newest and was written by run {id}, but this run has its own checkpoints");
     assert!(refused.stderr.contains(&why), "{refused:#?}");
     fs::remove_dir_all(run.path("other").join(step)).unwrap();
     let went_on = ended(&run, 3, &[&dir("other")]);
@@ -149,7 +148,7 @@ fn a_run_whose_folder_was_removed_stops_and_writes_into_no_other_run() {
     let ended = first.wait_all().remove(0);
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     assert!(
-        ended.stderr.contains("is not its own any more"),
+        ended.stderr.contains("no longer owns its folder"),
         "{ended:#?}"
     );
     assert_eq!(names(&run.checkpoints()), ["step-00000001"]);
@@ -167,7 +166,7 @@ fn metrics_that_are_removed_come_back() {
     ranks.signal(0, Signal::SIGTERM);
     let ended = ranks.finish().remove(0);
     assert!(
-        ended.stderr.contains("was removed; it was written anew"),
+        ended.stderr.contains("was removed; it was rewritten"),
         "{ended:#?}"
     );
     let steps: Vec<u64> = run.steps().iter().map(|step| step.step).collect();
@@ -291,7 +290,7 @@ fn fresh_keeps_the_run_before_until_there_is_a_checkpoint() {
     assert_eq!(old.checkpoint.unwrap().step(), 2);
     let ended = Ranks::threads(&fresh(1)).finish().remove(0);
     assert!(
-        ended.stdout.contains("note     the run before is in "),
+        ended.stdout.contains("note     the previous run is in "),
         "{ended:#?}"
     );
     assert!(!aside.exists());

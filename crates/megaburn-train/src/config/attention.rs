@@ -58,11 +58,12 @@ impl AttentionName {
         let heads = if keys == values {
             keys
         } else {
-            format!("{keys} and values of {values}")
+            format!("{keys} (values {values})")
         };
         let rule = format!(
-            "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" or \"f16\" and heads of \
-             a multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {heads}"
+            "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" or \
+            \"f16\" and head sizes that are multiples of 8 up to 256, but the device is a \
+            {device}, the dtype \"{dtype}\" and the head size {heads}"
         );
         let refused = self != Self::Auto && found != asked;
         require(!refused, "train.attention", asked, rule)?;

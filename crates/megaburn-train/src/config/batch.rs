@@ -44,7 +44,10 @@ impl BatchRampConfig {
         let rule = format!("at most train.global_batch {end}");
         require(start <= end, "train.batch_ramp.start", start, rule)?;
         let distance = end - start;
-        let rule = format!("a part of the {distance} samples from its start to train.global_batch");
+        let rule = format!(
+            "a divisor of {distance}, the samples from train.batch_ramp.start to \
+                           train.global_batch"
+        );
         let ok = distance.is_multiple_of(increment);
         require(ok, "train.batch_ramp.increment", increment, rule)
     }
@@ -157,7 +160,7 @@ mod tests {
     )]
     #[case(
         "start = 2\nincrement = 4",
-        "`train.batch_ramp.increment` is 4: it must be a part of the 6 samples from its start to"
+        "`train.batch_ramp.increment` is 4: it must be a divisor of 6, the samples from"
     )]
     #[case(
         "start = 3\nincrement = 5",

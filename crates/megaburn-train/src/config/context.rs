@@ -95,7 +95,8 @@ impl TrainConfig {
         let train = &self.train;
         let cp = layout.cp;
         if self.padded_seq_len(layout) != data.seq_len {
-            let rule = "0 where sequences are padded (parallel.cp_pad), or a data.seq_len that needs no padding";
+            let rule = "0 if sequences are padded (parallel.cp_pad), or data.seq_len must need \
+                       no padding";
             let share = train.attention_dropout;
             require(share == 0.0, "train.attention_dropout", share, rule)?;
         }
@@ -103,13 +104,13 @@ impl TrainConfig {
             let needs = |ok, rule| require(ok, "parallel.max_tokens_per_rank", tokens, rule);
             needs(
                 data.documents,
-                "absent without data.documents = true, which it deals out to ranks",
+                "absent without data.documents = true, whose documents it distributes over ranks",
             )?;
             needs(
                 layout.pp == 1,
-                "absent in a pipeline, whose stages pass on streams of one length",
+                "absent with a pipeline, whose stages need sequences of the same length",
             )?;
-            let one = "absent where layers have a parallel.cp_comm each";
+            let one = "absent if parallel.cp_comm is set per layer";
             needs(self.parallel.cp_comm.len() == 1, one)?;
         } else if !data.documents || cp == 1 {
             return Ok(());
@@ -118,7 +119,8 @@ impl TrainConfig {
             ("train.hidden_dropout", train.hidden_dropout),
             ("train.attention_dropout", train.attention_dropout),
         ] {
-            let rule = "0 where documents (data.documents) are shared by ranks (cp above 1, or parallel.max_tokens_per_rank)";
+            let rule = "0 if documents (data.documents) are sharded over ranks (cp above 1, or \
+                       parallel.max_tokens_per_rank)";
             require(share == 0.0, key, share, rule)?;
         }
         if self.parallel.max_tokens_per_rank.is_some() {
@@ -126,7 +128,10 @@ impl TrainConfig {
         }
         let multiple = data.document_multiple;
         let chunks = 2 * cp;
-        let rule = format!("a multiple of the {chunks} chunks that cp {cp} cuts documents into");
+        let rule = format!(
+            "a multiple of {chunks}, the chunks that cp {cp} splits a document \
+                           into"
+        );
         require(
             multiple.is_multiple_of(chunks),
             "data.document_multiple",
@@ -143,7 +148,7 @@ impl TrainConfig {
     ) -> Result<Vec<ContextComm>, TrainError> {
         let ways = &self.parallel.cp_comm;
         let rule = format!(
-            "one for all layers, or one for each of the model's {}",
+            "one value for all layers, or one for each of the model's {} layers",
             model.layers
         );
         let validate_for = ways.len() == 1 || ways.len() == model.layers;
@@ -195,7 +200,7 @@ impl TrainConfig {
         let [heads, kv_heads] = heads_of_rank(layout, model);
         let rule = match way {
             ContextComm::A2aP2p { low } if !ranks.is_multiple_of(low) => {
-                format!("a2aN+p2p with an N that divides the {ranks} ranks that share a sequence")
+                format!("a2aN+p2p with an N that divides {ranks}, the ranks that share a sequence")
             }
             _ => format!(
                 "p2p or all_gather, or a2aN+p2p with an N that divides the {heads} query and the {kv_heads} key/value heads of a rank (model.heads and model.kv_heads, over tp {})",
@@ -240,7 +245,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(&["data.document_multiple=8"], "`data.document_multiple` is 8: it must be a multiple of the 6 chunks that cp 3 cuts")]
+    #[case(&["data.document_multiple=8"], "`data.document_multiple` is 8: it must be a multiple of 6, the chunks that cp 3 splits")]
     #[case(&["data.document_multiple=24", "data.seq_len=96", "train.hidden_dropout=0.1"], "`train.hidden_dropout` is 0.1: it must be 0 where documents")]
     fn documents_that_cannot_be_shared_are_refused(#[case] sets: &[&str], #[case] message: &str) {
         let sets = [&["data.documents=true"], sets].concat();
@@ -266,7 +271,7 @@ mod tests {
     #[case(
         "cp4",
         "a2a3+p2p",
-        "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides the 4 ranks"
+        "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides 4, the ranks"
     )]
     fn heads_that_cannot_be_shared_out_are_refused_with_the_layout(
         #[case] layout: Layout,

@@ -45,7 +45,9 @@ impl TrainConfig {
         let padded = hybrid_context.padded(len, ranks);
         let least = padded.div_ceil(ranks);
         let rule = format!(
-            "at least {least}, or there must be more ranks: a document may have data.seq_len {len} tokens, which are padded to {padded} for {ranks} ranks (a multiple of two chunks a rank, and of tp with sp)"
+            "at least {least}, or there must be more ranks: a document may have data.seq_len \
+            {len} tokens, which are padded to {padded} for {ranks} ranks (a multiple of two \
+            chunks per rank, and of tp with sp)"
         );
         let is_held = hybrid_context.needed(len).is_ok();
         require(is_held, "parallel.max_tokens_per_rank", most, rule)?;

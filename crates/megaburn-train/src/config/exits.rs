@@ -16,7 +16,7 @@ impl TrainingConfig {
     pub(super) fn validate_exits(&self) -> Result<(), TrainError> {
         not_negative("train.exit_after_minutes", self.exit_after_minutes)?;
         let code = self.stopped_exit_code;
-        let rule = "0, or from 5 to 125 and not 101: the others mean something else";
+        let rule = "0, or from 5 to 125 except 101: the other codes have a meaning";
         require(is_free(code), "train.stopped_exit_code", code, rule)
     }
 }

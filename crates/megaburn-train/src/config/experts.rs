@@ -105,7 +105,10 @@ impl ExpertsConfig {
             let is_enough = (1..=groups).contains(&of_token) && top_k <= of_token * size;
             let ok = is_split && is_enough && (1..=size).contains(&best);
             let rule = format!(
-                "three numbers: groups that divide model.experts.num {num}; how many of them a token's experts are of, which hold model.experts.top_k {top_k} or more; and how many best scores count for a group, at most its experts"
+                "three numbers: the number of groups, a divisor of model.experts.num {num}; the \
+                number of groups that a token's experts are chosen from, with at least \
+                model.experts.top_k {top_k} experts in total; and the number of best scores that \
+                rank a group, at most its number of experts"
             );
             let value = format!("[{groups}, {of_token}, {best}]");
             require(ok, "model.experts.groups", value, rule)?;
@@ -140,7 +143,7 @@ mod tests {
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\n[model.experts]\ngroups = [3, 2, 2]",
-        "`model.experts.groups` is [3, 2, 2]: it must be three numbers: groups that divide"
+        "`model.experts.groups` is [3, 2, 2]: it must be three numbers: the number of groups, a divisor of"
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\n[model.experts]\ngroups = [4, 2, 9]",
@@ -152,7 +155,7 @@ mod tests {
     )]
     #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nffn = 9",
-        "`model.experts.ffn` is 9: it must be model.ffn 384, or absent: every layer of a mixtral"
+        "`model.experts.ffn` is 9: it must be model.ffn 384, or absent: every layer of mixtral"
     )]
     #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nlayer_freq = \"2\"",

@@ -214,7 +214,7 @@ impl TrainConfig {
                 "moe",
                 self.moe != Self::default().moe,
                 has_experts,
-                "with a model.family of experts",
+                "with a model.family that has experts",
             ),
             (
                 "moe.drop_policy",

@@ -126,9 +126,10 @@ fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> 
         None => Ok(None),
         Some(name) => {
             let rule = format!(
-                "given, for the model's own tokenizer `{}` cannot be read: give a tokenizer.json or its \
-                 folder (`AutoTokenizer.from_pretrained(..).save_pretrained(..)` of transformers writes \
-                 one), or `data.tokenizer=byte` to train on bytes",
+                "given, because the model's own tokenizer `{}` cannot be read: give a \
+                tokenizer.json or its folder \
+                (`AutoTokenizer.from_pretrained(..).save_pretrained(..)` of transformers writes \
+                one), or `data.tokenizer=byte` to train on bytes",
                 folder.join(name).display()
             );
             Err(TrainError::Invalid {

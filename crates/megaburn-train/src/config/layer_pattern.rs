@@ -39,7 +39,7 @@ impl LayerPattern {
             Self::List(list) => list.len() == layers,
         };
         let rule =
-            format!("every how many layers, or a list of model.layers {layers} zeros and ones");
+            format!("an interval in layers, or a list of model.layers {layers} zeros and ones");
         require(
             is_right,
             "model.experts.layer_freq",
@@ -99,10 +99,7 @@ impl Reader<'_> {
         if list.len() <= MOST_LAYERS {
             Ok(list)
         } else {
-            Err(format!(
-                "a list of {} layers, which no model has",
-                list.len()
-            ))
+            Err(format!("a list of {} layers is too long", list.len()))
         }
     }
 
@@ -111,10 +108,7 @@ impl Reader<'_> {
         while self.takes('*') {
             let times = self.number()?;
             if list.len().saturating_mul(times) > MOST_LAYERS {
-                return Err(format!(
-                    "{} layers times {times}, which no model has",
-                    list.len()
-                ));
+                return Err(format!("{} layers times {times} are too many", list.len()));
             }
             list = list.repeat(times);
         }
@@ -167,7 +161,7 @@ impl Reader<'_> {
 
     fn expected(&self, what: &str) -> String {
         let rest: String = self.text[self.at..].iter().collect();
-        format!("expected {what} at `{rest}` of a pattern such as 2 or ([0]*1+[1]*60)")
+        format!("expected {what} at `{rest}` in a pattern such as 2 or ([0]*1+[1]*60)")
     }
 }
 
@@ -200,7 +194,7 @@ mod tests {
     #[case("([0]", "expected `)`")]
     #[case("[0 1", "expected `,` or `]` at ``")]
     #[case("[0]x", "expected the end at `x`")]
-    #[case("[0]*99999", "1 layers times 99999, which no model has")]
+    #[case("[0]*99999", "1 layers times 99999 are too many")]
     fn what_is_no_pattern_is_refused(#[case] text: &str, #[case] message: &str) {
         let error = LayerPattern::try_from(text.to_string()).unwrap_err();
         assert!(error.contains(message), "{error}");

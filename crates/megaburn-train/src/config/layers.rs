@@ -158,7 +158,7 @@ impl ConfigLayers {
         let mut config = read(self.merged.clone(), "the configuration".into())?;
         follow::fill_in(&mut config, &self.merged);
         if let Some(run) = self.run.filter(|run| *run != config.run.dir) {
-            let rule = format!("left out beside --resume, which goes on in `{run}`");
+            let rule = format!("omitted with --resume, which continues in `{run}`");
             return Err(TrainError::Invalid {
                 key: "run.dir",
                 value: config.run.dir,
@@ -356,7 +356,7 @@ mod tests {
     )]
     #[case(
         "[empty]",
-        "unknown key `empty` in `my.toml`; no key is like it; configs/"
+        "unknown key `empty` in `my.toml`; there is no similar key; configs/"
     )]
     #[case(
         "[train]\nsteps = ",

@@ -71,7 +71,7 @@ impl MlaConfig {
         at_least_one("model.latent.qk_nope_head_dim", self.qk_nope_head_dim)?;
         at_least_one("model.latent.v_head_dim", self.v_head_dim)?;
         let rope = self.qk_rope_head_dim;
-        let rule = "even and at least 2, for rotary embeddings turn pairs";
+        let rule = "even and at least 2, because rotary embeddings rotate pairs";
         let even = rope > 0 && rope.is_multiple_of(2);
         require(even, "model.latent.qk_rope_head_dim", rope, rule)
     }
@@ -127,11 +127,11 @@ mod tests {
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 2",
-        "`model.kv_heads` is 2: it must be model.heads 4, or absent: the heads of deepseek_v3"
+        "`model.kv_heads` is 2: it must be model.heads 4, or absent: deepseek_v3 does not share"
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 4\nhead_dim = 32",
-        "`model.head_dim` is 32: it must be 48, for heads of deepseek_v3 are as model.latent says"
+        "`model.head_dim` is 32: it must be 48, because model.latent defines the heads of deepseek_v3"
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 4\nwindow = 8",

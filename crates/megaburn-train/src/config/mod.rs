@@ -297,7 +297,7 @@ mod tests {
     #[rstest]
     #[case(
         "tp2-dp2",
-        "layout `tp2-dp2` takes 4 GPUs, one a rank, and this host shows 3"
+        "layout `tp2-dp2` needs 4 GPUs, one per rank, but this host has 3"
     )]
     #[case("tp3", "attention heads 4 is not divisible by tp 3")]
     fn a_layout_that_the_gpus_do_not_carry_is_refused(#[case] layout: &str, #[case] message: &str) {

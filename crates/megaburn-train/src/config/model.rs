@@ -211,7 +211,7 @@ impl ModelConfig {
         }
         let latent = self.latent();
         if self.head_dim.is_none() && latent.is_none() {
-            let rule = format!("a multiple of model.heads {heads}, or model.head_dim be set");
+            let rule = format!("a multiple of model.heads {heads}, or model.head_dim must be set");
             require(hidden.is_multiple_of(heads), "model.hidden", hidden, rule)?;
         }
         let rule = format!("a divisor of model.heads {heads}");
@@ -223,29 +223,30 @@ impl ModelConfig {
         )?;
         let learned = self.family.template().positions == Positions::Learned;
         let rule = format!(
-            "model.heads {heads}, or absent: the heads of {} share no keys and values",
+            "model.heads {heads}, or absent: {} does not share keys and values between heads",
             self.family
         );
         let ok = !self.has_all_kv_heads() || kv_heads == heads;
         require(ok, "model.kv_heads", kv_heads, rule)?;
         let unused = !learned || self.rope_scaling.is_none();
-        let rule = format!("absent, for {} has no rotary positions", self.family);
+        let rule = format!("absent, because {} has no rotary positions", self.family);
         require(unused, "model.rope_scaling", "set", rule)?;
         if let Some(experts) = &self.experts {
-            let rule = format!("absent, for {} has no experts", self.family);
+            let rule = format!("absent, because {} has no experts", self.family);
             let has_some = self.family.template().experts.is_some();
             require(has_some, "model.experts", "set", rule)?;
             experts.validate(self.layers)?;
             if let Some(width) = experts.ffn.filter(|_| self.family == Family::Mixtral) {
                 let rule = format!(
-                    "model.ffn {}, or absent: every layer of a mixtral has experts, and model.ffn is their width",
+                    "model.ffn {}, or absent: every layer of mixtral has experts, whose width is \
+                    model.ffn",
                     self.ffn
                 );
                 require(width == self.ffn, "model.experts.ffn", width, rule)?;
             }
         }
         if let Some(config) = &self.latent {
-            let rule = format!("absent, for {} has no latents", self.family);
+            let rule = format!("absent, because {} has no latent attention", self.family);
             require(latent.is_some(), "model.latent", "set", rule)?;
             config.validate()?;
         }
@@ -255,13 +256,13 @@ impl ModelConfig {
         let head_dim = self.head_dim();
         if let Some(size) = latent.as_ref().map(Mla::qk_head_dim) {
             let family = self.family;
-            let rule = format!("{size}, for heads of {family} are as model.latent says");
+            let rule = format!("{size}, because model.latent defines the heads of {family}");
             require(head_dim == size, "model.head_dim", head_dim, rule)?;
         }
         let is_rotated = !learned && latent.is_none();
         let even = head_dim > 0 && (!is_rotated || head_dim.is_multiple_of(2));
-        let rule =
-            "even and at least 2, for rotary embeddings turn pairs (default: hidden / heads)";
+        let rule = "even and at least 2, because rotary embeddings rotate pairs (default: hidden / \
+            heads)";
         require(even, "model.head_dim", head_dim, rule)?;
         positive("model.rope_theta", self.rope_theta)?;
         positive("model.norm_eps", self.norm_eps)?;
@@ -334,7 +335,7 @@ mod tests {
     #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
     #[case(
         "family = \"gpt2\"\nkv_heads = 2",
-        "`model.kv_heads` is 2: it must be model.heads 4, or absent: the heads of gpt2 share no"
+        "`model.kv_heads` is 2: it must be model.heads 4, or absent: gpt2 does not share"
     )]
     #[case(
         "family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8",

@@ -195,29 +195,33 @@ impl TrainConfig {
         let by_quantile = self.moe.bias_update == BiasUpdate::Quantile;
         let has_quantile = experts.bias && experts.groups.is_none() && experts.top_k < experts.num;
         if by_quantile && !has_quantile {
-            let rule = "sign, where experts have no biases, are chosen by groups, or all go to all";
+            let rule = "sign if experts have no biases, routing is group-limited, or every token \
+                       goes to every expert";
             return require(false, "moe.bias_update", "quantile", rule);
         }
         let balances = self.moe.aux_loss + self.moe.seq_aux_loss + self.moe.global_aux_loss > 0.0;
         if self.moe.sinkhorn && (balances || self.moe.force_balance || experts.bias) {
-            let rule = "false, with a balancing loss, moe.force_balance or biases by which experts are chosen";
+            let rule = "false with a balancing loss, moe.force_balance or expert biases";
             return require(false, "moe.sinkhorn", true, rule);
         }
         let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
         let by_sequence = self.moe.capacity_factor.is_some()
             && self.moe.capacity_scope == CapacityScopeName::Sequence;
         if is_dynamic && by_sequence {
-            let rule = "rank where documents are dealt out to ranks (parallel.max_tokens_per_rank)";
+            let rule = "rank if documents are distributed over ranks \
+                       (parallel.max_tokens_per_rank)";
             return require(false, "moe.capacity_scope", "sequence", rule);
         }
         if is_dynamic && self.moe.pad_to_capacity {
-            let rule = "false where documents are dealt out to ranks (parallel.max_tokens_per_rank), which \
-                        have other numbers of tokens";
+            let rule = "false if documents are distributed over ranks \
+                       (parallel.max_tokens_per_rank), because ranks have different numbers of \
+                       tokens";
             return require(false, "moe.pad_to_capacity", true, rule);
         }
         if is_dynamic && self.moe.sinkhorn {
-            let rule = "false where documents are dealt out to ranks (parallel.max_tokens_per_rank), which \
-                        have no micro-batches in common";
+            let rule = "false if documents are distributed over ranks \
+                       (parallel.max_tokens_per_rank), because ranks have no common \
+                       micro-batches";
             return require(false, "moe.sinkhorn", true, rule);
         }
         let of_passes = [
@@ -227,8 +231,8 @@ impl TrainConfig {
         let used = of_passes
             .into_iter()
             .find(|(_, loss)| is_dynamic && *loss != 0.0);
-        let rule = "0 where documents are dealt out to ranks (parallel.max_tokens_per_rank), which have no \
-                    micro-batches in common; moe.global_aux_loss is what balances there";
+        let rule = "0 if documents are distributed over ranks (parallel.max_tokens_per_rank), \
+                   because ranks have no common micro-batches; use moe.global_aux_loss";
         used.map_or(Ok(()), |(key, loss)| require(false, key, loss, rule))
     }
 }

@@ -11,9 +11,7 @@ impl TrainConfig {
     /// One of these is the case; the error has both numbers.
     pub(crate) fn check_mtp(&self, mtp_depths: usize) -> Result<(), TrainError> {
         let seq_len = self.data.seq_len;
-        let rule = format!(
-            "below data.seq_len {seq_len}: further ahead no token of a sequence has a label"
-        );
+        let rule = format!("less than data.seq_len {seq_len}: no token has a label further ahead");
         require(
             mtp_depths == 0 || mtp_depths < seq_len,
             "model.mtp_layers",
@@ -21,8 +19,10 @@ impl TrainConfig {
             rule,
         )?;
         let named = self.parallel.layer_split().mtp_layers()?;
-        let rule =
-            format!("{named}, as many as there are `m` in parallel.pipeline_layout, or none there");
+        let rule = format!(
+            "{named}, the number of `m` in parallel.pipeline_layout, or the layout must \
+                    have no `m`"
+        );
         require(
             named == 0 || named == mtp_depths,
             "model.mtp_layers",
@@ -51,7 +51,7 @@ mod tests {
     #[case(3, "")]
     #[case(
         4,
-        "`model.mtp_layers` is 4: it must be below data.seq_len 4: further ahead no token"
+        "`model.mtp_layers` is 4: it must be less than data.seq_len 4: no token"
     )]
     fn depths_are_within_a_sequence(#[case] mtp_depths: usize, #[case] message: &str) {
         let found = with("tp1", &[&format!("model.mtp_layers={mtp_depths}")]).layout(None);
@@ -68,7 +68,7 @@ mod tests {
     #[case(
         "Ett|ttmL",
         2,
-        "`model.mtp_layers` is 2: it must be 1, as many as there are `m` in parallel"
+        "`model.mtp_layers` is 2: it must be 1, the number of `m` in parallel"
     )]
     #[case("Ett|ttmL", 0, "`model.mtp_layers` is 0: it must be 1")]
     #[case(

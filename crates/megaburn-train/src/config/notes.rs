@@ -25,12 +25,14 @@ impl TrainConfig {
             && experts.normalise
         {
             notes.push(
-                "model.experts.top_k is 1 and the weights of a token's experts add up to one: each weight is 1, so predictions do not train the router; choose top_k 2 or more, or model.experts.normalise = false where the family allows it"
+                "model.experts.top_k is 1 and the weights of a token's experts are normalised: \
+                each weight is 1, so the loss does not train the router; choose top_k 2 or more, \
+                or model.experts.normalise = false if the family allows it"
                     .into(),
             );
         }
         if self.data.validation_fraction == 0.0 {
-            notes.push("data.validation_fraction is 0: nothing is evaluated".into());
+            notes.push("data.validation_fraction is 0: there are no evaluations".into());
         }
         notes
     }
@@ -52,7 +54,7 @@ mod tests {
     #[case(&["model.family=mixtral", "model.experts.top_k=1"], "model.experts.top_k is 1 and the")]
     #[case(&["model.family=mixtral"], "")]
     #[case(&["model.family=deepseek_v2", "model.experts.top_k=1"], "")]
-    #[case(&["data.validation_fraction=0"], "nothing is evaluated")]
+    #[case(&["data.validation_fraction=0"], "there are no evaluations")]
     fn what_may_not_be_meant_is_said(#[case] sets: &[&str], #[case] note: &str) {
         let layers = sets
             .iter()

@@ -215,14 +215,14 @@ impl OptimizerConfig {
             ("optimizer.exp_avg_sq_dtype", self.exp_avg_sq_dtype),
             ("optimizer.momentum_dtype", self.momentum_dtype),
         ] {
-            let rule = "f32 or bf16: sums and small updates leave the range of f16";
+            let rule = "f32 or bf16: sums and small updates exceed the range of f16";
             require(dtype != Dtype::F16, key, dtype, rule)?;
         }
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),
             ("optimizer.main_grads_dtype", self.main_grads_dtype),
         ] {
-            let rule = format!("f32 where train.dtype is {of_params}");
+            let rule = format!("f32 if train.dtype is {of_params}");
             require(dtype == Dtype::F32 || dtype == of_params, key, dtype, rule)?;
         }
         Ok(())
@@ -279,11 +279,11 @@ mod tests {
     )]
     #[case(
         "main_params_dtype = 'bf16'",
-        "`optimizer.main_params_dtype` is bf16: it must be f32 where train.dtype is f32"
+        "`optimizer.main_params_dtype` is bf16: it must be f32 if train.dtype is f32"
     )]
     #[case(
         "main_grads_dtype = 'bf16'",
-        "`optimizer.main_grads_dtype` is bf16: it must be f32 where train.dtype is f32"
+        "`optimizer.main_grads_dtype` is bf16: it must be f32 if train.dtype is f32"
     )]
     #[case(
         "exp_avg_dtype = 'f16'",
@@ -330,7 +330,7 @@ mod tests {
     )]
     #[case(
         "beta2 = 0.999\nexp_avg_sq_dtype = 'bf16'",
-        "`optimizer.beta2` is 0.999: it must be at most 0.996 where its mean is kept in bf16"
+        "`optimizer.beta2` is 0.999: it must be at most 0.996 if its moving average is stored in bf16"
     )]
     fn an_optimizer_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
         let layers = ConfigLayers::new().with_text("o.toml", &format!("[optimizer]\n{line}"));

@@ -208,7 +208,7 @@ impl OptimizerConfig {
         positive("optimizer.eps", self.eps)?;
         let sgd = &self.sgd;
         let muon = &self.muon;
-        let rule = "more than 0 where optimizer.sgd.nesterov is true";
+        let rule = "more than 0 if optimizer.sgd.nesterov is true";
         require(
             !sgd.nesterov || sgd.momentum > 0.0,
             "optimizer.sgd.momentum",
@@ -223,7 +223,8 @@ impl OptimizerConfig {
         require(dtype != Dtype::F16, "optimizer.muon.dtype", dtype, rule)?;
         // bf16 has 8 bits of mantissa: a step that reduces a mean by less than 1/256 rounds to no
         // change.
-        let rule = "at most 0.996 where its mean is kept in bf16, or the mean would never fall";
+        let rule = "at most 0.996 if its moving average is stored in bf16, or the average would \
+                   never fall";
         let name = self.name;
         let of = |is_used: bool, beta| if is_used { beta } else { 0.0 };
         for (key, beta, dtype) in [
@@ -276,7 +277,7 @@ mod tests {
     )]
     #[case(
         "[optimizer.sgd]\nmomentum = 0.0\nnesterov = true",
-        "`optimizer.sgd.momentum` is 0: it must be more than 0 where optimizer.sgd.nesterov is true"
+        "`optimizer.sgd.momentum` is 0: it must be more than 0 if optimizer.sgd.nesterov is true"
     )]
     #[case(
         "[optimizer.lion]\nbeta2 = -0.5",

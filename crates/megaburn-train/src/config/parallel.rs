@@ -320,7 +320,8 @@ impl ParallelConfig {
         degree("parallel.ep", self.ep)?;
         degree("parallel.etp", self.etp)?;
         degree("parallel.zero_ranks", self.zero_ranks.unwrap_or(1))?;
-        let stages = "0 (nothing is shared out), 1 (optimizer state), 2 (gradients as well) or 3 (parameters too)";
+        let stages = "0 (nothing is sharded), 1 (optimizer state), 2 (gradients as well) or 3 \
+                     (parameters too)";
         require(
             usize::from(self.zero) < STAGES.len(),
             "parallel.zero",

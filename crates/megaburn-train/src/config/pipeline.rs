@@ -108,7 +108,7 @@ impl ParallelConfig {
 
     pub(super) fn validate_pipeline(&self) -> Result<(), TrainError> {
         if self.schedule == Some(ScheduleKind::ForwardOnly) {
-            let rule = "one that trains: gpipe, 1f1b, interleaved, zb-h1 or zb-v";
+            let rule = "a training schedule: gpipe, 1f1b, interleaved, zb-h1 or zb-v";
             return require(false, "parallel.schedule", ScheduleKind::ForwardOnly, rule);
         }
         let sizes = [

@@ -109,10 +109,10 @@ impl RecomputeConfig {
                 !twice(module),
                 "recompute.modules",
                 value,
-                "a list that names each once",
+                "a list without repetitions",
             )?;
         }
-        let rule = "1 or more (recompute.method = \"none\" computes no layer again)";
+        let rule = "1 or more (recompute.method = \"none\" recomputes no layer)";
         require(
             self.num_layers > 0,
             "recompute.num_layers",
@@ -210,7 +210,8 @@ mod tests {
     #[case("modules = [1]", "`recompute.modules` in `r.toml`: ")]
     #[case(
         "modules = [\"norm\", \"norm\"]",
-        "`recompute.modules` is a list with \"norm\" more than once: it must be a list that names each once"
+        "`recompute.modules` is a list with \"norm\" more than once: it must be a list without \
+        repetitions"
     )]
     #[case("granularity = \"full\"", "recompute.granularity")]
     fn what_cannot_be_computed_again_is_refused(#[case] line: &str, #[case] message: &str) {

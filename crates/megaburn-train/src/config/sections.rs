@@ -321,7 +321,7 @@ impl GenerateConfig {
             ok,
             "generate.prompt",
             "empty",
-            "some text for a sample to start with",
+            "some text that a sample starts with",
         )?;
         not_negative("generate.temperature", self.temperature)
     }

@@ -48,8 +48,8 @@ impl TrainConfig {
         if model.vocab < data.vocab() {
             let tokenizer = String::from(self.data.tokenizer.clone());
             let remedy = match start {
-                Some(_) => "set data.tokenizer to that of the model",
-                None => "leave model.vocab out, or choose a smaller data.tokenizer",
+                Some(_) => "set data.tokenizer to the model's tokenizer",
+                None => "remove model.vocab, or choose a smaller data.tokenizer",
             };
             let rule = format!(
                 "at least the {} token ids of data.tokenizer = \"{tokenizer}\": {remedy}",

@@ -35,7 +35,7 @@ pub fn human_number(value: f64) -> String {
         return rounded;
     }
     // Round before choosing the unit, so that 999.6 becomes 1.00k and not 1000.
-    let mut value: f64 = rounded.parse().expect("it was printed from a number");
+    let mut value: f64 = rounded.parse().expect("the text was printed from a number");
     let mut unit = 0;
     while value.abs() >= 1000.0 && unit + 1 < UNITS.len() {
         value /= 1000.0;

@@ -91,7 +91,7 @@ impl Console {
         let has_bar = !target.is_hidden();
         let mut screen = Screen::new(out, target, steps, first_step);
         let screen = OutputQueue::spawn("console", WAITING, move |output| screen.show(output))
-            .expect("the system has room for a thread");
+            .expect("the system can start a thread");
         let log_interval = log_interval.max(1);
         Self {
             screen,
@@ -142,7 +142,7 @@ impl Console {
         let further = if further.is_empty() {
             String::new()
         } else {
-            format!("; of further tokens {}", further.join(", "))
+            format!("; MTP {}", further.join(", "))
         };
         self.line(format!(
             "evaluation after step {step}: loss {eval_loss:.4} on unseen data{further}"

@@ -14,7 +14,7 @@ use crate::trainer::NonFiniteOrigin;
             param: "head.weight".into(),
         }),
     },
-    "step 7 is not finite (loss NaN, gradient norm inf, in backward first in `head.weight`, on ranks 2, 3); the weights are those of step 6",
+    "step 7 is not finite (loss NaN, gradient norm inf, first in `head.weight` in the backward pass, on ranks 2, 3); the weights are those of step 6",
     Exit::NonFinite
 )]
 #[case(
@@ -24,12 +24,14 @@ use crate::trainer::NonFiniteOrigin;
         grad_norm: f64::INFINITY,
         diagnosis: Diagnosis::Finite,
     },
-    "step 7 is not finite (loss 2.5, gradient norm inf, though each rank's gradients are finite when computed again: their sum overflows, or the hardware failed once); the weights are those of step 6",
+    "step 7 is not finite (loss 2.5, gradient norm inf, but each rank's gradients are finite \
+    when recomputed: their sum overflows, or the hardware failed once); the weights are those of \
+    step 6",
     Exit::NonFinite
 )]
 #[case(
     TrainError::ReplicasDiffer { step: 7, param: "head.weight".into(), ranks: [1, 3] },
-    "after step 7 ranks 1 and 3 hold different copies of `head.weight`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
+    "after step 7 ranks 1 and 3 have different copies of `head.weight`: the memory or the hardware of one of them failed, or they run different builds; resume from a checkpoint",
     Exit::PeerLost
 )]
 #[case(
@@ -41,7 +43,7 @@ use crate::trainer::NonFiniteOrigin;
         loss_scale: 1.0,
         diagnosis: Diagnosis::None,
     },
-    "step 107 is the last of 100 in a row that changed nothing (loss 2.5, gradient norm 7.5, loss scale 1); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
+    "step 107 is the last of 100 skipped steps in a row (loss 2.5, gradient norm 7.5, loss scale 1); resume from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
     Exit::NonFinite
 )]
 #[case(
@@ -56,7 +58,7 @@ use crate::trainer::NonFiniteOrigin;
 )]
 #[case(
     TrainError::Signals { source: io::ErrorKind::PermissionDenied.into() },
-    "cannot listen to the signals that stop a run: permission denied",
+    "cannot install the handlers of signals that stop a run: permission denied",
     Exit::Failed
 )]
 #[case(

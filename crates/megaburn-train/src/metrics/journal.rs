@@ -96,7 +96,8 @@ impl Journal {
                 None => return Ok(()),
                 Some(Failing { since, .. }) if since.elapsed() >= PATIENCE => {
                     tracing::warn!(
-                        "the last {} lines of `{}` could not be written and are lost; the checkpoints are whole",
+                        "the last {} lines of `{}` could not be written and are lost; the \
+                        checkpoints are intact",
                         self.writer.num_waiting(),
                         self.writer.path().display()
                     );
@@ -113,7 +114,7 @@ impl Journal {
             (Ok(()), None) => {}
             (Ok(()), failing) => {
                 tracing::warn!(
-                    "`{}` can be written again; no line is missing",
+                    "`{}` is writable again; no line was lost",
                     self.writer.path().display()
                 );
                 *failing = None;
@@ -121,7 +122,7 @@ impl Journal {
             (Err(_), Some(failing)) => failing.tries += 1,
             (Err(error), failing) => {
                 tracing::warn!(
-                    "{error}; training goes on, and the lines are written when that works"
+                    "{error}; training continues, and the lines are written as soon as possible"
                 );
                 *failing = Some(Failing {
                     since: Instant::now(),
@@ -208,7 +209,7 @@ mod tests {
         let _second = journal(&run);
         let error = first.write(example_step(1, 1.0)).unwrap_err();
         assert!(
-            error.to_string().contains("is not its own any more"),
+            error.to_string().contains("no longer owns its folder"),
             "{error}"
         );
         assert!(first.sync().is_err() && first.finish().is_err());

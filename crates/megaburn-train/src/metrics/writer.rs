@@ -85,7 +85,10 @@ impl MetricsWriter {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn write_line(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        serde_json::to_writer(&mut self.waiting, line).expect("numbers and texts are always JSON");
+        serde_json::to_writer(&mut self.waiting, line).expect(
+            "numbers and strings are always \
+            serializable",
+        );
         self.waiting.push(b'\n');
         self.flush()
     }
@@ -140,13 +143,13 @@ impl MetricsWriter {
         let path = self.path.display();
         match fs::metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => return Ok(()),
-            Ok(_) => tracing::warn!("`{path}` was replaced; the run goes on in the file there"),
+            Ok(_) => tracing::warn!("`{path}` was replaced; the run continues in the new file"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.file.rewind()?;
                 let mut lines = Vec::new();
                 io::copy(&mut self.file, &mut lines)?;
                 write_atomic(&self.path, &lines)?;
-                tracing::warn!("`{path}` was removed; it was written anew with all its lines");
+                tracing::warn!("`{path}` was removed; it was rewritten with all its lines");
             }
             Err(error) => return Err(error),
         }

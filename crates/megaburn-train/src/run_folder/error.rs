@@ -12,29 +12,34 @@ use crate::Exit;
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "the message of each variant says what its fields are"
+    reason = "the error message of each variant describes its fields"
 )]
 pub enum RunFolderError {
     #[error(
-        "run.dir `{}` is not empty and is not a run's folder (it holds {names}): choose another folder with --set run.dir=..., or keep these files beside the run with --set run.allow_other_files=true",
+        "run.dir `{}` is not empty and is not a run's folder (it contains {names}): choose \
+        another folder with --set run.dir=..., or keep these files next to the run with --set \
+        run.allow_other_files=true",
         path.display()
     )]
     NotARun { path: PathBuf, names: String },
     #[error(
-        "`{}` was not written by megaburn, and a run would write there: move it away, or choose another folder with --set run.dir=...",
+        "`{}` was not written by megaburn, but a run would overwrite it: move it away, or choose \
+        another folder with --set run.dir=...",
         path.display()
     )]
     Taken { path: PathBuf },
-    #[error("`{}` cannot be read as the marker of a run: {why}; choose another folder with --set run.dir=...", path.display())]
+    #[error("cannot read `{}` as a run's marker: {why}; choose another folder with --set \
+            run.dir=...", path.display())]
     Marker { path: PathBuf, why: String },
-    #[error("host {host} cannot read `{}`: {why}; restore the access and start again", path.display())]
+    #[error("host {host} cannot read `{}`: {why}; restore access and start again", path.display())]
     Unreadable {
         host: String,
         path: PathBuf,
         why: String,
     },
     #[error(
-        "`{}` belongs to a run that is going on ({holder}); choose another folder with --set run.dir=..., or start again when that run has ended",
+        "`{}` is in use by a run ({holder}); choose another folder with --set run.dir=..., or \
+        start again when that run has ended",
         path.display()
     )]
     InUse {
@@ -60,7 +65,8 @@ pub enum RunFolderError {
         why: String,
     },
     #[error(
-        "the run stops, because its folder `{}` is not its own any more: {why}; nothing more was written there",
+        "the run stops, because it no longer owns its folder `{}`: {why}; nothing more was \
+        written there",
         path.display()
     )]
     Lost { path: PathBuf, why: String },

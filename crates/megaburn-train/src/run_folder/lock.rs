@@ -77,7 +77,8 @@ impl RunLock {
                     }
                     if is_elsewhere && !is_told {
                         tracing::warn!(
-                            "`{}` is held by a run on another machine ({name}); in case that is gone, its lock is waited for, {} seconds at most",
+                            "`{}` is locked by a run on another machine ({name}); waiting up to \
+                            {} seconds for the lock in case that run is gone",
                             dir.display(),
                             lease.as_secs()
                         );
@@ -89,7 +90,7 @@ impl RunLock {
                 // Some network file systems have no locks. The text of the lock still reveals a
                 // second start.
                 Err(TryLockError::Error(error)) => {
-                    tracing::warn!("`{}` cannot be locked: {error}", path.display());
+                    tracing::warn!("cannot lock `{}`: {error}", path.display());
                     break;
                 }
             }
@@ -121,7 +122,7 @@ impl RunLock {
         match fs::metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(Ok(())),
             Ok(_) => Ok(Err(format!(
-                "another run was started there (`{LOCK}` is another file)"
+                "another run was started there (`{LOCK}` is a different file)"
             ))),
             Err(error) if is_absent(&error) => {
                 Ok(Err(format!("it was removed (`{LOCK}` is gone)")))
@@ -169,7 +170,7 @@ impl Holder {
         };
         let name = match host {
             Some(host) => format!("host {host}"),
-            None => "it has not signed yet".to_string(),
+            None => "it has not written its name yet".to_string(),
         };
         Self { name, is_elsewhere }
     }
@@ -204,7 +205,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = signed(dir.path());
         let error = RunLock::take(dir.path(), LEASE).unwrap_err();
-        let holder = format!("going on (host {} pid {})", host_name(), process::id());
+        let holder = format!(
+            "in use by a run (host {} pid {})",
+            host_name(),
+            process::id()
+        );
         assert!(error.to_string().contains(&holder), "{error}");
         assert_eq!(error.exit(), Exit::BadInput);
         assert!(first.is_in_place().unwrap().is_ok() && first.is_signed_by_us().unwrap().is_ok());

@@ -74,7 +74,7 @@ impl Marker {
         match serde_json::from_slice::<Self>(&text) {
             Ok(marker) if marker.format == FORMAT => Ok(Some(marker)),
             Ok(Self { format, .. }) => {
-                let why = format!("its format is {format}, and this version reads format {FORMAT}");
+                let why = format!("its format is {format}, but this version reads format {FORMAT}");
                 Err(RunFolderError::Marker { path, why })
             }
             Err(error) => Err(RunFolderError::Marker {
@@ -85,7 +85,7 @@ impl Marker {
     }
 
     pub(super) fn write(&self, dir: &Path) -> io::Result<()> {
-        let mut text = serde_json::to_vec(self).expect("a marker is always JSON");
+        let mut text = serde_json::to_vec(self).expect("a marker is serializable");
         text.push(b'\n');
         write_atomic(&dir.join(MARKER), &text)
     }

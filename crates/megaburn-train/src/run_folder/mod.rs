@@ -132,7 +132,7 @@ impl RunShare {
         folder: Option<Arc<RunFolder>>,
     ) -> Result<Self, TrainError> {
         let id: Option<String> = objects::broadcast(world, &folder.as_ref().map(|it| it.id()))?;
-        let id = id.expect("rank 0 has taken the folder");
+        let id = id.expect("rank 0 has locked the folder");
         shared::agree(world, dir, &id, shared::PATIENCE)?;
         Ok(Self { id, folder })
     }
@@ -243,7 +243,7 @@ impl RunFolder {
     /// As [`check`](Self::check), and also checks the marker and the text of the lock. Called
     /// before a checkpoint is written and before it is committed.
     fn check_all(&self) -> Result<(), String> {
-        let unreadable = |error: io::Error| format!("its lock cannot be read: {error}");
+        let unreadable = |error: io::Error| format!("cannot read its lock: {error}");
         let OwnedRun { lock, marker: own } = &*self.held();
         lock.is_in_place().map_err(unreadable)??;
         lock.is_signed_by_us().map_err(unreadable)??;
@@ -288,7 +288,10 @@ impl RunFolder {
             let folder = self.path.join(&name);
             match aside::discard(&folder) {
                 Ok(true) => {}
-                Ok(false) => tracing::warn!("`{}` stays: it holds other files", folder.display()),
+                Ok(false) => tracing::warn!(
+                    "`{}` was not removed: it contains other files",
+                    folder.display()
+                ),
                 Err(error) => tracing::warn!("cannot remove `{}`: {error}", folder.display()),
             }
         }

@@ -110,7 +110,7 @@ fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, boo
         let found = match Marker::read(dir) {
             Ok(Some(marker)) if marker.run_id == run_id => return Ok(()),
             Ok(Some(marker)) => (
-                format!("is that of run {}, not {run_id}", marker.run_id),
+                format!("belongs to run {}, not {run_id}", marker.run_id),
                 false,
             ),
             Ok(None) => ("is not there".to_string(), false),
@@ -124,7 +124,7 @@ fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, boo
             let path = dir.join(MARKER);
             let seconds = patience.as_secs();
             tracing::warn!(
-                "rank 0's `{}` {} on host {}: it is waited for, {seconds} seconds at most",
+                "rank 0's `{}` {} on host {}: waiting up to {seconds} seconds for it",
                 path.display(),
                 found.0,
                 host_name()
@@ -177,7 +177,7 @@ mod tests {
                 .iter()
                 .all(Option::is_none)
         );
-        for (second, why) in [(&empty, "is not there"), (&other, "is that of run ")] {
+        for (second, why) in [(&empty, "is not there"), (&other, "belongs to run ")] {
             for error in errors(&of(second), &marker.run_id) {
                 let error = error.unwrap();
                 let text = error.to_string();

@@ -54,7 +54,7 @@ fn a_run_keeps_its_id_and_a_folder_is_no_other_runs() {
         take(&run)
             .unwrap_err()
             .to_string()
-            .contains("belongs to a run that is going on")
+            .contains("is in use by a run")
     );
     let id = first.id.clone();
     drop(first);

@@ -58,7 +58,8 @@ impl GenerateJob<'_> {
         if layout.dp > 1 && !shares_experts {
             let key = "--layout";
             let value = layout.to_string();
-            let rule = "of tpN, ppN, cpN and epN: generation splits the model over ranks, and the reading of prompts";
+            let rule = "made of tpN, ppN, cpN and epN: generation shards the model and the \
+                       prefill of prompts over ranks";
             return Err(TrainError::Invalid {
                 key,
                 value,
@@ -94,7 +95,9 @@ impl GenerateJob<'_> {
             if len > positions + 1 {
                 let kept = positions.div_ceil(2);
                 tracing::warn!(
-                    "prompt {index} and its continuation are {len} tokens, and the model has {positions} positions: the text was continued from its last {kept} tokens each time it outgrew them"
+                    "prompt {index} and its continuation are {len} tokens, but the model has \
+                    {positions} positions: the text was continued from its last {kept} tokens \
+                    whenever it became too long"
                 );
             }
         }

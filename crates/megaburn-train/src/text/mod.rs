@@ -58,7 +58,7 @@ pub(crate) fn continue_text(
 ) -> Result<Vec<Continuation>, TrainError> {
     if stop.iter().any(String::is_empty) {
         let value = "empty".into();
-        let rule = "a text of one character or more".into();
+        let rule = "a text of at least one character".into();
         return Err(TrainError::Invalid {
             key: "--stop",
             value,

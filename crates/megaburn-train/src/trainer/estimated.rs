@@ -105,7 +105,7 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
             let off = found as f64 / expected as f64 - 1.0;
             assert!(
                 off.abs() < 0.03,
-                "{what}: {found} estimated, {expected} kept by rank {rank}"
+                "{what}: {found} estimated, {expected} saved by rank {rank}"
             );
         }
         assert!(estimate.activations > 0);

@@ -22,7 +22,7 @@ impl Trainer {
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
         let eval = self.evaluate_unless(|| Ok(false))?;
-        Ok(eval.expect("nothing stops it"))
+        Ok(eval.expect("the evaluation cannot be stopped"))
     }
 
     /// As [`evaluate`](Self::evaluate), but returns `None` before the next global batch if `stop`

@@ -61,9 +61,9 @@ impl Trainer {
             let model = self
                 .model
                 .as_mut()
-                .expect("the model is only away during an update");
+                .expect("the model is absent only during an update");
             model.move_expert_biases(|layer, own| {
-                moved(own, loads[layer].as_ref().expect("the layer has experts"))
+                moved(own, loads[layer].as_ref().expect("an MoE layer has a load"))
             });
         }
         self.last_load = loads
@@ -126,7 +126,7 @@ impl Trainer {
             .groups
             .world
             .all_reduce(TensorData::new(all, [len]), ReduceOp::Sum)?;
-        let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
+        let all: Vec<f64> = all.try_to_vec().expect("the tensor is f64");
         let of_layer = |(layer, quantile_counts): (usize, Vec<u64>)| {
             if self.model_config.layer_experts(layer).is_none() {
                 return Ok(None);
@@ -158,7 +158,7 @@ impl Trainer {
         own.resize(num * QUANTILE_BINS, 0);
         let own = TensorData::new(own, [num * QUANTILE_BINS]);
         let all = self.groups.world.all_reduce(own, ReduceOp::Sum)?;
-        let all: Vec<i64> = all.try_to_vec().expect("i64 went in");
+        let all: Vec<i64> = all.try_to_vec().expect("the tensor is i64");
         Ok(all.into_iter().map(|count| count as u64).collect())
     }
 }

@@ -88,7 +88,10 @@ impl HybridContext {
         let all = self.context.passes(&lens).map_err(refused)?;
         let mine = |shares: &Vec<ContextShare>| {
             let share = shares.iter().find(|share| share.ranks.contains(&self.rank));
-            let ContextShare { ranks, sequences } = share.expect("every rank has a share");
+            let ContextShare { ranks, sequences } = share.expect(
+                "every rank has a part of each \
+                pass",
+            );
             let mut row = PackedRow::default();
             let mut tokens = 0;
             for index in sequences {

@@ -287,7 +287,7 @@ impl Trainer {
             .batch_size(self.progress.consumed_samples);
         let micro = self.batch.micro_batch_size();
         let dp = self.batch.dp();
-        GlobalBatch::new(samples, micro, dp).expect("every batch was checked")
+        GlobalBatch::new(samples, micro, dp).expect("every batch size was validated")
     }
 
     /// Whether there is data to evaluate on.
@@ -324,7 +324,7 @@ impl Trainer {
     fn model_in_flight(&self) -> &Decoder {
         self.model
             .as_ref()
-            .expect("the model is only away during an update")
+            .expect("the model is absent only during an update")
     }
 
     /// The optimizer, with the number of its steps.

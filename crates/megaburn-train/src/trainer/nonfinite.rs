@@ -33,14 +33,14 @@ impl fmt::Display for Diagnosis {
         match self {
             Self::None => Ok(()),
             Self::Finite => f.write_str(
-                ", though each rank's gradients are finite when computed again: their sum \
-                 overflows, or the hardware failed once",
+                ", but each rank's gradients are finite when recomputed: their sum overflows, or \
+                the hardware failed once",
             ),
             Self::NonFiniteOrigin(non_finite_origin) => write!(f, ", {non_finite_origin}"),
             Self::Failed(why) => {
                 write!(
                     f,
-                    ", and it could not be computed again to find where: {why}"
+                    ", and it could not be recomputed to find the origin: {why}"
                 )
             }
         }
@@ -67,7 +67,10 @@ impl fmt::Display for NonFiniteOrigin {
             .map(usize::to_string)
             .collect::<Vec<_>>()
             .join(", ");
-        write!(f, "in backward first in `{param}`, on rank{plural} {ranks}")
+        write!(
+            f,
+            "first in `{param}` in the backward pass, on rank{plural} {ranks}"
+        )
     }
 }
 
@@ -90,7 +93,7 @@ impl Trainer {
         let model = self
             .model
             .as_ref()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         let order = lazy_params(model).into_iter().map(|param| param.path);
         let bad = self.grads.find_non_finite()?;
         let place = |path: &String| place(path, self.model_config.layers);
@@ -250,7 +253,7 @@ mod tests {
         for error in errors {
             let text = error.to_string();
             assert!(
-                text.contains("could not be computed again to find where: "),
+                text.contains("could not be recomputed to find the origin: "),
                 "{text}"
             );
             assert!(matches!(error, TrainError::NonFinite { step: 1, .. }));

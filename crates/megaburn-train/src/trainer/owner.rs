@@ -39,8 +39,8 @@ impl Trainer {
 pub(super) fn set_aside(refused: &[Refused]) {
     for Refused { path, .. } in refused {
         match set_aside_damaged(path) {
-            Ok(aside) => tracing::warn!("it was set aside as {}", aside.display()),
-            Err(error) => tracing::warn!("it stays where it is: {error}"),
+            Ok(aside) => tracing::warn!("it was renamed to {}", aside.display()),
+            Err(error) => tracing::warn!("it could not be renamed: {error}"),
         }
     }
 }

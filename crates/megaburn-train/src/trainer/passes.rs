@@ -105,7 +105,7 @@ impl StageExecutor for Training<'_> {
         } = &mut *self.trainer;
         let model = model
             .as_ref()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         sums.accumulate(model, &mut grads);
         self.end()
     }

@@ -57,7 +57,7 @@ impl Trainer {
                 None => param.read(),
             };
             let data = data.map_err(|why| TrainError::Device { why })?;
-            let shard = &self.plan.get(&path).expect("the plan was checked").shard;
+            let shard = &self.plan.get(&path).expect("the plan was validated").shard;
             mine.extend(held(&path, shard, data.as_bytes()));
         }
         let world = &self.groups.world;
@@ -160,7 +160,7 @@ mod tests {
             Ok(trainer.check_replicas().unwrap_err().to_string())
         });
         let [a, b] = ranks;
-        let text = format!("after step 1 ranks {a} and {b} hold different copies of `{param}`");
+        let text = format!("after step 1 ranks {a} and {b} have different copies of `{param}`");
         for error in errors {
             assert!(error.starts_with(&text), "{error}");
         }

@@ -107,7 +107,7 @@ impl Trainer {
         match identity.first() {
             None => Ok(Some(numeric)),
             Some(Change { key, old, new }) => {
-                let what = format!("is of another run: {key} is {old} there and {new} here");
+                let what = format!("is from another run: {key} is {old} there and {new} here");
                 Err(ResumeError::Other {
                     path: checkpoint.path().into(),
                     what,
@@ -165,7 +165,7 @@ impl Trainer {
         }
         difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
             let path = checkpoint.path().into();
-            let what = format!("is of another model: {difference}");
+            let what = format!("is from another model: {difference}");
             Err(ResumeError::Other { path, what }.into())
         })
     }
@@ -190,10 +190,7 @@ impl Trainer {
         let what = match (saved == mine, lacks) {
             (true, None) => return Ok(()),
             (true, Some(moment)) => {
-                format!(
-                    "lacks the {} that optimizer.name {mine} keeps here",
-                    moment.name()
-                )
+                format!("lacks the state {} of optimizer.name {mine}", moment.name())
             }
             (false, _) => format!(
                 "was trained with another optimizer: optimizer.name is {saved} there and {mine} here"
@@ -229,7 +226,8 @@ impl Trainer {
                 let saved = shown(saved);
                 let mine = shown(mine);
                 let what = format!(
-                    "was trained with another order of samples: {name} is {saved} there and {mine} here"
+                    "was trained with a different sample order: {name} is {saved} there and \
+                    {mine} here"
                 );
                 return Err(ResumeError::Other {
                     path: checkpoint.path().into(),
@@ -246,7 +244,7 @@ impl Trainer {
             let saved = keys(saved.document_multiple);
             let mine = keys(mine.document_multiple);
             let what = format!(
-                "was trained on samples that are read otherwise: {saved} there, {mine} here"
+                "was trained on samples that were read differently: {saved} there, {mine} here"
             );
             return Err(ResumeError::Other {
                 path: checkpoint.path().into(),
@@ -266,7 +264,7 @@ impl Trainer {
         let model = self
             .model
             .take()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         let dtype = self.config.train.dtype.into();
         let plan = &self.plan;
         let model = self.optimizer.load_params(model, dtype, |path, _| {
@@ -285,7 +283,7 @@ impl Trainer {
     ) -> Result<(), TrainError> {
         let plan = &self.plan;
         let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
-            let shard = &plan.get(path).expect("the plan was checked").shard;
+            let shard = &plan.get(path).expect("the plan was validated").shard;
             let data = checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?;
             progress.add(data.as_bytes().len() as u64);
             Ok(data)
@@ -309,10 +307,10 @@ impl Trainer {
         let model = self
             .model
             .take()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         let dtype = self.config.train.dtype.into();
         let model = self.optimizer.load_params(model, dtype, |path, _| {
-            Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
+            Ok::<_, TrainError>(params.remove(path).expect("the plan was validated"))
         })?;
         self.model = Some(model);
         if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
@@ -332,7 +330,7 @@ const HASH: &str = "the hash of text and tokenizer";
 
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
-        let what = format!("has a trainer state that this version does not read: {error}");
+        let what = format!("has a trainer state that this version does not support: {error}");
         ResumeError::Other {
             path: checkpoint.path().to_path_buf(),
             what,

@@ -62,9 +62,9 @@ impl Trainer {
             run_id: self.run.as_ref().map(|run| run.id.clone()),
             step: self.progress.step,
             model: json!(self.model_config),
-            trainer: serde_json::to_value(self.state()).expect("numbers are always JSON"),
+            trainer: serde_json::to_value(self.state()).expect("numbers are always serializable"),
         };
-        let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
+        let shard = |path: &str| &self.plan.get(path).expect("the plan was validated").shard;
         self.sharding.settle();
         self.sharding.release();
         let FullState {

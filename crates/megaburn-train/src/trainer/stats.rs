@@ -149,5 +149,5 @@ pub(super) fn world_max(groups: &ProcessGroups, values: &[f64]) -> Result<Vec<f6
 
 fn reduce(group: &Group, values: &[f64], op: ReduceOp) -> Result<Vec<f64>, CollectiveError> {
     let data = group.all_reduce(TensorData::from(values), op)?;
-    Ok(data.try_to_vec().expect("f64 went in"))
+    Ok(data.try_to_vec().expect("the tensor is f64"))
 }

@@ -364,7 +364,7 @@ impl Trainer {
         let model = self
             .model
             .take()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         self.model = Some(
             self.optimizer
                 .step_with(|path| rates.of(path), model, &self.grads)?,

@@ -48,7 +48,7 @@ fn send(world: &Group, found: RankResult) -> Result<(), TrainError> {
             .collect(),
         grads,
     };
-    let header = serde_json::to_vec(&header).expect("numbers, names and shards are JSON");
+    let header = serde_json::to_vec(&header).expect("numbers, names and shards are serializable");
     let shape = [header.len()];
     world.send(TensorData::from_bytes_vec(header, shape, DType::U8), 0)?;
     for values in values {
@@ -64,7 +64,7 @@ fn receive(world: &Group, rank: usize) -> Result<RankResult, TrainError> {
         logits,
         losses,
         grads,
-    } = serde_json::from_slice(header.as_bytes()).expect("ranks run one program");
+    } = serde_json::from_slice(header.as_bytes()).expect("all ranks run the same program");
     let mut found = RankResult {
         logits: logits.map(f64::from_bits),
         losses: losses
@@ -75,9 +75,11 @@ fn receive(world: &Group, rank: usize) -> Result<RankResult, TrainError> {
     };
     for (path, spec) in grads {
         let values = world.recv(rank, None, DType::F32)?;
-        found
-            .grads
-            .push((path, values.try_to_vec().expect("f32 was sent"), spec));
+        found.grads.push((
+            path,
+            values.try_to_vec().expect("the data was sent as f32"),
+            spec,
+        ));
     }
     Ok(found)
 }

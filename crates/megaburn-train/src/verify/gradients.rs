@@ -88,7 +88,9 @@ fn expected(reference: &Reference, param: &HfParam) -> Result<Vec<Option<Vec<f32
 
 /// Rows and columns of a matrix. A vector is one row.
 fn sides(shape: &[usize]) -> [usize; 2] {
-    let columns = *shape.last().expect("a parameter has a dimension");
+    let columns = *shape
+        .last()
+        .expect("a parameter has at least one dimension");
     [shape.iter().product::<usize>() / columns, columns]
 }
 

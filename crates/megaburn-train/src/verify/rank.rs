@@ -141,7 +141,7 @@ impl<'a> VerifyRank<'a> {
         }
         Ok(RankResult {
             logits,
-            grads: first.expect("there is a first step"),
+            grads: first.expect("there is at least one step"),
             losses,
         })
     }
@@ -162,7 +162,7 @@ impl<'a> VerifyRank<'a> {
         };
         let found = found.cast(DType::F32);
         let differences = (found - share(expected, &self.groups)).abs().into_data();
-        let differences: Vec<f32> = differences.try_to_vec().expect("they are f32");
+        let differences: Vec<f32> = differences.try_to_vec().expect("the values are f32");
         // `max` would ignore a NaN.
         let worst = differences.into_iter().fold(0.0f32, |worst, difference| {
             if difference.is_nan() {
@@ -199,7 +199,7 @@ impl<'a> VerifyRank<'a> {
             .groups
             .batch
             .all_reduce(mine[..].into(), ReduceOp::Sum)?;
-        let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
+        let all: Vec<f64> = all.try_to_vec().expect("the tensor is f64");
         self.grads.reduce()?;
         self.pipeline.all_reduce_tied(&mut self.grads)?;
         self.grads.scale(1.0 / all[0]);

@@ -77,10 +77,10 @@ impl Reference {
         if !path.is_file() {
             return Err(ModelError::File {
                 path: dir.to_path_buf(),
-                why:
-                    "has no reference.json to verify a layout against: tests/tools/hf_reference.py \
-                      makes one with Transformers; two models are compared by `verify A B`"
-                        .into(),
+                why: "has no reference.json to verify a layout against: create one from \
+                    Transformers with tests/tools/hf_reference.py; to compare two models, use \
+                    `verify A B`"
+                    .into(),
             }
             .into());
         }
@@ -96,7 +96,7 @@ impl Reference {
             serde_json::from_str(&text).map_err(|error| fail(&path, error.to_string()))?;
         if meta.optimizer.name != "AdamW" {
             let why = format!(
-                "optimizer `{}` is not supported; AdamW is",
+                "optimizer `{}` is not supported; use AdamW",
                 meta.optimizer.name
             );
             return Err(fail(&path, why).into());
@@ -122,16 +122,16 @@ impl Reference {
             let found = tokens.dtype();
             return Err(bad(
                 "input_ids",
-                format!("expected [B, S] of I64, found {shape:?} of {found:?}"),
+                format!("expected [B, S] in I64, found {shape:?} in {found:?}"),
             )
             .into());
         }
         let outside = |id: &i64| *id < 0 || *id >= vocab as i64;
-        let ids: Vec<i64> = tokens.try_to_vec().expect("the type was checked");
+        let ids: Vec<i64> = tokens.try_to_vec().expect("the type was validated");
         if let Some(id) = ids.iter().find(|id| outside(id)) {
             return Err(bad(
                 "input_ids",
-                format!("holds {id}, the vocabulary is {vocab}"),
+                format!("contains {id}, but the vocabulary is {vocab}"),
             )
             .into());
         }
@@ -151,21 +151,30 @@ impl Reference {
                 let dtype = labels.dtype();
                 return Err(bad(
                     "labels",
-                    format!("expected {shape:?} of I64, found {found:?} of {dtype:?}"),
+                    format!("expected {shape:?} in I64, found {found:?} in {dtype:?}"),
                 )
                 .into());
             }
-            let ids: Vec<i64> = labels.try_to_vec().expect("the type was checked");
+            let ids: Vec<i64> = labels.try_to_vec().expect("the type was validated");
             if let Some(id) = ids.iter().find(|id| outside(id) && **id != IGNORED) {
-                return Err(bad("labels", format!("holds {id}, the vocabulary is {vocab}")).into());
+                return Err(bad(
+                    "labels",
+                    format!("contains {id}, but the vocabulary is {vocab}"),
+                )
+                .into());
             }
         }
         let logits = ("logits".to_string(), vec![shape[0], shape[1], vocab]);
         let mut expected = vec![logits, ("loss".to_string(), vec![1])];
         for param in source.params() {
             for part in &param.parts {
-                let dir = source.hf_dir().expect("a folder with config.json is one");
-                let shape = dir.header(&part.name).expect("it was checked").shape;
+                let dir = source
+                    .hf_dir()
+                    .expect("the source is a Hugging Face folder");
+                let shape = dir
+                    .header(&part.name)
+                    .expect("the tensor was validated")
+                    .shape;
                 expected.push((format!("grad.{}", part.name), shape));
             }
         }

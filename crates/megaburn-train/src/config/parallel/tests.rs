@@ -66,7 +66,7 @@ fn a_layout_text_becomes_a_section(
 #[case(
     "zero = 4",
     None,
-    "`parallel.zero` is 4: it must be 0 (nothing is shared out), 1"
+    "`parallel.zero` is 4: it must be 0 (nothing is sharded), 1"
 )]
 #[case(
     "zero_ranks = 0",
@@ -98,9 +98,7 @@ fn a_layout_text_becomes_a_section(
 #[case(
     "tp = 8",
     None,
-    "does not divide the 4 ranks, so no dp uses all of them: choose another layout, or a \
-    multiple of 8 ranks; no launcher says how many ranks there are, so it is `parallel.ranks` = \
-    4: change it, or set `parallel.dp`"
+    "does not divide the 4 ranks, so no dp uses all of them: choose another layout, or a multiple of 8 ranks; no launcher sets the number of ranks, so it is `parallel.ranks` = 4: change it, or set `parallel.dp`"
 )]
 fn a_section_that_is_no_layout_is_refused(
     #[case] lines: &str,

@@ -22,7 +22,7 @@ impl OptimizerConfig {
         let rule = format!("from 0 to optimizer.lr {lr}");
         let advice = if min_lr == Self::default().min_lr {
             format!(
-                "; that is its default, so set optimizer.min_lr too, as to {:e}",
+                "; that is its default, so set optimizer.min_lr too, for example to {:e}",
                 super::tenth(lr)
             )
         } else {
@@ -92,7 +92,7 @@ impl OptimizerConfig {
                 !(given && instead),
                 key,
                 "given",
-                format!("absent where {other} is given"),
+                format!("absent if {other} is given"),
             )?;
         }
         if let Some(fraction) = self.warmup_fraction {
@@ -128,8 +128,8 @@ impl OptimizerConfig {
             )?;
         }
         let needs_warmup = self.lr_decay_style == LrDecayStyle::InverseSquareRoot;
-        let rule = "more than 0 samples where optimizer.lr_decay_style is inverse_square_root, which is \
-                    in proportion to it";
+        let rule = "more than 0 samples if optimizer.lr_decay_style is inverse_square_root, \
+                   which scales with it";
         require(!needs_warmup || warmup_samples > 0, key, warmup, rule)?;
         if let Decay::Wsd { samples, .. } = decay {
             let stable = decay_samples - warmup_samples;
@@ -148,7 +148,10 @@ impl OptimizerConfig {
                     format!("{stable} samples"),
                 ),
             };
-            let rule = format!("at most the {most} between warm-up and end of the decay");
+            let rule = format!(
+                "at most {most}, the number between the warm-up and the end of \
+                               the decay"
+            );
             require(samples <= stable, key, given, rule)?;
         }
         Ok(())
@@ -179,7 +182,7 @@ mod tests {
     )]
     #[case(
         "lr = 1e-4",
-        "is 0.0003: it must be from 0 to optimizer.lr 0.0001; that is its default, so set optimizer.min_lr too, as to 1e-5"
+        "is 0.0003: it must be from 0 to optimizer.lr 0.0001; that is its default, so set optimizer.min_lr too, for example to 1e-5"
     )]
     #[case(
         "weight_decay_steps = 0",
@@ -230,7 +233,7 @@ mod tests {
     )]
     #[case(
         "lr_decay_style = 'inverse_square_root'\nwarmup_steps = 0",
-        "`optimizer.warmup_steps` is 0: it must be more than 0 samples where"
+        "`optimizer.warmup_steps` is 0: it must be more than 0 samples if"
     )]
     #[case(
         "lr_decay_style = 'wsd'\ndecay_steps = 1200\nwsd_decay_steps = 1181",
@@ -242,7 +245,7 @@ mod tests {
     )]
     #[case(
         "lr_decay_style = 'inverse_square_root'\nwarmup_samples = 0",
-        "`optimizer.warmup_samples` is 0: it must be more than 0 samples where"
+        "`optimizer.warmup_samples` is 0: it must be more than 0 samples if"
     )]
     #[case(
         "decoupled_min_lr = 1",

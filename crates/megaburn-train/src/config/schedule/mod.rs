@@ -30,7 +30,7 @@ pub enum LrDecayStyle {
 pub(in crate::config) fn tenth(lr: f64) -> f64 {
     format!("{:.9e}", lr / 10.0)
         .parse()
-        .expect("it was printed from a number")
+        .expect("the text was printed from a number")
 }
 
 impl OptimizerConfig {

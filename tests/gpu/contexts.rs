@@ -331,7 +331,9 @@ fn layer(
     let rounded = |data: TensorData| data.convert_dtype(DType::BF16).convert_dtype(dtype);
     let mut params: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
     let next = |path: &str, _: &[usize]| {
-        Ok::<_, Infallible>(rounded(params.remove(path).expect("each is read once")))
+        Ok::<_, Infallible>(rounded(
+            params.remove(path).expect("each value is read once"),
+        ))
     };
     let layer: SelfAttention = match load_params(layer, next) {
         Ok(layer) => layer,

@@ -162,7 +162,7 @@ fn too_many() -> Result<(), String> {
         .train(&format!("dp{}", gpus + 1), 1, &[])
         .wait(START)?;
     let message = format!(
-        "takes {} GPUs, one a rank, and this host shows {gpus}",
+        "needs {} GPUs, one per rank, but this host has {gpus}",
         gpus + 1
     );
     if ended.code != Some(2) || !ended.stderr.contains(&message) {
@@ -179,7 +179,7 @@ fn other_configuration() -> Result<(), String> {
     }
     let folder = Folder::new();
     let ended = folder.train_at_odds(layout, ranks).wait(START)?;
-    let message = "rank 1 was started with another configuration";
+    let message = "rank 1 was started with a different configuration";
     if ended.code != Some(2) || !ended.stderr.contains(message) {
         return Err(format!("expected: {message}; found: {ended:?}"));
     }

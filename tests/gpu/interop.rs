@@ -95,7 +95,7 @@ fn between_neighbours() -> Result<(), String> {
     for _ in 0..ROUNDS {
         let produced = contiguous(cube(&(value * 2.0 + 1.0)));
         let out = empty(&produced, produced.meta.shape().clone(), DType::F32);
-        let queue = CudaQueue::of(&produced).ok_or("no CUDA tensor")?;
+        let queue = CudaQueue::of(&produced).ok_or("the tensor is not on a CUDA device")?;
         queue.enqueue(
             Op::new(|| "copy".into()).reads(&produced).writes(&out),
             copy,
@@ -109,7 +109,7 @@ fn between_neighbours() -> Result<(), String> {
 /// not be reused before the work is done.
 fn another_stream() -> Result<(), String> {
     let any = cube(&random([1, 1]));
-    let queue = CudaQueue::of(&any).ok_or("no CUDA tensor")?;
+    let queue = CudaQueue::of(&any).ok_or("the tensor is not on a CUDA device")?;
     let side = queue.on_device_thread(|| Stream::create(Priority::High));
     let side = side.map_err(|error| error.to_string())?;
     let mut results = Vec::new();
@@ -147,7 +147,7 @@ fn failure(
 ) -> Result<Tensor<2>, String> {
     let out = cube(&random([3, 4]));
     let out = empty(&out, [3, 4], DType::F32);
-    let queue = CudaQueue::of(&out).ok_or("no CUDA tensor")?;
+    let queue = CudaQueue::of(&out).ok_or("the tensor is not on a CUDA device")?;
     queue.enqueue(
         Op::new(|| "a product [3, 5] x [5, 4]".into()).writes(&out),
         work,
@@ -188,7 +188,7 @@ fn through_foreign_work() -> Result<(), String> {
         Err(CudaError::Refused("on purpose".into()))
     })?));
     let out = empty(&lost, lost.meta.shape().clone(), DType::F32);
-    let queue = CudaQueue::of(&lost).ok_or("no CUDA tensor")?;
+    let queue = CudaQueue::of(&lost).ok_or("the tensor is not on a CUDA device")?;
     queue.enqueue(Op::new(|| "copy".into()).reads(&lost).writes(&out), copy);
     let product = product(out, cube(&random([4, 2])), None, 1.0, DType::F32);
     assert_told(
@@ -198,7 +198,8 @@ fn through_foreign_work() -> Result<(), String> {
 }
 
 fn events() -> Result<(), String> {
-    let queue = CudaQueue::of(&cube(&random([1, 1]))).ok_or("no CUDA tensor")?;
+    let queue =
+        CudaQueue::of(&cube(&random([1, 1]))).ok_or("the tensor is not on a CUDA device")?;
     let run = || -> Result<(), CudaError> {
         let first = Stream::create(Priority::Normal)?;
         let second = Stream::create(Priority::High)?;

@@ -68,7 +68,7 @@ fn matrix(world: &Group) -> Result<(), String> {
     std::fs::create_dir_all(&folder).map_err(|error| text(&error))?;
     let seed = TensorData::from([fresh_seed() as i64]);
     let seed = world.broadcast(seed, 0).map_err(|error| text(&error))?;
-    let seed = seed.try_to_vec::<i64>().expect("i64 went in")[0] as u64;
+    let seed = seed.try_to_vec::<i64>().expect("the tensor is i64")[0] as u64;
     let mut alone: BTreeMap<(String, usize), Expected> = BTreeMap::new();
     let of_world = rows
         .iter()

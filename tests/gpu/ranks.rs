@@ -48,7 +48,7 @@ pub(crate) fn run(test: fn(&Group) -> Result<(), String>) -> ExitCode {
         result
     };
     let rank = thread::Builder::new().stack_size(STACK_BYTES).spawn(body);
-    match rank.expect("there is room for a thread").join() {
+    match rank.expect("the system can start a thread").join() {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
             eprintln!("{error}");

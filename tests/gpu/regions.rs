@@ -135,7 +135,7 @@ fn nan(world: &Group) -> Outcome {
     let want = all
         .into_iter()
         .next()
-        .expect("there are ranks")
+        .expect("there is at least one rank")
         .map_err(|error| error.to_string())?;
     same(max_over(x, world).into_data(), want, "maximum with NaN")
 }

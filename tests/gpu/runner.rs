@@ -59,7 +59,7 @@ pub(crate) fn run_one(name: &str) -> ExitCode {
     };
     let test = move || ranks_per_gpu().and_then(|ranks| case.run(ranks));
     let test = thread::Builder::new().stack_size(STACK_BYTES).spawn(test);
-    match test.expect("there is room for a thread").join() {
+    match test.expect("the system can start a thread").join() {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
             eprintln!("{error}");

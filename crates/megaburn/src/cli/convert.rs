@@ -132,7 +132,7 @@ impl ImportArgs {
             to.display()
         ));
         print::note(format!(
-            "train on with --init {0}, write with megaburn generate {0}",
+            "to train it, --init {0}; to generate text, megaburn generate {0}",
             to.display()
         ));
         Ok(())
@@ -157,16 +157,16 @@ impl UpcycleArgs {
             seed,
         };
         let config = upcycle(&from, &to, options, force)?;
-        let experts = config.experts.expect("it has some now");
+        let experts = config.experts.expect("the upcycled model has experts");
         print::note(format!(
-            "{}, {} experts a layer, {} a token: {} -> {}",
+            "{}, {} experts per layer, top-k {}: {} -> {}",
             config.family,
             experts.num,
             experts.top_k,
             from.display(),
             to.display()
         ));
-        print::note(format!("train on with --init {}", to.display()));
+        print::note(format!("to train it, --init {}", to.display()));
         Ok(())
     }
 }

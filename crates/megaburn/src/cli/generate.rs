@@ -138,8 +138,8 @@ impl GenerateArgs {
         let mut prompts = Vec::new();
         if !texts.is_empty() || !self.stop.is_empty() {
             let Some(tokenizer) = &tokenizer else {
-                let rule = "given (byte, or the path of a tokenizer.json), for the model has no \
-                            tokenizer; or ask with --prompt-ids";
+                let rule = "given (byte, or the path of a tokenizer.json), because the model has \
+                           no tokenizer; or use --prompt-ids";
                 return invalid("--tokenizer", "absent", rule);
             };
             for text in &texts {
@@ -157,7 +157,7 @@ impl GenerateArgs {
                     return invalid(
                         "--prompt-ids",
                         &format!("{text:?}"),
-                        "token ids with commas between them",
+                        "token ids separated by commas",
                     );
                 }
             }
@@ -166,7 +166,7 @@ impl GenerateArgs {
             return invalid(
                 "--prompt",
                 "absent",
-                "given, or --prompt-ids or --prompt-file",
+                "given, or use --prompt-ids or --prompt-file",
             );
         }
         // The model's end-of-text ids are only valid with its own tokenizer.
@@ -233,13 +233,13 @@ impl GenerateArgs {
             {
                 return refuse(
                     text,
-                    format!("parallel. and one of {}", STAGE_KEYS.join(", ")),
+                    format!("`parallel.` followed by one of {}", STAGE_KEYS.join(", ")),
                 );
             }
             if layout.pp == 1 {
                 return refuse(
                     text,
-                    format!("left out where --layout is {layout}, without pp"),
+                    format!("omitted, because --layout {layout} has no pp"),
                 );
             }
         }

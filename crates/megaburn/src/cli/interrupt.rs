@@ -33,7 +33,7 @@ pub(super) fn end_clean_on_signals() -> Result<(), TrainError> {
         };
         let _ = writeln!(
             io::stderr(),
-            "error: stopped by {name}; nothing half-written stays"
+            "error: stopped by {name}; nothing half-written remains"
         );
         low_level::exit(128 + signal);
     };

@@ -128,13 +128,13 @@ fn report(
         schedule.kind.splits_backward(),
         schedule.kind.has_backward(),
     ) {
-        (true, _) => "F forward, B backward for the input, W for the weights, 1 unit each",
+        (true, _) => "F forward, B data gradient, W weight gradient, 1 unit each",
         (_, true) => "F forward, 1 unit; B backward, 2 units",
         _ => "F forward, 1 unit",
     };
     let formula = match config.expected_idle(Costs::UNIT) {
         Some(idle) => format!("{:.4} by formula", idle as f64 / busy as f64),
-        None => "these sizes have no formula".into(),
+        None => "there is no formula for these sizes".into(),
     };
     Ok(format!(
         "{}\n\

@@ -59,7 +59,7 @@ impl TokenizeArgs {
         let found = trained.tokenizer().vocab_size();
         let fewer = match self.vocab {
             asked if asked > found => {
-                format!("; no more pairs of tokens repeat, {asked} were asked for")
+                format!("; no more pairs of tokens repeat, {asked} were requested")
             }
             _ => String::new(),
         };

@@ -208,7 +208,7 @@ impl VerifyArgs {
         if !self.layout.is_empty() {
             let key = "--layout";
             let value = self.layout.join(", ");
-            let rule = "left out where two models are compared".into();
+            let rule = "omitted when two models are compared".into();
             return Err(TrainError::Invalid { key, value, rule });
         }
         let opened = [Side::open(a)?, Side::open(b)?];
@@ -246,7 +246,7 @@ impl VerifyArgs {
         printed?;
         if !self.json {
             print::result(format!(
-                "{} tensors, {} equal to the bit; largest difference {:e}{}",
+                "{} tensors, {} bitwise equal; largest difference {:e}{}",
                 found.num_tensors,
                 found.num_bitwise_equal,
                 found.max_abs,
@@ -279,9 +279,7 @@ impl Side {
 }
 
 fn checkpoint(source: &ModelSource) -> &Checkpoint {
-    source
-        .checkpoint()
-        .expect("a folder without config.json is one")
+    source.checkpoint().expect("the source is a checkpoint")
 }
 
 /// Whether the checkpoint contains optimizer state in addition to the weights.

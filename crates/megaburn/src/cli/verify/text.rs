@@ -17,7 +17,7 @@ pub(super) fn line(report: &Report) -> String {
     let worst = report.grad_worst.as_deref().unwrap_or("-");
     let further = report
         .mtp_losses_max_abs
-        .map(|off| format!(", further tokens {off:.1e}"));
+        .map(|off| format!(", MTP {off:.1e}"));
     let skipped = report.skipped.join(", ");
     let skipped = if skipped.is_empty() {
         skipped
@@ -56,7 +56,7 @@ pub(super) fn difference(tensor: &TensorComparison) -> Option<String> {
                 .map(|at| format!(" at {at:?}"))
                 .unwrap_or_default();
             format!(
-                "{types}{} values differ, by {:e} at most{at}",
+                "{types}{} values differ, by at most {:e}{at}",
                 values.num_different, values.max_abs
             )
         }

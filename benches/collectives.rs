@@ -95,7 +95,7 @@ fn measure(transport: Transport, ranks: usize, quick: bool) -> Result<Vec<Times>
         let mut times = Times::default();
         for repetition in 0..by_rank[0][cell].len() {
             let slowest = by_rank.iter().map(|rank| rank[cell][repetition]).max();
-            times.push(slowest.expect("there are ranks"));
+            times.push(slowest.expect("there is at least one rank"));
         }
         times
     });
@@ -181,7 +181,7 @@ fn input(op: Collective, world: &Group, size: usize) -> Vec<TensorData> {
 }
 
 fn call(op: Collective, world: &Group, mut input: Vec<TensorData>) -> Result<(), CollectiveError> {
-    let mut only = || input.pop().expect("one input");
+    let mut only = || input.pop().expect("there is one input");
     match op {
         Collective::AllReduce => world.all_reduce(only(), ReduceOp::Sum).map(drop),
         Collective::AllGather => world.all_gather(only()).map(drop),

@@ -77,13 +77,13 @@ fn model(quick: bool) -> DecoderConfig {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let about = "A random Llama of TinyLlama's sizes in bf16, in files of at most 500 MB with an \
-                 index, is loaded by four processes under tp4 into f32 parameters, with the file \
-                 cache as warm as the writing left it. Anonymous memory is RssAnon of \
-                 /proc/self/status, looked at every millisecond from the start of the process; the \
-                 allowance is the rank's shard in f32, the largest tensor as it is stored, and 200 \
-                 MB. The peer is a copy of the same files by one process (std::fs::copy, not \
-                 synced). Loading reads each byte of a split tensor once over all ranks; every rank \
-                 also copies into memory that it touches first.";
+                index, is loaded by four processes under tp4 into f32 parameters, with the file \
+                cache warm from writing. Anonymous memory is RssAnon of /proc/self/status, \
+                sampled every millisecond from the start of the process; the limit is the rank's \
+                shard in f32, the largest tensor as it is stored, and 200 MB. The peer is a copy \
+                of the same files by one process (std::fs::copy, not synced). Loading reads each \
+                byte of a sharded tensor once over all ranks; every rank also copies into memory \
+                that has not been touched before.";
     let mut report = Report::new("load_hf", about);
     let folder = tempfile::tempdir_in(std::env::current_dir()?)?;
     let hf = folder.path().join("hf");
@@ -177,7 +177,7 @@ impl TensorSource for Random {
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
         let header = self.headers.iter().find(|header| header.name == name);
-        let mut shape = header.expect("it was given").shape.clone();
+        let mut shape = header.expect("the value is given").shape.clone();
         let row: usize = shape[1..].iter().product();
         shape[0] = rows.len();
         let mut values = vec![0.0; rows.len() * row];
@@ -196,7 +196,9 @@ fn make(config: &DecoderConfig, to: &Path) -> Result<HfWritten, Failure> {
     for param in config.hf_params()? {
         for part in &param.parts {
             let mut shape = param.shape.clone();
-            *shape.last_mut().expect("a parameter has a dimension") = part.columns.len();
+            *shape
+                .last_mut()
+                .expect("a parameter has at least one dimension") = part.columns.len();
             if param.transposed {
                 shape.reverse();
             }
@@ -220,7 +222,7 @@ fn make(config: &DecoderConfig, to: &Path) -> Result<HfWritten, Failure> {
 
 fn largest_tensor(hf: &Path) -> Result<f64, Failure> {
     let source = ModelSource::open(hf)?;
-    let dir = source.hf_dir().expect("it was just written");
+    let dir = source.hf_dir().expect("the file was just written");
     let bytes = |header: TensorHeader| header.num_rows() * header.row_len() * header.dtype.size();
     Ok(dir.tensors().map(bytes).max().unwrap_or(0) as f64)
 }
@@ -261,14 +263,14 @@ fn finish(mut child: Child) -> Result<Loaded, Failure> {
     child
         .stdout
         .take()
-        .expect("it is piped")
+        .expect("the output is piped")
         .read_to_string(&mut text)?;
     if !child.wait()?.success() {
         return Err("a child process failed".into());
     }
     let numbers: Result<Vec<f64>, _> = text.split_whitespace().map(str::parse).collect();
     let [shard, peak, seconds] = numbers?[..] else {
-        return Err("a child said less".into());
+        return Err("a child printed too little".into());
     };
     Ok(Loaded {
         shard,

@@ -63,10 +63,10 @@ fn run(args: &Args) -> Result<(), Failure> {
     let cores = available_parallelism()?.get();
     let about = format!(
         "Training steps (forward, backward, gradient reduction, norm, clipping, AdamW) of rank \
-         threads on {cores} cores. A rank's tensors are computed on a rayon pool of its own, or on one \
-         of a single thread that all ranks share. The global batch is {} samples whatever the \
-         layout, a micro-batch a rank. Layouts take turns; the time of a step is the slowest \
-         rank's.",
+        threads on {cores} cores. A rank's tensors are computed on its own rayon pool, or on a \
+        pool of a single thread that all ranks share. The global batch is {} samples in every \
+        layout, one micro-batch per rank. Layouts alternate; the time of a step is the slowest \
+        rank's.",
         global_batch(),
     );
     let mut report = Report::new("ranks", about);
@@ -77,7 +77,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     for (name, (config, seq_len), repeats) in models {
         let [rounds, steps] = if args.quick { [1, 2] } else { repeats };
         let title = format!(
-            "{name}: hidden {}, ffn {}, {} layers, {:.2} M parameters, {} steps a layout",
+            "{name}: hidden {}, ffn {}, {} layers, {:.2} M parameters, {} steps per layout",
             config.hidden,
             config.ffn,
             config.layers,
@@ -106,7 +106,7 @@ fn table(title: String, times: &[Times], tokens: usize) -> Table {
     ];
     let mut table = Table::new(title, &head);
     for ((text, pool), time) in LAYOUTS.into_iter().zip(times) {
-        let layout: Layout = text.parse().expect("the list is right");
+        let layout: Layout = text.parse().expect("the list is valid");
         table.row(vec![
             text.to_string(),
             layout.world_size().to_string(),
@@ -167,7 +167,7 @@ fn run_layout(
                 .iter()
                 .map(|rank| rank[step])
                 .max()
-                .expect("there are ranks"),
+                .expect("there is at least one rank"),
         );
     }
     Ok(times)

@@ -55,7 +55,7 @@ impl Recall {
         };
         let parts = self.qkv.forward(x).chunk(3, 2).into_iter();
         let mut parts = parts.map(|part| part.reshape([seq, batch, HEADS, HEAD]));
-        let mut part = || parts.next().expect("there are three");
+        let mut part = || parts.next().expect("there are three tensors");
         let q = apply_rope(part(), rope);
         let k = apply_rope(part(), rope);
         let v = part();
@@ -98,7 +98,7 @@ fn train(device: &Device, fused: bool) -> (f32, f32) {
     let mut model = Recall::new(&device);
     let mut optimizer = AdamWConfig::new().init();
     let rope = RopeConfig::new(HEAD).init(0..SEQ, &device.clone().inner());
-    let rope = rope.expect("a head is even");
+    let rope = rope.expect("the head size is even");
     let mut losses = (0.0, 0.0);
     for step in 0..150 {
         let range = Distribution::Uniform(0.0, VOCAB as f64);
@@ -129,6 +129,6 @@ fn main() {
     for (what, fused) in [("Burn's operations", false), ("megaburn's kernels", true)] {
         let (first, last) = train(&device, fused);
         println!("{what}: loss {first:.4} -> {last:.4}");
-        assert!(last < 0.5 * first, "it does not learn");
+        assert!(last < 0.5 * first, "the loss does not decrease");
     }
 }

@@ -136,11 +136,12 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
         ..Family::Llama.template()
     };
     let about = format!(
-        "Forward and backward of {layers} layers of Llama-3-8B's shape (vocabulary 128256, the loss without \
-         all logits) in bf16, {micro_batch} sequences of {seq_len} tokens, on one GPU. \"Held\" is what tensors \
-         take behind forward and did not before; the formula is that of `megaburn::models::activations`; the \
-         paper's is of a layer with nothing computed again (Korthikanti et al. 2022, with the dropout \
-         masks that this model has not), times the layers. The time is the median of {passes} passes."
+        "Forward and backward of {layers} layers of Llama-3-8B's shape (vocabulary 128256, the \
+        loss without all logits) in bf16, {micro_batch} sequences of {seq_len} tokens, on one \
+        GPU. \"Held\" is the tensor memory after the forward pass minus that before; the formula \
+        is `megaburn::models::activations`; the paper's formula is for a layer without recompute \
+        (Korthikanti et al. 2022, with dropout masks, which this model does not have), times the \
+        layers. The time is the median of {passes} passes."
     );
     let mut report = Report::new("activations", &about);
     let head = [
@@ -194,7 +195,7 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
 fn in_bf16(model: Decoder) -> Decoder {
     let mut params: BTreeMap<_, _> = read_params(&model).into_iter().collect();
     let next = |path: &str, _: &[usize]| {
-        let data = params.remove(path).expect("each is read once");
+        let data = params.remove(path).expect("each value is read once");
         Ok::<_, Infallible>(data.convert_dtype(DType::BF16))
     };
     match load_params(model, next) {
@@ -219,7 +220,7 @@ fn measured(
     };
     let tokens = ids(7919);
     let labels = ids(104_729);
-    let allocated = || cuda::memory::allocated(&plain).ok_or("it is no GPU");
+    let allocated = || cuda::memory::allocated(&plain).ok_or("the tensor is not on a GPU");
     let mut held = 0;
     let mut times = Vec::new();
     // The first three passes load kernels and tune GEMMs, so they are not timed.

@@ -163,7 +163,7 @@ impl Inputs {
                 });
             }
         }
-        sums.map(|sum| sum.expect("there is a part"))
+        sums.map(|sum| sum.expect("there is at least one part"))
     }
 }
 
@@ -178,7 +178,7 @@ fn times(
     for pass in 0..passes + 2 {
         let mut whole = None;
         let forward = elapsed(queue, || whole = Some(inputs.forward(parts)))?;
-        let whole = whole.expect("it was computed");
+        let whole = whole.expect("the result was computed");
         let backward = elapsed(queue, || drop(inputs.backward(parts, &whole)))?;
         if pass >= 2 {
             sums[0] += f64::from(forward) / passes as f64;
@@ -191,13 +191,15 @@ fn times(
 fn run(args: &ContextArgs) -> Result<(), Failure> {
     cuda::start()?;
     let device = Device::cuda(0);
-    let queue = CudaQueue::for_device(&device).ok_or("no CUDA device")?;
+    let queue = CudaQueue::for_device(&device).ok_or("the device is not a CUDA device")?;
     let about = format!(
-        "Causal attention of Llama-3-8B's heads in bf16, forward and backward, as a rank in the middle of a ring computes \
-         it, on one GPU and without sending anything: its own stretch and those of the others, joined in f32, gradients \
-         summed in f32. `of one` is that beside the same part of attention to the whole sequence on one GPU. The last \
-         columns are what a rank sends in a step, and how fast that must be to be hidden behind what it computes \
-         meanwhile; NVLink of an H200 has 450 GB/s each way. Milliseconds of the device, the mean of {} passes.",
+        "Causal attention of Llama-3-8B's heads in bf16, forward and backward, as a rank in the \
+        middle of a ring computes it, on one GPU and without communication: attention to its own \
+        chunk and to the other ranks' chunks, merged in f32, gradients summed in f32. `of one` \
+        compares this with the same part of attention to the full sequence on one GPU. The last \
+        columns are what a rank sends per step, and the bandwidth needed to hide it behind the \
+        computation; NVLink of an H200 has 450 GB/s per direction. Milliseconds of the device, \
+        the mean of {} passes.",
         args.passes
     );
     let head = [

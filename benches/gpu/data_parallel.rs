@@ -114,15 +114,16 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
     } = args;
     let params = found.first().map_or(0, |(_, first)| first.params);
     let about = format!(
-        "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
-         gradients and masters, {micro_batches} x {seq_len} tokens a GPU, on {ranks} GPUs, one process \
-         each. The time is the slowest rank's median from the end of a step to the end of the next, its \
-         loss read. The first row is each GPU by itself, without any communication; how much longer \
-         the others take is what communication is not hidden, but for the update, which those that \
-         share it out do a part of. GiB are what is reserved on the GPU, here after the last step, \
-         by PyTorch at most. With `--memory`, what tensors were seen to take of that, also as bytes of each of \
-         {params} parameters, beside Megatron's formula, which has no activations in it: compare them at a few \
-         tokens (`--seq-len 128`)."
+        "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 \
+        with f32 gradients and masters, {micro_batches} x {seq_len} tokens per GPU, on {ranks} \
+        GPUs, one process each. The time is the slowest rank's median from the end of a step to \
+        the end of the next, its loss read. The first row is each GPU by itself, without any \
+        communication; the extra time of the other rows is exposed communication, except that \
+        sharded optimizers do only a part of the update. GiB are the reserved GPU memory, here \
+        after the last step, for PyTorch at the peak. With `--memory`, also the memory that \
+        tensors use, and the same in bytes per parameter ({params} parameters) next to \
+        Megatron's formula, which excludes activations: compare them with few tokens (`--seq-len \
+        128`)."
     );
     let head = [
         "what",

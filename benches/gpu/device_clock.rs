@@ -27,8 +27,11 @@ impl DeviceClock {
     /// Creates a clock whose times are means of `rounds` calls.
     pub(crate) fn new(device: &Device, rounds: usize) -> Result<Self, Failure> {
         let probe = Tensor::<1>::zeros([1], device).try_into_primitive::<Cube>();
-        let probe = probe.map_err(|_| "no tensor of a GPU")?;
-        let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or("no CUDA tensor")?;
+        let probe = probe.map_err(|_| "the tensor is not on a GPU")?;
+        let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or(
+            "the tensor is not \
+            on a CUDA device",
+        )?;
         Ok(Self {
             queue,
             rounds,
@@ -70,7 +73,9 @@ impl DeviceClock {
         for _ in 0..self.rounds + 3 {
             let seeds = step().into_iter().zip(&grads);
             let seeds = seeds.map(|(y, grad)| backward_from(y, Tensor::from_inner(grad.clone())));
-            let root = seeds.reduce(|a, b| a + b).expect("there is an output");
+            let root = seeds
+                .reduce(|a, b| a + b)
+                .expect("there is at least one output");
             self.queue.on_device_thread(|| Ok(()))?;
             self.busy(3);
             times.push(elapsed(&self.queue, || drop(root.backward()))?);

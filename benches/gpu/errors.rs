@@ -151,10 +151,10 @@ macro_rules! measure {
 
 fn run(args: &ErrorsArgs) -> Result<(), Failure> {
     cuda::start()?;
-    let about = "Fused operations on one GPU in bf16 against their definition in f64 on the CPU, on \
-                 the same numbers: the norm of the difference over the norm of the result, of values \
-                 and of each input's gradient. PyTorch's own against f64 beside, on the same numbers \
-                 where `--numbers` is given.";
+    let about = "Fused operations on one GPU in bf16 against their definition in f64 on the CPU, \
+                on the same numbers: the norm of the difference over the norm of the result, of \
+                values and of each input's gradient. PyTorch's error against f64 is in the \
+                columns next to it, on the same numbers if `--numbers` is given.";
     let mut report = Report::new("kernel-errors", about);
     let mut errors = Errors {
         numbers: args.numbers.clone(),

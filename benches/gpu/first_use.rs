@@ -53,9 +53,10 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 }
 
 fn compare(args: &FirstUseArgs, program: &OsString) -> Result<(), Failure> {
-    let about = "The host's time of each fused operation's first call in bf16 until the GPU has computed \
-                 it, small tensors: almost all of it is the compilation of its kernels. In a process \
-                 that finds nothing on disk, and in a second one that finds what the first kept.";
+    let about = "The host's time of each fused operation's first call in bf16 until the GPU has \
+                computed it, small tensors: almost all of it is the compilation of its kernels. \
+                Measured in a process with an empty disk cache, and in a second one that uses \
+                the first one's cache.";
     let mut report = Report::new("first-use", about);
     let folder = tempfile::tempdir()?;
     let run = || -> Result<Vec<(String, f64)>, Failure> {
@@ -144,8 +145,11 @@ fn measure() -> Result<(), Failure> {
     cuda::start()?;
     let device = Device::cuda(0);
     let probe = Tensor::<1>::zeros([1], &device).try_into_primitive::<Cube>();
-    let probe = probe.map_err(|_| "no tensor of a GPU")?;
-    let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or("no CUDA tensor")?;
+    let probe = probe.map_err(|_| "the tensor is not on a GPU")?;
+    let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or(
+        "the tensor is not on a \
+        CUDA device",
+    )?;
     let on = FirstUse { device, queue };
     // Compiles Burn's own kernels for random numbers and conversions, which the operations below
     // use too.

@@ -107,7 +107,8 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
     let mut report = Report::new("gemm", about);
     let library = cuda::libraries::loaded("libcublasLt.so").unwrap_or_default();
     report.text(&format!(
-        "cuBLASLt {} ({}); {suggestions} suggestions, a later one is taken below {clearly} of an earlier one's time.",
+        "cuBLASLt {} ({}); {suggestions} suggestions; a later one is chosen only below {clearly} \
+        of an earlier one's time.",
         cuda::gemm::version(),
         library.display()
     ));
@@ -134,7 +135,7 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
         let x = random(t, i);
         let w = random(i, o);
         let dy = random(t, o);
-        let queue = CudaQueue::of(&cube(&x)).ok_or("no CUDA tensor")?;
+        let queue = CudaQueue::of(&cube(&x)).ok_or("the tensor is not on a CUDA device")?;
         let sum = Tensor::<2>::zeros([i, o], (&device, DType::F32));
         for (name, form) in FORMS {
             let key = format!("{t}x{i}x{o} {name}");

@@ -57,14 +57,14 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 
 fn run(args: &KernelsArgs) -> Result<(), Failure> {
     cuda::start()?;
-    let about = "Fused operations on one GPU, bf16, shapes of Llama-3-8B with 8192 tokens, normally \
-                 distributed numbers. The device's time of one call, the mean of 20 enqueued without \
-                 a wait in between, the median of three such means; of a backward the mean of single \
-                 ones, each behind its forward. Both sides enqueue while the GPU is still busy with \
-                 something else, so that the host's time does not count. Bytes: each input read once, \
-                 each output written once (rms_norm_add: sum and norm, and the gradients of both). \
-                 Attention: causal, 32 heads of 128, 8 of keys and values; the backward counted as 2.5 \
-                 forwards.";
+    let about = "Fused operations on one GPU, bf16, shapes of Llama-3-8B with 8192 tokens, \
+                normally distributed numbers. The device's time of one call, the mean of 20 \
+                enqueued without a wait in between, the median of three such means; for a \
+                backward, the mean of single calls, each after its forward. Both sides enqueue \
+                while the GPU is still busy with something else, so that the host's time does \
+                not count. Bytes: each input read once, each output written once (rms_norm_add: \
+                sum and norm, and the gradients of both). Attention: causal, 32 heads of 128, 8 \
+                of keys and values; the backward counted as 2.5 forwards.";
     let mut report = Report::new("kernels", about);
     let mut bench = Bench::new(args)?;
     bench.memory_bound()?;
@@ -264,7 +264,7 @@ impl Bench {
             };
             let state = RefCell::new(Some(state));
             let time = self.clock.forward(|| {
-                let before = state.take().expect("it is put back");
+                let before = state.take().expect("the value is put back");
                 state.replace(Some(adamw(before, grad.clone(), &step)));
             })?;
             self.row(name, PARAMETERS * bytes, time);
@@ -304,7 +304,7 @@ impl Bench {
         let plans = cuda::cudnn::num_plans();
         let forward = self.clock.forward(|| drop(attend(inputs.clone())))?;
         if !by.is_empty() && cuda::cudnn::num_plans() == plans {
-            return Err("cuDNN did not serve: see the warnings".into());
+            return Err("cuDNN was not used: see the warnings".into());
         }
         let leaves = inputs.map(|x| Tensor::from_inner(x).require_grad());
         let backward = self.clock.backward(|| [attend(leaves.clone())])?;

@@ -102,7 +102,7 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for run in &args.runs {
         let mut words = run.split_whitespace();
-        let layout = words.next().ok_or("a layout is missing")?;
+        let layout = words.next().ok_or("give at least one layout")?;
         let settings: Vec<&str> = words.collect();
         for &micro_batches in &args.micro_batches {
             let mut config = rank.config(layout, args.layers, args.seq_len, &settings)?;
@@ -142,12 +142,14 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
         layers, seq_len, ..
     } = args;
     let about = format!(
-        "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
-         gradients and masters, sequences of {seq_len} tokens where a row says no other, one a micro-batch, on \
-         {ranks} GPUs, one process each. The time is the slowest rank's median, its loss read, and so are the rates; GiB are what is reserved on the fullest GPU \
-         after the last step. The bubble is what of the step is longer than its micro-batches would be at the pace \
-         at which further ones are added (from the run with the most to that with the fewest), the update \
-         included; beside it the formula's, (p - 1) / (m + p - 1), of one chunk."
+        "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 \
+        with f32 gradients and masters, sequences of {seq_len} tokens unless the row says \
+        otherwise, one per micro-batch, on {ranks} GPUs, one process each. The time is the \
+        slowest rank's median, its loss read, and so are the rates; GiB are the reserved memory \
+        of the fullest GPU after the last step. The bubble is the part of the step beyond the \
+        time that its micro-batches take at the marginal rate (from the runs with the most and \
+        the fewest micro-batches), including the update; next to it the formula for one chunk, \
+        (p - 1) / (m + p - 1)."
     );
     let head = [
         "layout",

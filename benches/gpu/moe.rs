@@ -71,7 +71,7 @@ fn products(name: &str) -> Result<GroupedGemmChoice, String> {
     let found = all
         .into_iter()
         .find(|products| products.to_string() == name);
-    found.ok_or_else(|| "it is auto, together or each".into())
+    found.ok_or_else(|| "the value is auto, together or each".into())
 }
 
 /// Runs the measurement.
@@ -120,9 +120,10 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     };
     let groups = ProcessGroups::new(&world, layout)?;
     let about = format!(
-        "Layers of experts of Megatron-LM's proxies in bf16, {} tokens on each of {ranks} GPUs, which share the \
-         experts, each token's experts chosen in turn; weights' gradients in f32. Milliseconds of the device, the \
-         slowest rank's, the median of {} passes.",
+        "Layers of experts of Megatron-LM's proxies in bf16, {} tokens on each of {ranks} GPUs, \
+        over which the experts are sharded, each token's experts chosen round robin; weight \
+        gradients in f32. Milliseconds of the device, the slowest rank's, the median of {} \
+        passes.",
         args.tokens, args.passes
     );
     let peer = peer_times(args.peer.as_deref())?;
@@ -180,7 +181,9 @@ fn share(config: &MoeConfig, tokens: usize, ranks: usize) -> Result<(MoeConfig, 
         num_experts, top_k, ..
     } = *config;
     if ranks == 0 || !num_experts.is_multiple_of(ranks) {
-        return Err(format!("--share-of {ranks} does not divide {num_experts} experts").into());
+        return Err(
+            format!("{num_experts} experts are not divisible by --share-of {ranks}").into(),
+        );
     }
     let config = MoeConfig {
         num_experts: num_experts / ranks,
@@ -221,7 +224,7 @@ fn measured(
         loss_factor: Some(1.0),
         ..TokenContext::default()
     };
-    let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
+    let queue = CudaQueue::for_device(device).ok_or("the device is not a CUDA device")?;
     let mut times = [Times::default(), Times::default()];
     let mut held = 0;
     for pass in 0..passes + 5 {
@@ -231,7 +234,7 @@ fn measured(
         let mut done = None;
         let forward = elapsed(&queue, || y = Some(layer.forward(x.clone(), &context)))?;
         held = held.max(cuda::memory::allocated(device).unwrap_or(0));
-        let loss = backward_from(y.take().expect("it was computed"), dy.clone());
+        let loss = backward_from(y.take().expect("the result was computed"), dy.clone());
         let backward = elapsed(&queue, || done = Some(loss.backward()))?;
         drop(done);
         if pass >= 5 {
@@ -254,7 +257,7 @@ fn measured(
 fn in_bf16(layer: Moe) -> Moe {
     let mut params: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
     let next = |path: &str, _: &[usize]| {
-        let data = params.remove(path).expect("each is read once");
+        let data = params.remove(path).expect("each value is read once");
         Ok::<_, Infallible>(data.convert_dtype(DType::BF16))
     };
     match load_params(layer, next) {

@@ -49,7 +49,7 @@ fn run(args: &NcclArgs) -> Result<(), Failure> {
     tie_to_launcher()?;
     let gpus = cuda::start()?;
     let env = RankEnv::from_env()?;
-    let env = env.ok_or("start it with `megaburn launch --nproc N -- bench-nccl`, or torchrun")?;
+    let env = env.ok_or("start it with `megaburn launch --nproc N -- bench-nccl` or torchrun")?;
     let device = Device::cuda(
         env.gpu(gpus)
             .ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
@@ -71,12 +71,12 @@ fn run(args: &NcclArgs) -> Result<(), Failure> {
 /// Prints the report and saves it if asked to.
 fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Result<(), Failure> {
     let about = format!(
-        "Collectives of bf16 tensors over {ranks} GPUs through NCCL {}, one process a GPU, each after \
-         the other on CubeCL's stream, from a host that enqueues without waiting in between. As in \
-         nccl-tests, the size S is a rank's buffer before an all-reduce, reduce-scatter or all-to-all \
-         and after an all-gather, and the bus bandwidth is S / t times 2 (n - 1) / n for an all-reduce \
-         and (n - 1) / n for the others. A time is the device's, the median of three means of 20 to 200 calls, the \
-         slowest rank's.",
+        "Collectives of bf16 tensors over {ranks} GPUs through NCCL {}, one process per GPU, one \
+        after the other on CubeCL's stream, from a host that enqueues without waiting in \
+        between. As in nccl-tests, the size S is a rank's buffer before an all-reduce, \
+        reduce-scatter or all-to-all and after an all-gather, and the bus bandwidth is S / t \
+        times 2 (n - 1) / n for an all-reduce and (n - 1) / n for the others. A time is the \
+        device's, the median of three means of 20 to 200 calls, the slowest rank's.",
         cuda::nccl::version()?
     );
     let peer = peer_times(args.peer.as_deref())?;
@@ -134,7 +134,7 @@ fn measure(
     let x = Tensor::<1>::ones([elements], (device, DType::BF16));
     let rows = vec![share; world.size()];
     let once = || call(op, world, x.clone(), &rows).map(drop);
-    let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
+    let queue = CudaQueue::for_device(device).ok_or("the device is not a CUDA device")?;
     let calls = if quick {
         10
     } else {
@@ -154,7 +154,7 @@ fn measure(
     }
     means.sort_by(f64::total_cmp);
     let slowest = world.all_reduce(TensorData::from([means[1]]), ReduceOp::Max)?;
-    Ok(slowest.iter::<f64>().next().expect("one number went in"))
+    Ok(slowest.iter::<f64>().next().expect("there is one number"))
 }
 
 fn call(

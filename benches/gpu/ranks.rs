@@ -288,7 +288,7 @@ fn most_allocated(
         };
         let most = watch.map_or(Ok(0), thread::ScopedJoinHandle::join);
         done?;
-        most.map_err(|_| "the watch of memory panicked".into())
+        most.map_err(|_| "the memory watcher panicked".into())
     })
 }
 

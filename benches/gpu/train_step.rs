@@ -132,8 +132,8 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
             gib,
         ));
         text = format!(
-            "The host enqueues a step with f32 masters in {:.1} ms; it waits for the GPU once a step, for loss \
-             and gradient norm. Loss after {} steps: {:.4}.",
+            "The host enqueues a step with f32 masters in {:.1} ms; it waits for the GPU once \
+            per step, for loss and gradient norm. Loss after {} steps: {:.4}.",
             found.host * 1e3,
             args.steps + 4,
             found.loss
@@ -208,9 +208,11 @@ pub(super) fn steps(timing: Timing, config: TrainConfig) -> Result<Found, Failur
     }
     if timing.profile {
         let probe = Tensor::<1>::zeros([1], &Device::cuda(0));
-        let probe = probe.try_into_primitive::<Cube>().expect("it is on a GPU");
+        let probe = probe
+            .try_into_primitive::<Cube>()
+            .expect("the tensor is on a GPU");
         let queue = cuda::CudaQueue::of(&cuda::tensor::from_backend(probe));
-        cuda::profiler::captured(&queue.expect("it is on a GPU"), || trainer.step())??;
+        cuda::profiler::captured(&queue.expect("the tensor is on a GPU"), || trainer.step())??;
     }
     // Release this run's memory, so that it does not count in the next run.
     drop(trainer);

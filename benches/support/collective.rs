@@ -2,7 +2,7 @@
 
 /// A measured collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are the collectives'")]
+#[allow(missing_docs, reason = "variants are named after the collectives")]
 pub enum Collective {
     AllReduce,
     AllGather,

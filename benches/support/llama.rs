@@ -121,7 +121,7 @@ impl Megaburn {
     pub fn model(&self) -> &Decoder {
         self.model
             .as_ref()
-            .expect("the model is only away during an update")
+            .expect("the model is absent only during an update")
     }
 
     /// The mean loss of this rank's batch in nats, without automatic differentiation.
@@ -146,7 +146,7 @@ impl Megaburn {
         let model = self
             .model
             .take()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         let count = labels.shape().num_elements();
         let sum = model.loss(tokens, labels);
         self.grads.reset();

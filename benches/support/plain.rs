@@ -54,7 +54,7 @@ impl PlainBurn {
         let model = self
             .model
             .as_ref()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         let [tokens, labels] = [&self.tokens, &self.labels].map(|x| x.clone().inner());
         model.valid().loss(tokens, labels).into_scalar()
     }
@@ -64,7 +64,7 @@ impl PlainBurn {
         let model = self
             .model
             .take()
-            .expect("the model is only away during an update");
+            .expect("the model is absent only during an update");
         let grads = model
             .loss(self.tokens.clone(), self.labels.clone())
             .backward();

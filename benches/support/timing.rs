@@ -60,7 +60,5 @@ pub fn pool(threads: usize) -> rayon::ThreadPool {
     let builder = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .stack_size(32 << 20);
-    builder
-        .build()
-        .expect("the system has room for a few threads")
+    builder.build().expect("the system can start a few threads")
 }

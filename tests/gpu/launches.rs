@@ -53,7 +53,7 @@ struct Launches(Mutex<BTreeMap<&'static str, usize>>);
 
 impl LaunchObserver for Launches {
     fn launched(&self, kernel: &'static str) {
-        let mut counts = self.0.lock().expect("nobody panics with the lock");
+        let mut counts = self.0.lock().expect("no thread panics while holding the lock");
         *counts.entry(kernel).or_default() += 1;
     }
 }
@@ -67,7 +67,7 @@ fn launched<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     let counts = launches
         .0
         .lock()
-        .expect("nobody panics with the lock")
+        .expect("no thread panics while holding the lock")
         .clone();
     (result, counts)
 }

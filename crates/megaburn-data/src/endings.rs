@@ -61,10 +61,13 @@ mod tests {
     #[rstest]
     #[case(
         "t.parquet",
-        "is no text: a .parquet file is not read; write its texts to a .jsonl file"
+        "is not text: .parquet files are not supported; write its texts to a .jsonl file"
     )]
-    #[case("t.txt.GZ", "is no text: a .gz file is not read; unpack it")]
-    #[case("t.bin", "is no text: a .bin file is not read; give the text itself")]
+    #[case("t.txt.GZ", "is not text: .gz files are not supported; unpack it")]
+    #[case(
+        "t.bin",
+        "is not text: .bin files are not supported; give the text itself"
+    )]
     fn a_file_that_is_no_text_by_its_name_is_refused(#[case] name: &str, #[case] message: &str) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);

@@ -188,7 +188,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("validation part of count holds 10 tokens, "),
+            error.starts_with("validation part of count has 10 tokens, "),
             "{error}"
         );
         assert!(error.contains(" sequence length 16 needs 17;"), "{error}");

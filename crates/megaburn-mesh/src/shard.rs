@@ -329,7 +329,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("holds 10, its parts add up to 8"),
+                .contains("has size 10, but its parts add up to 8"),
             "{error}"
         );
         let error = ShardSpec::split(&[9], 0, &[FusedPart::new(9)], Axis::Tp, 0, 2).unwrap_err();

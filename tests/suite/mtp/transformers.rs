@@ -151,8 +151,7 @@ fn a_copy_that_is_none_is_refused_by_name(#[values(0, 1)] index: usize) {
         text(&other.path().join("out")),
     ]);
     assert_eq!(ended.code, Some(2), "{ended:#?}");
-    let message =
-        format!("tensor `{copy}`: is another matrix than `{of}`, of which it must be a copy");
+    let message = format!("tensor `{copy}`: differs from `{of}`, of which it must be a copy");
     assert!(ended.stderr.contains(&message), "{}", ended.stderr);
     // The message suggests a fix.
     assert!(

@@ -409,7 +409,7 @@ fn an_existing_target_is_replaced_only_with_force_and_only_a_published_model() {
     fs::remove_file(target.join("config.json")).unwrap();
     let error = write(true).unwrap_err().to_string();
     assert!(
-        error.contains("is no published model and nothing else (it has no `config.json`)"),
+        error.contains("is not just a published model (it has no `config.json`)"),
         "{error}"
     );
     assert_eq!(names(dir.path()), ["hf", "out"]);

@@ -68,10 +68,7 @@ fn an_existing_target_is_replaced_only_with_force_and_only_a_checkpoint() {
             }
         }
         let error = save(&path, true, 2).unwrap_err().to_string();
-        assert!(
-            error.contains("is no checkpoint and nothing else (it "),
-            "{error}"
-        );
+        assert!(error.contains("is not just a checkpoint (it "), "{error}");
     }
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"mine");
     assert_eq!(fs::read(dir.path().join("folder/file")).unwrap(), b"mine");

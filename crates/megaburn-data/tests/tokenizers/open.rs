@@ -131,7 +131,7 @@ fn a_file_beside_it_names_the_end(#[case] file: &str, #[case] text: &str) {
 #[case(
     "tokenizer_config.json",
     "{\"eos_token\": \"<none>\"}",
-    "names \"<none>\", which is no"
+    "names \"<none>\", which is not a"
 )]
 #[case(
     "config.json",

@@ -170,7 +170,10 @@ mod tests {
         }
         for text in ["", "ring", "a2a0+p2p", "a2a+p2p", "a2a-1+p2p"] {
             let error = text.parse::<ContextComm>().unwrap_err();
-            assert!(error.starts_with(&format!("`{text}` is no way")), "{error}");
+            assert!(
+                error.starts_with(&format!("unknown cp_comm `{text}`")),
+                "{error}"
+            );
         }
     }
 }

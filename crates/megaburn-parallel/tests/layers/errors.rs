@@ -96,7 +96,7 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     "ParallelLinear `up`: Orthogonal { gain: 1.0 } cannot be initialized shard by shard",
     up(ParallelLinearConfig::new(4, 4).with_initializer(Initializer::Orthogonal { gain: 1.0 })))]
 #[case::parts_of_another_sum(
-    "`up`: dim 1 of [4, 4] holds 4, its parts add up to 6",
+    "`up`: dimension 1 of [4, 4] has size 4, but its parts add up to 6",
     up(ParallelLinearConfig::column(4, 4).with_parts([FusedPart::new(6)])))]
 #[case::smoothing(
     "CrossEntropy `vocab 9`: `label_smoothing` 1 is not in [0, 1)",

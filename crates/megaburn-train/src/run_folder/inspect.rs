@@ -238,12 +238,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case(&["hf/thesis"], "it holds `hf`")]
-    #[case(&["a", "b", "c", "d", "e"], "it holds `a`, `b`, `c` and 2 more")]
-    #[case(&["config.toml"], "it holds `config.toml`")]
-    #[case(&["checkpoints/"], "it holds `checkpoints`")]
-    #[case(&["checkpoints/mine/weights.pt"], "it holds `checkpoints`")]
-    #[case(&[".lock", "checkpoints/", "config.toml"], "it holds `checkpoints`, `config.toml`")]
+    #[case(&["hf/thesis"], "it contains `hf`")]
+    #[case(&["a", "b", "c", "d", "e"], "it contains `a`, `b`, `c` and 2 more")]
+    #[case(&["config.toml"], "it contains `config.toml`")]
+    #[case(&["checkpoints/"], "it contains `checkpoints`")]
+    #[case(&["checkpoints/mine/weights.pt"], "it contains `checkpoints`")]
+    #[case(&[".lock", "checkpoints/", "config.toml"], "it contains `checkpoints`, `config.toml`")]
     fn a_folder_of_other_files_is_refused(#[case] names: &[&str], #[case] what: &str) {
         let dir = folder(names);
         let error = inspect(dir.path(), false).unwrap_err().to_string();

@@ -80,7 +80,7 @@ fn a_file_is_no_folder_and_other_files_are_refused_before_anything_is_written() 
     );
     assert_eq!(error.exit(), Exit::BadInput);
     let error = take(dir.path()).unwrap_err();
-    assert!(error.to_string().contains("it holds `file`"), "{error}");
+    assert!(error.to_string().contains("it contains `file`"), "{error}");
     assert_eq!(error.exit(), Exit::BadInput);
     assert_eq!(names_in(dir.path()).unwrap(), ["file"]);
     let mut allowed = config(dir.path());

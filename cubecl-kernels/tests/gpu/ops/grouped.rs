@@ -138,7 +138,7 @@ fn summed_together() -> Result<(), String> {
                             0 => bucket_slice(&buffer, i * len, [inputs, outputs]),
                             _ => None,
                         });
-                        main_grad.on_gradient(move || heard.lock().expect("nobody panics").push(i));
+                        main_grad.on_gradient(move || heard.lock().expect("no thread panics").push(i));
                     }
                     let w: Tensor<2> = leaf(&w, device, dtype);
                     for (way, x, weight) in &batches {
@@ -157,7 +157,7 @@ fn summed_together() -> Result<(), String> {
                         let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
                         (y * weight).sum().backward();
                     }
-                    let heard = std::mem::take(&mut *heard.lock().expect("nobody panics"));
+                    let heard = std::mem::take(&mut *heard.lock().expect("no thread panics"));
                     let each: Vec<usize> = (0..rows.len()).collect();
                     if heard != each.repeat(batches.len()) {
                         return Err(format!("heard of {heard:?}"));
@@ -207,7 +207,7 @@ fn read_once() -> Result<(), String> {
             let inner = w.clone().inner();
             main_grad.attach();
             main_grad.with_source(move |pass| {
-                asked.lock().expect("nobody panics").push((pass, i));
+                asked.lock().expect("no thread panics").push((pass, i));
                 inner.clone()
             });
             let nan = Tensor::full([1, 1], f32::NAN, (&device.clone().autodiff(), dtype));
@@ -221,7 +221,7 @@ fn read_once() -> Result<(), String> {
         for (found, expected) in found.iter().zip(&expected) {
             close(&format!("kept {inputs}->{outputs}"), found, expected, 1e-6)?;
         }
-        let asked = std::mem::take(&mut *asked.lock().expect("nobody panics"));
+        let asked = std::mem::take(&mut *asked.lock().expect("no thread panics"));
         let once = [LinearPass::Forward, LinearPass::Backward].into_iter();
         let once: Vec<_> = once
             .flat_map(|pass| (0..3).map(move |i| (pass, i)))

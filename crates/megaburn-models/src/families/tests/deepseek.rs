@@ -165,11 +165,11 @@ fn what_cannot_be_is_refused_by_name(
 }
 
 #[rstest]
-#[case(|config: &mut DecoderConfig| config.window = Some(3), "no such `window`")]
-#[case(|config: &mut DecoderConfig| config.qk_norm = true, "no such `qk_norm`")]
+#[case(|config: &mut DecoderConfig| config.window = Some(3), "does not support `window`")]
+#[case(|config: &mut DecoderConfig| config.qk_norm = true, "does not support `qk_norm`")]
 #[case(|config: &mut DecoderConfig| config.head_dim = 32, "`head_dim` is 32, but heads of latent")]
-#[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().shared_ffn = Some(200), "no word")]
-#[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().dense_layers = vec![1], "no word")]
+#[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().shared_ffn = Some(200), "cannot express")]
+#[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().dense_layers = vec![1], "cannot express")]
 fn what_no_config_says_is_refused(#[case] change: fn(&mut DecoderConfig), #[case] message: &str) {
     for family in [Family::DeepseekV2, Family::DeepseekV3] {
         let mut config = family.template();

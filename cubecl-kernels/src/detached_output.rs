@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a gradient [2, 1, 3] of [1, 2, 3]")]
+    #[should_panic(expected = "the gradient is [2, 1, 3], the output [1, 2, 3]")]
     fn a_gradient_of_another_shape_is_refused() {
         let detached_output = DetachedOutput::of(leaf(constant([1, 2, 3])));
         detached_output.backward(constant([2, 1, 3]).inner());

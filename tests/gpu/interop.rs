@@ -41,7 +41,7 @@ fn cube<const D: usize>(tensor: &Tensor<D>) -> CubeTensor {
     tensor
         .clone()
         .try_into_primitive::<CubeBackend>()
-        .unwrap_or_else(|_| panic!("on no GPU"))
+        .unwrap_or_else(|_| panic!("the tensor is not on a CUDA device"))
 }
 
 fn tensor<const D: usize>(tensor: CubeTensor) -> Tensor<D> {

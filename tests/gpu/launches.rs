@@ -53,7 +53,10 @@ struct Launches(Mutex<BTreeMap<&'static str, usize>>);
 
 impl LaunchObserver for Launches {
     fn launched(&self, kernel: &'static str) {
-        let mut counts = self.0.lock().expect("no thread panics while holding the lock");
+        let mut counts = self
+            .0
+            .lock()
+            .expect("no thread panics while holding the lock");
         *counts.entry(kernel).or_default() += 1;
     }
 }

@@ -33,7 +33,7 @@ pub(crate) const TESTS: &[Test] = &[
 fn cube<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
     tensor
         .try_into_primitive::<CubeBackend>()
-        .unwrap_or_else(|_| panic!("on no GPU"))
+        .unwrap_or_else(|_| panic!("the tensor is not on a CUDA device"))
 }
 
 fn tensor(tensor: CubeTensor) -> Tensor<1> {
@@ -182,7 +182,9 @@ fn failures() -> Result<(), String> {
     drop(host.store(cube(x.clone())));
     let op = Op::new(|| "the broken work".to_string()).writes(&bad);
     let broken = |_, _: &_| Err(CudaError::Refused("it is broken".to_string()));
-    queue.ok_or("on no GPU")?.enqueue(op, broken);
+    queue
+        .ok_or("the tensor is not on a CUDA device")?
+        .enqueue(op, broken);
     drop(host.store(bad));
     for found in [
         read(tensor(host.fetch().wait())).err(),

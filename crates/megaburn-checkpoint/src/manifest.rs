@@ -254,11 +254,11 @@ mod tests {
     #[case(&[], &[(0, 0..1)], None)]
     #[case(&[0, 6], &[], None)]
     #[case(&[4, 6], &[], Some("no rank owns any part of its shape [4, 6]"))]
-    #[case(&[4, 6], &[(1, 0..3), (1, 4..6)], Some("no rank owns 3..4 of dim 1"))]
-    #[case(&[4, 6], &[(1, 0..3), (1, 2..6)], Some("two ranks own 2..3 of dim 1"))]
+    #[case(&[4, 6], &[(1, 0..3), (1, 4..6)], Some("no rank owns 3..4 of dimension 1"))]
+    #[case(&[4, 6], &[(1, 0..3), (1, 2..6)], Some("two ranks own 2..3 of dimension 1"))]
     #[case(&[4, 6], &[(1, 0..3)], Some("end at 3 of 6"))]
-    #[case(&[4, 6], &[(0, 0..4), (1, 0..6)], Some("dim 0 and along dim 1"))]
-    #[case(&[4, 6], &[(2, 0..4)], Some("no dim 2"))]
+    #[case(&[4, 6], &[(0, 0..4), (1, 0..6)], Some("both dimension 0 and dimension 1"))]
+    #[case(&[4, 6], &[(2, 0..4)], Some("dimension 2 is out of range"))]
     fn pieces_must_tile_their_tensor(
         #[case] shape: &[usize],
         #[case] pieces: &[(usize, Range<usize>)],
@@ -308,7 +308,10 @@ mod tests {
         let whole = manifest(&[2, 3], &[(0, 0..2)]);
         whole.check().unwrap();
         for (shape, why) in [
-            (vec![1 << 20, 1 << 20], "too few for its [1048576, 1048576]"),
+            (
+                vec![1 << 20, 1 << 20],
+                "too few for its piece of shape [1048576, 1048576]",
+            ),
             (vec![1 << 32, 1 << 32], "is too large"),
             (vec![usize::MAX], "is too large"),
             (vec![0, 1 << 40, 1 << 40], "is too large"),

@@ -124,7 +124,7 @@ mod tests {
 
         fs::write(path.join("thesis.tex"), "years").unwrap();
         assert!(
-            refused(true).contains("no checkpoint and nothing else (it has no `mark`)"),
+            refused(true).contains("not just a checkpoint (it has no `mark`)"),
             "{}",
             refused(true)
         );

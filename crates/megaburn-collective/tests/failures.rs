@@ -409,7 +409,7 @@ fn what_cannot_be_done_is_refused_and_told_to_all(#[values(Over::Threads, Over::
         ),
         (
             |g| g.all_to_all(vec![zeros(1)]).map(drop),
-            "1 parts for 2 members",
+            "1 parts were given for 2 members",
         ),
         (|g| g.send(zeros(1), g.rank()), "not a peer"),
         (|g| g.recv(7, None, DType::F32).map(drop), "not a peer"),

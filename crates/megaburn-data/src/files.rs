@@ -211,9 +211,9 @@ mod tests {
     #[rstest]
     #[case(
         "{\"text\": \"a\"",
-        "not JSON (EOF while parsing an object at column 12)"
+        "not valid JSON (EOF while parsing an object at column 12)"
     )]
-    #[case("hello", "not JSON (expected value at column 1)")]
+    #[case("hello", "not valid JSON (expected value at column 1)")]
     #[case("{\"body\": \"a\", \"id\": 1}", "no field `text`, only [body, id]")]
     #[case("{\"text\": null}", "field `text` is null, not a string")]
     #[case("[\"text\"]", "an array, not an object")]

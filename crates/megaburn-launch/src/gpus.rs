@@ -97,8 +97,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case(8, 4, Some("4"), "take 2 GPUs, and CUDA_VISIBLE_DEVICES shows 1")]
-    #[case(2, 2, Some(""), "take 1 GPUs, and CUDA_VISIBLE_DEVICES shows 0")]
+    #[case(8, 4, Some("4"), "need 2 GPUs, but CUDA_VISIBLE_DEVICES lists 1")]
+    #[case(2, 2, Some(""), "need 1 GPUs, but CUDA_VISIBLE_DEVICES lists 0")]
     #[case(8, 4, Some("4,7"), "")]
     #[case(8, 1, Some("4"), "")]
     #[case(8, 4, None, "")]

@@ -21,8 +21,7 @@ pub enum MeshError {
     )]
     ExpertsWithoutSequence { layout: String, tp: usize },
     #[error(
-        "layout `{layout}`: ep {ep} and etp {etp} shard experts, but the model has none: remove \
-        them"
+        "layout `{layout}`: ep {ep} and etp {etp} shard experts, but the model has no experts: remove them"
     )]
     NoExperts {
         layout: String,

@@ -309,7 +309,7 @@ mod tests {
     #[case(
         "tp2-dp2",
         Some(8),
-        "tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, and there are 8"
+        "tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, but there are 8"
     )]
     fn a_bad_text_is_an_error_with_the_numbers(
         #[case] text: &str,

@@ -187,6 +187,9 @@ mod tests {
     fn a_document_that_ranks_do_not_divide_is_refused() {
         let documents = PackedRows::new(vec![vec![0, 8, 18]]).unwrap();
         let error = documents.check(Zigzag::new(0, 2)).unwrap_err().to_string();
-        assert!(error.contains("10 tokens from 8 on in row 0"), "{error}");
+        assert!(
+            error.contains("10 tokens at position 8 of row 0"),
+            "{error}"
+        );
     }
 }

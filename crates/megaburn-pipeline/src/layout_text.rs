@@ -169,7 +169,7 @@ mod tests {
     #[case("", 4, 2, "it has 1 stages, but pp times chunks is 2")]
     #[case("Ett|ttL", 4, 4, "it has 2 stages, but pp times chunks is 4")]
     #[case("Ett|tL", 4, 2, "it has 3 layers (t), but the model has 4")]
-    #[case("Ett||ttL", 4, 3, "stage 1 has nothing")]
+    #[case("Ett||ttL", 4, 3, "stage 1 is empty")]
     #[case(
         "tt|ttL",
         4,
@@ -178,7 +178,7 @@ mod tests {
     )]
     #[case("Ett|tLt", 4, 2, "it must begin with its only E")]
     #[case("EEtt|ttL", 4, 2, "it must begin with its only E")]
-    #[case("|", 0, 2, "stage 0 has nothing")]
+    #[case("|", 0, 2, "stage 0 is empty")]
     #[case("E", 0, 1, "it must begin with its only E")]
     #[case(
         "Et*3|(tt|)*29,m|L",
@@ -188,13 +188,13 @@ mod tests {
     )]
     #[case("Ett|tmtL", 4, 2, "(m) must come after all layers (t)")]
     #[case("Ett|xtL", 4, 2, "`x` at 4 is not one of E t m L")]
-    #[case("Ett)|ttL", 4, 2, "`)` at 3 is none of")]
+    #[case("Ett)|ttL", 4, 2, "`)` at 3 is not one of")]
     #[case("E(tt|ttL", 4, 2, "the bracket at 1 is not closed")]
     #[case("Et*|ttL", 4, 2, "expected a number at 3, after `*`")]
     #[case("Et*", 4, 2, "expected a number at 3")]
     #[case("Et*99999999999999999999|L", 4, 2, "expected a number")]
     #[case("E(t*30000)*30000|L", 4, 2, "more than 32768 letters")]
-    #[case("((((((((((t))))))))))", 4, 2, "`(` at 8 is none of")]
+    #[case("((((((((((t))))))))))", 4, 2, "`(` at 8 is not one of")]
     fn a_text_that_does_not_add_up_is_refused(
         #[case] text: &str,
         #[case] num_layers: usize,

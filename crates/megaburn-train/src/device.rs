@@ -257,7 +257,7 @@ mod tests {
             "{error}"
         );
         assert!(
-            error.contains("shows 2 GPUs") && error.contains("--ranks-per-gpu 2"),
+            error.contains("has 2 GPUs") && error.contains("--ranks-per-gpu 2"),
             "{error}"
         );
     }

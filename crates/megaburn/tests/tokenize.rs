@@ -68,7 +68,7 @@ fn the_text_of_a_single_file_is_in_the_next_command() {
     let next = "train    megaburn train --set data.tokenizer=bpe.json --data a.txt\n";
     assert!(shown.contains(next), "{shown}");
     assert!(
-        shown.contains("no more pairs of tokens repeat, 5000 were asked for"),
+        shown.contains("no more pairs of tokens repeat, 5000 were requested"),
         "{shown}"
     );
 }

@@ -103,7 +103,7 @@ mod tests {
     #[rstest]
     #[case(|| drop(geglu(normal([2, 7]))), "geglu: the last dimension, 7,")]
     #[case(|| drop(geglu_tanh(quantized([2, 8]))), "geglu_tanh: gate_up is qfloat")]
-    #[case(|| drop(geglu_weighted(normal([2, 8]), normal([3]))), "geglu_weighted: 3 weights for 2 rows")]
+    #[case(|| drop(geglu_weighted(normal([2, 8]), normal([3]))), "geglu_weighted: 3 weights do not match 2 rows")]
     #[case(|| drop(geglu_tanh_weighted(normal([2, 5]), normal([2]))), "geglu_tanh_weighted: the last dimension, 5,")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

@@ -62,7 +62,7 @@ mod tests {
 
     #[rstest]
     #[case(|| drop(squared_relu(quantized([2, 4]))), "squared_relu: x is qfloat")]
-    #[case(|| drop(squared_relu_weighted(normal([2, 4]), normal([4]))), "squared_relu_weighted: 4 weights for 2 rows")]
+    #[case(|| drop(squared_relu_weighted(normal([2, 4]), normal([4]))), "squared_relu_weighted: 4 weights do not match 2 rows")]
     #[case(|| drop(squared_relu_weighted(normal([2, 0]), normal([2]))), "x is [2, 0], its rows are empty")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

@@ -126,7 +126,7 @@ mod tests {
     #[rstest]
     #[case::odd(|| drop(swiglu(normal([2, 7]))), "swiglu: the last dimension, 7,")]
     #[case::dtype(|| drop(swiglu(quantized([2, 8]))), "swiglu: gate_up is qfloat")]
-    #[case::weights(|| drop(swiglu_weighted(normal([2, 8]), normal([1]))), "swiglu_weighted: 1 weights for 2 rows")]
+    #[case::weights(|| drop(swiglu_weighted(normal([2, 8]), normal([1]))), "swiglu_weighted: 1 weights do not match 2 rows")]
     #[case::no_columns(|| drop(swiglu_weighted(normal([2, 0]), normal([2]))), "x is [2, 0], its rows are empty")]
     #[case::dtype_of_weights(|| drop(swiglu_weighted(normal([4, 8]), quantized([4]))), "the weight is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {

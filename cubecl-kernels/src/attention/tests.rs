@@ -269,14 +269,14 @@ fn with(change: impl FnOnce(&mut AttentionOptions)) {
 #[case::cap(|| with(|options| options.soft_cap = Some(0.0)), "soft cap 0 must be greater than 0")]
 #[case::nan_cap(|| with(|options| options.soft_cap = Some(f64::NAN)), "soft cap NaN must be greater than 0")]
 #[case::scale(|| with(|options| options.scale = Some(f64::NAN)), "scale NaN is not a finite number")]
-#[case::offset(|| with(|options| options.query_offset = usize::MAX), "query offset 18446744073709551615 is above")]
+#[case::offset(|| with(|options| options.query_offset = usize::MAX), "query offset 18446744073709551615 exceeds")]
 #[case::sequences(
     || with(|options| options.sequences = Some(PackedSequences::new([[0, 3]]))),
     "cu_seqlens [0, 3] must increase from 0 to the number of queries, 2"
 )]
 #[case::dropout(
     || with(|options| options.dropout = dropped(0.1, [1, 1, 2, 1], AttentionOptions::default()).dropout),
-    "elements 0..2 of dim 3 of [1, 1, 2, 1]"
+    "elements 0..2 of dimension 3 are outside [1, 1, 2, 1]"
 )]
 #[case::probability(|| drop(dropped(1.5, [1, 1, 2, 2], AttentionOptions::default())), "dropout probability 1.5")]
 fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {

@@ -196,14 +196,14 @@ mod tests {
     #[case::more(|| drop(dropout(normal([3, 5]), 1.5, key("a", &[3, 5]))), "probability 1.5 is not in [0, 1)")]
     #[case::nan(|| drop(dropout(normal([3, 5]), f64::NAN, key("a", &[3, 5]))), "probability NaN is not in [0, 1)")]
     #[case::dtype(|| drop(dropout(quantized([2, 4]), 0.1, key("a", &[2, 4]))), "dropout: x is qfloat")]
-    #[case::rank(|| drop(dropout(normal([3, 5]), 0.1, key("a", &[15]))), "a shard [3, 5] of a tensor [15]")]
+    #[case::rank(|| drop(dropout(normal([3, 5]), 0.1, key("a", &[15]))), "the shard [3, 5] and the global tensor [15]")]
     #[case::outside(
         || drop(dropout(normal([3, 2]), 0.1, key("a", &[3, 5]).with_offset(1, 4))),
-        "elements 4..6 of dim 1 of [3, 5]"
+        "elements 4..6 of dimension 1 are outside [3, 5]"
     )]
     #[case::far_outside(
         || drop(dropout(normal([3, 2]), 0.1, key("a", &[3, 5]).with_offset(1, usize::MAX))),
-        "of dim 1 of [3, 5]"
+        "of dimension 1 are outside [3, 5]"
     )]
     #[case::dim(|| drop(key("a", &[3, 5]).with_offset(2, 0)), "dimension 2 is out of range for a tensor of 2 dimensions")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {

@@ -318,9 +318,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case(&[2, 2], &[[4, 3], [4, 3]], "2 stretches with 4 rows for 2 matrices and x [3, 4]")]
-    #[case(&[3], &[[4, 3], [4, 3]], "1 stretches with 3 rows for 2 matrices")]
-    #[case(&[1, 2], &[[4, 3], [4, 2]], "x [3, 4] and a matrix Some([4, 2]) do not fit")]
+    #[case(&[2, 2], &[[4, 3], [4, 3]], "2 groups with 4 rows do not match 2 matrices and x [3, 4]")]
+    #[case(&[3], &[[4, 3], [4, 3]], "1 groups with 3 rows do not match 2 matrices")]
+    #[case(&[1, 2], &[[4, 3], [4, 2]], "x [3, 4] and a matrix Some([4, 2]) do not match")]
     fn what_does_not_fit_is_refused(
         #[case] rows: &[usize],
         #[case] shapes: &[[usize; 2]],

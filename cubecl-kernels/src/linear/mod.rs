@@ -257,7 +257,7 @@ mod tests {
     #[rstest]
     #[case(|| drop(linear(normal([2, 4]), normal([5, 3]), None, options(false))), "linear: x [2, 4], a weight from 5 to 3 features")]
     #[case(|| drop(linear(normal([2, 3]), normal([5, 3]), None, options(false))), "x [2, 3], a weight from 5 to 3 features")]
-    #[case(|| drop(linear(normal([2, 4]), normal([4, 3]), Some(normal([1])), options(false))), "a bias of 1 do not fit")]
+    #[case(|| drop(linear(normal([2, 4]), normal([4, 3]), Some(normal([1])), options(false))), "a bias of 1 do not match")]
     #[case(|| drop(linear(normal([2, 0]), normal([0, 3]), None, options(false))), "a weight from 0 to 3 features")]
     #[case(|| drop(linear(normal([2, 4]), quantized([4, 4]), None, options(false))), "linear: the weight is qfloat")]
     #[case(

@@ -344,7 +344,7 @@ mod tests {
     #[case::dtype(|| drop(layer_norm(quantized([2, 4]), normal([4]), None, 1e-5)), "layer_norm: x is qfloat")]
     #[case::dtype_of_beta(|| drop(layer_norm(normal([2, 4]), normal([4]), Some(quantized([4])), 1e-5)), "beta is qfloat")]
     #[case::epsilon(|| drop(layer_norm(normal([2, 4]), normal([4]), None, f64::INFINITY)), "epsilon inf is not")]
-    #[case::residual(|| drop(layer_norm_add(normal([2, 4]), normal([4, 2]), normal([4]), None, 1e-5)), "layer_norm_add: x and the residual differ")]
+    #[case::residual(|| drop(layer_norm_add(normal([2, 4]), normal([4, 2]), normal([4]), None, 1e-5)), "layer_norm_add: the shapes or dtypes of x and the residual differ")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

@@ -25,7 +25,7 @@ pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     let [_, _, one, _] = x.dims();
     assert!(
         one == 1 && heads > 0,
-        "repeat_heads: cannot repeat {one} heads to {heads}: x must have one head"
+        "repeat_heads: cannot repeat {one} heads to {heads}: x must have one head, and the result at least one"
     );
     Tensor::from_dispatch(<Dispatch as RepeatOps>::repeated(x.into_dispatch(), heads))
 }
@@ -65,8 +65,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case(|| drop(repeat_heads(normal([2, 3, 2, 4]), 4)), "repeat_heads: 2 heads to 4")]
-    #[case(|| drop(repeat_heads(normal([2, 3, 1, 4]), 0)), "repeat_heads: 1 heads to 0")]
+    #[case(|| drop(repeat_heads(normal([2, 3, 2, 4]), 4)), "repeat_heads: cannot repeat 2 heads to 4")]
+    #[case(|| drop(repeat_heads(normal([2, 3, 1, 4]), 0)), "repeat_heads: cannot repeat 1 heads to 0")]
     #[case(|| drop(repeat_heads(quantized([2, 1, 1, 4]), 2)), "repeat_heads: x is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

@@ -232,12 +232,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case(RopeConfig::new(7), "the part 1 of a head's 7 elements, 7 of them")]
-    #[case(RopeConfig::new(0), "a head's 0 elements, 0 of them")]
-    #[case(RopeConfig::new(12).with_rotary_percent(0.25), "the part 0.25 of a head's 12 elements, 3 of them")]
-    #[case(RopeConfig::new(8).with_rotary_percent(1.25), "8 elements, 10 of them")]
-    #[case(RopeConfig::new(8).with_rotary_percent(-1.0), "8 elements, 0 of them")]
-    #[case(RopeConfig::new(8).with_rotary_percent(f64::NAN), "8 elements, 0 of them")]
+    #[case(
+        RopeConfig::new(7),
+        "rotates 7 elements (rotary_percent 1 of head_dim 7)"
+    )]
+    #[case(RopeConfig::new(0), "of head_dim 0")]
+    #[case(RopeConfig::new(12).with_rotary_percent(0.25), "rotates 3 elements (rotary_percent 0.25 of head_dim 12)")]
+    #[case(RopeConfig::new(8).with_rotary_percent(1.25), "rotates 10 elements")]
+    #[case(RopeConfig::new(8).with_rotary_percent(-1.0), "rotates 0 elements")]
+    #[case(RopeConfig::new(8).with_rotary_percent(f64::NAN), "rotates 0 elements")]
     #[case(RopeConfig::new(8).with_theta(0.0), "theta is 0, but must be a finite number greater than 0")]
     #[case(RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 0.0 }), "factor is 0")]
     fn a_table_that_cannot_be_is_refused(#[case] config: RopeConfig, #[case] message: &str) {

@@ -183,7 +183,7 @@ pub(super) fn second_run(case: &Case) -> Result<(), String> {
     case.start(second)
         .wait(PATIENCE)?
         .expect(&[2])?
-        .says(&["belongs to a run", "in use"])?;
+        .says(&["is in use by a run", "in use"])?;
     let step = check::last_step(&case.run());
     case.wait_for_step(&mut job, step + 3)?;
     job.signal(Signal::SIGTERM);

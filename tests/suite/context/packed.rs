@@ -128,7 +128,7 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
 #[case(
     "cp2",
     "max_tokens_per_rank = 64\n[train]\nhidden_dropout = 0.1",
-    "`train.hidden_dropout` is 0.1: it must be 0 where documents"
+    "`train.hidden_dropout` is 0.1: it must be 0 if documents"
 )]
 #[case(
     "cp2",

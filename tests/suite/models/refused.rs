@@ -162,7 +162,7 @@ fn what_stands_there_is_not_overwritten() {
 #[case(&["--layout", "tp16"], 1, "attention heads 8 is not divisible by tp 16")]
 #[case(&["--layout", "cp3"], 1, "sequence length 64 is not divisible by 2 x cp = 6")]
 #[case(&["--layout", "cp2", "--cp-comm", "ring"], 2, "unknown cp_comm `ring`")]
-#[case(&["--layout", "ep2"], 1, "but the model has none")]
+#[case(&["--layout", "ep2"], 1, "but the model has no experts")]
 #[case(&["--layout", "pp99"], 1, "layers cannot fill 99 pipeline stages")]
 #[case(&["--layout", "sp"], 1, "needs tp > 1")]
 #[case(&["--layout", "dp3"], 1, "batch of 4 samples")]

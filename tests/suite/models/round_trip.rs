@@ -323,7 +323,7 @@ fn a_run_that_has_begun_needs_its_model_no_more_until_it_begins_anew() {
 }
 
 #[rstest]
-#[case("model.hidden=64", "`model.hidden` is set to 64, and `")]
+#[case("model.hidden=64", "`model.hidden` is set to 64, but `")]
 #[case("model.tied=false", "has true: the model is taken from there")]
 #[case(
     "data.seq_len=300",

@@ -56,7 +56,7 @@ fn a_failure_of_one_rank_is_an_error_on_all_and_leaves_nothing() {
             }
         });
         for (rank, error) in errors.iter().enumerate() {
-            let own = "tensor `model.layers.0.qkv.weight` to be saved has 2 elements";
+            let own = "cannot save tensor `model.layers.0.qkv.weight`: it has 2 elements";
             assert!(error.contains(own), "{error}");
             assert_eq!(
                 error.contains(&format!("rank {bad} failed")),
@@ -169,7 +169,7 @@ fn a_tensor_that_fails_while_it_is_written_is_an_error_on_all_and_leaves_nothing
     assert!(
         other
             .iter()
-            .all(|e| e.contains("it is F32, and F16 was announced")),
+            .all(|e| e.contains("it is F32, but F16 was expected")),
         "{other:?}"
     );
     only_the_first(dir.path());

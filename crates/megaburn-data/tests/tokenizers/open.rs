@@ -171,7 +171,7 @@ fn a_file_beside_it_that_is_not_json_is_named() {
     fs::write(&path, "{").unwrap();
     let error = HfTokenizer::open(dir.path()).unwrap_err().to_string();
     assert!(
-        error.contains(&path.display().to_string()) && error.contains("not JSON"),
+        error.contains(&path.display().to_string()) && error.contains("not valid JSON"),
         "{error}"
     );
 }

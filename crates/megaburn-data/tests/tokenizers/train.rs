@@ -156,7 +156,7 @@ fn nothing_is_overwritten_unasked() {
 
 #[rstest]
 #[case("", "special token \"\" is empty")]
-#[case("<|pad|>", "special token \"<|pad|>\" is there already")]
+#[case("<|pad|>", "special token \"<|pad|>\" already exists")]
 #[case("a", "special token \"a\" is a single word, which could occur in text")]
 #[case(" tool", "special token \" tool\" is a single word")]
 fn a_special_token_that_text_could_be_is_refused(#[case] token: &str, #[case] message: &str) {

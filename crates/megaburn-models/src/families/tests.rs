@@ -170,7 +170,7 @@ fn a_window_covers_the_layers_that_the_config_says() {
 }
 
 #[rstest]
-#[case("architectures", json!(["MambaForCausalLM"]), "architecture `MambaForCausalLM` is not supported; GPT2LMHeadModel, LlamaForCausalLM")]
+#[case("architectures", json!(["MambaForCausalLM"]), "architecture `MambaForCausalLM` is not supported; supported are GPT2LMHeadModel, LlamaForCausalLM")]
 #[case("architectures", Value::Null, "`architectures` is missing")]
 #[case("hidden_size", Value::Null, "`hidden_size` is missing")]
 #[case("hidden_size", json!("big"), "`hidden_size` is \"big\", expected an integer")]

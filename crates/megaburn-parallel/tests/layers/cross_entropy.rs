@@ -300,6 +300,6 @@ fn too_few_logits_for_the_vocabulary_are_refused() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
     assert_eq!(
         panic.downcast_ref::<String>().unwrap(),
-        "1 x 8 logits for 9 tokens"
+        "1 x 8 logits are too few for a vocabulary of 9"
     );
 }

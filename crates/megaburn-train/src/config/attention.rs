@@ -111,9 +111,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case(false, Dtype::Bf16, 64, "this is a CPU")]
+    #[case(false, Dtype::Bf16, 64, "the device is a CPU")]
     #[case(true, Dtype::F32, 64, "\"f32\"")]
-    #[case(true, Dtype::Bf16, 100, "heads of 100")]
+    #[case(true, Dtype::Bf16, 100, "the head size 100")]
     fn a_kernel_that_cannot_is_refused(
         #[case] on_gpu: bool,
         #[case] dtype: Dtype,

@@ -246,7 +246,7 @@ mod tests {
 
     #[rstest]
     #[case(&["data.document_multiple=8"], "`data.document_multiple` is 8: it must be a multiple of 6, the chunks that cp 3 splits")]
-    #[case(&["data.document_multiple=24", "data.seq_len=96", "train.hidden_dropout=0.1"], "`train.hidden_dropout` is 0.1: it must be 0 where documents")]
+    #[case(&["data.document_multiple=24", "data.seq_len=96", "train.hidden_dropout=0.1"], "`train.hidden_dropout` is 0.1: it must be 0 if documents")]
     fn documents_that_cannot_be_shared_are_refused(#[case] sets: &[&str], #[case] message: &str) {
         let sets = [&["data.documents=true"], sets].concat();
         let error = config(&sets)
@@ -297,7 +297,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("`parallel.cp_comm` is a list of 2: it must be one for all"),
+            error.contains("`parallel.cp_comm` is a list of 2: it must be one value for all"),
             "{error}"
         );
     }

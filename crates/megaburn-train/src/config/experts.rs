@@ -131,7 +131,7 @@ mod tests {
     )]
     #[case(
         "[model.experts]\nnum = 4",
-        "`model.experts` is set: it must be absent, for llama has no experts"
+        "`model.experts` is set: it must be absent, because llama has no experts"
     )]
     #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\ntop_k = 9",

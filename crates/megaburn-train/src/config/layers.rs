@@ -303,7 +303,7 @@ mod tests {
     )]
     #[case(
         "parallel.overlap_moe=false",
-        "`parallel.overlap_moe` in `--set parallel.overlap_moe=false` was removed: no step was faster with it"
+        "`parallel.overlap_moe` in `--set parallel.overlap_moe=false` is no longer supported: no step was faster with it"
     )]
     #[case(
         "train.steps=-1",
@@ -360,12 +360,12 @@ mod tests {
     )]
     #[case(
         "[train]\nsteps = ",
-        "`my.toml` cannot be read: TOML parse error at line 2"
+        "cannot read `my.toml`: TOML parse error at line 2"
     )]
     #[case("[train]\nsteps = 1\nsteps = 2", "duplicate key")]
     #[case(
         "[parallel]\noverlap_moe = true",
-        "`parallel.overlap_moe` in `my.toml` was removed: no step was faster with it"
+        "`parallel.overlap_moe` in `my.toml` is no longer supported: no step was faster with it"
     )]
     fn a_bad_file_is_an_error_that_names_it(#[case] text: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_text("my.toml", text).unwrap_err();

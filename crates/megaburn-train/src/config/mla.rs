@@ -123,7 +123,7 @@ mod tests {
     #[rstest]
     #[case(
         "[model.latent]\nkv_lora_rank = 8",
-        "`model.latent` is set: it must be absent, for llama"
+        "`model.latent` is set: it must be absent, because llama"
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 2",

@@ -339,7 +339,7 @@ mod tests {
     )]
     #[case(
         "family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8",
-        "`head_dim` is 8, and the config.json"
+        "`head_dim` is 8, which the config.json"
     )]
     #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
     #[case(

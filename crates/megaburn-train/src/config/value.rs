@@ -56,7 +56,7 @@ mod tests {
     #[case("optimizer.learning_rate=1", "; the nearest key is `optimizer.lr`")]
     #[case(
         "parallel.cp_comm=ring",
-        "`parallel.cp_comm` in `--set parallel.cp_comm=ring`: `ring`"
+        "`parallel.cp_comm` in `--set parallel.cp_comm=ring`: unknown cp_comm `ring`"
     )]
     fn a_bad_value_is_one_line_that_names_the_key(#[case] set: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_set(set).unwrap_err();

@@ -14,7 +14,7 @@ use crate::trainer::NonFiniteOrigin;
             param: "head.weight".into(),
         }),
     },
-    "step 7 is not finite (loss NaN, gradient norm inf, first in `head.weight` in the backward pass, on ranks 2, 3); the weights are those of step 6",
+    "step 7 is not finite (loss NaN, gradient norm inf, first in the backward pass in `head.weight`, on ranks 2, 3); the weights are those of step 6",
     Exit::NonFinite
 )]
 #[case(

@@ -69,7 +69,7 @@ impl fmt::Display for NonFiniteOrigin {
             .join(", ");
         write!(
             f,
-            "first in `{param}` in the backward pass, on rank{plural} {ranks}"
+            "first in the backward pass in `{param}`, on rank{plural} {ranks}"
         )
     }
 }

@@ -39,7 +39,7 @@ impl Trainer {
 pub(super) fn set_aside(refused: &[Refused]) {
     for Refused { path, .. } in refused {
         match set_aside_damaged(path) {
-            Ok(aside) => tracing::warn!("it was renamed to {}", aside.display()),
+            Ok(aside) => tracing::warn!("it was set aside as {}", aside.display()),
             Err(error) => tracing::warn!("it could not be renamed: {error}"),
         }
     }

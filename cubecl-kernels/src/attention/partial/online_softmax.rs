@@ -230,9 +230,9 @@ mod tests {
 
     #[rstest]
     #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(2, part([3, 1, 2, 8])), "OnlineSoftmaxMerge::add: the part that begins at query 2, out [3, 1, 2, 8]")]
-    #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(0, part([4, 2, 2, 8])), "of [4, 1, 2, 8]")]
+    #[case(|| OnlineSoftmaxMerge::new([4, 1, 2, 8]).add(0, part([4, 2, 2, 8])), "does not fit [4, 1, 2, 8]")]
     #[case(|| drop(OnlineSoftmaxMerge::new([4, 1, 2, 8]).finish(DType::F32)), "nothing was added")]
-    #[case(|| drop(add_rows(constant([4, 1, 2, 8]), 3, constant([2, 1, 2, 8]))), "add_rows: rows 3.. of [4, 1, 2, 8], of [2, 1, 2, 8]")]
+    #[case(|| drop(add_rows(constant([4, 1, 2, 8]), 3, constant([2, 1, 2, 8]))), "add_rows: rows 3.. of [4, 1, 2, 8] cannot take x of shape [2, 1, 2, 8]")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

@@ -257,7 +257,7 @@ mod tests {
             z_loss: None,
         };
         let x = || Tensor::<2>::zeros([6, 4], &Device::flex());
-        let message = "router_losses: counts [1, 5] of scores [6, 4]";
+        let message = "router_losses: counts [1, 5] do not match scores [6, 4]";
         assert_refused(|| router_losses(x(), x(), None, &losses), message);
     }
 }

@@ -162,7 +162,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "choose_experts: 3 experts of 2")]
+    #[should_panic(
+        expected = "choose_experts: top_k 3 must be between 1 and the number of experts to choose from, 2"
+    )]
     fn more_experts_than_groups_have_are_refused() {
         choose_experts(&[0.0; 4], 4, None, &options(3, Some([2, 1, 2])));
     }

@@ -200,6 +200,9 @@ mod tests {
             || with(narrow([3, 2])),
             "the narrow weight is [3, 2] in bf16, but must be [3, 4]",
         );
-        assert_refused(|| with(constant([3, 4])), "in f32, not [3, 4] in bf16");
+        assert_refused(
+            || with(constant([3, 4])),
+            "in f32, but must be [3, 4] in bf16",
+        );
     }
 }

@@ -173,7 +173,7 @@ mod tests {
         let narrow = ids(vec![0], [1, 1]).cast(DType::U8);
         assert_refused(
             || unpermute(x(), narrow),
-            "sum_rows: index is u8, not i64 or i32",
+            "unpermute: index is u8, not i64 or i32",
         );
     }
 }

@@ -138,7 +138,8 @@ fn summed_together() -> Result<(), String> {
                             0 => bucket_slice(&buffer, i * len, [inputs, outputs]),
                             _ => None,
                         });
-                        main_grad.on_gradient(move || heard.lock().expect("no thread panics").push(i));
+                        main_grad
+                            .on_gradient(move || heard.lock().expect("no thread panics").push(i));
                     }
                     let w: Tensor<2> = leaf(&w, device, dtype);
                     for (way, x, weight) in &batches {
@@ -262,7 +263,7 @@ fn failed() -> Result<(), String> {
             .try_into_primitive::<Cube>()
             .map_err(|error| format!("{error:?}"))?;
         let cube = tensor::from_backend(cube);
-        let queue = CudaQueue::of(&cube).ok_or("no CUDA tensor")?;
+        let queue = CudaQueue::of(&cube).ok_or("the tensor is not on a CUDA device")?;
         queue.enqueue(Op::new(|| "rows".into()).writes(&cube), |_, _| {
             Err(CudaError::Refused("on purpose".into()))
         });

@@ -28,7 +28,7 @@ fn an_absurd_size_is_refused_by_its_key(#[case] family: Family, #[case] keys: &[
             json[*key] = size.into();
             let error = read(&json).unwrap_err();
             assert!(
-                error.contains(&format!("`{key}` is {size}, which is out of range")),
+                error.contains(&format!("`{key}` is {size}, which is too large")),
                 "{error}"
             );
         }

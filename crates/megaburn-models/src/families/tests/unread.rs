@@ -31,7 +31,7 @@ fn the_keys_of_the_classes_are_known() {
 }
 
 #[rstest]
-#[case("embedding_multiplier", json!(12.0), Some("`embedding_multiplier` is 12.0: models of other"))]
+#[case("embedding_multiplier", json!(12.0), Some("`embedding_multiplier` is 12.0: the key changes the computation"))]
 #[case("embedding_multiplier", json!(1), None)]
 #[case("logits_scaling", json!(8.0), Some("`logits_scaling` is 8.0"))]
 #[case("attention_multiplier", json!(0.015625), Some("`attention_multiplier` is 0.015625"))]

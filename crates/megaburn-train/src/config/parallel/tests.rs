@@ -89,7 +89,7 @@ fn a_layout_text_becomes_a_section(
 )]
 #[case("ranks = 0", None, "`parallel.ranks` is 0: it must be from 1 to 65535")]
 #[case("tp = 1\nsp = true", None, "sequence parallelism (sp) needs tp > 1")]
-#[case("tp = 2\ndp = 2", Some(8), "= 4 ranks, and there are 8")]
+#[case("tp = 2\ndp = 2", Some(8), "= 4 ranks, but there are 8")]
 #[case(
     "tp = 3",
     Some(8),

@@ -221,11 +221,11 @@ mod tests {
     )]
     #[case(
         "decay_steps = 300\ndecay_samples = 800",
-        "`optimizer.decay_samples` is given: it must be absent where optimizer.decay_steps is"
+        "`optimizer.decay_samples` is given: it must be absent if optimizer.decay_steps is"
     )]
     #[case(
         "warmup_samples = 8\nwarmup_fraction = 0.1",
-        "`optimizer.warmup_fraction` is given: it must be absent where optimizer.warmup_samples is"
+        "`optimizer.warmup_fraction` is given: it must be absent if optimizer.warmup_samples is"
     )]
     #[case(
         "warmup_fraction = 1",
@@ -237,11 +237,11 @@ mod tests {
     )]
     #[case(
         "lr_decay_style = 'wsd'\ndecay_steps = 1200\nwsd_decay_steps = 1181",
-        "`optimizer.wsd_decay_steps` is 1181: it must be at most the 1180 updates between warm-up"
+        "`optimizer.wsd_decay_steps` is 1181: it must be at most 1180 updates, the number between"
     )]
     #[case(
         "lr_decay_style = 'wsd'\ndecay_steps = 1200\nwsd_decay_samples = 9441",
-        "`optimizer.wsd_decay_samples` is 9441: it must be at most the 9440 samples between"
+        "`optimizer.wsd_decay_samples` is 9441: it must be at most 9440 samples, the number between"
     )]
     #[case(
         "lr_decay_style = 'inverse_square_root'\nwarmup_samples = 0",

@@ -177,7 +177,7 @@ mod tests {
         for done in [7, 8] {
             let error = step.check_start(done).unwrap_err();
             let message =
-                format!("`train.exit_at_step` is 7: it must be more than the {done} steps");
+                format!("`train.exit_at_step` is 7: it must be more than {done}, the steps");
             assert!(error.to_string().starts_with(&message), "{error}");
             assert_eq!(error.exit(), Exit::BadInput);
         }

@@ -98,10 +98,7 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
     "data.documents=true",
     "on samples that were read differently: no data.documents there, data.documents with data.document_multiple 16 here"
 )]
-#[case::sequence(
-    "data.seq_len=8",
-    "order of samples: data.seq_len is 16 there and 8 here"
-)]
+#[case::sequence("data.seq_len=8", "sample order: data.seq_len is 16 there and 8 here")]
 fn a_checkpoint_of_something_else_is_named(#[case] set: &str, #[case] message: &str) {
     let run = Run::new();
     assert_eq!(start(&run, &[]).code, Some(0));

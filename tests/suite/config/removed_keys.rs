@@ -66,5 +66,5 @@ fn a_run_that_was_trained_with_a_removed_key_is_resumed(
 
     let key = format!("parallel.overlap_moe={is_set}");
     let ended = resume(&run, &["--set", &key]);
-    assert_refused(&ended, "was removed: no step was faster with it");
+    assert_refused(&ended, "is no longer supported: no step was faster with it");
 }

@@ -218,7 +218,7 @@ fn padding_is_no_token(
 #[case(
     "dp2-ep2",
     "moe.capacity_factor=1",
-    "`moe.capacity_scope` is sequence: it must be rank where documents"
+    "`moe.capacity_scope` is sequence: it must be rank if documents"
 )]
 #[case(
     "dp2-ep2",

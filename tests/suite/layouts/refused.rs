@@ -54,7 +54,7 @@ use megaburn_test_support::run::Run;
 #[case::heads_to_share("cp4", &["parallel.cp_comm=a2a"], "`parallel.cp_comm` is a2a: it must be p2p or all_gather, or a2aN+p2p with an N that divides the 4 query and the 2 key/value heads of a rank")]
 #[case::groups("cp4", &["parallel.cp_comm=a2a3+p2p"], "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides 4, the ranks that share a sequence")]
 #[case::long_documents("tp4-cp2-sp", &["data.documents=true", "data.seq_len=24", "data.document_multiple=8", "parallel.max_tokens_per_rank=14"], "`parallel.max_tokens_per_rank` is 14: it must be at least 16, or there must be more ranks")]
-#[case::vocabulary("tp1", &["model.vocab=259"], "`model.vocab` is 259: it must be at least the 260 token ids of data.tokenizer = \"byte\": leave model.vocab out")]
+#[case::vocabulary("tp1", &["model.vocab=259"], "`model.vocab` is 259: it must be at least the 260 token ids of data.tokenizer = \"byte\": remove model.vocab")]
 #[case::long_samples("tp1", &["data.seq_len=20000"], "one sample of sequence length 20000 needs 20001")]
 #[case::experts("ep2", &[], "layout `dp2-ep2`: ep 2 and etp 1 shard experts, but the model has no experts: remove them")]
 #[case::indivisible_experts("ep3", &["model.family=mixtral", "train.global_batch=6"], "experts 8 is not divisible by ep 3; choose an ep that divides the experts")]

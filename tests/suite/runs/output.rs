@@ -157,7 +157,7 @@ fn a_run_that_stopped_is_told_from_one_that_finished() {
     assert!(
         ended
             .stderr
-            .contains("`train.exit_at_step` is 2: it must be more than the 2 steps"),
+            .contains("`train.exit_at_step` is 2: it must be more than 2, the steps"),
         "{ended:?}"
     );
 

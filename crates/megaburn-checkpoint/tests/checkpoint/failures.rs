@@ -77,7 +77,7 @@ fn tensors_that_the_ranks_do_not_tile_are_refused() {
             tensors.remove(0);
         }
     });
-    let why = "tensor `model.embedding.weight` cannot be saved: its pieces end at 8 of 13";
+    let why = "cannot save tensor `model.embedding.weight`: its pieces end at 8 of 13";
     assert!(
         missing.iter().all(|error| error.contains(why)),
         "{missing:?}"

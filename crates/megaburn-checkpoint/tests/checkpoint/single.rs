@@ -111,7 +111,7 @@ fn a_failure_leaves_nothing_of_the_new_one_and_the_old_one_whole() {
         );
         let error = save_with(&path, half(), &[]);
         assert!(
-            error.contains("`half` cannot be saved: its pieces end at 2 of 4"),
+            error.contains("`half`: its pieces end at 2 of 4"),
             "{error}"
         );
         for outside in ["../x", "/tmp/x", "", "a/../../x"] {

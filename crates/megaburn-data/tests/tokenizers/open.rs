@@ -138,8 +138,12 @@ fn a_file_beside_it_names_the_end(#[case] file: &str, #[case] text: &str) {
     "{\"eos_token_id\": 4000000000}",
     "gives 4000000000, which is not a token"
 )]
-#[case("config.json", "{\"eos_token_id\": -1}", "config.json names none")]
-#[case("special_tokens_map.json", "[]", "special_tokens_map.json names none")]
+#[case("config.json", "{\"eos_token_id\": -1}", "config.json names no token")]
+#[case(
+    "special_tokens_map.json",
+    "[]",
+    "special_tokens_map.json names no token"
+)]
 fn a_tokenizer_without_an_end_is_refused(
     #[case] file: &str,
     #[case] text: &str,

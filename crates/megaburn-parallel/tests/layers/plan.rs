@@ -245,7 +245,10 @@ fn a_plan_that_does_not_describe_the_module_is_refused() {
     refused(surplus, "the module has no parameter `tail`");
     let mut other = without(&plan, "head.bias");
     other.insert("head.bias", whole(&[9])).unwrap();
-    refused(other, "`head.bias` is [8] here and [9] in the plan");
+    refused(
+        other,
+        "`head.bias` is [8] in the module, but [9] in the plan",
+    );
 }
 
 #[test]

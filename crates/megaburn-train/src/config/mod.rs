@@ -259,7 +259,7 @@ mod tests {
     #[case(&["train.global_batch=6", "train.micro_batch=2"], "`train.global_batch` is 6: it must be a multiple of train.micro_batch 2 x dp 2 = 4")]
     #[case(&["model.heads=6", "model.head_dim=16", "model.kv_heads=2", "parallel.tp=4"], "attention heads 6 is not divisible by tp 4")]
     #[case(&["data.seq_len=127"], "sequence length 127 is not divisible")]
-    #[case(&["parallel.tp=3"], "choose another layout, or a multiple of 3 ranks; no launcher says")]
+    #[case(&["parallel.tp=3"], "choose another layout, or a multiple of 3 ranks; no launcher sets")]
     fn a_layout_that_does_not_split_the_run_is_refused(
         #[case] sets: &[&str],
         #[case] message: &str,

@@ -4,6 +4,7 @@ use burn::prelude::Device;
 use megaburn_collective::RankEnv;
 use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{TrainError, attention_line::Facts};
@@ -11,6 +12,7 @@ use crate::{TrainError, attention_line::Facts};
 /// `run.device`: what the ranks compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum DeviceChoice {
     /// GPUs, if the program was built with feature `cuda` and the machine has any; otherwise the
     /// CPU.

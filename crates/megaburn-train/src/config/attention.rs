@@ -1,5 +1,6 @@
 use burn::tensor::{DType, FloatDType};
 use megaburn_kernels::AttentionKernel;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Dtype, rules::require};
@@ -8,6 +9,7 @@ use crate::TrainError;
 /// Which kernels compute attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum AttentionName {
     /// On GPUs, cuDNN for sequences of 1024 tokens and more where it is installed, the fused kernel
     /// otherwise, and composed operations where neither supports the type or the head size. The

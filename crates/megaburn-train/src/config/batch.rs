@@ -1,6 +1,7 @@
 //! The number of samples of a step, and how they are split into micro-batches.
 
 use megaburn_data::BatchSchedule;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -13,6 +14,7 @@ use crate::TrainError;
 /// (Megatron-LM's `--rampup-batch-size`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct BatchRampConfig {
     /// Samples of the first steps, over all ranks: at most `train.global_batch`. It must be a
     /// multiple of `train.micro_batch` times the data-parallel degree.

@@ -1,7 +1,9 @@
 use std::fmt;
 
 use burn::tensor::FloatDType;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// The element type of parameters and activations, or of optimizer state.
 ///
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 /// accumulated and parameters updated in f32 unless the optimizer's types say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
+#[schemars(transform = add_aliases)]
 pub enum Dtype {
     /// Single precision.
     #[default]
@@ -23,6 +27,18 @@ pub enum Dtype {
     /// step whose gradient overflows is skipped. Parameters have f32 masters.
     #[serde(alias = "float16")]
     F16,
+}
+
+/// Adds the aliases of the names, which schemars leaves out.
+fn add_aliases(schema: &mut Schema) {
+    let names = schema.get_mut("oneOf").and_then(Value::as_array_mut);
+    let aliases = [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")];
+    names
+        .expect("a choice with descriptions")
+        .extend(aliases.map(|(alias, name)| {
+            let description = format!("Another name of `{name}`.");
+            json!({ "type": "string", "const": alias, "description": description })
+        }));
 }
 
 impl From<Dtype> for FloatDType {

@@ -1,6 +1,7 @@
 //! `[model.experts]`: the experts of a model.
 
 use megaburn_models::decoder::Experts;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,6 +13,7 @@ use crate::TrainError;
 /// `[model.experts]`: the experts of a model family that has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct ExpertsConfig {
     /// Number of experts per layer, without the shared expert.
     pub num: usize,

@@ -1,5 +1,6 @@
 //! Which layers have experts, in the notation of Megatron-LM's `--moe-layer-freq`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::require;
@@ -8,6 +9,7 @@ use crate::TrainError;
 /// Which layers of a model have experts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
+#[derive(JsonSchema)]
 pub enum LayerPattern {
     /// The first layer and every N-th after it.
     Every(usize),

@@ -1,4 +1,5 @@
 use megaburn_models::decoder::Mla;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::{at_least_one, require};
@@ -8,6 +9,7 @@ use crate::TrainError;
 /// keys have Hugging Face's names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct MlaConfig {
     /// Width of the latent that queries are made from. Default: queries have no latent.
     #[serde(skip_serializing_if = "Option::is_none")]

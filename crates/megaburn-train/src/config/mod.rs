@@ -27,6 +27,7 @@ mod fine_tune;
 mod follow;
 mod ineffective_keys;
 mod init;
+mod json_schema;
 mod keys;
 mod layer_pattern;
 mod layers;
@@ -42,6 +43,7 @@ mod optimizer_kind;
 mod parallel;
 mod pipeline;
 mod recompute;
+mod reference;
 mod removed;
 mod rope;
 mod rules;
@@ -56,6 +58,7 @@ mod value;
 use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use attention::AttentionName;
@@ -67,6 +70,7 @@ pub use dtype::Dtype;
 pub use experts::ExpertsConfig;
 pub use ineffective_keys::IneffectiveKey;
 pub(crate) use init::InitFrom;
+pub use json_schema::json_schema;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub use mla::MlaConfig;
@@ -78,6 +82,7 @@ pub use optimizer_kind::{LionSection, MuonSection, OptimizerName, SgdSection};
 pub use parallel::ParallelConfig;
 pub(crate) use pipeline::keys_of;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
+pub use reference::reference;
 pub use rope::{RopeScalingConfig, RopeScalingKind};
 pub(crate) use rules::require;
 pub use schedule::LrDecayStyle;
@@ -90,6 +95,7 @@ use crate::{TrainError, device::Devices};
 /// million parameters on four ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct TrainConfig {
     /// `[run]`: the folder of the run, its seed and its devices.
     pub run: RunConfig,

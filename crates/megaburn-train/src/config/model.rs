@@ -4,10 +4,12 @@ use megaburn_models::{
     DecoderConfig, Family,
     decoder::{Mla, Positions},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     ExpertsConfig, MlaConfig, RopeScalingConfig,
+    json_schema::Names,
     rules::{at_least_one, positive, require},
 };
 use crate::TrainError;
@@ -15,6 +17,7 @@ use crate::TrainError;
 /// `[model]`: the family and the sizes of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct ModelConfig {
     /// The model that the run starts from: a Hugging Face folder, a checkpoint or a run. It
     /// determines all other keys of `[model]`, and the defaults of `optimizer.lr`,
@@ -25,6 +28,7 @@ pub struct ModelConfig {
     /// The model family, which determines the architecture of the layers and the tensor names on
     /// export: `llama`, `mistral`, `qwen2`, `qwen3` or `gpt2`; with experts `mixtral`, `qwen3_moe`,
     /// `deepseek_v2` or `deepseek_v3`.
+    #[schemars(with = "Names<Family>")]
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,

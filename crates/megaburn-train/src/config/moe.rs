@@ -2,6 +2,7 @@
 
 use megaburn_models::DecoderConfig;
 use megaburn_parallel::{BalanceChoice, Capacity, LoadBalance, MoeOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -13,6 +14,7 @@ use crate::TrainError;
 /// `[moe]`: how experts are trained. It has an effect only in families with experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct MoeTrainingConfig {
     /// Coefficient of the load-balancing loss over each micro-batch; 0 is off (Megatron-LM's
     /// `--moe-aux-loss-coeff`).
@@ -60,6 +62,7 @@ pub struct MoeTrainingConfig {
 /// How a step moves the expert biases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum BiasUpdate {
     /// Each bias moves by a fixed rate: up if its expert got fewer tokens than the mean, down if it
     /// got more.
@@ -72,6 +75,7 @@ pub enum BiasUpdate {
 /// How tokens are dispatched to the ranks of their experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum DispatcherName {
     /// To the ranks of their experts only.
     #[default]
@@ -83,6 +87,7 @@ pub enum DispatcherName {
 /// Which tokens an expert over capacity keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum DropPolicyName {
     /// The tokens with the highest weight.
     #[default]
@@ -94,6 +99,7 @@ pub enum DropPolicyName {
 /// The tokens over which expert capacity is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum CapacityScopeName {
     /// The tokens of each sequence, whichever ranks hold them.
     #[default]

@@ -1,8 +1,10 @@
 use megaburn_optim::{LossScaleConfig, WeightDecayStyle, WsdStyle};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Dtype, TrainingConfig,
+    json_schema::Names,
     optimizer_kind::{LionSection, MuonSection, OptimizerName, SgdSection},
     rules::{not_negative, positive, require},
     schedule::LrDecayStyle,
@@ -12,6 +14,7 @@ use crate::TrainError;
 /// `[optimizer]`: the optimizer, its schedules, clipping and loss scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct OptimizerConfig {
     /// The optimizer: `adamw`, `sgd`, `lion` or `muon`.
     pub name: OptimizerName,
@@ -45,6 +48,7 @@ pub struct OptimizerConfig {
     pub decay_samples: Option<u64>,
     /// Shape of the final decay with `lr_decay_style = "wsd"`: `exponential`, `linear`, `cosine` or
     /// `minus_sqrt`.
+    #[schemars(with = "Names<WsdStyle>")]
     pub wsd_decay_style: WsdStyle,
     /// Length of the final decay of `wsd` in updates of `train.global_batch` samples each. Default:
     /// a tenth of the decay.
@@ -79,6 +83,7 @@ pub struct OptimizerConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay_steps: Option<u64>,
     /// How weight decay changes to `end_weight_decay`: `linear` or `cosine`.
+    #[schemars(with = "Names<WeightDecayStyle>")]
     pub weight_decay_style: WeightDecayStyle,
     /// Largest global norm of the gradient of all parameters; larger gradients are scaled down. 0
     /// turns clipping off.

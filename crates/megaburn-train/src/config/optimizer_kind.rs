@@ -5,10 +5,12 @@ use megaburn_optim::{
     AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, OptimError,
     Optimizer, SgdConfig, Sharding,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Dtype, OptimizerConfig,
+    json_schema::Names,
     rules::{positive, require},
 };
 use crate::TrainError;
@@ -16,6 +18,7 @@ use crate::TrainError;
 /// The optimizer that updates parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum OptimizerName {
     /// AdamW.
     #[default]
@@ -49,6 +52,7 @@ impl fmt::Display for OptimizerName {
 /// `[optimizer.sgd]`: options of `optimizer.name = "sgd"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct SgdSection {
     /// Decay of the momentum, from 0 to below 1; 0 keeps no momentum.
     pub momentum: f64,
@@ -68,6 +72,7 @@ impl Default for SgdSection {
 /// `[optimizer.lion]`: options of `optimizer.name = "lion"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct LionSection {
     /// Weight of the mean of gradients in the direction whose sign is taken, from 0 to below 1.
     pub beta1: f64,
@@ -87,6 +92,7 @@ impl Default for LionSection {
 /// `[optimizer.muon]`: options of `optimizer.name = "muon"`, for matrices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct MuonSection {
     /// Decay of the momentum, from 0 to below 1.
     pub momentum: f64,
@@ -96,6 +102,7 @@ pub struct MuonSection {
     pub num_ns_steps: usize,
     /// Coefficients of the Newton-Schulz polynomials: `simple`, `quintic` (made for five steps) or
     /// `polar_express` (made for eight).
+    #[schemars(with = "Names<NewtonSchulz>")]
     pub coefficients: NewtonSchulz,
     /// Element type of the Newton-Schulz iteration: `f32` or `bf16`. Default: `bf16` if
     /// `train.dtype` is `bf16`, else `f32`.
@@ -103,12 +110,14 @@ pub struct MuonSection {
     pub dtype: Option<Dtype>,
     /// Factor on the update of an `[in, out]` matrix: the square root of its larger size
     /// (`spectral`), of `out / in` (`unit_rms_norm`) or of `max(1, out / in)` (`shape_scaling`).
+    #[schemars(with = "Names<MuonScale>")]
     pub scale_mode: MuonScale,
     /// Further factor on the update. 0.2 with `spectral` moves elements about as far as AdamW does.
     pub extra_scale_factor: f64,
     /// How tensor-parallel ranks orthogonalize a matrix: `duplicated`, every rank all of it;
     /// `distributed`, together; `blockwise`, each rank its own shard, which makes the optimizer
     /// depend on `parallel.tp`.
+    #[schemars(with = "Names<MuonTpMode>")]
     pub tp_mode: MuonTpMode,
 }
 

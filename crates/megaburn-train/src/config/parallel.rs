@@ -1,14 +1,20 @@
 use megaburn_mesh::Layout;
 use megaburn_optim::{ShardingConfig, ShardingLevel};
 use megaburn_pipeline::ScheduleKind;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CpComm, rules::require};
+use super::{
+    CpComm,
+    json_schema::{self, Names},
+    rules::require,
+};
 use crate::{TrainError, device::Devices};
 
 /// `[parallel]`: how the run is split over ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct ParallelConfig {
     /// Number of ranks, if neither a launcher nor `dp` determines it. Default: 4 threads on the
     /// CPU; on GPUs, as many as the model and the batch can be split over.
@@ -23,6 +29,7 @@ pub struct ParallelConfig {
     /// `all_gather`, `a2a` (Ulysses) or `a2aN+p2p` (a2a over N neighbours, p2p across these
     /// groups); one method for all layers, or a list with one per layer. Used with `cp` above 1 or
     /// `max_tokens_per_rank`.
+    #[schemars(schema_with = "json_schema::cp_comm")]
     pub cp_comm: Vec<CpComm>,
     /// Whether sequences are padded to a multiple of `2 * cp` (with sequence parallelism, one that
     /// tp also divides) instead of being refused. Used with `cp` above 1.
@@ -63,6 +70,7 @@ pub struct ParallelConfig {
     pub overlap: bool,
     /// In which order a pipeline computes: gpipe, 1f1b, interleaved, zb-h1 or zb-v. Default: 1f1b, with
     /// several `chunks` interleaved.
+    #[schemars(with = "Option<Names<ScheduleKind>>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleKind>,
     /// Number of stages per pipeline rank (virtual stages). Used with `pp` above 1. Default: 2 with

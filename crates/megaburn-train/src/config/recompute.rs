@@ -1,4 +1,5 @@
 use megaburn_models::decoder::{Recompute, RecomputeBlocks};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::require;
@@ -7,6 +8,7 @@ use crate::TrainError;
 /// `[recompute]`: which activations backward recomputes instead of keeping them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct RecomputeConfig {
     /// The parts of a layer whose outputs are recomputed (Megatron-LM's `--recompute-modules`):
     /// `norm`, `activation`, `core_attention` and `mlp`. With `method = "uniform"` only `norm` has
@@ -41,6 +43,7 @@ impl Default for RecomputeConfig {
 /// The parts of a layer that can be recomputed separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum RecomputeModule {
     /// The outputs of the norms before attention, MLP and output matrix.
     Norm,
@@ -55,6 +58,7 @@ pub enum RecomputeModule {
 /// Which layers are recomputed in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum RecomputeMethod {
     /// No layer.
     #[default]

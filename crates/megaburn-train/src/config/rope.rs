@@ -1,4 +1,5 @@
 use megaburn_kernels::{RopeScaling, YarnScaling};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::{at_least_one, positive, require};
@@ -8,6 +9,7 @@ use crate::TrainError;
 /// Face's names; the defaults are Llama 3.1's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct RopeScalingConfig {
     /// The formula: `llama3`, `linear` or `yarn`. `linear` uses only `factor`.
     pub kind: RopeScalingKind,
@@ -50,6 +52,7 @@ pub struct RopeScalingConfig {
 /// The formula that scales rotary frequencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum RopeScalingKind {
     /// Llama 3.1's formula: low frequencies are divided by the factor, high ones stay unchanged,
     /// with a ramp between them.

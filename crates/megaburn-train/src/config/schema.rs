@@ -1,80 +1,21 @@
-//! All keys and the types of their values, derived from a configuration in which every key is set.
+//! The check of a layer against the schema: which keys there are, and what type each value has.
 
 use std::sync::LazyLock;
 
-use megaburn_pipeline::ScheduleKind;
+use serde_json::Value as Schema;
 use toml::{Table, Value};
 
-use super::{
-    BatchRampConfig, Dtype, ExpertsConfig, MlaConfig, RopeScalingConfig, TrainConfig,
-    nearest::nearest_key, removed::why_removed,
-};
+use super::{json_schema, nearest::nearest_key, removed::why_removed};
 use crate::TrainError;
 
-static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
-    let mut config = TrainConfig::default();
-    config.model.init = Some(String::new());
-    config.model.head_dim = Some(1);
-    config.model.window = Some(1);
-    config.model.vocab = Some(1);
-    config.model.rope_scaling = Some(RopeScalingConfig {
-        mscale: Some(1.0),
-        mscale_all_dim: Some(1.0),
-        attention_factor: Some(1.0),
-        ..RopeScalingConfig::default()
-    });
-    config.model.latent = Some(MlaConfig {
-        q_lora_rank: Some(1),
-        ..MlaConfig::default()
-    });
-    let experts = ExpertsConfig {
-        ffn: Some(1),
-        shared_ffn: Some(1),
-        normalise: Some(true),
-        groups: Some([1; 3]),
-        ..ExpertsConfig::default()
-    };
-    config.model.experts = Some(experts);
-    config.moe.capacity_factor = Some(1.0);
-    config.parallel.ranks = Some(1);
-    config.parallel.tp = Some(1);
-    config.parallel.dp = Some(1);
-    config.parallel.sp = Some(true);
-    config.parallel.zero_ranks = Some(1);
-    config.parallel.max_tokens_per_rank = Some(1);
-    config.parallel.bucket_size = Some(1);
-    config.parallel.schedule = Some(ScheduleKind::GPipe);
-    config.parallel.chunks = Some(1);
-    config.parallel.micro_batch_group = Some(1);
-    config.parallel.pipeline_layout = Some(String::new());
-    config.parallel.first_stage_layers = Some(1);
-    config.parallel.last_stage_layers = Some(1);
-    config.data.path = Some(String::new());
-    config.generate.prompt = Some(String::new());
-    config.train.batch_ramp = Some(BatchRampConfig::default());
-    config.optimizer.warmup_samples = Some(1);
-    config.optimizer.warmup_fraction = Some(1.0);
-    config.optimizer.decay_steps = Some(1);
-    config.optimizer.decay_samples = Some(1);
-    config.optimizer.wsd_decay_steps = Some(1);
-    config.optimizer.wsd_decay_samples = Some(1);
-    config.optimizer.decoupled_lr = Some(1.0);
-    config.optimizer.decoupled_min_lr = Some(1.0);
-    config.optimizer.end_weight_decay = Some(1.0);
-    config.optimizer.weight_decay_steps = Some(1);
-    config.optimizer.loss_scale = Some(1.0);
-    config.optimizer.muon.dtype = Some(Dtype::F32);
-    Table::try_from(config).expect("a configuration is a table")
-});
+static SCHEMA: LazyLock<Schema> = LazyLock::new(json_schema);
 
 /// Every key, including sections, as a dotted path.
 pub(super) fn keys() -> Vec<String> {
-    fn walk(table: &Table, prefix: &str, keys: &mut Vec<String>) {
-        for (name, value) in table {
+    fn walk(schema: &Schema, prefix: &str, keys: &mut Vec<String>) {
+        for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
             let key = join(prefix, name);
-            if let Value::Table(inner) = value {
-                walk(inner, &key, keys);
-            }
+            walk(inner, &key, keys);
             keys.push(key);
         }
     }
@@ -100,14 +41,14 @@ pub(super) fn check(layer: &Table, origin: &str) -> Result<(), TrainError> {
 
 fn check_table(
     given: &Table,
-    schema: &Table,
+    schema: &Schema,
     prefix: &str,
     origin: &str,
 ) -> Result<(), TrainError> {
     for (name, found) in given {
         let key = join(prefix, name);
         let origin = origin.to_string();
-        let Some(expected) = schema.get(name) else {
+        let Some(expected) = schema["properties"].get(name) else {
             if let Some(why) = why_removed(&key) {
                 return Err(TrainError::RemovedKey { key, origin, why });
             }
@@ -118,29 +59,35 @@ fn check_table(
                 nearest,
             });
         };
-        let expected = match (expected, found) {
-            (Value::Table(schema), Value::Table(given)) => {
-                check_table(given, schema, &key, &origin)?;
-                continue;
-            }
-            (Value::Integer(_), Value::Integer(number)) if *number >= 0 => continue,
-            (Value::Float(_), Value::Integer(_) | Value::Float(_)) => continue,
-            (Value::String(_), Value::String(_))
-            | (Value::Boolean(_), Value::Boolean(_))
-            | (Value::Array(_), Value::Array(_)) => continue,
-            (Value::Integer(_), _) => "a whole number of 0 or more",
-            (Value::Float(_), _) => "a number",
-            (Value::Boolean(_), _) => "true or false",
-            (Value::Table(_), _) => "a table",
-            (Value::Array(_), _) => "a list in brackets",
-            _ => "a string in quotes",
+        let is = |name: &str| match &expected["type"] {
+            Schema::Array(types) => types.iter().any(|other| other == name),
+            other => other == name,
         };
-        return Err(TrainError::WrongType {
-            key,
-            origin,
-            expected,
-            found: describe(found),
-        });
+        match found {
+            Value::Table(given) if is("object") => check_table(given, expected, &key, &origin)?,
+            Value::Integer(number) if is("integer") && *number >= 0 => {}
+            Value::Integer(_) | Value::Float(_) if is("number") => {}
+            Value::String(_) if is("string") => {}
+            Value::Boolean(_) if is("boolean") => {}
+            Value::Array(_) if is("array") => {}
+            _ => {
+                let expected = match expected["type"].as_str() {
+                    Some("object") => "a table",
+                    Some("integer") => "a whole number of 0 or more",
+                    Some("number") => "a number",
+                    Some("boolean") => "true or false",
+                    Some("string") => "a string in quotes",
+                    // With or without a single string in its place.
+                    _ => "a list in brackets",
+                };
+                return Err(TrainError::WrongType {
+                    key,
+                    origin,
+                    expected,
+                    found: describe(found),
+                });
+            }
+        }
     }
     Ok(())
 }

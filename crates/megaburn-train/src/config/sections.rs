@@ -1,6 +1,7 @@
 //! The sections that consist of little more than their fields.
 
 use megaburn_models::decoder::Dropout;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -13,6 +14,7 @@ use crate::{TrainError, device::DeviceChoice};
 /// `[run]`: the folder of the run, its seed and its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct RunConfig {
     /// Folder of the run, for its resolved configuration, metrics, checkpoints and loss plot. A new
     /// run needs a folder that is absent or empty (see `allow_other_files`). Default:
@@ -54,6 +56,7 @@ impl RunConfig {
 /// `[data]`: the training data and its tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct DataConfig {
     /// The data: a text file, or JSON objects with their text in the field `text`, one per line
     /// (`.jsonl`, `.ndjson`, `.json`) or in one array (`.json`). The path is relative to the
@@ -135,6 +138,7 @@ impl DataConfig {
 /// `[train]`: batches, intervals, time limits and the number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct TrainingConfig {
     /// Optimizer steps of the full run, including those before a restart.
     pub steps: u64,
@@ -293,6 +297,7 @@ impl TrainingConfig {
 /// `[generate]`: the sample generated at the end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct GenerateConfig {
     /// The text that the sample starts with. Default: `pub fn ` for the sources of Burn, else the
     /// first words of the evaluation data.

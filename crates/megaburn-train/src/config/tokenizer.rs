@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use megaburn_data::{ByteTokenizer, DataError, HfTokenizer};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::require;
@@ -9,6 +10,7 @@ use crate::TrainError;
 /// The tokenizer, which turns text into tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
+#[derive(JsonSchema)]
 pub enum Tokenizer {
     /// `byte`: each byte is a token.
     #[default]

@@ -4,6 +4,7 @@ mod check;
 
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{Decay, LrSchedule, WeightDecaySchedule};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{OptimizerConfig, TrainingConfig};
@@ -11,6 +12,7 @@ use super::{OptimizerConfig, TrainingConfig};
 /// How the learning rate decays after the warm-up (Megatron-LM's `--lr-decay-style`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum LrDecayStyle {
     /// It stays constant.
     Constant,

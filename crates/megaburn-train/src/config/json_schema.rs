@@ -1,0 +1,469 @@
+//! The JSON schema of a configuration: the keys, types, defaults and ranges of all sections.
+
+use std::{any::type_name, borrow::Cow, fmt, marker::PhantomData};
+
+use schemars::{
+    JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, json_schema as schema_of,
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Visitor, value},
+    forward_to_deserialize_any,
+};
+use serde_json::{Map, Value, json};
+
+use super::TrainConfig;
+
+/// The JSON schema (draft 7, which editors of TOML read) of a configuration file.
+///
+/// Descriptions are the doc comments of the fields of [`TrainConfig`] and its sections. The values
+/// of a choice are explained in `x-taplo.docs.enumValues`, where the editor extension looks.
+pub fn json_schema() -> Value {
+    let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
+    let generator = settings.into_generator();
+    let mut schema = generator.into_root_schema_for::<TrainConfig>().to_value();
+    simplify(&mut schema);
+    for (keyword, limit, section, keys) in LIMITS {
+        for key in keys.split(' ') {
+            property(&mut schema, section, key).insert((*keyword).into(), json!(limit));
+        }
+    }
+    for (section, keys, names) in REFUSED_NAMES {
+        for key in keys.split(' ') {
+            remove_names(property(&mut schema, section, key), names);
+        }
+    }
+    schema["title"] = json!("Configuration of a megaburn run");
+    schema
+}
+
+/// Ranges of numbers: the keyword of the schema, its limit, a section, and the keys that have it. A
+/// test compares them with what [`TrainConfig::validate`] refuses.
+const LIMITS: &[(&str, u32, &str, &str)] = &[
+    (
+        "minimum",
+        1,
+        "model",
+        "hidden ffn layers heads kv_heads head_dim vocab window",
+    ),
+    ("exclusiveMinimum", 0, "model", "rope_theta norm_eps"),
+    ("minimum", 1, "model.experts", "num top_k"),
+    (
+        "minimum",
+        1,
+        "model.latent",
+        "q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim",
+    ),
+    ("minimum", 2, "model.latent", "qk_rope_head_dim"),
+    (
+        "minimum",
+        1,
+        "model.rope_scaling",
+        "factor original_max_position_embeddings",
+    ),
+    (
+        "exclusiveMinimum",
+        0,
+        "model.rope_scaling",
+        "low_freq_factor beta_slow attention_factor",
+    ),
+    ("minimum", 0, "model.rope_scaling", "mscale mscale_all_dim"),
+    (
+        "minimum",
+        1,
+        "parallel",
+        "ranks tp cp pp dp ep etp zero_ranks max_tokens_per_rank bucket_size chunks micro_batch_group",
+    ),
+    (
+        "maximum",
+        65535,
+        "parallel",
+        "ranks tp cp pp dp ep etp zero_ranks chunks micro_batch_group",
+    ),
+    ("maximum", 3, "parallel", "zero"),
+    ("minimum", 1, "data", "seq_len document_multiple"),
+    ("minimum", 0, "data", "validation_fraction"),
+    ("exclusiveMaximum", 1, "data", "validation_fraction"),
+    (
+        "minimum",
+        1,
+        "train",
+        "steps global_batch micro_batch eval_batches log_interval keep_checkpoints",
+    ),
+    (
+        "minimum",
+        0,
+        "train",
+        "hidden_dropout attention_dropout exit_after_minutes",
+    ),
+    (
+        "exclusiveMaximum",
+        1,
+        "train",
+        "hidden_dropout attention_dropout",
+    ),
+    ("exclusiveMinimum", 0, "train", "mtp_loss_scaling_factor"),
+    ("maximum", 125, "train", "stopped_exit_code"),
+    (
+        "exclusiveMinimum",
+        0,
+        "train",
+        "timeout_seconds start_timeout_seconds save_timeout_seconds load_timeout_seconds step_timeout_seconds",
+    ),
+    (
+        "maximum",
+        1_000_000,
+        "train",
+        "timeout_seconds start_timeout_seconds save_timeout_seconds load_timeout_seconds step_timeout_seconds",
+    ),
+    ("minimum", 1, "train.batch_ramp", "start increment"),
+    (
+        "exclusiveMinimum",
+        0,
+        "optimizer",
+        "lr decoupled_lr eps loss_scale min_loss_scale",
+    ),
+    (
+        "minimum",
+        0,
+        "optimizer",
+        "min_lr init_lr decoupled_min_lr warmup_fraction beta1 beta2 weight_decay end_weight_decay",
+    ),
+    (
+        "minimum",
+        0,
+        "optimizer",
+        "clip_grad grad_norm_skip_threshold cpu_offload_fraction",
+    ),
+    (
+        "exclusiveMaximum",
+        1,
+        "optimizer",
+        "warmup_fraction beta1 beta2",
+    ),
+    ("maximum", 1, "optimizer", "cpu_offload_fraction"),
+    (
+        "minimum",
+        1,
+        "optimizer",
+        "weight_decay_steps loss_scale_window hysteresis",
+    ),
+    ("minimum", 0, "optimizer.sgd", "momentum"),
+    ("exclusiveMaximum", 1, "optimizer.sgd", "momentum"),
+    ("minimum", 0, "optimizer.lion", "beta1 beta2"),
+    ("exclusiveMaximum", 1, "optimizer.lion", "beta1 beta2"),
+    ("minimum", 0, "optimizer.muon", "momentum"),
+    ("exclusiveMaximum", 1, "optimizer.muon", "momentum"),
+    (
+        "exclusiveMinimum",
+        0,
+        "optimizer.muon",
+        "extra_scale_factor",
+    ),
+    (
+        "minimum",
+        0,
+        "moe",
+        "aux_loss seq_aux_loss global_aux_loss z_loss bias_update_rate",
+    ),
+    ("exclusiveMinimum", 0, "moe", "capacity_factor"),
+    ("minimum", 1, "recompute", "num_layers"),
+    ("minimum", 0, "generate", "temperature"),
+];
+
+/// Names that a type has and a key of that type refuses: a section, keys, and the names.
+const REFUSED_NAMES: &[(&str, &str, &[&str])] = &[
+    ("parallel", "schedule", &["forward-only"]),
+    (
+        "optimizer",
+        "main_params_dtype main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype",
+        &["f16", "float16"],
+    ),
+    ("optimizer.muon", "dtype", &["f16", "float16"]),
+];
+
+/// Removes names from a choice, with their meanings.
+fn remove_names(choice: &mut Map<String, Value>, refused: &[&str]) {
+    let names = choice["enum"].as_array().expect("a list of names").clone();
+    let stays = |name: &Value| !refused.iter().any(|refused| name == refused);
+    if let Some(Value::Array(meanings)) = choice
+        .get_mut("x-taplo")
+        .and_then(|extension| extension.pointer_mut("/docs/enumValues"))
+    {
+        let mut names = names.iter();
+        meanings.retain(|_| names.next().is_some_and(stays));
+    }
+    let names: Vec<Value> = names.into_iter().filter(stays).collect();
+    choice.insert("enum".into(), names.into());
+}
+
+/// The schema of a key in a section, which is a dotted path.
+fn property<'a>(schema: &'a mut Value, section: &str, key: &str) -> &'a mut Map<String, Value> {
+    let found = section
+        .split('.')
+        .chain([key])
+        .fold(schema, |schema, name| &mut schema["properties"][name]);
+    found
+        .as_object_mut()
+        .unwrap_or_else(|| panic!("`{section}.{key}` is no key"))
+}
+
+/// The schema of `parallel.cp_comm`: one name for all layers, or a list of them.
+pub(super) fn cp_comm(_: &mut SchemaGenerator) -> Schema {
+    let name = r"^(auto|p2p|all_gather|a2a|a2a[1-9][0-9]*\+p2p)$";
+    schema_of!({
+        "type": ["string", "array"],
+        "pattern": name,
+        "items": { "type": "string", "pattern": name },
+    })
+}
+
+/// The schema of a choice whose type is from another crate: the names that serde reads.
+pub(super) struct Names<T>(PhantomData<T>);
+
+impl<T: for<'de> Deserialize<'de>> JsonSchema for Names<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        type_name::<T>().into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let mut names: &[&str] = &[];
+        // The names are known before the error, which says that there is no value.
+        let _ = T::deserialize(NameReader(&mut names));
+        schema_of!({ "type": "string", "enum": names })
+    }
+}
+
+/// A deserializer that reads nothing but the names of an enum's variants.
+struct NameReader<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for NameReader<'_> {
+    type Error = value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(Self::Error::custom("no enum"))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = variants;
+        Err(Self::Error::custom("no value"))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+    }
+}
+
+impl<T> fmt::Debug for Names<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Names")
+    }
+}
+
+/// Brings what schemars derives into the form that editors explain best: choices as lists of names,
+/// no `null`, which TOML does not have, and descriptions in one line.
+fn simplify(schema: &mut Value) {
+    let Value::Object(object) = schema else {
+        return;
+    };
+    object.remove("format");
+    let is_section = object.contains_key("properties");
+    if object.get("default").is_some_and(Value::is_null) || is_section {
+        object.remove("default");
+    }
+    if let Some(Value::String(text)) = object.get_mut("description") {
+        *text = plain(text);
+    }
+    if let Some(Value::Array(names)) = object.get_mut("enum") {
+        names.retain(|name| !name.is_null());
+    }
+    if let Some(Value::Array(types)) = object.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [name] = types.as_slice() {
+            let name = name.clone();
+            object.insert("type".into(), name);
+        }
+    }
+    for keyword in ["anyOf", "oneOf"] {
+        let Some(Value::Array(mut choices)) = object.remove(keyword) else {
+            continue;
+        };
+        choices.retain(|choice| choice["type"] != "null");
+        let only = match choices.as_mut_slice() {
+            [only] => only.take(),
+            _ => names(&choices),
+        };
+        let Value::Object(mut only) = only else {
+            unreachable!("a schema is an object");
+        };
+        // What is said of the key goes before what is said of its type.
+        only.extend(std::mem::take(object));
+        *object = only;
+        return simplify(schema);
+    }
+    if let Some(Value::Object(properties)) = object.get_mut("properties") {
+        properties.values_mut().for_each(simplify);
+    }
+    if let Some(items) = object.get_mut("items") {
+        simplify(items);
+    }
+}
+
+/// The schema of a choice between names, each of which has a description.
+fn names(choices: &[Value]) -> Value {
+    let values: Vec<&Value> = choices.iter().map(|choice| &choice["const"]).collect();
+    let meanings: Vec<String> = choices
+        .iter()
+        .map(|choice| plain(choice["description"].as_str().unwrap_or_default()))
+        .collect();
+    json!({
+        "type": "string",
+        "enum": values,
+        "x-taplo": { "docs": { "enumValues": meanings } },
+    })
+}
+
+/// A doc comment as text: each paragraph in one line, and links of rustdoc as code.
+fn plain(text: &str) -> String {
+    let paragraphs = text.split("\n\n").map(|paragraph| {
+        let words: Vec<&str> = paragraph.split_whitespace().collect();
+        words.join(" ")
+    });
+    let text = paragraphs.collect::<Vec<_>>().join("\n\n");
+    let mut parts = text.split("[`");
+    let mut plain = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        plain.push('`');
+        let (name, rest) = part.split_once("`]").unwrap_or((part, ""));
+        plain.push_str(name);
+        plain.push('`');
+        let target = rest.starts_with('(').then(|| rest.find(')')).flatten();
+        plain.push_str(target.map_or(rest, |end| &rest[end + 1..]));
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::ConfigLayers;
+
+    #[test]
+    fn a_number_outside_a_range_is_refused_by_its_key() {
+        for (keyword, limit, section, keys) in LIMITS {
+            let limit = i64::from(*limit);
+            let outside = match *keyword {
+                "minimum" => limit - 1,
+                "maximum" => limit + 1,
+                "exclusiveMinimum" | "exclusiveMaximum" => limit,
+                other => panic!("{other} is no range"),
+            };
+            for key in keys.split(' ') {
+                let key = format!("{section}.{key}");
+                let refused = ConfigLayers::new()
+                    .with_set(&format!("{key}={outside}"))
+                    .and_then(|layers| match *section {
+                        // A family that has both.
+                        "model.experts" | "model.latent" => {
+                            layers.with_set("model.family=deepseek_v3")
+                        }
+                        _ => Ok(layers),
+                    })
+                    .and_then(ConfigLayers::load);
+                let error = refused.expect_err(&format!("{key}={outside}")).to_string();
+                assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_listed_is_refused_by_its_key() {
+        for (section, keys, names) in REFUSED_NAMES {
+            for key in keys.split(' ') {
+                for name in *names {
+                    let key = format!("{section}.{key}");
+                    let layers = ConfigLayers::new().with_set(&format!("{key}={name}"));
+                    let error = layers.unwrap().load().unwrap_err().to_string();
+                    assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_program() {
+        fn defaults(schema: &Value) -> Value {
+            let mut found = Map::new();
+            for (name, key) in schema["properties"].as_object().unwrap() {
+                let is_optional = ["experts", "latent", "rope_scaling", "batch_ramp"];
+                if key["properties"].is_object() {
+                    if !is_optional.contains(&name.as_str()) {
+                        found.insert(name.clone(), defaults(key));
+                    }
+                } else if let Some(default) = key.get("default") {
+                    found.insert(name.clone(), default.clone());
+                }
+            }
+            found.into()
+        }
+        let expected = serde_json::to_value(TrainConfig::default()).unwrap();
+        assert_eq!(defaults(&json_schema()), expected);
+    }
+
+    #[test]
+    fn every_key_is_described_and_of_a_known_type() {
+        fn walk(schema: &Value, path: &str) {
+            for (name, key) in schema["properties"].as_object().into_iter().flatten() {
+                let path = format!("{path}.{name}");
+                assert!(key["description"].is_string(), "{path} has no doc comment");
+                let list = [key["type"].clone()];
+                let types = key["type"].as_array().map_or(&list[..], Vec::as_slice);
+                let known = ["object", "array", "string", "boolean", "integer", "number"];
+                let is_known = |name: &Value| known.iter().any(|known| name == known);
+                assert!(types.iter().all(is_known), "{path}: {key}");
+                let is_section = key["properties"].is_object();
+                assert_eq!(is_section, key["additionalProperties"] == false, "{path}");
+                walk(key, &path);
+            }
+        }
+        let schema = json_schema();
+        assert_eq!(schema["additionalProperties"], false);
+        walk(&schema, "");
+    }
+
+    #[rstest]
+    #[case("/run/device", &["auto", "cpu", "cuda"])]
+    #[case("/model/family", &["gpt2", "llama", "mistral", "qwen2", "mixtral", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])]
+    #[case("/parallel/schedule", &["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])]
+    #[case("/train/dtype", &["f32", "bf16", "f16", "float32", "bfloat16", "float16"])]
+    #[case("/optimizer/momentum_dtype", &["f32", "bf16", "float32", "bfloat16"])]
+    #[case("/optimizer/muon/scale_mode", &["spectral", "unit_rms_norm", "shape_scaling"])]
+    #[case("/recompute/modules/items", &["norm", "activation", "core_attention", "mlp"])]
+    fn the_names_of_a_choice_are_listed(#[case] key: &str, #[case] names: &[&str]) {
+        let path = key.replace('/', "/properties/");
+        let path = path.replace("/properties/items", "/items");
+        let schema = json_schema();
+        assert_eq!(schema.pointer(&path).unwrap()["enum"], json!(names));
+    }
+
+    #[test]
+    fn doc_comments_become_text() {
+        assert_eq!(plain("One\ntwo.\n\nThree."), "One two.\n\nThree.");
+        assert_eq!(
+            plain("As [`auto`](Self::auto) and [`A::b`] say."),
+            "As `auto` and `A::b` say."
+        );
+    }
+}

@@ -5,4 +5,5 @@ pub(crate) mod plan;
 pub(crate) mod recipes;
 pub(crate) mod refused;
 pub(crate) mod removed_keys;
+pub(crate) mod schema;
 pub(crate) mod warnings;

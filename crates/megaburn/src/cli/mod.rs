@@ -1,5 +1,6 @@
 //! The `megaburn` command, and the flags of a training run, which applications can reuse.
 
+mod config;
 mod convert;
 mod device;
 mod generate;
@@ -40,6 +41,9 @@ enum Command {
     /// dense model to experts.
     #[command(subcommand)]
     Convert(convert::ConvertCommand),
+    /// Describe the keys of a configuration, as a page or as a JSON schema for editors.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Compare layouts with reference results of Transformers, or two models tensor by tensor.
     Verify(verify::VerifyArgs),
     /// Draw a pipeline schedule and print its bubble and peak memory.
@@ -71,6 +75,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Train(args) => args.run(),
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
+        Command::Config(command) => done(command.run()),
         Command::Verify(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Tokenize(args) => args.run(),

@@ -276,10 +276,10 @@ fn simplify(schema: &mut Value) {
     let Value::Object(object) = schema else {
         return;
     };
-    object.remove("format");
+    object.shift_remove("format");
     let is_section = object.contains_key("properties");
     if object.get("default").is_some_and(Value::is_null) || is_section {
-        object.remove("default");
+        object.shift_remove("default");
     }
     if let Some(Value::String(text)) = object.get_mut("description") {
         *text = plain(text);

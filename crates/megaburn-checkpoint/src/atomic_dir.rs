@@ -271,7 +271,7 @@ mod tests {
         fs::remove_dir_all(&staging.path).unwrap();
         let error = staging.commit().unwrap_err().to_string();
         assert!(
-            error.contains("cannot exchange") && error.contains("out"),
+            error.contains("cannot swap") && error.contains("out"),
             "{error}"
         );
         assert_eq!(names(dir.path()), ["out"]);

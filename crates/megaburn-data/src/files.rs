@@ -240,7 +240,7 @@ mod tests {
     #[case("3", "element 1: a number, not an object")]
     #[case(
         "{\"text\": \"a\"}\nb",
-        "line 2: not JSON (expected value at column 1)"
+        "line 2: not valid JSON (expected value at column 1)"
     )]
     fn json_that_holds_no_documents_is_refused(#[case] content: &str, #[case] why: &str) {
         let (_dir, path) = file("a.json", content);

@@ -214,7 +214,7 @@ mod tests {
         });
         for error in errors {
             assert!(
-                error.contains("first in `blocks.2.mtp.norm.gamma`"),
+                error.contains("in `blocks.2.mtp.norm.gamma`"),
                 "{layout}: {error}"
             );
         }

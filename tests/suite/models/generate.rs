@@ -270,7 +270,7 @@ fn a_launched_pipeline_writes_what_one_rank_writes() {
 #[case(&["--prompt-ids", "1", "--top-p", "1.5"], "top-p is 1.5")]
 #[case(&["--prompt-ids", "1", "--temperature=-1"], "temperature is -1")]
 #[case(&["--prompt-ids", "1", "--layout", "dp2"], "generation shards the model and the prefill of prompts over ranks")]
-#[case(&["--prompt-ids", "1", "--layout", "pp2-dp2"], "`--layout` is pp2-dp2: it must be of tpN, ppN, cpN and epN")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2-dp2"], "`--layout` is pp2-dp2: it must be made of tpN, ppN, cpN and epN")]
 #[case(&["--prompt-ids", "1", "--layout", "pp5"], "4 layers cannot fill 5 pipeline stages")]
 #[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.chunks=3"], "4 layers cannot fill 6 pipeline stages")]
 #[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.pipeline_layout=Et|tL"], "it has 2 layers (t), but the model has 4")]

@@ -31,6 +31,9 @@
 //! # Ok::<(), megaburn_kernels::KernelError>(())
 //! ```
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 #[cfg(not(feature = "flex"))]
 compile_error!("megaburn-kernels has no backend: enable its feature `flex`");
 

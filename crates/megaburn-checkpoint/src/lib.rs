@@ -53,6 +53,9 @@
 //!
 //! Only one run at a time may write to a folder, and all ranks must see the same folder.
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod agree;
 mod atomic;
 mod atomic_dir;

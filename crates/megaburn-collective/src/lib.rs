@@ -15,6 +15,8 @@
 //! [`region`] holds the differentiable operations that parallel layers are built from, [`tensors`]
 //! the same operations without gradients. On CUDA devices (feature `cuda`) both go through NCCL.
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
 // The macros panic if their output cannot be written (closed pipe), so they are denied.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

@@ -11,6 +11,9 @@
 //! - **Libraries are loaded at run time** (`libraries`): building needs neither GPU nor toolkit.
 //!
 //! The crate is empty without its feature `cuda`.
+
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
 #![cfg(feature = "cuda")]
 
 use cubecl_environment::stream::{StreamPolicy, set_policy};

@@ -23,6 +23,9 @@
 //! # Ok::<(), megaburn_data::DataError>(())
 //! ```
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod batch;
 mod batch_schedule;
 mod burn_sources;

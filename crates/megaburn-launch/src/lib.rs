@@ -15,6 +15,9 @@
 //! assert_eq!(options.nproc, 4);
 //! ```
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod child;
 mod command;
 mod gpus;

@@ -13,6 +13,9 @@
 //! # Ok::<(), megaburn_mesh::MeshError>(())
 //! ```
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod axis;
 mod error;
 mod layout;

@@ -91,6 +91,10 @@ impl Mesh {
     ///
     /// # Panics
     /// If `axes` mixes the dense and the expert grid, which a group cannot do.
+    #[expect(
+        clippy::panic,
+        reason = "documented: the axes are those of the program, not of a user"
+    )]
     pub fn group_of(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
         let grid = [Axis::DENSE, Axis::EXPERT]
             .into_iter()

@@ -5,6 +5,9 @@
 //! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. The parts of
 //! a family and its names on Hugging Face are defined in one file of [`families`].
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 pub mod activation_memory;
 pub mod assets;
 pub mod convert;

@@ -27,6 +27,9 @@
 //!
 //! All data is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod accumulator;
 mod clip;
 mod device_scalar;

@@ -33,6 +33,9 @@
 //! assert_eq!(ranks[0], ranks[1]);
 //! ```
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod attention;
 mod context;
 mod cross_entropy;

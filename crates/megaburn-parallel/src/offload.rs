@@ -184,7 +184,7 @@ impl OffloadedActivation {
             }
             #[cfg(feature = "cuda")]
             SavedTensor::OnHost(..) => unreachable!("the tensor has been fetched"),
-            SavedTensor::Gone => panic!("backward runs only once through a graph"),
+            SavedTensor::Gone => unreachable!("backward runs only once through a graph"),
         }
     }
 }

@@ -43,6 +43,10 @@ pub fn lazy_params<M: Module>(module: &M) -> Vec<LazyParam> {
 ///
 /// # Panics
 /// If the device cannot be read.
+#[expect(
+    clippy::panic,
+    reason = "documented: a device that cannot be read is lost"
+)]
 pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
     let read = |param: LazyParam| {
         let path = param.path.clone();

@@ -19,6 +19,9 @@
 //! # Ok::<(), megaburn_pipeline::PipelineError>(())
 //! ```
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
 mod action;
 mod config;
 pub mod draw;

@@ -1,5 +1,7 @@
 //! Configuration, training loop, metrics and resilience.
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
 // These macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

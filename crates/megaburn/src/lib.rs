@@ -3,6 +3,8 @@
 //! This facade re-exports the crates under one name. [`prelude`] contains the items that an
 //! application needs to parallelize its own modules.
 
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
 // The print macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

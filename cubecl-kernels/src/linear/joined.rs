@@ -133,10 +133,19 @@ mod cube {
             let Some(room) = room else { continue };
             let x = on_gpu(&part(x, slice_of)).expect("a slice is on its tensor's device");
             let done = gemm::product_into(x, weight, &room, false);
-            // A failure on the device surfaces at the next read.
-            done.unwrap_or_else(|error| panic!("{error}"));
+            launched(done);
         }
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
+    }
+
+    /// Unwraps a launch. Shapes and dtypes were checked before; a failure on the device surfaces at
+    /// the next read.
+    #[expect(
+        clippy::panic,
+        reason = "an operation on tensors cannot return an error"
+    )]
+    fn launched<T>(result: Result<T, megaburn_cuda::CudaError>) -> T {
+        result.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Multiplies by matrices that were already read, and concatenates the products. At least one
@@ -154,7 +163,7 @@ mod cube {
             let x = on_gpu(&part(x, slice_of)).expect("a slice is on its tensor's device");
             let dtype = x.dtype;
             let done = gemm::product(x, matrix, None, 1.0, dtype);
-            wrap(done.unwrap_or_else(|error| panic!("{error}")))
+            wrap(launched(done))
         });
         Tensor::cat(parts.collect(), 0)
     }

@@ -37,7 +37,7 @@ mod cube {
             // CubeCL batches launches: without a flush, a few of them would wait for more to come.
             queue.flush();
         }
-        let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_overlapped: {error}"));
+        let bytes = block_on(coming).expect("read_overlapped: the device cannot be read");
         let (numbers, _) = bytes[0].as_chunks();
         let numbers = numbers[..len]
             .iter()

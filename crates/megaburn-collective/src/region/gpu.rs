@@ -11,7 +11,7 @@ use crate::{
     device::{is_on_gpu, nan_propagating_max},
     region::{
         on_device::{self, RowCollectives},
-        op::{FAILED_REGION, Move, Region, RegionOps, on_host},
+        op::{Move, Region, RegionOps, on_host, unwrap_collective},
     },
 };
 
@@ -26,10 +26,8 @@ impl RegionOps for Cube {
         if !is_on_gpu(&x) {
             return on_host::<Self>(tensor::into_backend(x), &region);
         }
-        match on_device::run::<CubeBackend>(x, region.forward, &Nccl(&region.group)) {
-            Ok(x) => tensor::into_backend(x),
-            Err(error) => panic!("{FAILED_REGION}{error}"),
-        }
+        let x = on_device::run::<CubeBackend>(x, region.forward, &Nccl(&region.group));
+        tensor::into_backend(unwrap_collective(x))
     }
 }
 

@@ -30,7 +30,7 @@ mod op;
 mod placement;
 
 use burn::tensor::Tensor;
-pub use op::FAILED_REGION;
+pub use op::{FAILED_REGION, unwrap_collective};
 pub use placement::{Partial, SequenceShard};
 
 use crate::{Group, region::op::Move};

@@ -16,7 +16,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use crate::{Group, region::moves};
+use crate::{CollectiveError, Group, region::moves};
 
 /// Prefix of the panic message of a region whose collective failed; the error's text follows.
 pub const FAILED_REGION: &str = "collective failed: ";
@@ -88,10 +88,18 @@ pub(super) fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTe
     }
     let device = x.device();
     let data = burn::tensor::read_sync(B::float_into_data(x)).expect("cannot read the tensor");
-    match moves::run(data, region.forward, &region.group) {
-        Ok(data) => B::float_from_data(data, &device),
-        Err(error) => panic!("{FAILED_REGION}{error}"),
-    }
+    let data = unwrap_collective(moves::run(data, region.forward, &region.group));
+    B::float_from_data(data, &device)
+}
+
+/// The result of a collective inside a differentiable operation, which cannot return an error.
+///
+/// # Panics
+/// If the collective failed. The message starts with [`FAILED_REGION`], and the thread of the rank
+/// turns it into an error.
+#[expect(clippy::panic, reason = "Burn's operations cannot return errors")]
+pub fn unwrap_collective<T>(result: Result<T, CollectiveError>) -> T {
+    result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
 }
 
 #[derive(Debug)]

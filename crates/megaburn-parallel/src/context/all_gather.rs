@@ -12,16 +12,16 @@ use super::{
     attend::{GradientSum, attend, gradients},
     order::{Order, Span},
     parts::with_all_keys,
-    sure,
+    unwrap_collective,
 };
 
-fn stretch(group: &Group) -> Zigzag {
+fn sequence_chunk(group: &Group) -> Zigzag {
     Zigzag::new(group.rank(), group.size())
 }
 
 /// Gathers keys and values from this rank's chunks into full sequences.
 fn gathered(kv: [Tensor<4>; 2], order: &Order, group: &Group) -> [Tensor<4>; 2] {
-    kv.map(|x| order.to_sequence(sure(tensors::all_gather(x, group))))
+    kv.map(|x| order.to_sequence(unwrap_collective(tensors::all_gather(x, group))))
 }
 
 /// See [`ring::forward`](super::ring::forward).
@@ -32,7 +32,7 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
     let order = Order::of(mask, Span::of_all(group.size()), [len, b], &q.device());
     let [k, v] = gathered([k, v], &order, group);
     let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
-    for part in with_all_keys(mask, stretch(group), len) {
+    for part in with_all_keys(mask, sequence_chunk(group), len) {
         sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
     }
     sum.finish(dtype)
@@ -52,7 +52,7 @@ pub(super) fn backward(
     let order = Order::of(mask, Span::of_all(group.size()), [len, b], &device);
     let [k, v] = gathered([k, v], &order, group);
     let mut sums = [&q, &k, &v].map(|x| GradientSum::new(x.dims(), wide));
-    for part in with_all_keys(mask, stretch(group), len) {
+    for part in with_all_keys(mask, sequence_chunk(group), len) {
         let found = gradients(&part, [&q, &k, &v], whole, &dout);
         let starts = [part.queries.start, part.keys.start, part.keys.start];
         for ((sum, start), found) in sums.iter_mut().zip(starts).zip(found) {
@@ -61,7 +61,7 @@ pub(super) fn backward(
     }
     let [dq, dk, dv] = sums.map(|sum| sum.finish(&device));
     let [dk, dv] = [dk, dv].map(|sum| {
-        sure(tensors::reduce_scatter(
+        unwrap_collective(tensors::reduce_scatter(
             order.to_members(sum),
             ReduceOp::Sum,
             group,

@@ -31,6 +31,10 @@ use crate::selective_save::saved_attention;
 /// # Panics
 /// If the ranks do not divide the documents, or if there is dropout with documents and queries do
 /// not see full sequences: the positions of a row are then spread over ranks.
+#[expect(
+    clippy::panic,
+    reason = "documented: validation refuses such documents earlier"
+)]
 pub(crate) fn context_attention(
     qkv: [Tensor<4>; 3],
     mask: Mask,
@@ -116,9 +120,10 @@ fn whole(
     mask: &Mask,
     parallel: &ContextParallel,
 ) -> Option<KeyValuePart> {
-    let stretch = parallel.stretch();
-    let is_whole = stretch.ranks() == 1;
-    is_whole.then(|| with_peer_keys(mask, stretch, stretch, q.dims()[0]).swap_remove(0))
+    let sequence_chunk = parallel.sequence_chunk();
+    let is_whole = sequence_chunk.ranks() == 1;
+    is_whole
+        .then(|| with_peer_keys(mask, sequence_chunk, sequence_chunk, q.dims()[0]).swap_remove(0))
 }
 
 /// The partial attention of a part's queries to its keys.

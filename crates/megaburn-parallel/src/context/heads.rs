@@ -32,7 +32,7 @@ impl Heads {
             let members = (first..first + heads.size()).map(|rank| Zigzag::new(rank, group.size()));
             let span = Span {
                 members: members.collect(),
-                whole: parallel.stretch(),
+                whole: parallel.sequence_chunk(),
             };
             Order::of(mask, span, [len, b], &like.device())
         });

@@ -22,7 +22,7 @@ mod prefill;
 mod ring;
 
 use burn::tensor::Tensor;
-use megaburn_collective::{CollectiveError, Group, region::FAILED_REGION};
+use megaburn_collective::{Group, region::unwrap_collective};
 use megaburn_mesh::Zigzag;
 
 pub(crate) use attend::context_attention;
@@ -122,15 +122,9 @@ impl ContextParallel {
 
     /// The part of the sequence that this rank attends from, after heads were exchanged for
     /// sequence.
-    fn stretch(&self) -> Zigzag {
+    fn sequence_chunk(&self) -> Zigzag {
         Zigzag::new(self.sequence.rank(), self.sequence.size())
     }
-}
-
-/// Unwraps the result of a collective. Backward cannot return errors, so it panics as a region
-/// does.
-fn sure<T>(result: Result<T, CollectiveError>) -> T {
-    result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
 }
 
 /// Rows `of` the first dimension.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor, TensorData};
 use megaburn_collective::{Group, tensors};
 
-use super::sure;
+use super::unwrap_collective;
 use crate::Segment;
 
 /// How ranks share the tokens of a generation pass. As in training, each rank reads two of the
@@ -152,7 +152,7 @@ impl PackedShare {
         let rows: Vec<i64> = self.places.iter().map(|place| *place as i64).collect();
         let rows = TensorData::new(rows, [self.places.len()]);
         let rows = Tensor::<1, Int>::from_data(rows, &own.device());
-        sure(tensors::all_gather(own, &self.group)).select(0, rows)
+        unwrap_collective(tensors::all_gather(own, &self.group)).select(0, rows)
     }
 }
 

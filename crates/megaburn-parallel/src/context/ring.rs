@@ -15,11 +15,11 @@ use super::{
     Mask,
     attend::{GradientSum, attend, gradients},
     parts::with_peer_keys,
-    sure,
+    unwrap_collective,
 };
 
 /// The chunks of the member `back` places earlier in the ring.
-fn stretch(group: &Group, back: usize) -> Zigzag {
+fn sequence_chunk(group: &Group, back: usize) -> Zigzag {
     let size = group.size();
     Zigzag::new((group.rank() + size - back) % size, size)
 }
@@ -29,7 +29,7 @@ fn pass_on<const N: usize>(
     all: [Tensor<4>; N],
     group: &Group,
 ) -> [AsyncCollective<4, burn::tensor::Float>; N] {
-    all.map(|x| sure(tensors::start_shift(x, 1, group)))
+    all.map(|x| unwrap_collective(tensors::start_shift(x, 1, group)))
 }
 
 /// Attention of this rank's queries to the keys of all members.
@@ -45,7 +45,12 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
     for step in 0..group.size() {
         let is_last = step + 1 == group.size();
         let coming = (!is_last).then(|| pass_on(here.clone(), group));
-        for part in with_peer_keys(mask, stretch(group, 0), stretch(group, step), len) {
+        for part in with_peer_keys(
+            mask,
+            sequence_chunk(group, 0),
+            sequence_chunk(group, step),
+            len,
+        ) {
             let [k, v] = here.clone();
             sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
         }
@@ -77,7 +82,12 @@ pub(super) fn backward(
         let is_last = step + 1 == group.size();
         let coming = (!is_last).then(|| pass_on(here.clone(), group));
         let mut found = Vec::new();
-        for part in with_peer_keys(mask, stretch(group, 0), stretch(group, step), len) {
+        for part in with_peer_keys(
+            mask,
+            sequence_chunk(group, 0),
+            sequence_chunk(group, step),
+            len,
+        ) {
             let [k, v] = &here;
             let [dq, dk, dv] = gradients(&part, [&q, k, v], whole, &dout);
             of_queries.add(part.queries.start, dq);

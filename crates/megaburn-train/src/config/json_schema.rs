@@ -205,7 +205,7 @@ fn property<'a>(schema: &'a mut Value, section: &str, key: &str) -> &'a mut Map<
         .fold(schema, |schema, name| &mut schema["properties"][name]);
     found
         .as_object_mut()
-        .unwrap_or_else(|| panic!("`{section}.{key}` is no key"))
+        .unwrap_or_else(|| unreachable!("`{section}.{key}` is not a key"))
 }
 
 /// The schema of `parallel.cp_comm`: one name for all layers, or a list of them.

@@ -131,6 +131,10 @@ struct ShapeChoice {
     mma: bool,
 }
 
+#[expect(
+    clippy::panic,
+    reason = "a variable for measurements, which says what is wrong with it"
+)]
 fn chosen() -> ShapeChoice {
     static CHOSEN: OnceLock<ShapeChoice> = OnceLock::new();
     *CHOSEN.get_or_init(|| {

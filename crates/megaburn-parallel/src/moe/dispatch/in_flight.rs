@@ -4,7 +4,7 @@ use burn::tensor::{Float, Tensor};
 use megaburn_collective::tensors::AsyncCollective;
 use megaburn_kernels::CheckpointFunction;
 
-use super::{Direction, Dispatch, Payload, ok, rows::as_row};
+use super::{Direction, Dispatch, Payload, rows::as_row, unwrap_collective};
 
 /// Rows that were sent and not yet [waited for](Self::wait); what is computed in between overlaps
 /// the transfer. In the graph, start and wait are two operations. The backward of the wait starts
@@ -43,11 +43,17 @@ impl InFlight {
         let way = dispatch.way.clone();
         let device = x.device();
         let state = if !device.is_autodiff() {
-            TransferState::Plain(ok(way.start(x, of, to)))
+            TransferState::Plain(unwrap_collective(way.start(x, of, to)))
         } else if way.sends() {
             TransferState::TrackedTransfer(Box::new(tracked(dispatch, x, of, to)))
         } else {
-            let go = move |x, to| ok(way.finish(ok(way.start(x, of, to)).wait(), of, to));
+            let go = move |x, to| {
+                unwrap_collective(way.finish(
+                    unwrap_collective(way.start(x, of, to)).wait(),
+                    of,
+                    to,
+                ))
+            };
             let y = go(x.clone().inner(), to);
             TransferState::Done(function(x, y, move |dy| go(dy, to.back())))
         };
@@ -68,7 +74,9 @@ impl InFlight {
             state,
         } = self;
         match state {
-            TransferState::Plain(received) => ok(way.finish(received.wait(), of, to)),
+            TransferState::Plain(received) => {
+                unwrap_collective(way.finish(received.wait(), of, to))
+            }
             TransferState::Done(y) => y,
             TransferState::TrackedTransfer(tracked) => {
                 let TrackedTransfer {
@@ -76,10 +84,10 @@ impl InFlight {
                     sign,
                     backward,
                 } = *tracked;
-                let y = ok(way.finish(received.wait(), of, to));
+                let y = unwrap_collective(way.finish(received.wait(), of, to));
                 function(sign, y, move |dy| {
                     let sign = scalar_tensor(&dy);
-                    let sent = ok(way.start(dy, of, to.back()));
+                    let sent = unwrap_collective(way.start(dy, of, to.back()));
                     *backward.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
                     sign
                 })
@@ -90,7 +98,7 @@ impl InFlight {
 
 fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> TrackedTransfer {
     let Dispatch { way, beside, .. } = dispatch.clone();
-    let received = ok(way.start(x.clone().inner(), of, to));
+    let received = unwrap_collective(way.start(x.clone().inner(), of, to));
     let backward = Sent::default();
     let sent = backward.clone();
     let sign = function(x, scalar_tensor(&received.peek()), move |_| {
@@ -101,7 +109,7 @@ fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Tra
         let received = received
             .expect("the backward of the wait has started the transfer")
             .wait();
-        ok(way.finish(received, of, to.back()))
+        unwrap_collective(way.finish(received, of, to.back()))
     });
     TrackedTransfer {
         received,

@@ -24,7 +24,7 @@ use burn::{
 };
 use dedup_all_to_all::DedupAllToAllDispatch;
 pub(super) use in_flight::InFlight;
-use megaburn_collective::{CollectiveError, region::FAILED_REGION, tensors::AsyncCollective};
+use megaburn_collective::{CollectiveError, region::unwrap_collective, tensors::AsyncCollective};
 use megaburn_kernels::OverlappedWgrads;
 
 use super::ExpertGroups;
@@ -125,10 +125,16 @@ impl Dispatch {
             Dispatcher::AllToAll
                 if DedupAllToAllDispatch::pays(slots.num_experts, top_k, groups) =>
             {
-                Arc::new(ok(DedupAllToAllDispatch::new(slots, groups, &device)))
+                Arc::new(unwrap_collective(DedupAllToAllDispatch::new(
+                    slots, groups, &device,
+                )))
             }
-            Dispatcher::AllToAll => Arc::new(ok(AllToAllDispatch::new(slots, groups, &device))),
-            Dispatcher::AllGather => Arc::new(ok(AllGatherDispatch::new(slots, groups, &device))),
+            Dispatcher::AllToAll => Arc::new(unwrap_collective(AllToAllDispatch::new(
+                slots, groups, &device,
+            ))),
+            Dispatcher::AllGather => Arc::new(unwrap_collective(AllGatherDispatch::new(
+                slots, groups, &device,
+            ))),
         };
         Self {
             way,
@@ -165,9 +171,4 @@ impl Dispatch {
     pub(super) fn beside(&self) -> Option<&OverlappedWgrads> {
         self.way.sends().then_some(&self.beside)
     }
-}
-
-/// Unwraps the result of a collective, with the panic of a failed region.
-fn ok<T>(result: Result<T, CollectiveError>) -> T {
-    result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
 }

@@ -1,5 +1,5 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
-use megaburn_collective::region::FAILED_REGION;
+use megaburn_collective::region::unwrap_collective;
 use megaburn_kernels::{LinearPass, RouterGradients, choose_experts, route, route_to, sum_columns};
 
 use super::{Router, RouterPlan, off_graph, read};
@@ -121,7 +121,7 @@ impl Router {
             BalanceChoice::Sinkhorn if context.loss_factor.is_some() => {
                 let logits = read(logits.clone().flatten(0, 1));
                 let biases = sinkhorn_biases(&logits, *num_experts, counted, &groups.tp_cp);
-                let biases = biases.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
+                let biases = unwrap_collective(biases);
                 let chosen = choose_experts(&logits, *num_experts, Some(&biases), options);
                 chosen.into_iter().map(|expert| expert as i32).collect()
             }
@@ -203,7 +203,7 @@ impl Router {
         let mut chosen: Vec<i32> = experts.into_data().iter().collect();
         let of_slots = read(weights.clone().flatten(0, 1));
         let dropped = capacity.drop_from(&mut chosen, &of_slots, &slots, &device);
-        let dropped = dropped.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
+        let dropped = unwrap_collective(dropped);
         let padded = capacity.pad.then(|| capacity.rows(&slots));
         (as_slots(chosen, top_k, &weights), dropped, padded)
     }

@@ -243,7 +243,7 @@ fn messages_in_another_order_than_they_are_received_are_named() {
     .into();
     let error = schedule.prove().unwrap_err().to_string();
     let expected = "transfer 0 from rank 0 to rank 1: the activation of micro-batch 1 for stage 1 \
-                    is sent, the activation of micro-batch 0 for stage 1 is received";
+                    is sent, but the activation of micro-batch 0 for stage 1 is received";
     assert_eq!(error, expected);
 }
 

@@ -105,16 +105,12 @@ fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4)] index: usize) {
 fn every_recipe_is_tested_and_has_a_run_of_its_own() {
     let mut found: Vec<String> = fs::read_dir(folder())
         .unwrap()
-        .map(|entry| {
-            entry
-                .unwrap()
-                .path()
-                .file_stem()
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_string()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "toml")
         })
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_string())
         .collect();
     found.sort();
     let mut known: Vec<&str> = PUBLISHED.map(|(name, ..)| name).to_vec();

@@ -72,7 +72,11 @@ fn floats_load_as_other_floats_under_any_layout(
         assert_eq!(checkpoint.global_shape(tensor.name).unwrap(), shape);
         let read = checkpoint.read(tensor.name, &tensor.shard, wanted);
         if tensor.dtype == DType::I64 {
-            assert!(read.unwrap_err().to_string().contains("is I64, but must be"));
+            assert!(
+                read.unwrap_err()
+                    .to_string()
+                    .contains("is I64, but must be")
+            );
             continue;
         }
         let read = read.unwrap();

@@ -15,7 +15,7 @@ pub(crate) struct MatrixBlock {
 
 /// Size of a tile of the destination in elements: 64 KiB of f32, which stay in the L2 cache. Each
 /// line of the source and the destination is touched by one tile only (or two, at its ends). Tiles
-/// write long runs, because jumps to another page of the destination are what is slow.
+/// write long runs, because writing to another page of the destination each time is slow.
 const ROWS: usize = 64;
 const COLS: usize = 256;
 /// Bytes of the widest element.

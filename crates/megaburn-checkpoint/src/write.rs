@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Writes what this rank owns of `tensors` to `folder/name` and syncs the file. If it owns nothing,
-/// no file is written. The hash is that of the bytes written, not of what the disk returns later.
+/// no file is written. The hash covers the bytes that are written, not those that the disk returns later.
 pub(crate) fn write_rank_file(
     folder: &Path,
     name: &str,

@@ -22,7 +22,7 @@ pub(super) fn gradients(
     x: Tensor<2>,
     dy: Tensor<2>,
     trained: Vec<Option<Trained>>,
-    beside: Option<&OverlappedWgrads>,
+    overlapped_wgrads: Option<&OverlappedWgrads>,
 ) -> Vec<Option<Tensor<2>>> {
     let are_summed =
         |(group, _): &Trained| group.main_grad.as_ref().is_some_and(MainGrad::is_attached);
@@ -32,19 +32,23 @@ pub(super) fn gradients(
         && all.into_iter().all(are_summed)
     {
         let all: Vec<Trained> = trained.into_iter().flatten().collect();
-        put(beside, move || deterministic(|| sum_all(&x, &dy, &all)));
+        put(overlapped_wgrads, move || {
+            deterministic(|| sum_all(&x, &dy, &all))
+        });
         return vec![None; len];
     }
-    let one = |(group, rows): Trained| of_weight(part(&x, &rows), part(&dy, &rows), group, beside);
+    let one = |(group, rows): Trained| {
+        of_weight(part(&x, &rows), part(&dy, &rows), group, overlapped_wgrads)
+    };
     trained
         .into_iter()
         .map(|trained| trained.and_then(one))
         .collect()
 }
 
-fn put(beside: Option<&OverlappedWgrads>, work: impl FnOnce() + Send + 'static) {
-    match beside {
-        Some(beside) => beside.put(work),
+fn put(overlapped_wgrads: Option<&OverlappedWgrads>, work: impl FnOnce() + Send + 'static) {
+    match overlapped_wgrads {
+        Some(overlapped_wgrads) => overlapped_wgrads.put(work),
         None => run_or_defer(work),
     }
 }
@@ -53,19 +57,19 @@ fn of_weight(
     x: Tensor<2>,
     dy: Tensor<2>,
     group: GroupWeight,
-    beside: Option<&OverlappedWgrads>,
+    overlapped_wgrads: Option<&OverlappedWgrads>,
 ) -> Option<Tensor<2>> {
     let dtype = group.weight.dtype();
     match group.main_grad.filter(MainGrad::is_attached) {
         Some(main_grad) => {
             // Only this product runs concurrently with the communication, so it must be submitted
             // now.
-            let rows = beside.is_some().then(|| x.clone());
+            let rows = overlapped_wgrads.is_some().then(|| x.clone());
             let work = move || {
                 deterministic(|| drop(product(x, dy, Some(main_grad))));
                 rows.iter().for_each(flush);
             };
-            put(beside, work);
+            put(overlapped_wgrads, work);
             None
         }
         None => Some(deterministic(|| product(x, dy, None)).cast(dtype)),

@@ -28,7 +28,7 @@ pub struct GroupedOptions {
     pub again: Option<RecomputeFn>,
     /// Where weight-gradient products that go to a [`MainGrad`] are queued; `None` computes them
     /// immediately.
-    pub beside: Option<OverlappedWgrads>,
+    pub overlapped_wgrads: Option<OverlappedWgrads>,
 }
 
 /// Multiplies each range of rows by its own matrix: the first `rows[0]` rows of `x` by the first
@@ -53,7 +53,10 @@ pub fn grouped_linear(
     weights: Vec<GroupWeight>,
     options: GroupedOptions,
 ) -> Tensor<2> {
-    let GroupedOptions { again, beside } = options;
+    let GroupedOptions {
+        again,
+        overlapped_wgrads,
+    } = options;
     let [num_rows, inputs] = x.dims();
     let shape = weights.first().map(|w| w.weight.dims());
     let [_, outputs] = shape.expect("grouped_linear: there must be at least one matrix");
@@ -116,7 +119,7 @@ pub fn grouped_linear(
         let trained = groups.into_iter().zip(row_ranges).zip(are_trained);
         let trained =
             trained.map(|((group, rows), is_trained)| is_trained.then_some((group, rows)));
-        let of_weights = gradients(x, dy, trained.collect(), beside.as_ref());
+        let of_weights = gradients(x, dy, trained.collect(), overlapped_wgrads.as_ref());
         let of_weights = of_weights.into_iter().zip(have_nodes);
         let of_weights = of_weights.filter_map(|(gradient, has_node)| has_node.then_some(gradient));
         [Some(dx)]
@@ -250,12 +253,12 @@ mod tests {
             weight: w.clone(),
             main_grad: Some(main_grad.clone()),
         };
-        let run = |beside: Option<OverlappedWgrads>| {
+        let run = |overlapped_wgrads: Option<OverlappedWgrads>| {
             let sums = [MainGrad::default(), MainGrad::default()];
             sums.iter().for_each(MainGrad::attach);
             let groups = w.iter().zip(&sums).map(|(w, sum)| group(w, sum)).collect();
             let options = GroupedOptions {
-                beside,
+                overlapped_wgrads,
                 ..Default::default()
             };
             grouped_linear(x.clone(), &[2, 1], groups, options)
@@ -264,10 +267,10 @@ mod tests {
             sums
         };
         let expected = run(None).map(|sum| values(sum.take().unwrap()));
-        let beside = OverlappedWgrads::default();
-        let found = run(Some(beside.clone()));
+        let overlapped_wgrads = OverlappedWgrads::default();
+        let found = run(Some(overlapped_wgrads.clone()));
         assert!(found.iter().all(|sum| sum.take().is_none()));
-        beside.compute();
+        overlapped_wgrads.compute();
         assert_eq!(found.map(|sum| values(sum.take().unwrap())), expected);
     }
 

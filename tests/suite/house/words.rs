@@ -34,10 +34,10 @@ const ALLOWED: [(&str, usize); 0] = [];
 
 /// The text of a line that people read: all of a page, and the comment of a line of code.
 fn prose(line: &str, is_page: bool) -> &str {
-    match line.trim_start().starts_with("//") || is_page {
-        true => line,
-        false => line.split_once(" // ").map_or("", |(_, comment)| comment),
+    if line.trim_start().starts_with("//") || is_page {
+        return line;
     }
+    line.split_once(" // ").map_or("", |(_, comment)| comment)
 }
 
 fn count(text: &str) -> usize {

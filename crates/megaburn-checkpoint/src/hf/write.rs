@@ -28,8 +28,8 @@ pub struct HfWriteOptions {
     pub dtype: Option<DType>,
     /// Tensors that are written in f32 even if `dtype` is set.
     pub f32_tensors: BTreeSet<String>,
-    /// Maximum bytes of tensors per file; a larger tensor gets its own file. The default, 5 GB, is
-    /// that of `transformers`.
+    /// Maximum bytes of tensors per file; a larger tensor gets its own file. The default is
+    /// 5 GB, as in `transformers`.
     pub max_shard_bytes: u64,
     /// Whether to replace a published model or an empty folder at the target.
     pub force: bool,

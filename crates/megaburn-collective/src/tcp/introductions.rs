@@ -89,13 +89,13 @@ impl Introductions {
     fn listen_in_background(&self, id: u64, stream: TcpStream, from: SocketAddr) {
         let done = self.done.clone();
         let here = stream.try_clone();
-        let beside = move || {
+        let introduce = move || {
             // The rendezvous may be over by now.
             let _ = done.send((id, listen(stream, from, PATIENCE)));
         };
         let spawned = thread::Builder::new()
             .name("introduction".into())
-            .spawn(beside);
+            .spawn(introduce);
         if let (Err(_), Ok(stream)) = (spawned, here) {
             let _ = self.done.send((id, listen(stream, from, INLINE)));
         }

@@ -43,7 +43,7 @@ pub(super) struct ExpertPass<'a> {
     pub(super) recompute: bool,
     pub(super) rows_per_expert: &'a [usize],
     /// The overlap to which weight-gradient GEMMs are deferred; `None` runs them at once.
-    pub(super) beside: Option<&'a OverlappedWgrads>,
+    pub(super) overlapped_wgrads: Option<&'a OverlappedWgrads>,
 }
 
 /// Applies each expert to its rows, which are sorted by expert, and multiplies the outputs by their
@@ -65,13 +65,16 @@ pub(super) fn forward(
         activation,
         recompute,
         rows_per_expert,
-        beside,
+        overlapped_wgrads,
     } = *pass;
     // Do not defer a weight gradient whose input is recomputed: it would stay in memory until the
     // next transfer.
     let options = |again: Option<RecomputeFn>| {
-        let beside = beside.filter(|_| again.is_none()).cloned();
-        GroupedOptions { again, beside }
+        let overlapped_wgrads = overlapped_wgrads.filter(|_| again.is_none()).cloned();
+        GroupedOptions {
+            again,
+            overlapped_wgrads,
+        }
     };
     let up = grouped_linear(rows, rows_per_expert, experts.up, options(None));
     let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));

@@ -140,7 +140,7 @@ impl Moe {
             recompute,
             rows_per_expert: dispatch.rows_per_expert(),
             // Without a gradient for the rows, backward sends nothing that could overlap.
-            beside: dispatch.beside().filter(|_| rows.is_tracked()),
+            overlapped_wgrads: dispatch.overlapped_wgrads().filter(|_| rows.is_tracked()),
         };
         experts::forward(experts, &pass, rows, weights)
     }

@@ -119,16 +119,16 @@ pub struct P2pSpec {
 /// If the schedule is not sound ([`Schedule::prove`]) or has another number of ranks.
 pub fn run<C: StageExecutor>(
     schedule: &Schedule,
-    wire: &P2pSpec,
+    spec: &P2pSpec,
     chunks: &mut C,
 ) -> Result<(), C::Error> {
-    let group = wire.neighbours.group();
+    let group = spec.neighbours.group();
     let rank = group.rank();
     assert!(
         schedule.ranks.len() == group.size(),
         "the number of ranks in the schedule and in the group differ"
     );
-    wire.neighbours.rendezvous(&wire.device)?;
+    spec.neighbours.rendezvous(&spec.device)?;
     let actions = &schedule.ranks[rank];
     let mut passes = BTreeMap::new();
     for action in actions {
@@ -139,9 +139,9 @@ pub fn run<C: StageExecutor>(
     let mut runner = Runner {
         schedule,
         rank,
-        left: passes,
-        mail: P2pCommunicator::new(schedule, wire),
-        kept: BTreeMap::new(),
+        remaining: passes,
+        p2p: P2pCommunicator::new(schedule, spec),
+        saved: BTreeMap::new(),
         backward_weight: BTreeMap::new(),
     };
     actions
@@ -153,17 +153,17 @@ struct Runner<'a> {
     schedule: &'a Schedule,
     rank: usize,
     /// The number of remaining passes, by operation and chunk.
-    left: BTreeMap<(usize, usize), usize>,
-    mail: P2pCommunicator<'a>,
+    remaining: BTreeMap<(usize, usize), usize>,
+    p2p: P2pCommunicator<'a>,
     /// By chunk and micro-batch.
-    kept: BTreeMap<(usize, usize), SavedForBackward>,
+    saved: BTreeMap<(usize, usize), SavedForBackward>,
     /// Weight gradients that split backwards have deferred, likewise.
     backward_weight: BTreeMap<(usize, usize), WgradQueue>,
 }
 
 /// What backward needs of a forward.
 struct SavedForBackward {
-    inlet: Option<StageInput>,
+    stage_input: Option<StageInput>,
     end: End,
 }
 
@@ -175,8 +175,8 @@ enum End {
 impl Runner<'_> {
     fn act<C: StageExecutor>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
         match action.op {
-            Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.mail.receive(action)?),
-            Op::SendActivation | Op::SendGradient => Ok(self.mail.send(action)?),
+            Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.p2p.receive(action)?),
+            Op::SendActivation | Op::SendGradient => Ok(self.p2p.send(action)?),
             Op::Forward => self.forward(action, chunks),
             Op::Backward | Op::BackwardInput => self.backward(action, chunks),
             Op::BackwardWeight => {
@@ -199,20 +199,20 @@ impl Runner<'_> {
         } = action;
         let stages = self.schedule.stages;
         let to_stage = stages.stage(self.rank, chunk);
-        self.mail.end_sends();
+        self.p2p.end_sends();
         let input = match to_stage {
             0 => None,
-            _ => Some(self.mail.take(Message {
+            _ => Some(self.p2p.take(Message {
                 is_gradient: false,
                 micro_batch,
                 to_stage,
             })?),
         };
         let goes_back = self.schedule.kind.has_backward();
-        let (input, inlet) = match input {
+        let (input, stage_input) = match input {
             Some(input) if goes_back => {
-                let (input, inlet) = StageInput::of(input);
-                (Some(input), Some(inlet))
+                let (input, stage_input) = StageInput::of(input);
+                (Some(input), Some(stage_input))
             }
             input => (input, None),
         };
@@ -223,15 +223,15 @@ impl Runner<'_> {
                     micro_batch,
                     to_stage: to_stage + 1,
                 };
-                self.mail.send_local(message, stream.clone().inner());
+                self.p2p.send_local(message, stream.clone().inner());
                 goes_back.then(|| End::DetachedOutput(DetachedOutput::of(stream)))
             }
             Output::Loss(loss) => goes_back.then_some(End::Loss(loss)),
             Output::Nothing => None,
         };
         if let Some(end) = end {
-            self.kept
-                .insert((chunk, micro_batch), SavedForBackward { inlet, end });
+            self.saved
+                .insert((chunk, micro_batch), SavedForBackward { stage_input, end });
         }
         Ok(())
     }
@@ -248,19 +248,19 @@ impl Runner<'_> {
         } = action;
         let to_stage = self.schedule.stages.stage(self.rank, chunk);
         let key = (chunk, micro_batch);
-        self.mail.end_sends();
-        let SavedForBackward { inlet, end } =
-            self.kept.remove(&key).expect("the schedule was validated");
+        self.p2p.end_sends();
+        let SavedForBackward { stage_input, end } =
+            self.saved.remove(&key).expect("the schedule was validated");
         let gradient = match &end {
             End::Loss(_) => None,
-            End::DetachedOutput(_) => Some(self.mail.take(Message {
+            End::DetachedOutput(_) => Some(self.p2p.take(Message {
                 is_gradient: true,
                 micro_batch,
                 to_stage,
             })?),
         };
         let whole = move || match (end, gradient) {
-            (End::DetachedOutput(outlet), Some(gradient)) => outlet.backward(gradient),
+            (End::DetachedOutput(output), Some(gradient)) => output.backward(gradient),
             (End::Loss(loss), _) => loss.backward(),
             (End::DetachedOutput(_), None) => unreachable!("it was taken"),
         };
@@ -272,14 +272,14 @@ impl Runner<'_> {
         } else {
             chunks.backward(pass, whole)?;
         }
-        if let Some(inlet) = inlet {
-            let gradient = inlet.gradient().expect("the stage uses its input");
+        if let Some(stage_input) = stage_input {
+            let gradient = stage_input.gradient().expect("the stage uses its input");
             let message = Message {
                 is_gradient: true,
                 micro_batch,
                 to_stage: to_stage - 1,
             };
-            self.mail.send_local(message, gradient);
+            self.p2p.send_local(message, gradient);
         }
         Ok(())
     }
@@ -290,15 +290,15 @@ impl Runner<'_> {
             micro_batch,
             chunk,
         } = action;
-        let left = self
-            .left
+        let remaining = self
+            .remaining
             .get_mut(&(op as usize, chunk))
             .expect("every pass was counted");
-        *left -= 1;
+        *remaining -= 1;
         MicroBatchStep {
             chunk,
             micro_batch,
-            is_last: *left == 0,
+            is_last: *remaining == 0,
         }
     }
 }

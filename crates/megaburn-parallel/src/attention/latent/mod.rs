@@ -221,8 +221,8 @@ impl MultiLatentAttention {
         let [k, v] = split_last_with(keys_values, [nope, values], [SliceMode::View, cut]);
         let k_rope = self.for_all_heads(k_rope).reshape([seq, batch, 1, rotated]);
         let k_rope = repeat_heads(rotate(k_rope), heads);
-        let beside = |x: Tensor<4>, rotated: Tensor<4>| Tensor::cat(vec![x, rotated], 3);
-        [beside(q, rotate(q_rope)), beside(k, k_rope), v]
+        let with_rotated = |x: Tensor<4>, rotated: Tensor<4>| Tensor::cat(vec![x, rotated], 3);
+        [with_rotated(q, rotate(q_rope)), with_rotated(k, k_rope), v]
     }
 
     /// The queries of this rank's heads, `[seq, batch, heads * (nope + rope)]`, before rotation.

@@ -97,7 +97,7 @@ impl TokenDispatcher for AllGatherDispatch {
         to: Direction,
     ) -> Result<AsyncCollective<2, Float>, CollectiveError> {
         let group = &self.groups.experts;
-        if to == Direction::Experts {
+        if to == Direction::Dispatch {
             let [_, shown] = self.lens(of);
             return tensors::start_all_gather(lengthened(x, shown), group);
         }
@@ -114,7 +114,7 @@ impl TokenDispatcher for AllGatherDispatch {
         of: Payload,
         to: Direction,
     ) -> Result<Tensor<2>, CollectiveError> {
-        if to == Direction::Tokens {
+        if to == Direction::Combine {
             let [own, _] = self.lens(of);
             return Ok(shortened(came, own));
         }

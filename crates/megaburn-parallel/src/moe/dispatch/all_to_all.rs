@@ -89,7 +89,7 @@ impl TokenDispatcher for AllToAllDispatch {
             groups,
             ..
         } = self;
-        if to == Direction::Experts {
+        if to == Direction::Dispatch {
             let rows = match ahead.take(of) {
                 Some(ahead) => sent.prefetch_numbers(ahead),
                 None => sent.there(x, of),
@@ -120,7 +120,7 @@ impl TokenDispatcher for AllToAllDispatch {
             groups,
             ..
         } = self;
-        if to == Direction::Tokens {
+        if to == Direction::Combine {
             return Ok(sent.back(came, of));
         }
         let rows = match groups.etp.size() {

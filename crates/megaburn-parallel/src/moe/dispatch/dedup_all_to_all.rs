@@ -155,7 +155,7 @@ impl TokenDispatcher for DedupAllToAllDispatch {
             groups,
             ..
         } = self;
-        if to == Direction::Experts {
+        if to == Direction::Dispatch {
             let rows = match ahead.take(of) {
                 Some(ahead) => sent.prefetch_numbers(ahead),
                 None => sent.there(self.by_token(x, of), Payload::Tokens),
@@ -180,7 +180,7 @@ impl TokenDispatcher for DedupAllToAllDispatch {
             Payload::Tokens => x,
             Payload::Assignments => columns(x, 1),
         };
-        if to == Direction::Tokens {
+        if to == Direction::Combine {
             return Ok(by_slot(self.sent.back(came, Payload::Tokens)));
         }
         let rows = self.taken.there(by_slot(came), of);

@@ -97,14 +97,18 @@ impl InFlight {
 }
 
 fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> TrackedTransfer {
-    let Dispatch { way, beside, .. } = dispatch.clone();
+    let Dispatch {
+        way,
+        overlapped_wgrads,
+        ..
+    } = dispatch.clone();
     let received = unwrap_collective(way.start(x.clone().inner(), of, to));
     let backward = Sent::default();
     let sent = backward.clone();
     let sign = function(x, scalar_tensor(&received.peek()), move |_| {
         let received = sent.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if (of, to) == (Payload::Tokens, Direction::Experts) {
-            beside.compute();
+        if (of, to) == (Payload::Tokens, Direction::Dispatch) {
+            overlapped_wgrads.compute();
         }
         let received = received
             .expect("the backward of the wait has started the transfer")

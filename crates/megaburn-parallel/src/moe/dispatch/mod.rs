@@ -46,7 +46,7 @@ pub enum Dispatcher {
 pub(super) struct Dispatch {
     way: Arc<dyn TokenDispatcher>,
     num_slots: usize,
-    beside: OverlappedWgrads,
+    overlapped_wgrads: OverlappedWgrads,
 }
 
 /// The value of a slot, one of the `top_k` of a token, that goes to no expert.
@@ -75,15 +75,15 @@ enum Payload {
 /// Where rows are sent; each direction is the transpose of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
-    Experts,
-    Tokens,
+    Dispatch,
+    Combine,
 }
 
 impl Direction {
     fn back(self) -> Self {
         match self {
-            Self::Experts => Self::Tokens,
-            Self::Tokens => Self::Experts,
+            Self::Dispatch => Self::Combine,
+            Self::Combine => Self::Dispatch,
         }
     }
 }
@@ -139,7 +139,7 @@ impl Dispatch {
         Self {
             way,
             num_slots,
-            beside: OverlappedWgrads::default(),
+            overlapped_wgrads: OverlappedWgrads::default(),
         }
     }
 
@@ -156,7 +156,7 @@ impl Dispatch {
     pub(super) fn dispatch(&self, x: Tensor<2>, weights: Tensor<2>) -> [InFlight; 2] {
         let weights = weights.reshape([self.num_slots, 1]);
         [(x, Payload::Tokens), (weights, Payload::Assignments)]
-            .map(|(x, of)| InFlight::start(self, x, of, Direction::Experts))
+            .map(|(x, of)| InFlight::start(self, x, of, Direction::Dispatch))
     }
 
     /// Sums the outputs of each token's experts.
@@ -164,11 +164,11 @@ impl Dispatch {
     /// # Shapes
     /// `[rows, d_model]` to `[tokens, d_model]`
     pub(super) fn combine(&self, y: Tensor<2>) -> Tensor<2> {
-        InFlight::start(self, y, Payload::Tokens, Direction::Tokens).wait()
+        InFlight::start(self, y, Payload::Tokens, Direction::Combine).wait()
     }
 
     /// The weight-gradient GEMMs that overlap the transfers of backward; `None` if nothing is sent.
-    pub(super) fn beside(&self) -> Option<&OverlappedWgrads> {
-        self.way.sends().then_some(&self.beside)
+    pub(super) fn overlapped_wgrads(&self) -> Option<&OverlappedWgrads> {
+        self.way.sends().then_some(&self.overlapped_wgrads)
     }
 }

@@ -57,12 +57,12 @@ pub(crate) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// The largest difference, relative to the largest element of `b` (or to 1 if that is less).
-pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
+/// The largest difference, relative to the largest element of `b` (or to `least` if that is less).
+fn distance_over<const D: usize>(a: Tensor<D>, b: Tensor<D>, least: f64) -> f64 {
     assert_eq!(a.dims(), b.dims());
     let a = values(a);
     let b = values(b);
-    let size = b.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+    let size = b.iter().fold(least, |m, v| m.max(v.abs()));
     a.iter()
         .zip(&b)
         .map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() })
@@ -72,12 +72,35 @@ pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
         })
 }
 
+/// The largest difference, relative to the largest element of `b` (or to 1 if that is less).
+pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
+    distance_over(a, b, 1.0)
+}
+
 /// Asserts that two tensors agree within `tolerance`, relative to the largest element.
 pub(crate) fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance: f64) {
     let distance = distance(a, b);
     assert!(
         distance <= tolerance,
         "differ by {distance:e}, allowed {tolerance:e}"
+    );
+}
+
+/// Asserts that two gradients of an input agree within `tolerance`, relative to the largest element
+/// or to the size that is typical for them: each element is a sum over the `results / elements`
+/// results that the input's element took part in, and a sum of `k` standard normal numbers is
+/// about `sqrt(k)`. (A sum that happens to be near 0 still has the rounding error of its terms.)
+pub(crate) fn assert_close_gradients<const D: usize>(
+    a: Tensor<D>,
+    b: Tensor<D>,
+    results: usize,
+    tolerance: f64,
+) {
+    let terms = results as f64 / b.shape().num_elements().max(1) as f64;
+    let distance = distance_over(a, b, terms.sqrt().max(1.0));
+    assert!(
+        distance <= tolerance,
+        "gradients differ by {distance:e}, allowed {tolerance:e}"
     );
 }
 
@@ -95,14 +118,16 @@ macro_rules! assert_same_function {
     ($tolerance:expr, [$($input:ident),+], $fast:expr, $slow:expr) => {{
         let (fast, slow) = ($fast, $slow);
         crate::testing::assert_close(fast.clone(), slow.clone(), $tolerance);
+        let results = fast.shape().num_elements();
         let weight = crate::testing::leaf(crate::testing::normal(fast.dims()).cast(fast.dtype()));
         let fast = (fast * weight.clone()).sum().backward();
         let slow = (slow * weight).sum().backward();
         $(
             let (a, b) = ($input.grad(&fast), $input.grad(&slow));
-            crate::testing::assert_close(
+            crate::testing::assert_close_gradients(
                 a.expect(concat!("fast gradient of ", stringify!($input))),
                 b.expect(concat!("reference gradient of ", stringify!($input))),
+                results,
                 $tolerance,
             );
         )+

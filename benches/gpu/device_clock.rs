@@ -8,8 +8,8 @@ use burn::{
     tensor::{DType, Distribution, Tensor},
 };
 use megaburn::{
+    autograd::backward_from,
     cuda::{self, CudaQueue, timing::elapsed},
-    kernels::backward_from,
 };
 
 use crate::Failure;

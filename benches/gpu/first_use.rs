@@ -12,11 +12,12 @@ use burn::{
 };
 use clap::Parser;
 use megaburn::{
+    autograd::backward_from,
     cuda::{self, CudaQueue},
     kernels::{
         AttentionKernel, AttentionOptions, CrossEntropyOptions, NormOptions, RopeConfig,
-        SoftmaxMask, apply_rope, attention, backward_from, bias_gelu_tanh, cross_entropy,
-        layer_norm, rms_norm, rms_norm_add, scale_mask_softmax, set_attention_kernel, swiglu,
+        SoftmaxMask, apply_rope, attention, bias_gelu_tanh, cross_entropy, layer_norm, rms_norm,
+        rms_norm_add, scale_mask_softmax, set_attention_kernel, swiglu,
     },
 };
 

@@ -18,9 +18,10 @@ use burn::{
 };
 use clap::Parser;
 use megaburn::{
+    autograd::backward_from,
     collective::{ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect},
     cuda::{self, CudaQueue, timing::elapsed},
-    kernels::{GroupedGemmChoice, backward_from, set_grouped_gemm},
+    kernels::{GroupedGemmChoice, set_grouped_gemm},
     launch::tie_to_launcher,
     mesh::Layout,
     parallel::{

@@ -5,9 +5,8 @@ use burn::backend::ops::ModuleOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
-
-use crate::backend_ops::cast;
-use crate::backends::on_every_backend;
+use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_every_backend;
 
 /// Runs `work` without autotuning its GEMMs, so that equal matrices have bit-identical products on
 /// all devices of a kind. For values that several ranks compute redundantly.
@@ -88,7 +87,7 @@ fn gemm_in_f32<B: Backend>(
     scale: f64,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let wide = crate::backend_ops::compute_dtype(a.dtype());
+    let wide = megaburn_autograd::backend_ops::compute_dtype(a.dtype());
     let a = cast::<B>(a, wide);
     let a = if scale == 1.0 {
         a

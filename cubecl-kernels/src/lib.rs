@@ -38,15 +38,9 @@
 compile_error!("megaburn-kernels has no backend: enable its feature `flex`");
 
 mod activation;
-mod arg_check;
 mod attention;
-mod backend_ops;
-mod backends;
-mod backward_from;
 mod bias;
-mod checkpoint_function;
 mod cross_entropy;
-mod detached_output;
 mod dropout;
 mod embedding;
 mod error;
@@ -54,12 +48,10 @@ mod flush;
 mod gemm_ops;
 #[cfg(feature = "cuda")]
 mod grouped_gemm;
-mod into_primitive;
 #[cfg(feature = "cuda")]
 mod kernel_parts;
 mod linear;
 mod moe;
-mod multi_output;
 mod norms;
 mod optimizer;
 mod repeat;
@@ -67,8 +59,6 @@ mod rope;
 mod softmax;
 mod split;
 mod sum;
-#[cfg(test)]
-mod testing;
 
 pub use activation::geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use activation::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
@@ -79,20 +69,16 @@ pub use attention::{
     PackedSequences, PartialAttention, add_rows, attention, partial_attention,
     partial_attention_gradients, set_attention_kernel,
 };
-pub use backward_from::backward_from;
 pub use bias::{Bias, add_bias, add_positions};
-pub use checkpoint_function::CheckpointFunction;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
-pub use detached_output::DetachedOutput;
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use flush::flush;
 pub use gemm_ops::deterministic;
 pub use linear::{
-    GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, LinearPass, MainGrad,
-    OverlappedWgrads, RecomputeFn, WgradQueue, bucket_slice, grouped_linear, is_view_of, linear,
-    set_grouped_gemm, without_deferral,
+    GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, grouped_linear, linear,
+    set_grouped_gemm,
 };
 pub use moe::{
     BalanceLoss, ExpertPermutation, Routed, RouterGradients, RouterGroups, RouterLossTerms,

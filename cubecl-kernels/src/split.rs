@@ -14,11 +14,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape, Tensor};
-
-use crate::arg_check::{self, float};
-use crate::backend_ops::{cast, slice_rows};
-use crate::backends::on_every_backend;
-use crate::multi_output::{OutputGrads, multi_output};
+use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::backend_ops::{cast, slice_rows};
+use megaburn_autograd::multi_output::{OutputGrads, multi_output};
+use megaburn_autograd::on_every_backend;
 
 /// Splits the last dimension into adjacent slices, which are views if the backend has them.
 /// Backward is one pass over the gradients of all parts; a part without a gradient counts as zero.
@@ -186,10 +185,10 @@ impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{assert_refused, constant, distance, leaf, normal, quantized};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_refused, constant, distance, leaf, normal, quantized};
 
     #[rstest]
     #[case::all([true, true, true])]

@@ -5,7 +5,8 @@ use burn::{
     module::{Module, Param},
     tensor::{DType, FloatDType, Gradients},
 };
-use megaburn_kernels::{MainGrad, scaled};
+use megaburn_autograd::MainGrad;
+use megaburn_kernels::scaled;
 use megaburn_mesh::ShardPlan;
 
 use crate::{
@@ -179,7 +180,7 @@ impl GradientAccumulator {
     }
 
     /// Like [`accumulate`](Self::accumulate), after a pass whose gradients are all summed by the
-    /// layers themselves: the [deferred](megaburn_kernels::WgradQueue::defer) products of a
+    /// layers themselves: the [deferred](megaburn_autograd::WgradQueue::defer) products of a
     /// backward pass.
     pub fn end_backward(&mut self) {
         self.is_open = true;

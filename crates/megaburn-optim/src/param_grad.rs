@@ -4,7 +4,7 @@ use burn::{
     Tensor,
     tensor::{DType, Device},
 };
-use megaburn_kernels::{MainGrad, is_view_of};
+use megaburn_autograd::{MainGrad, is_view_of};
 use megaburn_mesh::ParamSpec;
 
 /// The flat gradient sums of one parameter; `None` counts as zero.

@@ -5,8 +5,9 @@ use burn::{
     prelude::{Device, Int},
     tensor::Tensor,
 };
+use megaburn_autograd::MainGrad;
 use megaburn_collective::{Group, region::Partial};
-use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
+use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{

@@ -5,10 +5,9 @@ use burn::{
     prelude::Device,
     tensor::{Tensor, activation},
 };
+use megaburn_autograd::RecomputeFn;
 use megaburn_collective::Group;
-use megaburn_kernels::{
-    Bias, RecomputeFn, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu, swiglu_weighted,
-};
+use megaburn_kernels::{Bias, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu, swiglu_weighted};
 use megaburn_mesh::FusedPart;
 
 use crate::{

@@ -5,10 +5,11 @@ use burn::{
     prelude::Device,
     tensor::Tensor,
 };
+use megaburn_autograd::{MainGrad, RecomputeFn};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    MainGrad, NormGrads, NormOptions, RecomputeFn, layer_norm_add, layer_norm_recompute,
-    layer_norm_with, rms_norm, rms_norm_add, rms_norm_with,
+    NormGrads, NormOptions, layer_norm_add, layer_norm_recompute, layer_norm_with, rms_norm,
+    rms_norm_add, rms_norm_with,
 };
 
 use crate::{PlanBuilder, Recomputable, Sharded, replica::Replica};

@@ -8,7 +8,7 @@ use std::{
 };
 
 use burn::tensor::Tensor;
-use megaburn_kernels::RecomputeFn;
+use megaburn_autograd::RecomputeFn;
 #[cfg(feature = "cuda")]
 use {
     burn::backend::Cube,

@@ -5,8 +5,9 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
+use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{EmbeddingOptions, MainGrad, embedding};
+use megaburn_kernels::{EmbeddingOptions, embedding};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replica};

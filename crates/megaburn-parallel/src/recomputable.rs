@@ -1,5 +1,5 @@
 use burn::tensor::{Device, Tensor};
-use megaburn_kernels::RecomputeFn;
+use megaburn_autograd::RecomputeFn;
 
 /// The input of a layer: a tensor and, if the layer should not save it for backward, a function
 /// that recomputes it (Megatron's output-discarding recompute, `CheckpointWithoutOutput` in

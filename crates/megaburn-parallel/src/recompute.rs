@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{Gradients, Tensor},
 };
-use megaburn_kernels::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
+use megaburn_autograd::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
 
 use crate::{
     ActivationOffload, Recomputable, Residual, recomputable::kept, selective_save::SelectiveSave,

@@ -2,7 +2,7 @@
 //!
 //! The checkpoint wrapper and the attention inside it are unaware of each other. Saved results
 //! travel through a thread-local of the thread that computes the region, as
-//! [`LinearPass`](megaburn_kernels::LinearPass) does in the kernels.
+//! [`LinearPass`](megaburn_autograd::LinearPass) does in the kernels.
 
 use std::{
     cell::{Cell, RefCell},

@@ -6,8 +6,8 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::Tensor,
 };
+use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::MainGrad;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
 use crate::ParallelError;

@@ -1,8 +1,9 @@
 //! The runner executes a schedule: its gradients equal a run of all stages on one rank.
 
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use megaburn_autograd::MainGrad;
 use megaburn_collective::{CollectiveError, Group, GroupOptions, run_threads};
-use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_kernels::{LinearOptions, linear};
 use megaburn_pipeline::{
     MicroBatchStep, Output, P2pGroups, P2pSpec, Placement, ScheduleConfig, ScheduleKind,
     StageExecutor, run,

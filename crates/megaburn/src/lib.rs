@@ -8,6 +8,7 @@
 // The print macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub use megaburn_autograd as autograd;
 pub use megaburn_checkpoint as checkpoint;
 pub use megaburn_collective as collective;
 #[cfg(feature = "cuda")]

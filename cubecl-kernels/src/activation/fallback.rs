@@ -5,9 +5,9 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
+use megaburn_autograd::backend_ops::{cast, compute_dtype, halves, last_dim, row, rows};
 
 use super::{Activation, ActivationGrads, ActivationInput, PointwiseFn};
-use crate::backend_ops::{cast, compute_dtype, halves, last_dim, row, rows};
 
 pub(super) fn forward<B: Backend>(
     activation: Activation,

@@ -52,12 +52,12 @@ pub fn bias_gelu_tanh<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Te
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Tensor};
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_function, device, leaf, normal, quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        assert_refused, assert_same_function, device, leaf, normal, quantized, values,
-    };
 
     /// Rows of x, gelu, its derivative, gelu_tanh, its derivative.
     ///

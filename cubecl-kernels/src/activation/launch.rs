@@ -6,11 +6,11 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
 use super::kernels::*;
 use super::{Activate, Activation, ActivationGrads, ActivationInput, fallback};
-use crate::backend_ops::cast;
 use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
 
 /// Units per cube of the elementwise kernel.

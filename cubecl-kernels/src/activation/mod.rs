@@ -17,8 +17,8 @@ pub(crate) mod swiglu;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::arg_check::{self, float};
 use crate::bias::Bias;
 use op::{ActivationOps, Biased};
 

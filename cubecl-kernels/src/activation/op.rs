@@ -7,10 +7,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
+use megaburn_autograd::{MainGrad, on_every_backend};
 
 use super::{Activate, Activation, ActivationGrads, ActivationInput};
-use crate::MainGrad;
-use crate::backends::on_every_backend;
 use crate::bias::{ColumnSum, bias_gradient};
 
 /// An activation applied to `x + bias`.

@@ -35,10 +35,12 @@ pub fn squared_relu_weighted<const D: usize>(x: Tensor<D>, weight: Tensor<1>) ->
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_function, leaf, normal, quantized,
+    };
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

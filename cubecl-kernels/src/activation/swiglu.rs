@@ -36,12 +36,12 @@ pub fn swiglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) ->
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, activation::silu};
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
+    };
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
-    };
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

@@ -14,10 +14,10 @@ use std::ops::Range;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
+use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
 use super::scores::{Scores, Visible};
 use super::{AttentionDropout, AttentionOptions};
-use crate::backend_ops::{cast, compute_dtype};
 use crate::gemm_ops::GemmOps;
 
 /// Keys or values as a view of `[b, hkv, s_k, d]`, from `[s_k, b, hkv, d]`.

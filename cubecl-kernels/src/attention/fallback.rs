@@ -8,12 +8,12 @@ use std::ops::Range;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
+use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
 use super::AttentionOptions;
 use super::block::{self, Block, accumulate, by_head, by_position};
 use super::options::Piece;
 use super::scores::Scores;
-use crate::backend_ops::{cast, compute_dtype};
 use crate::gemm_ops::GemmOps;
 
 /// What is saved for backward.

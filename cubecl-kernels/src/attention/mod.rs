@@ -19,8 +19,8 @@ mod scores_launch;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::arg_check::{self, float};
 pub use kernel::{AUTO_LEN, AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
 pub use options::{AttentionDropout, AttentionOptions};

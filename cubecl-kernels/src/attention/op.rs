@@ -6,13 +6,13 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
+use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_every_backend;
 
 use super::AttentionOptions;
 use super::fallback;
 use super::fused::{self, Fused};
 use super::scores::Scores;
-use crate::backend_ops::cast;
-use crate::backends::on_every_backend;
 use crate::gemm_ops::GemmOps;
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]

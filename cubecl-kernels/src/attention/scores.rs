@@ -5,9 +5,9 @@ use std::ops::Range;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, TensorData};
+use megaburn_autograd::backend_ops::cast;
 
 use super::AttentionOptions;
-use crate::backend_ops::cast;
 
 /// Which keys the queries of a block see.
 pub(super) struct Visible<'a> {

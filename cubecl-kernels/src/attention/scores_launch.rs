@@ -7,10 +7,10 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
 use super::scores::{Scores, Visible, fallback_gradient, fallback_softmax};
-use crate::backend_ops::cast;
 
 /// Units that work on one row.
 const PLANE: u32 = 32;

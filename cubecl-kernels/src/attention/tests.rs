@@ -1,12 +1,12 @@
 use burn::tensor::DType;
+use megaburn_autograd::testing::{
+    assert_close, assert_refused, assert_same_function, constant, leaf, normal, quantized, values,
+};
 use megaburn_mesh::{PositionRng, Purpose};
 use rstest::rstest;
 
 use super::*;
 use crate::DropoutKey;
-use crate::testing::{
-    assert_close, assert_refused, assert_same_function, constant, leaf, normal, quantized, values,
-};
 
 /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
 fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {

@@ -3,10 +3,8 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
-
-use crate::MainGrad;
-use crate::backend_ops::{cast, compute_dtype, last_dim, rows, sum_rows};
-use crate::into_primitive::IntoPrimitive;
+use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim, rows, sum_rows};
+use megaburn_autograd::{IntoPrimitive, MainGrad};
 
 /// Sums over rows, with the best implementation per backend; the gradient of a vector that was
 /// added to each row.

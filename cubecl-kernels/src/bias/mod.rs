@@ -10,9 +10,9 @@ pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use megaburn_autograd::MainGrad;
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::MainGrad;
-use crate::arg_check::{self, float};
 pub(crate) use column_sum::{ColumnSum, bias_gradient};
 use op::{AddOps, Addend};
 
@@ -115,14 +115,14 @@ pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
+        normal, quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
     use crate::reference;
-    use crate::testing::{
-        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
-        normal, quantized, values,
-    };
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

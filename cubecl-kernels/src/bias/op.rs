@@ -11,11 +11,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape};
+use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim};
+use megaburn_autograd::{MainGrad, on_every_backend};
 
 use super::column_sum::{ColumnSum, bias_gradient};
-use crate::MainGrad;
-use crate::backend_ops::{cast, compute_dtype, last_dim};
-use crate::backends::on_every_backend;
 
 /// How an addend is added to rows, apart from its values.
 #[derive(Clone, Debug)]

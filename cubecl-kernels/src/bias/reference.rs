@@ -1,6 +1,5 @@
 use burn::tensor::Tensor;
-
-use crate::backend_ops::compute_dtype;
+use megaburn_autograd::backend_ops::compute_dtype;
 
 /// [`add_bias`](crate::add_bias) by its definition.
 pub fn add_bias<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {

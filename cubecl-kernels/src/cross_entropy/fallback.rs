@@ -2,9 +2,9 @@
 
 use burn::prelude::Bool;
 use burn::tensor::{DType, Int, Tensor, TensorData};
+use megaburn_autograd::backend_ops::compute_dtype;
 
 use super::CrossEntropyOptions;
-use crate::backend_ops::compute_dtype;
 
 /// The lower bound of a row's maximum: the maximum of a part without tokens, whose sum of
 /// exponentials is 0. It is finite, because the difference of two infinities is NaN.

@@ -12,16 +12,16 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Shape, Slice, Tensor};
+use megaburn_autograd::arg_check::{self, float, int};
+use megaburn_autograd::backend_ops::{cast, compute_dtype, rows};
+use megaburn_autograd::{
+    IntoPrimitive, LinearPass, MainGrad, SavedInput, on_every_backend, read_weight,
+};
 
 use super::op::{self, VocabParallelLoss, losses_of};
 use super::{CrossEntropyOptions, exchanged};
-use crate::arg_check::{self, float, int};
-use crate::backend_ops::{cast, compute_dtype, rows};
-use crate::backends::on_every_backend;
 use crate::gemm_ops::{GemmOps, swapped};
-use crate::into_primitive::{IntoPrimitive, read_weight};
-use crate::linear::SavedInput;
-use crate::{LinearOptions, LinearPass, MainGrad, linear};
+use crate::{LinearOptions, linear};
 
 /// [`cross_entropy`](crate::cross_entropy) of `linear(x, weight)`, in chunks of at most `chunk`
 /// tokens: never more than one chunk of the logits and their gradient is in memory. Backward

@@ -6,6 +6,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
 use super::CrossEntropyOptions;
@@ -13,7 +14,6 @@ use super::kernels::{
     MAX_PLANES, PLANE, READS, VocabPartLaunch, combine_kernel, gradient_kernel, statistics_kernel,
 };
 use super::op::{VocabParallelLoss, losses_of};
-use crate::backend_ops::cast;
 use crate::kernel_parts::address_type;
 
 /// Units of a cube in which each unit has its own row.

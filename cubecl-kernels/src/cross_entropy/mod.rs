@@ -16,8 +16,8 @@ mod options;
 pub(crate) mod reference;
 
 use burn::tensor::{Int, Tensor};
+use megaburn_autograd::arg_check::{self, float, int};
 
-use crate::arg_check::{self, float, int};
 pub use fused_linear::linear_cross_entropy;
 pub use options::CrossEntropyOptions;
 
@@ -95,12 +95,12 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use burn::tensor::{DType, TensorData};
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, assert_same_function, device, leaf, normal, quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        assert_close, assert_refused, assert_same_function, device, leaf, normal, quantized, values,
-    };
 
     fn labels<const D: usize>(labels: [i64; D]) -> Tensor<2, Int> {
         Tensor::from_data(
@@ -226,7 +226,7 @@ mod tests {
         let x = leaf(normal([3, 2, 4]));
         let w = leaf(normal([4, 9]));
         let labels = labels([0, -100, 2, 6, 1, 5]);
-        let run = |main_grad: Option<crate::MainGrad>| {
+        let run = |main_grad: Option<megaburn_autograd::MainGrad>| {
             let linear = crate::LinearOptions {
                 main_grad,
                 ..Default::default()
@@ -243,7 +243,7 @@ mod tests {
             );
             losses.sum().backward()
         };
-        let main_grad = crate::MainGrad::default();
+        let main_grad = megaburn_autograd::MainGrad::default();
         let told = Arc::new(AtomicUsize::new(0));
         main_grad.attach();
         let heard = told.clone();

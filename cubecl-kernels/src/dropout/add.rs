@@ -1,9 +1,9 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
 use super::op::DropoutOps;
 use super::{DropoutKey, Mask};
-use crate::arg_check::{self, float};
 
 /// `residual + dropout(x + bias)`, the end of a transformer's attention and MLP blocks, in one pass
 /// over memory on a GPU (Megatron's `fused_bias_dropout.py`).
@@ -62,15 +62,15 @@ pub fn bias_dropout_add<const D: usize>(
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
+        normal, quantized, values,
+    };
     use megaburn_mesh::{PositionRng, Purpose};
     use rstest::rstest;
 
     use super::*;
     use crate::dropout::{dropout, reference};
-    use crate::testing::{
-        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
-        normal, quantized, values,
-    };
 
     fn key(shape: &[usize]) -> DropoutKey {
         DropoutKey::new(PositionRng::new(5, Purpose::Dropout, "blocks.0"), shape)

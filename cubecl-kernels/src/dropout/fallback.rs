@@ -3,9 +3,9 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows, sum_rows};
 
 use super::{DropoutInput, Mask};
-use crate::backend_ops::{cast, compute_dtype, row, rows, sum_rows};
 
 pub(super) fn forward<B: Backend>(
     mask: &Mask,

@@ -13,8 +13,8 @@ pub(crate) mod reference;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Tensor};
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::arg_check::{self, float};
 pub use add::bias_dropout_add;
 pub use key::DropoutKey;
 #[cfg(feature = "cuda")]
@@ -99,14 +99,14 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
+        values,
+    };
     use megaburn_mesh::{PositionRng, Purpose};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
-        values,
-    };
 
     fn key(path: &str, shape: &[usize]) -> DropoutKey {
         DropoutKey::new(PositionRng::new(11, Purpose::Dropout, path), shape)

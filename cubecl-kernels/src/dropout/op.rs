@@ -8,9 +8,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
+use megaburn_autograd::on_every_backend;
 
 use super::{Drop, DropoutInput, Mask};
-use crate::backends::on_every_backend;
 
 // (`backend_extension` does not support optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]

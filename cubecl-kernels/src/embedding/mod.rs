@@ -8,9 +8,9 @@ mod rows;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
+use megaburn_autograd::MainGrad;
+use megaburn_autograd::arg_check::{self, float, int};
 
-use crate::MainGrad;
-use crate::arg_check::{self, float, int};
 use op::EmbeddingOps;
 
 /// How [`embedding`] reads its table and where the gradient of the table goes.
@@ -62,14 +62,14 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, TensorData, module};
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, assert_same_bits, assert_same_function, device, leaf, normal,
+        quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
     use crate::reference;
-    use crate::testing::{
-        assert_close, assert_refused, assert_same_bits, assert_same_function, device, leaf, normal,
-        quantized, values,
-    };
 
     fn ids<const N: usize>(shape: [usize; 2], ids: [i64; N]) -> Tensor<2, Int> {
         let data: Vec<i64> = ids.into_iter().cycle().take(shape[0] * shape[1]).collect();

@@ -7,14 +7,11 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
+use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim, rows};
+use megaburn_autograd::{IntoPrimitive, LinearPass, MainGrad, on_every_backend, read_weight};
 
 use super::EmbeddingOptions;
 use super::rows::{Rows, Tokens};
-use crate::MainGrad;
-use crate::backend_ops::{cast, compute_dtype, last_dim, rows};
-use crate::backends::on_every_backend;
-use crate::into_primitive::{IntoPrimitive, read_weight};
-use crate::linear::LinearPass;
 
 // (The method cannot be called `embedding`: Burn's `ModuleOps` has a method of that name.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]

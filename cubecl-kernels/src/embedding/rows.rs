@@ -3,8 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{BoolDType, Shape};
-
-use crate::backend_ops::cast;
+use megaburn_autograd::backend_ops::cast;
 
 /// Token ids, `[n]`, and [`first`](super::EmbeddingOptions::first) of the options.
 #[derive(Clone, Debug)]

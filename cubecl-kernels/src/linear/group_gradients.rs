@@ -5,11 +5,10 @@ use std::ops::Range;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
+use megaburn_autograd::{MainGrad, OverlappedWgrads, on_every_backend, run_or_defer};
 
-use super::deferred::run_or_defer;
 use super::joined::part;
-use super::{GroupWeight, GroupedGemmChoice, MainGrad, OverlappedWgrads};
-use crate::backends::on_every_backend;
+use super::{GroupWeight, GroupedGemmChoice};
 use crate::flush;
 use crate::gemm_ops::{GemmOps, deterministic, swapped};
 
@@ -127,12 +126,12 @@ on_every_backend! {
 
 #[cfg(feature = "cuda")]
 mod cube {
+    use megaburn_autograd::AccumTarget;
     use megaburn_cuda::tensor;
 
     use super::*;
     use crate::grouped_gemm::Gradients;
     use crate::kernel_parts::{on_gpu, wrap};
-    use crate::linear::main_grad::AccumTarget;
 
     /// Adds all gradients in one launch. Returns false, with nothing done, if no kernel supports
     /// them.

@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::backend_ops::as_row;
+use megaburn_autograd::{CheckpointFunction, LinearPass, MainGrad, OverlappedWgrads, RecomputeFn};
 
 use super::group_gradients::gradients;
 use super::joined::products;
-use super::{LinearPass, MainGrad, OverlappedWgrads, RecomputeFn};
-use crate::arg_check::{self, float};
-use crate::backend_ops::as_row;
-use crate::checkpoint_function::CheckpointFunction;
 use crate::gemm_ops::deterministic;
 
 /// One of the matrices of [`grouped_linear`], and where its gradient goes.
@@ -150,12 +149,14 @@ fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, constant, leaf, normal, values,
+    };
     use rstest::rstest;
 
     use super::*;
     use crate::linear::joined::part;
     use crate::linear::{LinearOptions, linear};
-    use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
 
     /// Applies `linear` to each range by itself.
     fn separately(x: Tensor<2>, rows: &[usize], weights: &[Tensor<2>]) -> Tensor<2> {

@@ -25,8 +25,8 @@ pub enum GroupedGemmChoice {
     Auto,
     /// All in one launch of a CubeCL kernel, for bf16 and f16 on Hopper with features a multiple of
     /// 8; falls back to `Each` otherwise. Matrices from a source
-    /// ([`MainGrad::with_source`](crate::MainGrad::with_source)) are all held in memory until the
-    /// launch.
+    /// ([`MainGrad::with_source`](megaburn_autograd::MainGrad::with_source)) are all held in memory
+    /// until the launch.
     Together,
     /// One by one through cuBLASLt.
     Each,

@@ -8,8 +8,9 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
+use megaburn_autograd::LinearPass;
 
-use super::{GroupWeight, LinearOptions, LinearPass, linear};
+use super::{GroupWeight, LinearOptions, linear};
 
 /// The rows of one range.
 pub(super) fn part(x: &Tensor<2>, slice_of: &Range<usize>) -> Tensor<2> {

@@ -1,7 +1,7 @@
 //! The linear map on a backend's primitives, with its backward.
 //!
 //! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = column_sum(dy)`. The gradient of a weight or bias goes to
-//! its [`MainGrad`] if that is attached, immediately or [deferred](super::WgradQueue::defer).
+//! its [`MainGrad`] if that is attached, immediately or [deferred](megaburn_autograd::WgradQueue::defer).
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -9,14 +9,14 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
+use megaburn_autograd::backend_ops::{cast, rows};
+use megaburn_autograd::{
+    IntoPrimitive, LinearPass, MainGrad, SavedInput, on_every_backend, read_weight, run_or_defer,
+};
 
-use super::deferred::run_or_defer;
-use super::{LinearOptions, LinearPass, MainGrad, SavedInput};
-use crate::backend_ops::{cast, rows};
-use crate::backends::on_every_backend;
+use super::LinearOptions;
 use crate::bias::{ColumnSum, bias_gradient};
 use crate::gemm_ops::{GemmOps, swapped};
-use crate::into_primitive::{IntoPrimitive, read_weight};
 
 // (`linear` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]

@@ -1,7 +1,6 @@
 use burn::tensor::Tensor;
-
-use crate::backend_ops::as_row;
-use crate::checkpoint_function::CheckpointFunction;
+use megaburn_autograd::CheckpointFunction;
+use megaburn_autograd::backend_ops::as_row;
 
 /// Returns `x` unchanged and adds `gradient` to its gradient in the backward pass: the gradient of
 /// a loss that is not part of the summed loss (Megatron's `MoEAuxLossAutoScaler`). On a device
@@ -28,8 +27,9 @@ pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{assert_close, constant, leaf, values};
+
     use super::*;
-    use crate::testing::{assert_close, constant, leaf, values};
 
     #[test]
     fn the_gradient_of_another_loss_is_added() {

@@ -49,9 +49,9 @@ mod cube {
 #[cfg(test)]
 mod tests {
     use burn::tensor::TensorData;
+    use megaburn_autograd::testing::{assert_refused, device};
 
     use super::*;
-    use crate::testing::{assert_refused, device};
 
     #[test]
     fn numbers_are_read_and_others_refused() {

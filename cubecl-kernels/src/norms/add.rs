@@ -7,11 +7,11 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::multi_output::{OutputGrads, multi_output};
+use megaburn_autograd::on_every_backend;
 
 use super::{NormCall, NormInput, NormInputGrads, NormRows, SavedNorm};
-use crate::arg_check::{self, float};
-use crate::backends::on_every_backend;
-use crate::multi_output::{OutputGrads, multi_output};
 
 /// Returns `norm(x + residual)` and `x + residual`.
 pub(crate) fn norm_add<const D: usize>(

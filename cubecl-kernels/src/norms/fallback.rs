@@ -7,9 +7,9 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
+use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows};
 
 use super::{Norm, NormGrads, NormInput, NormInputGrads, SavedNorm};
-use crate::backend_ops::{cast, compute_dtype, row, rows};
 use crate::bias::{ColumnSum, bias_gradient};
 
 pub(super) fn normed<B: Backend>(norm: Norm, input: NormInput<FloatTensor<B>>) -> FloatTensor<B> {

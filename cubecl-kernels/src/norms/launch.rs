@@ -7,12 +7,12 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
 use super::kernels::*;
 use super::vectors::vector_gradients;
 use super::{Norm, NormGrads, NormInput, NormInputGrads, NormRows, SavedNorm, fallback};
-use crate::backend_ops::cast;
 use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
 
 /// Multiprocessors of a large GPU.

@@ -113,14 +113,15 @@ pub fn layer_norm_add<const D: usize>(
 mod tests {
     use burn::nn::LayerNormConfig;
     use burn::tensor::{DType, Device, Gradients};
-    use rstest::rstest;
-
-    use super::*;
-    use crate::testing::{
+    use megaburn_autograd::MainGrad;
+    use megaburn_autograd::testing::{
         assert_close, assert_refused, assert_same_bits, assert_same_function, constant, device,
         leaf, normal, normal_on, quantized, values,
     };
-    use crate::{MainGrad, NormGrads};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::NormGrads;
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

@@ -6,9 +6,9 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
+use megaburn_autograd::on_every_backend;
 
 use super::{NormCall, NormInput, NormInputGrads, NormRows, SavedNorm};
-use crate::backends::on_every_backend;
 
 // (The methods cannot be called `layer_norm`: Burn's `ModuleOps` has one. `backend_extension` does
 // not support optional tensors, hence two methods.)

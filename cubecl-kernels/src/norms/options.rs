@@ -1,8 +1,8 @@
 use burn::tensor::Tensor;
+use megaburn_autograd::MainGrad;
+use megaburn_autograd::arg_check::{self, float};
 
 use super::NormCall;
-use crate::MainGrad;
-use crate::arg_check::{self, float};
 
 /// How rows are normalized. A plain `f64` converts to options with that `epsilon`.
 #[derive(Clone, Debug)]

@@ -69,13 +69,13 @@ pub fn rms_norm_add<const D: usize>(
 mod tests {
     use burn::nn::RmsNormConfig;
     use burn::tensor::{DType, Device};
-    use rstest::rstest;
-
-    use super::*;
-    use crate::testing::{
+    use megaburn_autograd::testing::{
         assert_close, assert_refused, assert_same_bits, assert_same_function, constant, device,
         leaf, normal, normal_on, quantized, values,
     };
+    use rstest::rstest;
+
+    use super::*;
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

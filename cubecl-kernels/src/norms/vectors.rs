@@ -3,10 +3,10 @@
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
+use megaburn_autograd::MainGrad;
 use megaburn_cuda::tensor;
 
 use super::NormGrads;
-use crate::MainGrad;
 use crate::kernel_parts::{on_gpu, put_parts, sum_parts, wrap};
 
 /// Computes the gradients of gamma and beta from the partial sums `[teams, n]` and the dtype of

@@ -206,11 +206,11 @@ fn check(name: &str, state: &AdamwState, grad: &Tensor<1>, factor: Option<&Tenso
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, s};
+    use megaburn_autograd::testing::{assert_refused, constant, device, quantized, values};
     use rstest::rstest;
 
     use super::*;
     use crate::optimizer::factor;
-    use crate::testing::{assert_refused, constant, device, quantized, values};
 
     const STEP: AdamwStep = AdamwStep {
         lr: 1e-2,

@@ -1,8 +1,7 @@
 //! Checks of a step and its buffers before anything is launched. All panic on failure.
 
 use burn::tensor::{DType, Tensor};
-
-use crate::arg_check::{self, ArgCheck, float};
+use megaburn_autograd::arg_check::{self, ArgCheck, float};
 
 /// Checks that numbers are finite and at least 0.
 pub(super) fn non_negative<const K: usize>(name: &str, numbers: [(&str, f64); K]) {

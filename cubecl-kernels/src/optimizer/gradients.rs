@@ -1,11 +1,11 @@
 //! Operations on a gradient before the step: sums of squares and scaling.
 
 use burn::tensor::{DType, Tensor};
+use megaburn_autograd::arg_check::{self, float};
 
 use super::checks::{kept, one};
 #[cfg(feature = "cuda")]
 use super::{is_on_gpu, launch::gradients as launch};
-use crate::arg_check::{self, float};
 
 /// Returns `x * factor` without its graph, computed in place where no other tensor shares `x`.
 ///
@@ -75,11 +75,11 @@ pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::s;
+    use megaburn_autograd::testing::{assert_refused, constant, device, quantized, values};
     use rstest::rstest;
 
     use super::*;
     use crate::optimizer::{factor, is_on_gpu};
-    use crate::testing::{assert_refused, constant, device, quantized, values};
 
     #[test]
     fn squares_are_summed_and_nan_is_kept() {

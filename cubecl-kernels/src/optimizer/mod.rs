@@ -37,5 +37,5 @@ pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
 /// A gradient factor on the device.
 #[cfg(test)]
 fn factor(value: f32) -> Tensor<1> {
-    Tensor::from_floats([value], &crate::testing::device())
+    Tensor::from_floats([value], &megaburn_autograd::testing::device())
 }

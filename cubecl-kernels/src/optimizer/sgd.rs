@@ -149,11 +149,11 @@ fn stepped(
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, s};
+    use megaburn_autograd::testing::{assert_refused, constant, device, quantized, values};
     use rstest::rstest;
 
     use super::*;
     use crate::optimizer::factor;
-    use crate::testing::{assert_refused, constant, device, quantized, values};
 
     const STEP: SgdStep = SgdStep {
         lr: 0.1,

@@ -5,8 +5,8 @@ pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::arg_check::{self, float};
 use op::RepeatOps;
 
 /// Expands one head to a view of `heads` equal ones. The gradient is the sum over the heads, in f32
@@ -33,11 +33,13 @@ pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_function, leaf, normal, quantized,
+    };
     use rstest::rstest;
 
     use super::*;
     use crate::reference;
-    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

@@ -9,8 +9,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
+use megaburn_autograd::on_every_backend;
 
-use crate::backends::on_every_backend;
 use crate::bias::ColumnSum;
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]

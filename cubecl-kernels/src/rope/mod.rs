@@ -12,8 +12,8 @@ mod yarn;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::arg_check::{self, float};
 use op::RopeOps;
 pub use packed::packed_positions;
 pub use scaling::RopeScaling;
@@ -62,13 +62,13 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
-    use rstest::rstest;
-
-    use super::*;
-    use crate::testing::{
+    use megaburn_autograd::testing::{
         assert_close, assert_refused, assert_same_bits, assert_same_function, constant, device,
         leaf, normal, quantized, values,
     };
+    use rstest::rstest;
+
+    use super::*;
 
     fn table(d: usize, positions: impl IntoIterator<Item = usize>) -> RopeTable {
         RopeConfig::new(d)

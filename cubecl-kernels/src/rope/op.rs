@@ -7,10 +7,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
+use megaburn_autograd::backend_ops::{cast, compute_dtype, slice_rows};
+use megaburn_autograd::on_every_backend;
 
 use super::RopeLayout;
-use crate::backend_ops::{cast, compute_dtype, slice_rows};
-use crate::backends::on_every_backend;
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RopeOps: Backend {

@@ -208,10 +208,10 @@ impl RopeTable {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{assert_same_bits, device, values};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_bits, device, values};
 
     #[test]
     fn a_table_is_untracked_and_holds_any_positions() {

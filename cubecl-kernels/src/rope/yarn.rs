@@ -123,10 +123,10 @@ impl YarnScaling {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{device, values};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{device, values};
     use crate::{RopeConfig, RopeScaling};
 
     fn yarn(factor: f64, original: usize, [mscale, all]: [Option<f64>; 2]) -> YarnScaling {

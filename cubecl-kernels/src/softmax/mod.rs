@@ -12,8 +12,7 @@ mod plan;
 pub(crate) mod reference;
 
 use burn::tensor::{Bool, Tensor};
-
-use crate::arg_check::{self, float};
+use megaburn_autograd::arg_check::{self, float};
 
 /// Which scores are masked out.
 #[derive(Clone, Debug)]
@@ -77,12 +76,12 @@ pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> T
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, TensorData};
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, constant, device, leaf, normal, quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        assert_close, assert_refused, constant, device, leaf, normal, quantized, values,
-    };
 
     /// The definition in f64, row by row.
     fn by_hand(scores: &[f64], s_k: usize, scale: f64, masked: impl Fn(usize) -> bool) -> Vec<f64> {

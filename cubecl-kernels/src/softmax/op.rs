@@ -7,9 +7,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
+use megaburn_autograd::backend_ops::cast;
 
 use super::SoftmaxMask;
-use crate::backend_ops::cast;
 
 /// The fused softmax and its gradient. All shapes are `[b, h, s_q, s_k]`.
 #[backend_extension(Cube, Autodiff)]

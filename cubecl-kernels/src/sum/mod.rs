@@ -5,8 +5,8 @@ pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
-use crate::arg_check::{self, float};
 use op::SumOps;
 
 /// Sums all elements in f32 (f64 for f64), in a fixed order. The result has the dtype of `x`.
@@ -34,11 +34,13 @@ pub fn sum_columns(x: Tensor<2>) -> Tensor<2> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_function, leaf, normal, quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
     use crate::reference;
-    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized, values};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(

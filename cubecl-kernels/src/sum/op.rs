@@ -8,9 +8,9 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
+use megaburn_autograd::backend_ops::{cast, compute_dtype};
+use megaburn_autograd::on_every_backend;
 
-use crate::backend_ops::{cast, compute_dtype};
-use crate::backends::on_every_backend;
 use crate::bias::ColumnSum;
 
 /// The sum of a column, with the best implementation per backend.

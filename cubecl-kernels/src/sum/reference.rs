@@ -1,6 +1,5 @@
 use burn::tensor::Tensor;
-
-use crate::backend_ops::compute_dtype;
+use megaburn_autograd::backend_ops::compute_dtype;
 
 /// [`sum_all`](crate::sum_all) by its definition.
 pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {

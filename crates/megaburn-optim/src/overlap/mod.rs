@@ -7,8 +7,9 @@ use burn::{
     Tensor,
     tensor::{DType, Device},
 };
+use megaburn_autograd::{MainGrad, bucket_slice, is_view_of};
 use megaburn_collective::CollectiveError;
-use megaburn_kernels::{MainGrad, bucket_slice, is_on_gpu, is_view_of};
+use megaburn_kernels::is_on_gpu;
 use megaburn_mesh::ParamSpec;
 
 use crate::{

@@ -4,8 +4,8 @@ use std::{
 };
 
 use burn::{Tensor, tensor::Float};
+use megaburn_autograd::MainGrad;
 use megaburn_collective::tensors::AsyncCollective;
-use megaburn_kernels::MainGrad;
 
 use super::Bucket;
 

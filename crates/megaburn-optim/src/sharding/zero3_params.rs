@@ -4,11 +4,11 @@ use std::{
 };
 
 use burn::{Tensor, tensor::Float};
+use megaburn_autograd::{LinearPass, MainGrad};
 use megaburn_collective::{
     CollectiveError, Group,
     tensors::{self, AsyncCollective},
 };
-use megaburn_kernels::{LinearPass, MainGrad};
 
 use super::Bucket;
 

@@ -10,8 +10,9 @@ use burn::{
     module::{Module, Param},
     tensor::{Device, TensorData},
 };
+use megaburn_autograd::MainGrad;
 use megaburn_collective::ProcessGroups;
-use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_kernels::{LinearOptions, linear};
 use megaburn_mesh::{Axis, FusedPart, Layout, ParamSpec, ShardPlan, ShardSpec};
 
 use super::cut;

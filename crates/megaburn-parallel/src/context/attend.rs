@@ -1,8 +1,9 @@
 //! Context-parallel attention as one autodiff operation.
 
 use burn::tensor::{DType, Device, Tensor};
+use megaburn_autograd::CheckpointFunction;
 use megaburn_kernels::{
-    CheckpointFunction, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
+    PartialAttention, add_rows, partial_attention, partial_attention_gradients,
 };
 
 use super::{

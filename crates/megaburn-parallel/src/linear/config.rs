@@ -1,6 +1,6 @@
 use burn::{config::Config, nn::Initializer, prelude::Device};
+use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::MainGrad;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use super::{LinearPlan, ParallelLinear, replicas::ReplicatedParts};

@@ -6,6 +6,7 @@ use burn::{
     module::{Module, Param},
     tensor::Tensor,
 };
+use megaburn_autograd::MainGrad;
 use megaburn_collective::{
     Group,
     region::{
@@ -13,7 +14,7 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, MainGrad, add_bias, linear};
+use megaburn_kernels::{Bias, GroupWeight, LinearOptions, add_bias, linear};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};

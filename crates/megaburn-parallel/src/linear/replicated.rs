@@ -5,8 +5,9 @@ use burn::{
     prelude::Device,
     tensor::Tensor,
 };
+use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_kernels::{LinearOptions, linear};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use crate::{ParallelError, PlanBuilder, Recomputable, Sharded, init::InitDraw, replica::Replica};

@@ -1,7 +1,6 @@
 use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::{
-    GroupWeight, GroupedOptions, OverlappedWgrads, RecomputeFn, grouped_linear,
-};
+use megaburn_autograd::{OverlappedWgrads, RecomputeFn};
+use megaburn_kernels::{GroupWeight, GroupedOptions, grouped_linear};
 
 use crate::{Activation, ParallelLinear, PlanBuilder, Recomputable, Sharded};
 

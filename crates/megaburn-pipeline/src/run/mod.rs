@@ -7,8 +7,8 @@ mod stage_input;
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Gradients, Tensor};
+use megaburn_autograd::{DetachedOutput, WgradQueue};
 use megaburn_collective::CollectiveError;
-use megaburn_kernels::{DetachedOutput, WgradQueue};
 
 use crate::{Action, Message, Op, P2pGroups, Schedule};
 use p2p_communicator::P2pCommunicator;

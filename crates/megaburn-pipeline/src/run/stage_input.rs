@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
-use megaburn_kernels::CheckpointFunction;
+use megaburn_autograd::CheckpointFunction;
 
 /// The input of a stage's graph. It holds only the gradient; the tensor itself lives only as long
 /// as layers need it, because they may have offloaded it.

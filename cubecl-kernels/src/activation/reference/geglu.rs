@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
+use megaburn_autograd::backend_ops::{chunk_halves, compute_dtype, weigh};
 
 use crate::activation::reference::gelu::{gelu, gelu_tanh};
-use crate::backend_ops::{chunk_halves, compute_dtype, weigh};
 
 /// [`geglu`](crate::geglu) by its definition.
 pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {

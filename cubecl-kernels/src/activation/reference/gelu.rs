@@ -1,8 +1,7 @@
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::tensor::Tensor;
-
-use crate::backend_ops::compute_dtype;
+use megaburn_autograd::backend_ops::compute_dtype;
 
 /// [`gelu`](crate::gelu) by its definition.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {

@@ -1,6 +1,5 @@
 use burn::tensor::{Tensor, activation::relu};
-
-use crate::backend_ops::{compute_dtype, weigh};
+use megaburn_autograd::backend_ops::{compute_dtype, weigh};
 
 /// [`squared_relu`](crate::squared_relu) by its definition.
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {

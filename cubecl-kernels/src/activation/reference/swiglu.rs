@@ -1,6 +1,5 @@
 use burn::tensor::{Tensor, activation::sigmoid};
-
-use crate::backend_ops::{chunk_halves, compute_dtype, weigh};
+use megaburn_autograd::backend_ops::{chunk_halves, compute_dtype, weigh};
 
 /// [`swiglu`](crate::swiglu) by its definition.
 pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {

@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use burn::tensor::{Bool, DType, Tensor, TensorData};
+use megaburn_autograd::backend_ops::compute_dtype;
 
 use super::PartialAttention;
 use super::merge::LOWEST;
 use crate::attention::AttentionOptions;
 use crate::attention::options::{AttentionDropout, Piece};
 use crate::attention::reference::{by_head, hidden};
-use crate::backend_ops::compute_dtype;
 use crate::gemm_ops::multiply;
 
 /// Queries are computed in at most `MAX_BLOCKS` blocks, of at least `MIN_BLOCK` queries.

@@ -1,6 +1,5 @@
 use burn::tensor::Tensor;
-
-use crate::arg_check::{self, float};
+use megaburn_autograd::arg_check::{self, float};
 
 /// The result of attention to some of the keys, with the LSE that is needed to merge it with
 /// attention to others.
@@ -73,10 +72,10 @@ pub(super) const LOWEST: f64 = -1e30;
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_autograd::testing::{assert_refused, constant};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_refused, constant};
 
     fn part(out: [usize; 4], lse: [usize; 3]) -> PartialAttention {
         PartialAttention {

@@ -10,9 +10,9 @@ mod merge_launch;
 mod online_softmax;
 
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
 use super::{AttentionOptions, checked};
-use crate::arg_check::{self, float};
 pub use merge::PartialAttention;
 pub use online_softmax::{OnlineSoftmaxMerge, add_rows};
 
@@ -101,11 +101,11 @@ fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{assert_close, assert_refused, constant, normal};
     use megaburn_mesh::{PositionRng, Purpose};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_refused, constant, normal};
     use crate::{AttentionDropout, DropoutKey, PackedSequences};
 
     fn causal() -> AttentionOptions {

@@ -1,11 +1,11 @@
 //! Accumulates attention to one part of the keys after another.
 
 use burn::tensor::{DType, Tensor};
+use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::backend_ops::compute_dtype;
 
 use super::PartialAttention;
 use super::merge::LOWEST;
-use crate::arg_check::{self, float};
-use crate::backend_ops::compute_dtype;
 
 /// Merges attention to parts of the keys as they arrive, in f32 (f64 for f64). On GPUs each part
 /// takes one in-place pass over the queries that it covers.
@@ -145,10 +145,10 @@ pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{assert_close, assert_refused, constant};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_refused, constant};
 
     fn part([s_q, b, hq, d_v]: [usize; 4]) -> PartialAttention {
         PartialAttention {

@@ -18,9 +18,9 @@ mod kernels;
 mod launch;
 
 use burn::tensor::Tensor;
+use megaburn_autograd::arg_check::{self, float};
 
 use super::router::{RouterGradients, RouterScores};
-use crate::arg_check::{self, float};
 
 /// A load-balancing loss.
 #[derive(Clone, Debug)]
@@ -130,11 +130,11 @@ pub fn router_losses(
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device, Distribution, TensorData};
+    use megaburn_autograd::testing::{assert_close, assert_refused, leaf, normal, values};
     use rstest::rstest;
 
     use super::*;
     use crate::router_scores;
-    use crate::testing::{assert_close, assert_refused, leaf, normal, values};
 
     /// The sum of all losses with their factors by their definitions, and the expected `sums`.
     fn defined(

@@ -8,8 +8,7 @@ mod fallback;
 mod launch;
 
 use burn::tensor::{Int, Tensor};
-
-use crate::arg_check::{self, int};
+use megaburn_autograd::arg_check::{self, int};
 
 /// The permutation of the `k` assignments ("slots") of each of `t` tokens that sorts them by
 /// expert, stably. All tensors are on the device, in i32.
@@ -55,10 +54,10 @@ pub fn permutation_by_expert(experts: Tensor<2, Int>, num_experts: usize) -> Exp
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, TensorData};
+    use megaburn_autograd::testing::{assert_refused, device};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_refused, device};
 
     fn of<const D: usize>(x: Tensor<D, Int>) -> Vec<i64> {
         assert_eq!(x.dtype(), DType::I32);

@@ -9,8 +9,7 @@ mod fallback;
 mod launch;
 
 use burn::tensor::{Int, Tensor};
-
-use crate::arg_check::{self, int};
+use megaburn_autograd::arg_check::{self, int};
 
 /// The rank of each slot's expert, where each rank has `of_rank` consecutive experts. Each rank
 /// occurs once per token, at the first slot that goes there; later slots of that rank and slots
@@ -37,10 +36,10 @@ pub fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2,
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, TensorData};
+    use megaburn_autograd::testing::{assert_refused, device};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_refused, device};
 
     fn ranks(experts: &[i64], shape: [usize; 2], of_rank: usize) -> Vec<i64> {
         let experts = TensorData::new(experts.to_vec(), shape);

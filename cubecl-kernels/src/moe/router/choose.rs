@@ -100,10 +100,10 @@ pub fn expert_weights(scores: Tensor<2>, chosen: &[u32], options: &RouterOptions
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{assert_close, constant, values};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, constant, values};
 
     fn options(top_k: usize, groups: Option<[usize; 3]>) -> RouterOptions {
         let groups = groups.map(|[num, kept, best]| RouterGroups { num, kept, best });

@@ -9,13 +9,12 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Tensor};
+use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::backend_ops::as_row;
+use megaburn_autograd::{CheckpointFunction, RecomputeFn, on_every_backend};
 
-use crate::arg_check::{self, float};
-use crate::backend_ops::as_row;
-use crate::backends::on_every_backend;
-use crate::checkpoint_function::CheckpointFunction;
 use crate::gemm_ops::{GemmOps, deterministic};
-use crate::linear::{LinearOptions, RecomputeFn, linear};
+use crate::linear::{LinearOptions, linear};
 
 /// Computes `x w` in f32, whatever the dtype of `x`. The gradient of `weight` is f32; the gradient
 /// of `x` is rounded once, to its dtype.
@@ -120,10 +119,12 @@ on_every_backend! {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_autograd::testing::{
+        assert_close, assert_refused, constant, leaf, normal, values,
+    };
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
 
     #[rstest]
     fn narrow_tokens_have_the_logits_and_gradients_of_wide_ones(

@@ -14,13 +14,12 @@ mod logits;
 pub(crate) mod reference;
 
 use burn::tensor::{DType, Int, Tensor};
+use megaburn_autograd::CheckpointFunction;
+use megaburn_autograd::arg_check::{self, float, int};
+use megaburn_autograd::backend_ops::as_row;
 
 pub use choose::{choose_experts, expert_weights, router_scores};
 pub use logits::router_logits;
-
-use crate::arg_check::{self, float, int};
-use crate::backend_ops::as_row;
-use crate::checkpoint_function::CheckpointFunction;
 
 /// How a router computes scores from its logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

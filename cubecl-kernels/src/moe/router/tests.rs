@@ -1,8 +1,10 @@
 use burn::tensor::TensorData;
+use megaburn_autograd::testing::{
+    assert_close, assert_refused, constant, leaf, normal, quantized, values,
+};
 use rstest::rstest;
 
 use super::*;
-use crate::testing::{assert_close, assert_refused, constant, leaf, normal, quantized, values};
 
 fn options(top_k: usize, scores: RouterScores, groups: Option<[usize; 3]>) -> RouterOptions {
     let groups = groups.map(|[num, kept, best]| RouterGroups { num, kept, best });
@@ -145,7 +147,10 @@ fn no_tokens_go_nowhere() {
 
 #[test]
 fn weights_of_a_bias_are_those_without_it() {
-    let logits = Tensor::from_data([[0.0f32, 2.0, 1.0, -1.0]], &crate::testing::device());
+    let logits = Tensor::from_data(
+        [[0.0f32, 2.0, 1.0, -1.0]],
+        &megaburn_autograd::testing::device(),
+    );
     let bias = Tensor::from_data([0.0f32, 0.0, 0.0, 9.0], &logits.device());
     let found = route(
         logits,
@@ -170,7 +175,7 @@ fn weights_of_a_bias_are_those_without_it() {
 #[case::dtype(|| route(quantized([4, 4]), None, &options(1, RouterScores::Softmax, None), nothing), "route: logits is qfloat")]
 #[case::sent(
     || {
-        let sent = Tensor::zeros([3, 1], &crate::testing::device().inner());
+        let sent = Tensor::zeros([3, 1], &megaburn_autograd::testing::device().inner());
         route_to(constant([3, 4]), sent, &options(2, RouterScores::Softmax, None), nothing)
     },
     "route_to: experts must be [t, k]"

@@ -1,8 +1,7 @@
 //! Fallback for permute and unpermute, composed of Burn's operations.
 
 use burn::tensor::{DType, Int, Tensor};
-
-use crate::backend_ops::compute_dtype;
+use megaburn_autograd::backend_ops::compute_dtype;
 
 pub(super) fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     x.select(0, index)

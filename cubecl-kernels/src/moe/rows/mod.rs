@@ -9,8 +9,7 @@ mod launch;
 #[cfg(feature = "cuda")]
 use burn::tensor::DType;
 use burn::tensor::{Int, Tensor};
-
-use crate::arg_check::{self, float, int};
+use megaburn_autograd::arg_check::{self, float, int};
 
 /// Gathers the rows that `index` names, in its order. A row may be named several times or never.
 /// The result has no autodiff graph.
@@ -72,15 +71,15 @@ fn check(op: &str, rows: usize) {
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, TensorData};
+    use megaburn_autograd::testing::{assert_close, assert_refused, constant, quantized, values};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_refused, constant, quantized, values};
 
     fn ids<const D: usize>(ids: Vec<i64>, shape: [usize; D]) -> Tensor<D, Int> {
         Tensor::from_data(
             TensorData::new(ids, shape),
-            &crate::testing::device().inner(),
+            &megaburn_autograd::testing::device().inner(),
         )
     }
 
@@ -109,7 +108,7 @@ mod tests {
 
     #[test]
     fn narrow_rows_are_summed_wide() {
-        let ones = Tensor::<2>::ones([300, 1], &crate::testing::device().inner());
+        let ones = Tensor::<2>::ones([300, 1], &megaburn_autograd::testing::device().inner());
         let all = ids((0..300).collect(), [1, 300]);
         assert_eq!(values(unpermute(ones.cast(DType::BF16), all)), [300.0]);
     }

@@ -4,9 +4,8 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
-use megaburn_kernels::{
-    Bias, LinearOptions, MainGrad, add_bias, add_positions, bias_gelu_tanh, linear,
-};
+use megaburn_autograd::MainGrad;
+use megaburn_kernels::{Bias, LinearOptions, add_bias, add_positions, bias_gelu_tanh, linear};
 
 use super::compare::*;
 

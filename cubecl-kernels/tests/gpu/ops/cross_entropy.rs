@@ -4,8 +4,9 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor, TensorData},
 };
+use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    CrossEntropyOptions, LinearOptions, MainGrad, cross_entropy, linear_cross_entropy, reference,
+    CrossEntropyOptions, LinearOptions, cross_entropy, linear_cross_entropy, reference,
 };
 
 use super::compare::*;

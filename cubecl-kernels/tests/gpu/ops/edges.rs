@@ -6,6 +6,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor, TensorData},
 };
+use megaburn_autograd::{MainGrad, backward_from};
 use megaburn_kernels::*;
 use megaburn_mesh::{PositionRng, Purpose};
 

@@ -4,7 +4,8 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor, TensorData},
 };
-use megaburn_kernels::{EmbeddingOptions, MainGrad, embedding};
+use megaburn_autograd::MainGrad;
+use megaburn_kernels::{EmbeddingOptions, embedding};
 
 use super::compare::*;
 

@@ -7,10 +7,10 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
+use megaburn_autograd::{LinearPass, MainGrad, bucket_slice};
 use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
 use megaburn_kernels::{
-    GroupWeight, GroupedGemmChoice, GroupedOptions, LinearPass, MainGrad, bucket_slice,
-    grouped_linear, set_grouped_gemm,
+    GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear, set_grouped_gemm,
 };
 
 use super::compare::*;

@@ -4,8 +4,9 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor},
 };
+use megaburn_autograd::MainGrad;
 use megaburn_cuda::gemm::set_tf32;
-use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
+use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 
 use super::compare::*;
 

@@ -4,9 +4,10 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
+use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    MainGrad, NormGrads, NormOptions, layer_norm, layer_norm_add, layer_norm_with, rms_norm,
-    rms_norm_add, rms_norm_with,
+    NormGrads, NormOptions, layer_norm, layer_norm_add, layer_norm_with, rms_norm, rms_norm_add,
+    rms_norm_with,
 };
 
 use super::compare::*;

@@ -12,8 +12,8 @@ use std::{
 };
 
 use burn::tensor::{Device, FloatDType};
+use megaburn_autograd::MainGrad;
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_kernels::MainGrad;
 use megaburn_mesh::{Layout, ShardPlan};
 use rstest::rstest;
 

@@ -1,8 +1,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Float, Tensor};
+use megaburn_autograd::CheckpointFunction;
 use megaburn_collective::tensors::AsyncCollective;
-use megaburn_kernels::CheckpointFunction;
 
 use super::{Direction, Dispatch, Payload, rows::as_row, unwrap_collective};
 

@@ -24,8 +24,8 @@ use burn::{
 };
 use dedup_all_to_all::DedupAllToAllDispatch;
 pub(super) use in_flight::InFlight;
+use megaburn_autograd::OverlappedWgrads;
 use megaburn_collective::{CollectiveError, region::unwrap_collective, tensors::AsyncCollective};
-use megaburn_kernels::OverlappedWgrads;
 
 use super::ExpertGroups;
 

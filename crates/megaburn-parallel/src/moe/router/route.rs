@@ -1,6 +1,7 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
+use megaburn_autograd::LinearPass;
 use megaburn_collective::region::unwrap_collective;
-use megaburn_kernels::{LinearPass, RouterGradients, choose_experts, route, route_to, sum_columns};
+use megaburn_kernels::{RouterGradients, choose_experts, route, route_to, sum_columns};
 
 use super::{Router, RouterPlan, off_graph, read};
 use crate::{

@@ -1,7 +1,7 @@
 //! Weight gradients of experts: computed while the rows' gradients are sent back, or deferred.
 
 use burn::tensor::{DType, Tensor};
-use megaburn_kernels::WgradQueue;
+use megaburn_autograd::WgradQueue;
 use megaburn_parallel::{Dispatcher, TokenContext, main_grads};
 use rstest::rstest;
 

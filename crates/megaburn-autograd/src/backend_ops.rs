@@ -7,7 +7,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice, Tensor};
 
 /// The dtype that statistics are computed in: f64 for f64, f32 for everything narrower.
-pub(crate) fn compute_dtype(dtype: DType) -> FloatDType {
+pub fn compute_dtype(dtype: DType) -> FloatDType {
     if dtype == DType::F64 {
         FloatDType::F64
     } else {
@@ -16,7 +16,7 @@ pub(crate) fn compute_dtype(dtype: DType) -> FloatDType {
 }
 
 /// `x` in `dtype`; a no-op if it has that dtype already.
-pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+pub fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if x.dtype() == dtype.into() {
         x
     } else {
@@ -25,7 +25,7 @@ pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTen
 }
 
 /// `[.., n]` as `[rows, n]`.
-pub(crate) fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     let n = last_dim(&shape);
     let rows = shape[..shape.num_dims() - 1].iter().product();
@@ -33,25 +33,25 @@ pub(crate) fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 /// Size of the last dimension.
-pub(crate) fn last_dim(shape: &Shape) -> usize {
+pub fn last_dim(shape: &Shape) -> usize {
     shape[shape.num_dims() - 1]
 }
 
 /// A vector of `n` elements as `[1, n]` in `dtype`, for broadcasting over rows.
-pub(crate) fn row<B: Backend>(vector: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+pub fn row<B: Backend>(vector: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     let n = vector.shape().num_elements();
     B::float_reshape(cast::<B>(vector, dtype), Shape::from([1, n]))
 }
 
 /// Sums `[rows, n]` over its rows, to a vector of `n` elements in `dtype`.
-pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+pub fn sum_rows<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     let n = last_dim(&x.shape());
     let sum = B::float_reshape(B::float_sum_dim(x, 0), Shape::from([n]));
     cast::<B>(sum, dtype.into())
 }
 
 /// Slices `range` of dimension `dim`: a view if the backend has views.
-pub(crate) fn slice_rows<B: Backend>(
+pub fn slice_rows<B: Backend>(
     x: FloatTensor<B>,
     dim: usize,
     range: Range<usize>,
@@ -69,7 +69,7 @@ pub(crate) fn slice_rows<B: Backend>(
 }
 
 /// The two halves of the last dimension: views if the backend has them.
-pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+pub fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
     let last = x.rank() - 1;
     let n = last_dim(&x.shape());
     (
@@ -79,14 +79,14 @@ pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTen
 }
 
 /// The two halves of the last dimension.
-pub(crate) fn chunk_halves<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
+pub fn chunk_halves<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     x.chunk(2, D - 1)
         .try_into()
         .expect("the last dimension is even")
 }
 
 /// `f(x)` in the compute dtype, with each row multiplied by its weight, in the dtype of `x`.
-pub(crate) fn weigh<const D: usize>(
+pub fn weigh<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
     f: impl FnOnce(Tensor<D>) -> Tensor<D>,
@@ -98,16 +98,13 @@ pub(crate) fn weigh<const D: usize>(
 }
 
 /// All elements as one row. (Burn's `reshape` gives a size of 0 another meaning, hence `reshaped`.)
-pub(crate) fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+pub fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
     let len = x.shape().num_elements();
     reshaped(x, [1, len])
 }
 
 /// Reshapes `x`; `shape` may contain zeros.
-pub(crate) fn reshaped<const D: usize, const E: usize>(
-    x: Tensor<D>,
-    shape: [usize; E],
-) -> Tensor<E> {
+pub fn reshaped<const D: usize, const E: usize>(x: Tensor<D>, shape: [usize; E]) -> Tensor<E> {
     if shape.contains(&0) {
         Tensor::empty(shape, (&x.device(), x.dtype()))
     } else {

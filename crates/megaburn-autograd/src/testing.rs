@@ -1,16 +1,16 @@
-//! Helpers of the operations' tests.
+//! Helpers that tests of operations share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Device, Distribution, Tensor, quantization::QuantScheme};
 
 /// A device with autodiff.
-pub(crate) fn device() -> Device {
+pub fn device() -> Device {
     Device::flex().autodiff()
 }
 
 /// A fresh leaf of standard normal numbers.
-pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+pub fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     leaf(Tensor::random(
         shape,
         Distribution::Normal(0.0, 1.0),
@@ -20,30 +20,30 @@ pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 
 /// The same numbers as a new leaf, without the operations that made them. (Two graphs would share
 /// those operations, and the first backward would consume them for the second.)
-pub(crate) fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+pub fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_inner(x.inner()).require_grad()
 }
 
 /// Fresh standard normal numbers without a gradient. (Burn's `detach` would keep a leaf a leaf.)
-pub(crate) fn constant<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+pub fn constant<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::from_inner(normal(shape).inner())
 }
 
 /// Fresh standard normal numbers on `device`, a leaf if the device has autodiff.
-pub(crate) fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+pub fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     let x = normal(shape);
     if device.is_autodiff() { x } else { x.inner() }
 }
 
 /// A tensor of a dtype that no operation supports.
-pub(crate) fn quantized<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+pub fn quantized<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     normal(shape)
         .inner()
         .quantize_dynamic(&QuantScheme::default())
 }
 
 /// Asserts that `call` panics with a message that contains `message`.
-pub(crate) fn assert_refused<T>(call: impl FnOnce() -> T, message: &str) {
+pub fn assert_refused<T>(call: impl FnOnce() -> T, message: &str) {
     let panic = catch_unwind(AssertUnwindSafe(|| drop(call())));
     let panic = panic.expect_err("it was accepted");
     let said = panic.downcast_ref::<String>().cloned();
@@ -53,7 +53,7 @@ pub(crate) fn assert_refused<T>(call: impl FnOnce() -> T, message: &str) {
 }
 
 /// The elements in f64, whatever the dtype.
-pub(crate) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+pub fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
@@ -73,12 +73,12 @@ fn distance_over<const D: usize>(a: Tensor<D>, b: Tensor<D>, least: f64) -> f64 
 }
 
 /// The largest difference, relative to the largest element of `b` (or to 1 if that is less).
-pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
+pub fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
     distance_over(a, b, 1.0)
 }
 
 /// Asserts that two tensors agree within `tolerance`, relative to the largest element.
-pub(crate) fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance: f64) {
+pub fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance: f64) {
     let distance = distance(a, b);
     assert!(
         distance <= tolerance,
@@ -90,7 +90,7 @@ pub(crate) fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance
 /// or to the size that is typical for them: each element is a sum over the `results / elements`
 /// results that the input's element took part in, and a sum of `k` standard normal numbers is
 /// about `sqrt(k)`. (A sum that happens to be near 0 still has the rounding error of its terms.)
-pub(crate) fn assert_close_gradients<const D: usize>(
+pub fn assert_close_gradients<const D: usize>(
     a: Tensor<D>,
     b: Tensor<D>,
     results: usize,
@@ -105,7 +105,7 @@ pub(crate) fn assert_close_gradients<const D: usize>(
 }
 
 /// Asserts that two tensors are equal bit for bit.
-pub(crate) fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
+pub fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
     let a = a.into_data();
     let b = b.into_data();
     assert_eq!((a.shape(), a.dtype()), (b.shape(), b.dtype()));
@@ -114,17 +114,18 @@ pub(crate) fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
 
 /// Asserts that `$fast` and `$slow` have the same values and, for random output gradients, the same
 /// gradient of each listed input. The inputs are names of leaves that the expressions clone.
+#[macro_export]
 macro_rules! assert_same_function {
     ($tolerance:expr, [$($input:ident),+], $fast:expr, $slow:expr) => {{
         let (fast, slow) = ($fast, $slow);
-        crate::testing::assert_close(fast.clone(), slow.clone(), $tolerance);
+        $crate::testing::assert_close(fast.clone(), slow.clone(), $tolerance);
         let results = fast.shape().num_elements();
-        let weight = crate::testing::leaf(crate::testing::normal(fast.dims()).cast(fast.dtype()));
+        let weight = $crate::testing::leaf($crate::testing::normal(fast.dims()).cast(fast.dtype()));
         let fast = (fast * weight.clone()).sum().backward();
         let slow = (slow * weight).sum().backward();
         $(
             let (a, b) = ($input.grad(&fast), $input.grad(&slow));
-            crate::testing::assert_close_gradients(
+            $crate::testing::assert_close_gradients(
                 a.expect(concat!("fast gradient of ", stringify!($input))),
                 b.expect(concat!("reference gradient of ", stringify!($input))),
                 results,
@@ -133,4 +134,4 @@ macro_rules! assert_same_function {
         )+
     }};
 }
-pub(crate) use assert_same_function;
+pub use crate::assert_same_function;

@@ -12,10 +12,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Device, Shape, Tensor};
 
+use crate::IntoPrimitive;
 use crate::backend_ops::reshaped;
-use crate::backends::on_every_backend;
-use crate::into_primitive::IntoPrimitive;
 use crate::multi_output::{OutputGrads, multi_output};
+use crate::on_every_backend;
 
 /// The operands of a checkpointed function, registered in the caller's graph so that they receive
 /// its gradients although its forward pass was not recorded. See [`CheckpointFunction::results`].

@@ -1,18 +1,22 @@
-#[cfg(feature = "cuda")]
-use std::collections::HashSet;
+//! Sums of weight gradients outside of Burn's `Gradients`, with hooks.
+
 use std::{
     cell::Cell,
+    collections::HashSet,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
+
+use crate::IntoPrimitive;
 
 /// The main gradient of a weight: an f32 sum to which each micro-batch's weight-gradient GEMM adds
 /// directly, instead of going through Burn's `Gradients` (Megatron's `main_grad`, with
 /// `gradient_accumulation_fusion`).
 ///
-/// A layer holds one for its weight and passes it to [`linear`](crate::linear). Until an optimizer
+/// A layer holds one for its weight and passes it to the operation that reads it. Until an optimizer
 /// [attaches](Self::attach) itself, it does nothing and the weight gets an ordinary gradient. The
 /// weight itself may also be provided through it, by a [source](Self::with_source). Clones share
 /// all state.
@@ -30,10 +34,12 @@ struct MainGradState {
 }
 
 /// Where a gradient is accumulated: an existing sum, or a buffer for a new one if there is any.
-#[cfg(feature = "cuda")]
-pub(crate) struct AccumTarget {
-    pub(crate) sum: Option<Tensor<2>>,
-    pub(crate) room: Option<Tensor<2>>,
+#[derive(Debug)]
+pub struct AccumTarget {
+    /// The existing sum.
+    pub sum: Option<Tensor<2>>,
+    /// Memory for a new sum.
+    pub room: Option<Tensor<2>>,
 }
 
 /// Which pass a weight is read for.
@@ -108,7 +114,7 @@ impl MainGrad {
     }
 
     /// The weight from its source, if it has one.
-    pub(crate) fn weight(&self, pass: LinearPass) -> Option<Tensor<2>> {
+    pub fn weight(&self, pass: LinearPass) -> Option<Tensor<2>> {
         let source = self.lock().source.clone();
         let pass = if IS_BACKWARD.get() {
             LinearPass::Backward
@@ -119,7 +125,7 @@ impl MainGrad {
     }
 
     /// Calls the listener for reads of the weight.
-    pub(crate) fn notify_use(&self) {
+    pub fn notify_use(&self) {
         let listener = self.lock().on_use.clone();
         if let Some(listener) = listener {
             listener();
@@ -140,7 +146,7 @@ impl MainGrad {
     }
 
     /// Panics if the sum is of a weight whose shape is not `dims`.
-    pub(crate) fn check(&self, op: &str, dims: [usize; 2]) {
+    pub fn check(&self, op: &str, dims: [usize; 2]) {
         let Some(of) = self.lock().sum.as_ref().map(Tensor::dims) else {
             return;
         };
@@ -152,7 +158,7 @@ impl MainGrad {
 
     /// Replaces the sum by `add(sum, buffer)`. `buffer()` provides memory for a new sum, and `None`
     /// if there is a sum already.
-    pub(crate) fn update(
+    pub fn update(
         &self,
         add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
     ) {
@@ -162,7 +168,7 @@ impl MainGrad {
 
     /// Like [`update`](Self::update), for a part of a gradient. After the last part the caller must
     /// [notify](Self::notify) the listener.
-    pub(crate) fn update_by_part(
+    pub fn update_by_part(
         &self,
         add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
     ) {
@@ -179,7 +185,7 @@ impl MainGrad {
     }
 
     /// Calls the listener for added gradients.
-    pub(crate) fn notify(&self) {
+    pub fn notify(&self) {
         let listener = self.lock().on_gradient.clone();
         if let Some(listener) = listener {
             listener();
@@ -187,8 +193,7 @@ impl MainGrad {
     }
 
     /// Whether all of them are distinct.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn are_distinct(all: &[&Self]) -> bool {
+    pub fn are_distinct(all: &[&Self]) -> bool {
         let places: HashSet<_> = all
             .iter()
             .map(|main_grad| Arc::as_ptr(&main_grad.0))
@@ -198,8 +203,7 @@ impl MainGrad {
 
     /// [`update`](Self::update) of several distinct main gradients at once: `add` gets the sum of
     /// each, or a buffer for it.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn update_all(all: &[&Self], add: impl FnOnce(Vec<AccumTarget>) -> Vec<Tensor<2>>) {
+    pub fn update_all(all: &[&Self], add: impl FnOnce(Vec<AccumTarget>) -> Vec<Tensor<2>>) {
         let before = all.iter().map(|main_grad| {
             let (sum, room) = {
                 let mut state = main_grad.lock();
@@ -239,91 +243,14 @@ impl fmt::Debug for MainGrad {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use burn::tensor::{DType, Int, TensorData};
-    use rstest::rstest;
-
-    use super::*;
-    use crate::testing::{constant, device, leaf, values};
-    use crate::{
-        CrossEntropyOptions, EmbeddingOptions, LinearOptions, embedding, linear,
-        linear_cross_entropy,
-    };
-
-    /// Runs one of the three operations that read a weight, with a graph. Returns the result and
-    /// the gradients of `x` and the weight.
-    fn of(what: &str, weight: Tensor<2>, main: &MainGrad, x: Tensor<3>) -> Vec<Vec<f64>> {
-        let ids = TensorData::new((0..12).map(|i| i % 9).collect::<Vec<i64>>(), [4, 3]);
-        let ids = Tensor::<2, Int>::from_data(ids, &device());
-        let x = leaf(x);
-        let main_grad = Some(main.clone());
-        let linear_options = LinearOptions {
-            out_in: true,
-            main_grad: main_grad.clone(),
-            ..Default::default()
-        };
-        let y = match what {
-            "linear" => linear(x.clone(), weight.clone(), None, linear_options),
-            "embedding" => {
-                let options = EmbeddingOptions {
-                    first: None,
-                    main_grad,
-                };
-                embedding(weight.clone(), ids, options)
-            }
-            _ => linear_cross_entropy(
-                x.clone(),
-                weight.clone(),
-                ids,
-                linear_options,
-                CrossEntropyOptions::new(9),
-                5,
-                |own| own,
-            )
-            .unsqueeze_dim(2),
-        };
-        let found = y.clone().inner();
-        let grads = (y.clone() * y).sum().backward();
-        let for_x = x.grad(&grads).map(values).unwrap_or_default();
-        let for_w = main
-            .take()
-            .or_else(|| weight.grad(&grads))
-            .expect("a gradient");
-        vec![values(found), for_x, values(for_w)]
-    }
-
-    #[rstest]
-    #[case("linear", &[LinearPass::Forward, LinearPass::Backward])]
-    #[case("embedding", &[LinearPass::Forward])]
-    #[case("loss", &[LinearPass::Forward, LinearPass::Backward])]
-    fn a_weight_that_somebody_else_keeps_is_asked_for(
-        #[case] what: &str,
-        #[case] passes: &[LinearPass],
-        #[values(true, false)] attached: bool,
-        #[values(DType::F32, DType::BF16)] dtype: DType,
-    ) {
-        let weight = constant([9, 6]).cast(dtype);
-        let x = constant([4, 3, 6]).cast(dtype);
-        let main = || {
-            let main = MainGrad::default();
-            if attached {
-                main.attach();
-            }
-            main
-        };
-        let expected = of(what, leaf(weight.clone()), &main(), x.clone());
-        let kept = main();
-        let weight = weight.inner();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let noted = asked.clone();
-        let whole = weight.clone();
-        kept.with_source(move |pass| {
-            noted.lock().unwrap().push(pass);
-            whole.clone()
-        });
-        let nothing = Tensor::<2>::full([1, 1], f32::NAN, (&device(), dtype)).expand([9, 6]);
-        assert_eq!(of(what, leaf(nothing), &kept, x), expected);
-        assert_eq!(*asked.lock().unwrap(), passes);
-    }
+/// The weight to compute with: from the [source](MainGrad::with_source) of `main_grad` if it has
+/// one, otherwise `weight`.
+pub fn read_weight<B: IntoPrimitive>(
+    weight: FloatTensor<B>,
+    main_grad: Option<&MainGrad>,
+    pass: LinearPass,
+) -> FloatTensor<B> {
+    main_grad
+        .and_then(|main_grad| main_grad.weight(pass))
+        .map_or(weight, B::unwrap)
 }

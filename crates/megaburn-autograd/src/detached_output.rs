@@ -10,15 +10,15 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Shape, Tensor};
 
-use crate::backends::on_every_backend;
-use crate::into_primitive::IntoPrimitive;
+use crate::IntoPrimitive;
+use crate::on_every_backend;
 
 /// The output of a graph that waits for its gradient. It keeps what backward needs, but not the
 /// output itself, whose memory is free once it has been sent.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use megaburn_kernels::DetachedOutput;
+/// use megaburn_autograd::DetachedOutput;
 ///
 /// let x = Tensor::<3>::ones([2, 1, 3], &Device::flex().autodiff()).require_grad();
 /// let detached_output = DetachedOutput::of(x.clone() * 2.0);

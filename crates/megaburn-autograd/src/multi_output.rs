@@ -21,7 +21,7 @@ type AnyTensor = Box<dyn Any + Send>;
 
 /// The gradients of an operation's results, collected for its backward.
 #[derive(Clone)]
-pub(crate) struct OutputGrads(Arc<Mutex<Vec<Option<AnyTensor>>>>);
+pub struct OutputGrads(Arc<Mutex<Vec<Option<AnyTensor>>>>);
 
 impl Debug for OutputGrads {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -33,13 +33,13 @@ impl Debug for OutputGrads {
 
 impl OutputGrads {
     /// Has an empty slot for each of the results.
-    pub(crate) fn new(results: usize) -> Self {
+    pub fn new(results: usize) -> Self {
         Self(Arc::new(Mutex::new((0..results).map(|_| None).collect())))
     }
 
     /// Takes the gradient of each result that has one, and leaves the slots empty. The gradient
     /// that was registered for the operation itself is one of them.
-    pub(crate) fn take<B: Backend>(&self) -> Vec<Option<FloatTensor<B>>> {
+    pub fn take<B: Backend>(&self) -> Vec<Option<FloatTensor<B>>> {
         let taken = |place: &mut Option<AnyTensor>| {
             place.take().map(|grad| {
                 *grad
@@ -83,7 +83,7 @@ impl<B: Backend> Backward<B, 1> for MultiOutputBackward {
 }
 
 /// The result at index `place`, made from the output of its operation.
-pub(crate) fn multi_output<B: Backend, C: CheckpointStrategy>(
+pub fn multi_output<B: Backend, C: CheckpointStrategy>(
     output: FloatTensor<Autodiff<B, C>>,
     mailbox: &OutputGrads,
     place: usize,

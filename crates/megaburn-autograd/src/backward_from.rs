@@ -10,7 +10,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Shape, Tensor};
 
 use crate::arg_check::{self, float};
-use crate::backends::on_every_backend;
+use crate::on_every_backend;
 
 /// A scalar whose `backward` starts with the gradient `grad` at `y`. The scalar itself is 0, and
 /// multiplying it by a factor has no effect on the gradients.

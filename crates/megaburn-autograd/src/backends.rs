@@ -1,7 +1,6 @@
-//! The backends that operations run on.
-
-/// Implements an operation that is composed of primitives for every backend that is built in: CPUs
-/// (Flex) and, with the feature `cuda`, CubeCL's GPUs.
+/// Implements a trait of backends for every backend that is built in: CPUs (Flex) and, with the
+/// feature `cuda`, CubeCL's GPUs. The features are those of the crate that uses the macro.
+#[macro_export]
 macro_rules! on_every_backend {
     (impl $op:ident { $($body:tt)* }) => {
         #[cfg(feature = "flex")]
@@ -10,4 +9,3 @@ macro_rules! on_every_backend {
         impl $op for burn::backend::Cube { $($body)* }
     };
 }
-pub(crate) use on_every_backend;

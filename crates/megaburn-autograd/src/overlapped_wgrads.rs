@@ -1,7 +1,9 @@
+//! Weight gradients that wait for a send to overlap with.
+
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::deferred::run_or_defer;
+use crate::run_or_defer;
 
 /// The weight-gradient products of a backward pass, deferred until the same pass has started a send
 /// that they can overlap with: then the sender [computes](Self::compute) them. Clones share the
@@ -16,7 +18,8 @@ pub struct OverlappedWgrads(Arc<Mutex<Vec<Product>>>);
 type Product = Box<dyn FnOnce() + Send>;
 
 impl OverlappedWgrads {
-    pub(super) fn put(&self, product: impl FnOnce() + Send + 'static) {
+    /// Adds a product.
+    pub fn put(&self, product: impl FnOnce() + Send + 'static) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

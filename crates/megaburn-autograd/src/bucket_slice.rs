@@ -1,3 +1,5 @@
+//! Main gradients in slices of a larger buffer.
+
 use burn::tensor::Tensor;
 
 /// A slice of `buffer` as a matrix that shares its memory, so that a sum is written into the buffer

@@ -4,13 +4,16 @@ use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
-use crate::MainGrad;
-use crate::backends::on_every_backend;
-use crate::linear::LinearPass;
+use crate::on_every_backend;
 
 /// Wraps a backend's tensors as Burn's, and back.
-pub(crate) trait IntoPrimitive: Backend {
+pub trait IntoPrimitive: Backend {
+    /// Burn's tensor of `x`, which has two dimensions.
     fn wrap(x: FloatTensor<Self>) -> Tensor<2>;
+    /// The backend's tensor of `x`.
+    ///
+    /// # Panics
+    /// If `x` is on another backend, or on a device with autodiff.
     fn unwrap(x: Tensor<2>) -> FloatTensor<Self>;
 }
 
@@ -24,16 +27,4 @@ on_every_backend! {
             x.try_into_primitive::<Self>().expect("the tensors are on the same backend")
         }
     }
-}
-
-/// The weight to compute with: from the [source](MainGrad::with_source) of `main_grad` if it has
-/// one, otherwise `weight`.
-pub(crate) fn read_weight<B: IntoPrimitive>(
-    weight: FloatTensor<B>,
-    main_grad: Option<&MainGrad>,
-    pass: LinearPass,
-) -> FloatTensor<B> {
-    main_grad
-        .and_then(|main_grad| main_grad.weight(pass))
-        .map_or(weight, B::unwrap)
 }

@@ -10,7 +10,7 @@ const INTS: &[DType] = &[DType::I64, DType::I32];
 
 /// What the checks need to know of a tensor: everything but its elements.
 #[derive(Clone, Debug)]
-pub(crate) struct ArgCheck {
+pub struct ArgCheck {
     name: &'static str,
     dtype: DType,
     /// The supported dtypes; empty allows any.
@@ -20,12 +20,13 @@ pub(crate) struct ArgCheck {
 
 impl ArgCheck {
     /// Replaces the supported dtypes.
-    pub(crate) fn of(self, allowed: &'static [DType]) -> Self {
+    pub fn of(self, allowed: &'static [DType]) -> Self {
         Self { allowed, ..self }
     }
 }
 
-pub(crate) fn float<const D: usize>(name: &'static str, x: &Tensor<D>) -> ArgCheck {
+/// A float operand, of any dtype that most operations compute with.
+pub fn float<const D: usize>(name: &'static str, x: &Tensor<D>) -> ArgCheck {
     ArgCheck {
         name,
         dtype: x.dtype(),
@@ -34,7 +35,8 @@ pub(crate) fn float<const D: usize>(name: &'static str, x: &Tensor<D>) -> ArgChe
     }
 }
 
-pub(crate) fn int<const D: usize>(name: &'static str, x: &Tensor<D, Int>) -> ArgCheck {
+/// An operand of tokens or labels.
+pub fn int<const D: usize>(name: &'static str, x: &Tensor<D, Int>) -> ArgCheck {
     ArgCheck {
         name,
         dtype: x.dtype(),
@@ -43,7 +45,8 @@ pub(crate) fn int<const D: usize>(name: &'static str, x: &Tensor<D, Int>) -> Arg
     }
 }
 
-pub(crate) fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> ArgCheck {
+/// An operand of truth values.
+pub fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> ArgCheck {
     ArgCheck {
         name,
         dtype: x.dtype(),
@@ -54,7 +57,7 @@ pub(crate) fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> A
 
 /// Panics unless every operand has one of its supported dtypes and all are on one device. Some
 /// operands may be tracked by autodiff and others not; those are constants.
-pub(crate) fn check(op: &str, operands: impl IntoIterator<Item = ArgCheck>) {
+pub fn check(op: &str, operands: impl IntoIterator<Item = ArgCheck>) {
     let mut first: Option<ArgCheck> = None;
     for operand in operands {
         let ArgCheck {

@@ -1,0 +1,70 @@
+//! What handwritten operations need of Burn's autodiff. Operations themselves are elsewhere, in
+//! `megaburn-kernels` and `megaburn-collective`.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | `backward_from` | starting a backward pass from a given output gradient |
+//! | `detached_output` | the end of a pipeline stage's graph, whose gradient comes from another rank |
+//! | `checkpoint_function` | functions that backward recomputes in a graph of their own |
+//! | [`multi_output`] | operations with several differentiable results |
+//! | `main_grad` | f32 sums of weight gradients outside of Burn's `Gradients`, with hooks; weights from a source |
+//! | `bucket_slice` | main gradients in slices of a larger buffer |
+//! | `wgrad_queue` | weight gradients that a backward pass leaves for later |
+//! | `overlapped_wgrads` | weight gradients that wait for a send to overlap with |
+//! | `recompute_fn` | inputs of matrix products that backward recomputes instead of saving them |
+//! | [`arg_check`] | dtype and device checks of operands |
+//! | [`backend_ops`] | small steps on a backend's own tensors |
+//! | `into_primitive` | conversions between a backend's tensors and Burn's |
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor, activation::tanh};
+//! use megaburn_autograd::{CheckpointFunction, DetachedOutput};
+//!
+//! // The activations of `tanh` are not saved, but recomputed in backward.
+//! let x = Tensor::<3>::ones([2, 1, 3], &Device::flex().autodiff()).require_grad();
+//! let source = x.clone().inner();
+//! let y = Tensor::from_inner(tanh(source.clone()));
+//! let mut function = CheckpointFunction::new(&x.device());
+//! function.add(x.clone());
+//! let [y] = function.results([y], move |[dy]| {
+//!     let x = Tensor::from_inner(source).require_grad();
+//!     let y = DetachedOutput::of(tanh(x.clone()));
+//!     let mut grads = y.backward(dy.expect("the only result has a gradient"));
+//!     vec![x.grad_remove(&mut grads).map(|dx| dx.flatten(0, 1))]
+//! });
+//! let expected = 1.0 - 1f32.tanh().powi(2);
+//! let dx = x.grad(&y.sum().backward()).unwrap().into_data();
+//! assert!(dx.iter::<f32>().all(|dx| (dx - expected).abs() < 1e-6));
+//! ```
+
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+
+#[cfg(not(feature = "flex"))]
+compile_error!("megaburn-autograd has no backend: enable its feature `flex`");
+
+pub mod arg_check;
+pub mod backend_ops;
+mod backends;
+mod backward_from;
+mod bucket_slice;
+mod checkpoint_function;
+mod detached_output;
+mod into_primitive;
+mod main_grad;
+pub mod multi_output;
+mod overlapped_wgrads;
+mod recompute_fn;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod wgrad_queue;
+
+pub use backward_from::backward_from;
+pub use bucket_slice::{bucket_slice, is_view_of};
+pub use checkpoint_function::CheckpointFunction;
+pub use detached_output::DetachedOutput;
+pub use into_primitive::IntoPrimitive;
+pub use main_grad::{AccumTarget, LinearPass, MainGrad, read_weight};
+pub use overlapped_wgrads::OverlappedWgrads;
+pub use recompute_fn::{RecomputeFn, SavedInput};
+pub use wgrad_queue::{WgradQueue, run_or_defer, without_deferral};

@@ -5,19 +5,12 @@
 //! one projection that takes about ten passes over memory. Here all parts are results of one
 //! operation, which concatenates their gradients once all of them have arrived.
 
-use std::sync::Arc;
-
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, Tensor};
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::{cast, slice_rows};
-use megaburn_autograd::multi_output::{OutputGrads, multi_output};
-use megaburn_autograd::on_every_backend;
+use megaburn_autograd::{InputGrads, MultiOutputOp, fused_outputs};
 
 /// Splits the last dimension into adjacent slices, which are views if the backend has them.
 /// Backward is one pass over the gradients of all parts; a part without a gradient counts as zero.
@@ -63,25 +56,14 @@ pub fn split_last_with<const D: usize, const N: usize>(
         n,
         "split_last: sizes {sizes:?} do not add up to {n} columns"
     );
-    let mailbox = OutputGrads::new(N);
-    let parts = SplitParts {
-        mailbox,
-        sizes: Arc::from(sizes),
-        cuts: Arc::from(cuts),
-    };
-    let whole = <Dispatch as SplitOps>::split_tensor(x.into_dispatch(), parts.clone());
-    std::array::from_fn(|i| {
-        let part = <Dispatch as SplitOps>::split_part(whole.clone(), parts.clone(), i);
-        Tensor::from_dispatch(part)
-    })
+    fused_outputs(Split { sizes, cuts }, [x.into_dispatch()])
 }
 
-/// The sizes and modes of the parts of one tensor, and where their gradients are collected.
-#[derive(Clone, Debug)]
-pub(crate) struct SplitParts {
-    mailbox: OutputGrads,
-    sizes: Arc<[usize]>,
-    cuts: Arc<[SliceMode]>,
+/// The sizes and modes of the parts of one tensor.
+#[derive(Debug)]
+struct Split<const K: usize> {
+    sizes: [usize; K],
+    cuts: [SliceMode; K],
 }
 
 /// Copies a view with gaps into contiguous memory.
@@ -104,82 +86,58 @@ impl Compact for burn::backend::Cube {
     }
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait SplitOps: Backend {
-    /// The tensor itself, as a separate node of the graph.
-    fn split_tensor(x: FloatTensor<Self>, parts: SplitParts) -> FloatTensor<Self>;
-
-    /// Slices part `i`.
-    fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self>;
+/// What is saved for backward: the sizes of the parts, and the shape and dtype of the tensor.
+#[derive(Clone, Debug)]
+struct SavedSplit<const K: usize> {
+    sizes: [usize; K],
+    shape: Shape,
+    dtype: DType,
 }
 
-on_every_backend! {
-    impl SplitOps {
-        fn split_tensor(x: FloatTensor<Self>, _: SplitParts) -> FloatTensor<Self> {
-            x
-        }
+impl<B: Compact, const K: usize> MultiOutputOp<B, 1, K> for Split<K> {
+    type Saved = SavedSplit<K>;
 
-        fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self> {
-            let start = parts.sizes[..i].iter().sum::<usize>();
-            let last = x.rank() - 1;
-            let part = slice_rows::<Self>(x, last, start..start + parts.sizes[i]);
-            match parts.cuts[i] {
+    fn forward(self, [x]: [FloatTensor<B>; 1]) -> ([FloatTensor<B>; K], Self::Saved) {
+        let Self { sizes, cuts } = self;
+        let saved = SavedSplit {
+            sizes,
+            shape: x.shape(),
+            dtype: x.dtype(),
+        };
+        let last = x.rank() - 1;
+        let parts = std::array::from_fn(|i| {
+            let start = sizes[..i].iter().sum::<usize>();
+            let part = slice_rows::<B>(x.clone(), last, start..start + sizes[i]);
+            match cuts[i] {
                 SliceMode::View => part,
-                SliceMode::Copy => Self::compact(part),
+                SliceMode::Copy => B::compact(part),
             }
-        }
+        });
+        (parts, saved)
     }
-}
 
-#[derive(Debug)]
-struct SplitBackward;
-
-impl<B: SplitOps> Backward<B, 1> for SplitBackward {
-    type State = (SplitParts, Shape, DType);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        // This gradient carries no values. It only signals that at least one part has a gradient.
-        let device = grads.consume::<B>(&ops.node).device();
-        let [parent] = ops.parents;
-        let (parts, shape, dtype) = ops.state;
-        let Some(node) = parent else { return };
+    fn backward(
+        saved: Self::Saved,
+        dys: [Option<FloatTensor<B>>; K],
+        mut grads: InputGrads<'_, B>,
+    ) {
+        let SavedSplit {
+            sizes,
+            shape,
+            dtype,
+        } = saved;
         let last = shape.num_dims() - 1;
-        let taken = parts.mailbox.take::<B>();
-        let pieces = taken
-            .into_iter()
-            .zip(parts.sizes.iter())
-            .map(|(grad, &size)| match grad {
-                Some(grad) => cast::<B>(grad, dtype.into()),
-                None => {
-                    let mut shape = shape.clone();
-                    shape[last] = size;
-                    B::float_zeros(shape, &device, dtype.into())
-                }
-            });
-        grads.register::<B>(node.id, B::float_cat(pieces.collect(), last));
-    }
-}
-
-impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
-    fn split_tensor(x: FloatTensor<Self>, parts: SplitParts) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        match SplitBackward
-            .prepare::<C>([node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => {
-                let shape = x.shape();
-                let dtype = x.dtype();
-                op.finish((parts.clone(), shape, dtype), B::split_tensor(x, parts))
+        let given = dys.iter().flatten().next();
+        let device = given.expect("at least one part has a gradient").device();
+        let pieces = dys.into_iter().zip(sizes).map(|(dy, size)| match dy {
+            Some(dy) => cast::<B>(dy, dtype.into()),
+            None => {
+                let mut shape = shape.clone();
+                shape[last] = size;
+                B::float_zeros(shape, &device, dtype.into())
             }
-            OpsKind::UnTracked(op) => op.finish(B::split_tensor(x, parts)),
-        }
-    }
-
-    fn split_part(x: FloatTensor<Self>, parts: SplitParts, i: usize) -> FloatTensor<Self> {
-        let mailbox = parts.mailbox.clone();
-        multi_output::<B, C>(x, &mailbox, i, |x| B::split_part(x, parts, i))
+        });
+        grads.register(0, B::float_cat(pieces.collect(), last));
     }
 }
 

@@ -1,16 +1,11 @@
 //! A backward pass from a given output gradient; Burn's own starts from ones.
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Shape, Tensor};
 
 use crate::arg_check::{self, float};
-use crate::on_every_backend;
+use crate::{FusedOp, InputGrads, IntoPrimitive, fused};
 
 /// A scalar whose `backward` starts with the gradient `grad` at `y`. The scalar itself is 0, and
 /// multiplying it by a factor has no effect on the gradients.
@@ -34,54 +29,24 @@ pub fn backward_from<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1>
         "backward_from: the dtypes of the gradient and its tensor differ"
     );
     arg_check::check("backward_from", [float("y", &y), float("grad", &grad)]);
-    Tensor::from_dispatch(<Dispatch as BackwardFromOps>::seed_backward(
-        y.into_dispatch(),
-        grad.into_dispatch(),
-    ))
+    fused(BackwardFrom(grad.inner()), [y.into_dispatch()])
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait BackwardFromOps: Backend {
-    /// `y` and `grad` of one shape to `[1]`. (The name `backward_from` is taken by Burn's
-    /// `Backend`.)
-    fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl BackwardFromOps {
-        fn seed_backward(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::float_zeros(Shape::from([1]), &y.device(), y.dtype().into())
-        }
-    }
-}
-
+/// A scalar whose gradient is replaced by this gradient of its input.
 #[derive(Debug)]
-struct BackwardFromBackward;
+struct BackwardFrom<const D: usize>(Tensor<D>);
 
-impl<B: BackwardFromOps> Backward<B, 1> for BackwardFromBackward {
-    type State = FloatTensor<B>;
+impl<B: IntoPrimitive, const D: usize> FusedOp<B, 1> for BackwardFrom<D> {
+    /// The gradient of the input.
+    type Saved = FloatTensor<B>;
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        grads.consume::<B>(&ops.node);
-        let [parent] = ops.parents;
-        if let Some(node) = parent {
-            grads.register::<B>(node.id, ops.state);
-        }
+    fn forward(self, [y]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
+        let scalar = B::float_zeros(Shape::from([1]), &y.device(), y.dtype().into());
+        (scalar, B::unwrap(self.0))
     }
-}
 
-impl<B: BackwardFromOps, C: CheckpointStrategy> BackwardFromOps for Autodiff<B, C> {
-    fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (y, node) = y.into_parts();
-        let (grad, _) = grad.into_parts();
-        match BackwardFromBackward
-            .prepare::<C>([node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => op.finish(grad.clone(), B::seed_backward(y, grad)),
-            OpsKind::UnTracked(op) => op.finish(B::seed_backward(y, grad)),
-        }
+    fn backward(grad: Self::Saved, _: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        grads.register(0, grad);
     }
 }
 

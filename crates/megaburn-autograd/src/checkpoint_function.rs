@@ -4,18 +4,12 @@
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Device, Shape, Tensor};
 
-use crate::IntoPrimitive;
 use crate::backend_ops::reshaped;
-use crate::multi_output::{OutputGrads, multi_output};
-use crate::on_every_backend;
+use crate::{FusedOp, InputGrads, IntoPrimitive, MultiOutputOp, fused, fused_outputs};
 
 /// The operands of a checkpointed function, registered in the caller's graph so that they receive
 /// its gradients although its forward pass was not recorded. See [`CheckpointFunction::results`].
@@ -45,13 +39,15 @@ impl CheckpointFunction {
 
     /// Adds the next operand.
     pub fn add<const D: usize>(&mut self, x: Tensor<D>) {
-        let place = GradSlot {
+        let operand = Operand(GradSlot {
             gradients: self.gradients.clone(),
             index: self.len,
-        };
-        let end = self.end.clone().into_dispatch();
-        let end = <Dispatch as RecomputeOps>::operand(end, x.into_dispatch(), place);
-        (self.end, self.len) = (Tensor::from_dispatch(end), self.len + 1);
+        });
+        self.end = fused(
+            operand,
+            [self.end.clone().into_dispatch(), x.into_dispatch()],
+        );
+        self.len += 1;
     }
 
     /// Registers `results`, which have no graph, as functions of the operands. When the backward
@@ -81,13 +77,7 @@ impl CheckpointFunction {
             "CheckpointFunction: a result depends on a tracked tensor that was not added as an \
             operand"
         );
-        let shapes = results.each_ref().map(Tensor::dims);
-        let work = move |found: Vec<Option<Tensor<2>>>| {
-            let mut found = found.into_iter().zip(shapes);
-            let of_results = std::array::from_fn(|_| {
-                let (gradient, shape) = found.next().expect("there is one gradient per result");
-                Some(reshaped(gradient?, shape))
-            });
+        let backward = move |of_results: [Option<Tensor<D>>; N]| {
             let of_operands = backward(of_results);
             let found = of_operands.len();
             assert!(
@@ -96,25 +86,17 @@ impl CheckpointFunction {
             );
             *gradients.lock().unwrap_or_else(PoisonError::into_inner) = of_operands;
         };
-        let work = CheckpointBackward {
-            mailbox: OutputGrads::new(N),
-            backward: Arc::new(Mutex::new(Some(Box::new(work)))),
+        let results = Results {
+            results: results.map(Tensor::inner),
+            backward: CheckpointBackward(Arc::new(Mutex::new(Some(Box::new(backward))))),
         };
-        let end = <Dispatch as RecomputeOps>::recomputed(end.into_dispatch(), work.clone());
-        let mut places = 0..;
-        results.map(|y| {
-            let place = places.next().expect("the range is infinite");
-            let end = end.clone();
-            let mailbox = work.mailbox.clone();
-            let y = <Dispatch as RecomputeOps>::result(end, y.into_dispatch(), mailbox, place);
-            Tensor::from_dispatch(y)
-        })
+        fused_outputs(results, [end.into_dispatch()])
     }
 }
 
 /// The slot that receives the gradient of one operand.
 #[derive(Clone, Debug)]
-pub(crate) struct GradSlot {
+struct GradSlot {
     gradients: Slots,
     index: usize,
 }
@@ -129,161 +111,80 @@ impl GradSlot {
     }
 }
 
-type BackwardFn = Box<dyn FnOnce(Vec<Option<Tensor<2>>>) + Send>;
-
-/// The backward function that is still to run, and the output gradients that it needs.
-#[derive(Clone)]
-pub(crate) struct CheckpointBackward {
-    mailbox: OutputGrads,
-    backward: Arc<Mutex<Option<BackwardFn>>>,
-}
-
-impl Debug for CheckpointBackward {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CheckpointBackward")
-            .field("mailbox", &self.mailbox)
-            .finish_non_exhaustive()
-    }
-}
-
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait RecomputeOps: Backend {
-    /// Makes `end` depend on `x` too.
-    fn operand(end: FloatTensor<Self>, x: FloatTensor<Self>, place: GradSlot) -> FloatTensor<Self>;
-
-    /// Puts the node that runs `work` after `end`.
-    fn recomputed(end: FloatTensor<Self>, work: CheckpointBackward) -> FloatTensor<Self>;
-
-    /// Makes `y` depend on `end`.
-    fn result(
-        end: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        mailbox: OutputGrads,
-        place: usize,
-    ) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl RecomputeOps {
-        fn operand(
-            end: FloatTensor<Self>,
-            _: FloatTensor<Self>,
-            _: GradSlot,
-        ) -> FloatTensor<Self> {
-            end
-        }
-
-        fn recomputed(end: FloatTensor<Self>, _: CheckpointBackward) -> FloatTensor<Self> {
-            end
-        }
-
-        fn result(
-            _: FloatTensor<Self>,
-            y: FloatTensor<Self>,
-            _: OutputGrads,
-            _: usize,
-        ) -> FloatTensor<Self> {
-            y
-        }
-    }
-}
-
+/// Makes the placeholder, the first input, depend on an operand, the second.
 #[derive(Debug)]
-struct OperandBackward;
+struct Operand(GradSlot);
 
-impl<B: RecomputeOps + IntoPrimitive> Backward<B, 2> for OperandBackward {
-    type State = (GradSlot, Shape);
+impl<B: IntoPrimitive> FusedOp<B, 2> for Operand {
+    /// The slot of the operand's gradient, and the operand's shape.
+    type Saved = (GradSlot, Shape);
 
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn forward(self, [end, x]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
+        (end, (self.0, x.shape()))
+    }
+
+    fn backward((place, shape): Self::Saved, sign: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        if let Some(gradient) = place.take().filter(|_| grads.wants(1)) {
+            grads.register(1, B::float_reshape(B::unwrap(gradient), shape));
+        }
         // `sign` carries no values. Its only purpose is that autodiff visits the previous operand
         // as well.
-        let sign = grads.consume::<B>(&ops.node);
-        let [end, x] = ops.parents;
-        let (place, shape) = ops.state;
-        if let Some((node, gradient)) = x.zip(place.take()) {
-            grads.register::<B>(node.id, B::float_reshape(B::unwrap(gradient), shape));
-        }
-        if let Some(node) = end {
-            grads.register::<B>(node.id, sign);
-        }
+        grads.register(0, sign);
     }
 }
 
+/// The backward function of a checkpointed function, which takes the gradients of its results.
+type BackwardFn<const D: usize, const N: usize> = Box<dyn FnOnce([Option<Tensor<D>>; N]) + Send>;
+
+/// The backward function that is still to run.
+#[derive(Clone)]
+struct CheckpointBackward<const D: usize, const N: usize>(Arc<Mutex<Option<BackwardFn<D, N>>>>);
+
+impl<const D: usize, const N: usize> Debug for CheckpointBackward<D, N> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CheckpointBackward").finish_non_exhaustive()
+    }
+}
+
+/// Makes the results of a checkpointed function depend on the placeholder.
 #[derive(Debug)]
-struct RecomputeBackward;
+struct Results<const D: usize, const N: usize> {
+    results: [Tensor<D>; N],
+    backward: CheckpointBackward<D, N>,
+}
 
-impl<B: RecomputeOps + IntoPrimitive> Backward<B, 1> for RecomputeBackward {
-    type State = CheckpointBackward;
+impl<B: IntoPrimitive, const D: usize, const N: usize> MultiOutputOp<B, 1, N> for Results<D, N> {
+    type Saved = CheckpointBackward<D, N>;
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        // This gradient carries no values. It only signals that an output left its gradient in the
-        // mailbox.
-        drop(grads.consume::<B>(&ops.node));
-        let [end] = ops.parents;
-        let CheckpointBackward { mailbox, backward } = ops.state;
-        let as_row = |gradient: FloatTensor<B>| {
-            let row = Shape::from([1, gradient.shape().num_elements()]);
-            B::wrap(B::float_reshape(gradient, row))
-        };
-        let gradients = mailbox.take::<B>();
-        let first = gradients
-            .iter()
-            .flatten()
-            .next()
-            .expect("at least one result has a gradient");
+    fn forward(self, _: [FloatTensor<B>; 1]) -> ([FloatTensor<B>; N], Self::Saved) {
+        (self.results.map(B::unwrap), self.backward)
+    }
+
+    fn backward(
+        saved: Self::Saved,
+        dys: [Option<FloatTensor<B>>; N],
+        mut grads: InputGrads<'_, B>,
+    ) {
+        let first = dys.iter().flatten().next();
+        let first = first.expect("at least one result has a gradient");
         let sign = B::float_empty(Shape::from([1]), &first.device(), first.dtype().into());
-        let backward = backward
+        let backward = saved
+            .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let backward = backward.expect("backward runs only once");
-        backward(
-            gradients
-                .into_iter()
-                .map(|gradient| gradient.map(as_row))
-                .collect(),
-        );
-        if let Some(node) = end {
-            grads.register::<B>(node.id, sign);
-        }
+        backward(dys.map(|dy| dy.map(contiguous::<B, D>)));
+        grads.register(0, sign);
     }
 }
 
-impl<B: RecomputeOps + IntoPrimitive, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
-    fn operand(end: FloatTensor<Self>, x: FloatTensor<Self>, place: GradSlot) -> FloatTensor<Self> {
-        let (end, for_end) = end.into_parts();
-        let (x, for_x) = x.into_parts();
-        match OperandBackward
-            .prepare::<C>([for_end, for_x])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => op.finish((place, x.shape()), end),
-            OpsKind::UnTracked(op) => op.finish(end),
-        }
-    }
-
-    fn recomputed(end: FloatTensor<Self>, work: CheckpointBackward) -> FloatTensor<Self> {
-        let (end, for_end) = end.into_parts();
-        match RecomputeBackward
-            .prepare::<C>([for_end])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => op.finish(work, end),
-            OpsKind::UnTracked(op) => op.finish(end),
-        }
-    }
-
-    fn result(
-        end: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        mailbox: OutputGrads,
-        place: usize,
-    ) -> FloatTensor<Self> {
-        let (y, _) = y.into_parts();
-        multi_output::<B, C>(end, &mailbox, place, |_| y)
-    }
+/// The tensor of `x`, without gaps between its elements.
+fn contiguous<B: IntoPrimitive, const D: usize>(x: FloatTensor<B>) -> Tensor<D> {
+    let shape = x.shape();
+    let row = Shape::from([1, shape.num_elements()]);
+    let row: Tensor<2> = B::wrap(B::float_reshape(x, row));
+    reshaped(row, shape.dims())
 }
 
 #[cfg(test)]

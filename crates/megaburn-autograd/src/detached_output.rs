@@ -2,16 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Shape, Tensor};
 
-use crate::IntoPrimitive;
-use crate::on_every_backend;
+use crate::{FusedOp, InputGrads, IntoPrimitive, fused};
 
 /// The output of a graph that waits for its gradient. It keeps what backward needs, but not the
 /// output itself, whose memory is free once it has been sent.
@@ -52,7 +47,7 @@ impl DetachedOutput {
         let shape = y.dims();
         let gradient = Slot::default();
         Self {
-            end: detached_output(y, gradient.clone()),
+            end: fused(Detached(gradient.clone()), [y.into_dispatch()]),
             gradient,
             shape,
         }
@@ -102,66 +97,24 @@ impl DetachedOutput {
     }
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait DetachedOutputOps: Backend {
-    /// A placeholder `[1]` that takes the place of `y` in the graph.
-    fn detached_output_of(y: FloatTensor<Self>, gradient: Slot) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl DetachedOutputOps {
-        fn detached_output_of(y: FloatTensor<Self>, _: Slot) -> FloatTensor<Self> {
-            placeholder::<Self>(y)
-        }
-    }
-}
-
-fn placeholder<B: Backend>(y: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_zeros(Shape::from([1]), &y.device(), y.dtype().into())
-}
-
-fn detached_output(y: Tensor<3>, gradient: Slot) -> Tensor<1> {
-    Tensor::from_dispatch(<Dispatch as DetachedOutputOps>::detached_output_of(
-        y.into_dispatch(),
-        gradient,
-    ))
-}
-
+/// A placeholder `[1]` that takes the place of `y` in the graph.
 #[derive(Debug)]
-struct DetachedOutputBackward;
+struct Detached(Slot);
 
-impl<B: DetachedOutputOps + IntoPrimitive> Backward<B, 1> for DetachedOutputBackward {
-    type State = (Slot, Shape);
+impl<B: IntoPrimitive> FusedOp<B, 1> for Detached {
+    /// The slot of the gradient, and the shape of `y`.
+    type Saved = (Slot, Shape);
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (slot, shape) = ops.state;
-        grads.consume::<B>(&ops.node);
-        let gradient = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let gradient = gradient.expect(
-            "DetachedOutput: call backward through \
-                                       `DetachedOutput::backward`",
-        );
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::float_reshape(B::unwrap(gradient), shape));
-        }
+    fn forward(self, [y]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
+        let end = B::float_zeros(Shape::from([1]), &y.device(), y.dtype().into());
+        (end, (self.0, y.shape()))
     }
-}
 
-impl<B: DetachedOutputOps + IntoPrimitive, C: CheckpointStrategy> DetachedOutputOps
-    for Autodiff<B, C>
-{
-    fn detached_output_of(y: FloatTensor<Self>, gradient: Slot) -> FloatTensor<Self> {
-        let (y, node) = y.into_parts();
-        let shape = y.shape();
-        let end = B::detached_output_of(y, gradient.clone());
-        match DetachedOutputBackward
-            .prepare::<C>([node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => op.finish((gradient, shape), end),
-            OpsKind::UnTracked(op) => op.finish(end),
-        }
+    fn backward((slot, shape): Self::Saved, _: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        let gradient = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gradient =
+            gradient.expect("DetachedOutput: call backward through `DetachedOutput::backward`");
+        grads.register(0, B::float_reshape(B::unwrap(gradient), shape));
     }
 }
 

@@ -3,10 +3,11 @@
 //!
 //! | module | what it is for |
 //! |---|---|
+//! | `fused_op` | operations with a handwritten backward pass |
+//! | `multi_output` | the same, with several differentiable results |
 //! | `backward_from` | starting a backward pass from a given output gradient |
 //! | `detached_output` | the end of a pipeline stage's graph, whose gradient comes from another rank |
 //! | `checkpoint_function` | functions that backward recomputes in a graph of their own |
-//! | [`multi_output`] | operations with several differentiable results |
 //! | `main_grad` | f32 sums of weight gradients outside of Burn's `Gradients`, with hooks; weights from a source |
 //! | `bucket_slice` | main gradients in slices of a larger buffer |
 //! | `wgrad_queue` | weight gradients that a backward pass leaves for later |
@@ -40,9 +41,6 @@
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
 
-#[cfg(not(feature = "flex"))]
-compile_error!("megaburn-autograd has no backend: enable its feature `flex`");
-
 pub mod arg_check;
 pub mod backend_ops;
 mod backends;
@@ -50,9 +48,10 @@ mod backward_from;
 mod bucket_slice;
 mod checkpoint_function;
 mod detached_output;
+mod fused_op;
 mod into_primitive;
 mod main_grad;
-pub mod multi_output;
+mod multi_output;
 mod overlapped_wgrads;
 mod recompute_fn;
 #[cfg(any(test, feature = "testing"))]
@@ -63,8 +62,12 @@ pub use backward_from::backward_from;
 pub use bucket_slice::{bucket_slice, is_view_of};
 pub use checkpoint_function::CheckpointFunction;
 pub use detached_output::DetachedOutput;
+#[cfg(feature = "cuda")]
+pub use fused_op::fused_on_gpu;
+pub use fused_op::{FusedOp, InputGrads, OnEveryBackend, fused, optional, with_autodiff_of};
 pub use into_primitive::IntoPrimitive;
 pub use main_grad::{AccumTarget, LinearPass, MainGrad, read_weight};
+pub use multi_output::{MultiOutputOnEveryBackend, MultiOutputOp, fused_outputs};
 pub use overlapped_wgrads::OverlappedWgrads;
 pub use recompute_fn::{RecomputeFn, SavedInput};
 pub use wgrad_queue::{WgradQueue, run_or_defer, without_deferral};

@@ -14,13 +14,14 @@ pub(crate) mod reference;
 pub(crate) mod squared_relu;
 pub(crate) mod swiglu;
 
+use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch};
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::fused;
 
 use crate::bias::Bias;
-use op::{ActivationOps, Biased};
+use op::Biased;
 
 /// The pointwise function of an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,7 +95,7 @@ pub(crate) fn plain<const D: usize>(name: &str, curve: PointwiseFn, x: Tensor<D>
         curve,
         gated: false,
     };
-    Tensor::from_dispatch(Dispatch::activation(x.into_dispatch(), activation))
+    fused(activation, [x.into_dispatch()])
 }
 
 /// `curve(x + bias)`.
@@ -116,7 +117,7 @@ pub(crate) fn biased<const D: usize>(
         activation,
         main_grad: bias.main_grad,
     };
-    Tensor::from_dispatch(Dispatch::biased_activation(x, value, how))
+    fused(how, [x, value])
 }
 
 /// `curve(gate) * up`, multiplied by a weight per row if weights are given.
@@ -135,7 +136,7 @@ pub(crate) fn gated<const D: usize>(
     let activation = Activation { curve, gated: true };
     match weight {
         Some(weight) => weighted(name, activation, gate_up, weight),
-        None => Tensor::from_dispatch(Dispatch::activation(gate_up.into_dispatch(), activation)),
+        None => fused(activation, [gate_up.into_dispatch()]),
     }
 }
 
@@ -156,5 +157,5 @@ pub(crate) fn weighted<const D: usize>(
     assert!(dims[D - 1] > 0, "{name}: x is {dims:?}, its rows are empty");
     let x = x.into_dispatch();
     let weight = weight.into_dispatch();
-    Tensor::from_dispatch(Dispatch::weighted_activation(x, weight, activation))
+    fused(activation, [x, weight])
 }

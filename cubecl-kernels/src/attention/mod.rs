@@ -17,12 +17,11 @@ mod scores;
 #[cfg(feature = "cuda")]
 mod scores_launch;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
 pub use kernel::{AUTO_LEN, AttentionKernel, set_attention_kernel};
-use op::AttentionOps;
+use op::Attention;
 pub use options::{AttentionDropout, AttentionOptions};
 pub use packed::PackedSequences;
 pub use partial::{
@@ -56,8 +55,8 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     let q = q.into_dispatch();
     let k = k.into_dispatch();
     let v = v.into_dispatch();
-    let y = <Dispatch as AttentionOps>::grouped_attention(q, k, v, options);
-    Tensor::<4>::from_dispatch(y).reshape([s_q, b, hq * d_v])
+    let y: Tensor<4> = megaburn_autograd::fused(Attention(options), [q, k, v]);
+    y.reshape([s_q, b, hq * d_v])
 }
 
 /// Checks the arguments; returns the options without a dropout of probability 0. Panics if anything

@@ -8,13 +8,12 @@ mod launch;
 mod op;
 pub(crate) mod reference;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use megaburn_autograd::MainGrad;
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::{MainGrad, fused};
 
 pub(crate) use column_sum::{ColumnSum, bias_gradient};
-use op::{AddOps, Addend};
+use op::Addend;
 
 /// A bias and the destination of its gradient.
 #[derive(Clone, Debug)]
@@ -80,7 +79,7 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D
     };
     let x = x.into_dispatch();
     let bias = bias.value.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, bias, addend))
+    fused(addend, [x, bias])
 }
 
 /// `x + positions`, where every sequence gets the same position vectors. The arithmetic and the
@@ -109,7 +108,7 @@ pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     };
     let x = x.into_dispatch();
     let positions = positions.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, positions, addend))
+    fused(addend, [x, positions])
 }
 
 #[cfg(test)]

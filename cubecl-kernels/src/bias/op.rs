@@ -4,15 +4,11 @@
 //! the sum over the rows it was added to. (Burn's own broadcast addition sums with a generic
 //! reduction kernel, which takes many times as long on a GPU.)
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim};
-use megaburn_autograd::{MainGrad, on_every_backend};
+use megaburn_autograd::{FusedOp, InputGrads, MainGrad};
 
 use super::column_sum::{ColumnSum, bias_gradient};
 
@@ -67,89 +63,42 @@ pub(super) fn add_to_rows<B: Backend>(
     B::float_reshape(cast::<B>(B::float_add(x, addend), dtype.into()), shape)
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait AddOps: Backend {
-    /// `x: [.., n]`; `values` are the values of the addend.
-    fn rows_plus(
-        x: FloatTensor<Self>,
-        values: FloatTensor<Self>,
-        addend: Addend,
-    ) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl AddOps {
-        fn rows_plus(
-            x: FloatTensor<Self>,
-            values: FloatTensor<Self>,
-            addend: Addend,
-        ) -> FloatTensor<Self> {
-            Self::add_to_rows(x, values, addend.groups)
-        }
-    }
-}
-
 #[derive(Clone, Debug)]
-struct SavedAddend {
+pub(crate) struct SavedAddend {
     addend: Addend,
     shape: Shape,
     dtype: DType,
 }
 
-#[derive(Debug)]
-struct AddBackward;
+/// The inputs are `x: [.., n]` and the values of the addend.
+impl<B: AddToRows> FusedOp<B, 2> for Addend {
+    type Saved = SavedAddend;
 
-impl<B: AddOps + AddToRows> Backward<B, 2> for AddBackward {
-    type State = SavedAddend;
+    fn forward(self, [x, values]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
+        let saved = SavedAddend {
+            shape: values.shape(),
+            dtype: values.dtype(),
+            addend: self,
+        };
+        let y = B::add_to_rows(x, values, saved.addend.groups);
+        (y, saved)
+    }
 
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
+    fn backward(saved: Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
         let SavedAddend {
             addend: Addend { groups, main_grad },
             shape,
             dtype,
-        } = ops.state;
-        let [for_x, for_addend] = ops.parents.map(|node| node.map(|node| node.id));
-        if let Some(id) = for_addend {
+        } = saved;
+        if grads.wants(1) {
             let gradient = match groups {
                 1 => bias_gradient::<B>(dy.clone(), dtype, main_grad.as_ref()),
                 _ => Some(B::column_sum(dy.clone(), groups, dtype)),
             };
             if let Some(gradient) = gradient {
-                grads.register::<B>(id, B::float_reshape(gradient, shape));
+                grads.register(1, B::float_reshape(gradient, shape));
             }
         }
-        if let Some(id) = for_x {
-            grads.register::<B>(id, dy);
-        }
-    }
-}
-
-impl<B: AddOps + AddToRows, C: CheckpointStrategy> AddOps for Autodiff<B, C> {
-    fn rows_plus(
-        x: FloatTensor<Self>,
-        values: FloatTensor<Self>,
-        addend: Addend,
-    ) -> FloatTensor<Self> {
-        let (x, for_x) = x.into_parts();
-        let (values, for_values) = values.into_parts();
-        let shape = values.shape();
-        let dtype = values.dtype();
-        let y = B::rows_plus(x, values, addend.clone());
-        match AddBackward
-            .prepare::<C>([for_x, for_values])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => op.finish(
-                SavedAddend {
-                    addend,
-                    shape,
-                    dtype,
-                },
-                y,
-            ),
-            OpsKind::UnTracked(op) => op.finish(y),
-        }
+        grads.register(0, dy);
     }
 }

@@ -5,17 +5,13 @@
 //! Gradients are not computed in forward, although that would save a product: only backward knows
 //! the gradient of each token's loss, and whether there is a backward at all.
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Shape, Slice, Tensor};
 use megaburn_autograd::arg_check::{self, float, int};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, rows};
 use megaburn_autograd::{
-    IntoPrimitive, LinearPass, MainGrad, SavedInput, on_every_backend, read_weight,
+    FusedOp, InputGrads, IntoPrimitive, LinearPass, MainGrad, SavedInput, fused, read_weight,
 };
 
 use super::op::{self, VocabParallelLoss, losses_of};
@@ -84,52 +80,32 @@ pub fn linear_cross_entropy(
     let statistics = Tensor::cat(statistics.collect(), 2);
     let statistics = exchanged(name, statistics, exchange, columns, options);
     let rows = op::combined(statistics, labels.clone(), columns, options);
-    let x = x.into_dispatch();
-    let weight = weight.into_dispatch();
-    let labels = labels.into_dispatch();
-    let rows = rows.into_dispatch();
-    let how = LinearLossOptions {
-        linear: linear_options,
-        options,
-        chunk,
+    let losses = LinearLosses {
+        labels,
+        rows,
+        how: LinearLossOptions {
+            linear: linear_options,
+            options,
+            chunk,
+        },
     };
-    Tensor::from_dispatch(<Dispatch as LinearLosses>::linear_losses(
-        x, weight, labels, rows, how,
-    ))
+    fused(losses, [x.into_dispatch(), weight.into_dispatch()])
+}
+
+/// The losses among `rows` (see [`VocabParallelLoss::combined`]) as a function of `x: [s, b, in]`
+/// and the weight.
+#[derive(Debug)]
+struct LinearLosses {
+    labels: Tensor<2, Int>,
+    rows: Tensor<2>,
+    how: LinearLossOptions,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct LinearLossOptions {
+struct LinearLossOptions {
     linear: LinearOptions,
     options: CrossEntropyOptions,
     chunk: usize,
-}
-
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait LinearLosses: Backend {
-    /// The losses among `rows` (see [`VocabParallelLoss::combined`]) as a function of
-    /// `x: [s, b, in]` and `w`.
-    fn linear_losses(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-        how: LinearLossOptions,
-    ) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl LinearLosses {
-        fn linear_losses(
-            _x: FloatTensor<Self>,
-            _w: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            rows: FloatTensor<Self>,
-            _how: LinearLossOptions,
-        ) -> FloatTensor<Self> {
-            losses_of::<Self>(rows, labels.shape())
-        }
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -141,24 +117,33 @@ struct SavedLinearLoss<F, I> {
     how: LinearLossOptions,
 }
 
-#[derive(Debug)]
-struct LinearLossesBackward;
+impl<B: VocabParallelLoss + GemmOps + IntoPrimitive> FusedOp<B, 2> for LinearLosses {
+    type Saved = SavedLinearLoss<FloatTensor<B>, IntTensor<B>>;
 
-impl<B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive> Backward<B, 2>
-    for LinearLossesBackward
-{
-    type State = SavedLinearLoss<FloatTensor<B>, IntTensor<B>>;
+    fn forward(self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
+        let mut how = self.how;
+        let labels = B::unwrap_int(self.labels);
+        let rows = B::unwrap(self.rows);
+        let losses = losses_of::<B>(rows.clone(), labels.shape());
+        let x = SavedInput::new(x, how.linear.again.take());
+        let saved = SavedLinearLoss {
+            x,
+            w,
+            labels,
+            rows,
+            how,
+        };
+        (losses, saved)
+    }
 
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
+    fn backward(saved: Self::Saved, grad: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
         let SavedLinearLoss {
             x,
             w,
             labels,
             rows: statistics,
             how,
-        } = ops.state;
-        let [for_x, for_w] = ops.parents;
+        } = saved;
         let (shape, dtype, wide) = (x.shape.clone(), w.dtype(), compute_dtype(w.dtype()));
         let w = read_weight::<B>(w, how.linear.main_grad.as_ref(), LinearPass::Backward);
         let x = x.rows::<B>();
@@ -187,10 +172,10 @@ impl<B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive> Backward<B, 
                 how.options,
             );
             let dy = rows::<B>(dy);
-            if for_x.is_some() {
+            if grads.wants(0) {
                 dx.push(B::product(dy.clone(), to_x.clone(), 1.0, dtype.into()));
             }
-            if for_w.is_some() {
+            if grads.wants(1) {
                 let (inner, outer) = if how.linear.out_in { (dy, x) } else { (x, dy) };
                 match &main_grad {
                     Some(main_grad) => {
@@ -210,54 +195,14 @@ impl<B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive> Backward<B, 
         }
         // Notify once, whatever the number of chunks: listeners count the gradients that they
         // expect.
-        if let Some(main_grad) = main_grad.filter(|_| for_w.is_some()) {
+        if let Some(main_grad) = main_grad.filter(|_| grads.wants(1)) {
             main_grad.notify();
         }
-        if let Some(node) = for_x {
-            let dx = B::float_reshape(B::float_cat(dx, 0), shape);
-            grads.register::<B>(node.id, dx);
+        if grads.wants(0) {
+            grads.register(0, B::float_reshape(B::float_cat(dx, 0), shape));
         }
-        if let (Some(node), Some(dw)) = (for_w, dw) {
-            grads.register::<B>(node.id, cast::<B>(dw, w.dtype().into()));
-        }
-    }
-}
-
-impl<B, C> LinearLosses for Autodiff<B, C>
-where
-    B: LinearLosses + VocabParallelLoss + GemmOps + IntoPrimitive,
-    C: CheckpointStrategy,
-{
-    fn linear_losses(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-        mut how: LinearLossOptions,
-    ) -> FloatTensor<Self> {
-        let (x, for_x) = x.into_parts();
-        let (w, for_w) = w.into_parts();
-        let rows = rows.into_primitive();
-        let losses = losses_of::<B>(rows.clone(), labels.shape());
-        match LinearLossesBackward
-            .prepare::<C>([for_x, for_w])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => {
-                let x = SavedInput::new(x, how.linear.again.take());
-                op.finish(
-                    SavedLinearLoss {
-                        x,
-                        w,
-                        labels,
-                        rows,
-                        how,
-                    },
-                    losses,
-                )
-            }
-            OpsKind::UnTracked(op) => op.finish(losses),
+        if let Some(dw) = dw {
+            grads.register(1, cast::<B>(dw, w.dtype().into()));
         }
     }
 }

@@ -13,7 +13,7 @@ use super::CrossEntropyOptions;
 use super::kernels::{
     MAX_PLANES, PLANE, READS, VocabPartLaunch, combine_kernel, gradient_kernel, statistics_kernel,
 };
-use super::op::{VocabParallelLoss, losses_of};
+use super::op::VocabParallelLoss;
 use crate::kernel_parts::address_type;
 
 /// Units of a cube in which each unit has its own row.
@@ -122,15 +122,6 @@ impl VocabParallelLoss for Cube {
             dtypes,
         );
         tensor::into_backend(out)
-    }
-
-    fn losses(
-        _logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-        _options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        losses_of::<Self>(rows, labels.shape())
     }
 }
 

@@ -1,17 +1,14 @@
 //! The steps on each backend, and the losses as a function of the logits.
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Shape, Slice, Tensor};
+use megaburn_autograd::{FusedOp, InputGrads, IntoPrimitive, fused};
 
 use super::CrossEntropyOptions;
 
 /// The steps of the loss on one part of the logits, by backend.
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
 pub(crate) trait VocabParallelLoss: Backend {
     /// The statistics of each row over this part's tokens: the maximum `m`, the sum of
     /// `exp(x - m)`, the target's `x` (0 if it is in another part) and the sum of `x - m` (any
@@ -50,20 +47,9 @@ pub(crate) trait VocabParallelLoss: Backend {
         grad: FloatTensor<Self>,
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self>;
-
-    /// The losses among `rows`, as a differentiable function of the logits.
-    ///
-    /// # Shapes
-    /// As in [`VocabParallelLoss::logit_gradient`]; the result has the shape of `labels`.
-    fn losses(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-        options: CrossEntropyOptions,
-    ) -> FloatTensor<Self>;
 }
 
-/// [`VocabParallelLoss::losses`] without autodiff.
+/// The losses among `rows`, in the shape of the labels.
 pub(super) fn losses_of<B: Backend>(rows: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
     let row = B::float_slice(rows, &[Slice::from(2..3), Slice::full()]);
     B::float_reshape(row, shape)
@@ -96,18 +82,52 @@ pub(super) fn combined(
     ))
 }
 
-/// See [`VocabParallelLoss::losses`].
+/// The losses among `rows`, as a differentiable function of the logits.
+///
+/// # Shapes
+/// As in [`VocabParallelLoss::logit_gradient`]; the result has the shape of `labels`.
 pub(super) fn losses(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
     rows: Tensor<2>,
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
-    let logits = logits.into_dispatch();
-    let rows = rows.into_dispatch();
-    let losses =
-        <Dispatch as VocabParallelLoss>::losses(logits, labels.into_dispatch(), rows, options);
-    Tensor::from_dispatch(losses)
+    let losses = Losses {
+        labels,
+        rows,
+        options,
+    };
+    fused(losses, [logits.into_dispatch()])
+}
+
+#[derive(Debug)]
+struct Losses {
+    labels: Tensor<2, Int>,
+    rows: Tensor<2>,
+    options: CrossEntropyOptions,
+}
+
+impl<B: VocabParallelLoss + IntoPrimitive> FusedOp<B, 1> for Losses {
+    /// Logits, labels, rows and options.
+    type Saved = (
+        FloatTensor<B>,
+        IntTensor<B>,
+        FloatTensor<B>,
+        CrossEntropyOptions,
+    );
+
+    fn forward(self, [logits]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
+        let labels = B::unwrap_int(self.labels);
+        let rows = B::unwrap(self.rows);
+        let losses = losses_of::<B>(rows.clone(), labels.shape());
+        // The logits have no second owner, so that backward can overwrite them.
+        (losses, (logits, labels, rows, self.options))
+    }
+
+    fn backward(saved: Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        let (logits, labels, rows, options) = saved;
+        grads.register(0, B::logit_gradient(logits, labels, rows, dy, options));
+    }
 }
 
 /// The steps composed of tensor operations, for a backend without kernels for them.
@@ -118,17 +138,8 @@ mod flex {
     use super::*;
     use crate::cross_entropy::fallback;
 
-    fn wrap<const D: usize>(x: FloatTensor<Flex>) -> Tensor<D> {
-        Tensor::from_primitive::<Flex>(x)
-    }
-
     fn ints(x: IntTensor<Flex>) -> Tensor<2, Int> {
         Tensor::from_primitive::<Flex>(x)
-    }
-
-    fn unwrap<const D: usize>(x: Tensor<D>) -> FloatTensor<Flex> {
-        x.try_into_primitive::<Flex>()
-            .expect("computed from Flex's tensors")
     }
 
     impl VocabParallelLoss for Flex {
@@ -137,7 +148,11 @@ mod flex {
             labels: IntTensor<Self>,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            unwrap(fallback::statistics(wrap(logits), ints(labels), options))
+            Self::unwrap(fallback::statistics(
+                Self::wrap(logits),
+                ints(labels),
+                options,
+            ))
         }
 
         fn combined(
@@ -146,8 +161,8 @@ mod flex {
             columns: usize,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            unwrap(fallback::combined(
-                wrap(statistics),
+            Self::unwrap(fallback::combined(
+                Self::wrap(statistics),
                 ints(labels),
                 columns,
                 options,
@@ -161,101 +176,15 @@ mod flex {
             grad: FloatTensor<Self>,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            let rows = wrap(rows);
-            let grad = wrap(grad);
-            unwrap(fallback::logit_gradient(
-                wrap(logits),
+            let rows = Self::wrap(rows);
+            let grad = Self::wrap(grad);
+            Self::unwrap(fallback::logit_gradient(
+                Self::wrap(logits),
                 ints(labels),
                 rows,
                 grad,
                 options,
             ))
-        }
-
-        fn losses(
-            _logits: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            rows: FloatTensor<Self>,
-            _options: CrossEntropyOptions,
-        ) -> FloatTensor<Self> {
-            losses_of::<Self>(rows, labels.shape())
-        }
-    }
-}
-
-#[derive(Debug)]
-struct LossesBackward;
-
-/// Logits, labels, rows.
-type Saved<B> = (
-    FloatTensor<B>,
-    IntTensor<B>,
-    FloatTensor<B>,
-    CrossEntropyOptions,
-);
-
-impl<B: VocabParallelLoss> Backward<B, 1> for LossesBackward {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let (logits, labels, rows, options) = ops.state;
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            let grad = B::logit_gradient(logits, labels, rows, grad, options);
-            grads.register::<B>(parent.id, grad);
-        }
-    }
-}
-
-impl<B: VocabParallelLoss, C: CheckpointStrategy> VocabParallelLoss for Autodiff<B, C> {
-    fn statistics(
-        _logits: FloatTensor<Self>,
-        _labels: IntTensor<Self>,
-        _options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        unreachable!("statistics are not differentiated")
-    }
-
-    fn combined(
-        _statistics: FloatTensor<Self>,
-        _labels: IntTensor<Self>,
-        _columns: usize,
-        _options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        unreachable!("statistics are not differentiated")
-    }
-
-    fn logit_gradient(
-        _logits: FloatTensor<Self>,
-        _labels: IntTensor<Self>,
-        _rows: FloatTensor<Self>,
-        _grad: FloatTensor<Self>,
-        _options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        unreachable!("second-order gradients are not supported")
-    }
-
-    fn losses(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-        options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        let (logits, node) = logits.into_parts();
-        let rows = rows.into_primitive();
-        match LossesBackward
-            .prepare::<C>([node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(op) => {
-                // `B::losses` would take a second reference to the logits, and backward could not
-                // overwrite them.
-                let losses = losses_of::<B>(rows.clone(), labels.shape());
-                op.finish((logits, labels, rows, options), losses)
-            }
-            OpsKind::UnTracked(op) => op.finish(losses_of::<B>(rows, labels.shape())),
         }
     }
 }

@@ -1,8 +1,7 @@
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::fused;
 
-use super::op::DropoutOps;
 use super::{DropoutKey, Mask};
 
 /// `residual + dropout(x + bias)`, the end of a transformer's attention and MLP blocks, in one pass
@@ -44,19 +43,17 @@ pub fn bias_dropout_add<const D: usize>(
     let mask = Mask::new(name, p, key, &x.dims());
     let n = x.dims()[D - 1];
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);
-    let y = match bias {
+    match bias {
         Some(bias) => {
             let [length] = bias.dims();
             assert_eq!(
                 n, length,
                 "{name}: the bias has {length} elements, but rows have {n}"
             );
-            let bias = bias.into_dispatch();
-            <Dispatch as DropoutOps>::bias_dropout_add(x, residual, bias, mask)
+            fused(mask, [x, residual, bias.into_dispatch()])
         }
-        None => <Dispatch as DropoutOps>::dropout_add(x, residual, mask),
-    };
-    Tensor::from_dispatch(y)
+        None => fused(mask, [x, residual]),
+    }
 }
 
 #[cfg(test)]

@@ -10,16 +10,16 @@ mod launch;
 mod op;
 pub(crate) mod reference;
 
+use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Tensor};
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::fused;
 
 pub use add::bias_dropout_add;
 pub use key::DropoutKey;
 #[cfg(feature = "cuda")]
 pub(crate) use key::kept;
-use op::DropoutOps;
 
 /// Determines which elements are dropped.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<
     if p == 0.0 {
         return x;
     }
-    Tensor::from_dispatch(<Dispatch as DropoutOps>::dropout(x.into_dispatch(), mask))
+    fused(mask, [x.into_dispatch()])
 }
 
 #[cfg(test)]

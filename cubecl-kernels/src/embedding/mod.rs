@@ -6,12 +6,11 @@ mod op;
 pub(crate) mod reference;
 mod rows;
 
-use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-use megaburn_autograd::MainGrad;
 use megaburn_autograd::arg_check::{self, float, int};
+use megaburn_autograd::{MainGrad, fused, with_autodiff_of};
 
-use op::EmbeddingOps;
+use op::Lookup;
 
 /// How [`embedding`] reads its table and where the gradient of the table goes.
 #[derive(Clone, Debug, Default)]
@@ -52,11 +51,9 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
         main_grad.check("embedding", [rows, d]);
         main_grad.notify_use();
     }
-    let table = table.into_dispatch();
-    let ids = ids.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(
-        table, ids, options,
-    ))
+    let table = with_autodiff_of(table, &ids.device());
+    let ids = ids.inner();
+    fused(Lookup { ids, options }, [table.into_dispatch()])
 }
 
 #[cfg(test)]

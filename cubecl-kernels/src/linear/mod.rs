@@ -10,14 +10,13 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
-use megaburn_autograd::{MainGrad, RecomputeFn};
+use megaburn_autograd::{MainGrad, RecomputeFn, fused};
 
 pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
 pub use grouped_products::{GroupedGemmChoice, set_grouped_gemm};
-use op::LinearOps;
+use op::Linear;
 
 /// How [`linear`] reads its weight, where its gradients go, and whether the input is recomputed.
 #[derive(Clone, Debug, Default)]
@@ -89,8 +88,8 @@ pub fn linear<const D: usize>(
     }
     let x = x.into_dispatch();
     let weight = weight.into_dispatch();
-    Tensor::from_dispatch(match bias {
-        Some(bias) => <Dispatch as LinearOps>::affine_map(x, weight, bias.into_dispatch(), options),
-        None => <Dispatch as LinearOps>::linear_map(x, weight, options),
-    })
+    match bias {
+        Some(bias) => fused(Linear(options), [x, weight, bias.into_dispatch()]),
+        None => fused(Linear(options), [x, weight]),
+    }
 }

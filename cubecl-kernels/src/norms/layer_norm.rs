@@ -1,9 +1,8 @@
 //! Layer normalization (Ba, Kiros and Hinton, 2016, arXiv:1607.06450).
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::norms::{NormCall, NormOps, NormOptions, check, norm_add};
+use crate::norms::{NormCall, NormOptions, check, norm, norm_add};
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma [+ beta]` over the last dimension, with the
 /// biased variance.
@@ -77,12 +76,7 @@ fn normed<const D: usize>(
     call: NormCall,
 ) -> Tensor<D> {
     check("layer_norm", &x, &gamma, beta.as_ref(), &call);
-    let x = x.into_dispatch();
-    let gamma = gamma.into_dispatch();
-    Tensor::from_dispatch(match beta {
-        Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), call),
-        None => Dispatch::scaled_norm(x, gamma, call),
-    })
+    norm(x, gamma, beta, call)
 }
 
 /// Returns the [`layer_norm`] of `x + residual`, and the sum itself in the dtype of `x`.

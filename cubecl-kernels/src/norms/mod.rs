@@ -20,7 +20,7 @@ use burn::tensor::DType;
 
 use crate::bias::ColumnSum;
 pub(crate) use add::norm_add;
-pub(crate) use op::NormOps;
+pub(crate) use op::norm;
 pub(crate) use options::{Formula, check};
 pub use options::{NormGrads, NormOptions};
 

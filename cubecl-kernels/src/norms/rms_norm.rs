@@ -1,9 +1,8 @@
 //! Root-mean-square normalization (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::norms::{NormCall, NormOps, NormOptions, check, norm_add};
+use crate::norms::{NormCall, NormOptions, check, norm, norm_add};
 
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
@@ -37,9 +36,7 @@ pub fn rms_norm_with<const D: usize>(
 ) -> Tensor<D> {
     let call = NormCall::rms(options);
     check("rms_norm", &x, &gamma, None, &call);
-    let x = x.into_dispatch();
-    let gamma = gamma.into_dispatch();
-    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, call))
+    norm(x, gamma, None, call)
 }
 
 /// Returns the [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`.

@@ -3,11 +3,11 @@
 mod op;
 pub(crate) mod reference;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::fused;
 
-use op::RepeatOps;
+use op::RepeatHeads;
 
 /// Expands one head to a view of `heads` equal ones. The gradient is the sum over the heads, in f32
 /// (f64 for f64); on a GPU, a kernel reads their gradients once, in place.
@@ -27,7 +27,7 @@ pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
         one == 1 && heads > 0,
         "repeat_heads: cannot repeat {one} heads to {heads}: x must have one head, and the result at least one"
     );
-    Tensor::from_dispatch(<Dispatch as RepeatOps>::repeated(x.into_dispatch(), heads))
+    fused(RepeatHeads { heads }, [x.into_dispatch()])
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ mod scaling;
 mod table;
 mod yarn;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::{fused, with_autodiff_of};
 
-use op::RopeOps;
+use op::Rope;
 pub use packed::packed_positions;
 pub use scaling::RopeScaling;
 pub use table::{RopeConfig, RopeLayout, RopeTable};
@@ -52,11 +52,14 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
         each == 1 || each == b,
         "apply_rope: x has {b} sequences, but the table is for {each}"
     );
-    let broadcast = |t: &Tensor<3>| t.clone().reshape([s, each, 1, half]).into_dispatch();
-    let cos = broadcast(table.cos());
-    let sin = broadcast(table.sin());
-    let y = <Dispatch as RopeOps>::rope(x.into_dispatch(), cos, sin, table.layout());
-    Tensor::from_dispatch(y)
+    let broadcast = |t: &Tensor<3>| t.clone().inner().reshape([s, each, 1, half]);
+    let rope = Rope {
+        cos: broadcast(table.cos()),
+        sin: broadcast(table.sin()),
+        layout: table.layout(),
+    };
+    let x = with_autodiff_of(x, &table.cos().device());
+    fused(rope, [x.into_dispatch()])
 }
 
 #[cfg(test)]

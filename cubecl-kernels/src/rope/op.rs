@@ -1,41 +1,12 @@
 //! RoPE under automatic differentiation.
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::Shape;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, slice_rows};
-use megaburn_autograd::on_every_backend;
+use megaburn_autograd::{FusedOp, InputGrads, IntoPrimitive};
 
 use super::RopeLayout;
-
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait RopeOps: Backend {
-    /// `x: [s, b, h, d]`; `cos, sin: [s, b, 1, r / 2]`, or `[s, 1, 1, r / 2]` for positions common
-    /// to all sequences. The first `r` of `d` elements are rotated.
-    fn rope(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        layout: RopeLayout,
-    ) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl RopeOps {
-        fn rope(
-            x: FloatTensor<Self>,
-            cos: FloatTensor<Self>,
-            sin: FloatTensor<Self>,
-            layout: RopeLayout,
-        ) -> FloatTensor<Self> {
-            Self::rotate(x, cos, sin, layout, RopeDirection::Forward)
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum RopeDirection {
@@ -44,8 +15,9 @@ pub(crate) enum RopeDirection {
 }
 
 /// The rotation, with the best implementation per backend.
-pub(crate) trait Rotate: Backend {
-    /// Like [`RopeOps::rope`], in either direction.
+pub(crate) trait Rotate: IntoPrimitive {
+    /// `x: [s, b, h, d]`; `cos, sin: [s, b, 1, r / 2]`, or `[s, 1, 1, r / 2]` for positions common
+    /// to all sequences. The first `r` of `d` elements are rotated.
     fn rotate(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
@@ -110,40 +82,26 @@ pub(super) fn composed<B: Backend>(
     }
 }
 
+/// A rotation by the angles of a table.
 #[derive(Debug)]
-struct RopeBackward;
-
-impl<B: Rotate> Backward<B, 1> for RopeBackward {
-    /// The tuple has `cos`, `sin` and the layout.
-    type State = (FloatTensor<B>, FloatTensor<B>, RopeLayout);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let [parent] = ops.parents;
-        let dy = grads.consume::<B>(&ops.node);
-        let (cos, sin, layout) = ops.state;
-        if let Some(node) = parent {
-            grads.register::<B>(
-                node.id,
-                B::rotate(dy, cos, sin, layout, RopeDirection::Inverse),
-            );
-        }
-    }
+pub(super) struct Rope {
+    pub(super) cos: Tensor<4>,
+    pub(super) sin: Tensor<4>,
+    pub(super) layout: RopeLayout,
 }
 
-impl<B: RopeOps + Rotate, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
-    fn rope(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        layout: RopeLayout,
-    ) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        let cos = cos.into_primitive();
-        let sin = sin.into_primitive();
-        let y = B::rope(x, cos.clone(), sin.clone(), layout);
-        match RopeBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((cos, sin, layout), y),
-            OpsKind::UnTracked(op) => op.finish(y),
-        }
+impl<B: Rotate> FusedOp<B, 1> for Rope {
+    /// The tuple has `cos`, `sin` and the layout.
+    type Saved = (FloatTensor<B>, FloatTensor<B>, RopeLayout);
+
+    fn forward(self, [x]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
+        let Self { cos, sin, layout } = self;
+        let (cos, sin) = (B::unwrap(cos), B::unwrap(sin));
+        let y = B::rotate(x, cos.clone(), sin.clone(), layout, RopeDirection::Forward);
+        (y, (cos, sin, layout))
+    }
+
+    fn backward((cos, sin, layout): Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        grads.register(0, B::rotate(dy, cos, sin, layout, RopeDirection::Inverse));
     }
 }

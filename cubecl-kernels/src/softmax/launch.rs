@@ -10,62 +10,24 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::kernels::{gradient_kernel, softmax_kernel};
-use super::op::ScoreSoftmax;
 use super::plan::{MAX_PLANES, PLANE, ROWS, ScoresLaunch, SoftmaxPlan, VECS_PER_THREAD};
 use crate::kernel_parts::address_type;
 
-impl ScoreSoftmax for Cube {
-    fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self> {
-        tensor::into_backend(softmax(tensor::from_backend(scores), None, scale, causal))
-    }
-
-    fn masked_softmax(
-        scores: FloatTensor<Self>,
-        mask: BoolTensor<Self>,
-        scale: f64,
-    ) -> FloatTensor<Self> {
-        let shape = scores.shape();
+/// `softmax(scores * scale)` over the keys where `mask`, `[b or 1, h or 1, s_q, s_k]`, is false; if
+/// `causal`, over the first `i + 1` keys of query `i`.
+pub(super) fn softmax(
+    scores: FloatTensor<Cube>,
+    mask: Option<BoolTensor<Cube>>,
+    scale: f64,
+    causal: bool,
+) -> FloatTensor<Cube> {
+    let shape = scores.shape();
+    let mask = mask.map(|mask| {
         let [b, h, _, _] = mask.shape().dims();
-        let mask = Self::bool_expand(mask, Shape::from([b, h, shape[2], shape[3]]));
-        let mask = tensor::contiguous(tensor::from_backend(mask));
-        tensor::into_backend(softmax(
-            tensor::from_backend(scores),
-            Some(mask),
-            scale,
-            false,
-        ))
-    }
-
-    fn softmax_gradient(
-        p: FloatTensor<Self>,
-        dp: FloatTensor<Self>,
-        scale: f64,
-        causal: bool,
-    ) -> FloatTensor<Self> {
-        let [p, dp] = [p, dp].map(|x| tensor::contiguous(tensor::from_backend(x)));
-        let grid = Grid::of(&p, causal, false);
-        let client = p.client.clone();
-        let dtype = dtype_to_storage_type(p.dtype);
-        let (out, out_arg) = place(&dp, 1);
-        gradient_kernel::launch(
-            &client,
-            grid.cubes(),
-            grid.dim(),
-            address_type(&[&p]),
-            grid.lanes,
-            p.into_buffer_arg(),
-            dp.into_buffer_arg(),
-            out_arg.into_buffer_arg(),
-            grid.scores([0; 2], scale),
-            grid.plan,
-            dtype,
-        );
-        tensor::into_backend(out)
-    }
-}
-
-fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: bool) -> CubeTensor {
-    let scores = tensor::contiguous(scores);
+        let mask = Cube::bool_expand(mask, Shape::from([b, h, shape[2], shape[3]]));
+        tensor::contiguous(tensor::from_backend(mask))
+    });
+    let scores = tensor::contiguous(tensor::from_backend(scores));
     let grid = Grid::of(&scores, causal, mask.is_some());
     let of_mask = mask.as_ref().map_or([0; 2], |mask| {
         let [b, h, _, _] = mask.shape().dims();
@@ -93,7 +55,35 @@ fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: boo
         grid.plan,
         dtypes.map(dtype_to_storage_type),
     );
-    out
+    tensor::into_backend(out)
+}
+
+/// `scale * p * (dp - sum(p * dp))`. If `causal`, `p` is 0 for keys `j > i` of query `i`.
+pub(super) fn softmax_gradient(
+    p: FloatTensor<Cube>,
+    dp: FloatTensor<Cube>,
+    scale: f64,
+    causal: bool,
+) -> FloatTensor<Cube> {
+    let [p, dp] = [p, dp].map(|x| tensor::contiguous(tensor::from_backend(x)));
+    let grid = Grid::of(&p, causal, false);
+    let client = p.client.clone();
+    let dtype = dtype_to_storage_type(p.dtype);
+    let (out, out_arg) = place(&dp, 1);
+    gradient_kernel::launch(
+        &client,
+        grid.cubes(),
+        grid.dim(),
+        address_type(&[&p]),
+        grid.lanes,
+        p.into_buffer_arg(),
+        dp.into_buffer_arg(),
+        out_arg.into_buffer_arg(),
+        grid.scores([0; 2], scale),
+        grid.plan,
+        dtype,
+    );
+    tensor::into_backend(out)
 }
 
 /// The output buffer and argument: `x` itself, which is argument `position` of the kernel, if no

@@ -3,11 +3,11 @@
 mod op;
 pub(crate) mod reference;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::fused;
 
-use op::SumOps;
+use op::Sum;
 
 /// Sums all elements in f32 (f64 for f64), in a fixed order. The result has the dtype of `x`.
 ///
@@ -19,7 +19,7 @@ use op::SumOps;
 /// `[..]` to `[1]`
 pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     arg_check::check("sum_all", [float("x", &x)]);
-    Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_all(x.into_dispatch()))
+    fused(Sum::All, [x.into_dispatch()])
 }
 
 /// Sums each column in f32 (f64 for f64), in a fixed order. The result has the dtype of `x`.
@@ -28,7 +28,7 @@ pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 /// `[rows, n]` to `[1, n]`
 pub fn sum_columns(x: Tensor<2>) -> Tensor<2> {
     arg_check::check("sum_columns", [float("x", &x)]);
-    Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_columns(x.into_dispatch()))
+    fused(Sum::Columns, [x.into_dispatch()])
 }
 
 #[cfg(test)]

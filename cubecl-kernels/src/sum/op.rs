@@ -1,15 +1,11 @@
 //! Sums under automatic differentiation.
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
-use megaburn_autograd::on_every_backend;
+use megaburn_autograd::{FusedOp, InputGrads};
 
 use crate::bias::ColumnSum;
 
@@ -39,67 +35,40 @@ impl SumAll for burn::backend::Cube {
     }
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
-pub(crate) trait SumOps: Backend {
-    /// `[..]` to `[1]`.
-    fn sum_of_all(x: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// `[rows, n]` to `[1, n]`.
-    fn sum_of_columns(x: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl SumOps {
-        fn sum_of_all(x: FloatTensor<Self>) -> FloatTensor<Self> {
-            let count = x.shape().num_elements();
-            Self::sum_all(Self::float_reshape(x, Shape::from([count, 1])))
-        }
-
-        fn sum_of_columns(x: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = x.dtype();
-            Self::column_sum(x, 1, dtype)
-        }
-    }
-}
-
+/// A sum of all elements, or of the columns.
 #[derive(Debug)]
-struct SumBackward;
-
-impl<B: SumOps> Backward<B, 1> for SumBackward {
-    /// The shape of `x`.
-    type State = Shape;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let shape = ops.state;
-        let [parent] = ops.parents;
-        if let Some(node) = parent {
-            // The gradient of `sum_all` is one number, the gradient of `sum_columns` a row.
-            let dims = shape.num_dims();
-            let mut row = vec![1; dims];
-            row[dims - 1] = dy.shape().num_elements();
-            let dx = B::float_expand(B::float_reshape(dy, Shape::from(row)), shape);
-            grads.register::<B>(node.id, dx);
-        }
-    }
+pub(super) enum Sum {
+    /// `[..]` to `[1]`.
+    All,
+    /// `[rows, n]` to `[1, n]`.
+    Columns,
 }
 
-impl<B: SumOps, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
-    fn sum_of_all(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
+impl<B: SumAll + ColumnSum> FusedOp<B, 1> for Sum {
+    /// The shape of `x`.
+    type Saved = Shape;
+
+    fn forward(self, [x]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
         let shape = x.shape();
-        match SumBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish(shape, B::sum_of_all(x)),
-            OpsKind::UnTracked(op) => op.finish(B::sum_of_all(x)),
-        }
+        let sum = match self {
+            Self::All => {
+                let count = shape.num_elements();
+                B::sum_all(B::float_reshape(x, Shape::from([count, 1])))
+            }
+            Self::Columns => {
+                let dtype = x.dtype();
+                B::column_sum(x, 1, dtype)
+            }
+        };
+        (sum, shape)
     }
 
-    fn sum_of_columns(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        let shape = x.shape();
-        match SumBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish(shape, B::sum_of_columns(x)),
-            OpsKind::UnTracked(op) => op.finish(B::sum_of_columns(x)),
-        }
+    fn backward(shape: Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        // The gradient of a sum of all elements is one number, that of the columns a row.
+        let dims = shape.num_dims();
+        let mut row = vec![1; dims];
+        row[dims - 1] = dy.shape().num_elements();
+        let dx = B::float_expand(B::float_reshape(dy, Shape::from(row)), shape);
+        grads.register(0, dx);
     }
 }

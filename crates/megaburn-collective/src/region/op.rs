@@ -1,20 +1,10 @@
-//! The operation that all region functions share: a Burn backend extension whose backward step runs
-//! the conjugate move.
+//! The operation that all region functions share, whose backward step runs the conjugate move.
 
 use burn::{
-    backend::{
-        Backend, Dispatch, Flex, TensorMetadata,
-        autodiff::{
-            Autodiff,
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-            grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
-        },
-        backend_extension,
-        tensor::FloatTensor,
-    },
+    backend::{Backend, Flex, TensorMetadata, tensor::FloatTensor},
     tensor::Tensor,
 };
+use megaburn_autograd::{FusedOp, InputGrads, fused};
 
 use crate::{CollectiveError, Group, region::moves};
 
@@ -66,10 +56,10 @@ pub(crate) fn apply<const D: usize>(
         backward,
         group: group.clone(),
     };
-    Tensor::from_dispatch(<Dispatch as RegionOps>::region(x.into_dispatch(), region))
+    fused(region, [x.into_dispatch()])
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex, Autodiff)]
+/// A move of data, by backend.
 pub(crate) trait RegionOps: Backend {
     fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self>;
 }
@@ -102,33 +92,16 @@ pub fn unwrap_collective<T>(result: Result<T, CollectiveError>) -> T {
     result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
 }
 
-#[derive(Debug)]
-struct RegionBackward;
+impl<B: RegionOps> FusedOp<B, 1> for Region {
+    type Saved = Region;
 
-impl<B: RegionOps> Backward<B, 1> for RegionBackward {
-    type State = Region;
-
-    fn backward(self, ops: Ops<Region, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let [parent] = ops.parents;
-        let grad = grads.consume::<B>(&ops.node);
-        // Run the collective even if this rank does not need the gradient: its peers may.
-        let grad = B::region(grad, ops.state.conjugate());
-        if let Some(parent) = parent {
-            grads.register::<B>(parent.id, grad);
-        }
+    fn forward(self, [x]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
+        (B::region(x, self.clone()), self)
     }
-}
 
-impl<B: RegionOps, C: CheckpointStrategy> RegionOps for Autodiff<B, C> {
-    fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        match RegionBackward
-            .prepare::<C>([node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(prep) => prep.finish(region.clone(), B::region(x, region)),
-            OpsKind::UnTracked(prep) => prep.finish(B::region(x, region)),
-        }
+    fn backward(saved: Self::Saved, grad: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        // Run the collective even if this rank does not need the gradient: its peers may.
+        let grad = B::region(grad, saved.conjugate());
+        grads.register(0, grad);
     }
 }

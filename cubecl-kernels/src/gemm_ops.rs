@@ -63,20 +63,33 @@ pub(crate) trait GemmOps: Backend {
 /// # Shapes
 /// `a: [.., m, k]`, `b: [.., k, n]`
 pub(crate) fn multiply<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
-    let product = <Dispatch as PlainGemm>::plain_gemm(a.into_dispatch(), b.into_dispatch());
-    Tensor::from_dispatch(product)
+    let dtype = a.dtype();
+    multiply_to(a, b, dtype)
+}
+
+/// [`multiply`] with a result in `dtype`.
+///
+/// # Shapes
+/// `a: [.., m, k]`, `b: [.., k, n]`
+pub(crate) fn multiply_to<const D: usize>(a: Tensor<D>, b: Tensor<D>, dtype: DType) -> Tensor<D> {
+    let a = a.into_dispatch();
+    let b = b.into_dispatch();
+    Tensor::from_dispatch(<Dispatch as PlainGemm>::plain_gemm(a, b, dtype))
 }
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
 trait PlainGemm: Backend {
-    fn plain_gemm(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn plain_gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
 }
 
 on_every_backend! {
     impl PlainGemm {
-        fn plain_gemm(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = TensorMetadata::dtype(&a).into();
-            Self::product(a, b, 1.0, dtype)
+        fn plain_gemm(
+            a: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+            dtype: DType,
+        ) -> FloatTensor<Self> {
+            Self::product(a, b, 1.0, dtype.into())
         }
     }
 }

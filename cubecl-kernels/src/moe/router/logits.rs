@@ -6,14 +6,12 @@
 //! each into three bf16 numbers, side by side in one matrix, whose sum is exact unless it is below
 //! 1e-35.
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Tensor};
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::as_row;
-use megaburn_autograd::{CheckpointFunction, RecomputeFn, on_every_backend};
+use megaburn_autograd::{CheckpointFunction, RecomputeFn};
 
-use crate::gemm_ops::{GemmOps, deterministic};
+use crate::gemm_ops::{deterministic, multiply_to};
 use crate::linear::{LinearOptions, linear};
 
 /// Computes `x w` in f32, whatever the dtype of `x`. The gradient of `weight` is f32; the gradient
@@ -92,29 +90,7 @@ fn parts(x: Tensor<2>) -> Tensor<2> {
 
 /// A deterministic GEMM: every rank that has the same tokens gets the same bits.
 fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
-    let a = a.into_dispatch();
-    let b = b.into_dispatch();
-    Tensor::from_dispatch(deterministic(|| {
-        <Dispatch as LogitOps>::wide_product(a, b, dtype)
-    }))
-}
-
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
-pub(crate) trait LogitOps: Backend {
-    /// `a: [m, k]`, `b: [k, n]` of one dtype to `[m, n]` in `dtype`.
-    fn wide_product(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl LogitOps {
-        fn wide_product(
-            a: FloatTensor<Self>,
-            b: FloatTensor<Self>,
-            dtype: DType,
-        ) -> FloatTensor<Self> {
-            Self::product(a, b, 1.0, dtype.into())
-        }
-    }
+    deterministic(|| multiply_to(a, b, dtype))
 }
 
 #[cfg(test)]

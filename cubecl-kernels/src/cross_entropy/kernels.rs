@@ -176,56 +176,62 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     }
 }
 
+/// The numbers with which the statistics of all parts are combined.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct CombineArgs {
+    pub(super) rows: usize,
+    /// The number of parts, and the columns of each.
+    pub(super) parts: u32,
+    pub(super) columns: u32,
+    pub(super) vocab: u32,
+    /// The label that is ignored.
+    pub(super) ignored: i32,
+    /// The weight of the target's logarithm, and that of each token's.
+    pub(super) on_target: f32,
+    pub(super) on_each: f32,
+}
+
 /// Combines the parts; a unit has a row. Writes the maximum `m`, the sum of `exp(x - m)` and the
 /// loss, which is NaN for a label that is no token.
 #[cube(launch)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the shape of the statistics and the options of the loss"
-)]
 pub(super) fn combine_kernel<I: Numeric>(
     statistics: &[f32],
     labels: &[I],
     out: &mut [f32],
-    rows: usize,
-    parts: u32,
-    columns: u32,
-    vocab: u32,
-    ignored: i32,
-    on_target: f32,
-    on_each: f32,
+    args: CombineArgs,
     #[comptime] smoothed: bool,
     #[define(I)] _dtype: ElemType,
 ) {
+    let rows = args.rows;
     let row = ABSOLUTE_POS;
     if row < rows {
         let mut top = f32::new(LOWEST);
-        for part in 0..parts {
+        for part in 0..args.parts {
             top = max(top, statistics[part as usize * 4 * rows + row]);
         }
         let mut sum = f32::new(0.0);
         let mut target = f32::new(0.0);
         let mut above = f32::new(0.0);
-        for part in 0..parts {
+        for part in 0..args.parts {
             let at = part as usize * 4 * rows + row;
             let lower = statistics[at] - top;
             sum += statistics[at + rows] * exp_of(lower);
             target += statistics[at + 2 * rows];
             if smoothed {
-                let before = min(part * columns, vocab);
-                let tokens = min(vocab - before, columns);
+                let before = min(part * args.columns, args.vocab);
+                let tokens = min(args.vocab - before, args.columns);
                 above += statistics[at + 3 * rows] + lower * f32::cast_from(tokens);
             }
         }
         let label = i32::cast_from(labels[row]);
-        if label < 0 || label >= i32::cast_from(vocab) {
+        if label < 0 || label >= i32::cast_from(args.vocab) {
             sum = f32::new(f32::NAN);
         }
-        let mut loss = sum.ln() - (target - top) * on_target;
+        let mut loss = sum.ln() - (target - top) * args.on_target;
         if smoothed {
-            loss -= above * on_each;
+            loss -= above * args.on_each;
         }
-        if label == ignored {
+        if label == args.ignored {
             loss = f32::new(0.0);
         }
         out[row] = top;

@@ -11,7 +11,8 @@ use megaburn_cuda::tensor;
 
 use super::CrossEntropyOptions;
 use super::kernels::{
-    MAX_PLANES, PLANE, READS, VocabPartLaunch, combine_kernel, gradient_kernel, statistics_kernel,
+    CombineArgsLaunch, MAX_PLANES, PLANE, READS, VocabPartLaunch, combine_kernel, gradient_kernel,
+    statistics_kernel,
 };
 use super::op::VocabParallelLoss;
 use crate::kernel_parts::address_type;
@@ -65,13 +66,15 @@ impl VocabParallelLoss for Cube {
             statistics.into_buffer_arg(),
             labels.into_buffer_arg(),
             out.clone().into_buffer_arg(),
-            rows,
-            parts as u32,
-            columns as u32,
-            options.vocab as u32,
-            options.ignore_index as i32,
-            options.on_target() as f32,
-            options.on_each() as f32,
+            CombineArgsLaunch {
+                rows,
+                parts: parts as u32,
+                columns: columns as u32,
+                vocab: options.vocab as u32,
+                ignored: options.ignore_index as i32,
+                on_target: options.on_target() as f32,
+                on_each: options.on_each() as f32,
+            },
             options.smoothing > 0.0,
             dtype,
         );
@@ -190,12 +193,12 @@ impl Rows {
     }
 
     fn part(&self, lanes: usize, options: CrossEntropyOptions) -> VocabPartLaunch {
-        VocabPartLaunch::new(
-            (self.stride / lanes) as u32,
-            options.tokens_of(options.part, self.columns) as u32,
-            options.first(self.columns) as i32,
-            options.ignore_index as i32,
-        )
+        VocabPartLaunch {
+            stride: (self.stride / lanes) as u32,
+            tokens: options.tokens_of(options.part, self.columns) as u32,
+            first: options.first(self.columns) as i32,
+            ignored: options.ignore_index as i32,
+        }
     }
 }
 

@@ -8,18 +8,18 @@ use crate::kernel_parts::{RandomStream, random_bits, unit};
 /// A mask and the positions of the shard's rows in the global tensor.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct MaskArg {
-    random: RandomStream,
+    pub(super) random: RandomStream,
     /// The global index of the first row's first element.
-    first: u64,
+    pub(super) first: u64,
     /// Sizes of the row dimensions, from the innermost outwards, without the outermost.
-    sizes: Sequence<u32>,
+    pub(super) sizes: Sequence<u32>,
     /// Distances of neighboring indices in each of these dimensions.
-    strides: Sequence<u64>,
+    pub(super) strides: Sequence<u64>,
     /// The distance of neighboring indices in the outermost dimension.
-    outer: u64,
-    p: f32,
+    pub(super) outer: u64,
+    pub(super) p: f32,
     /// The factor of elements that are kept, `1 / (1 - p)`.
-    kept: f32,
+    pub(super) kept: f32,
 }
 
 /// Which steps the kernel performs; fixed at compile time.

@@ -60,15 +60,15 @@ fn lanes_of(starts: &RowStarts, dtype: DType, lens: &[usize]) -> usize {
 fn mask_arg(mask: &Mask, starts: RowStarts) -> MaskArgLaunch {
     let mut dims = starts.dims;
     let (_, outer) = dims.pop().unwrap_or((1, 0));
-    MaskArgLaunch::new(
-        RandomStream::of(mask.key.rng()),
-        starts.first,
-        dims.iter().map(|&(size, _)| size as u32).collect(),
-        dims.iter().map(|&(_, by)| by).collect(),
+    MaskArgLaunch {
+        random: RandomStream::of(mask.key.rng()),
+        first: starts.first,
+        sizes: dims.iter().map(|&(size, _)| size as u32).collect(),
+        strides: dims.iter().map(|&(_, by)| by).collect(),
         outer,
-        mask.p as f32,
-        kept(mask.p),
-    )
+        p: mask.p as f32,
+        kept: kept(mask.p),
+    }
 }
 
 fn launch_forward(mask: &Mask, input: DropoutInput<CubeTensor>) -> CubeTensor {

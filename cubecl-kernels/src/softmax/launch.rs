@@ -152,14 +152,14 @@ impl Grid {
     }
 
     fn scores(&self, [mask_batch, mask_head]: [usize; 2], scale: f64) -> ScoresLaunch {
-        ScoresLaunch::new(
-            self.rows as u32,
-            self.vectors as u32,
-            self.queries as u32,
-            self.heads as u32,
-            mask_batch as u32,
-            mask_head as u32,
-            scale as f32,
-        )
+        ScoresLaunch {
+            rows: self.rows as u32,
+            vectors: self.vectors as u32,
+            queries: self.queries as u32,
+            heads: self.heads as u32,
+            mask_batch: mask_batch as u32,
+            mask_head: mask_head as u32,
+            scale: scale as f32,
+        }
     }
 }

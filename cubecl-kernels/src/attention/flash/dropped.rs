@@ -56,12 +56,26 @@ impl Dropped {
 impl Dropout {
     pub(super) fn launch_arg(options: &AttentionOptions) -> DropoutLaunch {
         let Some(AttentionDropout { p, key }) = &options.dropout else {
-            let nothing = RandomStream::nothing();
-            return DropoutLaunch::new(nothing, 0, 0, 0, 0, 0.0, 1.0);
+            return DropoutLaunch {
+                random: RandomStream::nothing(),
+                first: 0,
+                by_row: 0,
+                by_head: 0,
+                by_query: 0,
+                p: 0.0,
+                kept: 1.0,
+            };
         };
         let (first, by) = key.numbers();
-        let random = RandomStream::of(key.rng());
-        DropoutLaunch::new(random, first, by[0], by[1], by[2], *p as f32, kept(*p))
+        DropoutLaunch {
+            random: RandomStream::of(key.rng()),
+            first,
+            by_row: by[0],
+            by_head: by[1],
+            by_query: by[2],
+            p: *p as f32,
+            kept: kept(*p),
+        }
     }
 }
 

@@ -258,7 +258,12 @@ fn dims(x: &CubeTensor) -> [usize; 4] {
 
 fn rows(x: &CubeTensor) -> RowsLaunch {
     let strides = x.meta.strides();
-    RowsLaunch::new(strides[0], strides[1], strides[2], x.meta.shape()[0] as u32)
+    RowsLaunch {
+        position: strides[0],
+        batch: strides[1],
+        head: strides[2],
+        len: x.meta.shape()[0] as u32,
+    }
 }
 
 fn cubes(rows: usize, of_cube: usize, heads: usize, b: usize) -> CubeCount {

@@ -1,7 +1,7 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::NormVariant;
+use super::{BackwardSizes, NormVariant};
 use crate::kernel_parts::{RowGroup, place, row_sums};
 
 /// Computes `dx` and partial sums of the gradients of gamma and beta. Each team processes every
@@ -22,13 +22,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     dx: &mut [Vector<F, N>],
     dgamma: &mut [Vector<f32, N>],
     dbeta: &mut [Vector<f32, N>],
-    rows: u32,
-    width: u32,
-    dy_stride: u32,
-    x_stride: u32,
-    dsum_stride: u32,
-    len: f32,
-    teams: u32,
+    sizes: BackwardSizes,
     #[comptime] team: RowGroup,
     #[comptime] flavor: NormVariant,
     #[define(F, G)] _dtypes: [ElemType; 2],
@@ -53,7 +47,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         for_beta[i] = Vector::new(0.0);
     }
     // (Teams without a row load the last one; so do all prefetches past the last row.)
-    let first = min(worker, rows - 1);
+    let first = min(worker, sizes.rows - 1);
     let mut next_scale = inverse[first as usize];
     let mut next_average = f32::new(0.0);
     if comptime!(flavor.centered) {
@@ -62,28 +56,28 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     if staged {
         #[unroll]
         for stage in 0..comptime!(stages - 1) {
-            let ahead = min(worker + stage * teams, rows - 1) as usize;
+            let ahead = min(worker + stage * sizes.teams, sizes.rows - 1) as usize;
             fetch(
                 x,
-                ahead * x_stride as usize,
+                ahead * sizes.x_stride as usize,
                 &mut coming_x,
                 stage,
                 unit,
-                width,
+                sizes.width,
                 team,
             );
             fetch(
                 dy,
-                ahead * dy_stride as usize,
+                ahead * sizes.dy_stride as usize,
                 &mut coming_dy,
                 stage,
                 unit,
-                width,
+                sizes.width,
                 team,
             );
             if comptime!(flavor.add) {
-                let from = ahead * dsum_stride as usize;
-                fetch(dsum, from, &mut coming_dsum, stage, unit, width, team);
+                let from = ahead * sizes.dsum_stride as usize;
+                fetch(dsum, from, &mut coming_dsum, stage, unit, sizes.width, team);
             }
             gpu_asm!("cp.async.commit_group;");
         }
@@ -91,42 +85,42 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     let mut row = worker;
     let mut turn = 0u32;
     let mut stage = 0u32;
-    while row < rows {
+    while row < sizes.rows {
         // (Assigning a tuple of both would alias the variables instead of copying their values.)
         let average = next_average;
         let scale = next_scale;
-        let next = min(row + teams, rows - 1) as usize;
+        let next = min(row + sizes.teams, sizes.rows - 1) as usize;
         next_scale = inverse[next];
         if comptime!(flavor.centered) {
             next_average = mean[next];
         }
         let mut row_x = Array::<Vector<F, N>>::new(held);
         let mut row_dy = Array::<Vector<F, N>>::new(held);
-        let from_sum = row as usize * dsum_stride as usize;
+        let from_sum = row as usize * sizes.dsum_stride as usize;
         if staged {
             let last = (stage + comptime!(stages - 1)) % stages;
-            let ahead = min(row + comptime!(stages - 1) * teams, rows - 1) as usize;
+            let ahead = min(row + comptime!(stages - 1) * sizes.teams, sizes.rows - 1) as usize;
             fetch(
                 x,
-                ahead * x_stride as usize,
+                ahead * sizes.x_stride as usize,
                 &mut coming_x,
                 last,
                 unit,
-                width,
+                sizes.width,
                 team,
             );
             fetch(
                 dy,
-                ahead * dy_stride as usize,
+                ahead * sizes.dy_stride as usize,
                 &mut coming_dy,
                 last,
                 unit,
-                width,
+                sizes.width,
                 team,
             );
             if comptime!(flavor.add) {
-                let from = ahead * dsum_stride as usize;
-                fetch(dsum, from, &mut coming_dsum, last, unit, width, team);
+                let from = ahead * sizes.dsum_stride as usize;
+                fetch(dsum, from, &mut coming_dsum, last, unit, sizes.width, team);
             }
             gpu_asm!("cp.async.commit_group;");
             // Wait until only the latest `stages - 1` groups are pending; PTX needs a literal here.
@@ -141,18 +135,18 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         } else {
             load(
                 x,
-                row as usize * x_stride as usize,
+                row as usize * sizes.x_stride as usize,
                 &mut row_x,
                 unit,
-                width,
+                sizes.width,
                 team,
             );
             load(
                 dy,
-                row as usize * dy_stride as usize,
+                row as usize * sizes.dy_stride as usize,
                 &mut row_dy,
                 unit,
-                width,
+                sizes.width,
                 team,
             );
         }
@@ -161,7 +155,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         #[unroll]
         for i in 0..held {
             let at = unit + i as u32 * units;
-            if at < width {
+            if at < sizes.width {
                 let dy = Vector::<f32, N>::cast_from(row_dy[i]);
                 let n = Vector::<f32, N>::cast_from(row_x[i]) - Vector::new(average);
                 let dy_n = dy * (n * Vector::new(scale));
@@ -184,15 +178,15 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
             turn * 64,
             team.planes,
         );
-        let mean_gn = sum_gn / len;
+        let mean_gn = sum_gn / sizes.len;
         let mut mean_g = f32::new(0.0);
         if comptime!(flavor.centered) {
-            mean_g = sum_g / len;
+            mean_g = sum_g / sizes.len;
         }
         #[unroll]
         for i in 0..held {
             let at = unit + i as u32 * units;
-            if at < width {
+            if at < sizes.width {
                 let mut factor = Vector::<f32, N>::cast_from(gamma[at as usize]);
                 if comptime!(flavor.zero_centered_gamma) {
                     factor += Vector::new(1.0);
@@ -208,10 +202,10 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 if comptime!(flavor.add && !staged) {
                     value += Vector::cast_from(dsum[from_sum + at as usize]);
                 }
-                dx[row as usize * width as usize + at as usize] = Vector::cast_from(value);
+                dx[row as usize * sizes.width as usize + at as usize] = Vector::cast_from(value);
             }
         }
-        row += teams;
+        row += sizes.teams;
         turn = 1 - turn;
         if staged {
             stage = (stage + 1) % stages;
@@ -220,8 +214,8 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     #[unroll]
     for i in 0..held {
         let at = unit + i as u32 * units;
-        if at < width {
-            let to = worker as usize * width as usize + at as usize;
+        if at < sizes.width {
+            let to = worker as usize * sizes.width as usize + at as usize;
             dgamma[to] = for_gamma[i];
             if comptime!(flavor.beta) {
                 dbeta[to] = for_beta[i];

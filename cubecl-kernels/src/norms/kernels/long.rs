@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::NormVariant;
+use super::{BackwardSizes, ForwardSizes, NormVariant};
 use crate::kernel_parts::{RowGroup, place, row_sum, row_sums};
 
 /// Like [`forward_kernel`](super::forward_kernel).
@@ -16,12 +16,7 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     sum: &mut [Vector<F, N>],
     mean: &mut [f32],
     inverse: &mut [f32],
-    rows: u32,
-    width: u32,
-    x_stride: u32,
-    residual_stride: u32,
-    len: f32,
-    epsilon: f32,
+    sizes: ForwardSizes,
     #[comptime] team: RowGroup,
     #[comptime] flavor: NormVariant,
     #[define(F, G, H)] _dtypes: [ElemType; 3],
@@ -29,13 +24,13 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     let mut shared = Shared::new_slice(64usize);
     let units = comptime!(team.planes * 32);
     let (unit, row) = place(team);
-    if row < rows {
-        let from = row as usize * x_stride as usize;
-        let to = row as usize * width as usize;
+    if row < sizes.rows {
+        let from = row as usize * sizes.x_stride as usize;
+        let to = row as usize * sizes.width as usize;
         if comptime!(flavor.add) {
-            let other = row as usize * residual_stride as usize;
+            let other = row as usize * sizes.residual_stride as usize;
             let mut at = unit;
-            while at < width {
+            while at < sizes.width {
                 let value = Vector::<f32, N>::cast_from(x[from + at as usize]);
                 let other = Vector::<f32, N>::cast_from(residual[other + at as usize]);
                 sum[to + at as usize] = Vector::cast_from(value + other);
@@ -46,7 +41,7 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
         if comptime!(flavor.centered) {
             let mut total = Vector::<f32, N>::new(0.0);
             let mut at = unit;
-            while at < width {
+            while at < sizes.width {
                 if comptime!(flavor.add) {
                     total += Vector::cast_from(sum[to + at as usize]);
                 } else {
@@ -54,11 +49,12 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
                 }
                 at += units;
             }
-            average = row_sum(Vector::vector_sum(total), &mut shared, 32u32, team.planes) / len;
+            average =
+                row_sum(Vector::vector_sum(total), &mut shared, 32u32, team.planes) / sizes.len;
         }
         let mut squares = Vector::<f32, N>::new(0.0);
         let mut at = unit;
-        while at < width {
+        while at < sizes.width {
             let value = if comptime!(flavor.add) {
                 sum[to + at as usize]
             } else {
@@ -69,7 +65,7 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
             at += units;
         }
         let squares = row_sum(Vector::vector_sum(squares), &mut shared, 0u32, team.planes);
-        let scale = (squares / len + epsilon).inverse_sqrt();
+        let scale = (squares / sizes.len + sizes.epsilon).inverse_sqrt();
         if unit == 0 {
             inverse[row as usize] = scale;
             if comptime!(flavor.centered) {
@@ -77,7 +73,7 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
             }
         }
         let mut at = unit;
-        while at < width {
+        while at < sizes.width {
             let value = if comptime!(flavor.add) {
                 sum[to + at as usize]
             } else {
@@ -111,13 +107,7 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     dx: &mut [Vector<F, N>],
     dgamma: &mut [Vector<f32, N>],
     dbeta: &mut [Vector<f32, N>],
-    rows: u32,
-    width: u32,
-    dy_stride: u32,
-    x_stride: u32,
-    dsum_stride: u32,
-    len: f32,
-    teams: u32,
+    sizes: BackwardSizes,
     #[comptime] team: RowGroup,
     #[comptime] flavor: NormVariant,
     #[define(F, G)] _dtypes: [ElemType; 2],
@@ -125,9 +115,9 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     let mut shared = Shared::new_slice(128usize);
     let units = comptime!(team.planes * 32);
     let (unit, worker) = place(team);
-    let parts = worker as usize * width as usize;
+    let parts = worker as usize * sizes.width as usize;
     let mut at = unit;
-    while at < width {
+    while at < sizes.width {
         dgamma[parts + at as usize] = Vector::new(0.0);
         if comptime!(flavor.beta) {
             dbeta[parts + at as usize] = Vector::new(0.0);
@@ -136,18 +126,18 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     }
     let mut row = worker;
     let mut turn = 0u32;
-    while row < rows {
+    while row < sizes.rows {
         let scale = inverse[row as usize];
         let mut average = f32::new(0.0);
         if comptime!(flavor.centered) {
             average = mean[row as usize];
         }
-        let from_x = row as usize * x_stride as usize;
-        let from_dy = row as usize * dy_stride as usize;
+        let from_x = row as usize * sizes.x_stride as usize;
+        let from_dy = row as usize * sizes.dy_stride as usize;
         let mut sum_g = Vector::<f32, N>::new(0.0);
         let mut sum_gn = Vector::<f32, N>::new(0.0);
         let mut at = unit;
-        while at < width {
+        while at < sizes.width {
             let dy = Vector::<f32, N>::cast_from(dy[from_dy + at as usize]);
             let n = Vector::<f32, N>::cast_from(x[from_x + at as usize]) - Vector::new(average);
             let dy_n = dy * (n * Vector::new(scale));
@@ -170,13 +160,13 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
             turn * 64,
             team.planes,
         );
-        let mean_gn = sum_gn / len;
+        let mean_gn = sum_gn / sizes.len;
         let mut mean_g = f32::new(0.0);
         if comptime!(flavor.centered) {
-            mean_g = sum_g / len;
+            mean_g = sum_g / sizes.len;
         }
         let mut at = unit;
-        while at < width {
+        while at < sizes.width {
             let mut factor = Vector::<f32, N>::cast_from(gamma[at as usize]);
             if comptime!(flavor.zero_centered_gamma) {
                 factor += Vector::new(1.0);
@@ -187,13 +177,13 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
             let inner = g - Vector::new(mean_g) - n * Vector::new(mean_gn);
             let mut value = inner * Vector::new(scale);
             if comptime!(flavor.add) {
-                let from = row as usize * dsum_stride as usize;
+                let from = row as usize * sizes.dsum_stride as usize;
                 value += Vector::cast_from(dsum[from + at as usize]);
             }
-            dx[row as usize * width as usize + at as usize] = Vector::cast_from(value);
+            dx[row as usize * sizes.width as usize + at as usize] = Vector::cast_from(value);
             at += units;
         }
-        row += teams;
+        row += sizes.teams;
         turn = 1 - turn;
     }
 }

@@ -4,9 +4,37 @@ mod backward;
 mod forward;
 mod long;
 
+use cubecl::prelude::*;
+
 pub(super) use backward::backward_kernel;
 pub(super) use forward::forward_kernel;
 pub(super) use long::{long_backward_kernel, long_forward_kernel};
+
+/// The sizes of a forward kernel's tensors. Widths and strides are in vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct ForwardSizes {
+    pub(super) rows: u32,
+    pub(super) width: u32,
+    pub(super) x_stride: u32,
+    pub(super) residual_stride: u32,
+    /// The number of elements of a row.
+    pub(super) len: f32,
+    pub(super) epsilon: f32,
+}
+
+/// The sizes of a backward kernel's tensors. Widths and strides are in vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct BackwardSizes {
+    pub(super) rows: u32,
+    pub(super) width: u32,
+    pub(super) dy_stride: u32,
+    pub(super) x_stride: u32,
+    pub(super) dsum_stride: u32,
+    /// The number of elements of a row.
+    pub(super) len: f32,
+    /// The number of teams, each of which has a row of partial sums.
+    pub(super) teams: u32,
+}
 
 /// The compile-time parameters of a norm kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -128,17 +128,6 @@ impl Buffers {
             rounded.dtype,
         ];
         let lanes = lanes(len, &dtypes);
-        let [
-            grad_factor,
-            beta_1,
-            rest_1,
-            beta_2,
-            rest_2,
-            root_factor,
-            epsilon,
-            keep,
-            rate,
-        ] = numbers(step);
         adamw_kernel::launch(
             &grad.client.clone(),
             cubes(len / lanes),
@@ -151,15 +140,7 @@ impl Buffers {
             rounded.into_buffer_arg(),
             factor.into_buffer_arg(),
             len / lanes,
-            grad_factor,
-            beta_1,
-            rest_1,
-            beta_2,
-            rest_2,
-            root_factor,
-            epsilon,
-            keep,
-            rate,
+            numbers(step),
             rounds,
             scales,
             dtypes.map(dtype_to_storage_type),
@@ -167,8 +148,26 @@ impl Buffers {
     }
 }
 
-/// The numbers of a step in the order of the kernels' arguments.
-fn numbers(step: &AdamwStep) -> [f32; 9] {
+/// The numbers of a step.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct AdamwNumbers {
+    grad_factor: f32,
+    beta_1: f32,
+    /// `1 - beta_1`.
+    rest_1: f32,
+    beta_2: f32,
+    /// `1 - beta_2`.
+    rest_2: f32,
+    /// Corrects the bias of the root of the second moment.
+    root_factor: f32,
+    epsilon: f32,
+    /// The factor of the parameter, from weight decay.
+    keep: f32,
+    /// The learning rate, with the correction of the first moment's bias.
+    rate: f32,
+}
+
+fn numbers(step: &AdamwStep) -> AdamwNumbersLaunch {
     let AdamwStep {
         lr,
         beta_1,
@@ -178,20 +177,17 @@ fn numbers(step: &AdamwStep) -> [f32; 9] {
         grad_factor,
         ..
     } = *step;
-    let root_factor = 1.0 / step.correction(beta_2).sqrt();
-    let keep = 1.0 - lr * weight_decay;
-    let rate = lr / step.correction(beta_1);
-    let rest = |beta| 1.0 - beta;
-    let all = [
-        grad_factor,
-        beta_1,
-        rest(beta_1),
-        beta_2,
-        rest(beta_2),
-        root_factor,
-    ];
-    let [a, b, c, d, e, f] = all.map(|number| number as f32);
-    [a, b, c, d, e, f, epsilon as f32, keep as f32, rate as f32]
+    AdamwNumbersLaunch {
+        grad_factor: grad_factor as f32,
+        beta_1: beta_1 as f32,
+        rest_1: (1.0 - beta_1) as f32,
+        beta_2: beta_2 as f32,
+        rest_2: (1.0 - beta_2) as f32,
+        root_factor: (1.0 / step.correction(beta_2).sqrt()) as f32,
+        epsilon: epsilon as f32,
+        keep: (1.0 - lr * weight_decay) as f32,
+        rate: (lr / step.correction(beta_1)) as f32,
+    }
 }
 
 /// Steps several parameters whose buffers consist of quads, and rounds them to `narrow`.
@@ -221,17 +217,6 @@ fn step_many(
     // (Gradients are only read. Marking them as written is harmless: a reader of a buffer whose
     // writer failed fails either way.)
     let table = table(&tensors, Access::Write, entries);
-    let [
-        grad_factor,
-        beta_1,
-        rest_1,
-        beta_2,
-        rest_2,
-        root_factor,
-        epsilon,
-        keep,
-        rate,
-    ] = numbers(step);
     // SAFETY: the tensors are held until this returns, and have the number of quads that the table
     // states, from the stated addresses. The caller allows writing to them, and no two of the
     // written ones overlap.
@@ -243,15 +228,7 @@ fn step_many(
             table.into_buffer_arg(),
             done.clone().into_buffer_arg(),
             factor.into_buffer_arg(),
-            grad_factor,
-            beta_1,
-            rest_1,
-            beta_2,
-            rest_2,
-            root_factor,
-            epsilon,
-            keep,
-            rate,
+            numbers(step),
             narrow,
             scales,
         );
@@ -263,7 +240,7 @@ fn step_many(
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the optimizer state and the host's scalars of the step"
+    reason = "the buffers of the optimizer state"
 )]
 fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
@@ -273,32 +250,29 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
     rounded: &mut [Vector<R, N>],
     factor: &[f32],
     vectors: usize,
-    grad_factor: f32,
-    beta_1: f32,
-    rest_1: f32,
-    beta_2: f32,
-    rest_2: f32,
-    root_factor: f32,
-    epsilon: f32,
-    keep: f32,
-    rate: f32,
+    numbers: AdamwNumbers,
     #[comptime] rounds: bool,
     #[comptime] scales: bool,
     #[define(G, P, M, V, R)] _dtypes: [ElemType; 5],
 ) {
     if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(grad_factor, factor, scales);
+        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
         let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
         if goes {
             let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
-            let m = decayed(Vector::cast_from(exp_avg[ABSOLUTE_POS]), g, beta_1, rest_1);
+            let m = decayed(
+                Vector::cast_from(exp_avg[ABSOLUTE_POS]),
+                g,
+                numbers.beta_1,
+                numbers.rest_1,
+            );
             let v = decayed(
                 Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]),
                 g * g,
-                beta_2,
-                rest_2,
+                numbers.beta_2,
+                numbers.rest_2,
             );
-            p = moved(p, m, v, root_factor, epsilon, keep, rate);
+            p = moved(p, m, v, &numbers);
             exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
             exp_avg_sq[ABSOLUTE_POS] = Vector::cast_from(v);
             param[ABSOLUTE_POS] = Vector::cast_from(p);
@@ -313,20 +287,11 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
 /// of the gradient, the parameter, the two moments and, with `narrow`, the rounded parameter; then
 /// the number of quads. `done: [1]` is written by the same launch.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "the host's scalars of the step")]
 fn adamw_of_many_kernel(
     table: &[u64],
     done: &mut [u32],
     factor: &[f32],
-    grad_factor: f32,
-    beta_1: f32,
-    rest_1: f32,
-    beta_2: f32,
-    rest_2: f32,
-    root_factor: f32,
-    epsilon: f32,
-    keep: f32,
-    rate: f32,
+    numbers: AdamwNumbers,
     #[comptime] narrow: Option<&'static str>,
     #[comptime] scales: bool,
 ) {
@@ -341,7 +306,7 @@ fn adamw_of_many_kernel(
     let exp_avg_sq = table[entry + 3];
     let rounded = table[entry + buffers - 1];
     let quads = table[entry + buffers] as usize;
-    let (grad_factor, goes) = factor_of(grad_factor, factor, scales);
+    let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
     let mut at = UNIT_POS as usize;
     while at < quads {
         let place = at as u64 * QUAD;
@@ -350,9 +315,9 @@ fn adamw_of_many_kernel(
             let g = quad_at(grad + place) * Vector::new(grad_factor);
             let m = quad_at(exp_avg + place);
             let v = quad_at(exp_avg_sq + place);
-            let m = decayed(m, g, beta_1, rest_1);
-            let v = decayed(v, g * g, beta_2, rest_2);
-            p = moved(p, m, v, root_factor, epsilon, keep, rate);
+            let m = decayed(m, g, numbers.beta_1, numbers.rest_1);
+            let v = decayed(v, g * g, numbers.beta_2, numbers.rest_2);
+            p = moved(p, m, v, &numbers);
             put_quad(exp_avg + place, m, comptime!(None));
             put_quad(exp_avg_sq + place, v, comptime!(None));
             put_quad(param + place, p, comptime!(None));
@@ -381,11 +346,8 @@ fn moved<N: Size>(
     p: Vector<f32, N>,
     m: Vector<f32, N>,
     v: Vector<f32, N>,
-    root_factor: f32,
-    epsilon: f32,
-    keep: f32,
-    rate: f32,
+    numbers: &AdamwNumbers,
 ) -> Vector<f32, N> {
-    let root = v.sqrt() * Vector::new(root_factor) + Vector::new(epsilon);
-    p * Vector::new(keep) - m / root * Vector::new(rate)
+    let root = v.sqrt() * Vector::new(numbers.root_factor) + Vector::new(numbers.epsilon);
+    p * Vector::new(numbers.keep) - m / root * Vector::new(numbers.rate)
 }

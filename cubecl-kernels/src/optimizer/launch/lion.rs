@@ -44,13 +44,15 @@ pub(in crate::optimizer) fn lion(
         rounded_arg.into_buffer_arg(),
         factor.into_buffer_arg(),
         len / lanes,
-        grad_factor as f32,
-        beta_1 as f32,
-        (1.0 - beta_1) as f32,
-        beta_2 as f32,
-        (1.0 - beta_2) as f32,
-        (1.0 - lr * weight_decay) as f32,
-        lr as f32,
+        LionNumbersLaunch {
+            grad_factor: grad_factor as f32,
+            beta_1: beta_1 as f32,
+            rest_1: (1.0 - beta_1) as f32,
+            beta_2: beta_2 as f32,
+            rest_2: (1.0 - beta_2) as f32,
+            keep: (1.0 - lr * weight_decay) as f32,
+            lr: lr as f32,
+        },
         rounds,
         scales,
         dtypes.map(dtype_to_storage_type),
@@ -70,11 +72,26 @@ fn sign<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     select_many(x.greater_than(&zero), Vector::new(1.0), below)
 }
 
+/// The numbers of a step.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct LionNumbers {
+    grad_factor: f32,
+    beta_1: f32,
+    /// `1 - beta_1`.
+    rest_1: f32,
+    beta_2: f32,
+    /// `1 - beta_2`.
+    rest_2: f32,
+    /// The factor of the parameter, from weight decay.
+    keep: f32,
+    lr: f32,
+}
+
 /// One Lion step. `rounded` is used only if `rounds` is set, and `factor` only if `scales` is.
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the optimizer state and the host's scalars of the step"
+    reason = "the buffers of the optimizer state"
 )]
 fn lion_kernel<G: Float, P: Float, M: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
@@ -83,26 +100,20 @@ fn lion_kernel<G: Float, P: Float, M: Float, R: Float, N: Size>(
     rounded: &mut [Vector<R, N>],
     factor: &[f32],
     vectors: usize,
-    grad_factor: f32,
-    beta_1: f32,
-    rest_1: f32,
-    beta_2: f32,
-    rest_2: f32,
-    keep: f32,
-    lr: f32,
+    numbers: LionNumbers,
     #[comptime] rounds: bool,
     #[comptime] scales: bool,
     #[define(G, P, M, R)] _dtypes: [ElemType; 4],
 ) {
     if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(grad_factor, factor, scales);
+        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
         let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
         if goes {
             let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
             let m = Vector::<f32, N>::cast_from(exp_avg[ABSOLUTE_POS]);
-            let update = sign(m * Vector::new(beta_1) + g * Vector::new(rest_1));
-            p = p * Vector::new(keep) - update * Vector::new(lr);
-            let m = m * Vector::new(beta_2) + g * Vector::new(rest_2);
+            let update = sign(m * Vector::new(numbers.beta_1) + g * Vector::new(numbers.rest_1));
+            p = p * Vector::new(numbers.keep) - update * Vector::new(numbers.lr);
+            let m = m * Vector::new(numbers.beta_2) + g * Vector::new(numbers.rest_2);
             exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
             param[ABSOLUTE_POS] = Vector::cast_from(p);
         }

@@ -65,10 +65,12 @@ pub(in crate::optimizer) fn sgd(
         rounded_arg.into_buffer_arg(),
         factor.into_buffer_arg(),
         len / lanes,
-        grad_factor as f32,
-        momentum as f32,
-        weight_decay as f32,
-        lr as f32,
+        SgdNumbersLaunch {
+            grad_factor: grad_factor as f32,
+            momentum: momentum as f32,
+            weight_decay: weight_decay as f32,
+            lr: lr as f32,
+        },
         flavor,
         dtypes.map(dtype_to_storage_type),
     );
@@ -79,11 +81,20 @@ pub(in crate::optimizer) fn sgd(
     }
 }
 
+/// The numbers of a step.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct SgdNumbers {
+    grad_factor: f32,
+    momentum: f32,
+    weight_decay: f32,
+    lr: f32,
+}
+
 /// One SGD step. Buffers that the variant does not use are not read.
 #[cube(launch)]
 #[allow(
     clippy::too_many_arguments,
-    reason = "the optimizer state and the host's scalars of the step"
+    reason = "the buffers of the optimizer state"
 )]
 fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
@@ -92,32 +103,29 @@ fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
     rounded: &mut [Vector<R, N>],
     factor: &[f32],
     vectors: usize,
-    grad_factor: f32,
-    momentum: f32,
-    weight_decay: f32,
-    lr: f32,
+    numbers: SgdNumbers,
     #[comptime] flavor: SgdVariant,
     #[define(G, P, B, R)] _dtypes: [ElemType; 4],
 ) {
     if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(grad_factor, factor, flavor.scales);
+        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, flavor.scales);
         let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
         if goes {
             let mut update = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
             if comptime!(flavor.decays) {
-                update += p * Vector::new(weight_decay);
+                update += p * Vector::new(numbers.weight_decay);
             }
             if comptime!(flavor.momentum) {
                 let old = Vector::<f32, N>::cast_from(momentum_buffer[ABSOLUTE_POS]);
-                let buffer = old * Vector::new(momentum) + update;
+                let buffer = old * Vector::new(numbers.momentum) + update;
                 momentum_buffer[ABSOLUTE_POS] = Vector::cast_from(buffer);
                 if comptime!(flavor.nesterov) {
-                    update += buffer * Vector::new(momentum);
+                    update += buffer * Vector::new(numbers.momentum);
                 } else {
                     update = buffer;
                 }
             }
-            p -= update * Vector::new(lr);
+            p -= update * Vector::new(numbers.lr);
             param[ABSOLUTE_POS] = Vector::cast_from(p);
         }
         if comptime!(flavor.rounds) {

@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Shape, Tensor};
 
 use crate::arg_check::{self, float};
-use crate::{FusedOp, InputGrads, IntoPrimitive, fused};
+use crate::{FusedOp, InputGrads, IntoPrimitive, fused, with_autodiff_of};
 
 /// A scalar whose `backward` starts with the gradient `grad` at `y`. The scalar itself is 0, and
 /// multiplying it by a factor has no effect on the gradients.
@@ -29,6 +29,7 @@ pub fn backward_from<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1>
         "backward_from: the dtypes of the gradient and its tensor differ"
     );
     arg_check::check("backward_from", [float("y", &y), float("grad", &grad)]);
+    let y = with_autodiff_of(y, &grad.device());
     fused(BackwardFrom(grad.inner()), [y.into_dispatch()])
 }
 

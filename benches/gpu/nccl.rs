@@ -13,7 +13,10 @@ use burn::{
 };
 use clap::Parser;
 use megaburn::{
-    collective::{CollectiveError, ConnectOptions, Group, RankEnv, ReduceOp, connect, tensors},
+    collective::{
+        CollectiveError, ConnectOptions, Group, Lane, RankEnv, ReduceOp, connect,
+        tensors::{self, Work},
+    },
     cuda::{self, CudaQueue, timing::elapsed},
     launch::tie_to_launcher,
 };
@@ -163,10 +166,12 @@ fn call(
     x: Tensor<1>,
     rows: &[usize],
 ) -> Result<Tensor<1>, CollectiveError> {
-    match op {
-        Collective::AllReduce => tensors::all_reduce(x, ReduceOp::Sum, world),
-        Collective::AllGather => tensors::all_gather(x, world),
-        Collective::ReduceScatter => tensors::reduce_scatter(x, ReduceOp::Sum, world),
-        Collective::AllToAll => tensors::all_to_all(x, rows, rows, world),
-    }
+    let lane = Lane::InOrder;
+    let started = match op {
+        Collective::AllReduce => tensors::all_reduce(x, ReduceOp::Sum, world, lane),
+        Collective::AllGather => tensors::all_gather(x, world, lane),
+        Collective::ReduceScatter => tensors::reduce_scatter(x, ReduceOp::Sum, world, lane),
+        Collective::AllToAll => tensors::all_to_all(x, rows, rows, world, lane),
+    };
+    started.map(Work::wait)
 }

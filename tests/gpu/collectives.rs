@@ -2,10 +2,13 @@
 
 use burn::{
     prelude::Int,
-    tensor::{DType, Tensor, TensorData},
+    tensor::{DType, Float, Tensor, TensorData},
 };
 use megaburn::{
-    collective::{CollectiveError, Group, ReduceOp, run_threads, tensors},
+    collective::{
+        CollectiveError, Group, Lane, ReduceOp, run_threads,
+        tensors::{self, Work},
+    },
     cuda::memory::MemoryReport,
 };
 
@@ -86,30 +89,34 @@ fn check<const D: usize, K: tensors::CollectiveElement>(
         vec![ReduceOp::Sum, ReduceOp::Max]
     };
     for op in ops {
-        let got = tensors::all_reduce(x.clone(), op, world).map_err(text)?;
+        let got = tensors::all_reduce(x.clone(), op, world, Lane::InOrder).map_err(text)?;
         let want = world.all_reduce(host.clone(), op).map_err(text)?;
-        same(got.into_data(), want, &what(&format!("all_reduce {op:?}")))?;
-        let got = tensors::reduce_scatter(x.clone(), op, world).map_err(text)?;
+        same(
+            got.wait().into_data(),
+            want,
+            &what(&format!("all_reduce {op:?}")),
+        )?;
+        let got = tensors::reduce_scatter(x.clone(), op, world, Lane::InOrder).map_err(text)?;
         let want = world.reduce_scatter(host.clone(), op).map_err(text)?;
         same(
-            got.into_data(),
+            got.wait().into_data(),
             want,
             &what(&format!("reduce_scatter {op:?}")),
         )?;
     }
-    let got = tensors::all_gather(x.clone(), world).map_err(text)?;
+    let got = tensors::all_gather(x.clone(), world, Lane::InOrder).map_err(text)?;
     let want = world.all_gather(host.clone()).map_err(text)?;
-    same(got.into_data(), want, &what("all_gather"))?;
+    same(got.wait().into_data(), want, &what("all_gather"))?;
     let root = world.size() - 1;
-    let got = tensors::broadcast(x.clone(), root, world).map_err(text)?;
+    let got = tensors::broadcast(x.clone(), root, world, Lane::InOrder).map_err(text)?;
     same(
-        got.into_data(),
+        got.wait().into_data(),
         world.broadcast(host, root).map_err(text)?,
         &what("broadcast"),
     )?;
     let rows = vec![x.dims()[0] / world.size(); world.size()];
-    let there = tensors::all_to_all(x.clone(), &rows, &rows, world).map_err(text)?;
-    let back = tensors::all_to_all(there, &rows, &rows, world).map_err(text)?;
+    let exchanged = |x| tensors::all_to_all(x, &rows, &rows, world, Lane::InOrder).map_err(text);
+    let back = exchanged(exchanged(x.clone())?.wait())?.wait();
     same(
         back.into_data(),
         x.to_data(),
@@ -184,15 +191,19 @@ fn pairs(world: &Group) -> Outcome {
     let next = (rank + 1) % n;
     let last = (rank + n - 1) % n;
     for shape in [[5, 33], [1, 1], [100, 4096]] {
-        let like = Tensor::<2>::zeros(shape, (&this_gpu(), DType::BF16));
         let mine = floats(rank, shape, DType::BF16);
-        let receive = || tensors::recv(like.clone(), last, world).map_err(text);
+        let send = || tensors::send(mine.clone(), next, world, Lane::InOrder).map_err(text);
+        let receive = || {
+            let place = (&this_gpu(), DType::BF16);
+            let got = tensors::recv::<2, Float>(shape, place, last, world, Lane::InOrder);
+            got.map(Work::wait).map_err(text)
+        };
         let got = if rank.is_multiple_of(2) {
-            tensors::send(mine, next, world).map_err(text)?;
+            send()?.wait();
             receive()?
         } else {
             let got = receive()?;
-            tensors::send(mine, next, world).map_err(text)?;
+            send()?.wait();
             got
         };
         same(
@@ -212,10 +223,11 @@ fn nan(world: &Group) -> Outcome {
         values[3 + rank % 3] = f32::NAN;
         let x = Tensor::<1>::from_data(values, (&this_gpu(), dtype));
         let want = world.all_reduce(x.to_data(), ReduceOp::Max).map_err(text)?;
-        let got = tensors::all_reduce(x.clone(), ReduceOp::Max, world).map_err(text)?;
+        let max = |lane| tensors::all_reduce(x.clone(), ReduceOp::Max, world, lane).map_err(text);
+        let got = max(Lane::InOrder)?.wait();
         same(got.into_data(), want.clone(), "maximum with NaN")?;
-        let got = tensors::start_all_reduce(x, ReduceOp::Max, world).map_err(text)?;
-        same(got.wait().into_data(), want, "the same, started")?;
+        let got = max(Lane::Overlapped)?.wait();
+        same(got.into_data(), want, "the same, overlapped")?;
     }
     Ok(())
 }
@@ -229,13 +241,16 @@ fn overlapped(world: &Group) -> Outcome {
     for round in 0..40 {
         let scale = 1.0 + round as f32;
         let x = Tensor::<2>::ones([512, 1000 + round], &this_gpu()) * ((rank + 1) as f32 * scale);
-        let sum = tensors::start_all_reduce(x.clone(), ReduceOp::Sum, world).map_err(text)?;
-        let whole = tensors::start_all_gather(x.clone(), world).map_err(text)?;
+        let sum = tensors::all_reduce(x.clone(), ReduceOp::Sum, world, Lane::Overlapped);
+        let sum = sum.map_err(text)?;
+        let whole = tensors::all_gather(x.clone(), world, Lane::Overlapped).map_err(text)?;
         // Allocate memory meanwhile, and run an in-order collective in between.
         let busy = x.clone().matmul(x.clone().transpose()).sum() * 0.0;
-        let max = tensors::all_reduce(x.clone(), ReduceOp::Max, world).map_err(text)?;
+        let max = tensors::all_reduce(x.clone(), ReduceOp::Max, world, Lane::InOrder);
+        let max = max.map_err(text)?.wait();
         // Also drop a collective without waiting for it.
-        drop(tensors::start_reduce_scatter(x, ReduceOp::Sum, world).map_err(text)?);
+        let dropped = tensors::reduce_scatter(x, ReduceOp::Sum, world, Lane::Overlapped);
+        drop(dropped.map_err(text)?);
         let sum = sum.wait() + busy.unsqueeze();
         let whole = whole.wait();
         let ends = [
@@ -284,7 +299,7 @@ fn in_place(world: &Group) -> Outcome {
             whole.slice_assign([at], own.clone())
         };
         let held = whole.clone();
-        let started = tensors::start_all_gather_in_place(whole, world).map_err(text)?;
+        let started = tensors::all_gather_in_place(whole, world, Lane::Overlapped).map_err(text)?;
         // Allocate memory meanwhile.
         let busy =
             floats(rank, [512, 512], DType::F32).matmul(floats(rank, [512, 512], DType::F32));
@@ -296,8 +311,11 @@ fn in_place(world: &Group) -> Outcome {
         // Members need not agree on where the result is stored.
         let want = world.all_gather(own.to_data()).map_err(text)?;
         let got = match rank {
-            0 => tensors::start_all_gather(own, world),
-            _ => tensors::start_all_gather_in_place(Tensor::cat(vec![own; n], 0), world),
+            0 => tensors::all_gather(own, world, Lane::Overlapped),
+            _ => {
+                let whole = Tensor::cat(vec![own; n], 0);
+                tensors::all_gather_in_place(whole, world, Lane::Overlapped)
+            }
         };
         same(
             got.map_err(text)?.wait().into_data(),
@@ -317,8 +335,9 @@ fn thousand_rounds(world: &Group) -> Outcome {
     let mut x = Tensor::<2>::ones([256, 333], &device);
     let mut early = 0;
     for round in 0..1000 {
-        let sum = tensors::all_reduce(x.clone(), ReduceOp::Mean, world).map_err(text)?;
-        let later = tensors::start_all_gather(x, world).map_err(text)?;
+        let sum = tensors::all_reduce(x.clone(), ReduceOp::Mean, world, Lane::InOrder);
+        let sum = sum.map_err(text)?.wait();
+        let later = tensors::all_gather(x, world, Lane::Overlapped).map_err(text)?;
         x = later.wait().slice([0..256, 0..333]) * 0.5 + sum * 0.5;
         if round % 100 == 99 {
             device.sync().map_err(|error| error.to_string())?;
@@ -350,7 +369,7 @@ fn second_rank(world: &Group) -> Outcome {
     )?;
     let ends = run_threads(2, Default::default(), |threads| {
         let x = Tensor::<1>::ones([3], &this_gpu());
-        tensors::all_reduce(x, ReduceOp::Sum, &threads).map(drop)
+        tensors::all_reduce(x, ReduceOp::Sum, &threads, Lane::InOrder).map(drop)
     });
     for end in ends {
         let told = end

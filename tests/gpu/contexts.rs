@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, convert::Infallible};
 
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn::{
-    collective::{Group, ProcessGroups, ReduceOp, tensors},
+    collective::{Group, Lane, ProcessGroups, ReduceOp, tensors},
     kernels::RopeConfig,
     mesh::{Layout, PackedRows, PositionRng, Purpose, Zigzag},
     parallel::{
@@ -380,10 +380,10 @@ fn layer(
             .grad(&grads)
             .ok_or("no gradient")?
             .cast(DType::F32);
-        let sum = tensors::all_reduce(gradient, ReduceOp::Sum, &groups.cp);
+        let sum = tensors::all_reduce(gradient, ReduceOp::Sum, &groups.cp, Lane::InOrder);
         found.insert(
             name.into(),
-            host(sum.map_err(|error| text(&error))?.unsqueeze_dim(0))?,
+            host(sum.map_err(|error| text(&error))?.wait().unsqueeze_dim(0))?,
         );
     }
     Ok(found)

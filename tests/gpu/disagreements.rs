@@ -8,8 +8,9 @@ use std::{
 
 use burn::tensor::{DType, Tensor};
 use megaburn::collective::{
-    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect, free_port,
-    tensors,
+    CollectiveError, ConnectOptions, Group, GroupOptions, Lane, RankEnv, ReduceOp, connect,
+    free_port,
+    tensors::{self, Work},
 };
 
 use crate::{
@@ -66,7 +67,7 @@ fn ones(shape: [usize; 2]) -> Tensor<2> {
 }
 
 fn sum(world: &Group, shape: [usize; 2]) -> Result<Tensor<2>, CollectiveError> {
-    tensors::all_reduce(ones(shape), ReduceOp::Sum, world)
+    tensors::all_reduce(ones(shape), ReduceOp::Sum, world, Lane::InOrder).map(Work::wait)
 }
 
 /// All-reduces and reads, as a training loop does, until there is an error.
@@ -184,7 +185,7 @@ fn leaves(world: &Group) -> Outcome {
 fn unmade(world: &Group) -> Outcome {
     let culprit = |world: Group| {
         let x = Tensor::<1, burn::tensor::Int>::zeros([3], (&this_gpu(), DType::I16));
-        let error = tensors::all_reduce(x, ReduceOp::Sum, &world).unwrap_err();
+        let error = tensors::all_reduce(x, ReduceOp::Sum, &world, Lane::InOrder).unwrap_err();
         println!("{error}");
     };
     let limit = TIMEOUT / 2;

@@ -4,7 +4,7 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor, TensorData},
 };
-use megaburn::collective::{Group, tensors};
+use megaburn::collective::{Group, Lane, tensors};
 
 use crate::collectives::{Outcome, floats, same, text};
 
@@ -20,21 +20,22 @@ pub(crate) fn uneven(world: &Group) -> Outcome {
             let total: usize = send.iter().sum();
             let x = floats(rank, [total, width], dtype);
             let host = x.to_data();
-            let got = tensors::all_to_all(x, &send, &recv, world).map_err(text)?;
+            let got = tensors::all_to_all(x, &send, &recv, world, Lane::InOrder).map_err(text)?;
             let cpu = Tensor::<2>::from_data(host, (&Device::flex(), dtype));
-            let want = tensors::all_to_all(cpu, &send, &recv, world).map_err(text)?;
+            let want =
+                tensors::all_to_all(cpu, &send, &recv, world, Lane::InOrder).map_err(text)?;
             same(
-                got.into_data(),
-                want.into_data(),
+                got.wait().into_data(),
+                want.wait().into_data(),
                 &format!("{send:?} sent, {recv:?} received"),
             )?;
         }
     }
     let none = vec![0; n];
     let x = floats(rank, [0, 5], DType::F32);
-    let got = tensors::all_to_all(x, &none, &none, world).map_err(text)?;
+    let got = tensors::all_to_all(x, &none, &none, world, Lane::InOrder).map_err(text)?;
     same(
-        got.into_data(),
+        got.wait().into_data(),
         TensorData::new(Vec::<f32>::new(), [0, 5]),
         "no rows at all",
     )
@@ -65,8 +66,8 @@ pub(crate) fn placed(world: &Group) -> Outcome {
             let x = floats(rank, [total, width], dtype);
             let host = x.to_data();
             let between = |x, send: &[_], recv: &[_]| {
-                tensors::start_all_to_all_between(x, send, recv, world)
-                    .map(tensors::AsyncCollective::wait)
+                tensors::all_to_all_ranges(x, send, recv, world, Lane::Overlapped)
+                    .map(tensors::Work::wait)
                     .map_err(text)
             };
             let got = between(x, &send, &recv)?;

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    GroupOptions,
     busy::{Busy, Phase, Place},
     clock,
+    group::GroupOptions,
 };
 
 /// One rank's phases and signs of life. The rank's own threads write it; the threads that read its

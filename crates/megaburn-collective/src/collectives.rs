@@ -3,10 +3,11 @@
 use burn::tensor::{Bytes, DType, TensorData};
 
 use crate::{
-    CollectiveError, Group, ReduceOp,
-    group::no_data,
+    call::{Call, Collective, ReduceOp},
+    error::CollectiveError,
+    group::Group,
     joined::joined,
-    message::{Call, OpKind, Payload},
+    message::Payload,
     reduce::reduce,
 };
 
@@ -15,6 +16,34 @@ use crate::{
 const SINGLE_EXCHANGE: usize = 16 << 10;
 
 impl Group {
+    /// Runs a collective to which each member gives one value; an all-to-all exchanges equal parts
+    /// of the first dimension.
+    pub(crate) fn run_on_host(
+        &self,
+        op: Collective,
+        data: TensorData,
+    ) -> Result<TensorData, CollectiveError> {
+        match op {
+            Collective::AllReduce(op) => self.all_reduce(data, op),
+            Collective::AllGather => self.all_gather(data),
+            Collective::ReduceScatter(op) => self.reduce_scatter(data, op),
+            Collective::AllToAll => {
+                let rows = self.equal_rows(data.shape()[0]);
+                self.all_to_all_rows(data, &rows, &rows)
+            }
+            Collective::Broadcast { root } => self.broadcast(data, root),
+            Collective::Shift { by } => {
+                let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+                self.send(data, self.at(by))?;
+                self.recv(self.at(-by), Some(&shape), dtype)
+            }
+            Collective::Send | Collective::Barrier => {
+                let call = self.next_call(op, data.dtype(), data.shape());
+                self.refuse(&call, "it returns no value")
+            }
+        }
+    }
+
     /// Reduces the members' values; every member gets the result.
     ///
     /// # Shapes
@@ -33,29 +62,18 @@ impl Group {
         if self.size() == 1 {
             return Ok(data);
         }
-        let kind = match op {
-            ReduceOp::Sum => OpKind::AllReduceSum,
-            ReduceOp::Max => OpKind::AllReduceMax,
-            ReduceOp::Mean => OpKind::AllReduceMean,
-        };
-        let call = self.next_call(kind, &data);
+        let call = self.next_call(Collective::AllReduce(op), data.dtype(), data.shape());
         let (bytes, shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
-            let refused = || {
-                self.bad_argument(
-                    &call,
-                    format!(
-                        "{dtype:?} does not support this \
-                reduction"
-                    ),
-                )
+            let sum_of = |parts: &[Payload]| {
+                let refused = || self.unsupported(&call);
+                reduce(parts, dtype, op).ok_or_else(refused)
             };
             let mine = Payload::new(bytes);
             let len = mine.as_slice().len();
             if len <= SINGLE_EXCHANGE {
                 let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
-                let sum = reduce(&all, dtype, op).ok_or_else(refused)?;
-                return Ok(TensorData::from_bytes(sum, shape, dtype));
+                return Ok(TensorData::from_bytes(sum_of(&all)?, shape, dtype));
             }
             let elements = len / dtype.size();
             let stretch = |member: usize| {
@@ -63,7 +81,7 @@ impl Group {
                 at(member)..at(member + 1)
             };
             let parts = self.exchange(link, &call, deadline, |to| mine.slice(stretch(to)))?;
-            let sum = Payload::new(reduce(&parts, dtype, op).ok_or_else(refused)?);
+            let sum = Payload::new(sum_of(&parts)?);
             let all = self.exchange(link, &call, deadline, |_| sum.clone())?;
             Ok(TensorData::from_bytes(
                 concatenate(&all, dtype),
@@ -85,7 +103,7 @@ impl Group {
         if self.size() == 1 {
             return Ok(data);
         }
-        let call = self.next_call(OpKind::AllGather, &data);
+        let call = self.next_call(Collective::AllGather, data.dtype(), data.shape());
         let (bytes, mut shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
             let mine = Payload::new(bytes);
@@ -120,12 +138,7 @@ impl Group {
         if self.size() == 1 {
             return Ok(data);
         }
-        let kind = match op {
-            ReduceOp::Sum => OpKind::ReduceScatterSum,
-            ReduceOp::Max => OpKind::ReduceScatterMax,
-            ReduceOp::Mean => OpKind::ReduceScatterMean,
-        };
-        let call = self.next_call(kind, &data);
+        let call = self.next_call(Collective::ReduceScatter(op), data.dtype(), data.shape());
         let (bytes, mut shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
             match shape.first_mut() {
@@ -140,9 +153,7 @@ impl Group {
             let parts = self.exchange(link, &call, deadline, |to| {
                 mine.slice(to * share..(to + 1) * share)
             })?;
-            let sum = reduce(&parts, dtype, op).ok_or_else(|| {
-                self.bad_argument(&call, format!("{dtype:?} does not support this reduction"))
-            })?;
+            let sum = reduce(&parts, dtype, op).ok_or_else(|| self.unsupported(&call))?;
             Ok(TensorData::from_bytes(sum, shape, dtype))
         })
     }
@@ -158,18 +169,18 @@ impl Group {
     /// All members; each part is sent once.
     pub fn all_to_all(&self, parts: Vec<TensorData>) -> Result<Vec<TensorData>, CollectiveError> {
         let dtype = parts.first().map_or(DType::U8, TensorData::dtype);
-        let call = self.next_call(OpKind::AllToAll, &no_data_of(dtype));
+        let call = self.next_call(Collective::AllToAll, dtype, &[0]);
         if parts.len() != self.size() {
             let why = format!(
                 "{} parts were given for {} members",
                 parts.len(),
                 self.size()
             );
-            return self.run(&call, |_, _| Err(self.bad_argument(&call, why)));
+            return self.refuse(&call, why);
         }
         if parts.iter().any(|part| part.dtype() != dtype) {
             let why = "the parts have different element types";
-            return self.run(&call, |_, _| Err(self.bad_argument(&call, why)));
+            return self.refuse(&call, why);
         }
         if self.size() == 1 {
             return Ok(parts);
@@ -212,7 +223,7 @@ impl Group {
         if self.size() == 1 && root == 0 {
             return Ok(data);
         }
-        let call = self.next_call(OpKind::Broadcast { root }, &data);
+        let call = self.next_call(Collective::Broadcast { root }, data.dtype(), data.shape());
         let (bytes, shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
             if root >= self.size() {
@@ -244,7 +255,7 @@ impl Group {
         if self.size() == 1 {
             return Ok(());
         }
-        let call = self.next_call(OpKind::Barrier, &no_data());
+        let call = self.next_call(Collective::Barrier, DType::U8, &[0]);
         self.run(&call, |link, deadline| {
             self.exchange(link, &call, deadline, |_| Payload::empty())
                 .map(drop)
@@ -258,7 +269,7 @@ impl Group {
     /// # Collective
     /// This rank and `to`. Returns when the data is handed over, not when it is received.
     pub fn send(&self, data: TensorData, to: usize) -> Result<(), CollectiveError> {
-        let call = self.pair_call(to, 0, &data);
+        let call = self.pair_call(to, 0, data.dtype(), data.shape());
         self.run(&call, |link, deadline| {
             self.check_peer(&call, to)?;
             self.send_to(link, &call, to, Payload::new(data.into_parts().0), deadline)
@@ -278,39 +289,42 @@ impl Group {
         shape: Option<&[usize]>,
         dtype: DType,
     ) -> Result<TensorData, CollectiveError> {
-        let mut call = self.pair_call(from, 1, &no_data_of(dtype));
-        call.shape = shape.unwrap_or_default().to_vec();
+        let call = self.pair_call(from, 1, dtype, shape.unwrap_or_default());
         self.run(&call, |link, deadline| {
             self.check_peer(&call, from)?;
             let message = self.receive_from(link, &call, from, deadline)?;
             if shape.is_some_and(|shape| shape != message.call.shape) {
-                return Err(CollectiveError::Mismatch {
-                    rank: self.global_rank(),
-                    group: self.name().to_string(),
-                    mine: Box::new(call.clone()),
-                    peer: self.members()[from],
-                    theirs: Box::new(message.call),
-                });
+                return Err(self.mismatch(&call, from, message.call));
             }
             let bytes = message.payload.into_bytes();
             Ok(TensorData::from_bytes(bytes, message.call.shape, dtype))
         })
     }
 
-    fn pair_call(&self, member: usize, direction: usize, data: &TensorData) -> Call {
-        let seq = if member < self.size() {
-            self.next_pair(member, direction)
-        } else {
-            0
-        };
-        let dtype = data.dtype();
-        let shape = data.shape().to_vec();
+    /// The description of this rank's next transfer to (direction 0) or from (1) a member.
+    pub(crate) fn pair_call(
+        &self,
+        member: usize,
+        direction: usize,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Call {
+        let is_member = member < self.size();
         Call {
-            op: OpKind::Send,
-            seq,
+            op: Collective::Send,
+            seq: if is_member {
+                self.next_pair(member, direction)
+            } else {
+                0
+            },
             dtype,
-            shape,
+            shape: shape.to_vec(),
         }
+    }
+
+    fn unsupported(&self, call: &Call) -> CollectiveError {
+        let why = format!("{:?} does not support this reduction", call.dtype);
+        self.bad_argument(call, why)
     }
 
     fn check_peer(&self, call: &Call, member: usize) -> Result<(), CollectiveError> {
@@ -324,10 +338,6 @@ impl Group {
         );
         Err(self.bad_argument(call, why))
     }
-}
-
-fn no_data_of(dtype: DType) -> TensorData {
-    TensorData::from_bytes_vec(Vec::new(), [0], dtype)
 }
 
 fn concatenate(parts: &[Payload], dtype: DType) -> Bytes {

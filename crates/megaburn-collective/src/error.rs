@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-use crate::message::Call;
+use crate::call::Call;
 
 /// Why a collective failed. Every error names the rank, its group, the operation and its sequence
 /// number.

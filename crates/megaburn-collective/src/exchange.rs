@@ -7,11 +7,13 @@ use std::{
 };
 
 use crate::{
-    CollectiveError, Group,
     busy::Busy,
+    call::Call,
     deadline::Deadline,
+    error::CollectiveError,
     fault::TransportError,
-    message::{Call, Message, Payload},
+    group::Group,
+    message::{Message, Payload},
     recorder::FlightRecorder,
     transport::Transport,
 };
@@ -64,6 +66,36 @@ pub(crate) fn fail(
     true
 }
 
+/// The error of a call that failed in the transport; `timeout` makes it of a wait that took too
+/// long.
+pub(crate) fn transport_error(
+    rank: usize,
+    group: String,
+    call: Call,
+    error: TransportError,
+    timeout: impl FnOnce(usize, String, Box<Call>) -> CollectiveError,
+) -> CollectiveError {
+    let call = Box::new(call);
+    match error {
+        TransportError::Timeout => timeout(rank, group, call),
+        TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
+        TransportError::Lost { peer, why } => CollectiveError::PeerLost {
+            rank,
+            group,
+            call,
+            peer,
+            why,
+        },
+        TransportError::Aborted { by, reason } => CollectiveError::Aborted {
+            rank,
+            group,
+            call,
+            by,
+            reason,
+        },
+    }
+}
+
 /// The error of a rank that waits for a busy rank that makes no progress.
 pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) -> CollectiveError {
     let peer = busy.rank;
@@ -90,12 +122,7 @@ impl Group {
         let Some(link) = &self.0.link else {
             return Err(self.bad_argument(call, "a group of one has no peers"));
         };
-        if let Some(first) = link.failure.get() {
-            let rank = self.global_rank();
-            let group = self.name().to_string();
-            let first = Box::new(first.clone());
-            return Err(CollectiveError::Unusable { rank, group, first });
-        }
+        self.check_usable()?;
         let id = link.recorder.start(self.name(), call);
         let _wait = self.0.activity.wait();
         let result = body(link, Deadline::after(self.0.options.timeout));
@@ -105,6 +132,27 @@ impl Group {
             self.record_failure(link, error);
         }
         result
+    }
+
+    /// Fails as `call`, on every rank, because of an argument.
+    pub(crate) fn refuse<T>(
+        &self,
+        call: &Call,
+        why: impl Into<String>,
+    ) -> Result<T, CollectiveError> {
+        self.run(call, |_, _| Err(self.bad_argument(call, why)))
+    }
+
+    /// Returns the error of this rank's first failure, if there was one.
+    pub(crate) fn check_usable(&self) -> Result<(), CollectiveError> {
+        let Some(first) = self.failure() else {
+            return Ok(());
+        };
+        Err(CollectiveError::Unusable {
+            rank: self.global_rank(),
+            group: self.name().to_string(),
+            first: Box::new(first),
+        })
     }
 
     /// Records this rank's first failure and reports it to the others.
@@ -174,15 +222,20 @@ impl Group {
             .receive(peer, self.0.channel, deadline)
             .map_err(|error| self.transport_error(call, from, error, deadline.waited()))?;
         if !call.agrees(&message.call) {
-            return Err(CollectiveError::Mismatch {
-                rank: self.global_rank(),
-                group: self.name().to_string(),
-                mine: Box::new(call.clone()),
-                peer,
-                theirs: Box::new(message.call),
-            });
+            return Err(self.mismatch(call, from, message.call));
         }
         Ok(message)
+    }
+
+    /// The error of a member that made another call.
+    pub(crate) fn mismatch(&self, mine: &Call, from: usize, theirs: Call) -> CollectiveError {
+        CollectiveError::Mismatch {
+            rank: self.global_rank(),
+            group: self.name().to_string(),
+            mine: Box::new(mine.clone()),
+            peer: self.0.members[from],
+            theirs: Box::new(theirs),
+        }
     }
 
     pub(crate) fn transport_error(
@@ -192,37 +245,15 @@ impl Group {
         error: TransportError,
         waited: Duration,
     ) -> CollectiveError {
-        let rank = self.global_rank();
+        let timeout = |rank, group, call| CollectiveError::Timeout {
+            rank,
+            group,
+            call,
+            peer: self.0.members[member],
+            seconds: waited.as_secs_f64(),
+        };
         let group = self.name().to_string();
-        let call = Box::new(call.clone());
-        let peer = self.0.members[member];
-        match error {
-            TransportError::Timeout => {
-                let seconds = waited.as_secs_f64();
-                CollectiveError::Timeout {
-                    rank,
-                    group,
-                    call,
-                    peer,
-                    seconds,
-                }
-            }
-            TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
-            TransportError::Lost { peer, why } => CollectiveError::PeerLost {
-                rank,
-                group,
-                call,
-                peer,
-                why,
-            },
-            TransportError::Aborted { by, reason } => CollectiveError::Aborted {
-                rank,
-                group,
-                call,
-                by,
-                reason,
-            },
-        }
+        transport_error(self.global_rank(), group, call.clone(), error, timeout)
     }
 
     pub(crate) fn bad_argument(&self, call: &Call, why: impl Into<String>) -> CollectiveError {

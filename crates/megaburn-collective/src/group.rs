@@ -8,26 +8,17 @@ use std::{
     time::Duration,
 };
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::DType;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CollectiveError, FlightRecord, PhaseLimits,
     activity::Activity,
+    call::{Call, Collective},
+    error::CollectiveError,
     exchange::{FAILURE_GRACE, RankContext},
-    message::{Call, OpKind},
+    phase::PhaseLimits,
+    recorder::FlightRecord,
 };
-
-/// How members' values are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// The sum, in rank order.
-    Sum,
-    /// The largest value; NaN if any member has NaN.
-    Max,
-    /// The sum divided by the number of members.
-    Mean,
-}
 
 /// Options that all groups of a run share.
 #[derive(Clone, Copy, Debug)]
@@ -90,26 +81,17 @@ impl Group {
             seed,
             ..Default::default()
         };
-        Self::assemble(
-            "single",
-            vec![0],
-            0,
-            options,
-            Activity::new(0, options),
-            None,
-        )
+        Self::of_one("single", options)
     }
 
     /// The world group of a single rank, which never communicates.
     pub(crate) fn alone(options: GroupOptions) -> Self {
-        Self::assemble(
-            "world",
-            vec![0],
-            0,
-            options,
-            Activity::new(0, options),
-            None,
-        )
+        Self::of_one("world", options)
+    }
+
+    fn of_one(name: &str, options: GroupOptions) -> Self {
+        let activity = Activity::new(0, options);
+        Self::assemble(name, vec![0], 0, options, activity, None)
     }
 
     /// The group of all ranks of a transport.
@@ -157,21 +139,23 @@ impl Group {
     /// A group of the same members under another name, with a channel of its own.
     #[cfg(feature = "cuda")]
     pub(crate) fn control(&self, name: &str) -> Self {
+        self.with_members(name, self.0.members.clone(), self.0.rank)
+    }
+
+    /// A group of other members that shares this one's options, activity and transport.
+    fn with_members(&self, name: &str, members: Vec<usize>, rank: usize) -> Self {
         let Inner {
-            members,
-            rank,
             options,
             activity,
             link,
             ..
         } = &*self.0;
-        let activity = activity.clone();
         Self::assemble(
             name,
-            members.clone(),
-            *rank,
+            members,
+            rank,
             *options,
-            activity,
+            activity.clone(),
             link.clone(),
         )
     }
@@ -208,22 +192,7 @@ impl Group {
         }
         let rank = members.iter().position(|&member| member == me);
         let rank = rank.ok_or_else(|| bad("it does not contain this rank"))?;
-        let Inner {
-            options,
-            activity,
-            link,
-            ..
-        } = &*self.0;
-        let activity = activity.clone();
-        let link = link.clone();
-        Ok(Self::assemble(
-            name,
-            members.to_vec(),
-            rank,
-            *options,
-            activity,
-            link,
-        ))
+        Ok(self.with_members(name, members.to_vec(), rank))
     }
 
     /// Returns the group of `known` that has these members, or creates it with
@@ -313,17 +282,14 @@ impl Group {
         (self.rank() as isize + steps).rem_euclid(self.size() as isize) as usize
     }
 
-    pub(crate) fn next_call(&self, op: OpKind, data: &TensorData) -> Call {
+    /// The description of this rank's next call.
+    pub(crate) fn next_call(&self, op: Collective, dtype: DType, shape: &[usize]) -> Call {
         Call {
             op,
-            seq: self.next_seq(),
-            dtype: data.dtype(),
-            shape: data.shape().to_vec(),
+            seq: self.0.seq.fetch_add(1, Ordering::Relaxed),
+            dtype,
+            shape: shape.to_vec(),
         }
-    }
-
-    pub(crate) fn next_seq(&self) -> u64 {
-        self.0.seq.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The sequence number of the next `send` to (or `recv` from) `member`.
@@ -345,9 +311,4 @@ impl fmt::Debug for Group {
             self.members()
         )
     }
-}
-
-/// An empty contribution, for collectives that carry no data.
-pub(crate) fn no_data() -> TensorData {
-    TensorData::from_bytes_vec(Vec::new(), [0], DType::U8)
 }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
-    Group, GroupOptions,
     exchange::{FAILURE_GRACE, RankContext},
+    group::{Group, GroupOptions},
     threads::ThreadTransport,
     transport::Transport,
 };

@@ -22,6 +22,7 @@
 
 mod activity;
 mod busy;
+mod call;
 mod clock;
 mod collectives;
 mod deadline;
@@ -33,6 +34,7 @@ mod fault;
 mod group;
 mod host_name;
 mod joined;
+mod lane;
 mod launch;
 mod mailbox;
 mod message;
@@ -50,11 +52,12 @@ mod transport;
 
 pub use activity::Quiet;
 pub use busy::Phase;
+pub use call::{Call, Collective, ReduceOp};
 pub use error::CollectiveError;
-pub use group::{Group, GroupOptions, ReduceOp};
+pub use group::{Group, GroupOptions};
 pub use host_name::host_name;
+pub use lane::Lane;
 pub use launch::{RankFailure, run_threads};
-pub use message::{Call, OpKind};
 pub use phase::{PhaseGuard, PhaseLimits, Progress, Pulse};
 pub use process_groups::ProcessGroups;
 pub use recorder::{FlightRecord, FlightState};

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, TensorData};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{CollectiveError, Group};
+use crate::{error::CollectiveError, group::Group};
 
 /// Gathers every member's value, in rank order, on member 0; the others get an empty list.
 ///
@@ -30,7 +30,6 @@ pub fn gather<T: Serialize + DeserializeOwned>(
 /// # Errors
 /// See [`CollectiveError`].
 /// # Collective
-/// All members; the text's length, and the text.
 /// All members; two broadcasts, the text's length and the text.
 pub fn broadcast<T: Serialize + DeserializeOwned>(
     group: &Group,
@@ -63,7 +62,7 @@ fn decode<T: DeserializeOwned>(text: &[u8]) -> T {
 
 #[cfg(test)]
 mod tests {
-    use crate::{CollectiveError, GroupOptions, objects, run_threads};
+    use crate::{error::CollectiveError, group::GroupOptions, launch::run_threads, objects};
 
     #[test]
     fn member_0_hears_everyone_and_everyone_hears_member_0() {

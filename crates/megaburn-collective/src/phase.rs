@@ -3,9 +3,9 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    Group,
     activity::{Activity, Quiet},
     busy::Phase,
+    group::Group,
 };
 
 impl Group {

@@ -1,6 +1,6 @@
 use megaburn_mesh::{Axis, Coords, Layout, Mesh};
 
-use crate::{CollectiveError, Group};
+use crate::{error::CollectiveError, group::Group};
 
 /// The groups of one rank under a layout: one per axis, and the unions that a step needs. Built
 /// once from the world and passed to all code that communicates.
@@ -119,7 +119,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{GroupOptions, run_threads};
+    use crate::{group::GroupOptions, launch::run_threads};
 
     #[rstest]
     fn groups_are_those_of_the_mesh_and_the_same_members_are_one_group(

@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use crate::message::Call;
+use crate::call::Call;
 
 /// The progress of a recorded collective.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,14 +130,14 @@ mod tests {
     use burn::tensor::DType;
 
     use super::*;
-    use crate::OpKind;
+    use crate::call::Collective;
 
     #[test]
     fn a_call_that_waits_is_kept_while_others_come_and_go() {
         let recorder = FlightRecorder::default();
         let start = |seq| {
             let call = Call {
-                op: OpKind::AllGather,
+                op: Collective::AllGather,
                 seq,
                 dtype: DType::F32,
                 shape: vec![3],

@@ -7,7 +7,7 @@ use burn::tensor::{Bytes, DType};
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use crate::{group::ReduceOp, message::Payload};
+use crate::{call::ReduceOp, message::Payload};
 
 /// Reduces contributions of equal length; `None` where `dtype` does not support `op`.
 pub(crate) fn reduce(parts: &[Payload], dtype: DType, op: ReduceOp) -> Option<Bytes> {

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
 use crate::{
-    GroupOptions,
     activity::Activity,
     deadline::Deadline,
     fault::{Channel, TransportError},
+    group::GroupOptions,
     mailbox::Mailbox,
     message::Message,
     transport::{TimeoutProbe, Transport},
@@ -116,15 +116,15 @@ mod tests {
 
     use super::*;
     use crate::{
-        OpKind,
-        message::{Call, Payload},
+        call::{Call, Collective},
+        message::Payload,
     };
 
     const TIME: Duration = Duration::from_secs(2);
 
     fn message() -> Message {
         let call = Call {
-            op: OpKind::Send,
+            op: Collective::Send,
             seq: 0,
             dtype: DType::U8,
             shape: vec![1],

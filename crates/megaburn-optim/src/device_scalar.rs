@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Tensor, TensorData};
-use megaburn_collective::{Group, ReduceOp, tensors};
+use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_kernels::{is_on_gpu, total};
 
 use crate::OptimError;
@@ -81,7 +81,7 @@ impl DeviceScalar {
     pub(crate) fn on_gpu(mine: Tensor<1>, group: &Group) -> Result<Self, OptimError> {
         let mut sum = total(mine);
         if group.size() > 1 {
-            sum = total(tensors::all_gather(sum, group)?);
+            sum = total(tensors::all_gather(sum, group, Lane::InOrder)?.wait());
         }
         Ok(Self {
             value: Value::OnGpu(sum),

@@ -4,7 +4,7 @@ use burn::{
     Tensor,
     tensor::{DType, TensorData},
 };
-use megaburn_collective::tensors;
+use megaburn_collective::{Lane, tensors};
 
 use crate::{
     Moment, OptimError, Optimizer,
@@ -137,7 +137,7 @@ impl Optimizer {
                     .unwrap_or_else(|| zeros(range.len()))
             };
             let share = bucket.join(self.sharding.shard_of(bucket), part, zeros);
-            let whole = tensors::all_gather(share, group)?;
+            let whole = tensors::all_gather(share, group, Lane::InOrder)?.wait();
             for slot in bucket
                 .slots
                 .iter()

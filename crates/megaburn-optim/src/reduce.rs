@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use burn::Tensor;
-use megaburn_collective::{Group, ReduceOp, tensors};
+use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_mesh::ShardSpec;
 
 use crate::{
@@ -83,7 +83,8 @@ impl GradientAccumulator {
             .entries
             .get_mut(path)
             .expect("the parameter is on this rank");
-        let sum = tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group)?;
+        let sum =
+            tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group, Lane::InOrder)?.wait();
         entry.own = None;
         entry.sum = Some(sum);
         Ok(())

@@ -4,7 +4,7 @@ use burn::{
     Tensor,
     module::{Module, ModuleMapper, Param},
 };
-use megaburn_collective::tensors;
+use megaburn_collective::{Lane, tensors};
 use megaburn_kernels::bf16_out_slice;
 
 use crate::{
@@ -192,7 +192,10 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
                 continue;
             }
             let whole = self.update_share(bucket, None, 0..bucket.len);
-            started.push((bucket, tensors::start_all_gather_in_place(whole, group)?));
+            started.push((
+                bucket,
+                tensors::all_gather_in_place(whole, group, Lane::Overlapped)?,
+            ));
         }
         for (bucket, started) in started {
             let whole = sharding.gathered(bucket, started);

@@ -6,7 +6,7 @@ use burn::{
     prelude::Device,
     tensor::{DType, FloatDType, Tensor},
 };
-use megaburn_collective::{CollectiveError, Group, ProcessGroups, tensors};
+use megaburn_collective::{CollectiveError, Group, Lane, ProcessGroups, tensors};
 use megaburn_models::{Decoder, DecoderConfig, decoder::DecoderCache, generate::Next};
 use megaburn_optim::GradientAccumulator;
 use megaburn_pipeline::{
@@ -216,7 +216,7 @@ impl Pipeline {
                 Tensor::empty(shape, (device, DType::F32))
             }
         };
-        Ok(tensors::broadcast(logits, self.last, self.group())?)
+        Ok(tensors::broadcast(logits, self.last, self.group(), Lane::InOrder)?.wait())
     }
 }
 

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
     busy::Busy,
-    message::{Call, OpKind},
+    call::{Call, Collective},
 };
 
 /// The number of recent calls that are kept individually.
@@ -26,7 +26,7 @@ pub(crate) struct CallLog {
     hash: u64,
     recent: VecDeque<Call>,
     marks: VecDeque<(u64, u64)>,
-    kinds: HashSet<(OpKind, DType, Vec<usize>)>,
+    kinds: HashSet<(Collective, DType, Vec<usize>)>,
 }
 
 /// A member's digest of its calls.
@@ -119,8 +119,9 @@ impl CallLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::ReduceOp;
 
-    fn call(op: OpKind, seq: u64, shape: &[usize]) -> Call {
+    fn call(op: Collective, seq: u64, shape: &[usize]) -> Call {
         Call {
             op,
             seq,
@@ -137,21 +138,21 @@ mod tests {
 
     fn sums(count: u64) -> Vec<Call> {
         (0..count)
-            .map(|seq| call(OpKind::AllReduceSum, seq, &[4, 8]))
+            .map(|seq| call(Collective::AllReduce(ReduceOp::Sum), seq, &[4, 8]))
             .collect()
     }
 
     #[test]
     fn the_first_call_of_a_shape_is_told_from_later_ones() {
         let mut log = CallLog::default();
-        let ops = [OpKind::AllReduceSum, OpKind::AllGather];
+        let ops = [Collective::AllReduce(ReduceOp::Sum), Collective::AllGather];
         let first = ops.map(|op| log.push(&call(op, 0, &[2, 3])));
         let again = ops.map(|op| log.push(&call(op, 1, &[2, 3])));
         assert_eq!((first, again), ([true; 2], [false; 2]));
-        assert!(log.push(&call(OpKind::AllGather, 2, &[3, 2])));
+        assert!(log.push(&call(Collective::AllGather, 2, &[3, 2])));
         // Each member's part of an uneven all-to-all may have another shape in every call.
-        assert!(log.push(&call(OpKind::AllToAll, 3, &[5])));
-        assert!(!log.push(&call(OpKind::AllToAll, 4, &[6])));
+        assert!(log.push(&call(Collective::AllToAll, 3, &[5])));
+        assert!(!log.push(&call(Collective::AllToAll, 4, &[6])));
     }
 
     #[test]
@@ -174,8 +175,8 @@ mod tests {
     #[test]
     fn the_first_calls_that_differ_are_named() {
         let mut calls = sums(100);
-        calls[70] = call(OpKind::AllReduceSum, 70, &[4, 9]);
-        calls[80] = call(OpKind::AllGather, 80, &[4, 8]);
+        calls[70] = call(Collective::AllReduce(ReduceOp::Sum), 70, &[4, 9]);
+        calls[80] = call(Collective::AllGather, 80, &[4, 8]);
         let found = log(sums(90)).differs(&log(calls.clone()).bulletin(false));
         let expected = [sums(100)[70].clone(), calls[70].clone()];
         assert_eq!(found, Some(Disagreement::At(Box::new(expected))));
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn a_difference_long_ago_is_found_by_its_hash() {
         let mut calls = sums(1000);
-        calls[70] = call(OpKind::AllReduceSum, 70, &[8, 4]);
+        calls[70] = call(Collective::AllReduce(ReduceOp::Sum), 70, &[8, 4]);
         let found = log(sums(980)).differs(&log(calls).bulletin(false));
         // The last mark that both have passed.
         assert_eq!(found, Some(Disagreement::Before(960)));

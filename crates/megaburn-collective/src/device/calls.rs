@@ -2,16 +2,19 @@
 
 use std::ops::Range;
 
-use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use megaburn_cuda::{
     AsyncOp, CudaError,
-    nccl::{self, Communicator, Label, Lane, Reduction},
+    nccl::{self, Communicator, Label, Reduction},
 };
 
-use super::nccl_group::NcclGroup;
+use super::{nan_max::nan_propagating_max, nccl_group::NcclGroup};
 use crate::{
-    CollectiveError, Group, ReduceOp,
-    message::{Call, OpKind, Payload},
+    call::{Call, Collective, ReduceOp},
+    error::CollectiveError,
+    group::Group,
+    lane::Lane,
+    message::Payload,
 };
 
 /// Whether NCCL can access a tensor.
@@ -19,80 +22,61 @@ pub(crate) fn is_on_gpu(tensor: &CubeTensor) -> bool {
     matches!(tensor.device, CubeDevice::Cuda(_))
 }
 
+fn reduction(op: ReduceOp) -> Reduction {
+    match op {
+        ReduceOp::Sum => Reduction::Sum,
+        ReduceOp::Max => Reduction::Max,
+        ReduceOp::Mean => Reduction::Mean,
+    }
+}
+
 impl Group {
-    /// As [`Group::all_reduce`]. **NCCL drops NaN** in a maximum; see
-    /// [`super::nan_propagating_max`].
-    pub(crate) fn gpu_all_reduce(
+    /// As [`Group::run_on_host`]. An all-reduce propagates NaN in a maximum; **a reduce-scatter
+    /// drops it**.
+    pub(crate) fn start_on_gpu(
         &self,
+        op: Collective,
         x: CubeTensor,
-        op: ReduceOp,
         lane: Lane,
     ) -> Result<AsyncOp, CollectiveError> {
-        let (kind, how) = match op {
-            ReduceOp::Sum => (OpKind::AllReduceSum, Reduction::Sum),
-            ReduceOp::Max => (OpKind::AllReduceMax, Reduction::Max),
-            ReduceOp::Mean => (OpKind::AllReduceMean, Reduction::Mean),
+        let start = |x| {
+            let lane = lane.into();
+            self.gpu_call(op, x, |nccl, label, x| match op {
+                Collective::AllReduce(op) => nccl.all_reduce(label, x, reduction(op), lane),
+                Collective::AllGather => nccl.all_gather(label, x, lane),
+                Collective::ReduceScatter(op) => nccl.reduce_scatter(label, x, reduction(op), lane),
+                Collective::AllToAll => {
+                    let rows = self.equal_rows(x.meta.shape()[0]);
+                    nccl.all_to_all(label, x, &rows, &rows, lane)
+                }
+                Collective::Broadcast { root } => nccl.broadcast(label, x, root, lane),
+                Collective::Shift { by } => nccl.pass_on(label, x, self.at(by), self.at(-by), lane),
+                Collective::Send | Collective::Barrier => {
+                    Err(CudaError::Refused("it returns no value".into()))
+                }
+            })
         };
-        self.gpu_call(kind, x, op == ReduceOp::Mean, |nccl, label, x| {
-            nccl.all_reduce(label, x, how, lane)
-        })
+        if op != Collective::AllReduce(ReduceOp::Max) || !x.dtype.is_float() {
+            return start(x);
+        }
+        // The maximum is followed by a kernel that restores NaN, so wait for the collective here.
+        nan_propagating_max::<CubeBackend, _>(x, |x| start(x).map(AsyncOp::wait)).map(AsyncOp::done)
     }
 
-    /// As [`Group::all_gather`].
-    pub(crate) fn gpu_all_gather(
-        &self,
-        x: CubeTensor,
-        lane: Lane,
-    ) -> Result<AsyncOp, CollectiveError> {
-        self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| {
-            nccl.all_gather(label, x, lane)
-        })
-    }
-
-    /// As [`Self::gpu_all_gather`], into `out`. `out` is written even if other tensors share its
-    /// memory, and `x` may be this member's shard of it.
+    /// An all-gather into `out`, which is written even if other tensors share its memory. `x` may
+    /// be this member's shard of it.
     pub(crate) fn gpu_all_gather_into(
         &self,
         x: CubeTensor,
         out: CubeTensor,
         lane: Lane,
     ) -> Result<AsyncOp, CollectiveError> {
-        self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| {
-            nccl.all_gather_into(label, x, out, lane)
+        self.gpu_call(Collective::AllGather, x, |nccl, label, x| {
+            nccl.all_gather_into(label, x, out, lane.into())
         })
     }
 
-    /// As [`Group::reduce_scatter`], without maximum.
-    pub(crate) fn gpu_reduce_scatter(
-        &self,
-        x: CubeTensor,
-        op: ReduceOp,
-        lane: Lane,
-    ) -> Result<AsyncOp, CollectiveError> {
-        let (kind, how) = match op {
-            ReduceOp::Sum => (OpKind::ReduceScatterSum, Reduction::Sum),
-            ReduceOp::Max => (OpKind::ReduceScatterMax, Reduction::Max),
-            ReduceOp::Mean => (OpKind::ReduceScatterMean, Reduction::Mean),
-        };
-        self.gpu_call(kind, x, op == ReduceOp::Mean, |nccl, label, x| {
-            nccl.reduce_scatter(label, x, how, lane)
-        })
-    }
-
-    /// As [`Group::broadcast`].
-    pub(crate) fn gpu_broadcast(
-        &self,
-        x: CubeTensor,
-        root: usize,
-        lane: Lane,
-    ) -> Result<AsyncOp, CollectiveError> {
-        self.gpu_call(OpKind::Broadcast { root }, x, false, |nccl, label, x| {
-            nccl.broadcast(label, x, root, lane)
-        })
-    }
-
-    /// As [`Group::all_to_all`], on ranges of rows: `send[i]` go to member `i`, `recv[i]` come from
-    /// it.
+    /// As [`Group::all_to_all_rows`].
     pub(crate) fn gpu_all_to_all(
         &self,
         x: CubeTensor,
@@ -101,23 +85,9 @@ impl Group {
         lane: Lane,
     ) -> Result<AsyncOp, CollectiveError> {
         let checked = self.check_ranges([send, recv], x.meta.shape()[0]);
-        self.gpu_call(OpKind::AllToAll, x, false, |nccl, label, x| {
+        self.gpu_call(Collective::AllToAll, x, |nccl, label, x| {
             checked.map_err(CudaError::Refused)?;
-            nccl.all_to_all(label, x, send, recv, lane)
-        })
-    }
-
-    /// Sends the tensor to the member `by` places further in the ring of members and returns the
-    /// one received.
-    pub(crate) fn gpu_shift(
-        &self,
-        x: CubeTensor,
-        by: isize,
-        lane: Lane,
-    ) -> Result<AsyncOp, CollectiveError> {
-        let [to, from] = [self.at(by), self.at(-by)];
-        self.gpu_call(OpKind::Shift { by }, x, false, |nccl, label, x| {
-            nccl.pass_on(label, x, to, from, lane)
+            nccl.all_to_all(label, x, send, recv, lane.into())
         })
     }
 
@@ -128,7 +98,9 @@ impl Group {
         to: usize,
         lane: Lane,
     ) -> Result<AsyncOp, CollectiveError> {
-        self.gpu_pair(x, to, 0, |nccl, label, x| nccl.send(label, x, to, lane))
+        self.gpu_pair(x, to, 0, |nccl, label, x| {
+            nccl.send(label, x, to, lane.into())
+        })
     }
 
     /// As [`Group::recv`], into `out`, which must have no other owner.
@@ -139,7 +111,7 @@ impl Group {
         lane: Lane,
     ) -> Result<AsyncOp, CollectiveError> {
         self.gpu_pair(out, from, 1, |nccl, label, out| {
-            nccl.recv(label, out, from, lane)
+            nccl.recv(label, out, from, lane.into())
         })
     }
 
@@ -152,20 +124,23 @@ impl Group {
     /// Makes a call that all members make.
     fn gpu_call<T>(
         &self,
-        op: OpKind,
+        op: Collective,
         x: CubeTensor,
-        is_mean: bool,
         make: impl FnOnce(&Communicator, Label, CubeTensor) -> Result<T, CudaError>,
     ) -> Result<T, CollectiveError> {
         self.check_usable()?;
         let side = self.device_side(&x)?;
         let control = &side.watching.control;
-        let call = control.next_gpu_call(op, &x);
+        let call = control.next_call(op, x.dtype, x.meta.shape());
         // Check this before the members compare: the others may have made such a call before, and
         // then they do not ask.
+        let is_mean = matches!(
+            op,
+            Collective::AllReduce(ReduceOp::Mean) | Collective::ReduceScatter(ReduceOp::Mean)
+        );
         if (is_mean && !x.dtype.is_float()) || !nccl::takes(x.dtype) {
             let why = format!("{:?} does not support this reduction", x.dtype);
-            return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
+            return control.refuse(&call, why);
         }
         // The lock must not be held while the members compare: they may ask meanwhile.
         let is_new = side.watching.watched.log().push(&call);
@@ -190,41 +165,12 @@ impl Group {
         self.check_usable()?;
         let side = self.device_side(&x)?;
         let control = &side.watching.control;
-        let mut call = Call {
-            op: OpKind::Send,
-            seq: 0,
-            dtype: x.dtype,
-            shape: shape(&x),
-        };
+        let call = control.pair_call(member, direction, x.dtype, x.meta.shape());
         if member >= control.size() || member == control.rank() {
             let why = format!("member {member} is not a peer of member {}", control.rank());
-            return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
+            return control.refuse(&call, why);
         }
-        call.seq = control.next_pair(member, direction);
         side.enqueue_call(&call, |label| make(&side.communicator, label, x))
-    }
-
-    /// Returns the error of this rank's first failure, if there was one.
-    pub(crate) fn check_usable(&self) -> Result<(), CollectiveError> {
-        let Some(first) = self.failure() else {
-            return Ok(());
-        };
-        let rank = self.global_rank();
-        let group = self.name().to_string();
-        Err(CollectiveError::Unusable {
-            rank,
-            group,
-            first: Box::new(first),
-        })
-    }
-
-    fn next_gpu_call(&self, op: OpKind, x: &CubeTensor) -> Call {
-        Call {
-            op,
-            seq: self.next_seq(),
-            dtype: x.dtype,
-            shape: shape(x),
-        }
     }
 }
 
@@ -247,8 +193,4 @@ impl NcclGroup {
             error
         })
     }
-}
-
-fn shape(x: &CubeTensor) -> Vec<usize> {
-    x.meta.shape().as_slice().to_vec()
 }

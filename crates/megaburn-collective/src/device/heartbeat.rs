@@ -14,9 +14,10 @@ use super::{
 };
 use crate::{
     busy::Busy,
+    call::{Call, Collective},
     clock,
     deadline::Deadline,
-    message::{Call, Message, OpKind, Payload},
+    message::{Message, Payload},
     transport::{SILENT, Transport},
 };
 
@@ -189,7 +190,7 @@ fn send(
     let mut bulletin = group.log().bulletin(asks);
     bulletin.busy = busy;
     let call = Call {
-        op: OpKind::Send,
+        op: Collective::Send,
         seq: 0,
         dtype: DType::U8,
         shape: Vec::new(),

@@ -19,8 +19,6 @@ mod watched;
 #[cfg(feature = "cuda")]
 pub(crate) use calls::is_on_gpu;
 #[cfg(feature = "cuda")]
-pub(crate) use nan_max::nan_propagating_max;
-#[cfg(feature = "cuda")]
 pub(crate) use nccl_context::NcclContext;
 #[cfg(feature = "cuda")]
 pub(crate) use nccl_group::NcclGroup;

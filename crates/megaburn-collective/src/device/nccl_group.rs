@@ -2,6 +2,7 @@
 
 use std::{cell::RefCell, sync::Arc};
 
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::{
     CudaError, CudaQueue,
@@ -11,13 +12,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::watched::Watched;
 use crate::{
-    CollectiveError, Group,
+    call::{Call, Collective},
     deadline::Deadline,
+    error::CollectiveError,
     exchange::RankContext,
     fault::TransportError,
-    group::no_data,
+    group::Group,
     joined::joined,
-    message::{Call, OpKind, Payload},
+    message::Payload,
 };
 
 /// A group on its GPUs.
@@ -52,7 +54,7 @@ impl Group {
 
     fn make_device_side(&self, like: &CubeTensor) -> Result<NcclGroup, CollectiveError> {
         let control = self.control(&format!("{} on GPUs", self.name()));
-        let call = control.next_call(OpKind::Broadcast { root: 0 }, &no_data());
+        let call = control.next_call(Collective::Broadcast { root: 0 }, DType::U8, &[0]);
         let made = control.run(&call, |link, deadline| {
             let failed = |why: String| control.device_error(&call, why);
             link.claim_gpu().map_err(failed)?;

@@ -19,7 +19,9 @@ use super::{
     heartbeat::{HeartbeatRound, ROUND},
     watched::Watched,
 };
-use crate::{CollectiveError, exchange::fail, recorder::FlightRecorder, transport::Transport};
+use crate::{
+    error::CollectiveError, exchange::fail, recorder::FlightRecorder, transport::Transport,
+};
 
 /// After an NCCL error, wait this long for the transport to report which rank died.
 const CAUSE: Duration = Duration::from_millis(500);

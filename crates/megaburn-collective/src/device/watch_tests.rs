@@ -8,8 +8,14 @@ use burn::tensor::DType;
 
 use super::{GroupStatus, Watch};
 use crate::{
-    Call, CollectiveError, GroupOptions, OpKind, Phase, device::watched::Watched,
-    recorder::FlightRecorder, threads::ThreadTransport, transport::Transport,
+    busy::Phase,
+    call::{Call, Collective, ReduceOp},
+    device::watched::Watched,
+    error::CollectiveError,
+    group::GroupOptions,
+    recorder::FlightRecorder,
+    threads::ThreadTransport,
+    transport::Transport,
 };
 
 const CHANNEL: u64 = 77;
@@ -52,7 +58,7 @@ fn world(size: usize, timeout: Duration) -> Vec<Rank> {
 
 impl Rank {
     /// Makes a call that its GPU does not complete.
-    fn call(&mut self, op: OpKind, seq: u64, shape: &[usize]) {
+    fn call(&mut self, op: Collective, seq: u64, shape: &[usize]) {
         let call = Call {
             op,
             seq,
@@ -80,7 +86,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn calls_that_end_are_nobodys_trouble() {
     let mut ranks = world(2, 10 * SECOND);
     for rank in &mut ranks {
-        rank.call(OpKind::AllReduceSum, 0, &[3]);
+        rank.call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]);
         let finished = vec![rank.oldest.unwrap().0];
         let standing = GroupStatus {
             key: CHANNEL,
@@ -99,7 +105,7 @@ fn a_dead_rank_ends_the_others_at_once() {
     let mut ranks = world(3, 600 * SECOND);
     ranks
         .iter_mut()
-        .for_each(|rank| rank.call(OpKind::AllGather, 4, &[3, 5]));
+        .for_each(|rank| rank.call(Collective::AllGather, 4, &[3, 5]));
     ranks[1]
         .transport
         .die("its connection closed without a message; it may have been killed");
@@ -117,7 +123,7 @@ fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
     let mut ranks = world(3, 10 * SECOND);
     ranks
         .iter_mut()
-        .for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
+        .for_each(|rank| rank.call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]));
     // Rank 1 is stopped: it never looks.
     for second in 1..10 {
         for rank in [0, 2] {
@@ -140,7 +146,8 @@ fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
 fn a_rank_that_has_not_made_the_call_is_named_when_the_time_is_over() {
     let mut ranks = world(3, 10 * SECOND);
     for (rank, calls) in [(0, 2), (1, 2), (2, 1)] {
-        (0..calls).for_each(|seq| ranks[rank].call(OpKind::AllReduceSum, seq, &[3]));
+        (0..calls)
+            .for_each(|seq| ranks[rank].call(Collective::AllReduce(ReduceOp::Sum), seq, &[3]));
         // The first call has ended.
         let (first, _) = ranks[rank].oldest.unwrap();
         ranks[rank].oldest = (calls == 2).then_some((first + 1, Instant::now()));
@@ -160,7 +167,7 @@ fn a_rank_that_has_not_made_the_call_is_named_when_the_time_is_over() {
 #[test]
 fn a_rank_that_works_on_something_long_is_waited_for_until_it_does_not_answer() {
     let mut ranks = world(3, 10 * SECOND);
-    (0..2).for_each(|rank| ranks[rank].call(OpKind::AllReduceSum, 0, &[3]));
+    (0..2).for_each(|rank| ranks[rank].call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]));
     // Rank 2 has made no call of this group yet: it compiles kernels.
     ranks[2].transport.activity().enter(Phase::Start);
     for second in 1..30 {
@@ -177,8 +184,8 @@ fn a_rank_that_works_on_something_long_is_waited_for_until_it_does_not_answer() 
 #[test]
 fn ranks_that_made_other_calls_are_told_both_long_before_the_time_is_over() {
     let mut ranks = world(2, 600 * SECOND);
-    ranks[0].call(OpKind::AllReduceSum, 0, &[3]);
-    ranks[1].call(OpKind::AllReduceSum, 0, &[4]);
+    ranks[0].call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]);
+    ranks[1].call(Collective::AllReduce(ReduceOp::Sum), 0, &[4]);
     // Both ranks ask, then both read.
     let looks = (0..4).flat_map(|i| [0, 1].map(|rank| (rank, i)));
     let found: Vec<_> = looks
@@ -198,7 +205,7 @@ fn an_error_on_the_gpu_waits_a_moment_for_its_cause() {
     let mut ranks = world(2, 600 * SECOND);
     ranks
         .iter_mut()
-        .for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
+        .for_each(|rank| rank.call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]));
     let fault = Some("NCCL failed: remote process exited".to_string());
     let standing = |rank: &Rank| GroupStatus {
         key: CHANNEL,
@@ -225,7 +232,7 @@ fn an_error_on_the_gpu_waits_a_moment_for_its_cause() {
 #[test]
 fn a_member_that_left_ends_who_waits_for_it() {
     let mut ranks = world(2, 600 * SECOND);
-    ranks[0].call(OpKind::AllReduceSum, 0, &[3]);
+    ranks[0].call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]);
     ranks[1].transport.leave("it finished and left");
     assert_eq!(ranks[0].look(SECOND / 2), None);
     let text = ranks[0].look(2 * SECOND).unwrap();
@@ -235,7 +242,7 @@ fn a_member_that_left_ends_who_waits_for_it() {
 #[test]
 fn failures_of_the_host_end_the_gpu_too() {
     let mut ranks = world(2, 600 * SECOND);
-    ranks[0].call(OpKind::AllReduceSum, 0, &[3]);
+    ranks[0].call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]);
     let aborting = ranks.remove(1);
     thread::spawn(move || aborting.transport.abort(1, "its disk is full"))
         .join()

@@ -5,11 +5,11 @@ use std::{
 
 use super::call_log::{CallLog, Disagreement};
 use crate::{
-    CollectiveError,
     busy::Busy,
-    exchange::stalled,
+    call::Call,
+    error::CollectiveError,
+    exchange::{stalled, transport_error},
     fault::{Channel, TransportError},
-    message::Call,
 };
 
 /// A group whose calls are watched.
@@ -60,35 +60,13 @@ impl Watched {
     }
 
     pub(super) fn transport_error(&self, call: Call, error: TransportError) -> CollectiveError {
-        let rank = self.rank;
-        let group = self.name.clone();
-        let call = Box::new(call);
-        match error {
-            TransportError::Lost { peer, why } => CollectiveError::PeerLost {
-                rank,
-                group,
-                call,
-                peer,
-                why,
-            },
-            TransportError::Aborted { by, reason } => CollectiveError::Aborted {
-                rank,
-                group,
-                call,
-                by,
-                reason,
-            },
-            TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
-            TransportError::Timeout => {
-                let why = "the host transport timed out".into();
-                CollectiveError::Device {
-                    rank,
-                    group,
-                    call,
-                    why,
-                }
-            }
-        }
+        let timeout = |rank, group, call| CollectiveError::Device {
+            rank,
+            group,
+            call,
+            why: "the host transport timed out".into(),
+        };
+        transport_error(self.rank, self.name.clone(), call, error, timeout)
     }
 
     pub(super) fn stalled(&self, call: Call, busy: &Busy) -> CollectiveError {

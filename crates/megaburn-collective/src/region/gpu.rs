@@ -1,17 +1,19 @@
 //! Region functions on CubeCL tensors: through NCCL on a CUDA device, through the host elsewhere.
 
-use std::iter;
-
 use burn::backend::{Cube, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
-use megaburn_cuda::{AsyncOp, nccl::Lane, tensor};
+use megaburn_cuda::{AsyncOp, tensor};
 
 use crate::{
-    CollectiveError, Group, ReduceOp,
-    device::{is_on_gpu, nan_propagating_max},
+    call::Collective,
+    device::is_on_gpu,
+    error::CollectiveError,
+    group::Group,
+    lane::Lane,
     region::{
+        moves::Move,
         on_device::{self, RowCollectives},
-        op::{Move, Region, RegionOps, on_host, unwrap_collective},
+        op::{Region, RegionOps, on_host, unwrap_collective},
     },
 };
 
@@ -34,46 +36,16 @@ impl RegionOps for Cube {
 /// A group's collectives through NCCL, enqueued in order with CubeCL's kernels.
 struct Nccl<'a>(&'a Group);
 
-type Result<T> = std::result::Result<T, CollectiveError>;
-
 impl RowCollectives<CubeBackend> for Nccl<'_> {
     fn group(&self) -> &Group {
         self.0
     }
 
-    fn all_reduce(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        self.0
-            .gpu_all_reduce(x, ReduceOp::Sum, Lane::InOrder)
-            .map(AsyncOp::wait)
-    }
-
-    fn max(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        nan_propagating_max::<CubeBackend, _>(x, |x| {
-            self.0
-                .gpu_all_reduce(x, ReduceOp::Max, Lane::InOrder)
-                .map(AsyncOp::wait)
-        })
-    }
-
-    fn all_gather(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        self.0.gpu_all_gather(x, Lane::InOrder).map(AsyncOp::wait)
-    }
-
-    fn reduce_scatter(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        self.0
-            .gpu_reduce_scatter(x, ReduceOp::Sum, Lane::InOrder)
-            .map(AsyncOp::wait)
-    }
-
-    fn all_to_all(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        let one = |row| iter::once(row..row + 1).collect();
-        let rows: Vec<_> = (0..self.0.size()).map(one).collect();
-        self.0
-            .gpu_all_to_all(x, &rows, &rows, Lane::InOrder)
-            .map(AsyncOp::wait)
-    }
-
-    fn shift(&self, x: FloatTensor<CubeBackend>, by: isize) -> Result<FloatTensor<CubeBackend>> {
-        self.0.gpu_shift(x, by, Lane::InOrder).map(AsyncOp::wait)
+    fn run(
+        &self,
+        op: Collective,
+        x: FloatTensor<CubeBackend>,
+    ) -> Result<FloatTensor<CubeBackend>, CollectiveError> {
+        self.0.start_on_gpu(op, x, Lane::InOrder).map(AsyncOp::wait)
     }
 }

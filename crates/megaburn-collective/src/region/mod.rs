@@ -33,7 +33,7 @@ use burn::tensor::Tensor;
 pub use op::{FAILED_REGION, unwrap_collective};
 pub use placement::{Partial, SequenceShard};
 
-use crate::{Group, region::op::Move};
+use crate::{group::Group, region::moves::Move};
 
 /// Lets every member use the same tensor: identity forward, sum of the gradients backward.
 ///

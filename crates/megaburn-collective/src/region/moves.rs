@@ -1,9 +1,27 @@
 //! Region moves on host data: a collective on contiguous bytes, with a split before it and a
 //! concatenation after it along any dimension.
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 
-use crate::{CollectiveError, Group, ReduceOp, joined::joined, message::OpKind, region::op::Move};
+use crate::{
+    call::{Collective, ReduceOp},
+    error::CollectiveError,
+    group::Group,
+    joined::joined,
+};
+
+/// One direction of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    Identity,
+    AllReduce,
+    AllReduceMax,
+    AllGather { dim: usize },
+    ReduceScatter { dim: usize },
+    Split { dim: usize },
+    AllToAll { split: usize, concat: usize },
+    Shift { by: isize },
+}
 
 pub(crate) fn run(
     data: TensorData,
@@ -11,6 +29,8 @@ pub(crate) fn run(
     group: &Group,
 ) -> Result<TensorData, CollectiveError> {
     let size = group.size();
+    let divides =
+        |dim, op, data: &TensorData| check_divides(data.shape(), data.dtype(), dim, op, group);
     match mv {
         Move::Identity => Ok(data),
         Move::AllReduce => group.all_reduce(data, ReduceOp::Sum),
@@ -25,7 +45,7 @@ pub(crate) fn run(
             Ok(join(&cut(&gathered, 0, size), dim))
         }
         Move::ReduceScatter { dim } => {
-            check_divides(&data, dim, OpKind::ReduceScatterSum, group)?;
+            divides(dim, Collective::ReduceScatter(ReduceOp::Sum), &data)?;
             let mut shape = data.shape().to_vec();
             shape[dim] /= size;
             let stacked = if outer(&data, dim) == 1 {
@@ -39,41 +59,34 @@ pub(crate) fn run(
             ))
         }
         Move::Split { dim } => {
-            check_divides(&data, dim, OpKind::AllGather, group)?;
+            divides(dim, Collective::AllGather, &data)?;
             Ok(cut(&data, dim, size).swap_remove(group.rank()))
         }
         Move::AllToAll { split, concat } => {
-            check_divides(&data, split, OpKind::AllToAll, group)?;
+            divides(split, Collective::AllToAll, &data)?;
             Ok(join(&group.all_to_all(cut(&data, split, size))?, concat))
         }
-        Move::Shift { by } => {
-            if group.at(by) == group.rank() {
-                return Ok(data);
-            }
-            let shape = data.shape().to_vec();
-            let dtype = data.dtype();
-            group.send(data, group.at(by))?;
-            group.recv(group.at(-by), Some(&shape), dtype)
-        }
+        Move::Shift { by } if group.at(by) == group.rank() => Ok(data),
+        Move::Shift { by } => group.run_on_host(Collective::Shift { by }, data),
     }
 }
 
-fn check_divides(
-    data: &TensorData,
+/// Refuses a dimension that the members do not divide.
+pub(super) fn check_divides(
+    shape: &[usize],
+    dtype: DType,
     dim: usize,
-    op: OpKind,
+    op: Collective,
     group: &Group,
 ) -> Result<(), CollectiveError> {
-    let len = data.shape()[dim];
-    if len.is_multiple_of(group.size()) {
+    let len = shape[dim];
+    let size = group.size();
+    if len.is_multiple_of(size) {
         return Ok(());
     }
-    let call = group.next_call(op, data);
-    let why = format!(
-        "dimension {dim} has {len} elements, not divisible by {} members",
-        group.size()
-    );
-    group.run(&call, |_, _| Err(group.bad_argument(&call, why)))
+    let call = group.next_call(op, dtype, shape);
+    let why = format!("dimension {dim} has {len} elements, not divisible by {size} members");
+    group.refuse(&call, why)
 }
 
 fn outer(data: &TensorData, dim: usize) -> usize {

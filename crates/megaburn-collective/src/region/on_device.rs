@@ -7,22 +7,18 @@ use burn::{
 };
 
 use crate::{
-    CollectiveError, Group,
-    message::{Call, OpKind},
-    region::op::Move,
+    call::{Collective, ReduceOp},
+    error::CollectiveError,
+    group::Group,
+    region::moves::{Move, check_divides},
 };
 
 /// Collectives on tensors of a backend, along the first dimension.
 pub(crate) trait RowCollectives<B: Backend> {
     fn group(&self) -> &Group;
-    fn all_reduce(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    /// The elementwise maximum; NaN where any member has NaN.
-    fn max(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    fn all_gather(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    fn reduce_scatter(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    /// Exchanges one row with each member.
-    fn all_to_all(&self, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
-    fn shift(&self, x: FloatTensor<B>, by: isize) -> Result<FloatTensor<B>, CollectiveError>;
+    /// Runs a collective. An all-to-all exchanges one row with each member; a maximum is NaN where
+    /// any member has NaN.
+    fn run(&self, op: Collective, x: FloatTensor<B>) -> Result<FloatTensor<B>, CollectiveError>;
 }
 
 pub(crate) fn run<B: Backend>(
@@ -35,27 +31,28 @@ pub(crate) fn run<B: Backend>(
     let outer = |shape: &Shape, dim: usize| shape[..dim].iter().product::<usize>();
     match mv {
         Move::Identity => Ok(x),
-        Move::AllReduce => wire.all_reduce(x),
-        Move::AllReduceMax => wire.max(x),
+        Move::AllReduce => wire.run(Collective::AllReduce(ReduceOp::Sum), x),
+        Move::AllReduceMax => wire.run(Collective::AllReduce(ReduceOp::Max), x),
         Move::AllGather { dim } => {
             let outer = outer(&shape, dim);
             let share = shape.num_elements() / outer.max(1);
             shape[dim] *= size;
-            let rows = wire.all_gather(reshaped::<B>(x, [outer, share]))?;
+            let rows = wire.run(Collective::AllGather, reshaped::<B>(x, [outer, share]))?;
             Ok(B::float_reshape(
                 swapped::<B>(rows, [size, outer, share]),
                 shape,
             ))
         }
         Move::ReduceScatter { dim } => {
-            let [outer, share] = cut(&x, dim, OpKind::ReduceScatterSum, group)?;
+            let [outer, share] = cut(&x, dim, Collective::ReduceScatter(ReduceOp::Sum), group)?;
             shape[dim] /= size;
             let rows = swapped::<B>(x, [outer, size, share]);
-            let rows = wire.reduce_scatter(reshaped::<B>(rows, [size, outer * share]))?;
+            let rows = reshaped::<B>(rows, [size, outer * share]);
+            let rows = wire.run(Collective::ReduceScatter(ReduceOp::Sum), rows)?;
             Ok(B::float_reshape(rows, shape))
         }
         Move::Split { dim } => {
-            let [outer, share] = cut(&x, dim, OpKind::AllGather, group)?;
+            let [outer, share] = cut(&x, dim, Collective::AllGather, group)?;
             shape[dim] /= size;
             let mine = Slice::from(group.rank()..group.rank() + 1);
             let all = [outer, share].map(|len| Slice::from(0..len));
@@ -66,18 +63,18 @@ pub(crate) fn run<B: Backend>(
             ))
         }
         Move::AllToAll { split, concat } => {
-            let [above, share] = cut(&x, split, OpKind::AllToAll, group)?;
+            let [above, share] = cut(&x, split, Collective::AllToAll, group)?;
             shape[split] /= size;
             let piece = shape.num_elements();
             let rows = reshaped::<B>(swapped::<B>(x, [above, size, share]), [size, piece]);
-            let rows = wire.all_to_all(rows)?;
+            let rows = wire.run(Collective::AllToAll, rows)?;
             let above = outer(&shape, concat);
             shape[concat] *= size;
             let joined = swapped::<B>(rows, [size, above, piece / above.max(1)]);
             Ok(B::float_reshape(joined, shape))
         }
         Move::Shift { by } if group.at(by) == group.rank() => Ok(x),
-        Move::Shift { by } => wire.shift(x, by),
+        Move::Shift { by } => wire.run(Collective::Shift { by }, x),
     }
 }
 
@@ -86,25 +83,13 @@ pub(crate) fn run<B: Backend>(
 fn cut<T: TensorMetadata>(
     x: &T,
     dim: usize,
-    op: OpKind,
+    op: Collective,
     group: &Group,
 ) -> Result<[usize; 2], CollectiveError> {
     let shape = x.shape();
-    if shape[dim].is_multiple_of(group.size()) {
-        let outer = shape[..dim].iter().product::<usize>();
-        return Ok([outer, shape.num_elements() / outer.max(1) / group.size()]);
-    }
-    let len = shape[dim];
-    let size = group.size();
-    let shape = shape.as_slice().to_vec();
-    let call = Call {
-        op,
-        seq: group.next_seq(),
-        dtype: x.dtype(),
-        shape,
-    };
-    let why = format!("dimension {dim} has {len} elements, not divisible by {size} members");
-    group.run(&call, |_, _| Err(group.bad_argument(&call, why)))
+    check_divides(&shape, x.dtype(), dim, op, group)?;
+    let outer = shape[..dim].iter().product::<usize>();
+    Ok([outer, shape.num_elements() / outer.max(1) / group.size()])
 }
 
 fn reshaped<B: Backend>(x: FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
@@ -128,61 +113,24 @@ mod tests {
     };
 
     use super::*;
-    use crate::{GroupOptions, ReduceOp, region::moves, run_threads};
+    use crate::{group::GroupOptions, launch::run_threads, region::moves};
 
     /// The collectives of the host, on rows.
     struct HostWire<'a>(&'a Group);
-
-    impl HostWire<'_> {
-        fn over(
-            &self,
-            x: <Flex as burn::backend::BackendTypes>::FloatTensorPrimitive,
-            call: impl FnOnce(TensorData) -> Result<TensorData, CollectiveError>,
-        ) -> Result<<Flex as burn::backend::BackendTypes>::FloatTensorPrimitive, CollectiveError>
-        {
-            let device = x.device();
-            let data = burn::tensor::read_sync(Flex::float_into_data(x)).unwrap();
-            call(data).map(|data| Flex::float_from_data(data, &device))
-        }
-    }
 
     impl RowCollectives<Flex> for HostWire<'_> {
         fn group(&self) -> &Group {
             self.0
         }
-        fn all_reduce(&self, x: FloatTensor<Flex>) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| self.0.all_reduce(x, ReduceOp::Sum))
-        }
-        fn max(&self, x: FloatTensor<Flex>) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| self.0.all_reduce(x, ReduceOp::Max))
-        }
-        fn all_gather(&self, x: FloatTensor<Flex>) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| self.0.all_gather(x))
-        }
-        fn reduce_scatter(
+        fn run(
             &self,
+            op: Collective,
             x: FloatTensor<Flex>,
         ) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| self.0.reduce_scatter(x, ReduceOp::Sum))
-        }
-        fn all_to_all(&self, x: FloatTensor<Flex>) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| {
-                moves::run(
-                    x,
-                    Move::AllToAll {
-                        split: 0,
-                        concat: 0,
-                    },
-                    self.0,
-                )
-            })
-        }
-        fn shift(
-            &self,
-            x: FloatTensor<Flex>,
-            by: isize,
-        ) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| moves::run(x, Move::Shift { by }, self.0))
+            let device = x.device();
+            let data = burn::tensor::read_sync(Flex::float_into_data(x)).unwrap();
+            let data = self.0.run_on_host(op, data)?;
+            Ok(Flex::float_from_data(data, &device))
         }
     }
 

@@ -6,23 +6,14 @@ use burn::{
 };
 use megaburn_autograd::{FusedOp, InputGrads, fused};
 
-use crate::{CollectiveError, Group, region::moves};
+use crate::{
+    error::CollectiveError,
+    group::Group,
+    region::moves::{self, Move},
+};
 
 /// Prefix of the panic message of a region whose collective failed; the error's text follows.
 pub const FAILED_REGION: &str = "collective failed: ";
-
-/// One direction of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Move {
-    Identity,
-    AllReduce,
-    AllReduceMax,
-    AllGather { dim: usize },
-    ReduceScatter { dim: usize },
-    Split { dim: usize },
-    AllToAll { split: usize, concat: usize },
-    Shift { by: isize },
-}
 
 /// A region on a group.
 #[derive(Clone, Debug)]

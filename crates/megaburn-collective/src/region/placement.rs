@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    Group,
+    group::Group,
     region::{gather_from_sequence, reduce_from, reduce_scatter_to_sequence, scatter_to_sequence},
 };
 

@@ -1,5 +1,5 @@
 use super::token::JobToken;
-use crate::CollectiveError;
+use crate::error::CollectiveError;
 
 /// The rank of this process in its run, as given by the launcher in torchrun's environment
 /// variables.

@@ -25,7 +25,11 @@ pub use env::RankEnv;
 pub use socket::free_port;
 pub use token::JobToken;
 
-use crate::{CollectiveError, Group, GroupOptions, exchange::RankContext};
+use crate::{
+    error::CollectiveError,
+    exchange::RankContext,
+    group::{Group, GroupOptions},
+};
 
 /// Options for joining a run.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use std::{
 
 use socket2::{SockRef, TcpKeepalive};
 
-use crate::{CollectiveError, clock};
+use crate::{clock, error::CollectiveError};
 
 /// How often a wait at a socket checks whether it should end.
 pub(super) const TICK: Duration = Duration::from_millis(5);

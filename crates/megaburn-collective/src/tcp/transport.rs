@@ -14,11 +14,11 @@ use super::{
     wire::{ControlMessage, Frame, read_frame},
 };
 use crate::{
-    GroupOptions,
     activity::Activity,
     clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
+    group::GroupOptions,
     mailbox::Mailbox,
     message::{Message, Payload},
     transport::{TimeoutProbe, Transport},

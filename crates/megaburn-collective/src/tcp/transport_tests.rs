@@ -9,10 +9,11 @@ use burn::tensor::{Bytes, DType};
 
 use super::TcpTransport;
 use crate::{
-    Call, GroupOptions, OpKind, Phase,
-    busy::{Busy, Place},
+    busy::{Busy, Phase, Place},
+    call::{Call, Collective},
     deadline::Deadline,
     fault::TransportError,
+    group::GroupOptions,
     message::{Message, Payload},
     tcp::wire::{ControlMessage, Frame, read_frame, write_frame},
     transport::{SILENT, TimeoutProbe, Transport},
@@ -30,7 +31,7 @@ fn pair() -> (TcpStream, TcpStream) {
 
 fn message(len: usize) -> Message {
     let call = Call {
-        op: OpKind::Send,
+        op: Collective::Send,
         seq: 0,
         dtype: DType::U8,
         shape: vec![len],

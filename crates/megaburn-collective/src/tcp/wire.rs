@@ -8,11 +8,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use serde::{Deserialize, Serialize};
 
 use super::token::JobToken;
-use crate::{
-    fault::Channel,
-    message::{Call, Payload},
-    transport::TimeoutProbe,
-};
+use crate::{call::Call, fault::Channel, message::Payload, transport::TimeoutProbe};
 
 /// Ranks with another protocol version are refused.
 pub(super) const VERSION: u32 = 3;
@@ -193,11 +189,11 @@ mod tests {
     use burn::tensor::{Bytes, DType};
 
     use super::*;
-    use crate::OpKind;
+    use crate::call::Collective;
 
     fn written(payload: &[u8]) -> Vec<u8> {
         let call = Call {
-            op: OpKind::AllGather,
+            op: Collective::AllGather,
             seq: 7,
             dtype: DType::U8,
             shape: vec![3, 0],

@@ -16,7 +16,7 @@ use super::{
     socket::{self, Pending, TICK, Until, rendezvous},
     wire::{ControlMessage, Frame, Hello, StartFailure, Table, VERSION, read_frame, write_frame},
 };
-use crate::{CollectiveError, clock, host_name};
+use crate::{clock, error::CollectiveError, host_name};
 
 /// A rank that does not send an expected message within this time is stopped.
 const SHORT: Duration = Duration::from_secs(5);

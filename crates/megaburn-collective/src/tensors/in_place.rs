@@ -1,12 +1,15 @@
 use burn::tensor::Tensor;
-#[cfg(feature = "cuda")]
-use megaburn_cuda::{nccl::Lane, tensor};
 
-use super::{AsyncCollective, CollectiveElement, start_all_gather};
-use crate::{CollectiveError, Group, message::OpKind};
+use crate::{
+    call::Collective,
+    error::CollectiveError,
+    group::Group,
+    lane::Lane,
+    tensors::{all_gather, kinds::CollectiveElement, work::Work},
+};
 
-/// Starts an all-gather into `whole`, in which this member's shard is already in place: shard `i`
-/// of `size` equal shards belongs to member `i`.
+/// All-gathers into `whole`, in which this member's shard is already in place: shard `i` of `size`
+/// equal shards belongs to member `i`.
 ///
 /// On GPUs no memory is allocated: `whole` is written in place, even if other tensors share its
 /// memory, and must not be read until the collective was waited for. On the host the result has
@@ -17,34 +20,34 @@ use crate::{CollectiveError, Group, message::OpKind};
 /// # Errors
 /// See [`CollectiveError`]; a length that the members do not divide is refused.
 /// # Collective
-/// All members. It matches a [`start_all_gather`] of the shard on another member.
-pub fn start_all_gather_in_place<K: CollectiveElement>(
+/// All members. It matches an [`all_gather`] of the shard on another member.
+pub fn all_gather_in_place<K: CollectiveElement>(
     whole: Tensor<1, K>,
     group: &Group,
-) -> Result<AsyncCollective<1, K>, CollectiveError> {
+    lane: Lane,
+) -> Result<Work<Tensor<1, K>>, CollectiveError> {
     let [len] = whole.dims();
     let size = group.size();
     if size == 1 {
-        return Ok(AsyncCollective::done(whole));
+        return Ok(Work::done(whole));
     }
     if !len.is_multiple_of(size) {
-        let call = group.next_call(OpKind::AllGather, &whole.into_data());
+        let call = group.next_call(Collective::AllGather, whole.dtype(), &[len]);
         let why = format!("{len} elements are not divisible by {size} members");
-        return group.run(&call, |_, _| Err(group.bad_argument(&call, why)));
+        return group.refuse(&call, why);
     }
-    let start = group.rank() * (len / size);
     let share = len / size;
+    let start = group.rank() * share;
     #[cfg(feature = "cuda")]
-    if let Some(whole) = K::to_gpu(&whole).map(tensor::contiguous)
-        && let Some(own) = tensor::slice_of(&whole, start, [share])
+    if let Some(whole) = K::to_gpu(&whole).map(megaburn_cuda::tensor::contiguous)
+        && let Some(own) = megaburn_cuda::tensor::slice_of(&whole, start, [share])
     {
-        return group
-            .gpu_all_gather_into(own, whole, Lane::Overlapped)
-            .map(AsyncCollective::started);
+        let started = group.gpu_all_gather_into(own, whole, lane)?;
+        return Ok(Work::started(started, K::from_gpu));
     }
     let own = match share {
         0 => whole,
         _ => whole.narrow(0, start, share),
     };
-    start_all_gather(own, group)
+    all_gather(own, group, lane)
 }

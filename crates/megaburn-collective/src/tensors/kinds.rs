@@ -3,14 +3,10 @@
 use burn::tensor::{Float, Int, kind::Basic};
 #[cfg(feature = "cuda")]
 use {
-    crate::{CollectiveError, Group, ReduceOp, device},
+    crate::device::is_on_gpu,
     burn::{backend::Cube, tensor::Tensor},
-    burn_cubecl::{CubeBackend, tensor::CubeTensor},
-    megaburn_cuda::{
-        AsyncOp,
-        nccl::Lane,
-        tensor::{from_backend, into_backend},
-    },
+    burn_cubecl::tensor::CubeTensor,
+    megaburn_cuda::tensor::{from_backend, into_backend},
 };
 
 mod sealed {
@@ -42,7 +38,7 @@ macro_rules! moved {
             #[cfg(feature = "cuda")]
             fn to_gpu<const D: usize>(x: &Tensor<D, Self>) -> Option<CubeTensor> {
                 let x = from_backend(x.clone().try_into_primitive::<Cube>().ok()?);
-                device::is_on_gpu(&x).then_some(x)
+                is_on_gpu(&x).then_some(x)
             }
 
             #[cfg(feature = "cuda")]
@@ -54,19 +50,3 @@ macro_rules! moved {
 }
 
 moved!(Float, Int);
-
-/// NCCL's all-reduce, except that a maximum propagates NaN.
-#[cfg(feature = "cuda")]
-pub(super) fn all_reduce_on_gpu(
-    x: CubeTensor,
-    op: ReduceOp,
-    group: &Group,
-    lane: Lane,
-) -> Result<AsyncOp, CollectiveError> {
-    if op != ReduceOp::Max || !x.dtype.is_float() {
-        return group.gpu_all_reduce(x, op, lane);
-    }
-    // The maximum is followed by a kernel that restores NaN, so wait for the collective here.
-    let max = |x| group.gpu_all_reduce(x, op, lane).map(AsyncOp::wait);
-    device::nan_propagating_max::<CubeBackend, _>(x, max).map(AsyncOp::done)
-}

@@ -3,34 +3,39 @@
 //!
 //! Tensors on a CUDA device go from GPU to GPU through NCCL, without blocking the host; all others
 //! go through the group's host transport. Tensors must be off the autodiff device (`.inner()`). A
-//! failure on the GPU shows up later: check [`crate::Group::failure`] after reading a value from
-//! the GPU and before trusting it.
+//! failure on the GPU shows up later: check [`Group::failure`] after reading a value from the GPU
+//! and before trusting it.
 //!
-//! The `start_` functions overlap a collective with the kernels that follow it, until its
-//! [`AsyncCollective`] is waited for. On the host they are complete when they return.
+//! Each function starts its collective and returns [`Work`] to wait for. With
+//! [`Lane::Overlapped`] the collective overlaps with the kernels that follow, until then. On the
+//! host it is complete when the function returns.
 
-mod async_collective;
 mod in_place;
 mod kinds;
 mod pair;
 mod rows;
+mod work;
 
 use std::ops::Range;
 
-pub use async_collective::AsyncCollective;
-use async_collective::Lane;
 use burn::tensor::{Tensor, TensorData};
-pub use in_place::start_all_gather_in_place;
+pub use in_place::all_gather_in_place;
 pub use kinds::CollectiveElement;
-pub use pair::{Receiving, Sending, recv, rendezvous, send, start_recv, start_send, start_shift};
-use rows::stretches;
+pub use pair::{recv, rendezvous, send, shift};
+use rows::consecutive_ranges;
+pub use work::Work;
 
-use crate::{CollectiveError, Group, ReduceOp};
+use crate::{
+    call::{Collective, ReduceOp},
+    error::CollectiveError,
+    group::Group,
+    lane::Lane,
+};
 
 /// Reduces the members' tensors; every member gets the result.
 ///
 /// On GPUs, a maximum of floats propagates NaN as on the host, at the cost of sending twice the
-/// data; a mean divides each value before adding.
+/// data and of the overlap; a mean divides each value before adding.
 ///
 /// # Shapes
 /// Any, the same on every member; the result has the same shape.
@@ -42,38 +47,9 @@ pub fn all_reduce<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
-) -> Result<Tensor<D, K>, CollectiveError> {
-    all_reduce_on(x, op, group, Lane::InOrder).map(AsyncCollective::wait)
-}
-
-/// Like [`all_reduce`], but overlaps with the kernels that follow.
-///
-/// # Errors
-/// As [`all_reduce`].
-/// # Collective
-/// All members.
-pub fn start_all_reduce<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    op: ReduceOp,
-    group: &Group,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    all_reduce_on(x, op, group, Lane::Overlapped)
-}
-
-fn all_reduce_on<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    op: ReduceOp,
-    group: &Group,
     lane: Lane,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    let _ = lane;
-    run(
-        x,
-        group,
-        #[cfg(feature = "cuda")]
-        |x| kinds::all_reduce_on_gpu(x, op, group, lane),
-        |x| group.all_reduce(x, op),
-    )
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
+    start(Collective::AllReduce(op), x, group, lane)
 }
 
 /// Concatenates the members' tensors along the first dimension; every member gets the full tensor.
@@ -87,36 +63,9 @@ fn all_reduce_on<const D: usize, K: CollectiveElement>(
 pub fn all_gather<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     group: &Group,
-) -> Result<Tensor<D, K>, CollectiveError> {
-    all_gather_on(x, group, Lane::InOrder).map(AsyncCollective::wait)
-}
-
-/// Like [`all_gather`], but overlaps with the kernels that follow.
-///
-/// # Errors
-/// As [`all_gather`].
-/// # Collective
-/// All members.
-pub fn start_all_gather<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    group: &Group,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    all_gather_on(x, group, Lane::Overlapped)
-}
-
-fn all_gather_on<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    group: &Group,
     lane: Lane,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    let _ = lane;
-    run(
-        x,
-        group,
-        #[cfg(feature = "cuda")]
-        |x| group.gpu_all_gather(x, lane),
-        |x| group.all_gather(x),
-    )
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
+    start(Collective::AllGather, x, group, lane)
 }
 
 /// Reduces the members' tensors and gives each member its shard of the first dimension. On GPUs a
@@ -132,38 +81,9 @@ pub fn reduce_scatter<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     op: ReduceOp,
     group: &Group,
-) -> Result<Tensor<D, K>, CollectiveError> {
-    reduce_scatter_on(x, op, group, Lane::InOrder).map(AsyncCollective::wait)
-}
-
-/// Like [`reduce_scatter`], but overlaps with the kernels that follow.
-///
-/// # Errors
-/// As [`reduce_scatter`].
-/// # Collective
-/// All members.
-pub fn start_reduce_scatter<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    op: ReduceOp,
-    group: &Group,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    reduce_scatter_on(x, op, group, Lane::Overlapped)
-}
-
-fn reduce_scatter_on<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    op: ReduceOp,
-    group: &Group,
     lane: Lane,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    let _ = lane;
-    run(
-        x,
-        group,
-        #[cfg(feature = "cuda")]
-        |x| group.gpu_reduce_scatter(x, op, lane),
-        |x| group.reduce_scatter(x, op),
-    )
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
+    start(Collective::ReduceScatter(op), x, group, lane)
 }
 
 /// Every member gets the tensor of member `root`.
@@ -178,15 +98,9 @@ pub fn broadcast<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     root: usize,
     group: &Group,
-) -> Result<Tensor<D, K>, CollectiveError> {
-    let done = run(
-        x,
-        group,
-        #[cfg(feature = "cuda")]
-        |x| group.gpu_broadcast(x, root, Lane::InOrder),
-        |x| group.broadcast(x, root),
-    );
-    done.map(AsyncCollective::wait)
+    lane: Lane,
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
+    start(Collective::Broadcast { root }, x, group, lane)
 }
 
 /// Sends `send[i]` consecutive rows to member `i` and concatenates the `recv[i]` rows that arrive
@@ -204,30 +118,15 @@ pub fn all_to_all<const D: usize, K: CollectiveElement>(
     send: &[usize],
     recv: &[usize],
     group: &Group,
-) -> Result<Tensor<D, K>, CollectiveError> {
-    let [send, recv] = [send, recv].map(stretches);
-    all_to_all_on(x, [&send, &recv], group, Lane::InOrder).map(AsyncCollective::wait)
+    lane: Lane,
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
+    let [send, recv] = [send, recv].map(consecutive_ranges);
+    all_to_all_ranges(x, &send, &recv, group, lane)
 }
 
-/// Like [`all_to_all`], but overlaps with the kernels that follow.
-///
-/// # Errors
-/// As [`all_to_all`].
-/// # Collective
-/// All members.
-pub fn start_all_to_all<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    send: &[usize],
-    recv: &[usize],
-    group: &Group,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    let [send, recv] = [send, recv].map(stretches);
-    start_all_to_all_between(x, &send, &recv, group)
-}
-
-/// Like [`start_all_to_all`], on arbitrary row ranges. `send[i]` are the row ranges of `x` that go
-/// to member `i`, in the order in which they are sent; `recv[i]` are the row ranges of the result
-/// that the ranges from member `i` become, one by one.
+/// Like [`all_to_all`], on arbitrary row ranges. `send[i]` are the row ranges of `x` that go to
+/// member `i`, in the order in which they are sent; `recv[i]` are the row ranges of the result that
+/// the ranges from member `i` become, one by one.
 ///
 /// On GPUs each range is one message. A group of one returns its input unchanged, so `send` and
 /// `recv` must then be equal.
@@ -239,21 +138,13 @@ pub fn start_all_to_all<const D: usize, K: CollectiveElement>(
 /// # Collective
 /// All members; the ranges in `recv[i]` here must have the same lengths, one by one, as those that
 /// member `i` sends here.
-pub fn start_all_to_all_between<const D: usize, K: CollectiveElement>(
+pub fn all_to_all_ranges<const D: usize, K: CollectiveElement>(
     x: Tensor<D, K>,
     send: &[Vec<Range<usize>>],
     recv: &[Vec<Range<usize>>],
     group: &Group,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
-    all_to_all_on(x, [send, recv], group, Lane::Overlapped)
-}
-
-fn all_to_all_on<const D: usize, K: CollectiveElement>(
-    x: Tensor<D, K>,
-    [send, recv]: [&[Vec<Range<usize>>]; 2],
-    group: &Group,
     lane: Lane,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
     let _ = lane;
     run(
         x,
@@ -261,6 +152,23 @@ fn all_to_all_on<const D: usize, K: CollectiveElement>(
         #[cfg(feature = "cuda")]
         |x| group.gpu_all_to_all(x, send, recv, lane),
         |x| group.all_to_all_rows(x, send, recv),
+    )
+}
+
+/// Starts a collective to which each member gives one tensor.
+fn start<const D: usize, K: CollectiveElement>(
+    op: Collective,
+    x: Tensor<D, K>,
+    group: &Group,
+    lane: Lane,
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
+    let _ = lane;
+    run(
+        x,
+        group,
+        #[cfg(feature = "cuda")]
+        |x| group.start_on_gpu(op, x, lane),
+        |x| group.run_on_host(op, x),
     )
 }
 
@@ -272,21 +180,17 @@ fn run<const D: usize, K: CollectiveElement>(
         burn_cubecl::tensor::CubeTensor,
     ) -> Result<megaburn_cuda::AsyncOp, CollectiveError>,
     on_host: impl FnOnce(TensorData) -> Result<TensorData, CollectiveError>,
-) -> Result<AsyncCollective<D, K>, CollectiveError> {
+) -> Result<Work<Tensor<D, K>>, CollectiveError> {
     if group.size() == 1 {
-        return Ok(AsyncCollective::done(x));
+        return Ok(Work::done(x));
     }
     #[cfg(feature = "cuda")]
     if let Some(x) = K::to_gpu(&x) {
-        return on_gpu(x).map(AsyncCollective::started);
+        return Ok(Work::started(on_gpu(x)?, K::from_gpu));
     }
-    let device = x.device();
-    let dtype = x.dtype();
+    let place = (&x.device(), x.dtype());
     let data = on_host(x.into_data())?;
-    Ok(AsyncCollective::done(Tensor::from_data(
-        data,
-        (&device, dtype),
-    )))
+    Ok(Work::done(Tensor::from_data(data, place)))
 }
 
 #[cfg(test)]

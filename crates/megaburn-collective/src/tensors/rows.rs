@@ -2,17 +2,17 @@ use std::ops::Range;
 
 use burn::tensor::TensorData;
 
-use crate::{CollectiveError, Group, joined::joined, message::OpKind};
+use crate::{call::Collective, error::CollectiveError, group::Group, joined::joined};
 
 /// Consecutive row ranges with the given lengths: one range per member.
-pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
-    let stretches = rows.iter().scan(0, |end, rows| {
+pub(super) fn consecutive_ranges(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
+    let ranges = rows.iter().scan(0, |end, rows| {
         let start = *end;
         *end += rows;
-        let stretch = start..*end;
-        Some(vec![stretch])
+        let range = start..*end;
+        Some(vec![range])
     });
-    stretches.collect()
+    ranges.collect()
 }
 
 /// Whether the ranges cover each of `rows` rows exactly once.
@@ -30,6 +30,11 @@ fn covers_all_rows(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
 }
 
 impl Group {
+    /// The row ranges of an all-to-all that exchanges equal parts of `rows` rows.
+    pub(crate) fn equal_rows(&self, rows: usize) -> Vec<Vec<Range<usize>>> {
+        consecutive_ranges(&vec![rows / self.size(); self.size()])
+    }
+
     /// Checks that there is one list of ranges per member, that `send` covers each of `rows` rows
     /// once, and that `recv` has neither gaps nor overlaps.
     pub(crate) fn check_ranges(
@@ -56,12 +61,12 @@ impl Group {
     ) -> Result<TensorData, CollectiveError> {
         let mut shape = x.shape().to_vec();
         let dtype = x.dtype();
-        let refuse = |x: &TensorData, why: String| {
-            let call = self.next_call(OpKind::AllToAll, x);
-            self.run(&call, |_, _| Err(self.bad_argument(&call, why)))
+        let refuse = |why: String| {
+            let call = self.next_call(Collective::AllToAll, dtype, x.shape());
+            self.refuse(&call, why)
         };
         if let Err(why) = self.check_ranges([send, recv], shape[0]) {
-            return refuse(&x, why);
+            return refuse(why);
         }
         let row = shape[1..].iter().product::<usize>() * dtype.size();
         let bytes: &[u8] = x.bytes();
@@ -80,10 +85,7 @@ impl Group {
             .map(|part| part.iter().map(Range::len).sum())
             .collect();
         if counts != expected {
-            return refuse(
-                &x,
-                format!("expected {expected:?} rows, received {counts:?}"),
-            );
+            return refuse(format!("expected {expected:?} rows, received {counts:?}"));
         }
         // Pairs of (first row in the result, bytes) of each received range, later sorted by the
         // row.

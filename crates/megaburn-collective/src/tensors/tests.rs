@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::*;
-use crate::{GroupOptions, run_threads};
+use crate::{group::GroupOptions, launch::run_threads};
 
 #[test]
 fn tensors_of_the_host_go_through_the_host() {
@@ -9,26 +9,28 @@ fn tensors_of_the_host_go_through_the_host() {
         let device = Device::flex();
         let me = group.rank() as f32;
         let x = Tensor::<2>::from_data([[me, 1.0], [2.0 * me, -1.0], [3.0, me]], &device);
-        let sum = all_reduce(x.clone(), ReduceOp::Sum, &group)?;
+        let sum = all_reduce(x.clone(), ReduceOp::Sum, &group, Lane::InOrder)?.wait();
         assert_eq!(
             sum.to_data(),
             [[3.0f32, 3.0], [6.0, -3.0], [9.0, 3.0]].into()
         );
-        let later = start_all_reduce(x.clone(), ReduceOp::Sum, &group)?;
+        let later = all_reduce(x.clone(), ReduceOp::Sum, &group, Lane::Overlapped)?;
         assert_eq!(later.wait().to_data(), sum.to_data());
-        let share = reduce_scatter(x.clone(), ReduceOp::Sum, &group)?;
-        let whole = all_gather(share, &group)?;
+        let share = reduce_scatter(x.clone(), ReduceOp::Sum, &group, Lane::InOrder)?;
+        let whole = all_gather(share.wait(), &group, Lane::InOrder)?.wait();
         assert_eq!(whole.to_data(), sum.to_data());
-        let first = broadcast(x, 1, &group)?;
+        let first = broadcast(x, 1, &group, Lane::InOrder)?.wait();
         assert_eq!(
             first.to_data(),
             [[1.0f32, 1.0], [2.0, -1.0], [3.0, 1.0]].into()
         );
         let next = (group.rank() + 1) % 3;
         let mine = Tensor::<1, Int>::from_data([group.rank() as i64, 7], &device);
-        send(mine.clone(), next, &group)?;
+        let dtype = mine.dtype();
+        send(mine, next, &group, Lane::InOrder)?.wait();
         let from = (group.rank() + 2) % 3;
-        let got = recv(mine, from, &group)?.into_data_dtype(DType::I64);
+        let got = recv::<1, Int>([2], (&device, dtype), from, &group, Lane::InOrder)?;
+        let got = got.wait().into_data_dtype(DType::I64);
         assert_eq!(got, [from as i64, 7].into());
         for (by, from) in [
             (1, (group.rank() + 2) % 3),
@@ -36,7 +38,7 @@ fn tensors_of_the_host_go_through_the_host() {
             (3, group.rank()),
         ] {
             let mine = Tensor::<1>::from_data([group.rank() as f32, 0.5], &device);
-            let came = start_shift(mine, by, &group)?.wait();
+            let came = shift(mine, by, &group, Lane::Overlapped)?.wait();
             assert_eq!(came.into_data(), [from as f32, 0.5].into(), "by {by}");
         }
         Ok::<_, CollectiveError>(())
@@ -58,7 +60,7 @@ fn rows_go_where_they_are_counted_for() {
         };
         let x = joined((0..3).map(|to| rows(rank, to)).collect());
         let [send, recv] = [0, 0].map(|_| (0..3).map(|other| rank + other).collect::<Vec<_>>());
-        let got = all_to_all(x, &send, &recv, &group)?;
+        let got = all_to_all(x, &send, &recv, &group, Lane::InOrder)?.wait();
         let expected = joined((0..3).map(|from| rows(from, rank)).collect());
         assert_eq!(got.into_data(), expected.into_data());
         Ok::<_, CollectiveError>(())
@@ -71,7 +73,7 @@ fn counts_that_do_not_fit_are_refused_on_every_rank() {
     let results = run_threads(2, GroupOptions::default(), |group| {
         let x = Tensor::<2>::ones([4, 3], &Device::flex());
         Ok::<_, CollectiveError>(
-            all_to_all(x, &[1, 2], &[2, 2], &group)
+            all_to_all(x, &[1, 2], &[2, 2], &group, Lane::InOrder)
                 .unwrap_err()
                 .to_string(),
         )
@@ -119,7 +121,7 @@ fn rows_go_to_where_they_are_wanted() {
         let send = places(&pairs);
         pairs.sort_by_key(|&(other, part)| (part, other));
         let recv = places(&pairs);
-        let got = start_all_to_all_between(x.clone(), &send, &recv, &group)?.wait();
+        let got = all_to_all_ranges(x.clone(), &send, &recv, &group, Lane::Overlapped)?.wait();
         let expected = joined(
             pairs
                 .iter()
@@ -127,7 +129,7 @@ fn rows_go_to_where_they_are_wanted() {
                 .collect(),
         );
         assert_eq!(got.clone().into_data(), expected.into_data());
-        let back = start_all_to_all_between(got, &recv, &send, &group)?.wait();
+        let back = all_to_all_ranges(got, &recv, &send, &group, Lane::Overlapped)?.wait();
         assert_eq!(back.into_data(), x.into_data());
         Ok::<_, CollectiveError>(())
     });
@@ -142,7 +144,7 @@ fn stretches_that_do_not_hold_each_row_once_are_refused_on_every_rank() {
     for (send, recv) in [(&all, &twice), (&twice, &all)] {
         let results = run_threads(2, GroupOptions::default(), |group| {
             let x = Tensor::<2>::ones([3, 2], &Device::flex());
-            let refused = start_all_to_all_between(x, send, recv, &group)
+            let refused = all_to_all_ranges(x, send, recv, &group, Lane::Overlapped)
                 .err()
                 .unwrap();
             Ok::<_, CollectiveError>(refused.to_string())
@@ -161,8 +163,12 @@ fn stretches_that_do_not_hold_each_row_once_are_refused_on_every_rank() {
 fn a_group_of_one_gives_back_what_it_gets() {
     let x = Tensor::<1>::from_data([1.0f32, 2.0], &Device::flex());
     let group = Group::single(0);
-    let y = all_reduce(x.clone(), ReduceOp::Max, &group).unwrap();
-    let z = all_to_all(x.clone(), &[2], &[2], &group).unwrap();
+    let y = all_reduce(x.clone(), ReduceOp::Max, &group, Lane::InOrder)
+        .unwrap()
+        .wait();
+    let z = all_to_all(x.clone(), &[2], &[2], &group, Lane::InOrder)
+        .unwrap()
+        .wait();
     assert_eq!((y.to_data(), z.to_data()), (x.to_data(), x.to_data()));
 }
 
@@ -177,7 +183,7 @@ fn what_others_have_is_gathered_around_the_own_stretch() {
             let mut values = nan;
             own.clone().for_each(|i| values[i] = (i * i) as f32);
             let whole = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());
-            let started = start_all_gather_in_place(whole, &group)?;
+            let started = all_gather_in_place(whole, &group, Lane::Overlapped)?;
             let expected: Vec<f32> = (0..len).map(|i| (i * i) as f32).collect();
             assert_eq!(started.wait().into_data(), TensorData::new(expected, [len]));
             Ok::<_, CollectiveError>(())
@@ -191,7 +197,7 @@ fn stretches_that_are_not_equal_are_refused() {
     let results = run_threads(2, GroupOptions::default(), |group| {
         let whole = Tensor::<1>::ones([5], &Device::flex());
         Ok::<_, CollectiveError>(
-            start_all_gather_in_place(whole, &group)
+            all_gather_in_place(whole, &group, Lane::Overlapped)
                 .unwrap_err()
                 .to_string(),
         )

@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
-use burn::{Tensor, tensor::Float};
+use burn::Tensor;
 use megaburn_collective::{
-    CollectiveError, ReduceOp,
-    tensors::{self, AsyncCollective},
+    CollectiveError, Lane, ReduceOp,
+    tensors::{self, Work},
 };
 
 use super::{ParamKind, Sharding};
@@ -18,8 +18,8 @@ const IN_FLIGHT: usize = 2;
 pub(crate) struct GradReduceQueue {
     sharding: Sharding,
     /// Reduce-scatters in flight, oldest first, each with its number and kind.
-    inner: VecDeque<(usize, ParamKind, AsyncCollective<1, Float>)>,
-    outer: VecDeque<(usize, AsyncCollective<1, Float>)>,
+    inner: VecDeque<(usize, ParamKind, Work<Tensor<1>>)>,
+    outer: VecDeque<(usize, Work<Tensor<1>>)>,
     /// Finished shards by number; buckets of different kinds may finish out of order.
     shares: BTreeMap<usize, Tensor<1>>,
     num_started: usize,
@@ -48,11 +48,17 @@ impl GradReduceQueue {
         self.num_started += 1;
         match replicas.num_shares() {
             1 => {
-                let sum = tensors::start_all_reduce(whole, ReduceOp::Sum, replicas.copies())?;
+                let sum =
+                    tensors::all_reduce(whole, ReduceOp::Sum, replicas.copies(), Lane::Overlapped)?;
                 self.outer.push_back((number, sum));
             }
             _ => {
-                let sum = tensors::start_reduce_scatter(whole, ReduceOp::Sum, replicas.share())?;
+                let sum = tensors::reduce_scatter(
+                    whole,
+                    ReduceOp::Sum,
+                    replicas.share(),
+                    Lane::Overlapped,
+                )?;
                 self.inner.push_back((number, kind, sum));
             }
         }
@@ -77,7 +83,7 @@ impl GradReduceQueue {
             if copies.size() == 1 {
                 self.shares.insert(number, sum);
             } else {
-                let sum = tensors::start_all_reduce(sum, ReduceOp::Sum, copies)?;
+                let sum = tensors::all_reduce(sum, ReduceOp::Sum, copies, Lane::Overlapped)?;
                 self.outer.push_back((number, sum));
             }
         }

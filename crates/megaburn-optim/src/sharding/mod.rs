@@ -18,11 +18,11 @@ use std::{
 
 use crate::leaf::put;
 pub(crate) use bucket::{Bucket, Slot, joined};
-use burn::{Tensor, module::Module, tensor::Float};
+use burn::{Tensor, module::Module};
 pub use config::ShardingConfig;
 pub(crate) use grad_reduce_queue::GradReduceQueue;
 use megaburn_autograd::MainGrad;
-use megaburn_collective::{CollectiveError, tensors::AsyncCollective};
+use megaburn_collective::{CollectiveError, tensors::Work};
 use param_all_gather::ParamAllGather;
 pub(crate) use replicas::{ParamKind, Replicas};
 use zero3_params::Zero3Params;
@@ -253,11 +253,7 @@ impl Sharding {
     }
 
     /// The values of a bucket that is being gathered; read them only after its layers have waited.
-    pub(crate) fn gathered(
-        &self,
-        bucket: &Bucket,
-        started: AsyncCollective<1, Float>,
-    ) -> Tensor<1> {
+    pub(crate) fn gathered(&self, bucket: &Bucket, started: Work<Tensor<1>>) -> Tensor<1> {
         self.0.gathering.of(bucket, started)
     }
 

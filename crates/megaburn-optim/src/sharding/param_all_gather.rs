@@ -3,9 +3,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use burn::{Tensor, tensor::Float};
+use burn::Tensor;
 use megaburn_autograd::MainGrad;
-use megaburn_collective::tensors::AsyncCollective;
+use megaburn_collective::tensors::Work;
 
 use super::Bucket;
 
@@ -22,7 +22,7 @@ pub(super) struct ParamAllGather(Arc<Mutex<GatherState>>);
 #[derive(Debug, Default)]
 struct GatherState {
     /// All-gathers in flight, by the first parameter of their bucket.
-    pending: BTreeMap<String, AsyncCollective<1, Float>>,
+    pending: BTreeMap<String, Work<Tensor<1>>>,
     /// For each weight whose layer announces its use, the first parameter of its bucket.
     first_of: BTreeMap<String, String>,
 }
@@ -55,7 +55,7 @@ impl ParamAllGather {
     }
 
     /// The values of a bucket, which may still be in flight.
-    pub(super) fn of(&self, bucket: &Bucket, started: AsyncCollective<1, Float>) -> Tensor<1> {
+    pub(super) fn of(&self, bucket: &Bucket, started: Work<Tensor<1>>) -> Tensor<1> {
         let first = &bucket.slots[0].path;
         let mut state = self.lock();
         let values = started.peek();
@@ -70,7 +70,7 @@ impl ParamAllGather {
 
     fn arrive(&self, first: &str) {
         let started = self.lock().pending.remove(first);
-        started.map(AsyncCollective::wait);
+        started.map(Work::wait);
     }
 
     pub(super) fn settle(&self) {
@@ -88,7 +88,7 @@ impl ParamAllGather {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use megaburn_collective::{Group, tensors::start_all_gather};
+    use megaburn_collective::{Group, Lane, tensors::all_gather};
     use megaburn_kernels::{LinearOptions, linear};
 
     use super::*;
@@ -106,7 +106,7 @@ mod tests {
         let gathering = ParamAllGather::default();
         let gathered = |bucket: &Bucket| {
             let flat = Tensor::<1>::ones([bucket.len], &Device::flex());
-            let started = start_all_gather(flat, &Group::single(0)).unwrap();
+            let started = all_gather(flat, &Group::single(0), Lane::Overlapped).unwrap();
             assert_eq!(values(gathering.of(bucket, started)), vec![1.0; bucket.len]);
             gathering.lock().pending.keys().cloned().collect::<Vec<_>>()
         };

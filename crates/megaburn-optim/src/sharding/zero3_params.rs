@@ -3,11 +3,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use burn::{Tensor, tensor::Float};
+use burn::Tensor;
 use megaburn_autograd::{LinearPass, MainGrad};
 use megaburn_collective::{
-    CollectiveError, Group,
-    tensors::{self, AsyncCollective},
+    CollectiveError, Group, Lane,
+    tensors::{self, Work},
 };
 
 use super::Bucket;
@@ -47,7 +47,7 @@ struct Place {
 
 #[derive(Debug)]
 enum GatheredParams {
-    InFlight(AsyncCollective<1, Float>),
+    InFlight(Work<Tensor<1>>),
     Here(Tensor<1>),
 }
 
@@ -218,7 +218,7 @@ impl Zero3Params {
         let mut params = BTreeMap::new();
         for ((bucket, group), share) in state.buckets.iter().zip(&state.shares) {
             let Some(share) = share.clone() else { continue };
-            let whole = tensors::all_gather(share, group)?;
+            let whole = tensors::all_gather(share, group, Lane::InOrder)?.wait();
             for slot in &bucket.slots {
                 let value = whole.clone().narrow(0, slot.start, slot.len);
                 params.insert(slot.path.clone(), value);
@@ -312,7 +312,7 @@ impl Zero3State {
         let share = self.shares[bucket]
             .clone()
             .expect("parameters are set before they are read");
-        match tensors::start_all_gather(share, &self.buckets[bucket].1) {
+        match tensors::all_gather(share, &self.buckets[bucket].1, Lane::Overlapped) {
             Ok(started) => drop(self.whole.insert(bucket, GatheredParams::InFlight(started))),
             Err(error) => self.error = Some(error),
         }

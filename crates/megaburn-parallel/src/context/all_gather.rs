@@ -3,7 +3,7 @@
 //! Source: Grattafiori et al. (2024), "The Llama 3 Herd of Models", section 3.3.2.
 
 use burn::tensor::Tensor;
-use megaburn_collective::{Group, ReduceOp, tensors};
+use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_kernels::{OnlineSoftmaxMerge, PartialAttention};
 use megaburn_mesh::Zigzag;
 
@@ -21,7 +21,10 @@ fn sequence_chunk(group: &Group) -> Zigzag {
 
 /// Gathers keys and values from this rank's chunks into full sequences.
 fn gathered(kv: [Tensor<4>; 2], order: &Order, group: &Group) -> [Tensor<4>; 2] {
-    kv.map(|x| order.to_sequence(unwrap_collective(tensors::all_gather(x, group))))
+    kv.map(|x| {
+        let x = unwrap_collective(tensors::all_gather(x, group, Lane::InOrder));
+        order.to_sequence(x.wait())
+    })
 }
 
 /// See [`ring::forward`](super::ring::forward).
@@ -61,11 +64,14 @@ pub(super) fn backward(
     }
     let [dq, dk, dv] = sums.map(|sum| sum.finish(&device));
     let [dk, dv] = [dk, dv].map(|sum| {
+        let sum = order.to_members(sum);
         unwrap_collective(tensors::reduce_scatter(
-            order.to_members(sum),
+            sum,
             ReduceOp::Sum,
             group,
+            Lane::InOrder,
         ))
+        .wait()
     });
     [dq, dk, dv]
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Int, Tensor, TensorData};
-use megaburn_collective::{Group, tensors};
+use megaburn_collective::{Group, Lane, tensors};
 
 use super::unwrap_collective;
 use crate::Segment;
@@ -152,7 +152,9 @@ impl PackedShare {
         let rows: Vec<i64> = self.places.iter().map(|place| *place as i64).collect();
         let rows = TensorData::new(rows, [self.places.len()]);
         let rows = Tensor::<1, Int>::from_data(rows, &own.device());
-        unwrap_collective(tensors::all_gather(own, &self.group)).select(0, rows)
+        unwrap_collective(tensors::all_gather(own, &self.group, Lane::InOrder))
+            .wait()
+            .select(0, rows)
     }
 }
 

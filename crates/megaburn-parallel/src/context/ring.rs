@@ -5,8 +5,8 @@
 
 use burn::tensor::Tensor;
 use megaburn_collective::{
-    Group,
-    tensors::{self, AsyncCollective},
+    Group, Lane,
+    tensors::{self, Work},
 };
 use megaburn_kernels::{OnlineSoftmaxMerge, PartialAttention};
 use megaburn_mesh::Zigzag;
@@ -25,11 +25,8 @@ fn sequence_chunk(group: &Group, back: usize) -> Zigzag {
 }
 
 /// Sends `all` to the next member and receives from the previous one.
-fn pass_on<const N: usize>(
-    all: [Tensor<4>; N],
-    group: &Group,
-) -> [AsyncCollective<4, burn::tensor::Float>; N] {
-    all.map(|x| unwrap_collective(tensors::start_shift(x, 1, group)))
+fn pass_on<const N: usize>(all: [Tensor<4>; N], group: &Group) -> [Work<Tensor<4>>; N] {
+    all.map(|x| unwrap_collective(tensors::shift(x, 1, group, Lane::Overlapped)))
 }
 
 /// Attention of this rank's queries to the keys of all members.
@@ -55,7 +52,7 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
             sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
         }
         if let Some(coming) = coming {
-            here = coming.map(AsyncCollective::wait);
+            here = coming.map(Work::wait);
         }
     }
     sum.finish(dtype)
@@ -95,9 +92,7 @@ pub(super) fn backward(
         }
         // Wait only now: the sums were in flight while these gradients were computed.
         let mut of_stretch = match sums.take() {
-            Some(sums) => {
-                <[AsyncCollective<4, _>; 2]>::map(sums, |sum| GradientSum::of(sum.wait()))
-            }
+            Some(sums) => <[Work<_>; 2]>::map(sums, |sum| GradientSum::of(sum.wait())),
             None => shapes.map(|shape| GradientSum::new(shape, wide)),
         };
         for (start, found) in found {
@@ -106,11 +101,11 @@ pub(super) fn backward(
         }
         sums = Some(pass_on(of_stretch.map(|sum| sum.finish(&device)), group));
         if let Some(coming) = coming {
-            here = coming.map(AsyncCollective::wait);
+            here = coming.map(Work::wait);
         }
     }
     let [dk, dv] = sums
         .expect("a ring has at least one member")
-        .map(AsyncCollective::wait);
+        .map(Work::wait);
     [of_queries.finish(&device), dk, dv]
 }

@@ -8,7 +8,7 @@
 //! the gradient of the scores.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use megaburn_collective::{Group, ReduceOp, region::unwrap_collective, tensors};
+use megaburn_collective::{Group, Lane, ReduceOp, region::unwrap_collective, tensors};
 use megaburn_kernels::{
     BalanceLoss, RouterGradients, RouterLosses, RouterScores, router_losses, sum_columns,
 };
@@ -141,8 +141,8 @@ impl LoadBalance {
         if self.aux_loss == 0.0 && self.seq_aux_loss == 0.0 {
             return [None, None];
         }
-        let counts = tensors::all_reduce(counts, ReduceOp::Sum, tokens.group);
-        let counts = unwrap_collective(counts);
+        let counts = tensors::all_reduce(counts, ReduceOp::Sum, tokens.group, Lane::InOrder);
+        let counts = unwrap_collective(counts).wait();
         let micro_batch = (self.aux_loss != 0.0).then(|| BalanceLoss {
             counts: sum_columns(counts.clone()),
             factor: self.aux_loss * factor,

@@ -2,7 +2,7 @@ use burn::{
     config::Config,
     tensor::{DType, Device, Tensor, TensorData},
 };
-use megaburn_collective::{CollectiveError, tensors};
+use megaburn_collective::{CollectiveError, Lane, tensors};
 use megaburn_mesh::Zigzag;
 
 use super::{ExpertGroups, dispatch::DROPPED};
@@ -236,8 +236,8 @@ fn gathered(
     let pairs = pairs.flat_map(|(&expert, &weight)| [expert as f32, weight]);
     let pairs = TensorData::new(pairs.collect::<Vec<_>>(), [experts.len(), 2]);
     let pairs = Tensor::<2>::from_data(pairs, (device, DType::F32));
-    let all = tensors::all_gather(pairs, &groups.tp_cp)?.into_data();
-    let all: Vec<f32> = all.try_to_vec().expect("the tensor is f32");
+    let all = tensors::all_gather(pairs, &groups.tp_cp, Lane::InOrder)?.wait();
+    let all: Vec<f32> = all.into_data().try_to_vec().expect("the tensor is f32");
     Ok(all
         .chunks_exact(2)
         .map(|pair| (pair[0] as i32, pair[1]))

@@ -206,7 +206,7 @@ impl Runner<'_> {
                 is_gradient: false,
                 micro_batch,
                 to_stage,
-            })?),
+            })),
         };
         let goes_back = self.schedule.kind.has_backward();
         let (input, stage_input) = match input {
@@ -257,7 +257,7 @@ impl Runner<'_> {
                 is_gradient: true,
                 micro_batch,
                 to_stage,
-            })?),
+            })),
         };
         let whole = move || match (end, gradient) {
             (End::DetachedOutput(output), Some(gradient)) => output.backward(gradient),

@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
-use burn::tensor::{Float, Tensor};
+use burn::tensor::Tensor;
 use megaburn_collective::{
-    CollectiveError,
-    tensors::{self, Receiving, Sending},
+    CollectiveError, Lane,
+    tensors::{self, Work},
 };
 
 use super::P2pSpec;
@@ -17,13 +17,13 @@ pub(super) struct P2pCommunicator<'a> {
     schedule: &'a Schedule,
     wire: &'a P2pSpec,
     rank: usize,
-    receiving: BTreeMap<Message, Receiving<3, Float>>,
+    receiving: BTreeMap<Message, Work<Tensor<3>>>,
     /// Inputs of passes of this rank.
     arrived: BTreeMap<Message, Tensor<3>>,
     /// Tensors that are to be sent.
     outgoing: BTreeMap<Message, Tensor<3>>,
     /// Sends in flight, each with the number of the pass in which it started.
-    sending: VecDeque<(usize, Sending)>,
+    sending: VecDeque<(usize, Work<()>)>,
     /// The number of passes so far.
     num_passes: usize,
 }
@@ -56,17 +56,17 @@ impl<'a> P2pCommunicator<'a> {
     }
 
     /// Takes the input of a pass, waiting for its receive.
-    pub(super) fn take(&mut self, message: Message) -> Result<Tensor<3>, CollectiveError> {
+    pub(super) fn take(&mut self, message: Message) -> Tensor<3> {
         match self.receiving.remove(&message) {
             Some(coming) => coming.wait(),
-            None => Ok(self
+            None => self
                 .arrived
                 .remove(&message)
-                .expect("the schedule was validated")),
+                .expect("the schedule was validated"),
         }
     }
 
-    /// Starts a receive. Waits for it if the transport does not receive in the background.
+    /// Starts a receive; on the host it is complete when this returns.
     pub(super) fn receive(&mut self, action: Action) -> Result<(), CollectiveError> {
         let P2pSpec {
             neighbours,
@@ -76,12 +76,8 @@ impl<'a> P2pCommunicator<'a> {
         } = self.wire;
         let (peer, message) = self.transfer(action);
         let (group, from) = neighbours.from(peer);
-        let coming = tensors::start_recv(*shape, (device, *dtype), from, group)?;
-        if coming.is_started() {
-            drop(self.receiving.insert(message, coming))
-        } else {
-            drop(self.arrived.insert(message, coming.wait()?))
-        }
+        let coming = tensors::recv(*shape, (device, *dtype), from, group, Lane::Overlapped)?;
+        self.receiving.insert(message, coming);
         Ok(())
     }
 
@@ -92,8 +88,8 @@ impl<'a> P2pCommunicator<'a> {
             .remove(&message)
             .expect("the schedule was validated");
         let (group, to) = self.wire.neighbours.to(peer);
-        self.sending
-            .push_back((self.num_passes, tensors::start_send(x, to, group)?));
+        let sent = tensors::send(x, to, group, Lane::Overlapped)?;
+        self.sending.push_back((self.num_passes, sent));
         Ok(())
     }
 

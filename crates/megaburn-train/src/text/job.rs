@@ -1,7 +1,7 @@
 use std::ops::ControlFlow;
 
 use burn::prelude::Device;
-use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv, tensors::broadcast};
+use megaburn_collective::{Group, GroupOptions, Lane, ProcessGroups, RankEnv, tensors};
 use megaburn_data::Tokenizer;
 use megaburn_mesh::Layout;
 use megaburn_models::{
@@ -136,7 +136,7 @@ impl GenerateJob<'_> {
             let logits = pipeline.next_logits(model, next, cache, device)?;
             // GEMMs may differ in their last bits between ranks, but the ranks must choose the same
             // token.
-            Ok(broadcast(logits, 0, &groups.dp)?)
+            Ok(tensors::broadcast(logits, 0, &groups.dp, Lane::InOrder)?.wait())
         };
         if let Some(tokenizer) = self.tokenizer {
             return continue_text(&model, tokenizer, prompts, options, stop, read);

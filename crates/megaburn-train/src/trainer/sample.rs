@@ -1,4 +1,4 @@
-use megaburn_collective::tensors::broadcast;
+use megaburn_collective::{Lane, tensors};
 use megaburn_data::TokenDataset;
 use megaburn_models::{
     Decoder,
@@ -56,7 +56,7 @@ impl Trainer {
             // GEMMs may differ in their last bits between ranks, but the ranks must choose the same
             // token.
             Ok(if together {
-                broadcast(logits, 0, &self.groups.dp)?
+                tensors::broadcast(logits, 0, &self.groups.dp, Lane::InOrder)?.wait()
             } else {
                 logits
             })

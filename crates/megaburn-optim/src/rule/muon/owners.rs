@@ -1,7 +1,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, ops::Range};
 
 use burn::Tensor;
-use megaburn_collective::{Group, tensors};
+use megaburn_collective::{Group, Lane, tensors};
 use megaburn_mesh::ShardSpec;
 
 use crate::{
@@ -83,7 +83,7 @@ impl<'a> MatrixOwners<'a> {
         } else {
             joined(parts)
         };
-        let came = tensors::all_to_all(sent, &there, &back, self.group)?;
+        let came = tensors::all_to_all(sent, &there, &back, self.group, Lane::InOrder)?.wait();
 
         let mut at: Vec<usize> = starts(&back);
         let mut results: Vec<Vec<Tensor<1>>> = vec![Vec::new(); ranks];
@@ -105,7 +105,7 @@ impl<'a> MatrixOwners<'a> {
         } else {
             joined(results)
         };
-        let came = tensors::all_to_all(sent, &back, &there, self.group)?;
+        let came = tensors::all_to_all(sent, &back, &there, self.group, Lane::InOrder)?.wait();
 
         let mut at = 0;
         let mut mine = BTreeMap::new();

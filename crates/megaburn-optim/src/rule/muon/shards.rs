@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use burn::{Tensor, tensor::DType};
-use megaburn_collective::{Group, ReduceOp, tensors};
+use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_mesh::{ShardPiece, ShardSpec};
 
 use super::{
@@ -106,7 +106,7 @@ impl<'a> Orthogonalizer<'a> {
         let sum: Sum<'_> = &|x| {
             // Ranks that hold copies each contribute an equal fraction.
             let x = x.cast(DType::F32) / replicas as f32;
-            Ok(tensors::all_reduce(x, ReduceOp::Sum, self.tp)?)
+            Ok(tensors::all_reduce(x, ReduceOp::Sum, self.tp, Lane::InOrder)?.wait())
         };
         let mut shape = x.dims();
         shape[shard.dim] = match shard.pieces.len() {
@@ -122,7 +122,7 @@ impl<'a> Orthogonalizer<'a> {
     fn whole(&self, local: Tensor<2>, shard: &ShardSpec) -> Result<Tensor<2>, OptimError> {
         let ShardSpec { dim, local_len, .. } = *shard;
         let [rows, _] = local.dims();
-        let all = tensors::all_gather(local, self.tp)?;
+        let all = tensors::all_gather(local, self.tp, Lane::InOrder)?.wait();
         let of_rank = |rank: usize| all.clone().narrow(0, rank * rows, rows);
         let rank = self.tp.rank();
         let ranks = self.tp.size();

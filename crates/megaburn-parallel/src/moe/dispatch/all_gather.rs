@@ -1,7 +1,7 @@
-use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use megaburn_collective::{
-    CollectiveError, Group, ReduceOp,
-    tensors::{self, AsyncCollective},
+    CollectiveError, Group, Lane, ReduceOp,
+    tensors::{self, Work},
 };
 
 use super::{
@@ -50,7 +50,8 @@ impl AllGatherDispatch {
             }
         };
         let own = groups.own(slots.num_experts);
-        let all = tensors::all_gather(with_remote_experts(slots.experts, shown), &groups.experts)?;
+        let all = with_remote_experts(slots.experts, shown);
+        let all = tensors::all_gather(all, &groups.experts, Lane::InOrder)?.wait();
         // Ids of remote experts are out of range after this and drop out.
         let all = if shown == 0 {
             all
@@ -95,17 +96,18 @@ impl TokenDispatcher for AllGatherDispatch {
         x: Tensor<2>,
         of: Payload,
         to: Direction,
-    ) -> Result<AsyncCollective<2, Float>, CollectiveError> {
+    ) -> Result<Work<Tensor<2>>, CollectiveError> {
         let group = &self.groups.experts;
         if to == Direction::Dispatch {
             let [_, shown] = self.lens(of);
-            return tensors::start_all_gather(lengthened(x, shown), group);
+            return tensors::all_gather(lengthened(x, shown), group, Lane::Overlapped);
         }
         let rows = match &self.arranged {
             Some(arranged) => arranged.back(x),
             None => x,
         };
-        tensors::start_reduce_scatter(self.taken.back(rows, of), ReduceOp::Sum, group)
+        let rows = self.taken.back(rows, of);
+        tensors::reduce_scatter(rows, ReduceOp::Sum, group, Lane::Overlapped)
     }
 
     fn finish(

@@ -1,7 +1,7 @@
-use burn::tensor::{Device, Float, Tensor};
+use burn::tensor::{Device, Tensor};
 use megaburn_collective::{
-    CollectiveError, Group, ReduceOp,
-    tensors::{self, AsyncCollective},
+    CollectiveError, Group, Lane, ReduceOp,
+    tensors::{self, Work},
 };
 
 use super::{
@@ -80,7 +80,7 @@ impl TokenDispatcher for AllToAllDispatch {
         x: Tensor<2>,
         of: Payload,
         to: Direction,
-    ) -> Result<AsyncCollective<2, Float>, CollectiveError> {
+    ) -> Result<Work<Tensor<2>>, CollectiveError> {
         let Self {
             sent,
             exchange: Exchange { send, recv, .. },
@@ -94,17 +94,17 @@ impl TokenDispatcher for AllToAllDispatch {
                 Some(ahead) => sent.prefetch_numbers(ahead),
                 None => sent.there(x, of),
             };
-            return tensors::start_all_to_all_between(rows, send, recv, &groups.ep);
+            return tensors::all_to_all_ranges(rows, send, recv, &groups.ep, Lane::Overlapped);
         }
         let mut rows = match arranged {
             Some(arranged) => arranged.back(x),
             None => x,
         };
         if groups.etp.size() > 1 {
-            let shown = tensors::reduce_scatter(rows, ReduceOp::Sum, &groups.etp)?;
-            rows = shortened(shown, self.num_received);
+            let shown = tensors::reduce_scatter(rows, ReduceOp::Sum, &groups.etp, Lane::InOrder)?;
+            rows = shortened(shown.wait(), self.num_received);
         }
-        tensors::start_all_to_all_between(rows, recv, send, &groups.ep)
+        tensors::all_to_all_ranges(rows, recv, send, &groups.ep, Lane::Overlapped)
     }
 
     fn finish(
@@ -125,7 +125,7 @@ impl TokenDispatcher for AllToAllDispatch {
         }
         let rows = match groups.etp.size() {
             1 => came,
-            _ => tensors::all_gather(lengthened(came, *shown), &groups.etp)?,
+            _ => tensors::all_gather(lengthened(came, *shown), &groups.etp, Lane::InOrder)?.wait(),
         };
         Ok(match arranged {
             Some(arranged) => arranged.there(rows),

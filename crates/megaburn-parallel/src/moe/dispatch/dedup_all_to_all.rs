@@ -1,7 +1,7 @@
-use burn::tensor::{Device, Float, Tensor};
+use burn::tensor::{Device, Tensor};
 use megaburn_collective::{
-    CollectiveError,
-    tensors::{self, AsyncCollective},
+    CollectiveError, Lane,
+    tensors::{self, Work},
 };
 use megaburn_kernels::ep_ranks_of_experts;
 
@@ -86,7 +86,8 @@ impl DedupAllToAllDispatch {
             .map(|expert| of_ranks.iter().map(|(_, rows)| rows[expert]).sum());
         let rows: Vec<usize> = rows.collect();
         let sent = sent.with_rows(send.iter().sum());
-        let came = tensors::all_to_all(sent.numbers(slots.experts), &send, &recv, &groups.ep)?;
+        let came = sent.numbers(slots.experts);
+        let came = tensors::all_to_all(came, &send, &recv, &groups.ep, Lane::InOrder)?.wait();
         // Ids of remote experts are out of range after this and drop out.
         let came = if came.dims()[0] == 0 {
             came
@@ -144,7 +145,7 @@ impl TokenDispatcher for DedupAllToAllDispatch {
         x: Tensor<2>,
         of: Payload,
         to: Direction,
-    ) -> Result<AsyncCollective<2, Float>, CollectiveError> {
+    ) -> Result<Work<Tensor<2>>, CollectiveError> {
         let Self {
             sent,
             taken,
@@ -160,14 +161,14 @@ impl TokenDispatcher for DedupAllToAllDispatch {
                 Some(ahead) => sent.prefetch_numbers(ahead),
                 None => sent.there(self.by_token(x, of), Payload::Tokens),
             };
-            return tensors::start_all_to_all(rows, send, recv, &groups.ep);
+            return tensors::all_to_all(rows, send, recv, &groups.ep, Lane::Overlapped);
         }
         let rows = match arranged {
             Some(arranged) => arranged.back(x),
             None => x,
         };
         let rows = self.by_token(taken.back(rows, of), of);
-        tensors::start_all_to_all(rows, recv, send, &groups.ep)
+        tensors::all_to_all(rows, recv, send, &groups.ep, Lane::Overlapped)
     }
 
     fn finish(

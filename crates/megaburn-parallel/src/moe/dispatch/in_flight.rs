@@ -1,8 +1,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{Float, Tensor};
+use burn::tensor::Tensor;
 use megaburn_autograd::CheckpointFunction;
-use megaburn_collective::tensors::AsyncCollective;
+use megaburn_collective::tensors::Work;
 
 use super::{Direction, Dispatch, Payload, rows::as_row, unwrap_collective};
 
@@ -20,14 +20,14 @@ pub(in crate::moe) struct InFlight {
 
 enum TransferState {
     /// Without autodiff.
-    Plain(AsyncCollective<2, Float>),
+    Plain(Work<Tensor<2>>),
     /// With autodiff, where nothing is sent that could overlap: a single operation, already done.
     Done(Tensor<2>),
     TrackedTransfer(Box<TrackedTransfer>),
 }
 
 struct TrackedTransfer {
-    received: AsyncCollective<2, Float>,
+    received: Work<Tensor<2>>,
     /// A `[1, 1]` tensor that represents the transfer in the graph, because rows in flight must not
     /// be touched.
     sign: Tensor<2>,
@@ -36,7 +36,7 @@ struct TrackedTransfer {
 }
 
 /// The transfer of backward, once it was started.
-type Sent = Arc<Mutex<Option<AsyncCollective<2, Float>>>>;
+type Sent = Arc<Mutex<Option<Work<Tensor<2>>>>>;
 
 impl InFlight {
     pub(super) fn start(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Self {

@@ -20,12 +20,12 @@ use all_gather::AllGatherDispatch;
 use all_to_all::AllToAllDispatch;
 use burn::{
     config::Config,
-    tensor::{Float, Int, Tensor},
+    tensor::{Int, Tensor},
 };
 use dedup_all_to_all::DedupAllToAllDispatch;
 pub(super) use in_flight::InFlight;
 use megaburn_autograd::OverlappedWgrads;
-use megaburn_collective::{CollectiveError, region::unwrap_collective, tensors::AsyncCollective};
+use megaburn_collective::{CollectiveError, region::unwrap_collective, tensors::Work};
 
 use super::ExpertGroups;
 
@@ -98,7 +98,7 @@ trait TokenDispatcher: Debug + Send + Sync {
         x: Tensor<2>,
         of: Payload,
         to: Direction,
-    ) -> Result<AsyncCollective<2, Float>, CollectiveError>;
+    ) -> Result<Work<Tensor<2>>, CollectiveError>;
 
     /// Finishes the transfer with the received rows.
     fn finish(

@@ -1,7 +1,7 @@
 //! Row operations that also accept tensors without rows.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use megaburn_collective::{CollectiveError, Group, tensors};
+use megaburn_collective::{CollectiveError, Group, Lane, tensors};
 use megaburn_kernels::{permute, read_overlapped, unpermute};
 
 /// Row indices, on the device.
@@ -78,7 +78,7 @@ pub(super) fn exchange_counts<T>(
     let all = if group.size() == 1 {
         own
     } else {
-        tensors::all_gather(own, group)?
+        tensors::all_gather(own, group, Lane::InOrder)?.wait()
     };
     let (numbers, done) = read_overlapped(all, meanwhile);
     Ok((

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     busy::{Busy, Phase, Place},
     clock,
-    group::GroupOptions,
+    options::GroupOptions,
 };
 
 /// One rank's phases and signs of life. The rank's own threads write it; the threads that read its

@@ -5,7 +5,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 use burn::tensor::DType;
@@ -15,36 +14,10 @@ use crate::{
     activity::Activity,
     call::{Call, Collective},
     error::CollectiveError,
-    exchange::{FAILURE_GRACE, RankContext},
-    phase::PhaseLimits,
+    options::GroupOptions,
+    rank_context::{FAILURE_GRACE, RankContext},
     recorder::FlightRecord,
 };
-
-/// Options that all groups of a run share.
-#[derive(Clone, Copy, Debug)]
-pub struct GroupOptions {
-    /// The run's seed, from which parameters, dropout and data order are drawn.
-    pub seed: u64,
-    /// How long a collective waits for a peer before it fails. It may take up to a second longer
-    /// while it asks which rank that peer waits for, and as little as half of it when another
-    /// rank's wait times out.
-    pub timeout: Duration,
-    /// How long a rank may make no progress in long work while others wait for it in a collective.
-    pub phases: PhaseLimits,
-}
-
-impl Default for GroupOptions {
-    /// Seed 0 and ten minutes, as in Megatron-LM.
-    fn default() -> Self {
-        let timeout = Duration::from_secs(600);
-        let phases = PhaseLimits::default();
-        Self {
-            seed: 0,
-            timeout,
-            phases,
-        }
-    }
-}
 
 /// A rank's handle on a set of ranks that communicate: the members, this rank's number among them,
 /// the run's seed and the collectives. Cloning is cheap and refers to the same group.

@@ -7,8 +7,9 @@ use std::{
 };
 
 use crate::{
-    exchange::{FAILURE_GRACE, RankContext},
-    group::{Group, GroupOptions},
+    group::Group,
+    options::GroupOptions,
+    rank_context::{FAILURE_GRACE, RankContext},
     threads::ThreadTransport,
     transport::Transport,
 };

@@ -62,7 +62,7 @@ fn decode<T: DeserializeOwned>(text: &[u8]) -> T {
 
 #[cfg(test)]
 mod tests {
-    use crate::{error::CollectiveError, group::GroupOptions, launch::run_threads, objects};
+    use crate::{error::CollectiveError, launch::run_threads, objects, options::GroupOptions};
 
     #[test]
     fn member_0_hears_everyone_and_everyone_hears_member_0() {

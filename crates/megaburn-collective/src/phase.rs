@@ -1,6 +1,6 @@
 //! How a rank announces long work, and how its progress is watched.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use crate::{
     activity::{Activity, Quiet},
@@ -95,39 +95,5 @@ impl Pulse {
     /// How long the rank has given no sign of life; `None` while it waits in a collective.
     pub fn quiet(&self) -> Option<Quiet> {
         self.0.quiet()
-    }
-}
-
-/// How long a rank may make no progress in each phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PhaseLimits {
-    /// The limit of [`Phase::Start`].
-    pub start: Duration,
-    /// The limit of [`Phase::Save`].
-    pub save: Duration,
-    /// The limit of [`Phase::Load`].
-    pub load: Duration,
-}
-
-impl PhaseLimits {
-    /// The limit of `phase`.
-    pub fn of(&self, phase: Phase) -> Duration {
-        match phase {
-            Phase::Start => self.start,
-            Phase::Save => self.save,
-            Phase::Load => self.load,
-        }
-    }
-}
-
-impl Default for PhaseLimits {
-    /// Ten minutes for each phase.
-    fn default() -> Self {
-        let ten_minutes = Duration::from_secs(600);
-        Self {
-            start: ten_minutes,
-            save: ten_minutes,
-            load: ten_minutes,
-        }
     }
 }

@@ -119,7 +119,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{group::GroupOptions, launch::run_threads};
+    use crate::{launch::run_threads, options::GroupOptions};
 
     #[rstest]
     fn groups_are_those_of_the_mesh_and_the_same_members_are_one_group(

@@ -4,9 +4,9 @@ use crate::{
     activity::Activity,
     deadline::Deadline,
     fault::{Channel, TransportError},
-    group::GroupOptions,
     mailbox::Mailbox,
     message::Message,
+    options::GroupOptions,
     transport::{TimeoutProbe, Transport},
 };
 

@@ -15,7 +15,7 @@ use super::{
     watch::{GroupStatus, Groups, Watch},
     watched::Watched,
 };
-use crate::{clock, exchange::RankContext};
+use crate::{clock, rank_context::RankContext};
 
 /// The rank of this process that uses a GPU.
 static OWNER: Mutex<Weak<()>> = Mutex::new(Weak::new());

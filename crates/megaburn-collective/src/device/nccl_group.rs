@@ -15,11 +15,11 @@ use crate::{
     call::{Call, Collective},
     deadline::Deadline,
     error::CollectiveError,
-    exchange::RankContext,
     fault::TransportError,
     group::Group,
     joined::joined,
     message::Payload,
+    rank_context::RankContext,
 };
 
 /// A group on its GPUs.

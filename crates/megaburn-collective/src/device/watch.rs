@@ -20,7 +20,7 @@ use super::{
     watched::Watched,
 };
 use crate::{
-    error::CollectiveError, exchange::fail, recorder::FlightRecorder, transport::Transport,
+    error::CollectiveError, rank_context::fail, recorder::FlightRecorder, transport::Transport,
 };
 
 /// After an NCCL error, wait this long for the transport to report which rank died.

@@ -12,7 +12,7 @@ use crate::{
     call::{Call, Collective, ReduceOp},
     device::watched::Watched,
     error::CollectiveError,
-    group::GroupOptions,
+    options::GroupOptions,
     recorder::FlightRecorder,
     threads::ThreadTransport,
     transport::Transport,

@@ -113,7 +113,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{group::GroupOptions, launch::run_threads, region::moves};
+    use crate::{launch::run_threads, options::GroupOptions, region::moves};
 
     /// The collectives of the host, on rows.
     struct HostWire<'a>(&'a Group);

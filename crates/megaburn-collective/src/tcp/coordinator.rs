@@ -10,6 +10,7 @@ use std::{
 use super::{
     ConnectOptions, RankEnv,
     admission::{self, Refusal},
+    ended::Ended,
     hosts::Hosts,
     introductions::{Introduction, Introductions},
     refusals::Refusals,
@@ -31,30 +32,6 @@ struct ConnectedWorker {
     stream: TcpStream,
     host: IpAddr,
     port: u16,
-}
-
-/// Why a rendezvous ends without a world.
-#[derive(Debug)]
-pub(super) enum Ended {
-    Because(String),
-    CannotStart(StartFailure),
-}
-
-impl From<String> for Ended {
-    fn from(why: String) -> Self {
-        Self::Because(why)
-    }
-}
-
-impl From<Ended> for CollectiveError {
-    fn from(ended: Ended) -> Self {
-        match ended {
-            Ended::Because(why) => socket::rendezvous(why),
-            Ended::CannotStart(StartFailure { rank, why, code }) => {
-                Self::CannotStart { rank, why, code }
-            }
-        }
-    }
 }
 
 /// The state of a rendezvous at rank 0.

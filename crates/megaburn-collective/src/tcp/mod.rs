@@ -8,6 +8,7 @@
 mod admission;
 mod build;
 mod coordinator;
+mod ended;
 mod env;
 mod hosts;
 mod introductions;
@@ -26,9 +27,7 @@ pub use socket::free_port;
 pub use token::JobToken;
 
 use crate::{
-    error::CollectiveError,
-    exchange::RankContext,
-    group::{Group, GroupOptions},
+    error::CollectiveError, group::Group, options::GroupOptions, rank_context::RankContext,
 };
 
 /// Options for joining a run.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{admission::Refusal, coordinator::Ended, wire::StartFailure};
+use super::{admission::Refusal, ended::Ended, wire::StartFailure};
 use crate::clock;
 
 /// How many refusals are reported in full; further ones are only counted.

@@ -18,9 +18,9 @@ use crate::{
     clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
-    group::GroupOptions,
     mailbox::Mailbox,
     message::{Message, Payload},
+    options::GroupOptions,
     transport::{TimeoutProbe, Transport},
 };
 

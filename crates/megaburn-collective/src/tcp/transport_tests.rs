@@ -13,8 +13,8 @@ use crate::{
     call::{Call, Collective},
     deadline::Deadline,
     fault::TransportError,
-    group::GroupOptions,
     message::{Message, Payload},
+    options::GroupOptions,
     tcp::wire::{ControlMessage, Frame, read_frame, write_frame},
     transport::{SILENT, TimeoutProbe, Transport},
 };

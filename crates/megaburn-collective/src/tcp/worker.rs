@@ -11,7 +11,8 @@ use subtle::ConstantTimeEq;
 
 use super::{
     ConnectOptions, RankEnv, build,
-    coordinator::{Ended, OTHERS_COME},
+    coordinator::OTHERS_COME,
+    ended::Ended,
     introductions::{Introduction, Introductions},
     socket::{self, Pending, TICK, Until, rendezvous},
     wire::{ControlMessage, Frame, Hello, StartFailure, Table, VERSION, read_frame, write_frame},

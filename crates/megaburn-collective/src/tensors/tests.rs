@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::*;
-use crate::{group::GroupOptions, launch::run_threads};
+use crate::{launch::run_threads, options::GroupOptions};
 
 #[test]
 fn tensors_of_the_host_go_through_the_host() {

@@ -12,7 +12,7 @@ use burn_cubecl::tensor::CubeTensor;
 use clap::Parser;
 use megaburn::cuda::{
     self, CudaQueue,
-    gemm::{Tuning, product, product_into, set_tuning_effort},
+    gemm::{GemmOptions, Tuning, product, product_into, set_options},
     tensor::transposed,
     timing::elapsed,
 };
@@ -87,16 +87,21 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 
 fn run(args: &GemmArgs) -> Result<(), Failure> {
     cuda::start()?;
-    cuda::gemm::set_tuning(!args.untuned);
     let GemmArgs {
         suggestions,
         clearly,
         ..
     } = *args;
-    set_tuning_effort(Tuning {
-        suggestions,
-        clearly,
-    });
+    let options = GemmOptions {
+        tune: !args.untuned,
+        tuning: Tuning {
+            suggestions,
+            clearly,
+        },
+        ..GemmOptions::default()
+    };
+    let device = Device::cuda(0);
+    set_options(&device, options);
     let peer = peer_times(args.peer.as_deref())?;
     let about = "Matrix products of bf16 matrices with fp32 accumulation on one GPU, shapes of \
                  Llama-3-8B (tokens x in x out), uniform random numbers: forward X W (NN), input \
@@ -122,7 +127,6 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
         "byte floor ms",
     ];
     let mut table = Table::new("cuBLASLt through `enqueue`", &head);
-    let device = Device::cuda(0);
     for [t, i, o] in SHAPES {
         let random = |rows: usize, cols: usize| -> Tensor<2> {
             let shape = [rows, cols];

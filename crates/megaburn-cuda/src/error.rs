@@ -42,4 +42,14 @@ impl CudaError {
             why: error.to_string(),
         }
     }
+
+    /// Wraps a failed call of cuBLASLt.
+    pub(crate) fn cublas(
+        call: &'static str,
+    ) -> impl FnOnce(cudarc::cublaslt::result::CublasError) -> Self {
+        move |error| Self::Call {
+            call,
+            why: format!("{:?}", error.0),
+        }
+    }
 }

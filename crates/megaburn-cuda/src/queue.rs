@@ -24,7 +24,7 @@ use cubecl_server::{
     stream::{ExecuteScope, ScopedOutcome, WriteScoped, failed_writing},
 };
 
-use crate::{CudaError, streams::Stream};
+use crate::{error::CudaError, streams::Stream};
 
 /// CubeCL's CUDA server, which lives on its device's thread.
 pub type Server = <CudaRuntime as Runtime>::Server;
@@ -154,10 +154,7 @@ impl CudaQueue {
 
     /// The queue of a GPU; `None` for other devices.
     pub fn for_device(device: &Device) -> Option<Self> {
-        match device.clone().inner().as_dispatch() {
-            DispatchDevice::Cube(CubeDevice::Cuda(gpu)) => Some(Self::on(gpu.to_id())),
-            _ => None,
-        }
+        gpu_id(device).map(Self::on)
     }
 
     /// The queue of a device, given its id.
@@ -288,6 +285,14 @@ impl CudaQueue {
     /// waiting for this one.
     pub fn flush(&self) {
         self.device.flush_queue();
+    }
+}
+
+/// The id of a GPU in CubeCL; `None` for other devices.
+pub(crate) fn gpu_id(device: &Device) -> Option<DeviceId> {
+    match device.clone().inner().as_dispatch() {
+        DispatchDevice::Cube(CubeDevice::Cuda(gpu)) => Some(gpu.to_id()),
+        _ => None,
     }
 }
 

@@ -113,14 +113,6 @@ impl Devices {
         })
     }
 
-    /// Configures GEMMs on GPUs for the whole process: whether f32 matrices may be rounded to tf32,
-    /// and whether algorithms are timed.
-    pub(crate) fn choose_gemm(self, tf32: bool, tune: bool) {
-        if self != Self::Cpu {
-            cuda::choose_gemm(tf32, tune);
-        }
-    }
-
     /// Finds the libraries that a choice of attention needs in addition to those of every run.
     ///
     /// # Errors
@@ -157,17 +149,28 @@ impl Devices {
     }
 }
 
+/// Configures the GEMMs of this rank's GPU: whether f32 matrices may be rounded to tf32, and
+/// whether algorithms are timed.
+pub(crate) fn choose_gemm(device: &Device, tf32: bool, tune: bool) {
+    cuda::choose_gemm(device, tf32, tune);
+}
+
 #[cfg(feature = "cuda")]
 mod cuda {
     use burn::prelude::Device;
+    use megaburn_cuda::gemm::{GemmOptions, set_options};
 
     use crate::TrainError;
 
     pub(super) use megaburn_cuda::libraries::num_gpus;
 
-    pub(super) fn choose_gemm(tf32: bool, tune: bool) {
-        megaburn_cuda::gemm::set_tf32(tf32);
-        megaburn_cuda::gemm::set_tuning(tune);
+    pub(super) fn choose_gemm(device: &Device, tf32: bool, tune: bool) {
+        let options = GemmOptions {
+            tf32,
+            tune,
+            ..GemmOptions::default()
+        };
+        set_options(device, options);
     }
 
     pub(super) fn start() -> Result<usize, TrainError> {
@@ -203,7 +206,7 @@ mod cuda {
         0
     }
 
-    pub(super) fn choose_gemm(_: bool, _: bool) {}
+    pub(super) fn choose_gemm(_: &Device, _: bool, _: bool) {}
 
     pub(super) fn start() -> Result<usize, TrainError> {
         Err(TrainError::Cuda {

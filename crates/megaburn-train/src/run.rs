@@ -13,7 +13,7 @@ use crate::{
     TrainConfig, TrainError,
     config::InitFrom,
     data::RunData,
-    device::Devices,
+    device::{Devices, choose_gemm},
     monitor::Monitor,
     ranks::run_prepared,
     report::Reporter,
@@ -84,7 +84,7 @@ fn place(
     }
     let layout = config.layout_on(devices, env.map(|env| env.world_size))?;
     let device = devices.of_this_process(&layout, env)?;
-    devices.choose_gemm(config.train.tf32, config.train.tune_products);
+    choose_gemm(&device, config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
     set_attention_kernel(attention);

@@ -5,44 +5,24 @@
 //! requested as `Dᵀ = Bᵀ Aᵀ` by passing B first.
 
 mod key;
+mod options;
 mod plan;
 mod suggestions;
 mod tune;
 mod tuned;
 
-use std::{
-    cell::Cell,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::cell::Cell;
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::{
-    CudaError, CudaQueue, Op,
+    error::CudaError,
+    queue::{CudaQueue, Op},
     tensor::{MatrixView, empty},
 };
 use key::Key;
-pub use tune::{Tuning, set_tuning_effort};
-
-static TF32: AtomicBool = AtomicBool::new(false);
-static TUNING: AtomicBool = AtomicBool::new(true);
-
-/// Sets whether products of f32 matrices may round their inputs to tf32 (ten mantissa bits), which
-/// is eight times as fast. Off by default, as in PyTorch.
-pub fn set_tf32(allowed: bool) {
-    TF32.store(allowed, Ordering::Relaxed);
-}
-
-/// Sets whether the algorithm of a product is chosen by timing candidates when its shape first
-/// occurs. This is the default. Otherwise cuBLASLt's first suggestion is used, which is the same in
-/// every run.
-///
-/// From the third number of rows on that a matrix is multiplied with, a product takes the algorithm
-/// that was fastest for a row count within a factor of 1.5, if there is one.
-pub fn set_tuning(on: bool) {
-    TUNING.store(on, Ordering::Relaxed);
-}
+pub use options::{GemmOptions, Tuning, set_options};
 
 thread_local! {
     static REPRODUCIBLE: Cell<bool> = const { Cell::new(false) };
@@ -172,7 +152,7 @@ fn multiply(
         return Err(refused(&a, &b, "the rows of the result must be contiguous"));
     };
     let dtypes = [a.dtype, b.dtype, out.dtype];
-    let tf32 = TF32.load(Ordering::Relaxed);
+    let GemmOptions { tf32, tune, tuning } = options::options(&queue);
     let bias_dtype = bias
         .as_ref()
         .map(|bias| (bias.dtype, bias.meta.shape().num_elements()));
@@ -193,7 +173,7 @@ fn multiply(
     if let Some(bias) = &bias {
         op = op.reads(bias);
     }
-    let tune = TUNING.load(Ordering::Relaxed) && !REPRODUCIBLE.get();
+    let tune = tune && !REPRODUCIBLE.get();
     queue.enqueue(op, move |stream, buffers| {
         let [a, b] = [buffers.reads[0], buffers.reads[1]];
         plan::run(
@@ -202,7 +182,7 @@ fn multiply(
             [a, b, buffers.writes[0]],
             buffers.reads.get(2).copied(),
             factors,
-            tune,
+            (tune, tuning),
         )
     });
     Ok(())

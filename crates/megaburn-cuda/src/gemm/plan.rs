@@ -8,7 +8,7 @@ use std::{
 use burn::tensor::DType;
 use cudarc::{
     cublaslt::{
-        result::{self as lt, CublasError},
+        result as lt,
         sys::{
             self as lts, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
             cublasLtMatmulDescAttributes_t as DescAttribute,
@@ -18,11 +18,15 @@ use cudarc::{
     driver::sys as cu,
 };
 
-use super::{Factors, key::Key, suggestions, tune, tuned::Tuned};
-use crate::{CudaError, RawBuffer, streams::Stream, tensor::MatrixView};
-
-/// Size of cuBLASLt's workspace in bytes. Its documentation recommends at least 32 MiB on Hopper.
-pub(super) const WORKSPACE: usize = 64 << 20;
+use super::{
+    Factors,
+    key::Key,
+    options::Tuning,
+    suggestions::{self, WORKSPACE},
+    tune,
+    tuned::Tuned,
+};
+use crate::{error::CudaError, queue::RawBuffer, streams::Stream, tensor::MatrixView};
 
 /// The maximum number of cached plans.
 const MOST_PLANS: usize = 4096;
@@ -63,7 +67,7 @@ pub(super) fn run(
     [a, b, out]: [RawBuffer; 3],
     bias: Option<RawBuffer>,
     factors: Factors,
-    tune: bool,
+    (tune, tuning): (bool, Tuning),
 ) -> Result<(), CudaError> {
     check_bounds(key, [a, b, out])?;
     let bias = bias.map_or(0, |bias| bias.ptr);
@@ -97,12 +101,12 @@ pub(super) fn run(
             suggestions::can_run(handle, plan.desc, plan.layouts, algorithm)
         };
         let best = if !tune {
-            library.suggestion(key, &plan, aligned)?
+            library.suggestion(key, &plan, aligned, tuning)?
         } else if let Some(known) = library.tuned.near(key, aligned).filter(can_run) {
             known
         } else {
-            let candidates = plan.candidates(handle, aligned)?;
-            let found = tune::fastest(stream, &candidates, out.bytes, |algorithm, out| {
+            let candidates = plan.candidates(handle, aligned, tuning)?;
+            let found = tune::fastest(stream, &candidates, out.bytes, tuning, |algorithm, out| {
                 plan.algorithm = algorithm;
                 launch(&plan, out)
             });
@@ -154,7 +158,7 @@ impl Library {
             .map_err(CudaError::driver(
                 "cuMemAlloc of cuBLASLt's workspace of 64 MiB",
             ))?;
-        let handle = lt::create_handle().map_err(failed("cublasLtCreate"))?;
+        let handle = lt::create_handle().map_err(CudaError::cublas("cublasLtCreate"))?;
         let (plans, tuned, suggested) = Default::default();
         Ok(Self {
             handle,
@@ -173,25 +177,21 @@ impl Library {
         key: &Key,
         plan: &Plan,
         aligned: [u32; 4],
+        tuning: Tuning,
     ) -> Result<lts::cublasLtMatmulAlgo_t, CudaError> {
         let round = key.round();
         let handle = self.handle;
         let algorithm = match self.suggested.entry((round, aligned)) {
             Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => *new.insert(Plan::new(&round)?.candidates(handle, aligned)?[0]),
+            Entry::Vacant(new) => {
+                *new.insert(Plan::new(&round)?.candidates(handle, aligned, tuning)?[0])
+            }
         };
         if round == *key || suggestions::can_run(handle, plan.desc, plan.layouts, &algorithm) {
             Ok(algorithm)
         } else {
-            Ok(plan.candidates(handle, aligned)?[0])
+            Ok(plan.candidates(handle, aligned, tuning)?[0])
         }
-    }
-}
-
-pub(super) fn failed(call: &'static str) -> impl FnOnce(CublasError) -> CudaError {
-    move |error| CudaError::Call {
-        call,
-        why: format!("{:?}", error.0),
     }
 }
 
@@ -212,7 +212,7 @@ impl Plan {
             Compute::CUBLAS_COMPUTE_32F
         };
         let desc = lt::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)
-            .map_err(failed("cublasLtMatmulDescCreate"))?;
+            .map_err(CudaError::cublas("cublasLtMatmulDescCreate"))?;
         // A matrix that is transposed in row-major terms is not transposed in column-major terms,
         // and vice versa. Requesting the transposed product cancels this, so the flags can be
         // passed unchanged.
@@ -267,8 +267,9 @@ impl Plan {
         &self,
         handle: lts::cublasLtHandle_t,
         aligned: [u32; 4],
+        tuning: Tuning,
     ) -> Result<Vec<lts::cublasLtMatmulAlgo_t>, CudaError> {
-        suggestions::candidates(handle, self.desc, self.layouts, aligned)
+        suggestions::candidates(handle, self.desc, self.layouts, aligned, tuning)
     }
 
     fn launch(
@@ -310,7 +311,7 @@ impl Plan {
                 stream.0.cast(),
             )
         }
-        .map_err(failed("cublasLtMatmul"))
+        .map_err(CudaError::cublas("cublasLtMatmul"))
     }
 }
 
@@ -340,14 +341,14 @@ fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t
     };
     let layout =
         lt::create_matrix_layout(data_type(dtype), wide as u64, long as u64, view.ld as i64)
-            .map_err(failed("cublasLtMatrixLayoutCreate"))?;
+            .map_err(CudaError::cublas("cublasLtMatrixLayoutCreate"))?;
     if view.batch > 1 {
         let count = view.batch as i32;
         let stride = view.batch_stride as i64;
         let set = |attribute, value: *const c_void, size| {
             // SAFETY: `value` points to `size` bytes of the type that the attribute has.
             unsafe { lt::set_matrix_layout_attribute(layout, attribute, value, size) }
-                .map_err(failed("cublasLtMatrixLayoutSetAttribute"))
+                .map_err(CudaError::cublas("cublasLtMatrixLayoutSetAttribute"))
         };
         set(
             LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
@@ -368,5 +369,5 @@ fn set_desc<T>(
     let size = size_of::<T>();
     // SAFETY: `value` is of the type that the attribute has.
     unsafe { lt::set_matmul_desc_attribute(desc, attribute, ptr::from_ref(value).cast(), size) }
-        .map_err(failed("cublasLtMatmulDescSetAttribute"))
+        .map_err(CudaError::cublas("cublasLtMatmulDescSetAttribute"))
 }

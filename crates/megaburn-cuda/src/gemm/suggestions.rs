@@ -7,11 +7,11 @@ use cudarc::cublaslt::{
     sys::{self as lts, cublasLtMatmulPreferenceAttributes_t as PrefAttribute},
 };
 
-use super::{
-    plan::{WORKSPACE, failed},
-    tune,
-};
-use crate::CudaError;
+use super::options::Tuning;
+use crate::error::CudaError;
+
+/// Size of cuBLASLt's workspace in bytes. Its documentation recommends at least 32 MiB on Hopper.
+pub(super) const WORKSPACE: usize = 64 << 20;
 
 /// The algorithms that cuBLASLt suggests, best first; there is at least one.
 pub(super) fn candidates(
@@ -19,12 +19,14 @@ pub(super) fn candidates(
     desc: lts::cublasLtMatmulDesc_t,
     [b, a, out]: [lts::cublasLtMatrixLayout_t; 3],
     aligned: [u32; 4],
+    tuning: Tuning,
 ) -> Result<Vec<lts::cublasLtMatmulAlgo_t>, CudaError> {
-    let preference = lt::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+    let preference =
+        lt::create_matmul_pref().map_err(CudaError::cublas("cublasLtMatmulPreferenceCreate"))?;
     let set = |attribute, value: *const c_void, size| {
         // SAFETY: `value` points to `size` bytes of the type that the attribute has.
         unsafe { lt::set_matmul_pref_attribute(preference, attribute, value, size) }
-            .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
+            .map_err(CudaError::cublas("cublasLtMatmulPreferenceSetAttribute"))
     };
     let workspace = WORKSPACE;
     let bytes = PrefAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
@@ -50,7 +52,7 @@ pub(super) fn candidates(
     ] {
         set(attribute, ptr::from_ref(bytes).cast(), 4)?;
     }
-    let most = tune::tuning().suggestions.max(1);
+    let most = tuning.suggestions.max(1);
     // SAFETY: the value consists of numbers and a status, for which zero is valid.
     let nothing: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
     let mut found = vec![nothing; most];
@@ -74,7 +76,7 @@ pub(super) fn candidates(
     let _ = unsafe { lt::destroy_matmul_pref(preference) };
     status
         .result()
-        .map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?;
+        .map_err(CudaError::cublas("cublasLtMatmulAlgoGetHeuristic"))?;
     let found = found.into_iter().take(usize::try_from(count).unwrap_or(0));
     let usable = found.filter(|found| found.state.result().is_ok());
     let usable: Vec<_> = usable.map(|found| found.algo).collect();

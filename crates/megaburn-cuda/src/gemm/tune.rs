@@ -1,42 +1,7 @@
-use std::sync::{Mutex, PoisonError};
-
 use cudarc::{cublaslt::sys::cublasLtMatmulAlgo_t, driver::sys as cu};
 
-use crate::{CudaError, streams::Stream, timing::Timer};
-
-/// The settings for tuning products.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tuning {
-    /// The number of cuBLASLt's suggestions that are timed.
-    pub suggestions: usize,
-    /// A suggestion replaces an earlier one only if it takes less than this fraction of its time,
-    /// because the order is cuBLASLt's own estimate and timings are noisy.
-    pub clearly: f32,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            suggestions: 8,
-            clearly: 0.97,
-        }
-    }
-}
-
-static TUNING: Mutex<Option<Tuning>> = Mutex::new(None);
-
-/// Sets how products are tuned that occur for the first time from now on. For benchmarks.
-pub fn set_tuning_effort(tuning: Tuning) {
-    *TUNING.lock().unwrap_or_else(PoisonError::into_inner) = Some(tuning);
-}
-
-/// The current tuning settings.
-pub(super) fn tuning() -> Tuning {
-    TUNING
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .unwrap_or_default()
-}
+use super::options::Tuning;
+use crate::{error::CudaError, streams::Stream, timing::Timer};
 
 /// The number of rounds over all suggestions. Each round times all of them in sequence, so that
 /// they run under about the same GPU clocks.
@@ -56,6 +21,7 @@ pub(super) fn fastest(
     stream: Stream,
     candidates: &[cublasLtMatmulAlgo_t],
     out_bytes: u64,
+    tuning: Tuning,
     mut launch: impl FnMut(cublasLtMatmulAlgo_t, u64) -> Result<(), CudaError>,
 ) -> Option<cublasLtMatmulAlgo_t> {
     if candidates.len() < 2 {
@@ -89,7 +55,7 @@ pub(super) fn fastest(
             });
         }
     }
-    best(&trials, tuning().clearly).map(|index| candidates[index])
+    best(&trials, tuning.clearly).map(|index| candidates[index])
 }
 
 /// The timings of one suggestion, in milliseconds.

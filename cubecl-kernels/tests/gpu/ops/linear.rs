@@ -5,7 +5,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use megaburn_autograd::MainGrad;
-use megaburn_cuda::gemm::set_tf32;
+use megaburn_cuda::gemm::{GemmOptions, set_options};
 use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 
 use super::compare::*;
@@ -155,9 +155,13 @@ fn tf32() -> Result<(), String> {
     let gpu = Device::cuda(0);
     let expected = product(&cpu)?;
     close("f32", &product(&gpu)?, &expected, 2e-6)?;
-    set_tf32(true);
+    let with_tf32 = GemmOptions {
+        tf32: true,
+        ..GemmOptions::default()
+    };
+    set_options(&gpu, with_tf32);
     let rounded = product(&gpu);
-    set_tf32(false);
+    set_options(&gpu, GemmOptions::default());
     let rounded = rounded?;
     close("tf32", &rounded, &expected, 2e-3)?;
     match close("tf32", &rounded, &expected, 1e-5) {

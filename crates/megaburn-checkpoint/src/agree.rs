@@ -3,7 +3,7 @@
 use megaburn_collective::{CollectiveError, Group, objects};
 use serde::{Deserialize, Serialize};
 
-use crate::CheckpointError;
+use crate::error::CheckpointError;
 
 /// The failure of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -7,8 +7,7 @@ use std::{
 };
 
 use crate::{
-    CheckpointError,
-    error::IoContext,
+    error::{CheckpointError, IoContext},
     owner::{Mark, SetMark, unmark},
     paths::{REPLACED, TMP, is_there, parent, sibling_path, sync_folder},
     unfinished::{RemovalGuard, remove_marked},

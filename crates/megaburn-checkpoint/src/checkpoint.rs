@@ -2,21 +2,22 @@ use std::{
     collections::BTreeMap,
     fs,
     io::ErrorKind,
+    ops::Range,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
-use burn::tensor::DType;
+use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CheckpointError, Manifest, TensorInfo,
-    error::IoContext,
-    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
-    pieces::OpenFile,
-    source::nearest,
+    error::{CheckpointError, IoContext},
+    hex::hex,
+    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, Manifest, TensorInfo},
+    open_file::OpenFile,
+    source::{TensorHeader, TensorSource, nearest, slice_spec},
 };
 
 /// An opened checkpoint: its manifest and its tensors. Each rank reads only the slices it needs.
@@ -198,4 +199,27 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
         .check()
         .map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;
     Ok(manifest)
+}
+
+impl TensorSource for Checkpoint {
+    fn label(&self) -> String {
+        self.path().display().to_string()
+    }
+
+    fn headers(&self) -> Vec<TensorHeader> {
+        let header = |(name, info): (&String, &TensorInfo)| TensorHeader {
+            name: name.clone(),
+            dtype: info.dtype(),
+            shape: info.global_shape.clone(),
+        };
+        self.manifest().tensors.iter().map(header).collect()
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
+        self.read(
+            name,
+            &slice_spec(self.global_shape(name)?, 0, rows),
+            self.dtype(name)?,
+        )
+    }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{CheckpointError, manifest::hex, plain::PlainFile};
+use crate::{error::CheckpointError, hex::hex, plain::PlainFile};
 
 /// Bytes of a tensor per hash; the last chunk of a tensor may be smaller.
 pub(crate) const CHUNK: u64 = 64 << 20;

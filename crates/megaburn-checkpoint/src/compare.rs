@@ -2,7 +2,10 @@ use std::{cmp::Ordering, iter, ops::Range};
 
 use burn::tensor::{DType, TensorData, bf16, f16};
 
-use crate::{CheckpointError, TensorHeader, TensorSource};
+use crate::{
+    error::CheckpointError,
+    source::{TensorHeader, TensorSource},
+};
 
 /// Bytes of a tensor that are read at once.
 const BLOCK: usize = 16 << 20;

@@ -9,7 +9,7 @@ use std::{
 use megaburn_collective::host_name;
 use serde::{Deserialize, Serialize};
 
-use crate::CheckpointError;
+use crate::error::CheckpointError;
 
 /// What an error says about its checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

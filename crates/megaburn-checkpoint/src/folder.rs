@@ -9,10 +9,9 @@ use std::{
 use megaburn_collective::Group;
 
 use crate::{
-    CheckpointError,
     agree::settle,
     checkpoint::run_folder_of,
-    error::IoContext,
+    error::{CheckpointError, IoContext},
     owner::{is_abandoned, is_blank, is_of_run, unmark},
     paths::{REPLACED, is_there, leftover_of, parent, sibling_path, sync_dir},
     unfinished::remove_marked,

@@ -6,11 +6,12 @@ use megaburn_collective::{Group, Phase, Progress, host_name, objects};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Checkpoint, CheckpointError,
     agree::settle,
+    checkpoint::Checkpoint,
+    error::CheckpointError,
     fault::{Fault, retried},
     folder::committed,
-    retention::remember,
+    verified::remember,
 };
 
 /// The checkpoint of a folder to use.

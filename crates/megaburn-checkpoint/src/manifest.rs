@@ -78,11 +78,6 @@ pub struct PieceInfo {
     pub chunks: Vec<String>,
 }
 
-/// A hash as the manifest writes it.
-pub(crate) fn hex(hash: u64) -> String {
-    format!("{hash:016x}")
-}
-
 /// The shape with at least one dimension, so that a scalar can be sliced too.
 pub(crate) fn at_least_1d(shape: &[usize]) -> Vec<usize> {
     if shape.is_empty() {
@@ -218,6 +213,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::hex::hex;
 
     fn manifest(shape: &[usize], pieces: &[(usize, Range<usize>)]) -> Manifest {
         let piece = |(dim, range): &(usize, Range<usize>)| PieceInfo {

@@ -7,7 +7,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::{CheckpointError, error::IoContext, owner::pid_of};
+use crate::{
+    error::{CheckpointError, IoContext},
+    owner::pid_of,
+};
 
 /// In the name of a file or folder that is being written and does not have its final name yet.
 pub const TMP: &str = ".tmp-";

@@ -8,12 +8,15 @@ use megaburn_mesh::{ShardPiece, ShardSpec};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    Checkpoint, CheckpointError, PieceInfo, TensorInfo,
     buffer::filled,
     cast,
+    checkpoint::Checkpoint,
     chunks::Chunks,
+    error::CheckpointError,
+    hex::hex,
     intersect::{DimSlice, for_each_shared_run},
-    manifest::{at_least_1d, hex},
+    manifest::{PieceInfo, TensorInfo, at_least_1d},
+    open_file::OpenFile,
     plain::PlainFile,
     runs::{Runs, Stored},
     safetensors_file::SafetensorsFile,
@@ -21,14 +24,6 @@ use crate::{
 
 /// Bytes of a file that are hashed at once.
 const VERIFY_BLOCK: usize = 4 << 20;
-
-/// A file that is open for reading.
-#[derive(Debug)]
-pub(crate) struct OpenFile {
-    file: SafetensorsFile,
-    /// For each piece, which of its chunks have been read and verified.
-    seen: Vec<Vec<AtomicBool>>,
-}
 
 impl Checkpoint {
     /// Verifies the hash of a file.

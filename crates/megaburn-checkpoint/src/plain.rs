@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CheckpointError, error::IoContext};
+use crate::error::{CheckpointError, IoContext};
 
 /// A file that is open for reading at any position.
 ///

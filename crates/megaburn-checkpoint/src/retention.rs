@@ -1,36 +1,20 @@
 //! Which checkpoints of a run stay after a new one was committed.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{fs, path::Path};
 
 use megaburn_collective::{Group, Progress, objects};
 
 use crate::{
-    Checkpoint, CheckpointError,
     agree::settle,
-    error::IoContext,
+    checkpoint::Checkpoint,
+    error::{CheckpointError, IoContext},
     folder::{committed, step_name, step_path},
     latest::verify_together,
     owner::Mark,
     paths::{TRASH, sibling_path},
     unfinished::remove_marked,
+    verified::verified,
 };
-
-/// The checkpoints that the ranks of this process have fully verified, and whether each was intact.
-static VERIFIED: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
-
-fn verified() -> MutexGuard<'static, BTreeMap<PathBuf, bool>> {
-    VERIFIED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Records whether a checkpoint is intact.
-pub(crate) fn remember(path: &Path, is_whole: bool) {
-    verified().insert(path.to_path_buf(), is_whole);
-}
 
 /// A checkpoint's name and, if a rank has verified it, whether it is intact.
 type Known = (String, Option<bool>);

@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{CheckpointError, chunks::Chunks, plain::PlainFile};
+use crate::{chunks::Chunks, error::CheckpointError, plain::PlainFile};
 
 /// Bytes per read: they fit into a core's L2 cache, so that copying them from there is cheap.
 const BLOCK: usize = 1 << 20;
@@ -184,7 +184,7 @@ mod tests {
     use xxhash_rust::xxh3::xxh3_64;
 
     use super::*;
-    use crate::manifest::hex;
+    use crate::hex::hex;
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]

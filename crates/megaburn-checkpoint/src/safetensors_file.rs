@@ -2,7 +2,7 @@ use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::{CheckpointError, dtype, plain::PlainFile, runs::Stored, sizes::num_elements};
+use crate::{dtype, error::CheckpointError, plain::PlainFile, runs::Stored, sizes::num_elements};
 
 /// A safetensors file starts with the length of its header in this many bytes.
 const HEADER_LEN: usize = 8;

@@ -1,12 +1,10 @@
 use std::{
     collections::BTreeMap,
-    fmt,
     fs::File,
     io::Write,
     path::{Path, PathBuf},
 };
 
-use burn::tensor::{DType, TensorData};
 use megaburn_collective::{Phase, ProcessGroups, Progress, objects};
 use megaburn_mesh::ShardSpec;
 use serde::{Deserialize, Serialize};
@@ -14,14 +12,14 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CheckpointError, FileInfo, Manifest, TensorInfo,
     agree::settle,
     atomic_dir::AtomicDir,
     chunks::CHUNK,
-    dtype,
-    error::IoContext,
+    error::{CheckpointError, IoContext},
     folder::step_path,
-    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
+    hex::hex,
+    manifest::{FORMAT, FileInfo, MANIFEST, MANIFEST_HASH, Manifest, TensorInfo},
+    named_tensor::NamedTensor,
     paths::sync_dir,
     retention::retain,
     write::write_rank_file,
@@ -38,69 +36,6 @@ pub struct Snapshot {
     pub model: Value,
     /// Other state that the trainer needs to resume exactly.
     pub trainer: Value,
-}
-
-/// One tensor as a rank holds it. Its values are requested when they are written, one tensor at a
-/// time, and dropped before the next tensor.
-pub struct NamedTensor<'a> {
-    /// The tensor's name in the checkpoint: `model.` or an optimizer state's name, and the
-    /// parameter's path.
-    pub name: String,
-    /// The part of the global tensor that this rank holds.
-    pub shard: &'a ShardSpec,
-    /// Element type.
-    pub dtype: DType,
-    /// Returns the local values, padding included, in the local shape or flat.
-    pub data: LazyData<'a>,
-}
-
-/// Returns a tensor's local values on demand.
-pub type LazyData<'a> = Box<dyn FnOnce() -> Result<TensorData, CheckpointError> + 'a>;
-
-impl<'a> NamedTensor<'a> {
-    /// A tensor whose values are available.
-    pub fn new(name: impl Into<String>, shard: &'a ShardSpec, data: TensorData) -> Self {
-        Self::lazy(name, shard, data.dtype(), move || Ok(data))
-    }
-
-    /// A tensor whose values `data` returns when they are written. `data` is not called if this
-    /// rank owns nothing of the tensor. An error of `data` ends the save on all ranks.
-    pub fn lazy(
-        name: impl Into<String>,
-        shard: &'a ShardSpec,
-        dtype: DType,
-        data: impl FnOnce() -> Result<TensorData, CheckpointError> + 'a,
-    ) -> Self {
-        Self {
-            name: name.into(),
-            shard,
-            dtype,
-            data: Box::new(data),
-        }
-    }
-
-    pub(crate) fn file_dtype(&self) -> Result<safetensors::Dtype, CheckpointError> {
-        dtype::to_file(self.dtype).ok_or_else(|| CheckpointError::UnsupportedDtype {
-            name: self.name.clone(),
-            dtype: format!("{:?}", self.dtype),
-        })
-    }
-}
-
-impl fmt::Debug for NamedTensor<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            name,
-            shard,
-            dtype,
-            data: _,
-        } = self;
-        f.debug_struct("NamedTensor")
-            .field("name", name)
-            .field("shard", shard)
-            .field("dtype", dtype)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Returns an error if the folder of checkpoints must not be written to, for instance because

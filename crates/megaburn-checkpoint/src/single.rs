@@ -7,12 +7,12 @@ use std::{
 use megaburn_collective::Progress;
 
 use crate::{
-    CheckpointError, NamedTensor, Snapshot,
-    error::IoContext,
+    error::{CheckpointError, IoContext},
     hf::ASSETS,
     manifest::{MANIFEST, MANIFEST_HASH},
+    named_tensor::NamedTensor,
     paths::sync_dir,
-    save::{merge, write_manifest, write_share},
+    save::{Snapshot, merge, write_manifest, write_share},
     target::Target,
 };
 

@@ -3,7 +3,7 @@ use std::ops::Range;
 use burn::tensor::{DType, TensorData};
 use megaburn_mesh::{Axis, ShardPiece, ShardSpec};
 
-use crate::{Checkpoint, CheckpointError, TensorInfo};
+use crate::error::CheckpointError;
 
 /// The name, type and shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,29 +77,6 @@ impl<T: TensorSource + ?Sized> TensorSource for &T {
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
         (**self).read_rows(name, rows)
-    }
-}
-
-impl TensorSource for Checkpoint {
-    fn label(&self) -> String {
-        self.path().display().to_string()
-    }
-
-    fn headers(&self) -> Vec<TensorHeader> {
-        let header = |(name, info): (&String, &TensorInfo)| TensorHeader {
-            name: name.clone(),
-            dtype: info.dtype(),
-            shape: info.global_shape.clone(),
-        };
-        self.manifest().tensors.iter().map(header).collect()
-    }
-
-    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
-        self.read(
-            name,
-            &slice_spec(self.global_shape(name)?, 0, rows),
-            self.dtype(name)?,
-        )
     }
 }
 

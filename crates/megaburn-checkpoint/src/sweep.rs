@@ -3,8 +3,7 @@
 use std::{ffi::OsStr, fs, path::Path};
 
 use crate::{
-    CheckpointError,
-    error::IoContext,
+    error::{CheckpointError, IoContext},
     owner::{OWNER, has_ended, is_abandoned, is_abandoned_blank, pid_of, unmark},
     paths::{REPLACED, TMP, is_there, parent},
     unfinished::remove_marked,

@@ -4,9 +4,8 @@
 use std::{fs, path::Path};
 
 use crate::{
-    CheckpointError,
     atomic_dir::AtomicDir,
-    error::IoContext,
+    error::{CheckpointError, IoContext},
     owner::OWNER,
     paths::{is_there, sync_dir},
     sweep::sweep,

@@ -3,7 +3,8 @@ use std::path::Path;
 use burn::tensor::TensorData;
 
 use crate::{
-    CheckpointError, buffer::filled, dtype, safetensors_file::SafetensorsFile, source::nearest,
+    buffer::filled, dtype, error::CheckpointError, safetensors_file::SafetensorsFile,
+    source::nearest,
 };
 
 /// A single safetensors file with any contents.

@@ -15,11 +15,12 @@ use safetensors::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    CheckpointError, FileInfo, NamedTensor, PieceInfo,
     chunks::ChunkHasher,
     dtype,
-    error::IoContext,
-    manifest::{at_least_1d, hex},
+    error::{CheckpointError, IoContext},
+    hex::hex,
+    manifest::{FileInfo, PieceInfo, at_least_1d},
+    named_tensor::NamedTensor,
     paths::sync_dir,
 };
 

@@ -3,7 +3,11 @@
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::{CudaQueue, Op, host::staged, tensor};
+use crate::{
+    host::staged,
+    queue::{CudaQueue, Op},
+    tensor,
+};
 
 /// An entry of a [`table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::{CudaQueue, Op, Retained, events::PooledEvent};
+use crate::{
+    events::PooledEvent,
+    queue::{CudaQueue, Op, Retained},
+};
 
 /// Started work on another stream, whose result is available after waiting for it.
 #[derive(Debug)]

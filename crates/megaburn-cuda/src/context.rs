@@ -6,7 +6,7 @@ use cudarc::driver::{
     sys::{self, CUcontext},
 };
 
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// The primary context of a GPU, which CubeCL and all CUDA libraries share. It is never released
 /// during the life of the process; CubeCL keeps it, too.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUevent, CUresult};
 
-use crate::{CudaError, streams::Stream};
+use crate::{error::CudaError, streams::Stream};
 
 /// Unused events of this process's context. Creating an event costs microseconds; re-recording one
 /// does not.
@@ -45,6 +45,17 @@ impl Event {
             .result()
             .map_err(CudaError::driver("cuEventCreate"))?;
         Ok(Self(Handle(event)))
+    }
+}
+
+impl Stream {
+    /// Makes all later work on this stream wait for all work on `other` so far.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn wait_for(self, other: Self) -> Result<(), CudaError> {
+        let event = Event::record(other)?;
+        event.blocks_stream(self)
     }
 }
 

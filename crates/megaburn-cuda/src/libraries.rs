@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{CudaError, search::Machine};
+use crate::{error::CudaError, search::Machine};
 
 /// The number of GPUs that this process may use; 0 without a driver.
 pub fn num_gpus() -> usize {

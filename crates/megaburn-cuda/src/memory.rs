@@ -8,7 +8,7 @@ use std::{
 use burn::{backend::DispatchDevice, prelude::Device};
 use cubecl::{MemoryScope, MemoryUsage};
 
-use crate::{CudaError, CudaQueue};
+use crate::{error::CudaError, queue::CudaQueue};
 
 /// The most bytes that CubeCL's pools in this process held at any report.
 static PEAK: AtomicU64 = AtomicU64::new(0);

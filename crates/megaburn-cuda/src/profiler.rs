@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys;
 
-use crate::{CudaError, CudaQueue};
+use crate::{error::CudaError, queue::CudaQueue};
 
 /// Runs `work` with the profiler on, so that it records exactly the GPU work of `work`. Waits for
 /// the device thread before and after.

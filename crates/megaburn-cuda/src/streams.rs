@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{self, CUstream};
 
-use crate::{CudaError, events::Event};
+use crate::error::CudaError;
 
 /// A stream to enqueue work on. It is valid on the device thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,15 +47,6 @@ impl Stream {
             .result()
             .map_err(CudaError::driver("cuStreamCreateWithPriority"))?;
         Ok(Self(stream))
-    }
-
-    /// Makes all later work on this stream wait for all work on `other` so far.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn wait_for(self, other: Self) -> Result<(), CudaError> {
-        let event = Event::record(other)?;
-        event.blocks_stream(self)
     }
 
     /// Waits until all work on the stream is done. Use it for teardown and benchmarks.

@@ -4,7 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUevent};
 
-use crate::{CudaError, CudaQueue, Op, streams::Stream};
+use crate::{
+    error::CudaError,
+    queue::{CudaQueue, Op},
+    streams::Stream,
+};
 
 /// The milliseconds on the device that the work takes that `work` submits to `queue`. Waits for it.
 /// Host time does not count as long as the device is busy.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::DataError;
+use crate::error::DataError;
 
 /// The samples of a step, distributed over data-parallel ranks and micro-batches.
 ///

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::DataError;
+use crate::error::DataError;
 
 /// The global batch size of each step, as a pure function of the number of samples consumed before
 /// the step. A resumed run therefore needs no saved state for it.

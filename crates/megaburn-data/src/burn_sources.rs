@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use cargo_metadata::{Error as CargoError, MetadataCommand};
 
 use crate::files::read_text;
-use crate::{Corpus, DataError};
+use crate::{corpus::Corpus, error::DataError};
 
 /// The version of Burn whose sources are read; the workspace pins the same version.
 pub const BURN_VERSION: &str = "0.22.1";

@@ -4,7 +4,11 @@ use std::fmt;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{DataError, NUM_SYMBOLS, Synthetic, SyntheticKind, Tokenizer};
+use crate::{
+    error::DataError,
+    synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind},
+    tokenizer::Tokenizer,
+};
 
 /// Number of bytes of text that are encoded at a time.
 const BATCH_BYTES: usize = 1 << 24;
@@ -209,7 +213,7 @@ impl fmt::Display for Corpus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ByteTokenizer, TokenDataset};
+    use crate::{dataset::TokenDataset, tokenizer::ByteTokenizer};
 
     fn text(documents: &[&str]) -> Corpus {
         Corpus::from_documents("t", documents.iter().map(|d| d.to_string()).collect()).unwrap()

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Corpus, DataError, Tokenizer};
+use crate::{corpus::Corpus, error::DataError, tokenizer::Tokenizer};
 
 /// A range of tokens. The memory is shared by all rank threads of a process (a clone shares it).
 /// Each token takes 1, 2 or 4 bytes, the fewest that hold the vocabulary.
@@ -229,7 +229,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::ByteTokenizer;
+    use crate::tokenizer::ByteTokenizer;
 
     #[rstest]
     #[case(256, 1)]

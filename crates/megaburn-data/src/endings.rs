@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{DataError, files::read_text};
+use crate::error::DataError;
 
 /// File name extensions of files that hold no plain text, and what the user should do instead.
 const NO_TEXT: [(&[&str], &str); 3] = [
@@ -32,11 +32,11 @@ const NO_TEXT: [(&[&str], &str); 3] = [
     ),
 ];
 
-/// Reads the text of a file with the lower-case extension `ending`.
+/// Checks that the lower-case extension `ending` of a file may be that of plain text.
 ///
 /// # Errors
-/// The file cannot be read, it is not UTF-8, or its extension is that of a file that holds no text.
-pub(crate) fn plain_text(path: &Path, ending: &str) -> Result<String, DataError> {
+/// The file exists, and its extension is that of a file that holds no text.
+pub(crate) fn check_ending(path: &Path, ending: &str) -> Result<(), DataError> {
     let no_text = NO_TEXT
         .iter()
         .find(|(endings, _)| endings.contains(&ending));
@@ -49,14 +49,14 @@ pub(crate) fn plain_text(path: &Path, ending: &str) -> Result<String, DataError>
             remedy,
         });
     }
-    read_text(path)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
 
-    use crate::Corpus;
+    use crate::corpus::Corpus;
 
     #[rstest]
     #[case(

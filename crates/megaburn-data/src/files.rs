@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{Corpus, DataError, endings::plain_text};
+use crate::{corpus::Corpus, endings::check_ending, error::DataError};
 
 impl Corpus {
     /// Reads the text of a file:
@@ -29,7 +29,8 @@ impl Corpus {
             "jsonl" | "ndjson" => Self::from_jsonl(path, "text"),
             "json" => Self::from_json(path, "text"),
             _ => {
-                let text = plain_text(path, &extension)?;
+                check_ending(path, &extension)?;
+                let text = read_text(path)?;
                 Self::from_documents(path.display().to_string(), vec![text])
             }
         }

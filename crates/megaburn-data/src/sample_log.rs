@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::{DataError, GlobalBatch, Sampler};
+use crate::{batch::GlobalBatch, error::DataError, sampler::Sampler};
 
 /// The samples that were read, as one hash of the tokens per sample. Each rank keeps a log of its
 /// own, and the logs are merged; the result does not depend on which rank read which sample.
@@ -92,7 +92,7 @@ pub fn order_hash(sampler: &Sampler, batch: &GlobalBatch, n: u64) -> Result<u64,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TokenDataset;
+    use crate::dataset::TokenDataset;
 
     fn sampler(seed: u64) -> Sampler {
         let tokens: Vec<u32> = (0..5003u32).map(|i| i * i % 251).collect();

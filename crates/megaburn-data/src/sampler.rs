@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{DataError, Permutation, TokenDataset};
+use crate::{dataset::TokenDataset, error::DataError, permutation::Permutation};
 
 /// An unlimited sequence of samples of a data set: a pure function
 /// `(seed, sample index) -> tokens`, computed on demand.

@@ -4,7 +4,7 @@
 use megaburn_mesh::{PositionRng, Purpose};
 use serde::{Deserialize, Serialize};
 
-use crate::DataError;
+use crate::error::DataError;
 
 /// Number of symbols of a generated corpus: token ids 0 to 63.
 pub const NUM_SYMBOLS: usize = 64;

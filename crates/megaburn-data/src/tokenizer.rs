@@ -9,7 +9,7 @@ mod train;
 
 use std::fmt::Debug;
 
-use crate::DataError;
+use crate::error::DataError;
 
 pub use byte::ByteTokenizer;
 pub use hf::HfTokenizer;

@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, MeshError};
+use crate::{axis::Axis, error::MeshError};
 
 /// The degree of each kind of parallelism in a run, written like `tp2-dp2-sp`.
 ///

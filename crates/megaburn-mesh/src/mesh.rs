@@ -1,4 +1,4 @@
-use crate::{Axis, Layout};
+use crate::{axis::Axis, layout::Layout};
 
 /// The grid of ranks that a [`Layout`] describes.
 ///

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Layout, MeshError};
+use crate::{error::MeshError, layout::Layout};
 
 /// The sizes of a model that a layout must be able to split. The vocabulary is not included because
 /// it is padded, and the layers are not because a pipeline can split them in several ways.

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use crate::{MeshError, Zigzag};
+use crate::{error::MeshError, zigzag::Zigzag};
 
 /// Several consecutive documents in each row of a batch (`cu_seqlens`). Tokens attend only within
 /// their document, and positions restart at 0 in each. Context parallelism splits each document [in

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{MeshError, ShardSpec};
+use crate::{error::MeshError, shard::ShardSpec};
 
 /// The properties of a parameter that a trainer needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ impl ShardPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Axis;
+    use crate::axis::Axis;
 
     #[test]
     fn a_parameter_of_the_expert_grid_is_an_experts() {

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, MeshError};
+use crate::{axis::Axis, error::MeshError};
 
 /// A range of a split dimension that is split separately, e.g. the gate of a fused gate-up matrix
 /// or the keys of a fused QKV.

@@ -10,12 +10,12 @@ use megaburn_kernels::scaled;
 use megaburn_mesh::ShardPlan;
 
 use crate::{
-    OptimError, Sharding,
+    error::OptimError,
     overlap::Overlap,
     param_grad::ParamGrad,
     plan::check_plan,
-    rule::check_dtype,
-    sharding::{Bucket, ParamKind},
+    sharding::{Bucket, ParamKind, Sharding},
+    state_dtype::check_dtype,
     visit::{FloatVisitor, visit_floats},
 };
 

@@ -1,6 +1,10 @@
 use burn::Tensor;
 
-use crate::{DeviceScalar, GradNorm, GradientAccumulator, device_scalar::Value};
+use crate::{
+    accumulator::GradientAccumulator,
+    device_scalar::{DeviceScalar, Value},
+    norm::GradNorm,
+};
 
 impl GradientAccumulator {
     /// Scales the gradients down to `max_norm` if their `norm` exceeds it; an infinite `max_norm`
@@ -70,7 +74,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        AdamWConfig, Sharding,
+        rule::AdamWConfig,
+        sharding::Sharding,
         testing::{Net, plan_of, values},
     };
 

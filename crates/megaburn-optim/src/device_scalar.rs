@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_kernels::{is_on_gpu, total};
 
-use crate::OptimError;
+use crate::error::OptimError;
 
 /// A sum over the members of a group. On CPUs it is a plain number; on GPUs it stays on the device,
 /// and the host does not wait for it until it is read.

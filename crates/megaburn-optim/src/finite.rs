@@ -7,9 +7,10 @@ use burn::{
 };
 
 use crate::{
-    OptimError, Optimizer,
+    error::OptimError,
     leaf::flat,
     offload::{HostSlot, Key},
+    optimizer::Optimizer,
     visit::{FloatVisitor, visit_floats},
 };
 

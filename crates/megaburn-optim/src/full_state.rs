@@ -7,8 +7,10 @@ use burn::{
 use megaburn_collective::{Lane, tensors};
 
 use crate::{
-    Moment, OptimError, Optimizer,
+    error::OptimError,
+    moment::Moment,
     offload::{HostSlot, What},
+    optimizer::Optimizer,
     sharding::Slot,
 };
 

@@ -7,8 +7,12 @@ use burn::{
 };
 
 use crate::{
-    DeviceScalar, GradNorm, GradientAccumulator, OptimError, Sharding,
+    accumulator::GradientAccumulator,
+    device_scalar::DeviceScalar,
+    error::OptimError,
     leaf::flat,
+    norm::GradNorm,
+    sharding::Sharding,
     visit::{FloatVisitor, visit_floats},
 };
 
@@ -101,7 +105,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        ShardingConfig, ShardingLevel,
+        sharding::{ShardingConfig, ShardingLevel},
         testing::{Net, cut, plan_of},
     };
 

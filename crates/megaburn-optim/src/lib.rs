@@ -40,6 +40,7 @@ mod grad_zero_count;
 mod leaf;
 mod loss_scaler;
 mod masters;
+mod moment;
 mod norm;
 mod norm_partials;
 mod offload;
@@ -52,6 +53,7 @@ mod rule;
 mod schedule;
 mod sharding;
 mod state;
+mod state_dtype;
 mod step;
 #[cfg(test)]
 mod testing;
@@ -62,11 +64,11 @@ pub use device_scalar::DeviceScalar;
 pub use error::OptimError;
 pub use full_state::{FullState, StateTensor};
 pub use loss_scaler::{LossScaleConfig, LossScaler};
+pub use moment::Moment;
 pub use norm::GradNorm;
-pub use optimizer::{Optimizer, Rates};
+pub use optimizer::Optimizer;
 pub use rule::{
-    AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, SgdConfig,
+    AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, Rates, SgdConfig,
 };
 pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
 pub use sharding::{Sharding, ShardingConfig, ShardingLevel};
-pub use state::Moment;

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::OptimError;
+use crate::error::OptimError;
 
 /// The factor on the loss of an f16 run, which keeps small gradients representable. It is halved
 /// when gradients overflow and doubled after a window of steps without overflow.

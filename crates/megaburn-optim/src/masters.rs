@@ -7,9 +7,9 @@ use burn::{
 };
 
 use crate::{
-    Optimizer,
     leaf::{Leaf, wide},
     offload::{HostSlot, Key},
+    optimizer::Optimizer,
     visit::Path,
 };
 

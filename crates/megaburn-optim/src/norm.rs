@@ -4,8 +4,9 @@ use burn::tensor::{DType, Tensor};
 use megaburn_kernels::is_on_gpu;
 
 use crate::{
-    DeviceScalar, GradientAccumulator, OptimError,
-    device_scalar::Value,
+    accumulator::GradientAccumulator,
+    device_scalar::{DeviceScalar, Value},
+    error::OptimError,
     norm_partials::{GradNormPartials, owned_squares},
     param_grad::ParamGrad,
     sharding::ParamKind,
@@ -171,7 +172,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Sharding, ShardingConfig, ShardingLevel,
+        sharding::{Sharding, ShardingConfig, ShardingLevel},
         testing::{Net, cut, plan_of},
     };
 

@@ -3,10 +3,11 @@ use std::collections::BTreeSet;
 use burn::{Tensor, tensor::DType};
 
 use crate::{
-    GradientAccumulator, Sharding,
+    accumulator::GradientAccumulator,
     offload::{Key, Store},
     param_grad::ParamGrad,
-    rule::{Moments, ParamState, Rule, UpdateInputs, zeros},
+    rule::{Moments, ParamState, Rates, Rule, UpdateInputs, zeros},
+    sharding::Sharding,
 };
 
 /// An optimizer for a rank's shards, with state keyed by path. Made by
@@ -21,15 +22,6 @@ pub struct Optimizer {
     pub(crate) state: Store,
     /// Parameters that stay in f32.
     pub(crate) f32_params: BTreeSet<String>,
-}
-
-/// The rates of a parameter's update.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Learning rate.
-    pub lr: f64,
-    /// Weight decay.
-    pub weight_decay: f64,
 }
 
 /// What an update reads: the part that this rank keeps of a parameter or its master.
@@ -226,7 +218,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        AdamWConfig,
+        rule::AdamWConfig,
         testing::{Net, plan_of, values},
     };
 

@@ -7,7 +7,7 @@ use burn::{
 use megaburn_mesh::ShardPlan;
 
 use crate::{
-    OptimError,
+    error::OptimError,
     visit::{FloatVisitor, visit_floats},
 };
 

@@ -5,9 +5,10 @@ use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_mesh::ShardSpec;
 
 use crate::{
-    GradientAccumulator, OptimError, ShardingLevel,
+    accumulator::GradientAccumulator,
+    error::OptimError,
     param_grad::ParamGrad,
-    sharding::{Bucket, GradReduceQueue, Slot},
+    sharding::{Bucket, GradReduceQueue, ShardingLevel, Slot},
 };
 
 impl GradientAccumulator {
@@ -236,7 +237,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        ShardingConfig,
+        sharding::ShardingConfig,
         testing::{Net, plan_of, values},
     };
 

@@ -8,9 +8,11 @@ use megaburn_collective::{Lane, tensors};
 use megaburn_kernels::bf16_out_slice;
 
 use crate::{
-    GradientAccumulator, OptimError, Optimizer, Rates,
+    accumulator::GradientAccumulator,
+    error::OptimError,
     leaf::{Leaf, flat, put},
-    optimizer::{Start, Update},
+    optimizer::{Optimizer, Start, Update},
+    rule::Rates,
     sharding::Bucket,
     visit::Path,
 };

@@ -1,8 +1,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    PipelineError, Placement, Schedule, ScheduleKind, Stages,
+    error::PipelineError,
+    kind::ScheduleKind,
     order::{interleaved, orders},
+    schedule::Schedule,
+    stages::{Placement, Stages},
     transfers,
 };
 
@@ -101,9 +104,15 @@ impl ScheduleConfig {
     pub fn build(&self) -> Result<Schedule, PipelineError> {
         self.check()?;
         let stages = self.stages();
-        let ranks = transfers::with_transfers(orders(self, stages)?, stages)?;
         let kind = self.kind;
         let num_micro_batches = self.num_micro_batches;
+        let group_size = match kind {
+            ScheduleKind::Interleaved => self.group_size()?,
+            // Groups of this size bound the inputs that a rank stores by the number of ranks.
+            _ => stages.num_ranks,
+        };
+        let orders = orders(kind, stages, num_micro_batches, group_size);
+        let ranks = transfers::with_transfers(orders, stages)?;
         let schedule = Schedule {
             kind,
             stages,

@@ -1,6 +1,9 @@
 use thiserror::Error;
 
-use crate::{Action, Message, ScheduleKind};
+use crate::{
+    action::{Action, Message},
+    kind::ScheduleKind,
+};
 
 /// Why a schedule cannot be built or is not sound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

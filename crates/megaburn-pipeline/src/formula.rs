@@ -1,7 +1,13 @@
 //! Idle time and peak memory of the schedules in closed form, from the papers. The tests compare
 //! the simulator with them.
 
-use crate::{Costs, Placement, ScheduleConfig, ScheduleKind, Stages, order::interleaved::warm_up};
+use crate::{
+    config::ScheduleConfig,
+    kind::ScheduleKind,
+    order::interleaved::warm_up,
+    simulate::Costs,
+    stages::{Placement, Stages},
+};
 
 impl ScheduleConfig {
     /// How long each rank is idle from the start of a step until the last rank is done, if every

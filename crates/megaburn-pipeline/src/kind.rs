@@ -1,8 +1,8 @@
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PipelineError, Placement};
+use crate::stages::Placement;
 
 /// The schedules that can be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,15 +82,6 @@ impl ScheduleKind {
 impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for ScheduleKind {
-    type Err = PipelineError;
-
-    fn from_str(text: &str) -> Result<Self, PipelineError> {
-        let kind = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        kind.ok_or_else(|| PipelineError::UnknownKind { text: text.into() })
     }
 }
 

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PipelineError, Stages, layout_text};
+use crate::{error::PipelineError, layout_text, stages::Stages};
 
 /// The part of a model that one stage computes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,7 +189,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::Placement;
+    use crate::stages::Placement;
 
     fn split(
         split: LayerSplit,

@@ -4,7 +4,7 @@
 
 use std::{iter::Peekable, str::CharIndices};
 
-use crate::PipelineError;
+use crate::error::PipelineError;
 
 /// The most letters that a text may expand to: ten thousand layers, and the bars between them.
 const MOST: usize = 1 << 15;

@@ -28,6 +28,7 @@ pub mod draw;
 mod error;
 mod formula;
 mod kind;
+mod kind_text;
 mod layers;
 mod layout_text;
 mod order;

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use burn::tensor::Device;
 use megaburn_collective::{CollectiveError, Group, tensors};
 
-use crate::Stages;
+use crate::stages::Stages;
 
 /// The groups on which a rank of a pipeline sends and receives. Each direction between two ranks
 /// has a group of its own, so that on GPUs transfers in different directions do not wait for each

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Action, ScheduleKind, Stages};
+use crate::{action::Action, kind::ScheduleKind, stages::Stages};
 
 /// What every rank of a pipeline does in one step, in order.
 ///

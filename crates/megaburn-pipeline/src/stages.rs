@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Action, Message, Op};
+use crate::action::{Action, Message, Op};
 
 /// How the stages of a model are assigned to the ranks of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

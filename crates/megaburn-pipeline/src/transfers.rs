@@ -9,7 +9,12 @@
 //! That is why there is no action that sends and receives at once: two ranks with messages for each
 //! other agree on which goes first, and with posted receives both are in flight together anyway.
 
-use crate::{Action, Message, Op, PipelineError, Stages, Waiting, order::Orders};
+use crate::{
+    action::{Action, Message, Op},
+    error::{PipelineError, Waiting},
+    order::Orders,
+    stages::Stages,
+};
 
 /// The sort key of an event: its time in half units (transfers at even ones, passes after them,
 /// because they may need what arrives), then the message, so that both ends agree on the order.

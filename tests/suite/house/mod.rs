@@ -2,6 +2,7 @@
 
 pub(crate) mod docs;
 pub(crate) mod figures;
+pub(crate) mod imports;
 pub(crate) mod outside;
 pub(crate) mod rules;
 pub(crate) mod stale;

@@ -13,8 +13,12 @@ use serde_json::Value;
 
 use super::{CONFIG, INDEX, SINGLE};
 use crate::{
-    CheckpointError, TensorHeader, TensorSource, buffer::filled, dtype, error::IoContext,
-    runs::Stored, safetensors_file::SafetensorsFile, source::nearest,
+    buffer::filled,
+    dtype,
+    error::{CheckpointError, IoContext},
+    runs::Stored,
+    safetensors_file::SafetensorsFile,
+    source::{TensorHeader, TensorSource, nearest},
 };
 
 /// An opened folder of a published model: `config.json`, and either `model.safetensors` or the

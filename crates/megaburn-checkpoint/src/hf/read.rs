@@ -5,9 +5,10 @@ use megaburn_mesh::{ShardPiece, ShardSpec};
 
 use super::HfDir;
 use crate::{
-    CheckpointError, TensorHeader,
     buffer::filled,
+    error::CheckpointError,
     runs::{GAP, Runs, Stored},
+    source::TensorHeader,
     transpose::{MatrixBlock, MatrixCopy},
 };
 

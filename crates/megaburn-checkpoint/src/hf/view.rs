@@ -4,9 +4,10 @@ use burn::tensor::{DType, TensorData};
 
 use super::read::swapped;
 use crate::{
-    Checkpoint, CheckpointError, TensorHeader, TensorSource,
     buffer::filled,
-    source::{nearest, slice_spec},
+    checkpoint::Checkpoint,
+    error::CheckpointError,
+    source::{TensorHeader, TensorSource, nearest, slice_spec},
     transpose::{MatrixBlock, MatrixCopy},
 };
 

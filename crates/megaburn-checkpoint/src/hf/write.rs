@@ -10,9 +10,11 @@ use serde_json::json;
 
 use super::{CONFIG, INDEX, SINGLE, SMALL_FILES};
 use crate::{
-    CheckpointError, TensorHeader, TensorSource, cast, dtype,
+    cast, dtype,
+    error::CheckpointError,
     paths::sync_dir,
     single::write_extra,
+    source::{TensorHeader, TensorSource},
     target::Target,
     write::{DataFile, Header},
 };

@@ -15,7 +15,7 @@ use super::{
     names::{Handle, Raw},
 };
 use crate::{
-    CudaError,
+    error::CudaError,
     search::{Machine, Version},
 };
 

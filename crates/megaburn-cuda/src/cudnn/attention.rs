@@ -11,7 +11,7 @@ use super::{
     graph::{Graph, Layout, Node, Number, Role},
     names::{DataType, Pointwise, Reduction},
 };
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// The memory layout of a tensor `[s, b, h, d]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    CudaError,
+    error::CudaError,
     search::{Header, Machine, Version},
 };
 

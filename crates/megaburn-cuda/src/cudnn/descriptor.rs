@@ -4,7 +4,7 @@ use super::{
     api::{Api, Status},
     names::{Attribute, Kind, Raw, Value},
 };
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// A cuDNN descriptor. Its attributes are set, then it is finalized, then other descriptors refer
 /// to it.

@@ -14,7 +14,7 @@ use std::{
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
 use super::choice::folder_of;
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// The folder of the cuDNN that this process has loaded.
 ///

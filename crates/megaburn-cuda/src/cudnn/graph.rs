@@ -5,7 +5,7 @@ use super::{
     descriptor::Descriptor,
     names::{Attribute, DataType, Kind, Pointwise, Raw, Reduction},
 };
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// Sizes of `[b, h, s, d]`, cuDNN's order, and strides in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,11 @@ use super::{
     names::{Address, DataType, Handle},
     plan::{self, Plan, Target},
 };
-use crate::{Buffers, CudaError, RawBuffer, streams::Stream};
+use crate::{
+    error::CudaError,
+    queue::{Buffers, RawBuffer},
+    streams::Stream,
+};
 
 /// The forward or backward pass of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

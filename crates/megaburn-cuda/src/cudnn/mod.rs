@@ -33,7 +33,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device::DeviceId;
 
 use crate::{
-    CudaError, CudaQueue, Op,
+    error::CudaError,
+    queue::{CudaQueue, Op},
     tensor::{contiguous, empty},
 };
 pub use api::{FoundCudnn, found, is_available};

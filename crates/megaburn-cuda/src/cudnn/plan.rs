@@ -6,7 +6,7 @@ use super::{
     graph::Graph,
     names::{Address, Attribute, Handle, Heuristic, Kind},
 };
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// The GPU that plans are made for.
 #[derive(Debug)]

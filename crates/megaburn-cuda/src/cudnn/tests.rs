@@ -11,7 +11,7 @@ use super::{
     names::{Address, Attribute, Handle, Kind},
     plan::{Plan, Target},
 };
-use crate::CudaError;
+use crate::error::CudaError;
 
 /// cuDNN's description of an H200.
 const H200: &str = r#"{"deviceVer": 900, "driverVer": 13000, "cudaDeviceId": 0,

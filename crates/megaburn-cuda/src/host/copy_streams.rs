@@ -6,8 +6,9 @@ use std::{
 use cubecl_common::device::DeviceId;
 
 use crate::{
-    CudaError, CudaQueue,
     context::Context,
+    error::CudaError,
+    queue::CudaQueue,
     streams::{Priority, Stream},
 };
 

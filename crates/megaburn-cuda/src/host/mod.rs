@@ -15,8 +15,9 @@ use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tenso
 use cubecl::client::Client;
 
 use crate::{
-    AsyncOp, CudaError, CudaQueue, Op, Retained,
-    async_op::{Done, Join},
+    async_op::{AsyncOp, Done, Join},
+    error::CudaError,
+    queue::{CudaQueue, Op, Retained},
     tensor::contiguous,
 };
 use copy_streams::CopyStreams;

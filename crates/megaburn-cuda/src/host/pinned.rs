@@ -7,8 +7,9 @@ use cudarc::driver::sys;
 
 use super::copy_streams::CopyStreams;
 use crate::{
-    CudaError, RawBuffer,
+    error::CudaError,
     events::{Event, PooledEvent},
+    queue::RawBuffer,
     streams::Stream,
 };
 

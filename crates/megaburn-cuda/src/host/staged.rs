@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use cudarc::driver::sys;
 
 use crate::{
-    CudaError,
+    error::CudaError,
     events::{Event, PooledEvent},
     streams::Stream,
 };

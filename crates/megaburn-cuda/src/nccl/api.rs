@@ -13,7 +13,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
 
 use super::config::Config;
-use crate::{CudaError, search::Machine};
+use crate::{error::CudaError, search::Machine};
 
 /// 2.22.3 in the encoding of `ncclGetVersion`. In older versions, an abort inside a group does not
 /// set its flag at once and free memory at the end of the group (`handles`).

@@ -11,14 +11,15 @@ use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
 
 use super::{
-    Communicator,
     api::{Api, Code},
+    communicator::Communicator,
     lane::Lane,
 };
 use crate::{
-    AsyncOp, Buffers, CudaError, CudaQueue, Op, Retained,
-    async_op::{Done, Join},
+    async_op::{AsyncOp, Done, Join},
+    error::CudaError,
     events::PooledEvent,
+    queue::{Buffers, CudaQueue, Op, Retained},
     streams::Stream,
     tensor::empty,
 };

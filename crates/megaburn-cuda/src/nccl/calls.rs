@@ -11,8 +11,8 @@ use super::{
     handles::Handles,
 };
 use crate::{
-    CudaError,
     context::Context,
+    error::CudaError,
     events::{Event, PooledEvent},
     streams::Stream,
 };

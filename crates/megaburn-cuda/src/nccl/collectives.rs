@@ -5,12 +5,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::sys::ncclRedOp_t;
 
 use super::{
-    Communicator,
     call::{Call, Label, elements, refused},
+    communicator::Communicator,
     lane::Lane,
 };
 use crate::{
-    AsyncOp, CudaError,
+    async_op::AsyncOp,
+    error::CudaError,
     tensor::{contiguous, empty},
 };
 

@@ -19,11 +19,11 @@ use std::{
 use cudarc::nccl::sys::ncclComm_t;
 
 use super::{
-    Membership, UniqueId,
     api::{Api, Code},
-    rendezvous::{async_error, init, refuse_overrides, settle, split},
+    membership::{Membership, UniqueId},
+    rendezvous::{Handle, async_error, init, refuse_overrides, settle, split},
 };
-use crate::{CudaError, context::Context};
+use crate::{context::Context, error::CudaError};
 
 /// How long an orderly close waits for the other members, and an abort for a call that is being
 /// made.
@@ -57,12 +57,6 @@ struct Pair {
     /// The blocking communicator.
     worker: Handle,
 }
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Handle(pub(super) ncclComm_t);
-
-// SAFETY: NCCL does not tie communicators to threads; `Handles` synchronizes their use.
-unsafe impl Send for Handle {}
 
 impl Handles {
     /// Joins the members that have the same `id`. The calling thread must have the GPU's context

@@ -8,13 +8,15 @@ use std::{
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{
-    Communicator,
     api::{Api, Code},
     call::{Call, Label, elements, refused},
+    communicator::Communicator,
     lane::Lane,
 };
 use crate::{
-    AsyncOp, Buffers, CudaError,
+    async_op::AsyncOp,
+    error::CudaError,
+    queue::Buffers,
     streams::Stream,
     tensor::{contiguous, empty},
 };

@@ -10,12 +10,18 @@ use std::{
 use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
 
 use super::{
-    Membership, UniqueId,
     api::{Api, Code},
     config::Config,
-    handles::Handle,
+    membership::{Membership, UniqueId},
 };
-use crate::CudaError;
+use crate::error::CudaError;
+
+/// A communicator of NCCL.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle(pub(super) ncclComm_t);
+
+// SAFETY: NCCL does not tie communicators to threads; `Handles` in `handles.rs` synchronizes their use.
+unsafe impl Send for Handle {}
 
 /// Refuses environment variables that would override [`Config`]'s settings, which calls and aborts
 /// rely on.

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Communicator, calls::Calls, exit};
-use crate::CudaError;
+use super::{calls::Calls, communicator::Communicator, exit};
+use crate::error::CudaError;
 
 /// The interval between two looks.
 const TICK: Duration = Duration::from_millis(20);

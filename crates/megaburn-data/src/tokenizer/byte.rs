@@ -1,7 +1,7 @@
 use std::str::from_utf8;
 
 use super::{TextStream, Tokenizer};
-use crate::DataError;
+use crate::error::DataError;
 
 /// A tokenizer whose tokens are bytes: ids 0 to 255 are the bytes of UTF-8, followed by four
 /// special tokens.

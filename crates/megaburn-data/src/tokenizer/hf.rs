@@ -13,7 +13,7 @@ use super::{
     special::SpecialIds,
     stream::{HfStream, decode},
 };
-use crate::DataError;
+use crate::error::DataError;
 
 /// More ids than any real vocabulary has; a file with a higher id is damaged.
 const MOST_IDS: usize = 1 << 24;

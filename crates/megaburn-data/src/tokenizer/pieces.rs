@@ -3,7 +3,7 @@
 
 use tokenizers::parallelism::MaybeParallelRefIterator;
 
-use crate::DataError;
+use crate::error::DataError;
 
 /// Number of bytes that one thread encodes at a time.
 const PIECE: usize = 1 << 16;

@@ -6,7 +6,7 @@ use std::{fs, io::ErrorKind, path::Path};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use crate::DataError;
+use crate::error::DataError;
 
 /// Files that name special tokens, as `"eos_token": "</s>"` or `{"content": "</s>"}`.
 const NAMES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];

@@ -13,7 +13,7 @@ use tokenizers::{
 };
 
 use super::{HfTokenizer, pieces, special::SpecialIds};
-use crate::{Corpus, DataError};
+use crate::{corpus::Corpus, error::DataError};
 
 /// The token that starts a text in a vocabulary of [`TokenizerTrainer`]: id 0.
 pub const BOS: &str = "<|begin_of_text|>";

@@ -10,7 +10,9 @@ use rstest::rstest;
 
 use super::*;
 use crate::{
-    AdamWConfig, GradientAccumulator, Sharding, ShardingConfig, ShardingLevel,
+    accumulator::GradientAccumulator,
+    rule::AdamWConfig,
+    sharding::{Sharding, ShardingConfig, ShardingLevel},
     testing::{Net, plan_of, values},
 };
 

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{
     host::{D2hCopy, H2dCopy},
-    store::{HostSlot, Key},
+    slot::{HostSlot, Key},
 };
 
 /// Bytes in flight in each direction; at least one tensor is always in flight. Starting a small

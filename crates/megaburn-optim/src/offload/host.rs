@@ -12,7 +12,7 @@ use {
     },
 };
 
-use crate::OptimError;
+use crate::error::OptimError;
 
 /// A tensor in host memory. A clone shares the values.
 #[derive(Clone, Debug)]

@@ -12,6 +12,7 @@
 mod choice;
 mod h2d_prefetch;
 mod host;
+mod slot;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -24,10 +25,13 @@ use burn::{
 };
 
 use crate::{
-    GradientAccumulator, OptimError, Optimizer,
+    accumulator::GradientAccumulator,
+    error::OptimError,
+    optimizer::Optimizer,
     visit::{FloatVisitor, visit_floats},
 };
-pub(crate) use store::{HostSlot, Key, Store, What};
+pub(crate) use slot::{HostSlot, Key, What};
+pub(crate) use store::Store;
 
 impl Optimizer {
     /// Keeps this fraction of the masters and moments in host memory. The fraction is of the

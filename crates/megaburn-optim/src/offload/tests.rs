@@ -7,8 +7,10 @@ use rstest::rstest;
 
 use super::*;
 use crate::{
-    AdamWConfig, LionConfig, Moment, MuonConfig, SgdConfig, Sharding, ShardingConfig,
-    ShardingLevel, StateTensor,
+    full_state::StateTensor,
+    moment::Moment,
+    rule::{AdamWConfig, LionConfig, MuonConfig, SgdConfig},
+    sharding::{Sharding, ShardingConfig, ShardingLevel},
 };
 
 #[derive(Module, Debug)]

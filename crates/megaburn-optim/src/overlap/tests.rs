@@ -6,7 +6,9 @@ use rstest::rstest;
 
 use super::*;
 use crate::{
-    GradientAccumulator, OptimError, ShardingConfig, ShardingLevel,
+    accumulator::GradientAccumulator,
+    error::OptimError,
+    sharding::{ShardingConfig, ShardingLevel},
     testing::{Net, plan_of, values},
 };
 

@@ -4,8 +4,11 @@ use burn::{
 };
 use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
 
-use super::{ParamState, Rule, UpdateInputs, check, check_decay, check_dtype, check_weight_decay};
-use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
+use super::{ParamState, Rates, Rule, UpdateInputs, check, check_decay, check_weight_decay};
+use crate::{
+    error::OptimError, moment::Moment, optimizer::Optimizer, sharding::Sharding,
+    state_dtype::check_dtype,
+};
 
 /// AdamW as in `torch.optim.AdamW`: both moments are bias-corrected, epsilon is added outside the
 /// root, and weight decay is decoupled. The defaults are those common for large language models.
@@ -193,7 +196,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        GradientAccumulator,
+        accumulator::GradientAccumulator,
         testing::{Net, plan_of, values},
     };
 

@@ -1,8 +1,11 @@
 use burn::{config::Config, tensor::FloatDType};
 use megaburn_kernels::{LionState, LionStep, lion, lion_scaled};
 
-use super::{ParamState, Rule, UpdateInputs, check_decay, check_dtype, check_weight_decay};
-use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
+use super::{ParamState, Rates, Rule, UpdateInputs, check_decay, check_weight_decay};
+use crate::{
+    error::OptimError, moment::Moment, optimizer::Optimizer, sharding::Sharding,
+    state_dtype::check_dtype,
+};
 
 /// Lion: each element moves by the learning rate, in the direction of the sign of a mean of
 /// gradients. Weight decay is decoupled. Compared with AdamW, Lion needs a learning rate three to

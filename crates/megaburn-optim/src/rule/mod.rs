@@ -15,7 +15,7 @@ use burn::{
 };
 use megaburn_mesh::ParamSpec;
 
-use crate::{GradientAccumulator, Moment, OptimError, Rates, offload::Store};
+use crate::{accumulator::GradientAccumulator, error::OptimError, moment::Moment, offload::Store};
 pub use adamw::AdamWConfig;
 pub use lion::LionConfig;
 pub(crate) use muon::Muon;
@@ -24,6 +24,15 @@ pub use sgd::SgdConfig;
 
 /// The optimizer state of one parameter apart from its master, flat.
 pub(crate) type Moments = BTreeMap<Moment, Tensor<1>>;
+
+/// The rates of a parameter's update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Learning rate.
+    pub lr: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+}
 
 /// The update rule of an optimizer.
 #[derive(Clone, Debug)]
@@ -170,14 +179,6 @@ fn check_decay(name: &'static str, beta: f64) -> Result<(), OptimError> {
 fn check_weight_decay(weight_decay: f64) -> Result<(), OptimError> {
     let ok = weight_decay >= 0.0 && weight_decay.is_finite();
     check("weight_decay", weight_decay, ok, "at least 0 and finite")
-}
-
-/// Refuses types in which gradients and optimizer state cannot be stored.
-pub(crate) fn check_dtype(name: &'static str, dtype: FloatDType) -> Result<(), OptimError> {
-    match dtype {
-        FloatDType::F32 | FloatDType::BF16 => Ok(()),
-        dtype => Err(OptimError::BadStateDtype { name, dtype }),
-    }
 }
 
 /// A zero moment, for use before the first step.

@@ -1,8 +1,11 @@
 use burn::{config::Config, tensor::FloatDType};
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 
-use super::{ParamState, Rule, UpdateInputs, check, check_decay, check_dtype, check_weight_decay};
-use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
+use super::{ParamState, Rates, Rule, UpdateInputs, check, check_decay, check_weight_decay};
+use crate::{
+    error::OptimError, moment::Moment, optimizer::Optimizer, sharding::Sharding,
+    state_dtype::check_dtype,
+};
 
 /// SGD with momentum as in `torch.optim.SGD`: no dampening, and weight decay is added to the
 /// gradient. The learning rate is an argument of each step.

@@ -4,7 +4,9 @@ use rstest::rstest;
 
 use super::{AdamWConfig, LionConfig, MuonConfig, MuonScale, NewtonSchulz, SgdConfig};
 use crate::{
-    GradientAccumulator, Optimizer, Sharding, ShardingConfig, ShardingLevel,
+    accumulator::GradientAccumulator,
+    optimizer::Optimizer,
+    sharding::{Sharding, ShardingConfig, ShardingLevel},
     testing::{Net, plan_of, values},
 };
 

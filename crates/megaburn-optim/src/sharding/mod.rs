@@ -3,8 +3,10 @@
 mod bucket;
 mod config;
 mod grad_reduce_queue;
+mod init;
 mod order;
 mod param_all_gather;
+mod param_kind;
 mod replicas;
 #[cfg(test)]
 mod tests;
@@ -24,7 +26,8 @@ pub(crate) use grad_reduce_queue::GradReduceQueue;
 use megaburn_autograd::MainGrad;
 use megaburn_collective::{CollectiveError, tensors::Work};
 use param_all_gather::ParamAllGather;
-pub(crate) use replicas::{ParamKind, Replicas};
+pub(crate) use param_kind::ParamKind;
+pub(crate) use replicas::Replicas;
 use zero3_params::Zero3Params;
 
 /// What is sharded over data-parallel ranks.

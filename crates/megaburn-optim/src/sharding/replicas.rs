@@ -1,31 +1,9 @@
-use std::{collections::BTreeSet, ops::Range};
+use std::ops::Range;
 
 use megaburn_collective::{CollectiveError, Group, ProcessGroups};
 use megaburn_mesh::Axis;
 
 use super::Bucket;
-
-/// Which ranks hold copies of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ParamKind {
-    /// The ranks along dp and cp hold copies.
-    Dense,
-    /// The ranks along edp hold copies, which are fewer.
-    Expert,
-}
-
-impl ParamKind {
-    pub(crate) const ALL: [Self; 2] = [Self::Dense, Self::Expert];
-
-    /// The kind of the parameter at `path`, given the paths of the experts' parameters.
-    pub(super) fn of(experts: &BTreeSet<String>, path: &str) -> Self {
-        if experts.contains(path) {
-            Self::Expert
-        } else {
-            Self::Dense
-        }
-    }
-}
 
 /// The ranks that hold copies of parameters of one kind. Groups of `share` shard them.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ mod text;
 pub use svg::svg;
 pub use text::text;
 
-use crate::{Op, Schedule, Span};
+use crate::{action::Op, schedule::Schedule, simulate::Span};
 
 /// The label of a pass: its kind, its micro-batch and, with several chunks, the chunk's letter.
 fn label(schedule: &Schedule, span: &Span) -> String {

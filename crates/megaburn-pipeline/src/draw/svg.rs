@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use super::{chunk_name, label};
-use crate::{Op, Schedule, Timing};
+use crate::{action::Op, schedule::Schedule, simulate::Timing};
 
 const HEIGHT: f64 = 30.0;
 const GAP: f64 = 6.0;
@@ -153,7 +153,11 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{Costs, Links, ScheduleConfig, ScheduleKind};
+    use crate::{
+        config::ScheduleConfig,
+        kind::ScheduleKind,
+        simulate::{Costs, Links},
+    };
 
     #[rstest]
     #[case(ScheduleKind::OneForwardOneBackward, 4, 8)]

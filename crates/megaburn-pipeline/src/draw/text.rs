@@ -1,5 +1,8 @@
 use super::label;
-use crate::{Schedule, Span, Timing};
+use crate::{
+    schedule::Schedule,
+    simulate::{Span, Timing},
+};
 
 /// Draws a schedule as text: one line per rank and one column per unit of time, so it suits costs
 /// of a few units per pass. Lines of more than `longest` characters are broken, at the same time
@@ -50,7 +53,11 @@ pub fn text(schedule: &Schedule, timing: &Timing, longest: Option<usize>) -> Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Costs, Links, ScheduleConfig, ScheduleKind};
+    use crate::{
+        config::ScheduleConfig,
+        kind::ScheduleKind,
+        simulate::{Costs, Links},
+    };
 
     fn drawn(
         kind: ScheduleKind,

@@ -1,5 +1,5 @@
 use super::{backward, forward};
-use crate::Action;
+use crate::action::Action;
 
 /// Every forward, then every backward; the chunks of the backwards are in reverse order.
 pub(super) fn order(num_chunks: usize, num_micro_batches: usize) -> Vec<Action> {

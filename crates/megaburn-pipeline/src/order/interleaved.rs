@@ -1,5 +1,5 @@
 use super::{backward, forward};
-use crate::{Action, PipelineError, Stages};
+use crate::{action::Action, error::PipelineError, stages::Stages};
 
 /// The size of the groups: the requested size, else the smallest legal one.
 ///

@@ -7,24 +7,24 @@ mod one_f_one_b;
 mod zb_h1;
 mod zb_v;
 
-use crate::{Action, Op, PipelineError, ScheduleConfig, ScheduleKind, Stages};
+use crate::{
+    action::{Action, Op},
+    kind::ScheduleKind,
+    stages::Stages,
+};
 
 /// The computing actions of each rank.
 pub(crate) type Orders = Vec<Vec<Action>>;
 
 /// The order of each rank for a schedule whose sizes are legal.
-///
-/// # Errors
-/// The group size does not fit.
-pub(crate) fn orders(config: &ScheduleConfig, stages: Stages) -> Result<Orders, PipelineError> {
-    let num_micro_batches = config.num_micro_batches;
-    let group_size = match config.kind {
-        ScheduleKind::Interleaved => config.group_size()?,
-        // Groups of this size bound the inputs that a rank stores by the number of ranks.
-        _ => stages.num_ranks,
-    };
+pub(crate) fn orders(
+    kind: ScheduleKind,
+    stages: Stages,
+    num_micro_batches: usize,
+    group_size: usize,
+) -> Orders {
     let table = groups(num_micro_batches, stages.num_chunks, group_size);
-    let order = |rank| match config.kind {
+    let order = |rank| match kind {
         ScheduleKind::GPipe => gpipe::order(stages.num_chunks, num_micro_batches),
         ScheduleKind::OneForwardOneBackward => {
             one_f_one_b::order(rank, stages.num_ranks, num_micro_batches)
@@ -34,7 +34,7 @@ pub(crate) fn orders(config: &ScheduleConfig, stages: Stages) -> Result<Orders, 
         ScheduleKind::ZbV => zb_v::order(rank, stages.num_ranks, num_micro_batches),
         ScheduleKind::ForwardOnly => table.iter().map(|&(i, chunk)| forward(i, chunk)).collect(),
     };
-    Ok((0..stages.num_ranks).map(order).collect())
+    (0..stages.num_ranks).map(order).collect()
 }
 
 /// Micro-batches and chunks in the order of Megatron-LM's interleaving: a group of micro-batches

@@ -1,5 +1,5 @@
 use super::{backward, forward};
-use crate::Action;
+use crate::action::Action;
 
 /// One warm-up forward per later rank, then alternating forwards and backwards, then the remaining
 /// backwards.

@@ -1,5 +1,5 @@
 use super::{backward_input, backward_weight, forward};
-use crate::Action;
+use crate::action::Action;
 
 /// 1F1B whose backward defers the weight gradients: rank r lags by r micro-batches with them. So
 /// every rank holds as many micro-batches as the first rank of 1F1B, and the deferred weight

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use super::{backward_input, backward_weight, forward};
-use crate::{Action, Op};
+use crate::action::{Action, Op};
 
 /// Chunk 0 goes down the ranks, chunk 1 comes back up.
 const DOWN: usize = 0;

@@ -6,12 +6,16 @@ mod stage_input;
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, Device, Gradients, Tensor};
+use burn::tensor::{Gradients, Tensor};
 use megaburn_autograd::{DetachedOutput, WgradQueue};
 use megaburn_collective::CollectiveError;
 
-use crate::{Action, Message, Op, P2pGroups, Schedule};
+use crate::{
+    action::{Action, Message, Op},
+    schedule::Schedule,
+};
 use p2p_communicator::P2pCommunicator;
+pub use p2p_communicator::P2pSpec;
 use stage_input::StageInput;
 
 /// Identifies one pass of a chunk.
@@ -84,19 +88,6 @@ pub trait StageExecutor {
         run();
         Ok(())
     }
-}
-
-/// How stages are connected.
-#[derive(Clone, Debug)]
-pub struct P2pSpec {
-    /// The groups to the ranks with which this rank exchanges tensors.
-    pub neighbours: P2pGroups,
-    /// The shape of the tensors between stages.
-    pub shape: [usize; 3],
-    /// The element type of these tensors.
-    pub dtype: DType,
-    /// The device of these tensors, without autodiff.
-    pub device: Device,
 }
 
 /// Executes this rank's list of `schedule`.

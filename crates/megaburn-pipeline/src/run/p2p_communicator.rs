@@ -1,13 +1,29 @@
 use std::collections::{BTreeMap, VecDeque};
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 use megaburn_collective::{
     CollectiveError, Lane,
     tensors::{self, Work},
 };
 
-use super::P2pSpec;
-use crate::{Action, Message, Schedule};
+use crate::{
+    action::{Action, Message},
+    p2p_groups::P2pGroups,
+    schedule::Schedule,
+};
+
+/// How stages are connected.
+#[derive(Clone, Debug)]
+pub struct P2pSpec {
+    /// The groups to the ranks with which this rank exchanges tensors.
+    pub neighbours: P2pGroups,
+    /// The shape of the tensors between stages.
+    pub shape: [usize; 3],
+    /// The element type of these tensors.
+    pub dtype: DType,
+    /// The device of these tensors, without autodiff.
+    pub device: Device,
+}
 
 /// The number of passes after which a send is waited for.
 const PASSES_TO_SEND: usize = 2;

@@ -3,7 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::Proof;
-use crate::{Action, Message, Op, PipelineError, Schedule};
+use crate::{
+    action::{Action, Message, Op},
+    error::PipelineError,
+    schedule::Schedule,
+};
 
 /// Checks everything except whether the lists run to their ends.
 pub(super) fn check(schedule: &Schedule) -> Result<Proof, PipelineError> {

@@ -3,7 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Costs, Links, Span, Timing};
-use crate::{Action, Message, Op, PipelineError, Schedule, Waiting};
+use crate::{
+    action::{Action, Message, Op},
+    error::{PipelineError, Waiting},
+    schedule::Schedule,
+};
 
 /// Runs a schedule that passed [`check`](super::check::check).
 pub(super) fn run(

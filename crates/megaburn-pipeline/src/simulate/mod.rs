@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub use timing::{Span, Timing};
 
-use crate::{PipelineError, Schedule};
+use crate::{error::PipelineError, schedule::Schedule};
 
 /// How long a rank takes for a pass of one micro-batch through one of its chunks, in any integer
 /// unit (for example nanoseconds). A joint backward takes the sum of both halves.

@@ -1,4 +1,4 @@
-use crate::Action;
+use crate::action::Action;
 
 /// A pass and the time at which it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

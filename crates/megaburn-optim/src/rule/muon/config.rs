@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Muon, NewtonSchulz};
 use crate::{
-    AdamWConfig, OptimError, Optimizer, Sharding,
-    rule::{Rule, check, check_decay, check_dtype},
+    error::OptimError,
+    optimizer::Optimizer,
+    rule::{AdamWConfig, Rule, check, check_decay},
+    sharding::Sharding,
+    state_dtype::check_dtype,
 };
 
 /// Muon: orthogonalizes the momentum of each matrix and moves the matrix along the result. AdamW

@@ -15,9 +15,11 @@ use megaburn_collective::Group;
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 use megaburn_mesh::ParamSpec;
 
-use super::{ParamState, UpdateInputs, zeros};
+use super::{ParamState, Rates, UpdateInputs, zeros};
 use crate::{
-    GradientAccumulator, Moment, OptimError, Rates,
+    accumulator::GradientAccumulator,
+    error::OptimError,
+    moment::Moment,
     offload::{Key, Store},
     param_grad::ParamGrad,
     sharding::ParamKind,

@@ -5,7 +5,7 @@ use burn::{
 use megaburn_kernels::{LinearOptions, deterministic, linear};
 use serde::{Deserialize, Serialize};
 
-use crate::OptimError;
+use crate::error::OptimError;
 
 /// The coefficients of the iteration that makes a matrix nearly orthogonal. Each step is `x = a x +
 /// (b s + c s²) x` with `s = x xᵀ`.

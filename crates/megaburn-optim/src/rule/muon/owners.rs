@@ -5,8 +5,8 @@ use megaburn_collective::{Group, Lane, tensors};
 use megaburn_mesh::ShardSpec;
 
 use crate::{
-    OptimError, Sharding,
-    sharding::{ParamKind, joined},
+    error::OptimError,
+    sharding::{ParamKind, Sharding, joined},
 };
 
 /// Assigns each matrix to one of the ranks that shard it, its owner, and knows which range each
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        ShardingConfig, ShardingLevel,
+        sharding::{ShardingConfig, ShardingLevel},
         testing::{Net, plan_of, values},
     };
 

@@ -8,7 +8,7 @@ use super::{
     MuonConfig, MuonTpMode,
     newton_schulz::{Sum, orthogonalized},
 };
-use crate::OptimError;
+use crate::error::OptimError;
 
 /// Orthogonalizes matrices that the ranks of a group shard.
 pub(super) struct Orthogonalizer<'a> {

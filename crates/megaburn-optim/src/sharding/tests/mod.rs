@@ -19,7 +19,11 @@ use rstest::rstest;
 
 use super::*;
 use crate::{
-    AdamWConfig, GradientAccumulator, Moment, MuonConfig, MuonTpMode, OptimError, Optimizer,
+    accumulator::GradientAccumulator,
+    error::OptimError,
+    moment::Moment,
+    optimizer::Optimizer,
+    rule::{AdamWConfig, MuonConfig, MuonTpMode},
     testing::{
         cut,
         moe::{Moe, NUM_EXPERTS, Values, draw, experts_of, num_replicas, plan_of},

@@ -5,8 +5,10 @@ use megaburn_kernels::{LinearOptions, linear};
 
 use super::*;
 use crate::{
-    AdamWConfig, GradientAccumulator, OptimError, ShardingConfig, ShardingLevel,
-    sharding::{ParamKind, Sharding},
+    accumulator::GradientAccumulator,
+    error::OptimError,
+    rule::AdamWConfig,
+    sharding::{ParamKind, Sharding, ShardingConfig, ShardingLevel},
     testing::{Net, plan_of, values},
 };
 

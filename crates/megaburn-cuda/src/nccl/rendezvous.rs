@@ -20,7 +20,8 @@ use crate::error::CudaError;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle(pub(super) ncclComm_t);
 
-// SAFETY: NCCL does not tie communicators to threads; `Handles` in `handles.rs` synchronizes their use.
+// SAFETY: NCCL does not tie communicators to threads; `Handles` in `handles.rs` synchronizes their
+// use.
 unsafe impl Send for Handle {}
 
 /// Refuses environment variables that would override [`Config`]'s settings, which calls and aborts

@@ -82,9 +82,10 @@ impl ShardingConfig {
         self
     }
 
-    /// Sets the parameters of experts. Only the ranks of [`edp`](megaburn_collective::ProcessGroups::edp) hold copies of
-    /// these: their gradients are summed over that group, and they are sharded within it over as
-    /// many neighbours as divide it, at most [`ranks`](Self::ranks).
+    /// Sets the parameters of experts. Only the ranks of
+    /// [`edp`](megaburn_collective::ProcessGroups::edp) hold copies of these: their gradients are
+    /// summed over that group, and they are sharded within it over as many neighbours as divide it,
+    /// at most [`ranks`](Self::ranks).
     ///
     /// All ranks of a stage must have the same number of experts, of the same shapes. Every expert
     /// gets a gradient in every backward pass of its stage and, where parameters are sharded, is

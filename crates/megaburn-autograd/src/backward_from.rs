@@ -5,7 +5,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Shape, Tensor};
 
 use crate::arg_check::{self, float};
-use crate::{FusedOp, InputGrads, IntoPrimitive, fused, with_autodiff_of};
+use crate::{
+    fused_op::{FusedOp, InputGrads, fused, with_autodiff_of},
+    into_primitive::IntoPrimitive,
+};
 
 /// A scalar whose `backward` starts with the gradient `grad` at `y`. The scalar itself is 0, and
 /// multiplying it by a factor has no effect on the gradients.

@@ -9,7 +9,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Shape, Tensor};
 
 use crate::backend_ops::reshaped;
-use crate::{FusedOp, InputGrads, IntoPrimitive, MultiOutputOp, fused, fused_outputs};
+use crate::{
+    fused_op::{FusedOp, InputGrads, fused},
+    into_primitive::IntoPrimitive,
+    multi_output::{MultiOutputOp, fused_outputs},
+};
 
 /// The operands of a checkpointed function, registered in the caller's graph so that they receive
 /// its gradients although its forward pass was not recorded. See [`CheckpointFunction::results`].
@@ -193,7 +197,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::DetachedOutput;
+    use crate::detached_output::DetachedOutput;
     use crate::testing::{assert_refused, constant, leaf, values};
 
     /// `tanh(x) w` and `x + w`, of `x` and a row `w`, which is an operand too.

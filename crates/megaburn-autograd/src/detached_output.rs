@@ -6,7 +6,10 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Shape, Tensor};
 
-use crate::{FusedOp, InputGrads, IntoPrimitive, fused};
+use crate::{
+    fused_op::{FusedOp, InputGrads, fused},
+    into_primitive::IntoPrimitive,
+};
 
 /// The output of a graph that waits for its gradient. It keeps what backward needs, but not the
 /// output itself, whose memory is free once it has been sent.

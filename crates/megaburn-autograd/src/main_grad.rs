@@ -10,7 +10,7 @@ use std::{
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
-use crate::IntoPrimitive;
+use crate::into_primitive::IntoPrimitive;
 
 /// The main gradient of a weight: an f32 sum to which each micro-batch's weight-gradient GEMM adds
 /// directly, instead of going through Burn's `Gradients` (Megatron's `main_grad`, with

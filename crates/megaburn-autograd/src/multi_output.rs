@@ -21,7 +21,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchTensor, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::InputGrads;
+use crate::fused_op::InputGrads;
 use crate::fused_op::{Inputs, parts};
 
 /// Like [`FusedOp`](crate::FusedOp), with `K` results, which all have gradients.

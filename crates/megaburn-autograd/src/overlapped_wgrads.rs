@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::run_or_defer;
+use crate::wgrad_queue::run_or_defer;
 
 /// The weight-gradient products of a backward pass, deferred until the same pass has started a send
 /// that they can overlap with: then the sender [computes](Self::compute) them. Clones share the

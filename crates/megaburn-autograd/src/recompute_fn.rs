@@ -6,8 +6,8 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape, Tensor};
 
-use crate::IntoPrimitive;
 use crate::backend_ops::rows;
+use crate::into_primitive::IntoPrimitive;
 
 /// Recomputes the input of a product in backward instead of saving it, from tensors that are saved
 /// anyway (Megatron's `CheckpointWithoutOutput`).

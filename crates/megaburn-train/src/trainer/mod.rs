@@ -28,7 +28,7 @@ use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
-use megaburn_models::{Decoder, DecoderConfig};
+use megaburn_models::{Decoder, DecoderConfig, decoder::ModelOptions};
 use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
 use megaburn_parallel::{main_grads, shard_plan, vector_grads};
 
@@ -164,13 +164,15 @@ impl Trainer {
         let model_config = config.check_start(&layout, start, &data)?;
         let (train, valid) = data.samplers(&config)?;
         let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
-        let model = model_config
-            .init_stages(pipeline.chunks(), &groups, layout.sp, &device)?
-            .with_moe_options(config.moe.options())
-            .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
-            .with_recompute(config.recompute.of_model())
-            .with_dropout(config.train.dropout())?
-            .with_context_parallel(&groups.cp, &config.context_comms(&layout, &model_config)?)?;
+        let options = ModelOptions {
+            sequence_parallel: layout.sp,
+            cp_comm: config.context_comms(&layout, &model_config)?,
+            dropout: config.train.dropout(),
+            recompute: config.recompute.of_model(),
+            moe: config.moe.options(),
+            fused_linear_cross_entropy: config.train.fused_linear_cross_entropy,
+        };
+        let model = model_config.init_stages(pipeline.chunks(), &groups, &options, &device)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let main_grads = main_grads(&model);
         let vector_grads = vector_grads(&model);

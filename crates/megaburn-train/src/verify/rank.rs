@@ -7,7 +7,7 @@ use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec, Zigzag};
 use megaburn_models::{
     Decoder, ModelError,
-    decoder::{MtpTargets, StageLosses},
+    decoder::{ModelOptions, MtpTargets, StageLosses},
 };
 use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan, vector_grads};
@@ -70,9 +70,12 @@ impl<'a> VerifyRank<'a> {
         let source = &reference.source;
         let config = source.config();
         let pipeline = Pipeline::new(&ParallelConfig::default(), config, dtype, &groups)?;
-        let sp = groups.layout().sp;
-        let model = config.init_stages(pipeline.chunks(), &groups, sp, device)?;
-        let model = model.with_context_parallel(&groups.cp, &[reference.comm(&groups.layout())])?;
+        let options = ModelOptions {
+            sequence_parallel: groups.layout().sp,
+            cp_comm: vec![reference.comm(&groups.layout())],
+            ..ModelOptions::default()
+        };
+        let model = config.init_stages(pipeline.chunks(), &groups, &options, device)?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let main_grads = main_grads(&model);
         let sharding =

@@ -4,7 +4,7 @@ use megaburn_kernels::{LinearPass, RouterGradients, choose_experts, route, route
 
 use super::{Router, RouterPlan, off_graph, read};
 use crate::{
-    TokenContext,
+    BatchContext,
     moe::{
         balance::{BalanceChoice, LoadBalance, Tokens, round_robin},
         capacity::CapacityInputs,
@@ -32,7 +32,7 @@ impl Router {
     ///
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
-    pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
+    pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &BatchContext) -> Routed {
         let RouterPlan {
             options, groups, ..
         } = &self.how;
@@ -105,7 +105,7 @@ impl Router {
         &self,
         logits: &Tensor<2>,
         counted: Option<&[bool]>,
-        context: &TokenContext,
+        context: &BatchContext,
     ) -> Option<Tensor<2, Int>> {
         let RouterPlan {
             num_experts,
@@ -175,7 +175,7 @@ impl Router {
         experts: Tensor<2, Int>,
         weights: &Tensor<2>,
         [seq, batch]: [usize; 2],
-        context: &TokenContext,
+        context: &BatchContext,
     ) -> (Tensor<2, Int>, u64, Option<usize>) {
         let RouterPlan {
             num_experts,
@@ -210,7 +210,7 @@ impl Router {
 
     /// Which of this rank's tokens count; the context has the tokens of the full tensor-parallel
     /// group. `None` means all count.
-    fn counted<'a>(&self, context: &'a TokenContext, tokens: usize) -> Option<&'a [bool]> {
+    fn counted<'a>(&self, context: &'a BatchContext, tokens: usize) -> Option<&'a [bool]> {
         let all = context.counted.as_deref()?;
         let start = if all.len() == tokens {
             0

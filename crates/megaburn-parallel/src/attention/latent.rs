@@ -3,11 +3,9 @@ use megaburn_collective::{
     Group,
     region::{copy_to, gather_from_sequence},
 };
-use megaburn_kernels::{
-    RopeTable, SliceMode, apply_rope, repeat_heads, split_last, split_last_with,
-};
+use megaburn_kernels::{RopeTable, SliceMode, repeat_heads, split_last, split_last_with};
 
-use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig};
+use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig, rotated};
 use crate::{
     Norm, NormConfig, ParallelError, ParallelLinear, ParallelLinearConfig, Recomputable,
     ReplicatedLinear, ReplicatedLinearConfig, context::Mask,
@@ -301,19 +299,18 @@ impl Attention {
         let LatentHeads {
             count: heads,
             nope,
-            rope: rotated,
+            rope: rope_dim,
             values,
             ..
         } = *plan;
-        let rotate = |x: Tensor<4>| rope.into_iter().fold(x, apply_rope);
         let queries = self.latent_queries(x.clone());
         let [seq, batch, _] = queries.dims();
-        let queries = queries.reshape([seq, batch, heads, nope + rotated]);
-        let [q, q_rope] = split_last(queries, [nope, rotated]);
+        let queries = queries.reshape([seq, batch, heads, nope + rope_dim]);
+        let [q, q_rope] = split_last(queries, [nope, rope_dim]);
 
         let latent = kv_down.forward(x);
-        let of_latent = latent.dims()[2] - rotated;
-        let [latent, k_rope] = split_last(latent, [of_latent, rotated]);
+        let of_latent = latent.dims()[2] - rope_dim;
+        let [latent, k_rope] = split_last(latent, [of_latent, rope_dim]);
         let keys_values = kv_up.forward(kv_norm.forward(latent));
         let keys_values = keys_values.reshape([seq, batch, heads, nope + values]);
         // Backward reads the values. A view would keep the adjacent keys alive too, which backward
@@ -324,10 +321,12 @@ impl Attention {
             SliceMode::View
         };
         let [k, v] = split_last_with(keys_values, [nope, values], [SliceMode::View, cut]);
-        let k_rope = plan.for_all_heads(k_rope).reshape([seq, batch, 1, rotated]);
-        let k_rope = repeat_heads(rotate(k_rope), heads);
-        let with_rotated = |x: Tensor<4>, rotated: Tensor<4>| Tensor::cat(vec![x, rotated], 3);
-        [with_rotated(q, rotate(q_rope)), with_rotated(k, k_rope), v]
+        let k_rope = plan
+            .for_all_heads(k_rope)
+            .reshape([seq, batch, 1, rope_dim]);
+        let k_rope = repeat_heads(rotated(k_rope, rope), heads);
+        let with_rope = |x: Tensor<4>, x_rope: Tensor<4>| Tensor::cat(vec![x, x_rope], 3);
+        [with_rope(q, rotated(q_rope, rope)), with_rope(k, k_rope), v]
     }
 
     /// The queries of latents, `[seq, batch, heads * (nope + rope)]`, before rotation.

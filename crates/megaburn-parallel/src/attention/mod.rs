@@ -7,7 +7,7 @@ mod self_attention;
 
 use burn::{module::Module, tensor::Tensor};
 use megaburn_collective::Group;
-use megaburn_kernels::RopeTable;
+use megaburn_kernels::{RopeTable, apply_rope};
 
 use crate::{
     BatchContext, ContextParallel, KvCache, Norm, Packed, ParallelLinear, PlanBuilder,
@@ -193,6 +193,14 @@ impl Attention {
             },
             core: self.core.whole_sequence(),
         }
+    }
+}
+
+/// The rotation of queries or keys; without a table they are unchanged.
+fn rotated(x: Tensor<4>, rope: Option<&RopeTable>) -> Tensor<4> {
+    match rope {
+        Some(rope) => apply_rope(x, rope),
+        None => x,
     }
 }
 

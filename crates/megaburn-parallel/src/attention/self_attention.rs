@@ -1,8 +1,8 @@
 use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_kernels::{RopeTable, SliceMode, apply_rope, split_last_with};
+use megaburn_kernels::{RopeTable, SliceMode, split_last_with};
 use megaburn_mesh::FusedPart;
 
-use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig};
+use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig, rotated};
 use crate::{Norm, NormConfig, ParallelError, ParallelLinearConfig, Recomputable, context::Mask};
 
 /// Configuration of an [`Attention`] with grouped queries, causal by default.
@@ -188,10 +188,12 @@ impl Attention {
             let count = part.dims()[2] / head_dim;
             part.reshape([seq, batch, count, head_dim])
         });
-        let placed = |x: Tensor<4>, norm: &Option<Norm>| {
-            let x = norm.iter().fold(x, |x, norm| norm.forward(x));
-            rope.into_iter().fold(x, apply_rope)
+        let normed = |x: Tensor<4>, norm: &Option<Norm>| match norm {
+            Some(norm) => norm.forward(x),
+            None => x,
         };
-        [placed(q, &self.q_norm), placed(k, &self.k_norm), v]
+        let q = rotated(normed(q, &self.q_norm), rope);
+        let k = rotated(normed(k, &self.k_norm), rope);
+        [q, k, v]
     }
 }

@@ -162,14 +162,14 @@ impl Decoder {
                 counted: targets.counted.clone(),
                 ..batch.clone()
             };
+            let last = before.into_tensor();
+            let rope = self.rope(self.num_tokens(&last), &batch, &last.device().inner());
             let vectors = self.embed_tokens(targets.tokens.clone());
-            let rope = self.rope(self.num_tokens(&vectors), &batch, &vectors.device().inner());
-            let tensor = before.into_tensor();
             before = if recompute.recomputes_mtp(num_blocks + depth) {
                 recompute
-                    .with_selective_save(|| block.predict_recomputed(vectors, tensor, rope, batch))
+                    .with_selective_save(|| block.predict_recomputed(vectors, last, rope, batch))
             } else {
-                block.predict(vectors, tensor, rope.as_ref(), &batch)
+                block.predict(vectors, last, rope.as_ref(), &batch)
             };
             mtp.push(self.loss_of(before.clone(), targets.labels.clone()));
         }

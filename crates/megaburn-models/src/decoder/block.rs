@@ -5,7 +5,7 @@ use megaburn_parallel::{
     PlanBuilder, Recomputable, Residual, Sharded, recomputed,
 };
 
-use super::{Mtp, init::Builder, recompute::BlockRecompute};
+use super::{Mtp, init::ModelBuilder, recompute::BlockRecompute};
 use crate::ModelError;
 
 /// One transformer block: attention, and an MLP or experts. Each is preceded by a norm, and its
@@ -32,7 +32,7 @@ pub struct Block {
 impl Block {
     /// Creates block `index`.
     pub(super) fn new(
-        build: &Builder<'_>,
+        build: &ModelBuilder<'_>,
         index: usize,
         cp: &ContextParallel,
         recompute: BlockRecompute,

@@ -60,7 +60,7 @@ impl DecoderConfig {
         if let Some(experts) = &self.experts {
             experts.check_grid(&groups.layers)?;
         }
-        let build = Builder {
+        let build = ModelBuilder {
             config: self,
             options,
             groups: &groups,
@@ -115,7 +115,7 @@ impl DecoderConfig {
 }
 
 /// Builds the parts of a model on this rank.
-pub(super) struct Builder<'a> {
+pub(super) struct ModelBuilder<'a> {
     pub(super) config: &'a DecoderConfig,
     pub(super) options: &'a ModelOptions,
     pub(super) groups: &'a ModelGroups,
@@ -124,7 +124,7 @@ pub(super) struct Builder<'a> {
     pub(super) device: &'a Device,
 }
 
-impl Builder<'_> {
+impl ModelBuilder<'_> {
     /// The blocks of these stages, followed by those of multi-token prediction if the last stage is
     /// one of them. A block is at its number in the full model.
     fn blocks(&self, stages: &[StageLayers]) -> Result<Vec<Option<Block>>, ModelError> {

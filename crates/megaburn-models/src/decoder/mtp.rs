@@ -11,7 +11,7 @@ use megaburn_parallel::{
     ReplicatedLinearConfig, Residual, Sharded, recomputed,
 };
 
-use super::{Block, Decoder, MtpTargets, StageLosses, init::Builder};
+use super::{Block, Decoder, MtpTargets, StageLosses, init::ModelBuilder};
 use crate::ModelError;
 
 /// The layers that a block of multi-token prediction adds to a [`Block`].
@@ -51,7 +51,7 @@ pub struct Mtp {
 impl Mtp {
     /// Creates the layers of block `index`.
     pub(super) fn new(
-        build: &Builder<'_>,
+        build: &ModelBuilder<'_>,
         index: usize,
         recompute: bool,
     ) -> Result<Self, ModelError> {

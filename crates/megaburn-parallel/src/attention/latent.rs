@@ -285,7 +285,7 @@ impl LatentHeads {
 impl Attention {
     /// The queries, keys and values of latents after rotation:
     /// `[seq, batch, heads, nope + rope]` twice, and `[.., v]`.
-    pub(super) fn latents(
+    pub(super) fn project_latents(
         &self,
         plan: &LatentHeads,
         x: Recomputable<3>,

@@ -165,8 +165,8 @@ impl Attention {
     /// `[seq, batch, heads, head_dim]` each.
     fn queries_keys_values(&self, x: Recomputable<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
         match &self.heads {
-            Heads::Grouped(heads) => self.grouped(heads, x, rope),
-            Heads::Latent(heads) => self.latents(heads, x, rope),
+            Heads::Grouped(heads) => self.project_grouped(heads, x, rope),
+            Heads::Latent(heads) => self.project_latents(heads, x, rope),
         }
     }
 

@@ -156,7 +156,7 @@ pub(super) struct GroupedHeads {
 
 impl Attention {
     /// The queries, keys and values of grouped queries after norm and rotation.
-    pub(super) fn grouped(
+    pub(super) fn project_grouped(
         &self,
         heads: &GroupedHeads,
         x: Recomputable<3>,

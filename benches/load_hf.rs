@@ -26,6 +26,7 @@ use megaburn::{
     models::{
         DecoderConfig, Family,
         convert::{export, import},
+        decoder::ModelOptions,
         source::ModelSource,
     },
     parallel::shard_plan,
@@ -325,7 +326,9 @@ fn load_shard(hf: &Path) -> Result<(usize, f64), Failure> {
     )?;
     let begin = Instant::now();
     let source = ModelSource::open(hf)?;
-    let model = source.config().init(&groups.tp, false, &Device::flex())?;
+    let model = source
+        .config()
+        .init(&groups.tp, &ModelOptions::default(), &Device::flex())?;
     let plan = shard_plan(&model)?;
     let model = source.load(model, &plan)?;
     let seconds = begin.elapsed().as_secs_f64();

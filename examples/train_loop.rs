@@ -14,7 +14,7 @@ use burn::{
 use megaburn::{
     data::{GlobalBatch, NUM_SYMBOLS, Sampler, Synthetic, SyntheticKind, TokenDataset},
     mesh::Layout,
-    models::{DecoderConfig, Family},
+    models::{DecoderConfig, Family, decoder::ModelOptions},
     optim::{
         AdamWConfig, Decay, DeviceScalar, GradientAccumulator, LrSchedule, ShardingConfig,
         ShardingLevel,
@@ -50,8 +50,11 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
         max_seq_len: SEQ_LEN,
         ..Family::Llama.template()
     };
-    let autodiff = device.clone().autodiff();
-    let mut model = config.init(&groups.tp, layout.sp, &autodiff)?;
+    let options = ModelOptions {
+        sequence_parallel: layout.sp,
+        ..ModelOptions::default()
+    };
+    let mut model = config.init(&groups.tp, &options, &device.clone().autodiff())?;
 
     // Gradients and optimizer follow the shard plan; ZeRO-1 shards the optimizer state over `dp`.
     let plan = shard_plan(&model)?;

@@ -16,7 +16,7 @@ use megaburn::{
     models::{
         Decoder, DecoderConfig, Family,
         activation_memory::{ActivationMemory, StageEnds},
-        decoder::{Recompute, RecomputeBlocks},
+        decoder::{ModelOptions, Recompute, RecomputeBlocks},
     },
     parallel::{load_params, read_params},
 };
@@ -157,11 +157,14 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
         format!("{layers} layers, {micro_batch} x {seq_len} tokens"),
         &head,
     );
-    let mut model = in_bf16(config.init(&Group::single(0), false, &device)?)
-        .with_fused_linear_cross_entropy(true);
     let mut of_nothing = None;
     for (name, recompute) in ways(layers) {
-        model = model.with_recompute(recompute);
+        let options = ModelOptions {
+            recompute,
+            fused_linear_cross_entropy: true,
+            ..ModelOptions::default()
+        };
+        let model = in_bf16(config.init(&Group::single(0), &options, &device)?);
         let activations = ActivationMemory {
             recompute,
             fused_loss: true,

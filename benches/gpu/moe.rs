@@ -25,7 +25,7 @@ use megaburn::{
     launch::tie_to_launcher,
     mesh::Layout,
     parallel::{
-        BalanceChoice, ExpertGroups, LoadBalance, Moe, MoeConfig, TokenContext, load_params,
+        BalanceChoice, BatchContext, LoadBalance, Moe, MoeConfig, MoeOptions, load_params,
         main_grads, read_params,
     },
 };
@@ -203,15 +203,15 @@ fn measured(
     device: &Device,
 ) -> Result<[f64; 3], Failure> {
     let tracked = device.clone().autodiff();
-    let layer = config
-        .clone()
-        .with_name("moe")
-        .init(ExpertGroups::from(groups), &tracked)?;
-    let balance = LoadBalance {
-        choice: BalanceChoice::RoundRobin,
-        ..LoadBalance::default()
+    let options = MoeOptions {
+        balance: LoadBalance {
+            choice: BalanceChoice::RoundRobin,
+            ..LoadBalance::default()
+        },
+        ..MoeOptions::default()
     };
-    let layer = in_bf16(layer).with_balance(balance);
+    let config = config.clone().with_name("moe");
+    let layer = in_bf16(config.init(groups, options, &tracked)?);
     let sums = main_grads(&layer);
     sums.values().for_each(|sum| sum.attach());
     let shape = [tokens, 1, config.d_model];
@@ -221,9 +221,9 @@ fn measured(
     };
     let x = normal();
     let dy = normal();
-    let context = TokenContext {
+    let context = BatchContext {
         loss_factor: Some(1.0),
-        ..TokenContext::default()
+        ..BatchContext::default()
     };
     let queue = CudaQueue::for_device(device).ok_or("the device is not a CUDA device")?;
     let mut times = [Times::default(), Times::default()];

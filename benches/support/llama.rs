@@ -7,7 +7,7 @@ use burn::{
 };
 use megaburn::{
     collective::ProcessGroups,
-    models::{Decoder, DecoderConfig},
+    models::{Decoder, DecoderConfig, decoder::ModelOptions},
     optim::{AdamWConfig, GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel},
     parallel::shard_plan,
     train::TrainConfig,
@@ -103,7 +103,11 @@ impl Megaburn {
         config.check_seq_len(seq_len)?;
         config.check_layout(&layout, seq_len)?;
         let device = Device::flex().autodiff();
-        let model = config.init(&groups.tp, layout.sp, &device)?;
+        let options = ModelOptions {
+            sequence_parallel: layout.sp,
+            ..ModelOptions::default()
+        };
+        let model = config.init(&groups.tp, &options, &device)?;
         let plan = shard_plan(&model)?;
         let sharding = ShardingConfig::new(ShardingLevel::None).init(&model, &groups)?;
         let share = global_batch() / layout.dp;

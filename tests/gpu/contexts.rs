@@ -8,8 +8,8 @@ use megaburn::{
     kernels::RopeConfig,
     mesh::{Layout, PackedRows, PositionRng, Purpose, Zigzag},
     parallel::{
-        ContextComm, ContextParallel, PackedDocuments, SelfAttention, SelfAttentionConfig,
-        TokenContext, load_params, read_params,
+        Attention, AttentionGroups, BatchContext, ContextComm, ContextParallel, PackedDocuments,
+        SelfAttentionConfig, load_params, read_params,
     },
     train::{ConfigLayers, TrainConfig, TrainError},
 };
@@ -323,9 +323,12 @@ fn layer(
     let mut config =
         SelfAttentionConfig::new(HIDDEN, HEADS[0], HEADS[1], HEAD_DIM).with_name("attention");
     config.window = kind.window;
+    let of_layer = AttentionGroups {
+        tp: groups.tp.clone(),
+        cp: parallel,
+    };
     let layer = config
-        .init(&groups.tp, &device)
-        .and_then(|layer| layer.with_context_parallel(&parallel, "attention"))
+        .init(of_layer, &device)
         .map_err(|error| text(&error))?;
     // Round to bf16 first, so that the numbers are equal in every type.
     let rounded = |data: TensorData| data.convert_dtype(DType::BF16).convert_dtype(dtype);
@@ -335,7 +338,7 @@ fn layer(
             params.remove(path).expect("each value is read once"),
         ))
     };
-    let layer: SelfAttention = match load_params(layer, next) {
+    let layer: Attention = match load_params(layer, next) {
         Ok(layer) => layer,
         Err(never) => match never {},
     };
@@ -352,12 +355,12 @@ fn layer(
         .init(0..tokens, &device)
         .map_err(|error| text(&error))?;
     let positions: Vec<&[usize]> = held.iter().map(|held| &held[1][..]).collect();
-    let context = TokenContext {
-        rope: Some(rope.rows(&positions)),
+    let rope = rope.rows(&positions);
+    let batch = BatchContext {
         documents: kind.documents().map(PackedDocuments::new),
-        ..TokenContext::default()
+        ..BatchContext::default()
     };
-    let y = layer.forward_in(x.clone(), &context);
+    let y = layer.forward_in(x.clone(), Some(&rope), &batch);
     let mut grads = (y.clone() * local("weight")).sum().backward();
     let host = |x: Tensor<3>| -> Result<Vec<f32>, String> {
         let data = x
@@ -371,8 +374,9 @@ fn layer(
         "input gradient".into(),
         host(x.grad_remove(&mut grads).ok_or("no gradient")?)?,
     );
+    let qkv = layer.qkv.as_ref().ok_or("no projection to queries")?;
     for (name, weight) in [
-        ("qkv", &layer.qkv.weight),
+        ("qkv", &qkv.weight),
         ("output matrix", &layer.output.weight),
     ] {
         let gradient = weight

@@ -11,7 +11,7 @@ use megaburn::{
     models::{
         DecoderConfig, Family,
         activation_memory::{ActivationMemory, Scores, StageEnds},
-        decoder::{Recompute, RecomputeBlocks},
+        decoder::{ModelOptions, Recompute, RecomputeBlocks},
     },
 };
 
@@ -35,10 +35,6 @@ fn held() -> Result<(), String> {
         max_seq_len: TOKENS[0],
         ..Family::Llama.template()
     };
-    let model = config
-        .init(&Group::single(0), false, &device)
-        .map_err(|e| e.to_string())?;
-    let mut model = model.with_fused_linear_cross_entropy(true);
     let blocks = |blocks, offload| Recompute {
         blocks: Some(blocks),
         offload,
@@ -51,7 +47,14 @@ fn held() -> Result<(), String> {
         blocks(RecomputeBlocks::Block(9), true),
     ];
     for recompute in ways {
-        model = model.with_recompute(recompute);
+        let options = ModelOptions {
+            recompute,
+            fused_linear_cross_entropy: true,
+            ..ModelOptions::default()
+        };
+        let model = config
+            .init(&Group::single(0), &options, &device)
+            .map_err(|e| e.to_string())?;
         let plain = device.clone().inner();
         let ids = |factor: usize| {
             let ids = (0..TOKENS[0] * TOKENS[1])

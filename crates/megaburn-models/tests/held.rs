@@ -18,9 +18,9 @@ use megaburn_mesh::Layout;
 use megaburn_models::{
     Decoder, DecoderConfig, Family,
     activation_memory::{ActivationMemory, Scores, StageEnds},
-    decoder::{Mla, MtpTargets, Recompute, RecomputeBlocks},
+    decoder::{Mla, ModelOptions, MtpTargets, Recompute, RecomputeBlocks},
 };
-use megaburn_parallel::{ExpertGroups, MoeConfig, TokenContext, load_params, read_params};
+use megaburn_parallel::{BatchContext, MoeConfig, MoeOptions, load_params, read_params};
 use rstest::rstest;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
@@ -44,7 +44,13 @@ fn ids(of: &ActivationMemory, factor: usize, device: &Device) -> Tensor<2, Int> 
 }
 
 fn model(of: &ActivationMemory, group: &Group, device: &Device) -> Decoder {
-    let model = of.model.init(group, of.sequence_parallel, device).unwrap();
+    let options = ModelOptions {
+        sequence_parallel: of.sequence_parallel,
+        recompute: of.recompute,
+        fused_linear_cross_entropy: of.fused_loss,
+        ..ModelOptions::default()
+    };
+    let model = of.model.init(group, &options, device).unwrap();
     let dtype = if of.element == 2 {
         DType::BF16
     } else {
@@ -54,10 +60,7 @@ fn model(of: &ActivationMemory, group: &Group, device: &Device) -> Decoder {
     let next = |path: &str, _: &[usize]| {
         Ok::<_, Infallible>(params.remove(path).unwrap().convert_dtype(dtype))
     };
-    let model = load_params(model, next).unwrap();
-    model
-        .with_recompute(of.recompute)
-        .with_fused_linear_cross_entropy(of.fused_loss)
+    load_params(model, next).unwrap()
 }
 
 /// The bytes that each rank holds after the forward pass of a micro-batch; all ranks hold equally
@@ -74,11 +77,12 @@ fn held(of: &ActivationMemory) -> usize {
                 labels: ids(of, 17 + depth, &device),
                 counted: None,
             });
-            let stage = model.stage(0);
             let ahead = ahead.collect::<Vec<_>>();
-            let stream = stage.from_tokens(ids(of, 7, &device));
-            stage
-                .losses(stream, ids(of, 11, &device), &ahead)
+            let batch = BatchContext::default();
+            let x = model.embed(ids(of, 7, &device), &batch);
+            let x = model.forward_stage(0, x, &batch);
+            model
+                .losses(x, ids(of, 11, &device), &ahead, &batch)
                 .total(0.1)
         };
         // Parameters, tables and buffers of matrix products are allocated at their first use.
@@ -401,14 +405,16 @@ fn held_by_experts(factor: f32) -> (usize, Vec<u64>) {
         let device = Device::flex().autodiff();
         let groups = ProcessGroups::new(&world, layout).unwrap();
         let config = MoeConfig::new(64, 96, 8, 2).with_name("moe");
-        let layer = config.init(ExpertGroups::from(&groups), &device).unwrap();
+        let layer = config
+            .init(&groups, MoeOptions::default(), &device)
+            .unwrap();
         let noise = |i: usize| ((i * 7919 + world.rank() * 104_729) % 1009) as f32 / 1009.0 - 0.5;
         let x = (0..256 * 64).map(|i| noise(i) + factor * ((i % 64) as f32 / 32.0 - 1.0));
         let x = TensorData::new(x.collect::<Vec<_>>(), [256, 1, 64]);
         let x = Tensor::<3>::from_data(x, &device).require_grad();
-        let context = TokenContext {
+        let context = BatchContext {
             loss_factor: Some(1.0),
-            ..TokenContext::default()
+            ..BatchContext::default()
         };
         let forward = || layer.forward(x.clone(), &context);
         drop(forward().sum().backward());

@@ -20,18 +20,18 @@ pub struct ParallelDropoutConfig {
 }
 
 impl ParallelDropoutConfig {
-    /// Builds the layer.
+    /// Builds the layer. `context` says which chunks of each sequence this rank holds.
     ///
     /// # Errors
     /// `prob` is outside of `[0, 1)`.
-    pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
+    pub fn init(&self, group: &Group, context: Zigzag) -> Result<ParallelDropout, ParallelError> {
         check("ParallelDropout", &self.name, self.prob)?;
         let config = self.clone();
         let group = group.clone();
         Ok(ParallelDropout {
             config,
             group,
-            context: Zigzag::WHOLE,
+            context,
         })
     }
 }
@@ -65,26 +65,21 @@ pub struct ParallelDropout {
 }
 
 impl ParallelDropout {
-    /// Returns the layer for this rank's chunks of sequences that ranks share.
-    pub fn with_context(mut self, context: Zigzag) -> Self {
-        self.context = context;
-        self
-    }
-
-    /// Drops elements in training; returns the input unchanged on a device without autodiff.
+    /// Drops elements in training. Returns the input unchanged if `block`, which keys the masks, is
+    /// `None`, and on a device without autodiff.
     ///
     /// # Shapes
     /// `[seq, batch, hidden]`, unchanged (with sequence or context parallelism `seq` is the local
     /// length).
-    pub fn forward(&self, x: Tensor<3>, block: &TokenBlock) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, block: Option<TokenBlock>) -> Tensor<3> {
         let ParallelDropoutConfig {
             prob,
             name,
             sequence_parallel,
         } = &self.config;
-        if *prob == 0.0 || !x.device().is_autodiff() {
+        let Some(block) = block.filter(|_| *prob > 0.0 && x.device().is_autodiff()) else {
             return x;
-        }
+        };
         let [seq, _, hidden] = x.dims();
         let shards = if *sequence_parallel {
             self.group.size()

@@ -59,9 +59,7 @@ mod selective_save;
 mod shards;
 mod tokens;
 
-pub use attention::{
-    MultiLatentAttention, MultiLatentAttentionConfig, SelfAttention, SelfAttentionConfig,
-};
+pub use attention::{Attention, AttentionGroups, MultiLatentAttentionConfig, SelfAttentionConfig};
 pub use context::{
     ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments,
 };
@@ -88,4 +86,4 @@ pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
 pub use selective_save::save_attention_output;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
-pub use tokens::{TokenBlock, TokenContext};
+pub use tokens::{BatchContext, TokenBlock};

@@ -93,6 +93,10 @@ pub struct MlpConfig {
     /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// Whether backward recomputes the activation instead of keeping its output, which is as large
+    /// as its input or half as large. The input is saved for the activation's own backward anyway.
+    #[config(default = false)]
+    pub recompute: bool,
     /// Initializer of the up (and gate) matrix.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -142,7 +146,7 @@ impl MlpConfig {
             up: layer(up, "up", &self.initializer)?,
             down: layer(down, "down", &self.output_initializer)?,
             activation,
-            recompute: false,
+            recompute: self.recompute,
         })
     }
 }
@@ -175,15 +179,6 @@ impl Mlp {
             (self.up.forward(x), None)
         };
         self.down.forward(self.activated(x, bias))
-    }
-
-    /// Whether backward recomputes the activation instead of keeping its output, which is as large
-    /// as its input or half as large. The input is saved for the activation's own backward anyway.
-    /// Off by default.
-    #[must_use]
-    pub fn with_recompute(mut self, recompute: bool) -> Self {
-        self.recompute = recompute;
-        self
     }
 
     fn activated<const D: usize>(&self, x: Tensor<D>, bias: Option<Bias>) -> Recomputable<D> {

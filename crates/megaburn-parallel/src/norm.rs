@@ -40,6 +40,11 @@ pub struct NormConfig {
     /// Whether each rank sees rows of its own: its shard of the sequence, or its heads.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// Whether backward recomputes the normalized result of
+    /// [`Residual::normed`](crate::Residual::normed) instead of the layer that reads it keeping it.
+    /// The norm's input is saved for its own backward anyway.
+    #[config(default = false)]
+    pub recompute: bool,
 }
 
 impl NormConfig {
@@ -63,7 +68,7 @@ impl NormConfig {
             kind: self.kind,
             replica: Replica::of(group, self.sequence_parallel),
             main_grads: Default::default(),
-            recompute: false,
+            recompute: self.recompute,
         }
     }
 }
@@ -119,15 +124,6 @@ impl Norm {
             NormKind::Rms => rms_norm_add(x, residual, gamma, self.options()),
             NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), self.options()),
         }
-    }
-
-    /// Whether backward recomputes the normalized result of
-    /// [`Residual::normed`](crate::Residual::normed) instead of the layer that reads it keeping it.
-    /// The norm's input is saved for its own backward anyway. Off by default.
-    #[must_use]
-    pub fn with_recompute(mut self, recompute: bool) -> Self {
-        self.recompute = recompute;
-        self
     }
 
     /// Wraps `y`, the norm of `x`, as the input of a layer, which recomputes it if so configured.

@@ -7,7 +7,8 @@ use burn::{
 use megaburn_autograd::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
 
 use crate::{
-    ActivationOffload, Recomputable, Residual, recomputable::kept, selective_save::SelectiveSave,
+    ActivationOffload, Norm, Recomputable, Residual, recomputable::kept,
+    selective_save::SelectiveSave,
 };
 
 /// Runs `forward` on `module` and `inputs` and saves nothing but the sources of `inputs`. Backward
@@ -109,26 +110,23 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     })
 }
 
-/// Like [`recomputed`], for a part that maps a norm's result and the residual stream after that
-/// norm to a stream whose last term is still to be added.
-///
-/// If the [norm](crate::Norm::with_recompute) recomputes its result, only the stream is saved,
+/// Like [`recomputed`], for a part that maps one residual stream to another and starts with `norm`.
+/// If that norm is configured to recompute its result, only the stream before the part is saved,
 /// which the norm saves anyway.
 ///
 /// # Collective
 /// As [`recomputed`].
 pub fn checkpoint_residual<M: Module + 'static>(
     module: &M,
-    normed: Recomputable<3>,
+    norm: &Norm,
     stream: Residual,
-    forward: impl Fn(&M, Tensor<3>, Residual) -> Residual + Send + Sync + 'static,
+    forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
-    let [sum, term] = recomputed(
-        module,
-        [normed, stream.sum().into()],
-        move |module, [y, x]| ends(forward(module, y, x.into())),
-    );
-    Residual::from(sum) + term
+    let inputs = [stream.normed(norm), stream.sum().into()];
+    let [sum, last] = recomputed(module, inputs, move |module, [normed, x]| {
+        terms(forward(module, Residual::with_norm(x, normed)))
+    });
+    Residual::new(sum, Some(last))
 }
 
 /// Like [`recomputed`], for a part that maps one residual stream to another and keeps nothing on
@@ -145,28 +143,28 @@ pub fn offload_residual<M: Module + 'static>(
 ) -> Residual {
     // Pass the sum and its last term separately, so that the first norm adds them as it does
     // without recompute, with the same bits.
-    let [sum, term] = match stream.into_parts() {
+    let [sum, last] = match stream.into_parts() {
         (sum, None) => {
             let inputs = offload.inputs([sum], stay);
             recomputed(module, inputs, move |module, [x]| {
-                ends(forward(module, x.into()))
+                terms(forward(module, x.into()))
             })
         }
-        (sum, Some(term)) => {
-            let inputs = offload.inputs([sum, term], stay);
-            recomputed(module, inputs, move |module, [x, term]| {
-                ends(forward(module, Residual::from(x) + term))
+        (sum, Some(last)) => {
+            let inputs = offload.inputs([sum, last], stay);
+            recomputed(module, inputs, move |module, [x, last]| {
+                terms(forward(module, Residual::new(x, Some(last))))
             })
         }
     };
-    Residual::from(sum) + term
+    Residual::new(sum, Some(last))
 }
 
 /// The stream as its sum and the term that is added next.
-fn ends(stream: Residual) -> [Tensor<3>; 2] {
-    let (sum, term) = stream.into_parts();
-    let term = term.unwrap_or_else(|| sum.zeros_like());
-    [sum, term]
+fn terms(stream: Residual) -> [Tensor<3>; 2] {
+    let (sum, last) = stream.into_parts();
+    let last = last.unwrap_or_else(|| sum.zeros_like());
+    [sum, last]
 }
 
 fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {

@@ -1,4 +1,4 @@
-use std::ops::Add;
+use std::{cell::RefCell, ops::AddAssign};
 
 use burn::tensor::Tensor;
 
@@ -10,66 +10,96 @@ use crate::{Norm, Recomputable};
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
 /// use megaburn_collective::Group;
-/// use megaburn_parallel::{NormConfig, Residual};
+/// use megaburn_parallel::{MlpConfig, NormConfig, Residual};
 ///
-/// let norm = NormConfig::rms(8).init(&Group::single(0), &Device::flex());
-/// let x = Tensor::<3>::random([4, 2, 8], Distribution::Default, &Device::flex());
+/// let (group, device) = (Group::single(0), Device::flex());
+/// let norm = NormConfig::rms(8).init(&group, &device);
+/// let mlp = MlpConfig::gated(8, 24).with_name("mlp").init(&group, &device)?;
+/// let start = Tensor::<3>::random([4, 2, 8], Distribution::Default, &device);
 ///
-/// let stream = Residual::from(x.clone());
-/// let (y, stream) = stream.normed(&norm);
-/// let y = y.into_tensor();
-/// let (z, stream) = (stream + y.clone()).normed(&norm);
-/// assert_eq!(stream.sum().into_data(), (x + y).into_data());
-/// # assert_eq!(z.dims(), [4, 2, 8]);
+/// let mut x = Residual::from(start.clone());
+/// x += mlp.forward(x.normed(&norm));
+/// let expected = start.clone() + mlp.forward(norm.forward(start));
+/// assert_eq!(x.sum().into_data(), expected.into_data());
+/// # Ok::<_, megaburn_parallel::ParallelError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Residual {
+pub struct Residual(RefCell<Terms>);
+
+/// The parts of a residual stream. Reading the stream may add them up, but keeps its value.
+#[derive(Clone, Debug)]
+struct Terms {
     sum: Tensor<3>,
     /// The term that is still to be added.
-    term: Option<Tensor<3>>,
+    last: Option<Tensor<3>>,
+    /// The result of the norm that reads the stream next, if it is already computed.
+    normed: Option<Recomputable<3>>,
 }
 
 impl Residual {
-    /// Applies a norm. Returns the normalized stream, and the stream itself after its last term is
-    /// added.
+    /// The stream `sum + last`.
+    pub(crate) fn new(sum: Tensor<3>, last: Option<Tensor<3>>) -> Self {
+        let normed = None;
+        Self(RefCell::new(Terms { sum, last, normed }))
+    }
+
+    /// A stream whose next norm is already computed.
+    pub(crate) fn with_norm(sum: Tensor<3>, normed: Tensor<3>) -> Self {
+        Self(RefCell::new(Terms {
+            sum,
+            last: None,
+            normed: Some(normed.into()),
+        }))
+    }
+
+    /// The norm of the stream.
     ///
     /// # Shapes
-    /// `[seq, batch, d_model]`, unchanged.
-    pub fn normed(self, norm: &Norm) -> (Recomputable<3>, Self) {
-        let (normed, sum) = match self.term {
-            None => (norm.forward(self.sum.clone()), self.sum),
-            Some(term) => norm.forward_add(term, self.sum),
+    /// `[seq, batch, d_model]`
+    pub fn normed(&self, norm: &Norm) -> Recomputable<3> {
+        let mut terms = self.0.borrow_mut();
+        if let Some(normed) = terms.normed.take() {
+            return normed;
+        }
+        let sum = terms.sum.clone();
+        let normed = match terms.last.take() {
+            None => norm.forward(sum),
+            Some(last) => {
+                let (normed, sum) = norm.forward_add(last, sum);
+                terms.sum = sum;
+                normed
+            }
         };
-        (norm.input(normed, &sum), sum.into())
+        norm.input(normed, &terms.sum)
     }
 
     /// The stream's value.
     pub fn sum(self) -> Tensor<3> {
-        match self.term {
-            None => self.sum,
-            Some(term) => self.sum + term,
+        match self.into_parts() {
+            (sum, None) => sum,
+            (sum, Some(last)) => sum + last,
         }
     }
 
     /// The stream without its last term, and that term.
     pub(crate) fn into_parts(self) -> (Tensor<3>, Option<Tensor<3>>) {
-        (self.sum, self.term)
+        let Terms { sum, last, .. } = self.0.into_inner();
+        (sum, last)
     }
 }
 
 impl From<Tensor<3>> for Residual {
     fn from(sum: Tensor<3>) -> Self {
-        Self { sum, term: None }
+        Self::new(sum, None)
     }
 }
 
-impl Add<Tensor<3>> for Residual {
-    type Output = Self;
-
-    fn add(self, term: Tensor<3>) -> Self {
-        Self {
-            sum: self.sum(),
-            term: Some(term),
+impl AddAssign<Tensor<3>> for Residual {
+    fn add_assign(&mut self, term: Tensor<3>) {
+        let terms = self.0.get_mut();
+        terms.normed = None;
+        if let Some(last) = terms.last.replace(term) {
+            terms.sum = terms.sum.clone() + last;
         }
     }
 }

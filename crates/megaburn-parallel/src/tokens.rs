@@ -1,7 +1,5 @@
 use std::sync::Arc;
 
-use megaburn_kernels::RopeTable;
-
 use crate::{ContextParallel, PackedDocuments};
 
 /// Which tokens of the run a forward pass sees. It keys dropout, so that the masks do not depend on
@@ -16,31 +14,20 @@ pub struct TokenBlock {
     pub first_sample: usize,
 }
 
-/// What layers know about the tokens of the residual stream.
+/// What a forward pass knows about its micro-batch, besides the tokens. The default is for full,
+/// unpadded rows outside of training.
 #[derive(Clone, Debug, Default)]
-pub struct TokenContext {
-    /// The rotations of their positions; `None` where the model has learned positions.
-    pub rope: Option<RopeTable>,
-    /// In training, the factor on the losses of their labels, which every other loss must use too;
-    /// `None` outside of training.
+pub struct BatchContext {
+    /// In training, the factor with which losses are multiplied before backward. Losses that layers
+    /// add are multiplied by it too. `None` outside of training.
     pub loss_factor: Option<f64>,
     /// Which tokens are not padding, as `[seq, batch]` of the full tensor-parallel group; `None`
     /// means all. Padding is not sent to experts.
     pub counted: Option<Arc<[bool]>>,
-    /// In training, which tokens of the run they are.
+    /// In training, which tokens of the run they are. This enables dropout.
     pub block: Option<TokenBlock>,
     /// Packed documents, which do not attend to each other; `None` means one document per row.
     pub documents: Option<PackedDocuments>,
     /// The ranks that share these sequences; `None` means those that the layer was built with.
     pub parallel: Option<ContextParallel>,
-}
-
-impl TokenContext {
-    /// A context for full, unpadded rows outside of training.
-    pub fn new(rope: Option<RopeTable>) -> Self {
-        Self {
-            rope,
-            ..Self::default()
-        }
-    }
 }

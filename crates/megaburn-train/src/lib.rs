@@ -33,6 +33,7 @@ mod stop;
 pub mod text;
 pub mod time;
 mod train_loop;
+mod train_state;
 mod trainer;
 pub mod verify;
 

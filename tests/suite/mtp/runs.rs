@@ -11,9 +11,9 @@ use megaburn::{
     mesh::PackedRows,
     models::{
         DecoderConfig, Family,
-        decoder::{MtpTargets, StageLosses, shift_for_depth},
+        decoder::{ModelOptions, MtpTargets, StageLosses, shift_for_depth},
     },
-    parallel::{PackedDocuments, Router},
+    parallel::{BatchContext, PackedDocuments, Router},
     train::metrics::{EvalMetrics, MetricsRecord, read_metrics},
 };
 use rstest::rstest;
@@ -228,18 +228,23 @@ fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
         mtp_layers: 2,
         ..sizes
     };
-    let model = config.init(&Group::single(3), false, &device).unwrap();
+    let model = config
+        .init(&Group::single(3), &ModelOptions::default(), &device)
+        .unwrap();
     let documents = PackedRows::new(vec![bounds.to_vec(); rows.len()]).unwrap();
-    let stage = model
-        .stage(0)
-        .of_documents(packed.then(|| PackedDocuments::new(documents)));
+    let context = BatchContext {
+        documents: packed.then(|| PackedDocuments::new(documents)),
+        ..BatchContext::default()
+    };
     let bounds = if packed {
         bounds.to_vec()
     } else {
         vec![0, rows[0].len()]
     };
     let ([tokens, labels], ahead) = batch(rows, &bounds, &device);
-    let StageLosses { main, mtp } = stage.losses(stage.from_tokens(tokens), labels, &ahead);
+    let x = model.embed(tokens, &context);
+    let x = model.forward_stage(0, x, &context);
+    let StageLosses { main, mtp } = model.losses(x, labels, &ahead, &context);
     [main]
         .into_iter()
         .chain(mtp)
@@ -281,11 +286,17 @@ fn experts_see_nothing_of_tokens_without_a_label() {
         mtp_layers: 2,
         ..Family::DeepseekV3.template()
     };
-    let model = config.init(&Group::single(3), false, &device).unwrap();
+    let model = config
+        .init(&Group::single(3), &ModelOptions::default(), &device)
+        .unwrap();
     let row: Vec<i64> = (0..8).collect();
     let ([tokens, labels], ahead) = batch(&[row], &[0, 8], &device.clone().inner());
-    let stage = model.stage(0).with_loss_factor(1.0);
-    let losses = stage.losses(stage.from_tokens(tokens), labels, &ahead);
+    let context = BatchContext {
+        loss_factor: Some(1.0),
+        ..BatchContext::default()
+    };
+    let x = model.forward_stage(0, model.embed(tokens, &context), &context);
+    let losses = model.losses(x, labels, &ahead, &context);
     drop(losses.total(0.3).backward());
     let seen = |(index, router): (usize, &Router)| {
         (

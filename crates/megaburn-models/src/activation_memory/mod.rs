@@ -293,7 +293,7 @@ impl ActivationMemory {
     /// stage.
     fn mtp(&self, before: usize) -> usize {
         let stream = self.stream();
-        let is_again = |depth: usize| self.recompute.is_behind(before + depth);
+        let is_again = |depth: usize| self.recompute.recomputes_mtp(before + depth);
         let of_depth = |depth: usize| {
             let is_kept = !self.recompute.norm || (depth > 0 && is_again(depth - 1));
             let ended_in = if is_kept { 0 } else { stream };

@@ -9,7 +9,7 @@ use megaburn_parallel::{
     KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
 
-use super::{Block, Decoder, model::DecoderParts};
+use super::{Block, Decoder, ModelOptions, model::DecoderParts};
 
 /// The KV cache of a model on one rank: keys and values of several sequences, for all layers.
 #[derive(Clone, Debug)]
@@ -63,8 +63,8 @@ impl Decoder {
             blocks,
             norm,
             head,
+            dropout,
             parts,
-            ..
         } = self.valid();
         Self {
             embedding: embedding.map(VocabParallelEmbedding::whole_sequence),
@@ -77,9 +77,12 @@ impl Decoder {
                 .collect(),
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
-            dropout: None,
+            dropout,
             parts: DecoderParts {
-                sequence_parallel: false,
+                options: ModelOptions {
+                    sequence_parallel: false,
+                    ..parts.options
+                },
                 zigzag: Zigzag::WHOLE,
                 ..parts
             },
@@ -95,9 +98,9 @@ impl Decoder {
     }
 
     /// Number of rows that this rank reads of `next`, as in [`next_stream`](Self::next_stream).
-    /// Prompts are split over the ranks of [`with_context_parallel`](Self::with_context_parallel).
+    /// Prompts are split over the ranks of [`ModelGroups::cp`](super::ModelGroups::cp).
     pub fn num_rows(&self, next: &[(usize, &[u32])], cache: &DecoderCache) -> usize {
-        cache.packed(next, &self.parts.context).num_rows()
+        cache.packed(next, &self.parts.cp).num_rows()
     }
 
     /// Reads the next tokens of several sequences, given as `(sequence, tokens)`, and returns the
@@ -142,7 +145,7 @@ impl Decoder {
         device: &Device,
     ) -> Tensor<3> {
         assert!(!next.is_empty() && next.iter().all(|(_, tokens)| !tokens.is_empty()));
-        let packed = cache.packed(next, &self.parts.context);
+        let packed = cache.packed(next, &self.parts.cp);
         let positions = packed.own(&packed.positions(), 0);
         let rope = self.config().rope().map(|config| {
             let table = config.init(positions.iter().copied(), device);
@@ -154,18 +157,14 @@ impl Decoder {
                 .flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
             let own = packed.own(&tokens.collect::<Vec<_>>(), 0);
             let tokens = TensorData::new(own, [packed.num_rows(), 1]);
-            self.embed(Tensor::<2, Int>::from_data(tokens, device), &[positions])
+            self.embed_at(Tensor::<2, Int>::from_data(tokens, device), &[positions])
         });
-        let stage = self.stage(chunk);
-        let layers = &mut cache.layers[stage.layers().layers.clone()];
-        let pass = |x: Residual, (block, layer): (&Block, &mut KvCache)| {
-            block.forward_cached(x, rope.as_ref(), &packed, layer)
-        };
-        stage
-            .blocks()
-            .zip(layers)
-            .fold(Residual::from(x), pass)
-            .sum()
+        let layers = &mut cache.layers[self.parts.stages[chunk].layers.clone()];
+        let mut x = Residual::from(x);
+        for (block, layer) in self.blocks_of(chunk).zip(layers) {
+            x = block.forward_cached(x, rope.as_ref(), &packed, layer);
+        }
+        x.sum()
     }
 
     /// The logits after the last token of each element of `next`, from the output `x` of the last
@@ -183,7 +182,7 @@ impl Decoder {
         next: &[(usize, &[u32])],
         cache: &mut DecoderCache,
     ) -> Tensor<3> {
-        let group = &self.parts.context;
+        let group = &self.parts.cp;
         let packed = cache.packed(next, group);
         cache.advance(next);
         // Only the last token of each sequence needs logits.

@@ -1,5 +1,4 @@
-use burn::prelude::Device;
-use megaburn_parallel::{ExpertGroups, Moe, MoeConfig, MoeOptions, ParallelError, Router};
+use megaburn_parallel::{ExpertGroups, MoeConfig, Router};
 use serde::{Deserialize, Serialize};
 
 use super::{Decoder, config::LARGEST};
@@ -124,19 +123,6 @@ impl Experts {
             .with_expert_bias(self.bias)
     }
 
-    /// Initialises the MoE layer on this rank.
-    pub(super) fn init(
-        config: &MoeConfig,
-        groups: &ExpertGroups,
-        device: &Device,
-    ) -> Result<Moe, ParallelError> {
-        let moe = config.init(groups.clone(), device)?;
-        // Forces the lazy initialisation of the biases: parameters that are not initialised yet
-        // count as ones with a gradient.
-        moe.router.biases();
-        Ok(moe)
-    }
-
     /// Checks whether the experts can be distributed over the ranks.
     ///
     /// # Errors
@@ -155,15 +141,6 @@ impl Experts {
 }
 
 impl Decoder {
-    /// Sets the options of all MoE layers.
-    #[must_use]
-    pub fn with_moe_options(mut self, options: MoeOptions) -> Self {
-        for block in self.blocks.iter_mut().flatten() {
-            block.moe = block.moe.take().map(|moe: Moe| moe.with_options(options));
-        }
-        self
-    }
-
     /// Paths of the parameters that stay f32 if the others are narrower, because small updates
     /// would be lost.
     pub fn f32_params(&self) -> impl Iterator<Item = String> {

@@ -1,4 +1,4 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::{
     module::Module,
@@ -9,24 +9,28 @@ use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::{RopeTable, add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ActivationOffload, CrossEntropy, Norm, ParallelDropout, PlanBuilder, PositionEmbedding,
-    Recomputable, Residual, Sharded, VocabParallelEmbedding,
+    ActivationOffload, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
+    PositionEmbedding, Recomputable, Residual, Sharded, VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig, Dropout, Recompute, Segment};
-use crate::ModelError;
+use super::{Block, DecoderConfig, ModelOptions};
 
-/// A decoder-only transformer.
+/// A decoder-only transformer: the layers of one or more stages of a pipeline, or without a
+/// pipeline the whole model. Parts of other ranks are `None`. Every parameter has the same path as
+/// in the full model.
 ///
-/// Shapes: `S` sequence, `B` batch, `V` padded vocabulary, `n` tensor-parallel ranks. With sequence
-/// parallelism the residual stream between the blocks has `S / n` positions.
+/// [`forward`](Self::forward) and [`loss`](Self::loss) apply the whole model outside of training. A
+/// pipeline, and training with options that depend on the [batch](BatchContext), compose it from
+/// [`embed`](Self::embed), [`forward_stage`](Self::forward_stage) and [`losses`](Self::losses).
 ///
-/// On a rank of a pipeline, the decoder has the [stages](super::Stage) of this rank only, and the
-/// parts of other ranks are `None`. Every parameter has the same path as in the full model.
+/// Shapes: `S` sequence, `B` batch, `V` padded vocabulary, `n` tensor-parallel ranks. With context
+/// parallelism `S` is this rank's part of the sequence. With sequence parallelism the residual
+/// stream between the blocks has `S / n` positions.
 ///
 /// # Collective
-/// All members of the tensor-parallel group call every method together.
+/// All members of the tensor-parallel group, and the context-parallel ranks, call every method
+/// together. Nothing is sent to another stage.
 #[derive(Module, Debug)]
 pub struct Decoder {
     /// Token embedding: on the first stage, and on the last one if it is tied or used by
@@ -41,7 +45,7 @@ pub struct Decoder {
     /// The output projection; `None` if it is tied to the embedding.
     pub head: Option<VocabParallelEmbedding>,
     /// Dropout on the embeddings.
-    pub(super) dropout: Option<ParallelDropout>,
+    pub(super) dropout: ParallelDropout,
     #[module(skip)]
     pub(super) parts: DecoderParts,
 }
@@ -50,17 +54,13 @@ pub struct Decoder {
 #[derive(Clone, Debug)]
 pub(super) struct DecoderParts {
     pub(super) config: DecoderConfig,
+    pub(super) options: ModelOptions,
     pub(super) stages: Vec<StageLayers>,
     pub(super) loss: CrossEntropy,
-    /// Whether the loss is a fused linear cross-entropy.
-    pub(super) fused_loss: bool,
-    pub(super) recompute: Recompute,
     pub(super) offload: ActivationOffload,
     pub(super) group: Group,
-    /// Whether the residual stream between the blocks is sharded along the sequence.
-    pub(super) sequence_parallel: bool,
     /// The context-parallel ranks. In generation, prompts are split over them.
-    pub(super) context: Group,
+    pub(super) cp: Group,
     /// The chunks of each sequence that this rank holds.
     pub(super) zigzag: Zigzag,
     /// The rotary table of the last device and sequence length, which all calls of a run share.
@@ -68,66 +68,12 @@ pub(super) struct DecoderParts {
 }
 
 impl Decoder {
-    /// Sets whether [`loss`](Self::loss) computes logits in chunks and recomputes them in backward
-    /// ([`CrossEntropy::forward_linear`]), so that it never holds all of them. Off by default.
-    #[must_use]
-    pub fn with_fused_linear_cross_entropy(mut self, fused: bool) -> Self {
-        self.parts.fused_loss = fused;
-        self
-    }
-
-    /// Sets the dropout of a [stage](Self::stage) in [training](super::Stage::training).
-    ///
-    /// # Errors
-    /// A probability outside `[0, 1)`.
-    pub fn with_dropout(mut self, dropout: Dropout) -> Result<Self, ModelError> {
-        let DecoderParts {
-            group,
-            sequence_parallel,
-            zigzag,
-            ..
-        } = &self.parts;
-        let blocks = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            let with = |block: Block| {
-                block.with_dropout(dropout, index, group, (*sequence_parallel, *zigzag))
-            };
-            block.map(with).transpose()
-        });
-        self.blocks = blocks.collect::<Result<_, _>>()?;
-        let layer = dropout.layer("embedding", group, *sequence_parallel)?;
-        self.dropout = Some(layer.with_context(*zigzag));
-        Ok(self)
-    }
-
-    /// Sets which activations backward recomputes.
-    #[must_use]
-    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
-        self.parts.recompute = recompute;
-        for stage in &self.parts.stages {
-            for Segment { blocks, again } in recompute.segments(stage.layers.len()) {
-                for place in blocks.clone() {
-                    let block = &mut self.blocks[stage.layers.start + place];
-                    *block = block.take().map(|block| {
-                        if again {
-                            block
-                                .into_checkpoint_member(place == blocks.start && !recompute.offload)
-                        } else {
-                            block.with_recompute(recompute)
-                        }
-                    });
-                }
-            }
-        }
-        self.norm = self.norm.map(|norm| norm.with_recompute(recompute.norm));
-        self.with_mtp_recompute()
-    }
-
     /// The logits of this rank's part of the vocabulary.
     ///
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, V / n]`
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.logits(self.stage(0).from_tokens(tokens))
+        self.logits(self.stream(tokens))
     }
 
     /// The sum of the next-token losses in nats; labels of -100 are ignored.
@@ -135,27 +81,7 @@ impl Decoder {
     /// # Shapes
     /// tokens and labels `[S, B]`; the sum is `[1]`, equal on every member
     pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_of(self.stage(0).from_tokens(tokens), labels)
-    }
-
-    /// [`loss`](Self::loss), computed from the residual stream after the last block.
-    pub(super) fn loss_of(&self, stream: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_from_normed(self.normed(stream), labels)
-    }
-
-    /// [`loss`](Self::loss), computed from the output of the last norm.
-    pub(super) fn loss_from_normed(
-        &self,
-        normed: Recomputable<3>,
-        labels: Tensor<2, Int>,
-    ) -> Tensor<1> {
-        let loss = &self.parts.loss;
-        let losses = if self.parts.fused_loss {
-            self.output().losses(normed, labels, loss)
-        } else {
-            loss.forward(self.output().logits(normed), labels)
-        };
-        sum_all(losses)
+        self.loss_of(self.normed(self.stream(tokens)), labels)
     }
 
     /// The logits of the full vocabulary, on every member.
@@ -163,7 +89,28 @@ impl Decoder {
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, vocab]`
     pub fn full_logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.gathered(self.forward(tokens))
+        self.full_logits_of(self.stream(tokens))
+    }
+
+    /// The embeddings of tokens, with which the first stage starts.
+    ///
+    /// # Shapes
+    /// tokens `[S, B]`, output `[S, B, H]` (with sequence parallelism `[S / n, B, H]`)
+    ///
+    /// # Panics
+    /// If this rank does not have the first stage, or as [`forward_stage`](Self::forward_stage).
+    pub fn embed(&self, tokens: Tensor<2, Int>, batch: &BatchContext) -> Tensor<3> {
+        let positions = self.learned_positions(tokens.dims()[0], batch);
+        let x = self.embed_at(tokens, &positions);
+        self.dropout.forward(x, batch.block)
+    }
+
+    /// The logits of the full vocabulary after the last stage, on every member.
+    ///
+    /// # Shapes
+    /// output `[S, B, vocab]`
+    pub fn full_logits_of(&self, x: Residual) -> Tensor<3> {
+        self.gathered(self.logits(x))
     }
 
     /// The sizes and parts of the model.
@@ -176,14 +123,16 @@ impl Decoder {
         &self.parts.group
     }
 
+    /// The residual stream after the last block of a model in one stage.
+    fn stream(&self, tokens: Tensor<2, Int>) -> Residual {
+        let batch = BatchContext::default();
+        self.forward_stage(0, self.embed(tokens, &batch), &batch)
+    }
+
     /// The token embeddings, plus position embeddings if the model has them. `positions` has one
     /// list per sequence, or one list for all.
-    pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[Vec<usize>]) -> Tensor<3> {
-        let x = self
-            .embedding
-            .as_ref()
-            .expect("the first stage has the embedding")
-            .forward(tokens);
+    pub(super) fn embed_at(&self, tokens: Tensor<2, Int>, positions: &[Vec<usize>]) -> Tensor<3> {
+        let x = self.embed_tokens(tokens);
         match &self.positions {
             Some(vectors) => {
                 let vectors = vectors.forward_each(positions);
@@ -197,17 +146,31 @@ impl Decoder {
         }
     }
 
+    pub(super) fn embed_tokens(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let embedding = self.embedding.as_ref();
+        embedding
+            .expect("the first stage, and one whose loss needs it, has the embedding")
+            .forward(tokens)
+    }
+
+    /// [`loss`](Self::loss), computed from the output of the last norm.
+    pub(super) fn loss_of(&self, normed: Recomputable<3>, labels: Tensor<2, Int>) -> Tensor<1> {
+        let loss = &self.parts.loss;
+        let losses = if self.parts.options.fused_linear_cross_entropy {
+            self.output().losses(normed, labels, loss)
+        } else {
+            loss.forward(self.output().logits(normed), labels)
+        };
+        sum_all(losses)
+    }
+
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
         self.output().logits(self.normed(x))
     }
 
     pub(super) fn normed(&self, x: Residual) -> Recomputable<3> {
-        x.normed(
-            self.norm
-                .as_ref()
-                .expect("the last stage has the norm and the head"),
-        )
-        .0
+        let norm = self.norm.as_ref();
+        x.normed(norm.expect("the last stage has the norm and the head"))
     }
 
     /// The output projection.
@@ -219,30 +182,6 @@ impl Decoder {
     pub(super) fn gathered(&self, logits: Tensor<3>) -> Tensor<3> {
         let logits = gather_from_last_dim(logits, &self.parts.group);
         logits.narrow(2, 0, self.parts.config.vocab)
-    }
-
-    /// The rotary table of the chunks of `zigzag` in sequences of `seq_len` tokens.
-    pub(super) fn rope(
-        &self,
-        seq_len: usize,
-        zigzag: Zigzag,
-        device: &Device,
-    ) -> Option<RopeTable> {
-        let config = self.parts.config.rope()?;
-        let mut cached = self
-            .parts
-            .rope
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some((place, held, table)) = &*cached
-            && (place, *held, table.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
-        {
-            return Some(table.clone());
-        }
-        let table = config.init(zigzag.positions(seq_len), device);
-        let table = table.expect("the configuration was validated");
-        *cached = Some((device.clone(), zigzag, table.clone()));
-        Some(table)
     }
 }
 

@@ -4,21 +4,15 @@
 //! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>,
 //! section 2.2; Megatron-LM `megatron/core/transformer/multi_token_prediction.py`.
 
-use burn::{
-    module::Module,
-    nn::Initializer,
-    prelude::{Device, Int},
-    tensor::Tensor,
-};
-use megaburn_collective::Group;
-use megaburn_mesh::Zigzag;
+use burn::{module::Module, nn::Initializer, prelude::Int, tensor::Tensor};
+use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    ExpertGroups, Norm, ParallelDropout, PlanBuilder, Recomputable, ReplicatedLinear,
-    ReplicatedLinearConfig, Residual, Sharded, TokenContext, recomputed,
+    BatchContext, Norm, ParallelDropout, PlanBuilder, Recomputable, ReplicatedLinear,
+    ReplicatedLinearConfig, Residual, Sharded, recomputed,
 };
 
-use super::{Block, Decoder, Dropout, MtpTargets, Recompute, Stage, StageLosses, block::norm};
-use crate::{DecoderConfig, ModelError};
+use super::{Block, Decoder, MtpTargets, StageLosses, init::ModelBuilder};
+use crate::ModelError;
 
 /// The layers that a block of multi-token prediction adds to a [`Block`].
 ///
@@ -51,73 +45,37 @@ pub struct Mtp {
     /// The norm after the block.
     pub norm: Norm,
     /// Dropout on the token embeddings.
-    dropout: Option<ParallelDropout>,
+    dropout: ParallelDropout,
 }
 
 impl Mtp {
     /// Creates the layers of block `index`.
     pub(super) fn new(
-        config: &DecoderConfig,
+        build: &ModelBuilder<'_>,
         index: usize,
-        groups: &ExpertGroups,
-        sequence_parallel: bool,
-        device: &Device,
+        recompute: bool,
     ) -> Result<Self, ModelError> {
-        let norm = || norm(config, &groups.tp, sequence_parallel, device);
-        let eh_proj = ReplicatedLinearConfig::new(2 * config.hidden, config.hidden)
-            .with_sequence_parallel(sequence_parallel)
+        let hidden = build.config.hidden;
+        let eh_proj = ReplicatedLinearConfig::new(2 * hidden, hidden)
+            .with_sequence_parallel(build.options.sequence_parallel)
             .with_initializer(Initializer::Normal {
                 mean: 0.0,
                 std: 0.02,
             })
             .with_path(Some(format!("blocks.{index}.mtp.eh_proj")))
-            .init(&groups.tp, device)?;
+            .init(&build.groups.layers.tp, build.device)?;
         Ok(Self {
-            enorm: norm(),
-            hnorm: norm(),
+            enorm: build.norm(false),
+            hnorm: build.norm(false),
             eh_proj,
-            norm: norm(),
-            dropout: None,
+            norm: build.norm(recompute),
+            dropout: build.dropout(&format!("blocks.{index}.mtp"))?,
         })
-    }
-
-    /// Sets the dropout on the token embeddings, for the block with number `index`.
-    pub(super) fn with_dropout(
-        self,
-        dropout: Dropout,
-        index: usize,
-        group: &Group,
-        (sequence_parallel, zigzag): (bool, Zigzag),
-    ) -> Result<Self, ModelError> {
-        let layer = dropout.layer(&format!("blocks.{index}.mtp"), group, sequence_parallel)?;
-        Ok(Self {
-            dropout: Some(layer.with_context(zigzag)),
-            ..self
-        })
-    }
-
-    /// Sets the context-parallel chunks that this rank holds.
-    pub(super) fn with_context(self, zigzag: Zigzag) -> Self {
-        Self {
-            dropout: self.dropout.map(|dropout| dropout.with_context(zigzag)),
-            ..self
-        }
-    }
-
-    /// Sets whether backward recomputes the output of the last norm.
-    pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
-        Self {
-            norm: self.norm.with_recompute(recompute.norm),
-            ..self
-        }
     }
 
     /// The input of the block, from the token embeddings and the output of the depth before.
-    fn joined(&self, vectors: Tensor<3>, before: Tensor<3>, context: &TokenContext) -> Residual {
-        let vectors = match (&self.dropout, &context.block) {
-            (Some(dropout), Some(block)) => dropout.forward(vectors, block),
-            _ => vectors,
-        };
+    fn joined(&self, vectors: Tensor<3>, before: Tensor<3>, batch: &BatchContext) -> Residual {
+        let vectors = self.dropout.forward(vectors, batch.block);
         let both = vec![self.enorm.forward(vectors), self.hnorm.forward(before)];
         self.eh_proj.forward(Tensor::cat(both, 2)).into()
     }
@@ -141,29 +99,32 @@ impl Block {
         &self,
         vectors: Tensor<3>,
         before: Tensor<3>,
-        context: &TokenContext,
+        rope: Option<&RopeTable>,
+        batch: &BatchContext,
     ) -> Recomputable<3> {
         let mtp = self.mtp.as_ref().expect("the block is an MTP block");
-        let x = self.forward(mtp.joined(vectors, before, context), context);
-        x.normed(&mtp.norm).0
+        let x = self.forward(mtp.joined(vectors, before, batch), rope, batch);
+        x.normed(&mtp.norm)
     }
 
     /// [`Self::predict`] as a recomputed function, which saves only its two inputs.
-    fn predict_again(
+    fn predict_recomputed(
         &self,
         vectors: Tensor<3>,
         before: Tensor<3>,
-        context: TokenContext,
+        rope: Option<RopeTable>,
+        batch: BatchContext,
     ) -> Recomputable<3> {
         let inputs = [vectors.into(), before.into()];
         let [x] = recomputed(self, inputs, move |block, [vectors, before]| {
-            [block.predict(vectors, before, &context).into_tensor()]
+            let x = block.predict(vectors, before, rope.as_ref(), &batch);
+            [x.into_tensor()]
         });
         x.into()
     }
 }
 
-impl Stage<'_> {
+impl Decoder {
     /// The [`loss`](Self::loss) after the last stage, and the losses of the depths of multi-token
     /// prediction. `ahead` has the targets of all depths, or is empty if these losses are not
     /// needed.
@@ -173,77 +134,45 @@ impl Stage<'_> {
     ///
     /// # Panics
     /// If `ahead` is not empty and its length differs from the number of depths.
-    pub fn losses(&self, x: Residual, labels: Tensor<2, Int>, ahead: &[MtpTargets]) -> StageLosses {
-        let model = self.model;
-        let mut before = model.normed(x);
-        let main = model.loss_from_normed(before.clone(), labels);
-        let mtp_depths = model.mtp_blocks().count();
+    pub fn losses(
+        &self,
+        x: Residual,
+        labels: Tensor<2, Int>,
+        ahead: &[MtpTargets],
+        batch: &BatchContext,
+    ) -> StageLosses {
+        let mut before = self.normed(x);
+        let main = self.loss_of(before.clone(), labels);
+        // A rank without the last stage has none of these blocks.
+        let blocks: Vec<&Block> = self.blocks[self.config().layers..]
+            .iter()
+            .flatten()
+            .collect();
+        let depths = blocks.len();
         assert!(
-            ahead.is_empty() || ahead.len() == mtp_depths,
-            "the model has {mtp_depths} MTP depths, but {} are given",
+            ahead.is_empty() || ahead.len() == depths,
+            "the model has {depths} MTP depths, but {} are given",
             ahead.len()
         );
+        let recompute = self.parts.options.recompute;
+        let num_blocks = self.stages().last().map_or(0, |stage| stage.layers.len());
         let mut mtp = Vec::with_capacity(ahead.len());
-        for (
-            (block, again),
-            MtpTargets {
-                tokens,
-                labels,
-                counted,
-            },
-        ) in model.mtp_blocks().zip(ahead)
-        {
-            let len = tokens.dims()[0] * self.zigzag().ranks();
-            let context = self.context(len, counted.clone(), &tokens.device());
-            let embedding = model
-                .embedding
-                .as_ref()
-                .expect("a stage with a loss has the embedding");
-            let vectors = embedding.forward(tokens.clone());
-            before = if again {
-                model.parts.recompute.with_selective_save(|| {
-                    block.predict_again(vectors, before.into_tensor(), context)
-                })
-            } else {
-                block.predict(vectors, before.into_tensor(), &context)
+        for (depth, (block, targets)) in blocks.into_iter().zip(ahead).enumerate() {
+            let batch = BatchContext {
+                counted: targets.counted.clone(),
+                ..batch.clone()
             };
-            mtp.push(model.loss_from_normed(before.clone(), labels.clone()));
+            let last = before.into_tensor();
+            let rope = self.rope(self.num_tokens(&last), &batch, &last.device().inner());
+            let vectors = self.embed_tokens(targets.tokens.clone());
+            before = if recompute.recomputes_mtp(num_blocks + depth) {
+                recompute
+                    .with_selective_save(|| block.predict_recomputed(vectors, last, rope, batch))
+            } else {
+                block.predict(vectors, last, rope.as_ref(), &batch)
+            };
+            mtp.push(self.loss_of(before.clone(), targets.labels.clone()));
         }
         StageLosses { main, mtp }
-    }
-}
-
-impl Decoder {
-    /// The blocks of multi-token prediction if this rank has the last stage, and whether backward
-    /// recomputes each.
-    fn mtp_blocks(&self) -> impl Iterator<Item = (&Block, bool)> {
-        let layers = self.config().layers;
-        let before = self.blocks_of_last_stage();
-        let blocks = self.blocks[layers..].iter().flatten().enumerate();
-        blocks.map(move |(depth, block)| (block, self.parts.recompute.is_behind(before + depth)))
-    }
-
-    /// Sets which activations of the blocks of multi-token prediction backward recomputes.
-    pub(super) fn with_mtp_recompute(mut self) -> Self {
-        let layers = self.config().layers;
-        let before = self.blocks_of_last_stage();
-        let recompute = self.parts.recompute;
-        for (depth, place) in self.blocks[layers..].iter_mut().enumerate() {
-            *place = place.take().map(|block| {
-                if recompute.is_behind(before + depth) {
-                    block.into_checkpoint_member(false)
-                } else {
-                    block.with_recompute(recompute)
-                }
-            });
-        }
-        self
-    }
-
-    fn blocks_of_last_stage(&self) -> usize {
-        self.parts
-            .stages
-            .last()
-            .map_or(0, |stage| stage.layers.len())
     }
 }

@@ -11,7 +11,7 @@ pub struct MtpTargets {
     pub tokens: Tensor<2, Int>,
     /// The tokens after those, `[S, B]`; labels of -100 are ignored.
     pub labels: Tensor<2, Int>,
-    /// Which tokens are [counted](megaburn_parallel::TokenContext::counted); `None` for all.
+    /// Which tokens are [counted](megaburn_parallel::BatchContext::counted); `None` for all.
     pub counted: Option<Arc<[bool]>>,
 }
 

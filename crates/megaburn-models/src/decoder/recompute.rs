@@ -90,13 +90,64 @@ impl Recompute {
     /// Whether backward recomputes a block of multi-token prediction that follows `before` other
     /// blocks in the last stage. These blocks are recomputed one at a time, from the output of the
     /// depth before and the token embeddings.
-    pub(crate) fn is_behind(self, before: usize) -> bool {
+    pub(crate) fn recomputes_mtp(self, before: usize) -> bool {
         match self.blocks {
             None => false,
             Some(RecomputeBlocks::Uniform(_)) => true,
             Some(RecomputeBlocks::Block(first)) => before < first,
         }
     }
+
+    /// What block `place` of a stage of `num_blocks` blocks recomputes.
+    pub(super) fn of_block(self, place: usize, num_blocks: usize) -> BlockRecompute {
+        let segments = self.segments(num_blocks).into_iter();
+        match segments
+            .filter(|segment| segment.again)
+            .find(|segment| segment.blocks.contains(&place))
+        {
+            // The norm of the first block is outside the checkpointed function: it saves the
+            // residual stream, which is the only tensor that the segment saves.
+            Some(segment) => BlockRecompute {
+                attention_norm: place == segment.blocks.start && !self.offload,
+                ..BlockRecompute::default()
+            },
+            None => self.of_saved_block(),
+        }
+    }
+
+    /// What a block of multi-token prediction recomputes that follows `before` other blocks in the
+    /// last stage.
+    pub(super) fn of_mtp_block(self, before: usize) -> BlockRecompute {
+        if self.recomputes_mtp(before) {
+            BlockRecompute::default()
+        } else {
+            self.of_saved_block()
+        }
+    }
+
+    /// What a block recomputes that is not recomputed as a whole.
+    fn of_saved_block(self) -> BlockRecompute {
+        BlockRecompute {
+            attention_norm: self.norm,
+            norm: self.norm,
+            activation: self.activation && !self.mlp,
+            core_attention: self.core_attention,
+            mlp: self.mlp,
+        }
+    }
+}
+
+/// Which of its own activations a block recomputes. A block that is recomputed as a whole has
+/// nothing to gain from its parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BlockRecompute {
+    /// The output of the norm before the attention.
+    pub(super) attention_norm: bool,
+    /// The outputs of the other norms.
+    pub(super) norm: bool,
+    pub(super) activation: bool,
+    pub(super) core_attention: bool,
+    pub(super) mlp: bool,
 }
 
 #[cfg(test)]

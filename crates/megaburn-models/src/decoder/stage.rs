@@ -1,57 +1,84 @@
-use std::sync::Arc;
-
-use burn::{
-    prelude::{Device, Int},
-    tensor::Tensor,
-};
-use megaburn_mesh::Zigzag;
-use megaburn_parallel::{
-    ActivationOffload, ContextParallel, PackedDocuments, Residual, TokenBlock, TokenContext,
-    checkpoint_residual, offload_residual,
-};
+use burn::tensor::Tensor;
+use megaburn_kernels::RopeTable;
+use megaburn_parallel::{BatchContext, Residual, checkpoint_residual, offload_residual};
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder, Segment, model::DecoderParts};
-
-/// One stage of a pipeline. It starts from the tokens or the output of the stage before, and ends
-/// with the residual stream after its last block, or with the loss.
-///
-/// Shapes: as in [`Decoder`]; with context parallelism `S` is this rank's part of the sequence.
-///
-/// # Collective
-/// All members of the tensor-parallel group, and the context-parallel ranks; nothing is sent to
-/// another stage.
-#[derive(Clone, Debug)]
-pub struct Stage<'a> {
-    pub(super) model: &'a Decoder,
-    layers: &'a StageLayers,
-    /// In training: the factor on the loss before backward.
-    loss_factor: Option<f64>,
-    /// Which tokens are counted, i.e. not padding; `None` for all.
-    counted: Option<Arc<[bool]>>,
-    /// In training: the tokens of the run that the stage sees, which key the dropout masks.
-    block: Option<TokenBlock>,
-    documents: Option<PackedDocuments>,
-    /// The context-parallel ranks of these sequences; `None` for the model's own.
-    parallel: Option<ContextParallel>,
-}
+use super::{Block, Decoder};
 
 impl Decoder {
-    /// Stage `chunk` of this rank; a model without a pipeline has one stage.
+    /// The residual stream after stage `chunk` of this rank, from the [embeddings](Self::embed) or
+    /// the output of the stage before. A model without a pipeline has one stage.
+    ///
+    /// # Shapes
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`)
     ///
     /// # Panics
-    /// If there is no such stage.
-    pub fn stage(&self, chunk: usize) -> Stage<'_> {
-        let layers = &self.parts.stages[chunk];
-        Stage {
-            model: self,
-            layers,
-            loss_factor: None,
-            counted: None,
-            block: None,
-            documents: None,
-            parallel: None,
+    /// If there is no such stage, or a training batch whose tokens key dropout masks has
+    /// context-parallel ranks of its own: the masks depend on the chunks of the model's ranks.
+    pub fn forward_stage(&self, chunk: usize, x: Tensor<3>, batch: &BatchContext) -> Residual {
+        let rope = self.rope(self.num_tokens(&x), batch, &x.device().inner());
+        let blocks: Vec<&Block> = self.blocks_of(chunk).collect();
+        self.parts.offload.begin();
+        let mut x = Residual::from(x);
+        for segment in self.parts.options.recompute.segments(blocks.len()) {
+            // If the loss follows, backward starts with this segment at once, so offloading it
+            // would not pay.
+            let stay = segment.blocks.end == blocks.len() && self.parts.stages[chunk].loss;
+            let blocks = blocks[segment.blocks].iter().copied();
+            x = if segment.again {
+                self.forward_recomputed(blocks.cloned().collect(), x, rope.clone(), batch, stay)
+            } else {
+                forward_blocks(blocks, x, rope.as_ref(), batch)
+            };
         }
+        x
+    }
+
+    /// Applies blocks of which only the residual stream before them is saved: on the device, or in
+    /// host memory unless it is to `stay`.
+    fn forward_recomputed(
+        &self,
+        blocks: Vec<Block>,
+        x: Residual,
+        rope: Option<RopeTable>,
+        batch: &BatchContext,
+        stay: bool,
+    ) -> Residual {
+        let recompute = self.parts.options.recompute;
+        let batch = batch.clone();
+        let forward = move |blocks: &Vec<Block>, x: Residual| {
+            forward_blocks(blocks, x, rope.as_ref(), &batch)
+        };
+        recompute.with_selective_save(|| {
+            if recompute.offload {
+                offload_residual(&blocks, x, &self.parts.offload, stay, forward)
+            } else {
+                checkpoint_residual(&blocks, &blocks[0].attention_norm, x, forward)
+            }
+        })
+    }
+
+    /// The number of positions of the residual stream `x` over the tensor-parallel ranks.
+    pub(super) fn num_tokens(&self, x: &Tensor<3>) -> usize {
+        let shards = if self.parts.options.sequence_parallel {
+            self.parts.group.size()
+        } else {
+            1
+        };
+        x.dims()[0] * shards
+    }
+
+    /// The blocks of stage `chunk` of this rank.
+    pub(super) fn blocks_of(&self, chunk: usize) -> impl Iterator<Item = &Block> {
+        let of_stage = &self.blocks[self.parts.stages[chunk].layers.clone()];
+        of_stage
+            .iter()
+            .map(|block| block.as_ref().expect("a stage has all its blocks"))
+    }
+
+    /// The layers of each stage of this rank.
+    pub fn stages(&self) -> &[StageLayers] {
+        &self.parts.stages
     }
 
     /// The stage of this rank to which the parameter at `path` belongs; the first one if two use
@@ -71,233 +98,29 @@ impl Decoder {
         // No stage has it: it is the last stage's copy of the first stage's embedding.
         stages.iter().position(has).unwrap_or(stages.len() - 1)
     }
-
-    /// The layers of each stage of this rank.
-    pub fn stages(&self) -> &[StageLayers] {
-        &self.parts.stages
-    }
 }
 
-impl<'a> Stage<'a> {
-    /// The layers of the stage.
-    pub fn layers(&self) -> &'a StageLayers {
-        self.layers
-    }
-
-    /// Enables training mode for `tokens`: applies the dropout of
-    /// [`with_dropout`](Decoder::with_dropout).
-    #[must_use]
-    pub fn training(self, tokens: TokenBlock) -> Self {
-        Self {
-            block: Some(tokens),
-            ..self
-        }
-    }
-
-    /// Sets, for training, the `factor` with which the loss is multiplied before backward. Losses
-    /// that layers add are multiplied by it too.
-    #[must_use]
-    pub fn with_loss_factor(self, factor: f64) -> Self {
-        Self {
-            loss_factor: Some(factor),
-            ..self
-        }
-    }
-
-    /// Sets which tokens are [counted](TokenContext::counted); `None` for all.
-    ///
-    /// # Shapes
-    /// `[S, B]`
-    #[must_use]
-    pub fn counting(self, counted: Option<Arc<[bool]>>) -> Self {
-        Self { counted, ..self }
-    }
-
-    /// Sets the packed documents of the rows, which do not attend to each other.
-    #[must_use]
-    pub fn of_documents(self, documents: Option<PackedDocuments>) -> Self {
-        Self { documents, ..self }
-    }
-
-    /// Sets context-parallel ranks for these sequences in place of those of
-    /// [`with_context_parallel`](Decoder::with_context_parallel); `None` for the latter. Dropout is
-    /// not supported here: its masks depend on the chunks of the model's own ranks.
-    ///
-    /// # Panics
-    /// If the stage is in [training](Self::training) mode with tokens that key dropout masks.
-    #[must_use]
-    pub fn shared_by(self, parallel: Option<ContextParallel>) -> Self {
-        assert!(
-            parallel.is_none() || self.block.is_none(),
-            "dropout is not supported with context-parallel ranks other than the model's own"
-        );
-        Self { parallel, ..self }
-    }
-
-    /// The chunks of each sequence that this rank holds.
-    pub(super) fn zigzag(&self) -> Zigzag {
-        self.parallel
-            .as_ref()
-            .map_or(self.model.parts.zigzag, ContextParallel::zigzag)
-    }
-
-    /// The residual stream after the first stage.
-    ///
-    /// # Shapes
-    /// tokens `[S, B]`
-    pub fn from_tokens(&self, tokens: Tensor<2, Int>) -> Residual {
-        let Self {
-            model,
-            block,
-            documents,
-            ..
-        } = self;
-        let len = tokens.dims()[0] * self.zigzag().ranks();
-        let positions = if model.has_position_vectors() {
-            model.positions_of(len, self.zigzag(), documents.as_ref())
-        } else {
-            Vec::new()
-        };
-        let device = tokens.device();
-        let x = model.embed(tokens, &positions);
-        let x = match (&model.dropout, block) {
-            (Some(dropout), Some(block)) => dropout.forward(x, block),
-            _ => x,
-        };
-        self.forward_blocks(x.into(), len, &device)
-    }
-
-    /// The residual stream after a later stage, from the output of the stage before.
-    ///
-    /// # Shapes
-    /// `[S, B, H]`, with sequence parallelism `[S / n, B, H]`; unchanged
-    pub fn from_stream(&self, x: Tensor<3>) -> Residual {
-        let parts = &self.model.parts;
-        let splits = if parts.sequence_parallel {
-            parts.group.size()
-        } else {
-            1
-        };
-        let len = x.dims()[0] * splits * self.zigzag().ranks();
-        let device = x.device().inner();
-        self.forward_blocks(x.into(), len, &device)
-    }
-
-    /// The sum of the next-token losses after the last stage; see [`Decoder::loss`].
-    ///
-    /// # Shapes
-    /// labels `[S, B]`; the sum is `[1]`, equal on every member
-    pub fn loss(&self, x: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
-        self.model.loss_of(x, labels)
-    }
-
-    /// The logits of the full vocabulary after the last stage, on every member.
-    ///
-    /// # Shapes
-    /// output `[S, B, vocab]`
-    pub fn full_logits(&self, x: Residual) -> Tensor<3> {
-        self.model.gathered(self.model.logits(x))
-    }
-
-    /// Applies the blocks of the stage to sequences of `len` tokens.
-    fn forward_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
-        let context = self.context(len, self.counted.clone(), device);
-        let blocks: Vec<&Block> = self.blocks().collect();
-        let DecoderParts {
-            recompute, offload, ..
-        } = &self.model.parts;
-        let segments = recompute.segments(blocks.len());
-        offload.begin();
-        let through = |x, Segment { blocks: of, again }| {
-            // If the loss follows, backward starts with this segment at once, so offloading it
-            // would not pay.
-            let is_last = of.end == blocks.len() && self.layers.loss;
-            let blocks = &blocks[of];
-            if !again {
-                return blocks.iter().fold(x, |x, block| block.forward(x, &context));
-            }
-            recompute.with_selective_save(|| {
-                if recompute.offload {
-                    forward_offloaded(blocks, x, context.clone(), offload, is_last)
-                } else {
-                    forward_checkpointed(blocks, x, context.clone())
-                }
-            })
-        };
-        segments.into_iter().fold(x, through)
-    }
-
-    /// The context of the layers for sequences of `len` tokens, of which some are `counted`.
-    pub(super) fn context(
-        &self,
-        len: usize,
-        counted: Option<Arc<[bool]>>,
-        device: &Device,
-    ) -> TokenContext {
-        let Self {
-            model,
-            loss_factor,
-            block,
-            documents,
-            parallel,
-            ..
-        } = self.clone();
-        let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
-        TokenContext {
-            rope,
-            loss_factor,
-            counted,
-            block,
-            documents,
-            parallel,
-        }
-    }
-
-    /// The blocks of the stage.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
-        let of_rank = self
-            .layers
-            .layers
-            .clone()
-            .map(|index| &self.model.blocks[index]);
-        of_rank.map(|block| block.as_ref().expect("a stage has all its blocks"))
-    }
-}
-
-/// Applies blocks that save only the residual stream before them.
-fn forward_checkpointed(blocks: &[&Block], x: Residual, context: TokenContext) -> Residual {
-    let (normed, x) = x.normed(&blocks[0].attention_norm);
-    let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
-    checkpoint_residual(&blocks, normed, x, move |blocks, normed, x| {
-        let x = blocks[0].forward_after_norm(normed, x, &context);
-        blocks[1..]
-            .iter()
-            .fold(x, |x, block| block.forward(x, &context))
-    })
-}
-
-/// Like [`forward_checkpointed`], but offloads the residual stream to host memory, except for the
-/// last group of the model.
-fn forward_offloaded(
-    blocks: &[&Block],
-    x: Residual,
-    context: TokenContext,
-    offload: &ActivationOffload,
-    is_last: bool,
+/// Applies blocks one after the other.
+fn forward_blocks<'a>(
+    blocks: impl IntoIterator<Item = &'a Block>,
+    mut x: Residual,
+    rope: Option<&RopeTable>,
+    batch: &BatchContext,
 ) -> Residual {
-    let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
-    offload_residual(&blocks, x, offload, is_last, move |blocks, x| {
-        blocks.iter().fold(x, |x, block| block.forward(x, &context))
-    })
+    for block in blocks {
+        x = block.forward(x, rope, batch);
+    }
+    x
 }
 
 #[cfg(test)]
 mod tests {
+    use burn::prelude::Device;
     use megaburn_collective::Group;
     use megaburn_parallel::lazy_params;
 
     use super::*;
-    use crate::{DecoderConfig, Family};
+    use crate::{DecoderConfig, Family, decoder::ModelOptions};
 
     /// The chunk of each parameter, with the first part of its path and the number of its block.
     fn chunks(family: Family, tied: bool, stages: &[StageLayers]) -> Vec<(String, usize)> {
@@ -326,7 +149,7 @@ mod tests {
         };
         let group = Group::single(0);
         let model = config
-            .init_stages(stages, &group, false, &Device::flex())
+            .init_stages(stages, &group, &ModelOptions::default(), &Device::flex())
             .unwrap();
         let mut found: Vec<_> = lazy_params(&model)
             .into_iter()

@@ -6,7 +6,10 @@ use megaburn_collective::{Group, GroupOptions, run_threads};
 use rstest::rstest;
 
 use super::*;
-use crate::{DecoderConfig, Family};
+use crate::{
+    DecoderConfig, Family,
+    decoder::{ModelGroups, ModelOptions},
+};
 
 fn tiny(family: Family, max_seq_len: usize) -> DecoderConfig {
     let template = family.template();
@@ -43,7 +46,11 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
 
 fn model(config: &DecoderConfig, seed: u64) -> Decoder {
     config
-        .init(&Group::single(seed), false, &Device::flex().autodiff())
+        .init(
+            &Group::single(seed),
+            &ModelOptions::default(),
+            &Device::flex().autodiff(),
+        )
         .unwrap()
 }
 
@@ -114,7 +121,11 @@ fn every_rank_of_a_group_writes_the_same(#[values(2, 4)] ranks: usize) {
             ..Default::default()
         };
         for found in run_threads(ranks, group, |group| {
-            let model = config.init(&group, true, &Device::flex().autodiff())?;
+            let split = ModelOptions {
+                sequence_parallel: true,
+                ..ModelOptions::default()
+            };
+            let model = config.init(&group, &split, &Device::flex().autodiff())?;
             Ok::<_, ModelError>(run(&model, &prompts(), &options))
         }) {
             assert_eq!(found.unwrap(), alone);
@@ -138,9 +149,12 @@ fn ranks_that_share_prompts_write_the_same(
         ..Default::default()
     };
     for found in run_threads(ranks, group, |cp| {
-        let one = Group::single(5);
-        let model = config.init(&one, false, &Device::flex().autodiff())?;
-        let model = model.with_context_parallel(&cp, &[megaburn_parallel::ContextComm::P2p])?;
+        let groups = ModelGroups {
+            cp,
+            ..ModelGroups::from(&Group::single(5))
+        };
+        let device = Device::flex().autodiff();
+        let model = config.init(groups, &ModelOptions::default(), &device)?;
         Ok::<_, ModelError>(run(&model, &prompts, &greedy(9)))
     }) {
         assert_eq!(found.unwrap(), alone);

@@ -1,13 +1,13 @@
 use std::ops::Range;
 
 use burn::{module::Module, tensor::Tensor};
-use megaburn_collective::Group;
 use megaburn_kernels::{AttentionDropout, AttentionOptions, DropoutKey, attention};
 use megaburn_mesh::{PositionRng, Purpose};
 
+use super::AttentionGroups;
 use crate::{
-    ContextParallel, KvCache, Packed, PackedDocuments, ParallelError, Recomputable, TokenBlock,
-    TokenContext,
+    BatchContext, ContextParallel, KvCache, Packed, PackedDocuments, ParallelError, Recomputable,
+    TokenBlock,
     context::{Mask, Piece, context_attention},
     dropout, recomputed,
     selective_save::is_attention_saved,
@@ -17,9 +17,6 @@ use crate::{
 /// communication, between the QKV projection and the output projection.
 #[derive(Module, Debug)]
 pub(super) struct CoreAttention {
-    /// The layer's type, for error messages.
-    #[module(skip)]
-    layer: &'static str,
     /// Query heads and key/value heads of this rank.
     #[module(skip)]
     heads: [usize; 2],
@@ -45,71 +42,72 @@ struct Dropout {
     num_heads: usize,
 }
 
-impl CoreAttention {
-    /// Creates the core of a layer with these `[query, key/value]` heads on this rank.
-    pub(super) fn new(layer: &'static str, heads: [usize; 2], mask: Mask) -> Self {
-        let parallel = ContextParallel::none();
-        Self {
+/// Configuration of a [`CoreAttention`].
+pub(super) struct CoreConfig<'a> {
+    /// The layer's type, for error messages.
+    pub(super) layer: &'static str,
+    /// The layer's path in the model, which keys dropout.
+    pub(super) path: Option<&'a str>,
+    /// Query heads and key/value heads of this rank.
+    pub(super) heads: [usize; 2],
+    pub(super) mask: Mask,
+    pub(super) recompute: bool,
+    pub(super) dropout: f64,
+}
+
+impl CoreConfig<'_> {
+    /// Builds the core.
+    ///
+    /// # Errors
+    /// The dropout probability is outside of `[0, 1)` or has no path to key its masks, or the heads
+    /// are exchanged and the ranks do not divide them.
+    pub(super) fn init(self, groups: &AttentionGroups) -> Result<CoreAttention, ParallelError> {
+        let Self {
             layer,
             heads,
             mask,
-            recompute: false,
-            dropout: None,
-            parallel,
+            recompute,
+            dropout: prob,
+            ..
+        } = self;
+        let name = self.path.unwrap_or("unnamed");
+        let refuse = |why: String| ParallelError::Config {
+            layer,
+            name: name.into(),
+            why,
+        };
+        dropout::check(layer, name, prob)?;
+        if prob > 0.0 && self.path.is_none() {
+            let why = "dropout needs a name, which keys its masks: add `.with_name(\"path\")`";
+            return Err(refuse(why.into()));
         }
-    }
-
-    /// See [`SelfAttention::with_recompute`](crate::SelfAttention::with_recompute).
-    pub(super) fn with_recompute(self, recompute: bool) -> Self {
-        Self { recompute, ..self }
-    }
-
-    /// See [`SelfAttention::with_dropout`](crate::SelfAttention::with_dropout).
-    pub(super) fn with_dropout(
-        mut self,
-        prob: f64,
-        name: &str,
-        group: &Group,
-    ) -> Result<Self, ParallelError> {
-        dropout::check(self.layer, name, prob)?;
-        let [heads, _] = self.heads;
-        self.dropout = (prob > 0.0).then(|| Dropout {
-            prob,
-            seed: group.seed(),
-            name: format!("{name}.probabilities"),
-            first_head: group.rank() * heads,
-            num_heads: group.size() * heads,
-        });
-        Ok(self)
-    }
-
-    /// See [`SelfAttention::with_context_parallel`](crate::SelfAttention::with_context_parallel).
-    pub(super) fn with_context_parallel(
-        self,
-        parallel: &ContextParallel,
-        name: &str,
-    ) -> Result<Self, ParallelError> {
-        let Self { layer, heads, .. } = self;
-        parallel
-            .comm()
-            .check(parallel.num_ranks(), heads)
+        let AttentionGroups { tp, cp } = groups;
+        cp.comm()
+            .check(cp.num_ranks(), heads)
             .map_err(|error| match error {
-                ParallelError::Config { name: way, why, .. } => {
-                    let why = format!("cp_comm `{way}`: {why}");
-                    ParallelError::Config {
-                        layer,
-                        name: name.into(),
-                        why,
-                    }
-                }
+                ParallelError::Config {
+                    name: comm, why, ..
+                } => refuse(format!("cp_comm `{comm}`: {why}")),
                 error => error,
             })?;
-        Ok(Self {
-            parallel: parallel.clone(),
-            ..self
+        let dropout = (prob > 0.0).then(|| Dropout {
+            prob,
+            seed: tp.seed(),
+            name: format!("{name}.probabilities"),
+            first_head: tp.rank() * heads[0],
+            num_heads: tp.size() * heads[0],
+        });
+        Ok(CoreAttention {
+            heads,
+            mask,
+            recompute,
+            dropout,
+            parallel: cp.clone(),
         })
     }
+}
 
+impl CoreAttention {
     /// Returns this core without context parallelism.
     pub(super) fn whole_sequence(self) -> Self {
         Self {
@@ -124,14 +122,14 @@ impl CoreAttention {
     pub(super) fn forward(
         &self,
         queries_keys_values: [Tensor<4>; 3],
-        context: &TokenContext,
+        batch: &BatchContext,
     ) -> Tensor<3> {
-        let TokenContext {
+        let BatchContext {
             block,
             documents,
             parallel,
             ..
-        } = context;
+        } = batch;
         let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let block = block.filter(|_| is_trained);

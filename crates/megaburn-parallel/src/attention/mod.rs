@@ -1,6 +1,220 @@
+//! Self-attention with its heads split over a group: grouped queries, or multi-head latent
+//! attention.
+
 mod core_attention;
 mod latent;
 mod self_attention;
 
-pub use latent::{MultiLatentAttention, MultiLatentAttentionConfig};
-pub use self_attention::{SelfAttention, SelfAttentionConfig};
+use burn::{module::Module, tensor::Tensor};
+use megaburn_collective::Group;
+use megaburn_kernels::{RopeTable, apply_rope};
+
+use crate::{
+    BatchContext, ContextParallel, KvCache, Norm, Packed, ParallelLinear, PlanBuilder,
+    Recomputable, ReplicatedLinear, Sharded,
+};
+use core_attention::CoreAttention;
+use latent::LatentHeads;
+pub use latent::MultiLatentAttentionConfig;
+use self_attention::GroupedHeads;
+pub use self_attention::SelfAttentionConfig;
+
+/// The groups over which a layer of attention is split.
+#[derive(Clone, Debug)]
+pub struct AttentionGroups {
+    /// The ranks over which the heads are split.
+    pub tp: Group,
+    /// The ranks that share each sequence: each holds two [chunks](megaburn_mesh::Zigzag) of it,
+    /// and they exchange keys and values (of heads, not latents) as
+    /// [`ContextComm`](crate::ContextComm) says.
+    pub cp: ContextParallel,
+}
+
+/// Every rank holds full sequences.
+impl From<&Group> for AttentionGroups {
+    fn from(tp: &Group) -> Self {
+        Self {
+            tp: tp.clone(),
+            cp: ContextParallel::none(),
+        }
+    }
+}
+
+/// Self-attention, its heads split over a group. [`SelfAttentionConfig`] builds it with grouped
+/// queries, [`MultiLatentAttentionConfig`] with latents; each has its own projections to queries,
+/// keys and values, and the fields of the other are `None`.
+///
+/// # Collective
+/// Grouped queries: as a column and a row [`ParallelLinear`]. Norms of queries and keys add an
+/// all-reduce of the gradients of their scales to the backward pass.
+///
+/// Latents, forward: one all-reduce of the output. Backward: one all-reduce for the gradient of
+/// each normalized latent, and one for the gradient of the keys' rotated features.
+///
+/// With sequence parallelism each rank computes the latents of its own tokens.
+///
+/// - Forward: the normalized latents and the keys' rotated features are all-gathered (without a
+///   query latent, the input instead), and the output is reduce-scattered.
+/// - Backward: runs the adjoint collectives, gathers the inputs of the up projections a second time
+///   for their weight gradients, and all-reduces the gradients of all replicated parameters.
+///
+/// Context-parallel ranks also send as [`ContextComm`](crate::ContextComm) says.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// Grouped queries: the QKV projection of this rank's heads, `[d_model, (q + 2 kv) head_dim]`.
+    pub qkv: Option<ParallelLinear>,
+    /// Latents: the query down projection, `[d_model, q_lora_rank]` (`q_a_proj`).
+    pub q_down: Option<ReplicatedLinear>,
+    /// The norm over each query head; with latents that of the query latent (`q_a_layernorm`).
+    pub q_norm: Option<Norm>,
+    /// The norm over each key head.
+    pub k_norm: Option<Norm>,
+    /// Latents: the query up projection to this rank's heads, each `[nope | rope]` (`q_b_proj`).
+    pub q_up: Option<ParallelLinear>,
+    /// Latents: the query projection from the residual stream, where queries have no latent
+    /// (`q_proj`).
+    pub q: Option<ParallelLinear>,
+    /// The projection to the latent of keys and values and to the keys' rotated features,
+    /// `[d_model, kv_lora_rank + rope]` (`kv_a_proj_with_mqa`).
+    pub kv_down: Option<ReplicatedLinear>,
+    /// The norm of the key/value latent (`kv_a_layernorm`).
+    pub kv_norm: Option<Norm>,
+    /// The up projection to keys and values of this rank's heads, each `[nope | v]` (`kv_b_proj`).
+    pub kv_up: Option<ParallelLinear>,
+    /// The output projection, `[heads * v, d_model]`.
+    pub output: ParallelLinear,
+    #[module(skip)]
+    heads: Heads,
+    core: CoreAttention,
+}
+
+/// How projected features are divided into the heads of this rank.
+#[derive(Clone, Debug)]
+enum Heads {
+    Grouped(GroupedHeads),
+    Latent(LatentHeads),
+}
+
+impl Attention {
+    /// A layer without projections to queries, keys and values.
+    fn new(output: ParallelLinear, heads: Heads, core: CoreAttention) -> Self {
+        Self {
+            qkv: None,
+            q_down: None,
+            q_norm: None,
+            k_norm: None,
+            q_up: None,
+            q: None,
+            kv_down: None,
+            kv_norm: None,
+            kv_up: None,
+            output,
+            heads,
+            core,
+        }
+    }
+
+    /// Applies the attention to full sequences outside of training.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`, unchanged (with sequence or context parallelism `seq` is the local
+    /// length). `rope` holds all positions of the tensor-parallel group, with latents for heads of
+    /// `qk_rope_head_dim`; `None` rotates nothing.
+    pub fn forward(&self, x: impl Into<Recomputable<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
+        self.forward_in(x, rope, &BatchContext::default())
+    }
+
+    /// Like [`forward`](Self::forward), with more known about the micro-batch: in training some
+    /// probabilities are dropped, and packed documents do not attend to each other.
+    ///
+    /// # Shapes
+    /// As [`forward`](Self::forward).
+    pub fn forward_in(
+        &self,
+        x: impl Into<Recomputable<3>>,
+        rope: Option<&RopeTable>,
+        batch: &BatchContext,
+    ) -> Tensor<3> {
+        let queries_keys_values = self.queries_keys_values(x.into(), rope);
+        self.output
+            .forward(self.core.forward(queries_keys_values, batch))
+    }
+
+    /// Applies the attention to the next tokens of some sequences. `cache` holds the earlier keys
+    /// and values of this rank's heads (not latents) and receives the new ones. Not for training.
+    ///
+    /// # Shapes
+    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds
+    /// their positions. The layer must be without sequence parallelism.
+    /// # Collective
+    /// As [`forward`](Self::forward) on full sequences; ranks that share the pass also all-gather
+    /// keys and values.
+    pub fn forward_cached(
+        &self,
+        x: impl Into<Recomputable<3>>,
+        rope: Option<&RopeTable>,
+        packed: &Packed,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let queries_keys_values = self.queries_keys_values(x.into(), rope);
+        self.output
+            .forward(self.core.cached(queries_keys_values, packed, cache))
+    }
+
+    /// The queries, keys and values of this rank's heads after norm and rotation,
+    /// `[seq, batch, heads, head_dim]` each.
+    fn queries_keys_values(&self, x: Recomputable<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
+        match &self.heads {
+            Heads::Grouped(heads) => self.project_grouped(heads, x, rope),
+            Heads::Latent(heads) => self.project_latents(heads, x, rope),
+        }
+    }
+
+    /// Returns the layer with the same weights for full sequences, as generation needs it.
+    pub fn whole_sequence(self) -> Self {
+        Self {
+            qkv: self.qkv.map(ParallelLinear::whole_sequence),
+            q_down: self.q_down.map(ReplicatedLinear::whole_sequence),
+            // A norm over heads has rows of its own on every rank, whatever the sequences are.
+            q_norm: match self.heads {
+                Heads::Grouped(_) => self.q_norm,
+                Heads::Latent(_) => self.q_norm.map(Norm::whole_sequence),
+            },
+            k_norm: self.k_norm,
+            q_up: self.q_up.map(ParallelLinear::whole_sequence),
+            q: self.q.map(ParallelLinear::whole_sequence),
+            kv_down: self.kv_down.map(ReplicatedLinear::whole_sequence),
+            kv_norm: self.kv_norm.map(Norm::whole_sequence),
+            kv_up: self.kv_up.map(ParallelLinear::whole_sequence),
+            output: self.output.whole_sequence(),
+            heads: match self.heads {
+                Heads::Latent(heads) => Heads::Latent(heads.whole_sequence()),
+                heads => heads,
+            },
+            core: self.core.whole_sequence(),
+        }
+    }
+}
+
+/// The rotation of queries or keys; without a table they are unchanged.
+fn rotated(x: Tensor<4>, rope: Option<&RopeTable>) -> Tensor<4> {
+    match rope {
+        Some(rope) => apply_rope(x, rope),
+        None => x,
+    }
+}
+
+impl Sharded for Attention {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("qkv", &self.qkv);
+        plan.child("q_down", &self.q_down);
+        plan.child("q_norm", &self.q_norm);
+        plan.child("k_norm", &self.k_norm);
+        plan.child("q_up", &self.q_up);
+        plan.child("q", &self.q);
+        plan.child("kv_down", &self.kv_down);
+        plan.child("kv_norm", &self.kv_norm);
+        plan.child("kv_up", &self.kv_up);
+        plan.child("output", &self.output);
+    }
+}

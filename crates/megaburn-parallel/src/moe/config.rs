@@ -2,7 +2,7 @@ use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_kernels::{RouterGroups, RouterOptions, RouterScores};
 use megaburn_mesh::{Axis, FusedPart};
 
-use super::{Dispatcher, ExpertGroups, ExpertMlp, Moe, MoeParts, Router, router::RouterParts};
+use super::{ExpertGroups, ExpertMlp, Moe, MoeOptions, MoeParts, Router, router::RouterParts};
 use crate::{Activation, MlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig};
 
 /// Configuration of a mixture-of-experts layer, [`Moe`].
@@ -42,6 +42,9 @@ pub struct MoeConfig {
     /// Whether input and output are sharded along the sequence. Required with tensor parallelism.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// Whether backward recomputes the experts' activation instead of keeping its output.
+    #[config(default = false)]
+    pub recompute: bool,
     /// Initializer of the router and the up (and gate) matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -63,6 +66,7 @@ impl MoeConfig {
     pub fn init(
         &self,
         groups: impl Into<ExpertGroups>,
+        options: MoeOptions,
         device: &Device,
     ) -> Result<Moe, ParallelError> {
         let groups = groups.into();
@@ -78,7 +82,7 @@ impl MoeConfig {
             .map(|d_ffn| self.shared(d_ffn, &groups, device))
             .transpose()?;
         Ok(Moe {
-            router: Router::new(self.router(&groups), device)?,
+            router: Router::new(self.router(&groups, options), device)?,
             experts: (0..self.num_experts)
                 .map(expert)
                 .collect::<Result<_, _>>()?,
@@ -86,8 +90,8 @@ impl MoeConfig {
             parts: MoeParts {
                 groups,
                 activation: self.activation,
-                dispatcher: Dispatcher::AllToAll,
-                recompute: false,
+                dispatcher: options.dispatcher,
+                recompute: self.recompute,
             },
         })
     }
@@ -135,13 +139,14 @@ impl MoeConfig {
             .with_activation(self.activation)
             .with_bias(false)
             .with_sequence_parallel(self.sequence_parallel)
+            .with_recompute(self.recompute)
             .with_initializer(self.initializer.clone())
             .with_output_initializer(self.output_initializer.clone());
         config.path = self.path_of("shared");
         config.init(&groups.tp, device)
     }
 
-    fn router(&self, groups: &ExpertGroups) -> RouterParts {
+    fn router(&self, groups: &ExpertGroups, options: MoeOptions) -> RouterParts {
         let router_groups = |[num, kept, best]: [usize; 3]| RouterGroups { num, kept, best };
         RouterParts {
             d_model: self.d_model,
@@ -162,6 +167,8 @@ impl MoeConfig {
             initializer: self.initializer.clone(),
             path: self.path_of("router"),
             groups: groups.clone(),
+            balance: options.balance,
+            capacity: options.capacity,
         }
     }
 

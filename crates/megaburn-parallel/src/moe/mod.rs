@@ -31,18 +31,18 @@ pub use quantile::{QUANTILE_BINS, quantile_biases};
 pub use router::Router;
 use router::off_graph;
 
-use crate::{Activation, Mlp, PlanBuilder, Recomputable, Sharded, TokenContext};
+use crate::{Activation, BatchContext, Mlp, PlanBuilder, Recomputable, Sharded};
 
 /// A mixture-of-experts layer: `sum_i weight_i expert_i(x)` over the experts that the [`Router`]
 /// chose for the token, plus the shared expert if there is one.
 ///
 /// # Collective
 /// All ranks of [`ExpertGroups::experts`] call it, forward and backward. They first exchange row
-/// counts, and for tokens that are sent once to several experts of a rank also the experts' ids. Then
-/// rows are dispatched to the ranks of their experts and combined again: all-to-all over `ep`,
-/// all-gather and reduce-scatter over `etp`, or as the [`Dispatcher`] says. A rank without tokens, or
-/// whose experts get none, takes part like any other. With a [load-balancing](LoadBalance) loss the
-/// ranks of [`ExpertGroups::tp_cp`] also sum token counts.
+/// counts, and for tokens that are sent once to several experts of a rank also the experts' ids.
+/// Then rows are dispatched to the ranks of their experts and combined again: all-to-all over `ep`,
+/// all-gather and reduce-scatter over `etp`, or as the [`Dispatcher`] says. A rank without tokens,
+/// or whose experts get none, takes part like any other. With a [load-balancing](LoadBalance) loss
+/// the ranks of [`ExpertGroups::tp_cp`] also sum token counts.
 #[derive(Module, Debug)]
 pub struct Moe {
     /// Chooses the experts of each token.
@@ -67,11 +67,12 @@ struct MoeParts {
 /// How the experts are used, independent of their parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeOptions {
-    /// How the load of the experts is balanced.
+    /// How the load of the experts is balanced; by default not at all.
     pub balance: LoadBalance,
-    /// The capacity of each expert; `None` takes all tokens.
+    /// The capacity of each expert; `None` takes all tokens. In
+    /// [generation](Moe::whole_sequence) all tokens are taken.
     pub capacity: Option<Capacity>,
-    /// How tokens get to the ranks of their experts.
+    /// How tokens get to the ranks of their experts; [`Dispatcher::AllToAll`] by default.
     pub dispatcher: Dispatcher,
 }
 
@@ -92,7 +93,7 @@ impl Moe {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged: the tokens of this rank only (with tensor parallelism,
     /// its shard of the sequence)
-    pub fn forward(&self, x: impl Into<Recomputable<3>>, context: &TokenContext) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Recomputable<3>>, context: &BatchContext) -> Tensor<3> {
         let x = x.into().into_tensor();
         let dims = x.dims();
         let routed = self.router.route(x.clone(), context);
@@ -143,50 +144,6 @@ impl Moe {
             overlapped_wgrads: dispatch.overlapped_wgrads().filter(|_| rows.is_tracked()),
         };
         experts::forward(experts, &pass, rows, weights)
-    }
-
-    /// Whether backward recomputes the experts' activation instead of keeping its output. Off by
-    /// default.
-    #[must_use]
-    pub fn with_recompute(mut self, recompute: bool) -> Self {
-        self.parts.recompute = recompute;
-        self.shared = self.shared.map(|shared| shared.with_recompute(recompute));
-        self
-    }
-
-    /// Sets all options at once.
-    #[must_use]
-    pub fn with_options(self, options: MoeOptions) -> Self {
-        let MoeOptions {
-            balance,
-            capacity,
-            dispatcher,
-        } = options;
-        self.with_balance(balance)
-            .with_capacity(capacity)
-            .with_dispatcher(dispatcher)
-    }
-
-    /// Sets how tokens get to the ranks of their experts; [`Dispatcher::AllToAll`] by default.
-    #[must_use]
-    pub fn with_dispatcher(mut self, dispatcher: Dispatcher) -> Self {
-        self.parts.dispatcher = dispatcher;
-        self
-    }
-
-    /// Sets how the load of the experts is balanced. Off by default.
-    #[must_use]
-    pub fn with_balance(mut self, balance: LoadBalance) -> Self {
-        self.router = self.router.with_balance(balance);
-        self
-    }
-
-    /// Sets the capacity of each expert; `None` takes all tokens. In
-    /// [generation](Self::whole_sequence) all tokens are taken.
-    #[must_use]
-    pub fn with_capacity(mut self, capacity: Option<Capacity>) -> Self {
-        self.router = self.router.with_capacity(capacity);
-        self
     }
 
     /// Returns the layer with the same weights for generation, where the ranks of the

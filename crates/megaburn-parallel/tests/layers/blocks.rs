@@ -1,13 +1,11 @@
 //! Norms, MLPs and attention under all layouts.
 
-use std::ops::Add;
-
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
-    Activation, Mlp, MlpConfig, Norm, NormConfig, NormKind, PositionEmbedding,
-    PositionEmbeddingConfig, Residual, SelfAttention, SelfAttentionConfig,
+    Activation, Attention, Mlp, MlpConfig, Norm, NormConfig, NormKind, PositionEmbedding,
+    PositionEmbeddingConfig, Residual, SelfAttentionConfig,
 };
 use rstest::rstest;
 
@@ -59,11 +57,12 @@ fn a_norm_adds_the_last_term_of_the_residual_stream(
     let build = |group: &Group| Ok(config.init(group, &autodiff()));
     let term = |x: &Tensor<3>, i: usize| x.clone().tanh() * (i + 1) as f64;
     let stream = |layer: &Norm, x: Tensor<3>| {
-        let terms = (0..terms).map(|i| term(&x, i));
-        let (y, stream) = terms
-            .fold(Residual::from(x.clone()), Residual::add)
-            .normed(layer);
-        let (z, stream) = (stream + y.into_tensor()).normed(layer);
+        let mut stream = Residual::from(x.clone());
+        for i in 0..terms {
+            stream += term(&x, i);
+        }
+        stream += stream.normed(layer).into_tensor();
+        let z = stream.normed(layer);
         z.into_tensor() + stream.sum()
     };
     assert_same_under_layout(&setting, build, stream);
@@ -143,7 +142,7 @@ fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
         })
         .with_name("blocks.2.attention");
     let build = |group: &Group| config.init(group, &autodiff());
-    let forward = |layer: &SelfAttention, x: Tensor<3>| {
+    let forward = |layer: &Attention, x: Tensor<3>| {
         let positions = 0..setting.shapes[0][0];
         let rope = RopeConfig::new(config.head_dim)
             .init(positions, &autodiff())
@@ -152,7 +151,7 @@ fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
     };
     assert_same_under_layout(setting, build, forward);
     // Without rope: learned positions are added elsewhere.
-    let forward = |layer: &SelfAttention, x: Tensor<3>| layer.forward(x, None);
+    let forward = |layer: &Attention, x: Tensor<3>| layer.forward(x, None);
     assert_same_under_layout(setting, build, forward);
 }
 
@@ -194,9 +193,7 @@ fn a_window_changes_what_late_tokens_see() {
         config.window = window;
         let build = |group: &Group| config.init(group, &autodiff());
         let rope = RopeConfig::new(4).init(0..6, &autodiff()).unwrap();
-        let trial = setting.run(build, |layer: &SelfAttention, x| {
-            layer.forward(x, Some(&rope))
-        });
+        let trial = setting.run(build, |layer: &Attention, x| layer.forward(x, Some(&rope)));
         crate::support::floats(&trial.output)
     };
     let all = output(None);

@@ -7,7 +7,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_kernels::{RopeConfig, RopeTable};
-use megaburn_parallel::{KvCache, Packed, SelfAttention, SelfAttentionConfig};
+use megaburn_parallel::{KvCache, Packed, SelfAttentionConfig};
 use rstest::rstest;
 
 use crate::support::{assert_close, fresh_seed, normal, on_ranks};
@@ -84,7 +84,7 @@ fn sequences_of_any_length_go_on_side_by_side(
         config.window = window;
         config.qk_norm = qk_norm;
         let layer = config.init(&group, &device.clone().autodiff()).unwrap();
-        let layer: SelfAttention = layer.valid().whole_sequence();
+        let layer = layer.valid().whole_sequence();
         let rope = |positions: Vec<usize>| {
             rotary.then(|| RopeConfig::new(4).init(positions, &device).unwrap())
         };

@@ -2,10 +2,11 @@
 
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::ProcessGroups;
-use megaburn_kernels::RopeConfig;
+use megaburn_kernels::{RopeConfig, RopeTable};
 use megaburn_mesh::{Layout, PackedRows};
 use megaburn_parallel::{
-    ContextComm, ContextParallel, ParallelError, SelfAttention, SelfAttentionConfig, TokenContext,
+    Attention, AttentionGroups, BatchContext, ContextComm, ContextParallel, ParallelError,
+    SelfAttentionConfig,
 };
 use rstest::rstest;
 
@@ -48,7 +49,7 @@ impl Case {
 }
 
 impl Subject for Case {
-    type Layer = SelfAttention;
+    type Layer = Attention;
 
     fn shape(&self) -> [usize; 3] {
         let [s, b] = self.tokens;
@@ -69,12 +70,7 @@ impl Subject for Case {
         false
     }
 
-    fn layer(
-        &self,
-        groups: &ProcessGroups,
-        comm: ContextComm,
-    ) -> Result<SelfAttention, ParallelError> {
-        let name = "blocks.0.attention";
+    fn layer(&self, groups: &ProcessGroups, comm: ContextComm) -> Result<Attention, ParallelError> {
         let [heads, kv_heads] = self.heads;
         let mut config = SelfAttentionConfig::new(HIDDEN, heads, kv_heads, HEAD_DIM)
             .with_initializer(Initializer::Normal {
@@ -83,17 +79,24 @@ impl Subject for Case {
             })
             .with_causal(self.causal)
             .with_sequence_parallel(groups.layout().sp)
-            .with_name(name);
-        config.window = self.window;
-        config
-            .init(&groups.tp, &autodiff())?
-            .with_dropout(self.dropout, name, &groups.tp)?
+            .with_dropout(self.dropout)
             .with_recompute(self.again)
-            .with_context_parallel(&ContextParallel::new(&groups.cp, comm)?, name)
+            .with_name("blocks.0.attention");
+        config.window = self.window;
+        let groups = AttentionGroups {
+            tp: groups.tp.clone(),
+            cp: ContextParallel::new(&groups.cp, comm)?,
+        };
+        config.init(groups, &autodiff())
     }
 
-    fn forward(layer: &SelfAttention, x: Tensor<3>, context: &TokenContext) -> Tensor<3> {
-        layer.forward_in(x, context)
+    fn forward(
+        layer: &Attention,
+        x: Tensor<3>,
+        rope: &RopeTable,
+        batch: &BatchContext,
+    ) -> Tensor<3> {
+        layer.forward_in(x, Some(rope), batch)
     }
 }
 

@@ -6,6 +6,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_collective::Group;
+use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ParallelDropout, ParallelDropoutConfig, ParallelError, PlanBuilder, Sharded, TokenBlock,
 };
@@ -29,7 +30,7 @@ const PROB: f64 = 0.3;
 
 fn dropout(group: &Group, name: &str) -> ParallelDropout {
     ParallelDropoutConfig::new(PROB, name.into())
-        .init(group)
+        .init(group, Zigzag::WHOLE)
         .unwrap()
 }
 
@@ -50,7 +51,7 @@ fn every_layout_drops_the_same_elements(
             .with_sequence_parallel(sequence_parallel);
         let build = |group: &Group| {
             Ok::<_, ParallelError>(Dropped {
-                dropout: config.init(group)?,
+                dropout: config.init(group, Zigzag::WHOLE)?,
             })
         };
         let end = stream(sequence_parallel);
@@ -60,7 +61,9 @@ fn every_layout_drops_the_same_elements(
             shapes,
             ends: [end.clone(), end],
         }
-        .run(build, |layer: &Dropped, x| layer.dropout.forward(x, &block))
+        .run(build, |layer: &Dropped, x| {
+            layer.dropout.forward(x, Some(block))
+        })
     };
     let one = run(1, false);
     let many = run(ranks, sequence_parallel);
@@ -87,7 +90,7 @@ fn micro_batches_drop_what_the_whole_batch_drops() {
             global_batch: 7,
             first_sample,
         };
-        layer.forward(x.clone().narrow(1, first_sample, samples), &block)
+        layer.forward(x.clone().narrow(1, first_sample, samples), Some(block))
     };
     let whole = part(0, 7).into_data();
     for sizes in [vec![1; 7], vec![2, 2, 2, 1], vec![3, 4]] {
@@ -116,7 +119,7 @@ fn the_gradient_uses_the_mask_and_the_rate_is_right() {
         first_sample: 0,
     };
     let x = leaf::<3>(normal(&shape, seed, "x"));
-    let y = layer.forward(x.clone(), &block);
+    let y = layer.forward(x.clone(), Some(block));
     let weight = Tensor::<3>::from_data(normal(&shape, seed, "weight"), &autodiff());
     let grad = x
         .grad(&(y.clone() * weight.clone()).sum().backward())
@@ -147,7 +150,7 @@ fn another_step_path_or_seed_drops_other_elements() {
         };
         floats(
             &dropout(&Group::single(seed), name)
-                .forward(x.clone(), &block)
+                .forward(x.clone(), Some(block))
                 .into_data(),
         )
     };
@@ -170,15 +173,15 @@ fn nothing_drops_in_evaluation_or_with_probability_zero() {
     let plain = Tensor::<3>::from_data(x.clone(), &Device::flex());
     assert_bits(
         "evaluation",
-        &dropout(&group, "a").forward(plain, &block).into_data(),
+        &dropout(&group, "a").forward(plain, Some(block)).into_data(),
         &x,
     );
     let none = ParallelDropoutConfig::new(0.0, "a".into())
-        .init(&group)
+        .init(&group, Zigzag::WHOLE)
         .unwrap();
     assert_bits(
         "no dropout",
-        &none.forward(leaf(x.clone()), &block).into_data(),
+        &none.forward(leaf(x.clone()), Some(block)).into_data(),
         &x,
     );
 }

@@ -2,7 +2,7 @@
 
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
-use megaburn_mesh::FusedPart;
+use megaburn_mesh::{FusedPart, Zigzag};
 use megaburn_parallel::{
     CrossEntropyConfig, MlpConfig, MultiLatentAttentionConfig, ParallelDropoutConfig,
     ParallelError, ParallelLinearConfig, PositionEmbeddingConfig, ReplicatedLinearConfig,
@@ -37,7 +37,7 @@ layers!(
     MultiLatentAttentionConfig => |config, group| config.init(group, &Device::flex()),
     ReplicatedLinearConfig => |config, group| config.init(group, &Device::flex()),
     CrossEntropyConfig => |config, group| config.init(group),
-    ParallelDropoutConfig => |config, group| config.init(group),
+    ParallelDropoutConfig => |config, group| config.init(group, Zigzag::WHOLE),
 );
 
 /// The error message, which must be the same on every rank.

@@ -8,8 +8,8 @@ use burn::{
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, ParamSpec, PositionRng, Purpose, ShardPlan, ShardSpec};
 use megaburn_parallel::{
-    Mlp, MlpConfig, Norm, NormConfig, ParallelError, ParallelLinear, ParallelLinearConfig,
-    PlanBuilder, SelfAttention, SelfAttentionConfig, Sharded, VocabParallelEmbedding,
+    Attention, Mlp, MlpConfig, Norm, NormConfig, ParallelError, ParallelLinear,
+    ParallelLinearConfig, PlanBuilder, SelfAttentionConfig, Sharded, VocabParallelEmbedding,
     VocabParallelEmbeddingConfig, check_plan, read_params, shard_plan,
 };
 use rstest::rstest;
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Module, Debug)]
 struct Block {
     norm: Norm,
-    attention: SelfAttention,
+    attention: Attention,
     mlp: Mlp,
 }
 

@@ -8,10 +8,11 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
+use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    Activation, ContextComm, ContextParallel, Mlp, MlpConfig, Norm, NormConfig, NormKind,
-    ParallelDropout, ParallelDropoutConfig, ParallelError, ParallelLinear, ParallelLinearConfig,
-    PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded, TokenBlock,
+    Activation, Attention, AttentionGroups, ContextComm, ContextParallel, Mlp, MlpConfig, Norm,
+    NormConfig, NormKind, ParallelDropout, ParallelDropoutConfig, ParallelError, ParallelLinear,
+    ParallelLinearConfig, PlanBuilder, Residual, SelfAttentionConfig, Sharded, TokenBlock,
     VocabParallelEmbedding, VocabParallelEmbeddingConfig, load_params, read_params, recomputed,
     save_attention_output,
 };
@@ -26,7 +27,7 @@ use crate::{
 #[derive(Module, Debug)]
 struct Block {
     norms: Vec<Norm>,
-    attention: SelfAttention,
+    attention: Attention,
     mlp: Mlp,
     head: VocabParallelEmbedding,
 }
@@ -41,7 +42,12 @@ struct Shape {
 }
 
 impl Block {
-    fn new(shape: &Shape, group: &Group) -> Result<Self, ParallelError> {
+    /// A block that recomputes the outputs of norms, and of activations.
+    fn new(
+        shape: &Shape,
+        [of_norms, of_activations]: [bool; 2],
+        group: &Group,
+    ) -> Result<Self, ParallelError> {
         let Shape {
             sizes: [hidden, ffn, heads, kv_heads, vocab],
             norm,
@@ -51,7 +57,9 @@ impl Block {
         } = *shape;
         let sp = shape.sequence_parallel;
         let device = autodiff();
-        let norm = NormConfig::new(hidden, norm).with_sequence_parallel(sp);
+        let norm = NormConfig::new(hidden, norm)
+            .with_sequence_parallel(sp)
+            .with_recompute(of_norms);
         let attention = SelfAttentionConfig::new(hidden, heads, kv_heads, 4)
             .with_qkv_bias(bias)
             .with_output_bias(bias)
@@ -61,6 +69,7 @@ impl Block {
             .with_activation(activation)
             .with_bias(bias)
             .with_sequence_parallel(sp)
+            .with_recompute(of_activations)
             .with_name("mlp");
         let head = VocabParallelEmbeddingConfig::new(vocab, hidden)
             .with_pad_multiple(1)
@@ -74,26 +83,14 @@ impl Block {
         })
     }
 
-    fn with_recompute(self, norm: bool, activation: bool) -> Self {
-        let norms = self
-            .norms
-            .into_iter()
-            .map(|layer| layer.with_recompute(norm))
-            .collect();
-        Self {
-            norms,
-            mlp: self.mlp.with_recompute(activation),
-            ..self
-        }
-    }
-
     fn forward(&self, x: Tensor<3>, seq: usize) -> Tensor<3> {
         let rope = RopeConfig::new(4).init(0..seq, &autodiff()).unwrap();
-        let (normed, x) = Residual::from(x).normed(&self.norms[0]);
-        let x = x + self.attention.forward(normed, Some(&rope));
-        let (normed, x) = x.normed(&self.norms[1]);
-        let x = x + self.mlp.forward(normed);
-        self.head.logits(x.normed(&self.norms[2]).0)
+        let mut x = Residual::from(x);
+        x += self
+            .attention
+            .forward(x.normed(&self.norms[0]), Some(&rope));
+        x += self.mlp.forward(x.normed(&self.norms[1]));
+        self.head.logits(x.normed(&self.norms[2]))
     }
 }
 
@@ -131,8 +128,8 @@ fn values_and_gradients_are_those_of_keeping_everything(
         let seq = per_rank * ranks;
         let run = |of_norms: bool, of_activations: bool| {
             on_ranks(ranks, seed, |group| {
-                let block = cast(Block::new(&shape, &group).unwrap(), dtype);
-                let block = block.with_recompute(of_norms, of_activations);
+                let block = Block::new(&shape, [of_norms, of_activations], &group).unwrap();
+                let block = cast(block, dtype);
                 let own = if sp { per_rank } else { seq };
                 let x = normal(&[own, batch, hidden], seed, &format!("x{}", group.rank()));
                 let typed = (&autodiff(), dtype);
@@ -187,20 +184,24 @@ fn what_is_computed_again_is_split_like_the_rest(
         shapes: [shape; 2],
         ends: [end.clone(), end],
     };
-    let norm = NormConfig::new(7, kind).with_sequence_parallel(sequence_parallel);
+    let norm = NormConfig::new(7, kind)
+        .with_sequence_parallel(sequence_parallel)
+        .with_recompute(true);
     let mlp = MlpConfig::gated(7, 24)
         .with_sequence_parallel(sequence_parallel)
+        .with_recompute(true)
         .with_name("mlp");
     let build = |group: &Group| {
-        let norm = norm.init(group, &autodiff()).with_recompute(true);
         Ok(NormedMlp {
-            norm,
-            mlp: mlp.init(group, &autodiff())?.with_recompute(true),
+            norm: norm.init(group, &autodiff()),
+            mlp: mlp.init(group, &autodiff())?,
         })
     };
     assert_same_under_layout(&setting, build, |layer: &NormedMlp, x: Tensor<3>| {
-        let (normed, stream) = (Residual::from(x.clone()) + x.tanh()).normed(&layer.norm);
-        (stream + layer.mlp.forward(normed)).sum()
+        let mut stream = Residual::from(x.clone());
+        stream += x.tanh();
+        stream += layer.mlp.forward(stream.normed(&layer.norm));
+        stream.sum()
     });
 }
 
@@ -248,7 +249,7 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
                 .with_sequence_parallel(sequence_parallel);
             let part = Dropped {
                 mlp,
-                dropout: dropout.init(&group).unwrap(),
+                dropout: dropout.init(&group, Zigzag::WHOLE).unwrap(),
             };
             let mut part = cast(part, dtype);
             part.mlp.down.weight = part.mlp.down.weight.no_grad();
@@ -258,7 +259,7 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
             let x = if input_learns { x.require_grad() } else { x };
             let forward = |part: &Dropped, x: Tensor<3>| {
                 let block = TokenBlock::new(3, 2, 0);
-                part.dropout.forward(part.mlp.forward(x), &block)
+                part.dropout.forward(part.mlp.forward(x), Some(block))
             };
             let y = if again {
                 let of = [x.clone().into()];
@@ -334,8 +335,11 @@ fn attention_that_is_kept_is_not_computed_again() {
         on_ranks(3, seed, move |group| {
             let parallel = ContextParallel::new(&group, ContextComm::P2p).unwrap();
             let config = SelfAttentionConfig::new(12, 2, 2, 4).with_name("attention");
-            let layer = config.init(&Group::single(seed), &autodiff()).unwrap();
-            let layer = layer.with_context_parallel(&parallel, "attention").unwrap();
+            let groups = AttentionGroups {
+                tp: Group::single(seed),
+                cp: parallel,
+            };
+            let layer = config.init(groups, &autodiff()).unwrap();
             let x = leaf::<3>(normal(&[4, 2, 12], seed, &format!("x{}", group.rank())));
             let before = group.flight_records().len();
             let make = || {

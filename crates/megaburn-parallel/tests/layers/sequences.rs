@@ -7,11 +7,11 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_collective::{Group, ProcessGroups};
-use megaburn_kernels::RopeConfig;
+use megaburn_kernels::{RopeConfig, RopeTable};
 use megaburn_mesh::{Layout, PackedRows, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    ContextComm, ContextParallel, PackedDocuments, ParallelError, Sharded, TokenBlock,
-    TokenContext, shard_plan,
+    BatchContext, ContextComm, ContextParallel, PackedDocuments, ParallelError, Sharded,
+    TokenBlock, shard_plan,
 };
 
 use crate::support::{
@@ -38,7 +38,12 @@ pub(crate) trait Subject: Debug + Sync {
         comm: ContextComm,
     ) -> Result<Self::Layer, ParallelError>;
 
-    fn forward(layer: &Self::Layer, x: Tensor<3>, context: &TokenContext) -> Tensor<3>;
+    fn forward(
+        layer: &Self::Layer,
+        x: Tensor<3>,
+        rope: &RopeTable,
+        batch: &BatchContext,
+    ) -> Tensor<3>;
 }
 
 /// The tokens of each row that a rank holds, and their positions.
@@ -104,8 +109,7 @@ fn on_rank<S: Subject>(
         .init(0..s, &autodiff())
         .unwrap()
         .rows(&positions);
-    let context = TokenContext {
-        rope: Some(rope),
+    let batch = BatchContext {
         loss_factor: Some(1.0),
         counted: None,
         block: Some(TokenBlock::new(3, b + 1, 1)),
@@ -114,7 +118,7 @@ fn on_rank<S: Subject>(
             .told_with_tokens()
             .then(|| ContextParallel::new(&groups.cp, comm).unwrap()),
     };
-    let y = S::forward(&layer, x.clone(), &context);
+    let y = S::forward(&layer, x.clone(), &rope, &batch);
     let weight = Tensor::from_data(local("weight"), &autodiff());
     let grads = (y.clone() * weight).sum().backward();
     let plan = shard_plan(&layer).unwrap();

@@ -3,7 +3,7 @@
 use burn::prelude::Device;
 use megaburn_collective::{GroupOptions, ProcessGroups, RankFailure, run_threads};
 use megaburn_mesh::{Axis, Layout};
-use megaburn_models::{DecoderConfig, ModelError};
+use megaburn_models::{DecoderConfig, ModelError, decoder::ModelOptions};
 use megaburn_parallel::{main_grads, shard_plan};
 use megaburn_pipeline::StageLayers;
 
@@ -55,8 +55,12 @@ fn params(
     };
     let ranks = run_threads(grid.world_size(), GroupOptions::default(), |world| {
         let groups = ProcessGroups::new(&world, grid)?;
+        let options = ModelOptions {
+            sequence_parallel: layout.sp,
+            ..ModelOptions::default()
+        };
         let of = |chunks: &Vec<StageLayers>| {
-            let model = model.init_stages(chunks, &groups, layout.sp, &Device::flex())?;
+            let model = model.init_stages(chunks, &groups, &options, &Device::flex())?;
             let direct = main_grads(&model);
             let plan = shard_plan(&model).map_err(ModelError::from)?;
             let param = |(path, spec): (&str, &megaburn_mesh::ParamSpec)| Param {

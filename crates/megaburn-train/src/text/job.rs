@@ -6,11 +6,11 @@ use megaburn_data::Tokenizer;
 use megaburn_mesh::Layout;
 use megaburn_models::{
     Decoder, ModelError,
-    decoder::DecoderCache,
+    decoder::{DecoderCache, ModelOptions},
     generate::{GenerateOptions, Generated, Next, generate_with},
     source::ModelSource,
 };
-use megaburn_parallel::{ContextComm, shard_plan};
+use megaburn_parallel::shard_plan;
 
 use super::{Continuation, continue_text};
 use crate::{
@@ -127,9 +127,11 @@ impl GenerateJob<'_> {
         // Multi-token-prediction blocks are not needed for generation, so they are not loaded.
         let config = &source.config().without_mtp();
         let pipeline = Pipeline::new(self.parallel, config, Dtype::F32, &groups)?;
-        let sp = self.built_with_sp(layout);
-        let model = config.init_stages(pipeline.chunks(), &groups, sp, device)?;
-        let model = model.with_context_parallel(&groups.cp, &[ContextComm::P2p])?;
+        let model_options = ModelOptions {
+            sequence_parallel: self.built_with_sp(layout),
+            ..ModelOptions::default()
+        };
+        let model = config.init_stages(pipeline.chunks(), &groups, &model_options, device)?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let model = source.load(model, &plan)?;
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {

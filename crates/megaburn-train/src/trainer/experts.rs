@@ -2,7 +2,6 @@
 
 use burn::tensor::TensorData;
 use megaburn_collective::ReduceOp;
-use megaburn_mesh::ShardPlan;
 use megaburn_parallel::{LoadCounts, QUANTILE_BINS, quantile_biases};
 
 use crate::{
@@ -11,12 +10,6 @@ use crate::{
     metrics::ExpertMetrics,
     trainer::Trainer,
 };
-
-/// The paths of the parameters that belong to experts.
-pub(crate) fn experts(plan: &ShardPlan) -> impl Iterator<Item = String> {
-    let experts = plan.iter().filter(|(_, spec)| spec.is_expert());
-    experts.map(|(path, _)| path.to_string())
-}
 
 /// Numbers of a layer in addition to those of each expert: dropped assignments and three losses.
 const LOSSES: usize = 4;

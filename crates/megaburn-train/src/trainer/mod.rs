@@ -30,7 +30,6 @@ use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
-use megaburn_parallel::{main_grads, shard_plan, vector_grads};
 
 use crate::{
     TrainConfig, TrainError,
@@ -38,8 +37,8 @@ use crate::{
     data::RunData,
     pipeline::Pipeline,
     run_folder::{RunShare, names::CHECKPOINTS},
+    train_state::{TrainState, TrainStateConfig},
 };
-pub(crate) use experts::experts;
 use first_times::FirstTimes;
 use hybrid_context::HybridContext;
 use schedules::Schedules;
@@ -163,54 +162,32 @@ impl Trainer {
         let layout = groups.layout();
         let model_config = config.check_start(&layout, start, &data)?;
         let (train, valid) = data.samplers(&config)?;
-        let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
-        let model = model_config
-            .init_stages(pipeline.chunks(), &groups, layout.sp, &device)?
-            .with_moe_options(config.moe.options())
-            .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
-            .with_recompute(config.recompute.of_model())
-            .with_dropout(config.train.dropout())?
-            .with_context_parallel(&groups.cp, &config.context_comms(&layout, &model_config)?)?;
-        let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
-        let main_grads = main_grads(&model);
-        let vector_grads = vector_grads(&model);
-        let direct = main_grads.keys().cloned();
-        let chunks = plan
-            .iter()
-            .map(|(path, _)| (path.to_string(), model.chunk_of(path)));
-        let sharding = config
-            .parallel
-            .sharding()
-            .with_direct(direct)
-            .with_cross_stage(pipeline.shared());
-        let sharding = sharding
-            .with_chunks(chunks)
-            .with_experts(experts(&plan))
-            .init(&model, &groups)?;
-        sharding.attach(&main_grads, config.parallel.overlap);
+        let TrainState {
+            pipeline,
+            model,
+            plan,
+            sharding,
+            grads,
+            optimizer,
+        } = TrainStateConfig {
+            model: &model_config,
+            options: config.model_options(&layout, &model_config)?,
+            parallel: &config.parallel,
+            optimizer: &config.optimizer,
+            dtype: config.train.dtype,
+            weights: match start {
+                Some(InitFrom::Init(source)) => Some(&**source),
+                Some(InitFrom::Resumed(_)) | None => None,
+            },
+        }
+        .init(&groups, &device)?;
         let dynamic = HybridContext::new(&config, &model_config, &groups)?;
-        let dtype = config.train.dtype;
-        let optimizer = config.optimizer.init(dtype, &sharding, &groups)?;
-        let mut optimizer = optimizer.with_f32_params(model.f32_params());
-        let model = match start {
-            Some(InitFrom::Init(source)) => optimizer
-                .load_params(model, dtype.into(), |path, _| {
-                    groups.world.pulse().beat();
-                    source.local(path, &plan)
-                })
-                .map_err(TrainError::from)?,
-            Some(InitFrom::Resumed(_)) | None => optimizer.cast_params(model, dtype.into()),
-        };
-        let grads = GradientAccumulator::new(&model, &plan, &sharding)?
-            .with_dtype(config.optimizer.main_grads_dtype.into())?
-            .with_main_grads(main_grads)
-            .with_vector_grads(vector_grads);
         Ok(Self {
             grads,
             sharding,
             optimizer,
             schedules: Schedules::of(&config)?,
-            loss_scaler: match dtype {
+            loss_scaler: match config.train.dtype {
                 Dtype::F16 => Some(LossScaler::new(config.optimizer.scaling())?),
                 Dtype::F32 | Dtype::Bf16 => None,
             },

@@ -5,9 +5,9 @@ use burn::{
     tensor::{Gradients, Tensor},
 };
 use megaburn_data::Sampler;
-use megaburn_models::{Decoder, decoder::Stage};
-use megaburn_parallel::Residual;
-use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
+use megaburn_models::Decoder;
+use megaburn_parallel::{BatchContext, Residual};
+use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
 
 use crate::{
     TrainError,
@@ -63,12 +63,8 @@ impl StageExecutor for Training<'_> {
             ..
         } = self;
         trainer.groups.world.pulse().beat();
-        let stage = trainer.model_in_flight().stage(pass.chunk);
-        let stage = match trainer.dynamic {
-            // There is no dropout with hybrid context parallelism.
-            Some(_) => stage,
-            None => stage.training(trainer.token_block(pass.micro_batch)),
-        };
+        let model = trainer.model_in_flight();
+        let layers = &model.stages()[pass.chunk];
         let batch = || -> Result<Batch, TrainError> {
             if let Some(dynamic) = &trainer.dynamic {
                 return dynamic.batch(pass.micro_batch, plain);
@@ -76,15 +72,20 @@ impl StageExecutor for Training<'_> {
             let (_, samples) = trainer.micro_batch(pass.micro_batch);
             Ok(trainer.batching().batch(&samples, samples.len(), plain)?)
         };
-        let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
-        let stage =
-            with_batch_context(stage, batch.as_ref()).with_loss_factor(factor.unwrap_or(1.0));
+        let batch = trainer.needs_batch(layers).then(batch).transpose()?;
+        let block = || trainer.token_block(pass.micro_batch);
+        let context = BatchContext {
+            loss_factor: Some(factor.unwrap_or(1.0)),
+            // There is no dropout with hybrid context parallelism.
+            block: trainer.dynamic.is_none().then(block),
+            ..batch_context(batch.as_ref())
+        };
         let _forward = range("forward");
-        let (stream, batch) = through(&stage, batch, input);
-        let Some(batch) = batch.filter(|_| stage.layers().loss) else {
+        let stream = forward_stage(model, pass.chunk, input, batch.as_ref(), &context);
+        let Some(batch) = batch.filter(|_| layers.loss) else {
             return Ok(Output::Stream(stream.sum()));
         };
-        let found = stage.losses(stream, batch.labels.clone(), &batch.ahead);
+        let found = model.losses(stream, batch.labels.clone(), &batch.ahead, &context);
         losses.add(found.inner(), &batch, &trainer.model_config.flop_shape());
         let loss = found.total(trainer.config.train.mtp_loss_scaling_factor);
         Ok(Output::Loss(match factor {
@@ -152,7 +153,7 @@ impl StageExecutor for Evaluation<'_> {
             ..
         } = *self;
         trainer.groups.world.pulse().beat();
-        let stage = self.model.stage(pass.chunk);
+        let layers = &self.model.stages()[pass.chunk];
         let batch = || -> Result<Batch, TrainError> {
             if let Some(dynamic) = self.dynamic {
                 return dynamic.batch(pass.micro_batch, plain);
@@ -168,14 +169,15 @@ impl StageExecutor for Evaluation<'_> {
         // Experts must not process samples that do not count, in any stage.
         let is_cut = total < first + trainer.config.train.global_batch as u64;
         let of_experts = is_cut && trainer.model_config.experts.is_some();
-        let needs_batch = of_experts || trainer.needs_batch(&stage);
+        let needs_batch = of_experts || trainer.needs_batch(layers);
         let batch = needs_batch.then(batch).transpose()?;
-        let stage = with_batch_context(stage, batch.as_ref());
-        let (stream, batch) = through(&stage, batch, input);
-        let Some(batch) = batch.filter(|_| stage.layers().loss) else {
+        let context = batch_context(batch.as_ref());
+        let stream = forward_stage(self.model, pass.chunk, input, batch.as_ref(), &context);
+        let Some(batch) = batch.filter(|_| layers.loss) else {
             return Ok(Output::Stream(stream.sum()));
         };
-        let found = stage.losses(stream, batch.labels.clone(), &batch.ahead);
+        let labels = batch.labels.clone();
+        let found = self.model.losses(stream, labels, &batch.ahead, &context);
         self.losses
             .add(found, &batch, &trainer.model_config.flop_shape());
         Ok(Output::Nothing)
@@ -184,31 +186,36 @@ impl StageExecutor for Evaluation<'_> {
 
 impl Trainer {
     /// Whether a stage needs tokens, labels, or the ends of documents or sequences.
-    fn needs_batch(&self, stage: &Stage<'_>) -> bool {
+    fn needs_batch(&self, stage: &StageLayers) -> bool {
         let has_padding = self.batching().padded > self.config.data.seq_len;
         let of_experts = has_padding && self.model_config.experts.is_some();
-        let is_end = stage.layers().embedding || stage.layers().loss;
+        let is_end = stage.embedding || stage.loss;
         is_end || self.config.data.documents || of_experts
     }
 }
 
-/// The stage with the documents, loss mask and context-parallel group of a batch.
-fn with_batch_context<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> {
-    let documents = batch.and_then(|batch| batch.documents.clone());
-    let counted = batch.and_then(|batch| batch.loss_mask_values.clone());
-    let stage = stage.of_documents(documents).counting(counted);
-    stage.shared_by(batch.and_then(|batch| batch.parallel.clone()))
+/// The documents, loss mask and context-parallel group of a batch.
+fn batch_context(batch: Option<&Batch>) -> BatchContext {
+    BatchContext {
+        documents: batch.and_then(|batch| batch.documents.clone()),
+        counted: batch.and_then(|batch| batch.loss_mask_values.clone()),
+        parallel: batch.and_then(|batch| batch.parallel.clone()),
+        ..BatchContext::default()
+    }
 }
 
-/// The residual stream after a stage, and the batch if there is one.
-fn through(
-    stage: &Stage<'_>,
-    batch: Option<Batch>,
+/// The residual stream after a stage, from its input or the tokens of the batch.
+fn forward_stage(
+    model: &Decoder,
+    chunk: usize,
     input: Option<Tensor<3>>,
-) -> (Residual, Option<Batch>) {
-    match (input, batch) {
-        (Some(input), batch) => (stage.from_stream(input), batch),
-        (None, Some(batch)) => (stage.from_tokens(batch.tokens.clone()), Some(batch)),
+    batch: Option<&Batch>,
+    context: &BatchContext,
+) -> Residual {
+    let x = match (input, batch) {
+        (Some(input), _) => input,
+        (None, Some(batch)) => model.embed(batch.tokens.clone(), context),
         (None, None) => unreachable!("the first stage needs tokens"),
-    }
+    };
+    model.forward_stage(chunk, x, context)
 }

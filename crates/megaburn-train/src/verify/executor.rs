@@ -7,6 +7,7 @@ use megaburn_models::{
     decoder::{MtpTargets, StageLosses},
 };
 use megaburn_optim::GradientAccumulator;
+use megaburn_parallel::BatchContext;
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
 
 use crate::TrainError;
@@ -58,19 +59,18 @@ impl StageExecutor for VerifyExecutor<'_> {
         pass: MicroBatchStep,
         input: Option<Tensor<3>>,
     ) -> Result<Output, TrainError> {
-        let stage = self.model.stage(pass.chunk);
-        let x = match input {
-            Some(input) => stage.from_stream(input),
-            None => stage.from_tokens(self.tokens.clone()),
-        };
-        if !stage.layers().loss {
+        let model = self.model;
+        let batch = BatchContext::default();
+        let x = input.unwrap_or_else(|| model.embed(self.tokens.clone(), &batch));
+        let x = model.forward_stage(pass.chunk, x, &batch);
+        if !model.stages()[pass.chunk].loss {
             return Ok(Output::Stream(x.sum()));
         }
         let Some(labels) = self.labels else {
-            self.logits = Some(stage.full_logits(x));
+            self.logits = Some(model.full_logits_of(x));
             return Ok(Output::Nothing);
         };
-        let losses = stage.losses(x, labels.clone(), self.ahead);
+        let losses = model.losses(x, labels.clone(), self.ahead, &batch);
         self.losses = Some(losses.inner());
         Ok(Output::Loss(losses.total(self.scaling_factor)))
     }

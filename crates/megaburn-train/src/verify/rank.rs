@@ -6,11 +6,10 @@ use burn::{
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec, Zigzag};
 use megaburn_models::{
-    Decoder, ModelError,
-    decoder::{MtpTargets, StageLosses},
+    Decoder,
+    decoder::{ModelOptions, MtpTargets, StageLosses},
 };
-use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
-use megaburn_parallel::{main_grads, shard_plan, vector_grads};
+use megaburn_optim::{GradientAccumulator, Optimizer};
 use megaburn_pipeline::{P2pSpec, run};
 
 use super::{Reference, executor::VerifyExecutor, reference::IGNORED};
@@ -19,7 +18,7 @@ use crate::{
     config::{Dtype, ParallelConfig},
     failure::read,
     pipeline::Pipeline,
-    trainer::experts,
+    train_state::{TrainState, TrainStateConfig},
 };
 
 /// The model and the samples of one rank.
@@ -68,23 +67,32 @@ impl<'a> VerifyRank<'a> {
         device: &Device,
     ) -> Result<Self, TrainError> {
         let source = &reference.source;
-        let config = source.config();
-        let pipeline = Pipeline::new(&ParallelConfig::default(), config, dtype, &groups)?;
-        let sp = groups.layout().sp;
-        let model = config.init_stages(pipeline.chunks(), &groups, sp, device)?;
-        let model = model.with_context_parallel(&groups.cp, &[reference.comm(&groups.layout())])?;
-        let plan = shard_plan(&model).map_err(ModelError::from)?;
-        let main_grads = main_grads(&model);
-        let sharding =
-            ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
-        let sharding = sharding
-            .with_cross_stage(pipeline.shared())
-            .with_experts(experts(&plan));
-        let sharding = sharding.init(&model, &groups)?;
-        let optimizer = reference.optimizer.adamw().init(&sharding)?;
-        let mut optimizer = optimizer.with_f32_params(model.f32_params());
-        let model =
-            optimizer.load_params(model, dtype.into(), |path, _| source.local(path, &plan))?;
+        let layout = groups.layout();
+        // All gradients are compared, so none is sharded.
+        let parallel = ParallelConfig {
+            overlap: false,
+            ..ParallelConfig::default()
+        };
+        let TrainState {
+            pipeline,
+            model,
+            plan,
+            grads,
+            optimizer,
+            ..
+        } = TrainStateConfig {
+            model: source.config(),
+            options: ModelOptions {
+                sequence_parallel: layout.sp,
+                cp_comm: vec![reference.comm(&layout)],
+                ..ModelOptions::default()
+            },
+            parallel: &parallel,
+            optimizer: &reference.optimizer.config(),
+            dtype,
+            weights: Some(source),
+        }
+        .init(&groups, device)?;
         let [tokens, labels] = reference
             .batch(&device.clone().inner())
             .map(|all| share(all, &groups));
@@ -101,11 +109,6 @@ impl<'a> VerifyRank<'a> {
             .into_iter()
             .map(of_depth)
             .collect();
-        let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
-        // Accumulate gradients in the same way as the trainer, so that its way is compared.
-        let grads = grads
-            .with_main_grads(main_grads)
-            .with_vector_grads(vector_grads(&model));
         Ok(Self {
             reference,
             model,

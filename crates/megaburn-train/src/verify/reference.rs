@@ -7,14 +7,14 @@ use burn::{
 use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::Layout;
 use megaburn_models::{ModelError, decoder::shift_for_depth, source::ModelSource};
-use megaburn_optim::{AdamWConfig, Sharding};
+use megaburn_optim::Sharding;
 use megaburn_parallel::ContextComm;
 use serde::Deserialize;
 
 use super::report::Expected;
 use crate::{
     TrainError,
-    config::{CpComm, ParallelConfig},
+    config::{CpComm, OptimizerConfig, ParallelConfig},
 };
 
 /// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
@@ -45,12 +45,15 @@ pub(super) struct OptimizerSpec {
 }
 
 impl OptimizerSpec {
-    pub(super) fn adamw(&self) -> AdamWConfig {
-        AdamWConfig::new()
-            .with_beta_1(self.betas[0])
-            .with_beta_2(self.betas[1])
-            .with_epsilon(self.eps)
-            .with_weight_decay(self.weight_decay)
+    /// The same optimizer as the section of a configuration.
+    pub(super) fn config(&self) -> OptimizerConfig {
+        OptimizerConfig {
+            beta1: self.betas[0],
+            beta2: self.betas[1],
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            ..OptimizerConfig::default()
+        }
     }
 }
 
@@ -101,7 +104,7 @@ impl Reference {
             );
             return Err(fail(&path, why).into());
         }
-        meta.optimizer.adamw().init(&Sharding::none())?;
+        meta.optimizer.config().adamw().init(&Sharding::none())?;
         let tensors = TensorFile::open(&dir.join("reference.safetensors"))?;
         // The model class of Transformers ignores multi-token-prediction layers.
         let source = if tensors.contains("mtp_losses") {

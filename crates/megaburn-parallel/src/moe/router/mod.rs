@@ -55,6 +55,8 @@ pub(super) struct RouterParts {
     pub(super) initializer: Initializer,
     pub(super) path: Option<String>,
     pub(super) groups: ExpertGroups,
+    pub(super) balance: LoadBalance,
+    pub(super) capacity: Option<Capacity>,
 }
 
 impl Router {
@@ -89,8 +91,8 @@ impl Router {
                 num_experts,
                 options: parts.options,
                 groups,
-                balance: LoadBalance::default(),
-                capacity: None,
+                balance: parts.balance,
+                capacity: parts.capacity,
                 load: ExpertLoad::default(),
             },
         })
@@ -124,16 +126,6 @@ impl Router {
                 .set_require_grad(false)
         };
         self.bias = self.bias.take().map(|bias| bias.map(value));
-    }
-
-    pub(super) fn with_balance(mut self, balance: LoadBalance) -> Self {
-        self.how.balance = balance;
-        self
-    }
-
-    pub(super) fn with_capacity(mut self, capacity: Option<Capacity>) -> Self {
-        self.how.capacity = capacity;
-        self
     }
 
     pub(super) fn whole_sequence(mut self) -> Self {

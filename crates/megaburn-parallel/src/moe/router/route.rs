@@ -5,7 +5,7 @@ use megaburn_kernels::{RouterGradients, choose_experts, route, route_to, sum_col
 
 use super::{Router, RouterPlan, off_graph, read};
 use crate::{
-    TokenContext,
+    BatchContext,
     moe::{
         balance::{BalanceChoice, LoadBalance, Tokens, round_robin},
         capacity::CapacityInputs,
@@ -33,7 +33,7 @@ impl Router {
     ///
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
-    pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
+    pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &BatchContext) -> Routed {
         let RouterPlan {
             options, groups, ..
         } = &self.how;
@@ -106,7 +106,7 @@ impl Router {
         &self,
         logits: &Tensor<2>,
         counted: Option<&[bool]>,
-        context: &TokenContext,
+        context: &BatchContext,
     ) -> Option<Tensor<2, Int>> {
         let RouterPlan {
             num_experts,
@@ -176,7 +176,7 @@ impl Router {
         experts: Tensor<2, Int>,
         weights: &Tensor<2>,
         [seq, batch]: [usize; 2],
-        context: &TokenContext,
+        context: &BatchContext,
     ) -> (Tensor<2, Int>, u64, Option<usize>) {
         let RouterPlan {
             num_experts,
@@ -211,7 +211,7 @@ impl Router {
 
     /// Which of this rank's tokens count; the context has the tokens of the full tensor-parallel
     /// group. `None` means all count.
-    fn counted<'a>(&self, context: &'a TokenContext, tokens: usize) -> Option<&'a [bool]> {
+    fn counted<'a>(&self, context: &'a BatchContext, tokens: usize) -> Option<&'a [bool]> {
         let all = context.counted.as_deref()?;
         let start = if all.len() == tokens {
             0

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, convert::Infallible};
 
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::ProcessGroups;
-use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling, YarnScaling};
+use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling};
 use megaburn_mesh::PackedRows;
 use megaburn_parallel::{
-    ContextComm, ContextParallel, MultiLatentAttention, MultiLatentAttentionConfig, ParallelError,
-    TokenContext, load_params, read_params,
+    Attention, AttentionGroups, BatchContext, ContextComm, ContextParallel,
+    MultiLatentAttentionConfig, ParallelError, load_params, read_params,
 };
 
 use crate::{
@@ -97,7 +97,7 @@ fn yarn() -> YarnScaling {
 }
 
 impl Subject for Case {
-    type Layer = MultiLatentAttention;
+    type Layer = Attention;
 
     fn shape(&self) -> [usize; 3] {
         [self.tokens[0], self.tokens[1], self.hidden]
@@ -120,34 +120,36 @@ impl Subject for Case {
             .map(|rows| PackedRows::new(rows).unwrap())
     }
 
-    fn layer(
-        &self,
-        groups: &ProcessGroups,
-        comm: ContextComm,
-    ) -> Result<MultiLatentAttention, ParallelError> {
-        let name = "blocks.0.attention";
-        let config = self.config().with_sequence_parallel(groups.layout().sp);
-        let layer = with_gammas(config.init(&groups.tp, &autodiff())?, groups.tp.seed())
-            .with_dropout(self.dropout, name, &groups.tp)?
+    fn layer(&self, groups: &ProcessGroups, comm: ContextComm) -> Result<Attention, ParallelError> {
+        let config = self
+            .config()
+            .with_sequence_parallel(groups.layout().sp)
+            .with_dropout(self.dropout)
             .with_recompute(self.again);
-        if self.told {
-            Ok(layer)
-        } else {
-            layer.with_context_parallel(&ContextParallel::new(&groups.cp, comm)?, name)
+        let mut of_layer = AttentionGroups::from(&groups.tp);
+        if !self.told {
+            of_layer.cp = ContextParallel::new(&groups.cp, comm)?;
         }
+        let layer = config.init(of_layer, &autodiff())?;
+        Ok(with_gammas(layer, groups.tp.seed()))
     }
 
     fn told_with_tokens(&self) -> bool {
         self.told
     }
 
-    fn forward(layer: &MultiLatentAttention, x: Tensor<3>, context: &TokenContext) -> Tensor<3> {
-        layer.forward_in(x, context)
+    fn forward(
+        layer: &Attention,
+        x: Tensor<3>,
+        rope: &RopeTable,
+        batch: &BatchContext,
+    ) -> Tensor<3> {
+        layer.forward_in(x, Some(rope), batch)
     }
 }
 
 /// Gives the norms random scales, the same on all ranks.
-pub(super) fn with_gammas(layer: MultiLatentAttention, seed: u64) -> MultiLatentAttention {
+pub(super) fn with_gammas(layer: Attention, seed: u64) -> Attention {
     let start: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
     let value = |path: &str, shape: &[usize]| {
         Ok::<_, Infallible>(if path.ends_with("gamma") {

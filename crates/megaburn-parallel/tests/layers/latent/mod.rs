@@ -9,7 +9,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_mesh::Layout;
-use megaburn_parallel::{ContextComm, MultiLatentAttention, main_grads, recomputed};
+use megaburn_parallel::{Attention, ContextComm, main_grads, recomputed};
 use rstest::rstest;
 
 use crate::{
@@ -23,7 +23,7 @@ use case::Case;
 
 /// The output of a layer on random input, and all gradients.
 fn found(
-    layer: &MultiLatentAttention,
+    layer: &Attention,
     [s, b, hidden]: [usize; 3],
     seed: u64,
     forward: impl Fn(Tensor<3>) -> Tensor<3>,
@@ -162,13 +162,15 @@ fn what_is_computed_again_changes_no_bit(
         let [s, b, hidden] = case.shape();
         let shape = [if sp { s / ranks } else { s }, b, hidden];
         let kept = found(&layer, shape, seed, |x| layer.forward(x, Some(&rope)));
-        let core = layer.clone().with_recompute(true);
+        let core = config
+            .with_recompute(true)
+            .init(&group, &autodiff())
+            .unwrap();
         let core = found(&core, shape, seed, |x| core.forward(x, Some(&rope)));
         let all = found(&layer, shape, seed, |x| {
             let rope = rope.clone();
-            let again = move |layer: &MultiLatentAttention, [x]: [Tensor<3>; 1]| {
-                [layer.forward(x, Some(&rope))]
-            };
+            let again =
+                move |layer: &Attention, [x]: [Tensor<3>; 1]| [layer.forward(x, Some(&rope))];
             let [y] = recomputed(&layer, [x.into()], again);
             y
         });
@@ -194,7 +196,7 @@ fn generation_goes_on_from_what_it_has_read(
     on_ranks(ranks, seed, |group| {
         let config = case.config().with_sequence_parallel(ranks > 1);
         let layer = config.init(&group, &device.clone().autodiff()).unwrap();
-        let layer: MultiLatentAttention = layer.valid().whole_sequence();
+        let layer = layer.valid().whole_sequence();
         let inputs = inputs
             .clone()
             .map(|data| Tensor::<3>::from_data(data, &device));

@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_kernels::YarnScaling;
-use megaburn_parallel::MultiLatentAttention;
+use megaburn_parallel::Attention;
 use rstest::rstest;
 
 use super::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Hugging Face's `DeepseekV3Attention`, line by line, for `x: [s, b, hidden]`.
-fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<3> {
+fn reference(case: &Case, layer: &Attention, x: Tensor<3>) -> Tensor<3> {
     let [nope, rope, values] = case.dims;
     let [s, b] = case.tokens;
     let h = case.heads;
@@ -30,6 +30,9 @@ fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<
     };
     let heads = |x: Tensor<3>, d: usize| x.reshape([b, s, h, d]).swap_dims(1, 2);
     let x = x.swap_dims(0, 1);
+    let kv_down = layer.kv_down.as_ref().unwrap();
+    let kv_norm = layer.kv_norm.as_ref().unwrap();
+    let kv_up = layer.kv_up.as_ref().unwrap();
 
     let q = match (&layer.q_down, &layer.q_norm, &layer.q_up, &layer.q) {
         (None, None, None, Some(q)) => linear(x.clone(), &q.weight),
@@ -42,12 +45,12 @@ fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<
     let q = heads(q, nope + rope);
     let q_pass = q.clone().narrow(3, 0, nope);
     let q_rot = q.narrow(3, nope, rope);
-    let compressed = linear(x, &layer.kv_down.weight);
+    let compressed = linear(x, &kv_down.weight);
     let k_pass = compressed.clone().narrow(2, 0, case.kv_rank);
     let k_rot = compressed
         .narrow(2, case.kv_rank, rope)
         .reshape([b, 1, s, rope]);
-    let k_pass = linear(norm(k_pass, &layer.kv_norm.gamma), &layer.kv_up.weight);
+    let k_pass = linear(norm(k_pass, &kv_norm.gamma), &kv_up.weight);
     let k_pass = heads(k_pass, nope + values);
     let (k_pass, v) = (
         k_pass.clone().narrow(3, 0, nope),

@@ -1,7 +1,7 @@
 //! Balancing losses against their formulas, and balanced choices of experts.
 
 use burn::tensor::{Tensor, TensorData, activation};
-use megaburn_parallel::{BalanceChoice, ExpertGroups, LoadBalance, TokenContext};
+use megaburn_parallel::{BalanceChoice, BatchContext, ExpertGroups, LoadBalance};
 use rstest::rstest;
 
 use super::{
@@ -35,11 +35,16 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         layer.router.load().set_last(Some(last.clone()));
         let seed = fresh_seed();
         let run = |balance: LoadBalance, factor: f64| {
-            let layer = layer.clone().with_balance(balance);
+            let case = Case {
+                balance,
+                ..case.clone()
+            };
+            let layer = case.build(ExpertGroups::from(&world));
+            layer.router.load().set_last(Some(last.clone()));
             let x = leaf::<3>(case.input(seed));
-            let context = TokenContext {
+            let context = BatchContext {
                 loss_factor: Some(factor),
-                ..TokenContext::default()
+                ..BatchContext::default()
             };
             let grads = layer.forward(x.clone(), &context).sum().backward();
             let router = layer.router.weight.val().grad(&grads).unwrap();

@@ -3,7 +3,7 @@
 use burn::tensor::{Tensor, activation};
 use megaburn_mesh::Layout;
 use megaburn_parallel::{
-    Capacity, CapacityScope, Dispatcher, DropPolicy, ExpertGroups, TokenContext,
+    BatchContext, Capacity, CapacityScope, Dispatcher, DropPolicy, ExpertGroups,
 };
 use rstest::rstest;
 
@@ -44,9 +44,9 @@ fn an_expert_takes_what_its_capacity_says(
     on_ranks(1, seed, |world| {
         let layer = case.build(ExpertGroups::from(&world));
         let x = leaf::<3>(case.input(seed));
-        let context = TokenContext {
+        let context = BatchContext {
             loss_factor: Some(1.0),
-            ..TokenContext::default()
+            ..BatchContext::default()
         };
         let found = layer.forward(x.clone(), &context);
         let load = layer.router.load().take().unwrap();
@@ -158,12 +158,16 @@ fn generation_drops_nothing() {
     };
     on_ranks(1, fresh_seed(), |world| {
         let layer = case.build(ExpertGroups::from(&world));
-        let all = layer.clone().with_capacity(None);
+        let all = Case {
+            capacity: None,
+            ..case.clone()
+        };
+        let all = all.build(ExpertGroups::from(&world));
         let x = leaf::<3>(case.input(1));
         let run = |layer: &megaburn_parallel::Moe| {
             floats(
                 &layer
-                    .forward(x.clone(), &TokenContext::default())
+                    .forward(x.clone(), &BatchContext::default())
                     .inner()
                     .into_data(),
             )

@@ -7,8 +7,8 @@ use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe, MoeConfig, MoeOptions,
-    TokenContext, read_params, shard_plan,
+    BatchContext, Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe, MoeConfig,
+    MoeOptions, read_params, shard_plan,
 };
 
 use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
@@ -93,13 +93,15 @@ impl Case {
             dispatcher,
             ..
         } = *self;
-        let layer = config.init(groups, &autodiff()).unwrap();
-        let layer = layer.with_options(MoeOptions {
+        let options = MoeOptions {
             balance,
             capacity,
             dispatcher,
-        });
-        layer.with_recompute(self.recompute)
+        };
+        config
+            .with_recompute(self.recompute)
+            .init(groups, options, &autodiff())
+            .unwrap()
     }
 
     pub(crate) fn input(&self, seed: u64) -> TensorData {
@@ -125,9 +127,9 @@ impl Case {
                 .map(|(path, data)| (path.clone(), plan.get(&path).unwrap().shard.clone(), data))
                 .collect();
             let x = leaf::<3>(own(&self.input(seed), &groups).into_data());
-            let context = TokenContext {
+            let context = BatchContext {
                 loss_factor: Some(1.0),
-                ..TokenContext::default()
+                ..BatchContext::default()
             };
             let y = layer.forward(x.clone(), &context);
             let weight = own(&normal(&self.shape, seed, "weight"), &groups);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{Tensor, activation};
 use case::{Case, Done, assert_same, deepseek, groups, mixtral};
 use megaburn_mesh::Layout;
-use megaburn_parallel::{Dispatcher, ExpertGroups, LoadBalance, Moe, MoeConfig};
+use megaburn_parallel::{Dispatcher, ExpertGroups, LoadBalance, Moe, MoeConfig, MoeOptions};
 use rstest::rstest;
 
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks};
@@ -267,7 +267,7 @@ fn what_does_not_fit_is_refused(
         let error = config
             .clone()
             .with_name("moe")
-            .init(experts, &autodiff())
+            .init(experts, MoeOptions::default(), &autodiff())
             .unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     });

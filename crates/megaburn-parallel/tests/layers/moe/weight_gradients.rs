@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use megaburn_autograd::WgradQueue;
-use megaburn_parallel::{Dispatcher, TokenContext, main_grads};
+use megaburn_parallel::{BatchContext, Dispatcher, main_grads};
 use rstest::rstest;
 
 use super::case::{Case, groups, mixtral};
@@ -32,7 +32,7 @@ fn sums_are_what_ordinary_gradients_are(
             } else {
                 Tensor::<3>::from_data(own("input"), &autodiff())
             };
-            let y = layer.forward(x, &TokenContext::default());
+            let y = layer.forward(x, &BatchContext::default());
             let weight = Tensor::<3>::from_data(own("weight"), &y.device());
             (y * weight).sum().backward()
         };

@@ -1,0 +1,89 @@
+use megaburn_collective::{Group, ProcessGroups};
+use megaburn_parallel::{ContextComm, ExpertGroups, MoeOptions};
+
+use super::Recompute;
+
+/// How the ranks compute and train a model. The options change none of its parameters; its sizes
+/// are in [`DecoderConfig`](super::DecoderConfig).
+///
+/// ```
+/// use megaburn_models::decoder::{ModelOptions, Recompute};
+///
+/// let recompute = Recompute { norm: true, ..Recompute::default() };
+/// let options = ModelOptions { sequence_parallel: true, recompute, ..ModelOptions::default() };
+/// assert!(!options.fused_linear_cross_entropy);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelOptions {
+    /// Whether the residual stream between the blocks is sharded along the sequence over the
+    /// tensor-parallel group.
+    pub sequence_parallel: bool,
+    /// How attention exchanges keys and values over the context-parallel ranks: one element for all
+    /// layers, or one per layer of the full model.
+    pub cp_comm: Vec<ContextComm>,
+    /// Dropout in training.
+    pub dropout: Dropout,
+    /// Which activations backward recomputes.
+    pub recompute: Recompute,
+    /// How the experts are used.
+    pub moe: MoeOptions,
+    /// Whether the loss computes logits in chunks and recomputes them in backward
+    /// ([`CrossEntropy::forward_linear`](megaburn_parallel::CrossEntropy::forward_linear)), so that
+    /// it never holds all of them.
+    pub fused_linear_cross_entropy: bool,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            sequence_parallel: false,
+            cp_comm: vec![ContextComm::P2p],
+            dropout: Dropout::default(),
+            recompute: Recompute::default(),
+            moe: MoeOptions::default(),
+            fused_linear_cross_entropy: false,
+        }
+    }
+}
+
+/// Dropout probabilities in training, in `[0, 1)`. Masks drop the same elements under every layout,
+/// and also when backward recomputes them.
+///
+/// Source: Srivastava et al. (2014); Megatron-LM `--hidden-dropout` and `--attention-dropout`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dropout {
+    /// Dropout on the outputs of embedding, attention and MLP, which are added to the residual
+    /// stream.
+    pub hidden: f64,
+    /// Dropout on the attention probabilities.
+    pub attention: f64,
+}
+
+/// The groups that split a model.
+#[derive(Clone, Debug)]
+pub struct ModelGroups {
+    /// The groups that split layers.
+    pub layers: ExpertGroups,
+    /// The context-parallel ranks: each sequence is split over them, so tokens, labels and streams
+    /// are those of this rank's [chunks](megaburn_mesh::Zigzag). In generation they split prompts.
+    pub cp: Group,
+}
+
+/// A tensor-parallel group only: every rank holds all experts unsharded, and full sequences.
+impl From<&Group> for ModelGroups {
+    fn from(tp: &Group) -> Self {
+        Self {
+            layers: tp.into(),
+            cp: Group::single(tp.seed()),
+        }
+    }
+}
+
+impl From<&ProcessGroups> for ModelGroups {
+    fn from(groups: &ProcessGroups) -> Self {
+        Self {
+            layers: groups.into(),
+            cp: groups.cp.clone(),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+use std::sync::PoisonError;
+
+use burn::prelude::Device;
+use megaburn_kernels::RopeTable;
+use megaburn_mesh::Zigzag;
+use megaburn_parallel::{BatchContext, ContextParallel, PackedDocuments};
+
+use super::{Decoder, Positions};
+
+impl Decoder {
+    /// The chunks of each sequence that this rank holds.
+    pub fn zigzag(&self) -> Zigzag {
+        self.parts.zigzag
+    }
+
+    /// The chunks of each sequence of the batch that this rank holds.
+    pub(super) fn zigzag_of(&self, batch: &BatchContext) -> Zigzag {
+        assert!(
+            batch.parallel.is_none() || batch.block.is_none(),
+            "dropout is not supported with context-parallel ranks other than the model's own"
+        );
+        let parallel = batch.parallel.as_ref();
+        parallel.map_or(self.parts.zigzag, ContextParallel::zigzag)
+    }
+
+    /// The positions of the first stage's `len` tokens on this rank, if the model has vectors for
+    /// them; otherwise none.
+    pub(super) fn learned_positions(&self, len: usize, batch: &BatchContext) -> Vec<Vec<usize>> {
+        let zigzag = self.zigzag_of(batch);
+        if self.config().positions == Positions::Learned {
+            self.positions_of(len * zigzag.ranks(), zigzag, batch.documents.as_ref())
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The positions of the chunks of `zigzag` in sequences of `len` tokens: one list per sequence,
+    /// or one list for all.
+    fn positions_of(
+        &self,
+        len: usize,
+        zigzag: Zigzag,
+        documents: Option<&PackedDocuments>,
+    ) -> Vec<Vec<usize>> {
+        let limit = self.config().max_seq_len;
+        // Positions of context-parallel padding are never read; clamp them.
+        let padding = match (zigzag.ranks(), documents) {
+            (1, None) => 0,
+            (ranks, None) => 2 * ranks * self.parts.group.size(),
+            (_, Some(_)) => len,
+        };
+        let place = |at: usize| {
+            assert!(
+                at < limit + padding,
+                "position {at} exceeds the model's {limit} positions"
+            );
+            if padding > 0 { at.min(limit - 1) } else { at }
+        };
+        match documents.map(PackedDocuments::documents) {
+            None => vec![zigzag.positions(len).map(place).collect()],
+            Some(documents) => {
+                let of_row = |row| documents.positions(row, zigzag).map(place).collect();
+                (0..documents.num_rows()).map(of_row).collect()
+            }
+        }
+    }
+
+    /// The rotary table of a batch whose sequences have `len` tokens on this rank.
+    pub(super) fn rope(
+        &self,
+        len: usize,
+        batch: &BatchContext,
+        device: &Device,
+    ) -> Option<RopeTable> {
+        let zigzag = self.zigzag_of(batch);
+        let len = len * zigzag.ranks();
+        match batch.documents.as_ref() {
+            None => self.rope_table(len, zigzag, device),
+            documents => {
+                // Positions restart in each document, so the table of the model's longest sequence
+                // has all of them.
+                let table = self.rope_table(self.config().max_seq_len, Zigzag::WHOLE, device)?;
+                Some(table.rows(&self.positions_of(len, zigzag, documents)))
+            }
+        }
+    }
+
+    /// The rotary table of the chunks of `zigzag` in sequences of `seq_len` tokens.
+    fn rope_table(&self, seq_len: usize, zigzag: Zigzag, device: &Device) -> Option<RopeTable> {
+        let config = self.parts.config.rope()?;
+        let mut cached = self
+            .parts
+            .rope
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((place, held, table)) = &*cached
+            && (place, *held, table.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
+        {
+            return Some(table.clone());
+        }
+        let table = config.init(zigzag.positions(seq_len), device);
+        let table = table.expect("the configuration was validated");
+        *cached = Some((device.clone(), zigzag, table.clone()));
+        Some(table)
+    }
+}

@@ -1,0 +1,115 @@
+//! The model, gradients and optimizer of a rank.
+
+use burn::prelude::Device;
+use megaburn_collective::ProcessGroups;
+use megaburn_mesh::{Layout, ShardPlan};
+use megaburn_models::{
+    Decoder, DecoderConfig, ModelError, decoder::ModelOptions, source::ModelSource,
+};
+use megaburn_optim::{GradientAccumulator, Optimizer, Sharding};
+use megaburn_parallel::{main_grads, shard_plan, vector_grads};
+
+use crate::{
+    TrainConfig, TrainError,
+    config::{Dtype, OptimizerConfig, ParallelConfig},
+    pipeline::Pipeline,
+};
+
+/// What a rank trains: its part of the model, and the gradients and optimizer state of that part.
+pub(crate) struct TrainState {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) model: Decoder,
+    pub(crate) plan: ShardPlan,
+    pub(crate) sharding: Sharding,
+    pub(crate) grads: GradientAccumulator,
+    pub(crate) optimizer: Optimizer,
+}
+
+/// What a [`TrainState`] is built from.
+pub(crate) struct TrainStateConfig<'a> {
+    pub(crate) model: &'a DecoderConfig,
+    pub(crate) options: ModelOptions,
+    pub(crate) parallel: &'a ParallelConfig,
+    pub(crate) optimizer: &'a OptimizerConfig,
+    /// The type of the parameters.
+    pub(crate) dtype: Dtype,
+    /// The weights that are loaded; `None` initializes fresh ones at their first use.
+    pub(crate) weights: Option<&'a ModelSource>,
+}
+
+impl TrainStateConfig<'_> {
+    /// Builds the state of this rank.
+    ///
+    /// # Errors
+    /// A model, option or optimizer that the layout does not split, or weights that cannot be read.
+    /// # Collective
+    /// No communication.
+    pub(crate) fn init(
+        &self,
+        groups: &ProcessGroups,
+        device: &Device,
+    ) -> Result<TrainState, TrainError> {
+        let pipeline = Pipeline::new(self.parallel, self.model, self.dtype, groups)?;
+        let chunks = pipeline.chunks();
+        let model = self
+            .model
+            .init_stages(chunks, groups, &self.options, device)?;
+        let plan = shard_plan(&model).map_err(ModelError::from)?;
+        let main_grads = main_grads(&model);
+        let vector_grads = vector_grads(&model);
+        let paths = || plan.iter().map(|(path, spec)| (path.to_string(), spec));
+        let experts = paths().filter(|(_, spec)| spec.is_expert());
+        let sharding = self
+            .parallel
+            .sharding()
+            .with_direct(main_grads.keys().cloned())
+            .with_cross_stage(pipeline.shared())
+            .with_chunks(paths().map(|(path, _)| (path.clone(), model.chunk_of(&path))))
+            .with_experts(experts.map(|(path, _)| path))
+            .init(&model, groups)?;
+        sharding.attach(&main_grads, self.parallel.overlap);
+        let optimizer = self.optimizer.init(self.dtype, &sharding, groups)?;
+        let mut optimizer = optimizer.with_f32_params(model.f32_params());
+        let dtype = self.dtype.into();
+        let model = match self.weights {
+            Some(source) => optimizer.load_params(model, dtype, |path, _| {
+                groups.world.pulse().beat();
+                source.local(path, &plan)
+            })?,
+            None => optimizer.cast_params(model, dtype),
+        };
+        let grads = GradientAccumulator::new(&model, &plan, &sharding)?
+            .with_dtype(self.optimizer.main_grads_dtype.into())?
+            .with_main_grads(main_grads)
+            .with_vector_grads(vector_grads);
+        Ok(TrainState {
+            pipeline,
+            model,
+            plan,
+            sharding,
+            grads,
+            optimizer,
+        })
+    }
+}
+
+impl TrainConfig {
+    /// The options of the model under this layout.
+    ///
+    /// # Errors
+    /// `parallel.cp_comm` does not fit the model's layers or heads.
+    pub(crate) fn model_options(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Result<ModelOptions, TrainError> {
+        Ok(ModelOptions {
+            sequence_parallel: layout.sp,
+            cp_comm: self.context_comms(layout, model)?,
+            dropout: self.train.dropout(),
+            recompute: self.recompute.of_model(),
+            moe: self.moe.options(),
+            fused_linear_cross_entropy: self.train.fused_linear_cross_entropy,
+        })
+    }
+}

@@ -10,6 +10,9 @@ use super::{
 };
 use crate::TrainError;
 
+/// What the types of optimizer state must be.
+const NOT_F16: &str = "f32 or bf16: sums and small updates exceed the range of f16";
+
 /// `[optimizer]`: the optimizer, its schedules, clipping and loss scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -121,18 +124,23 @@ pub struct OptimizerConfig {
     /// Element type of the parameters that the optimizer updates: `f32` keeps masters of bf16
     /// parameters; `bf16` updates the bf16 parameters themselves, and small updates are lost. Only
     /// `f32` unless `train.dtype` is `bf16`.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub main_params_dtype: Dtype,
     /// Element type in which gradients are accumulated over micro-batches and ranks: `f32`, or
     /// `bf16` if `train.dtype` is `bf16`.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub main_grads_dtype: Dtype,
     /// Element type of the mean of gradients: `f32` or `bf16`. With `bf16`, `beta1` (`lion.beta2`
     /// with lion) must be at most 0.996, or the mean would never decay.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub exp_avg_dtype: Dtype,
     /// Element type of AdamW's mean of squared gradients: `f32` or `bf16`. With `bf16`, `beta2`
     /// must be at most 0.996, or the mean would never decay.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub exp_avg_sq_dtype: Dtype,
     /// Element type of the momentum of `sgd` and `muon`: `f32` or `bf16`. With `bf16`, the momentum
     /// must be at most 0.996, or it would never decay.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub momentum_dtype: Dtype,
     /// Fraction of the optimizer state, including masters, that is kept in host memory and copied
     /// to the GPU for an update, from 0 (none) to 1 (all). It changes no number.
@@ -269,16 +277,6 @@ impl OptimizerConfig {
         let of_params = train.dtype;
         self.validate_rule()?;
         self.validate_loss_scale()?;
-        for (key, dtype) in [
-            ("optimizer.main_params_dtype", self.main_params_dtype),
-            ("optimizer.main_grads_dtype", self.main_grads_dtype),
-            ("optimizer.exp_avg_dtype", self.exp_avg_dtype),
-            ("optimizer.exp_avg_sq_dtype", self.exp_avg_sq_dtype),
-            ("optimizer.momentum_dtype", self.momentum_dtype),
-        ] {
-            let rule = "f32 or bf16: sums and small updates exceed the range of f16";
-            require(dtype != Dtype::F16, key, dtype, rule)?;
-        }
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),
             ("optimizer.main_grads_dtype", self.main_grads_dtype),

@@ -111,9 +111,6 @@ impl OptimizerConfig {
         )?;
         let (rule, ok) = muon.coefficients.check_steps(muon.num_ns_steps);
         require(ok, "optimizer.muon.num_ns_steps", muon.num_ns_steps, rule)?;
-        let rule = "f32 or bf16";
-        let dtype = muon.dtype.unwrap_or_default();
-        require(dtype != Dtype::F16, "optimizer.muon.dtype", dtype, rule)?;
         // bf16 has 8 bits of mantissa: a step that reduces a mean by less than 1/256 rounds to no
         // change.
         let rule = "at most 0.996 if its moving average is stored in bf16, or the average would \

@@ -77,6 +77,7 @@ pub struct ParallelConfig {
     pub overlap: bool,
     /// In which order a pipeline computes: gpipe, 1f1b, interleaved, zb-h1 or zb-v. Default: 1f1b, with
     /// several `chunks` interleaved.
+    #[schemars(extend("x-refused" = ["forward-only"], "x-rule" = "a training schedule: gpipe, 1f1b, interleaved, zb-h1 or zb-v"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleKind>,
     /// Number of stages per pipeline rank (virtual stages). Used with `pp` above 1. Default: 2 with

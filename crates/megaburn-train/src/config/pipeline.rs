@@ -107,10 +107,6 @@ impl ParallelConfig {
     }
 
     pub(super) fn validate_pipeline(&self) -> Result<(), TrainError> {
-        if self.schedule == Some(ScheduleKind::ForwardOnly) {
-            let rule = "a training schedule: gpipe, 1f1b, interleaved, zb-h1 or zb-v";
-            return require(false, "parallel.schedule", ScheduleKind::ForwardOnly, rule);
-        }
         let is_alone = self.pipeline_layout.is_none()
             || LayerSplit {
                 layout: None,

@@ -1,7 +1,7 @@
-//! Ranges of numbers.
+//! Ranges of numbers, and names that a key refuses although its type has them.
 //!
-//! A field states its range once, as an attribute: `#[schemars(extend("minimum" = 1))]`. The JSON
-//! schema, the page of all keys and the check below have it from there.
+//! A field states them once, as an attribute: `#[schemars(extend("minimum" = 1))]`. The JSON schema,
+//! the page of all keys and the check below have them from there.
 
 use std::sync::LazyLock;
 
@@ -10,16 +10,17 @@ use serde_json::Value as Schema;
 use toml::{Table, Value};
 
 use super::{
-    json_schema::{RULE, schema_with_rules},
+    json_schema::{REFUSED, RULE, schema_with_rules},
     rules::require,
     schema::join,
     value::value_at,
 };
 use crate::TrainError;
 
-/// The limits of a number, as keywords of its schema.
+/// The values that a key may have.
 struct Range {
     key: String,
+    refused: Vec<Schema>,
     minimum: Option<f64>,
     above: Option<f64>,
     maximum: Option<f64>,
@@ -27,7 +28,7 @@ struct Range {
     rule: String,
 }
 
-/// All ranges but those that sections check themselves, because they depend on other keys.
+/// All ranges except those that sections check themselves, because they depend on other keys.
 static RANGES: LazyLock<Vec<Range>> = LazyLock::new(|| {
     fn collect(schema: &Schema, prefix: &str, ranges: &mut Vec<Range>) {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
@@ -59,10 +60,12 @@ impl Range {
             (Some(minimum), ..) if schema["type"] == "integer" => format!("at least {minimum}"),
             (Some(minimum), ..) => format!("{minimum} or more and finite"),
             (None, Some(above), ..) => format!("more than {above} and finite"),
+            _ if schema[REFUSED].is_array() => "another name".to_string(),
             _ => return None,
         };
         Some(Self {
             key,
+            refused: schema[REFUSED].as_array().cloned().unwrap_or_default(),
             minimum,
             above,
             maximum,
@@ -80,11 +83,11 @@ impl Range {
     }
 }
 
-/// Refuses the first number outside its range. `values` is the section at the dotted path `prefix`,
+/// Refuses the first value outside its range. `values` is the section at the dotted path `prefix`,
 /// or the entire configuration if that is empty.
 ///
 /// # Errors
-/// The number, with its key and range; an integer that TOML cannot hold.
+/// The value, with its key and range; an integer that TOML cannot hold.
 pub(super) fn check(prefix: &str, values: &impl Serialize) -> Result<(), TrainError> {
     let values = Table::try_from(values).map_err(|source| TrainError::Value {
         place: "the configuration".into(),
@@ -93,12 +96,16 @@ pub(super) fn check(prefix: &str, values: &impl Serialize) -> Result<(), TrainEr
     for range in RANGES.iter() {
         let path = range.key.strip_prefix(prefix);
         let value = path.and_then(|path| value_at(&values, path.trim_start_matches('.')));
-        let (number, text) = match value {
-            Some(Value::Float(number)) => (*number, number.to_string()),
-            Some(Value::Integer(number)) => (*number as f64, number.to_string()),
+        let (ok, text) = match value {
+            Some(Value::Float(number)) => (range.holds(*number), number.to_string()),
+            Some(Value::Integer(number)) => (range.holds(*number as f64), number.to_string()),
+            Some(Value::String(name)) => {
+                let is_refused = range.refused.iter().any(|refused| refused == name);
+                (!is_refused, name.clone())
+            }
             _ => continue,
         };
-        require(range.holds(number), &range.key, text, range.rule.as_str())?;
+        require(ok, &range.key, text, range.rule.as_str())?;
     }
     Ok(())
 }
@@ -140,6 +147,19 @@ mod tests {
                     })
                     .and_then(ConfigLayers::load);
                 let error = refused.expect_err(&format!("{key}={outside}")).to_string();
+                assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_listed_is_refused_by_its_key() {
+        let refused: Vec<&Range> = RANGES.iter().filter(|it| !it.refused.is_empty()).collect();
+        assert_eq!(refused.len(), 7);
+        for Range { key, refused, .. } in refused {
+            for name in refused {
+                let layers = ConfigLayers::new().with_set(&format!("{key}={name}"));
+                let error = layers.unwrap().load().unwrap_err().to_string();
                 assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
             }
         }

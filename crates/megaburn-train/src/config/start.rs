@@ -3,7 +3,7 @@
 use megaburn_mesh::{Layout, ModelShape};
 use megaburn_models::DecoderConfig;
 
-use super::{InitFrom, TrainConfig};
+use super::{InitFrom, TrainConfig, require};
 use crate::{RunData, TrainError};
 
 impl TrainConfig {
@@ -61,23 +61,15 @@ impl TrainConfig {
             None => self.model.decoder(self.data.seq_len, data.vocab()),
         };
         self.check_model(layout, &model)?;
-        if model.vocab < data.vocab() {
-            let tokenizer = String::from(self.data.tokenizer.clone());
-            let remedy = match start {
-                Some(_) => "set data.tokenizer to the model's tokenizer",
-                None => "remove model.vocab, or choose a smaller data.tokenizer",
-            };
-            let rule = format!(
-                "at least the {} token ids of data.tokenizer = \"{tokenizer}\": {remedy}",
-                data.vocab()
-            );
-            let value = model.vocab.to_string();
-            return Err(TrainError::Invalid {
-                key: "model.vocab",
-                value,
-                rule,
-            });
-        }
+        let tokenizer = String::from(self.data.tokenizer.clone());
+        let remedy = match start {
+            Some(_) => "set data.tokenizer to the model's tokenizer",
+            None => "remove model.vocab, or choose a smaller data.tokenizer",
+        };
+        let vocab = data.vocab();
+        let rule =
+            format!("at least the {vocab} token ids of data.tokenizer = \"{tokenizer}\": {remedy}");
+        require(model.vocab >= vocab, "model.vocab", model.vocab, rule)?;
         data.samplers(self)?;
         Ok(model)
     }

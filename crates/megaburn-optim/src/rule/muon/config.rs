@@ -43,6 +43,7 @@ pub struct MuonConfig {
     pub coefficients: NewtonSchulz,
     /// Element type of the Newton-Schulz iteration: `f32` or `bf16`. Default: `bf16` if
     /// `train.dtype` is `bf16`, else `f32`.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = "f32 or bf16"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<Dtype>,
     /// Factor on the update of an `[in, out]` matrix: the square root of its larger size

@@ -10,9 +10,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use megaburn::{
     cli::TrainArgs,
+    kernels::AttentionKernel,
     train::{
         Exit, TrainError,
-        config::{AttentionName, Dtype},
+        config::Dtype,
         estimate::{MemoryEstimate, Scores},
     },
 };
@@ -39,7 +40,7 @@ fn print(args: &TrainArgs) -> Result<(), TrainError> {
     let layout = config.layout(None)?;
     // Fused attention needs bf16 or f16.
     let is_fallback =
-        config.train.dtype == Dtype::F32 || config.train.attention == AttentionName::Reference;
+        config.train.dtype == Dtype::F32 || config.train.attention == AttentionKernel::Reference;
     let scores = if is_fallback {
         Scores::Kept
     } else {

@@ -33,6 +33,7 @@
 mod accumulator;
 mod clip;
 mod device_scalar;
+mod dtype;
 mod error;
 mod finite;
 mod full_state;
@@ -61,6 +62,7 @@ mod visit;
 
 pub use accumulator::GradientAccumulator;
 pub use device_scalar::DeviceScalar;
+pub use dtype::Dtype;
 pub use error::OptimError;
 pub use full_state::{FullState, StateTensor};
 pub use loss_scaler::{LossScaleConfig, LossScaler};

@@ -1,11 +1,12 @@
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::stages::Placement;
 
 /// The schedules that can be built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al., arXiv 1811.06965). With several chunks, one
     /// chunk after another (Lamy-Poirier's breadth-first order, arXiv 2211.05953).

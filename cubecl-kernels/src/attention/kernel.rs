@@ -4,29 +4,40 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use burn::tensor::DType;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// The sequence length from which on cuDNN was faster, forward and backward, with causal heads of
 /// 128 on an H200: `benches/results`.
 pub const AUTO_LEN: usize = 1024;
 
 /// The implementations of [`attention`](crate::attention).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///
+/// - [`Auto`](Self::Auto) is chosen by what was measured: [`Cudnn`](Self::Cudnn) for sequences of
+///   [`AUTO_LEN`] or more, if it supports the options.
+/// - [`Cubecl`](Self::Cubecl) is one CubeCL kernel in forward and three or four in backward. It
+///   needs NVIDIA GPUs with asynchronous copies (Ampere and later). Scores are never in memory.
+/// - [`Cudnn`](Self::Cudnn) needs all keys visible or causal from the first, and falls back to
+///   `Cubecl` if cuDNN is missing or does not support the options. Gradients of queries differ in
+///   their last bits from run to run.
+/// - [`Reference`](Self::Reference) runs on every device and dtype: products and a softmax, one
+///   block of queries at a time. Memory grows with queries times keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum AttentionKernel {
-    /// Chosen by what was measured: [`Cudnn`](Self::Cudnn) for sequences of [`AUTO_LEN`] or more,
-    /// if it is installed and supports the options; otherwise [`Cubecl`](Self::Cubecl) if
-    /// supported, and [`Reference`](Self::Reference) elsewhere.
+    /// On GPUs, cuDNN for sequences of 1024 tokens and more where it is installed, the fused kernel
+    /// otherwise, and composed operations where neither supports the type or the head size. The
+    /// start of a run prints the choice.
     #[default]
     Auto,
-    /// One CubeCL kernel in forward and three or four in backward, on NVIDIA GPUs with asynchronous
-    /// copies (Ampere and later): bf16 or f16, head sizes a multiple of 8 up to 256. Scores are
-    /// never in memory.
+    /// The fused kernel: on GPUs, in bf16 or f16, with head sizes that are multiples of 8 up to
+    /// 256.
     Cubecl,
-    /// cuDNN's engines, on NVIDIA GPUs with cuDNN 9: as [`Cubecl`](Self::Cubecl), with all keys
-    /// visible or causal from the first. Falls back to `Cubecl` if cuDNN is missing or does not
-    /// support the options. Gradients of queries differ in their last bits from run to run.
+    /// cuDNN's engines, where cuDNN 9 is installed: the same limits as `cubecl`, but not
+    /// deterministic.
     Cudnn,
-    /// Products and a softmax, one block of queries at a time: every device and dtype. Memory grows
-    /// with queries times keys.
+    /// Composed tensor operations.
     Reference,
 }
 

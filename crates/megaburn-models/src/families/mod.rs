@@ -20,6 +20,7 @@ mod unread;
 
 use std::{fmt, path::Path, str::FromStr};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -30,6 +31,7 @@ pub use json::HfJson;
 /// A model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum Family {
     /// GPT-2: Radford et al., "Language models are unsupervised multitask learners" (2019).
     Gpt2,

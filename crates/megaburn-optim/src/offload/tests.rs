@@ -85,9 +85,9 @@ fn bits(tensor: Tensor<1>) -> Vec<u32> {
 fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
     let optimizer = match rule {
         "adamw" => AdamWConfig::new().init(sharding),
-        "sgd" => SgdConfig::new().init(sharding),
-        "lion" => LionConfig::new().init(sharding),
-        _ => MuonConfig::new().init(sharding, &ProcessGroups::single(0)),
+        "sgd" => SgdConfig::default().init(sharding),
+        "lion" => LionConfig::default().init(sharding),
+        _ => MuonConfig::default().init(sharding, &ProcessGroups::single(0)),
     };
     optimizer.unwrap().with_cpu_offload(fraction).unwrap()
 }

@@ -1,5 +1,7 @@
-use burn::{config::Config, tensor::FloatDType};
+use burn::tensor::FloatDType;
 use megaburn_kernels::{LionState, LionStep, lion, lion_scaled};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{ParamState, Rates, Rule, UpdateInputs, check_decay, check_weight_decay};
 use crate::{
@@ -12,26 +14,45 @@ use crate::{
 /// ten times smaller, and a weight decay larger by the same factor. The learning rate is an
 /// argument of each step.
 ///
+/// In a configuration file this is the section `[optimizer.lion]`, without the fields that all
+/// optimizers share.
+///
 /// Source: Chen et al. 2023, <https://arxiv.org/abs/2302.06675>.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct LionConfig {
-    /// Weight of the mean in the direction; the gradient has the rest.
-    #[config(default = 0.9)]
+    /// Weight of the mean of gradients in the direction whose sign is taken, from 0 to below 1.
+    #[serde(rename = "beta1")]
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub beta_1: f64,
-    /// Decay rate of the mean of gradients.
-    #[config(default = 0.99)]
+    /// Decay of the mean of gradients, from 0 to below 1.
+    #[serde(rename = "beta2")]
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub beta_2: f64,
     /// Decoupled weight decay, for parameters of two or more dimensions.
-    #[config(default = 0.1)]
+    #[serde(skip)]
     pub weight_decay: f64,
     /// Type of what is updated, as in
     /// [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
-    #[config(default = "FloatDType::F32")]
+    #[serde(skip)]
     pub main_params: FloatDType,
     /// Type of the stored mean of gradients. In bf16, a step changes the mean only by more than
     /// 1/512 of itself: with `beta_2` above 0.998 it would not decay.
-    #[config(default = "FloatDType::F32")]
+    #[serde(skip)]
     pub exp_avg: FloatDType,
+}
+
+impl Default for LionConfig {
+    fn default() -> Self {
+        Self {
+            beta_1: 0.9,
+            beta_2: 0.99,
+            weight_decay: 0.1,
+            main_params: FloatDType::F32,
+            exp_avg: FloatDType::F32,
+        }
+    }
 }
 
 impl LionConfig {

@@ -1,5 +1,7 @@
-use burn::{config::Config, tensor::FloatDType};
+use burn::tensor::FloatDType;
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{ParamState, Rates, Rule, UpdateInputs, check, check_decay, check_weight_decay};
 use crate::{
@@ -9,25 +11,41 @@ use crate::{
 
 /// SGD with momentum as in `torch.optim.SGD`: no dampening, and weight decay is added to the
 /// gradient. The learning rate is an argument of each step.
-#[derive(Config, Debug, PartialEq)]
+///
+/// In a configuration file this is the section `[optimizer.sgd]`, without the fields that all
+/// optimizers share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct SgdConfig {
-    /// Decay rate of the sum of gradients; with 0 no sum is kept.
-    #[config(default = 0.9)]
+    /// Decay of the momentum, from 0 to below 1; 0 keeps no momentum.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub momentum: f64,
-    /// Whether to use Nesterov momentum, i.e. to look ahead by the current gradient.
-    #[config(default = false)]
+    /// Whether to use Nesterov momentum; it needs `momentum` above 0.
     pub nesterov: bool,
     /// Weight decay, for parameters of two or more dimensions.
-    #[config(default = 0.0)]
+    #[serde(skip)]
     pub weight_decay: f64,
     /// Type of what is updated, as in
     /// [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
-    #[config(default = "FloatDType::F32")]
+    #[serde(skip)]
     pub main_params: FloatDType,
     /// Type of the stored sum of gradients. In bf16, a step changes the sum only by more than 1/512
     /// of itself.
-    #[config(default = "FloatDType::F32")]
+    #[serde(skip)]
     pub momentum_buffer: FloatDType,
+}
+
+impl Default for SgdConfig {
+    fn default() -> Self {
+        Self {
+            momentum: 0.9,
+            nesterov: false,
+            weight_decay: 0.0,
+            main_params: FloatDType::F32,
+            momentum_buffer: FloatDType::F32,
+        }
+    }
 }
 
 impl SgdConfig {

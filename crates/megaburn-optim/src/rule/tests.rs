@@ -69,26 +69,36 @@ fn descend(mut optimizer: Optimizer, rule: impl Fn(&mut Element, f64, f64)) {
 }
 
 #[rstest]
-#[case(SgdConfig::new().with_momentum(0.0))]
-#[case(SgdConfig::new())]
-#[case(SgdConfig::new().with_momentum(0.5).with_nesterov(true))]
-fn gradients_are_followed_as_torch_does(#[case] config: SgdConfig) {
-    let config = config.with_weight_decay(DECAY);
+#[case(0.0, false)]
+#[case(0.9, false)]
+#[case(0.5, true)]
+fn gradients_are_followed_as_torch_does(#[case] momentum: f64, #[case] nesterov: bool) {
+    let config = SgdConfig {
+        momentum,
+        nesterov,
+        weight_decay: DECAY,
+        ..SgdConfig::default()
+    };
     descend(config.init(&Sharding::none()).unwrap(), sgd(&config));
 }
 
 #[test]
 fn signs_are_followed() {
-    let config = LionConfig::new().with_weight_decay(DECAY);
+    let config = LionConfig {
+        weight_decay: DECAY,
+        ..LionConfig::default()
+    };
     descend(config.init(&Sharding::none()).unwrap(), lion);
 }
 
 /// Muon with enough Newton-Schulz steps to make a matrix of full rank orthogonal.
 fn muon() -> MuonConfig {
-    let config = MuonConfig::new()
-        .with_extra_scale(1.0)
-        .with_num_ns_steps(20);
-    config.with_coefficients(NewtonSchulz::PolarExpress)
+    MuonConfig {
+        extra_scale: 1.0,
+        num_ns_steps: 20,
+        coefficients: NewtonSchulz::PolarExpress,
+        ..MuonConfig::default()
+    }
 }
 
 #[test]
@@ -115,9 +125,11 @@ fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
         net
     };
     let adamw = AdamWConfig::new().with_weight_decay(0.0);
-    let config = muon()
-        .with_adamw(adamw.clone())
-        .with_scale(MuonScale::UnitRmsNorm);
+    let config = MuonConfig {
+        adamw: adamw.clone(),
+        scale: MuonScale::UnitRmsNorm,
+        ..muon()
+    };
     let expected = steps(adamw.init(&Sharding::none()).unwrap());
     let alone = ProcessGroups::single(0);
     let net = steps(config.init(&Sharding::none(), &alone).unwrap());
@@ -130,7 +142,10 @@ fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
         let expected = if i % 4 == 0 { 4.0 / 3.0 } else { 0.0 };
         assert!((found - expected).abs() < 1e-3, "{gram:?}");
     }
-    let excluded = config.with_excluded(vec!["mat".to_string()]);
+    let excluded = MuonConfig {
+        excluded: vec!["mat".to_string()],
+        ..config
+    };
     let net = steps(excluded.init(&Sharding::none(), &alone).unwrap());
     assert_eq!(values(net.matrix.val()), values(expected.matrix.val()));
 }
@@ -141,8 +156,8 @@ fn a_gradient_that_is_not_finite_moves_nothing() {
     let alone = ProcessGroups::single(0);
     let sharding = Sharding::none();
     for mut optimizer in [
-        SgdConfig::new().init(&sharding).unwrap(),
-        LionConfig::new().init(&sharding).unwrap(),
+        SgdConfig::default().init(&sharding).unwrap(),
+        LionConfig::default().init(&sharding).unwrap(),
         muon().init(&sharding, &alone).unwrap(),
     ] {
         let net = Net::new(3, 4, 0, 1, &device);
@@ -190,18 +205,18 @@ fn a_rank_without_a_stretch_of_a_matrix_works_on_none(
 }
 
 #[rstest]
-#[case(SgdConfig::new().with_momentum(1.0).init(&Sharding::none()), "momentum is 1; it must be at least 0")]
+#[case(SgdConfig { momentum: 1.0, ..SgdConfig::default() }.init(&Sharding::none()), "momentum is 1; it must be at least 0")]
 #[case(
-    SgdConfig::new().with_momentum(0.0).with_nesterov(true).init(&Sharding::none()),
+    SgdConfig { momentum: 0.0, nesterov: true, ..SgdConfig::default() }.init(&Sharding::none()),
     "momentum is 0; it must be more than 0 with Nesterov momentum"
 )]
-#[case(LionConfig::new().with_beta_2(-0.1).init(&Sharding::none()), "beta_2 is -0.1")]
+#[case(LionConfig { beta_2: -0.1, ..LionConfig::default() }.init(&Sharding::none()), "beta_2 is -0.1")]
 #[case(
-    MuonConfig::new().with_num_ns_steps(7).init(&Sharding::none(), &ProcessGroups::single(0)),
+    MuonConfig { num_ns_steps: 7, ..MuonConfig::default() }.init(&Sharding::none(), &ProcessGroups::single(0)),
     "num_ns_steps is 7; it must be a multiple of 5"
 )]
 #[case(
-    MuonConfig::new().with_extra_scale(0.0).init(&Sharding::none(), &ProcessGroups::single(0)),
+    MuonConfig { extra_scale: 0.0, ..MuonConfig::default() }.init(&Sharding::none(), &ProcessGroups::single(0)),
     "extra_scale is 0; it must be positive"
 )]
 fn impossible_configs_are_refused(

@@ -1,5 +1,6 @@
 use std::f64::consts::PI;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The learning rate: a linear warm-up, then a decay from `max` to `min`. It is a pure function of
@@ -65,8 +66,9 @@ pub enum Decay {
 /// `--lr-wsd-decay-style`), as a function of its elapsed fraction `r`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum WsdStyle {
-    /// `2 * 0.5^r - 1`.
+    /// `2 * 0.5^r - 1`, where `r` is the elapsed fraction of the decay.
     #[default]
     Exponential,
     /// `1 - r`.

@@ -1,3 +1,4 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::learning_rate::half_cosine;
@@ -21,6 +22,7 @@ pub struct WeightDecaySchedule {
 /// How weight decay changes (Megatron's `--weight-decay-incr-style`; equal ends make it constant).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum WeightDecayStyle {
     /// Linear in the samples.
     #[default]

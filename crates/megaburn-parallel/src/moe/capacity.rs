@@ -1,9 +1,8 @@
-use burn::{
-    config::Config,
-    tensor::{DType, Device, Tensor, TensorData},
-};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Lane, tensors};
 use megaburn_mesh::Zigzag;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{ExpertGroups, dispatch::DROPPED};
 use crate::PackedDocuments;
@@ -28,20 +27,26 @@ pub struct Capacity {
 }
 
 /// Which tokens an expert with too many of them takes.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum DropPolicy {
     /// The tokens that give the expert the most weight; among nearly equal weights at the limit,
     /// the first.
+    #[default]
     Probs,
     /// The first tokens.
     Position,
 }
 
 /// The tokens among which the capacity is computed.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum CapacityScope {
     /// The tokens of each sequence, on whichever ranks: the same tokens are dropped under every
     /// layout.
+    #[default]
     Sequence,
     /// The tokens of each rank, as in Megatron. Nothing is communicated.
     Rank,

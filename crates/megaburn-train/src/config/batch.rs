@@ -4,10 +4,7 @@ use megaburn_data::BatchSchedule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    TrainingConfig,
-    rules::{at_least_one, require},
-};
+use super::{TrainingConfig, rules::require};
 use crate::TrainError;
 
 /// `[train.batch_ramp]`: a batch that grows to `train.global_batch` over the first samples
@@ -18,9 +15,11 @@ use crate::TrainError;
 pub struct BatchRampConfig {
     /// Samples of the first steps, over all ranks: at most `train.global_batch`. It must be a
     /// multiple of `train.micro_batch` times the data-parallel degree.
+    #[schemars(extend("minimum" = 1))]
     pub start: usize,
     /// Samples by which the batch grows at a time. It must divide `train.global_batch - start`, and
     /// be a multiple of `train.micro_batch` times the data-parallel degree.
+    #[schemars(extend("minimum" = 1))]
     pub increment: usize,
     /// Training samples over which the batch grows from `start` to `train.global_batch`.
     pub samples: u64,
@@ -41,8 +40,6 @@ impl BatchRampConfig {
         let Self {
             start, increment, ..
         } = *self;
-        at_least_one("train.batch_ramp.start", start)?;
-        at_least_one("train.batch_ramp.increment", increment)?;
         let rule = format!("at most train.global_batch {end}");
         require(start <= end, "train.batch_ramp.start", start, rule)?;
         let distance = end - start;

@@ -1,9 +1,6 @@
 //! When a run stops before its last step, and its exit code then.
 
-use super::{
-    TrainingConfig,
-    rules::{not_negative, require},
-};
+use super::{TrainingConfig, rules::require};
 use crate::TrainError;
 
 /// Whether a code has no other meaning: the codes of [`Exit`](crate::Exit), of a panic and of
@@ -14,7 +11,6 @@ fn is_free(code: u8) -> bool {
 
 impl TrainingConfig {
     pub(super) fn validate_exits(&self) -> Result<(), TrainError> {
-        not_negative("train.exit_after_minutes", self.exit_after_minutes)?;
         let code = self.stopped_exit_code;
         let rule = "0, or from 5 to 125 except 101: the other codes have a meaning";
         require(is_free(code), "train.stopped_exit_code", code, rule)

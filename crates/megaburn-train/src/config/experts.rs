@@ -4,10 +4,7 @@ use megaburn_models::decoder::Experts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    layer_pattern::LayerPattern,
-    rules::{at_least_one, require},
-};
+use super::{layer_pattern::LayerPattern, rules::require};
 use crate::TrainError;
 
 /// `[model.experts]`: the experts of a model family that has them.
@@ -16,8 +13,10 @@ use crate::TrainError;
 #[derive(JsonSchema)]
 pub struct ExpertsConfig {
     /// Number of experts per layer, without the shared expert.
+    #[schemars(extend("minimum" = 1))]
     pub num: usize,
     /// Number of experts that each token is routed to; at most `num`.
+    #[schemars(extend("minimum" = 1))]
     pub top_k: usize,
     /// Width inside an expert. Default: `model.ffn`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,8 +90,6 @@ impl ExpertsConfig {
     }
 
     pub(super) fn validate(&self, layers: usize) -> Result<(), TrainError> {
-        at_least_one("model.experts.num", self.num)?;
-        at_least_one("model.experts.top_k", self.top_k)?;
         let rule = format!("at most model.experts.num {}", self.num);
         require(
             self.top_k <= self.num,

@@ -1,274 +1,50 @@
-use super::{
-    CpComm, Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig,
-    schedule::LrDecayStyle,
-};
+//! Keys that are set but have no effect. Each section lists the conditions of its own keys.
+
+use toml::Table;
+
+use super::{TrainConfig, schema::join, value::value_at};
 
 /// A key that is set but has no effect, because of the value of another key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IneffectiveKey {
     /// Dotted path of the key.
-    pub key: &'static str,
+    pub key: String,
     /// The condition under which the key has an effect, as text: "with ..".
     pub used: &'static str,
 }
 
+/// Keys of a section, separated by spaces; whether they have an effect; and the condition for that
+/// as text, "with ..".
+pub(super) type Condition = (&'static str, bool, &'static str);
+
 impl TrainConfig {
     /// The keys that differ from their defaults but have no effect because of another key's value.
     pub fn ineffective_keys(&self) -> Vec<IneffectiveKey> {
-        let mine = &self.optimizer;
-        let default = &Self::default().optimizer;
-        let is_wsd = mine.lr_decay_style == LrDecayStyle::Wsd;
-        let adamw = mine.name.has_adamw();
-        let name = |name| mine.name == name;
-        let [sgd, lion, muon] =
-            [OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon].map(name);
-        let is_f16 = self.train.dtype == Dtype::F16;
-        let is_dynamic = is_f16 && mine.loss_scale.is_none();
-        let (parallel, pp, cp) = (&self.parallel, self.parallel.pp > 1, self.parallel.cp > 1);
         // For a model that is read from `model.init` this is reported elsewhere.
         let has_experts =
             self.model.init.is_some() || self.model.family.template().experts.is_some();
-        const CAPACITY: &str = "with moe.capacity_factor";
-        const PP: &str = "with parallel.pp above 1";
-        const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
-        const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
-        const F16: &str = "with train.dtype = \"f16\"";
-        const DYNAMIC: &str = "with train.dtype = \"f16\" and without optimizer.loss_scale";
-        let again = &self.recompute;
-        let keys = [
-            (
-                "recompute.modules",
-                again
-                    .modules
-                    .iter()
-                    .any(|module| *module != RecomputeModule::Norm),
-                !again.has_all_layers(),
-                "with recompute.method = \"block\" or \"none\"",
-            ),
-            (
-                "recompute.offload",
-                again.offload,
-                again.method != RecomputeMethod::None,
-                "with recompute.method = \"uniform\" or \"block\"",
-            ),
-            (
-                "recompute.keep_attention",
-                again.keep_attention,
-                again.method != RecomputeMethod::None,
-                "with recompute.method = \"uniform\" or \"block\"",
-            ),
-            (
-                "recompute.num_layers",
-                again.num_layers != 1,
-                again.method != RecomputeMethod::None,
-                "with recompute.method = \"uniform\" or \"block\"",
-            ),
-            ("optimizer.beta1", mine.beta1 != default.beta1, adamw, ADAMW),
-            ("optimizer.beta2", mine.beta2 != default.beta2, adamw, ADAMW),
-            ("optimizer.eps", mine.eps != default.eps, adamw, ADAMW),
-            (
-                "optimizer.exp_avg_sq_dtype",
-                mine.exp_avg_sq_dtype != Dtype::F32,
-                adamw,
-                ADAMW,
-            ),
-            (
-                "optimizer.exp_avg_dtype",
-                mine.exp_avg_dtype != Dtype::F32,
-                adamw || lion,
-                "with optimizer.name = \"adamw\", \"lion\" or \"muon\"",
-            ),
-            (
-                "optimizer.momentum_dtype",
-                mine.momentum_dtype != Dtype::F32,
-                sgd || muon,
-                "with optimizer.name = \"sgd\" or \"muon\"",
-            ),
-            (
-                "optimizer.sgd",
-                mine.sgd != default.sgd,
-                sgd,
-                "with optimizer.name = \"sgd\"",
-            ),
-            (
-                "optimizer.lion",
-                mine.lion != default.lion,
-                lion,
-                "with optimizer.name = \"lion\"",
-            ),
-            (
-                "optimizer.muon",
-                mine.muon != default.muon,
-                muon,
-                "with optimizer.name = \"muon\"",
-            ),
-            (
-                "optimizer.wsd_decay_style",
-                mine.wsd_decay_style != default.wsd_decay_style,
-                is_wsd,
-                WSD,
-            ),
-            (
-                "optimizer.wsd_decay_steps",
-                mine.wsd_decay_steps.is_some(),
-                is_wsd,
-                WSD,
-            ),
-            (
-                "optimizer.wsd_decay_samples",
-                mine.wsd_decay_samples.is_some(),
-                is_wsd,
-                WSD,
-            ),
-            (
-                "optimizer.loss_scale",
-                mine.loss_scale.is_some(),
-                is_f16,
-                F16,
-            ),
-            (
-                "optimizer.initial_loss_scale",
-                mine.initial_loss_scale != default.initial_loss_scale,
-                is_dynamic,
-                DYNAMIC,
-            ),
-            (
-                "optimizer.min_loss_scale",
-                mine.min_loss_scale != default.min_loss_scale,
-                is_dynamic,
-                DYNAMIC,
-            ),
-            (
-                "optimizer.loss_scale_window",
-                mine.loss_scale_window != default.loss_scale_window,
-                is_dynamic,
-                DYNAMIC,
-            ),
-            (
-                "optimizer.hysteresis",
-                mine.hysteresis != default.hysteresis,
-                is_dynamic,
-                DYNAMIC,
-            ),
-            (
-                "optimizer.decoupled_min_lr",
-                mine.decoupled_min_lr.is_some(),
-                mine.decoupled_lr.is_some(),
-                "with optimizer.decoupled_lr",
-            ),
-            (
-                "optimizer.weight_decay_style",
-                mine.weight_decay_style != default.weight_decay_style,
-                mine.end_weight_decay.is_some(),
-                "with optimizer.end_weight_decay",
-            ),
-            (
-                "optimizer.weight_decay_steps",
-                mine.weight_decay_steps.is_some(),
-                mine.end_weight_decay.is_some(),
-                "with optimizer.end_weight_decay",
-            ),
-            (
-                "train.tf32",
-                self.train.tf32,
-                self.train.dtype == Dtype::F32,
-                "with train.dtype = \"f32\"",
-            ),
-            (
-                "parallel.zero_ranks",
-                self.parallel.zero_ranks.is_some(),
-                self.parallel.zero > 0,
-                "with parallel.zero above 0",
-            ),
-            (
-                "parallel.cp_comm",
-                parallel.cp_comm != [CpComm::Auto],
-                cp || parallel.max_tokens_per_rank.is_some(),
-                "with parallel.cp above 1, or parallel.max_tokens_per_rank",
-            ),
-            (
-                "parallel.cp_pad",
-                parallel.cp_pad,
-                cp && parallel.max_tokens_per_rank.is_none(),
-                "with parallel.cp above 1, without parallel.max_tokens_per_rank",
-            ),
-            (
-                "train.micro_batch",
-                self.train.micro_batch != Self::default().train.micro_batch,
-                parallel.max_tokens_per_rank.is_none(),
-                "without parallel.max_tokens_per_rank",
-            ),
-            (
-                "data.document_multiple",
-                self.data.document_multiple != 16,
-                self.data.documents,
-                "with data.documents = true",
-            ),
-            (
-                "train.mtp_loss_scaling_factor",
-                self.train.mtp_loss_scaling_factor != Self::default().train.mtp_loss_scaling_factor,
-                self.model.mtp_layers > 0,
-                "with model.mtp_layers above 0",
-            ),
-            (
-                "moe",
-                self.moe != Self::default().moe,
-                has_experts,
-                "with a model.family that has experts",
-            ),
-            (
-                "moe.drop_policy",
-                self.moe.drop_policy != Self::default().moe.drop_policy,
-                self.moe.capacity_factor.is_some(),
-                CAPACITY,
-            ),
-            (
-                "moe.capacity_scope",
-                self.moe.capacity_scope != Self::default().moe.capacity_scope,
-                self.moe.capacity_factor.is_some(),
-                CAPACITY,
-            ),
-            (
-                "moe.pad_to_capacity",
-                self.moe.pad_to_capacity,
-                self.moe.capacity_factor.is_some(),
-                CAPACITY,
-            ),
-            ("parallel.schedule", parallel.schedule.is_some(), pp, PP),
-            ("parallel.chunks", parallel.chunks.is_some(), pp, PP),
-            (
-                "parallel.micro_batch_group",
-                parallel.micro_batch_group.is_some(),
-                pp,
-                PP,
-            ),
-            (
-                "parallel.pipeline_layout",
-                parallel.pipeline_layout.is_some(),
-                pp,
-                PP,
-            ),
-            (
-                "parallel.first_stage_layers",
-                parallel.first_stage_layers.is_some(),
-                pp,
-                PP,
-            ),
-            (
-                "parallel.last_stage_layers",
-                parallel.last_stage_layers.is_some(),
-                pp,
-                PP,
-            ),
-            ("parallel.count_embedding", parallel.count_embedding, pp, PP),
-            ("parallel.count_loss", parallel.count_loss, pp, PP),
+        let moe = ("moe", has_experts, "with a model.family that has experts");
+        let sections = [
+            ("recompute", self.recompute.conditions()),
+            ("optimizer", self.optimizer.conditions(self.train.dtype)),
+            ("train", self.train.conditions(self)),
+            ("parallel", self.parallel.conditions()),
+            ("data", self.data.conditions()),
+            ("", vec![moe]),
+            ("moe", self.moe.conditions()),
         ];
-        let unused = keys
-            .into_iter()
-            .filter(|(_, is_set, is_used, _)| *is_set && !is_used);
+        // What TOML cannot hold is refused before.
+        let [mine, default] =
+            [self, &Self::default()].map(|config| Table::try_from(config).unwrap_or_default());
+        let mut unused = Vec::new();
+        for (section, conditions) in sections {
+            for (keys, _, used) in conditions.into_iter().filter(|(_, is_used, _)| !is_used) {
+                let keys = keys.split(' ').map(|key| join(section, key));
+                let set = keys.filter(|key| value_at(&mine, key) != value_at(&default, key));
+                unused.extend(set.map(|key| IneffectiveKey { key, used }));
+            }
+        }
         unused
-            .map(|(key, _, _, used)| IneffectiveKey { key, used })
-            .collect()
     }
 }
 
@@ -309,9 +85,7 @@ mod tests {
             .iter()
             .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let unused = layers.unwrap().load().unwrap().ineffective_keys();
-        assert_eq!(
-            unused.iter().map(|key| key.key).collect::<Vec<_>>(),
-            expected
-        );
+        let unused: Vec<_> = unused.iter().map(|key| key.key.as_str()).collect();
+        assert_eq!(unused, expected);
     }
 }

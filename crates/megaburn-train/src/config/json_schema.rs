@@ -1,15 +1,6 @@
 //! The JSON schema of a configuration: the keys, types, defaults and ranges of all sections.
 
-use std::{any::type_name, borrow::Cow, fmt, marker::PhantomData};
-
-use schemars::{
-    JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, json_schema as schema_of,
-};
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, Visitor, value},
-    forward_to_deserialize_any,
-};
+use schemars::{Schema, SchemaGenerator, generate::SchemaSettings, json_schema as schema_of};
 use serde_json::{Map, Value, json};
 
 use super::TrainConfig;
@@ -19,173 +10,43 @@ use super::TrainConfig;
 /// Descriptions are the doc comments of the fields of [`TrainConfig`] and its sections. The values
 /// of a choice are explained in `x-taplo.docs.enumValues`, where the editor extension looks.
 pub fn json_schema() -> Value {
+    fn remove_rules(schema: &mut Value) {
+        if let Some(schema) = schema.as_object_mut() {
+            schema.shift_remove(RULE);
+            schema.shift_remove(REFUSED);
+        }
+        let keys = schema.get_mut("properties").and_then(Value::as_object_mut);
+        keys.into_iter()
+            .flatten()
+            .for_each(|(_, key)| remove_rules(key));
+    }
+    let mut schema = schema_with_rules();
+    remove_rules(&mut schema);
+    schema
+}
+
+/// A keyword that JSON schemas do not have: what a value must be, completing "it must be ..". It is
+/// `false` if the section compares a number with other keys; without it, the text follows from the
+/// limits.
+pub(super) const RULE: &str = "x-rule";
+
+/// A keyword that JSON schemas do not have: names that the type of a key has but the key refuses.
+pub(super) const REFUSED: &str = "x-refused";
+
+/// The schema with the keywords [`RULE`] and [`REFUSED`].
+pub(super) fn schema_with_rules() -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
     let generator = settings.into_generator();
     let mut schema = generator.into_root_schema_for::<TrainConfig>().to_value();
     simplify(&mut schema);
-    for (keyword, limit, section, keys) in LIMITS {
-        for key in keys.split(' ') {
-            property(&mut schema, section, key).insert((*keyword).into(), json!(limit));
-        }
-    }
-    for (section, keys, names) in REFUSED_NAMES {
-        for key in keys.split(' ') {
-            remove_names(property(&mut schema, section, key), names);
-        }
-    }
     schema["title"] = json!("Configuration of a megaburn run");
     schema
 }
 
-/// Ranges of numbers: the keyword of the schema, its limit, a section, and the keys that have it. A
-/// test compares them with what [`TrainConfig::validate`] refuses.
-const LIMITS: &[(&str, u32, &str, &str)] = &[
-    (
-        "minimum",
-        1,
-        "model",
-        "hidden ffn layers heads kv_heads head_dim vocab window",
-    ),
-    ("exclusiveMinimum", 0, "model", "rope_theta norm_eps"),
-    ("minimum", 1, "model.experts", "num top_k"),
-    (
-        "minimum",
-        1,
-        "model.latent",
-        "q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim",
-    ),
-    ("minimum", 2, "model.latent", "qk_rope_head_dim"),
-    (
-        "minimum",
-        1,
-        "model.rope_scaling",
-        "factor original_max_position_embeddings",
-    ),
-    (
-        "exclusiveMinimum",
-        0,
-        "model.rope_scaling",
-        "low_freq_factor beta_slow attention_factor",
-    ),
-    ("minimum", 0, "model.rope_scaling", "mscale mscale_all_dim"),
-    (
-        "minimum",
-        1,
-        "parallel",
-        "ranks tp cp pp dp ep etp zero_ranks max_tokens_per_rank bucket_size chunks micro_batch_group",
-    ),
-    (
-        "maximum",
-        65535,
-        "parallel",
-        "ranks tp cp pp dp ep etp zero_ranks chunks micro_batch_group",
-    ),
-    ("maximum", 3, "parallel", "zero"),
-    ("minimum", 1, "data", "seq_len document_multiple"),
-    ("minimum", 0, "data", "validation_fraction"),
-    ("exclusiveMaximum", 1, "data", "validation_fraction"),
-    (
-        "minimum",
-        1,
-        "train",
-        "steps global_batch micro_batch eval_batches log_interval keep_checkpoints",
-    ),
-    (
-        "minimum",
-        0,
-        "train",
-        "hidden_dropout attention_dropout exit_after_minutes",
-    ),
-    (
-        "exclusiveMaximum",
-        1,
-        "train",
-        "hidden_dropout attention_dropout",
-    ),
-    ("exclusiveMinimum", 0, "train", "mtp_loss_scaling_factor"),
-    ("maximum", 125, "train", "stopped_exit_code"),
-    (
-        "exclusiveMinimum",
-        0,
-        "train",
-        "timeout_seconds start_timeout_seconds save_timeout_seconds load_timeout_seconds step_timeout_seconds",
-    ),
-    (
-        "maximum",
-        1_000_000,
-        "train",
-        "timeout_seconds start_timeout_seconds save_timeout_seconds load_timeout_seconds step_timeout_seconds",
-    ),
-    ("minimum", 1, "train.batch_ramp", "start increment"),
-    (
-        "exclusiveMinimum",
-        0,
-        "optimizer",
-        "lr decoupled_lr eps loss_scale min_loss_scale",
-    ),
-    (
-        "minimum",
-        0,
-        "optimizer",
-        "min_lr init_lr decoupled_min_lr warmup_fraction beta1 beta2 weight_decay end_weight_decay",
-    ),
-    (
-        "minimum",
-        0,
-        "optimizer",
-        "clip_grad grad_norm_skip_threshold cpu_offload_fraction",
-    ),
-    (
-        "exclusiveMaximum",
-        1,
-        "optimizer",
-        "warmup_fraction beta1 beta2",
-    ),
-    ("maximum", 1, "optimizer", "cpu_offload_fraction"),
-    (
-        "minimum",
-        1,
-        "optimizer",
-        "weight_decay_steps loss_scale_window hysteresis",
-    ),
-    ("minimum", 0, "optimizer.sgd", "momentum"),
-    ("exclusiveMaximum", 1, "optimizer.sgd", "momentum"),
-    ("minimum", 0, "optimizer.lion", "beta1 beta2"),
-    ("exclusiveMaximum", 1, "optimizer.lion", "beta1 beta2"),
-    ("minimum", 0, "optimizer.muon", "momentum"),
-    ("exclusiveMaximum", 1, "optimizer.muon", "momentum"),
-    (
-        "exclusiveMinimum",
-        0,
-        "optimizer.muon",
-        "extra_scale_factor",
-    ),
-    (
-        "minimum",
-        0,
-        "moe",
-        "aux_loss seq_aux_loss global_aux_loss z_loss bias_update_rate",
-    ),
-    ("exclusiveMinimum", 0, "moe", "capacity_factor"),
-    ("minimum", 1, "recompute", "num_layers"),
-    ("minimum", 0, "generate", "temperature"),
-];
-
-/// Names that a type has and a key of that type refuses: a section, keys, and the names.
-const REFUSED_NAMES: &[(&str, &str, &[&str])] = &[
-    ("parallel", "schedule", &["forward-only"]),
-    (
-        "optimizer",
-        "main_params_dtype main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype",
-        &["f16", "float16"],
-    ),
-    ("optimizer.muon", "dtype", &["f16", "float16"]),
-];
-
 /// Removes names from a choice, with their meanings.
-fn remove_names(choice: &mut Map<String, Value>, refused: &[&str]) {
+fn remove_names(choice: &mut Map<String, Value>, refused: &[Value]) {
     let names = choice["enum"].as_array().expect("a list of names").clone();
-    let stays = |name: &Value| !refused.iter().any(|refused| name == refused);
+    let stays = |name: &Value| !refused.contains(name);
     if let Some(Value::Array(meanings)) = choice
         .get_mut("x-taplo")
         .and_then(|extension| extension.pointer_mut("/docs/enumValues"))
@@ -197,17 +58,6 @@ fn remove_names(choice: &mut Map<String, Value>, refused: &[&str]) {
     choice.insert("enum".into(), names.into());
 }
 
-/// The schema of a key in a section, which is a dotted path.
-fn property<'a>(schema: &'a mut Value, section: &str, key: &str) -> &'a mut Map<String, Value> {
-    let found = section
-        .split('.')
-        .chain([key])
-        .fold(schema, |schema, name| &mut schema["properties"][name]);
-    found
-        .as_object_mut()
-        .unwrap_or_else(|| unreachable!("`{section}.{key}` is not a key"))
-}
-
 /// The schema of `parallel.cp_comm`: one name for all layers, or a list of them.
 pub(super) fn cp_comm(_: &mut SchemaGenerator) -> Schema {
     let name = r"^(auto|p2p|all_gather|a2a|a2a[1-9][0-9]*\+p2p)$";
@@ -216,58 +66,6 @@ pub(super) fn cp_comm(_: &mut SchemaGenerator) -> Schema {
         "pattern": name,
         "items": { "type": "string", "pattern": name },
     })
-}
-
-/// The schema of a choice whose type is from another crate: the names that serde reads.
-pub(super) struct Names<T>(PhantomData<T>);
-
-impl<T: for<'de> Deserialize<'de>> JsonSchema for Names<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        type_name::<T>().into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let mut names: &[&str] = &[];
-        // The names are known before the error, which says that there is no value.
-        let _ = T::deserialize(NameReader(&mut names));
-        schema_of!({ "type": "string", "enum": names })
-    }
-}
-
-/// A deserializer that reads nothing but the names of an enum's variants.
-struct NameReader<'a>(&'a mut &'static [&'static str]);
-
-impl<'de> Deserializer<'de> for NameReader<'_> {
-    type Error = value::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
-        Err(Self::Error::custom("no enum"))
-    }
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        variants: &'static [&'static str],
-        _: V,
-    ) -> Result<V::Value, Self::Error> {
-        *self.0 = variants;
-        Err(Self::Error::custom("no value"))
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
-        unit unit_struct newtype_struct seq tuple tuple_struct map struct identifier ignored_any
-    }
-}
-
-impl<T> fmt::Debug for Names<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Names")
-    }
 }
 
 /// Brings what schemars derives into the form that editors explain best: choices as lists of names,
@@ -312,7 +110,19 @@ fn simplify(schema: &mut Value) {
         return simplify(schema);
     }
     if let Some(Value::Object(properties)) = object.get_mut("properties") {
-        properties.values_mut().for_each(simplify);
+        for key in properties.values_mut() {
+            let schema = key.as_object_mut();
+            let extra =
+                schema.map(|schema| [RULE, REFUSED].map(|name| schema.shift_remove_entry(name)));
+            simplify(key);
+            let (Some(schema), Some(extra)) = (key.as_object_mut(), extra) else {
+                continue;
+            };
+            schema.extend(extra.into_iter().flatten());
+            if let Some(Value::Array(refused)) = schema.get(REFUSED).cloned() {
+                remove_names(schema, &refused);
+            }
+        }
     }
     if let Some(items) = object.get_mut("items") {
         simplify(items);
@@ -358,49 +168,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::ConfigLayers;
-
-    #[test]
-    fn a_number_outside_a_range_is_refused_by_its_key() {
-        for (keyword, limit, section, keys) in LIMITS {
-            let limit = i64::from(*limit);
-            let outside = match *keyword {
-                "minimum" => limit - 1,
-                "maximum" => limit + 1,
-                "exclusiveMinimum" | "exclusiveMaximum" => limit,
-                other => panic!("{other} is no range"),
-            };
-            for key in keys.split(' ') {
-                let key = format!("{section}.{key}");
-                let refused = ConfigLayers::new()
-                    .with_set(&format!("{key}={outside}"))
-                    .and_then(|layers| match *section {
-                        // A family that has both.
-                        "model.experts" | "model.latent" => {
-                            layers.with_set("model.family=deepseek_v3")
-                        }
-                        _ => Ok(layers),
-                    })
-                    .and_then(ConfigLayers::load);
-                let error = refused.expect_err(&format!("{key}={outside}")).to_string();
-                assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_name_that_is_not_listed_is_refused_by_its_key() {
-        for (section, keys, names) in REFUSED_NAMES {
-            for key in keys.split(' ') {
-                for name in *names {
-                    let key = format!("{section}.{key}");
-                    let layers = ConfigLayers::new().with_set(&format!("{key}={name}"));
-                    let error = layers.unwrap().load().unwrap_err().to_string();
-                    assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn defaults_are_those_of_the_program() {

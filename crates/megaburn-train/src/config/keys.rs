@@ -47,9 +47,9 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "model",
-        "init family hidden ffn layers mtp_layers heads kv_heads head_dim vocab",
+        "init family hidden ffn layers mtp_layers heads kv_heads head_dim vocab window \
+         rope_theta norm_eps tied",
     ),
-    (Identity, "model", "window rope_theta norm_eps tied"),
     (
         Identity,
         "model.experts",
@@ -58,23 +58,14 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "model.latent",
-        "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim",
-    ),
-    (Identity, "model.latent", "v_head_dim"),
-    (
-        Identity,
-        "model.rope_scaling",
-        "kind factor low_freq_factor high_freq_factor truncate",
+        "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
     ),
     (
         Identity,
         "model.rope_scaling",
-        "original_max_position_embeddings beta_fast beta_slow",
-    ),
-    (
-        Identity,
-        "model.rope_scaling",
-        "mscale mscale_all_dim attention_factor",
+        "kind factor low_freq_factor high_freq_factor truncate \
+         original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim \
+         attention_factor",
     ),
     (Under(&[RankCapacity, BlockwiseMuon]), "parallel", "tp"),
     (Under(&[RankCapacity]), "parallel", "cp cp_comm cp_pad"),
@@ -83,17 +74,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Neutral,
         "parallel",
-        "ranks pp ep sp zero zero_ranks bucket_size",
-    ),
-    (
-        Neutral,
-        "parallel",
-        "overlap schedule chunks micro_batch_group pipeline_layout",
-    ),
-    (
-        Neutral,
-        "parallel",
-        "first_stage_layers last_stage_layers count_embedding count_loss",
+        "ranks pp ep sp zero zero_ranks bucket_size overlap schedule chunks micro_batch_group \
+         pipeline_layout first_stage_layers last_stage_layers count_embedding count_loss",
     ),
     (
         Under(&[AuxLoss, Sinkhorn, RankCapacity]),
@@ -109,12 +91,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Numeric,
         "train",
-        "steps dtype tf32 hidden_dropout attention_dropout",
-    ),
-    (
-        Numeric,
-        "train",
-        "mtp_loss_scaling_factor global_batch eval_batches",
+        "steps dtype tf32 hidden_dropout attention_dropout mtp_loss_scaling_factor \
+         global_batch eval_batches",
     ),
     (
         Under(&[AuxLoss, Sinkhorn, RankCapacity]),
@@ -124,84 +102,38 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Neutral,
         "train",
-        "tune_products attention fused_linear_cross_entropy eval_interval",
-    ),
-    (
-        Neutral,
-        "train",
-        "log_interval checkpoint_interval check_replicas_interval log_num_zeros",
-    ),
-    (
-        Neutral,
-        "train",
-        "log_params_norm keep_checkpoints timeout_seconds start_timeout_seconds",
-    ),
-    (
-        Neutral,
-        "train",
-        "save_timeout_seconds load_timeout_seconds step_timeout_seconds",
-    ),
-    (
-        Neutral,
-        "train",
-        "exit_after_minutes exit_at_step stopped_exit_code",
+        "tune_products attention fused_linear_cross_entropy eval_interval log_interval \
+         checkpoint_interval check_replicas_interval log_num_zeros log_params_norm \
+         keep_checkpoints timeout_seconds start_timeout_seconds save_timeout_seconds \
+         load_timeout_seconds step_timeout_seconds exit_after_minutes exit_at_step \
+         stopped_exit_code",
     ),
     (Numeric, "train.batch_ramp", "start increment samples"),
     (Identity, "optimizer", "name"),
     (
         Numeric,
         "optimizer",
-        "lr min_lr init_lr lr_decay_style warmup_steps warmup_samples",
+        "lr min_lr init_lr lr_decay_style warmup_steps warmup_samples warmup_fraction \
+         decay_steps decay_samples wsd_decay_style wsd_decay_steps wsd_decay_samples \
+         decoupled_lr decoupled_min_lr beta1 beta2 eps weight_decay end_weight_decay \
+         weight_decay_steps weight_decay_style clip_grad grad_norm_skip_threshold loss_scale \
+         initial_loss_scale min_loss_scale loss_scale_window hysteresis main_params_dtype \
+         main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype",
     ),
-    (
-        Numeric,
-        "optimizer",
-        "warmup_fraction decay_steps decay_samples wsd_decay_style",
-    ),
-    (
-        Numeric,
-        "optimizer",
-        "wsd_decay_steps wsd_decay_samples decoupled_lr decoupled_min_lr",
-    ),
-    (
-        Numeric,
-        "optimizer",
-        "beta1 beta2 eps weight_decay end_weight_decay weight_decay_steps",
-    ),
-    (
-        Numeric,
-        "optimizer",
-        "weight_decay_style clip_grad grad_norm_skip_threshold loss_scale",
-    ),
-    (
-        Numeric,
-        "optimizer",
-        "initial_loss_scale min_loss_scale loss_scale_window hysteresis",
-    ),
-    (
-        Numeric,
-        "optimizer",
-        "main_params_dtype main_grads_dtype exp_avg_dtype exp_avg_sq_dtype",
-    ),
-    (Numeric, "optimizer", "momentum_dtype"),
     (Neutral, "optimizer", "cpu_offload_fraction"),
     (Numeric, "optimizer.sgd", "momentum nesterov"),
     (Numeric, "optimizer.lion", "beta1 beta2"),
     (
         Numeric,
         "optimizer.muon",
-        "momentum nesterov num_ns_steps coefficients dtype scale_mode",
-    ),
-    (Numeric, "optimizer.muon", "extra_scale_factor tp_mode"),
-    (
-        Numeric,
-        "moe",
-        "aux_loss seq_aux_loss global_aux_loss z_loss bias_update bias_update_rate",
+        "momentum nesterov num_ns_steps coefficients dtype scale_mode extra_scale_factor \
+         tp_mode",
     ),
     (
         Numeric,
         "moe",
-        "sinkhorn capacity_factor drop_policy capacity_scope force_balance",
+        "aux_loss seq_aux_loss global_aux_loss z_loss bias_update bias_update_rate sinkhorn \
+         capacity_factor drop_policy capacity_scope force_balance",
     ),
     (Neutral, "moe", "pad_to_capacity dispatcher"),
     (

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use megaburn_collective::{GroupOptions, PhaseLimits};
 
-use super::{TrainConfig, TrainingConfig, rules::require};
-use crate::TrainError;
+use super::{TrainConfig, TrainingConfig};
 
 impl TrainingConfig {
     /// How long a rank waits in a collective for a rank that is in none of the phases
@@ -26,24 +25,6 @@ impl TrainingConfig {
     /// How long a rank may give no sign of life outside collectives and phases.
     pub fn step_timeout(&self) -> Duration {
         duration(self.step_timeout_seconds)
-    }
-
-    pub(super) fn validate_limits(&self) -> Result<(), TrainError> {
-        for (key, seconds) in [
-            ("train.timeout_seconds", self.timeout_seconds),
-            ("train.start_timeout_seconds", self.start_timeout_seconds),
-            ("train.save_timeout_seconds", self.save_timeout_seconds),
-            ("train.load_timeout_seconds", self.load_timeout_seconds),
-            ("train.step_timeout_seconds", self.step_timeout_seconds),
-        ] {
-            require(
-                (1e-3..=1e6).contains(&seconds),
-                key,
-                seconds,
-                "from 0.001 to 1000000",
-            )?;
-        }
-        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@ use megaburn_models::decoder::Mla;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::{at_least_one, require};
+use super::rules::require;
 use crate::TrainError;
 
 /// `[model.latent]`: the sizes of multi-head latent attention (MLA), in a family that has it. The
@@ -12,15 +12,20 @@ use crate::TrainError;
 #[derive(JsonSchema)]
 pub struct MlaConfig {
     /// Width of the latent that queries are made from. Default: queries have no latent.
+    #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub q_lora_rank: Option<usize>,
     /// Width of the latent that keys and values are made from.
+    #[schemars(extend("minimum" = 1))]
     pub kv_lora_rank: usize,
     /// Width of the part of a head's queries and keys that rotary embeddings do not rotate.
+    #[schemars(extend("minimum" = 1))]
     pub qk_nope_head_dim: usize,
     /// Width of the part of a head's queries and keys that is rotated; it is even.
+    #[schemars(extend("minimum" = 2, "x-rule" = false))]
     pub qk_rope_head_dim: usize,
     /// Width of a head's values.
+    #[schemars(extend("minimum" = 1))]
     pub v_head_dim: usize,
 }
 
@@ -39,20 +44,13 @@ impl Default for MlaConfig {
 impl MlaConfig {
     /// The latent attention of a family with the defaults `parts`.
     pub(super) fn latent(&self, parts: &Mla) -> Mla {
-        let Self {
-            q_lora_rank,
-            kv_lora_rank,
-            qk_nope_head_dim,
-            qk_rope_head_dim,
-            v_head_dim,
-        } = *self;
         Mla {
-            q_lora_rank,
-            kv_lora_rank,
-            qk_nope_head_dim,
-            qk_rope_head_dim,
-            v_head_dim,
-            ..parts.clone()
+            q_lora_rank: self.q_lora_rank,
+            kv_lora_rank: self.kv_lora_rank,
+            qk_nope_head_dim: self.qk_nope_head_dim,
+            qk_rope_head_dim: self.qk_rope_head_dim,
+            v_head_dim: self.v_head_dim,
+            ..*parts
         }
     }
 
@@ -68,10 +66,6 @@ impl MlaConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        at_least_one("model.latent.q_lora_rank", self.q_lora_rank.unwrap_or(1))?;
-        at_least_one("model.latent.kv_lora_rank", self.kv_lora_rank)?;
-        at_least_one("model.latent.qk_nope_head_dim", self.qk_nope_head_dim)?;
-        at_least_one("model.latent.v_head_dim", self.v_head_dim)?;
         let rope = self.qk_rope_head_dim;
         let rule = "even and at least 2, because rotary embeddings rotate pairs";
         let even = rope > 0 && rope.is_multiple_of(2);

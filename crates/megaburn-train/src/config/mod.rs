@@ -20,7 +20,6 @@ mod batch;
 mod changes;
 mod context;
 mod documents;
-mod dtype;
 mod exits;
 mod experts;
 mod fine_tune;
@@ -42,6 +41,7 @@ mod optimizer;
 mod optimizer_kind;
 mod parallel;
 mod pipeline;
+mod ranges;
 mod recompute;
 mod reference;
 mod removed;
@@ -58,15 +58,14 @@ mod value;
 use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
+pub use megaburn_optim::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use attention::AttentionName;
 pub use batch::BatchRampConfig;
 pub use changes::Change;
 pub(crate) use changes::{Changes, changes, record_of_file};
 pub use context::CpComm;
-pub use dtype::Dtype;
 pub use experts::ExpertsConfig;
 pub use ineffective_keys::IneffectiveKey;
 pub(crate) use init::InitFrom;
@@ -75,10 +74,10 @@ pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub use mla::MlaConfig;
 pub use model::ModelConfig;
-pub use moe::{BiasUpdate, CapacityScopeName, DispatcherName, DropPolicyName, MoeTrainingConfig};
+pub use moe::{BiasUpdate, MoeTrainingConfig};
 pub use nearest::setting_of_flag;
 pub use optimizer::OptimizerConfig;
-pub use optimizer_kind::{LionSection, MuonSection, OptimizerName, SgdSection};
+pub use optimizer_kind::OptimizerName;
 pub use parallel::ParallelConfig;
 pub(crate) use pipeline::keys_of;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
@@ -154,23 +153,8 @@ impl TrainConfig {
     /// The requested kernel does not support this model's attention.
     pub fn attention_on(&self, devices: Devices) -> Result<AttentionKernel, TrainError> {
         let on_gpu = devices != Devices::Cpu;
-        self.train
-            .attention
-            .resolved(on_gpu, self.train.dtype, self.model.head_dims())
-    }
-
-    /// Checks that the model, the sequence and the batch can be split over a layout.
-    fn validate_for(&self, layout: &Layout) -> Result<(), TrainError> {
-        self.cutting(layout)
-            .validate_for(&self.model.shape(self.padded_seq_len(layout)))?;
-        self.parallel.shares(layout)?;
-        self.check_context(layout)?;
-        self.train.num_micro_batches(layout.dp)?;
-        // A model that is read from `model.init` is checked when it is opened.
-        match self.model.init {
-            None => self.check_model(layout, &self.model.decoder(self.data.seq_len, 1)),
-            Some(_) => self.check_mtp(self.model.mtp_layers),
-        }
+        let head_dims = self.model.head_dims();
+        attention::resolved(self.train.attention, on_gpu, self.train.dtype, head_dims)
     }
 
     /// Tokens of one step over all ranks, once the batch ramp is over.
@@ -207,12 +191,12 @@ impl TrainConfig {
     /// The first such value; the error names its key.
     pub fn validate(&self) -> Result<(), TrainError> {
         self.run.validate()?;
+        ranges::check("", self)?;
         self.model.validate()?;
-        self.parallel.validate()?;
+        self.parallel.validate_pipeline()?;
         self.data.validate()?;
         self.train.validate()?;
         self.optimizer.validate(&self.train)?;
-        self.moe.validate()?;
         self.recompute.validate()?;
         self.generate.validate()
     }

@@ -7,11 +7,7 @@ use megaburn_models::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    ExpertsConfig, MlaConfig, RopeScalingConfig,
-    json_schema::Names,
-    rules::{at_least_one, positive, require},
-};
+use super::{ExpertsConfig, MlaConfig, RopeScalingConfig, rules::require};
 use crate::TrainError;
 
 /// `[model]`: the family and the sizes of the model.
@@ -28,37 +24,46 @@ pub struct ModelConfig {
     /// The model family, which determines the architecture of the layers and the tensor names on
     /// export: `llama`, `mistral`, `qwen2`, `qwen3` or `gpt2`; with experts `mixtral`, `qwen3_moe`,
     /// `deepseek_v2` or `deepseek_v3`.
-    #[schemars(with = "Names<Family>")]
     pub family: Family,
     /// Width of the residual stream.
+    #[schemars(extend("minimum" = 1))]
     pub hidden: usize,
     /// Width inside the MLP.
+    #[schemars(extend("minimum" = 1))]
     pub ffn: usize,
     /// Number of transformer layers, without `mtp_layers`.
+    #[schemars(extend("minimum" = 1))]
     pub layers: usize,
     /// Number of multi-token-prediction (MTP) blocks after the last layer. During training, the
     /// k-th block predicts the token k places after the next one. See
     /// `train.mtp_loss_scaling_factor`.
     pub mtp_layers: usize,
     /// Number of query heads.
+    #[schemars(extend("minimum" = 1))]
     pub heads: usize,
     /// Number of key/value heads (query groups), which divides `heads`. In gpt2 and the deepseeks
     /// it equals `heads`, which is its default there.
+    #[schemars(extend("minimum" = 1))]
     pub kv_heads: usize,
     /// Width of a head. Default: `hidden / heads`; with `[model.latent]`, the width of its queries
     /// and keys.
+    #[schemars(extend("minimum" = 1, "x-rule" = false))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// Number of token ids. Default: that of the tokenizer.
+    #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab: Option<usize>,
     /// Sliding-window attention: the number of positions that a query attends to, including its
     /// own. Default: all positions up to its own.
+    #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
     /// Base of the rotary frequencies.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub rope_theta: f64,
     /// Epsilon of the norms.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub norm_eps: f64,
     /// Whether the embedding is also the output matrix.
     pub tied: bool,
@@ -205,14 +210,6 @@ impl ModelConfig {
             kv_heads,
             ..
         } = *self;
-        at_least_one("model.hidden", hidden)?;
-        at_least_one("model.ffn", self.ffn)?;
-        at_least_one("model.layers", self.layers)?;
-        at_least_one("model.heads", heads)?;
-        at_least_one("model.kv_heads", kv_heads)?;
-        if let Some(vocab) = self.vocab {
-            at_least_one("model.vocab", vocab)?;
-        }
         let latent = self.latent();
         if self.head_dim.is_none() && latent.is_none() {
             let rule = format!("a multiple of model.heads {heads}, or model.head_dim must be set");
@@ -254,9 +251,6 @@ impl ModelConfig {
             require(latent.is_some(), "model.latent", "set", rule)?;
             config.validate()?;
         }
-        if let Some(window) = self.window {
-            at_least_one("model.window", window)?;
-        }
         let head_dim = self.head_dim();
         if let Some(size) = latent.as_ref().map(Mla::qk_head_dim) {
             let family = self.family;
@@ -268,8 +262,6 @@ impl ModelConfig {
         let rule = "even and at least 2, because rotary embeddings rotate pairs (default: hidden / \
             heads)";
         require(even, "model.head_dim", head_dim, rule)?;
-        positive("model.rope_theta", self.rope_theta)?;
-        positive("model.norm_eps", self.norm_eps)?;
         self.rope_scaling
             .as_ref()
             .map_or(Ok(()), RopeScalingConfig::validate)?;

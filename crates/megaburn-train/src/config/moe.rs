@@ -1,14 +1,13 @@
 //! `[moe]`: how experts are trained.
 
 use megaburn_models::DecoderConfig;
-use megaburn_parallel::{BalanceChoice, Capacity, LoadBalance, MoeOptions};
+use megaburn_parallel::{
+    BalanceChoice, Capacity, CapacityScope, Dispatcher, DropPolicy, LoadBalance, MoeOptions,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    TrainConfig,
-    rules::{positive, require},
-};
+use super::{TrainConfig, ineffective_keys::Condition, rules::require};
 use crate::TrainError;
 
 /// `[moe]`: how experts are trained. It has an effect only in families with experts.
@@ -18,20 +17,25 @@ use crate::TrainError;
 pub struct MoeTrainingConfig {
     /// Coefficient of the load-balancing loss over each micro-batch; 0 is off (Megatron-LM's
     /// `--moe-aux-loss-coeff`).
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     pub aux_loss: f64,
     /// Coefficient of the load-balancing loss over each sequence; 0 is off.
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     pub seq_aux_loss: f64,
     /// Coefficient of the load-balancing loss over the global batch, with the token counts of the
     /// previous step; 0 is off.
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     pub global_aux_loss: f64,
     /// Coefficient of the router's z-loss, the mean square of the log-sum-exp of its logits; 0 is
     /// off.
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     pub z_loss: f64,
     /// How a step moves the expert biases, in families that have them: `sign` moves each bias by
     /// `bias_update_rate`, `quantile` moves it to the value at which the step's tokens would have
     /// been balanced.
     pub bias_update: BiasUpdate,
     /// The amount by which a step moves an expert bias with `bias_update = "sign"`.
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     pub bias_update_rate: f64,
     /// Whether training routes by the Sinkhorn-normalised scores of a micro-batch. It cannot be
     /// used with a load-balancing loss, `force_balance`, expert biases or
@@ -40,21 +44,22 @@ pub struct MoeTrainingConfig {
     /// Expert capacity: an expert takes at most `ceil(capacity_factor * tokens * top_k / num)`
     /// tokens (`top_k` and `num` of `[model.experts]`), i.e. this factor times its share under
     /// balanced routing; see `drop_policy` and `capacity_scope`. Default: no limit.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Which tokens an expert over capacity keeps: `probs`, the tokens with the highest weight, or
     /// `position`, the first tokens. Used with `capacity_factor`.
-    pub drop_policy: DropPolicyName,
+    pub drop_policy: DropPolicy,
     /// The tokens over which capacity is counted: those of each `sequence`, which makes drops
     /// independent of the layout, or those of each `rank`, as in Megatron-LM. Used with
     /// `capacity_factor`.
-    pub capacity_scope: CapacityScopeName,
+    pub capacity_scope: CapacityScope,
     /// Whether every expert gets exactly as many rows as its capacity, padded with zeros, so that
     /// sizes do not depend on the routing. Used with `capacity_factor`.
     pub pad_to_capacity: bool,
     /// How tokens are dispatched: `alltoall` sends them to the ranks of their experts only,
     /// `allgather` sends them to all ranks.
-    pub dispatcher: DispatcherName,
+    pub dispatcher: Dispatcher,
     /// Whether experts are chosen round robin regardless of their scores, for benchmarks.
     pub force_balance: bool,
 }
@@ -72,42 +77,6 @@ pub enum BiasUpdate {
     Quantile,
 }
 
-/// How tokens are dispatched to the ranks of their experts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[derive(JsonSchema)]
-pub enum DispatcherName {
-    /// To the ranks of their experts only.
-    #[default]
-    AllToAll,
-    /// To all ranks.
-    AllGather,
-}
-
-/// Which tokens an expert over capacity keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[derive(JsonSchema)]
-pub enum DropPolicyName {
-    /// The tokens with the highest weight.
-    #[default]
-    Probs,
-    /// The first tokens.
-    Position,
-}
-
-/// The tokens over which expert capacity is counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[derive(JsonSchema)]
-pub enum CapacityScopeName {
-    /// The tokens of each sequence, whichever ranks hold them.
-    #[default]
-    Sequence,
-    /// The tokens of each rank.
-    Rank,
-}
-
 impl Default for MoeTrainingConfig {
     fn default() -> Self {
         Self {
@@ -119,25 +88,29 @@ impl Default for MoeTrainingConfig {
             bias_update_rate: 1e-3,
             sinkhorn: false,
             capacity_factor: None,
-            drop_policy: DropPolicyName::Probs,
-            capacity_scope: CapacityScopeName::Sequence,
+            drop_policy: DropPolicy::Probs,
+            capacity_scope: CapacityScope::Sequence,
             pad_to_capacity: false,
-            dispatcher: DispatcherName::AllToAll,
+            dispatcher: Dispatcher::AllToAll,
             force_balance: false,
         }
     }
 }
 
 impl MoeTrainingConfig {
+    /// When keys of the section have an effect.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let keys = "drop_policy capacity_scope pad_to_capacity";
+        let has_capacity = self.capacity_factor.is_some();
+        vec![(keys, has_capacity, "with moe.capacity_factor")]
+    }
+
     /// The options of the model's MoE layers.
     pub(crate) fn options(&self) -> MoeOptions {
         MoeOptions {
             balance: self.balance(),
             capacity: self.capacity(),
-            dispatcher: match self.dispatcher {
-                DispatcherName::AllToAll => megaburn_parallel::Dispatcher::AllToAll,
-                DispatcherName::AllGather => megaburn_parallel::Dispatcher::AllGather,
-            },
+            dispatcher: self.dispatcher,
         }
     }
 
@@ -157,37 +130,13 @@ impl MoeTrainingConfig {
         }
     }
 
-    /// The expert capacity; `None` if it is unlimited.
+    /// The capacity of each expert; `None` if it is unlimited.
     fn capacity(&self) -> Option<Capacity> {
         Some(Capacity {
             factor: self.capacity_factor?,
-            policy: match self.drop_policy {
-                DropPolicyName::Probs => megaburn_parallel::DropPolicy::Probs,
-                DropPolicyName::Position => megaburn_parallel::DropPolicy::Position,
-            },
-            scope: match self.capacity_scope {
-                CapacityScopeName::Sequence => megaburn_parallel::CapacityScope::Sequence,
-                CapacityScopeName::Rank => megaburn_parallel::CapacityScope::Rank,
-            },
+            policy: self.drop_policy,
+            scope: self.capacity_scope,
             pad: self.pad_to_capacity,
-        })
-    }
-
-    pub(super) fn validate(&self) -> Result<(), TrainError> {
-        if let Some(factor) = self.capacity_factor {
-            positive("moe.capacity_factor", factor)?;
-        }
-        let numbers = [
-            ("moe.aux_loss", self.aux_loss),
-            ("moe.seq_aux_loss", self.seq_aux_loss),
-            ("moe.global_aux_loss", self.global_aux_loss),
-            ("moe.z_loss", self.z_loss),
-            ("moe.bias_update_rate", self.bias_update_rate),
-        ];
-        let is_number = |value: f64| value >= 0.0 && value.is_finite();
-        let bad = numbers.into_iter().find(|(_, value)| !is_number(*value));
-        bad.map_or(Ok(()), |(key, value)| {
-            require(false, key, value, "at least 0 and finite")
         })
     }
 }
@@ -212,7 +161,7 @@ impl TrainConfig {
         }
         let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
         let by_sequence = self.moe.capacity_factor.is_some()
-            && self.moe.capacity_scope == CapacityScopeName::Sequence;
+            && self.moe.capacity_scope == CapacityScope::Sequence;
         if is_dynamic && by_sequence {
             let rule = "rank if documents are distributed over ranks \
                        (parallel.max_tokens_per_rank)";

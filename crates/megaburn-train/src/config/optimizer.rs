@@ -1,15 +1,17 @@
-use megaburn_optim::{LossScaleConfig, WeightDecayStyle, WsdStyle};
+use megaburn_optim::{
+    Dtype, LionConfig, LossScaleConfig, MuonConfig, SgdConfig, WeightDecayStyle, WsdStyle,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Dtype, TrainingConfig,
-    json_schema::Names,
-    optimizer_kind::{LionSection, MuonSection, OptimizerName, SgdSection},
-    rules::{not_negative, positive, require},
+    OptimizerName, TrainingConfig, ineffective_keys::Condition, rules::require,
     schedule::LrDecayStyle,
 };
 use crate::TrainError;
+
+/// What the types of optimizer state must be.
+const NOT_F16: &str = "f32 or bf16: sums and small updates exceed the range of f16";
 
 /// `[optimizer]`: the optimizer, its schedules, clipping and loss scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,12 +21,15 @@ pub struct OptimizerConfig {
     /// The optimizer: `adamw`, `sgd`, `lion` or `muon`.
     pub name: OptimizerName,
     /// Learning rate at the end of the warm-up. Default with `model.init`: 2e-5.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub lr: f64,
     /// Learning rate at the end of the decay, from 0 to `lr`. Default with `model.init`: a tenth of
     /// `lr`.
+    #[schemars(extend("minimum" = 0, "x-rule" = false))]
     pub min_lr: f64,
     /// Learning rate at the start of the warm-up, from 0 to `lr`. The update that ends at warm-up
     /// sample `n` of `w` uses `init_lr + (lr - init_lr) * n / w`.
+    #[schemars(extend("minimum" = 0, "x-rule" = false))]
     pub init_lr: f64,
     /// How the learning rate decays after the warm-up, as a function of the samples trained on:
     /// `constant`, `linear`, `cosine`, `inverse_square_root` or `wsd` (see `wsd_decay_style`).
@@ -36,6 +41,7 @@ pub struct OptimizerConfig {
     pub warmup_samples: Option<u64>,
     /// Length of the warm-up as a fraction of the decay, from 0 to below 1, instead of
     /// `warmup_steps`. Default with `model.init`: 0.03.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_fraction: Option<f64>,
     /// Updates, including the warm-up, after which the learning rate reaches `min_lr`. Default:
@@ -48,7 +54,6 @@ pub struct OptimizerConfig {
     pub decay_samples: Option<u64>,
     /// Shape of the final decay with `lr_decay_style = "wsd"`: `exponential`, `linear`, `cosine` or
     /// `minus_sqrt`.
-    #[schemars(with = "Names<WsdStyle>")]
     pub wsd_decay_style: WsdStyle,
     /// Length of the final decay of `wsd` in updates of `train.global_batch` samples each. Default:
     /// a tenth of the decay.
@@ -59,75 +64,94 @@ pub struct OptimizerConfig {
     pub wsd_decay_samples: Option<u64>,
     /// Learning rate of the token embedding and the output matrix at the end of the warm-up, which
     /// starts from `init_lr` or from this rate if that is lower. Default: `lr`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_lr: Option<f64>,
     /// Learning rate of the token embedding and the output matrix at the end of the decay. Used
     /// with `decoupled_lr`. Default: `min_lr`, or `decoupled_lr` if that is lower.
+    #[schemars(extend("minimum" = 0, "x-rule" = false))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_min_lr: Option<f64>,
     /// AdamW: decay of the mean of gradients, from 0 to below 1. Used with `adamw` and `muon`.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub beta1: f64,
     /// AdamW: decay of the mean of squared gradients, from 0 to below 1. Used with `adamw` and
     /// `muon`.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub beta2: f64,
     /// AdamW: added to the square root of the mean of squared gradients. Used with `adamw` and
     /// `muon`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub eps: f64,
     /// Weight decay of parameters with two or more dimensions. It is decoupled, except that `sgd`
     /// adds it to the gradient.
+    #[schemars(extend("minimum" = 0))]
     pub weight_decay: f64,
     /// Weight decay after `weight_decay_steps` updates. Default: `weight_decay`, i.e. no change.
+    #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_weight_decay: Option<f64>,
     /// Updates after which weight decay reaches `end_weight_decay`. Default: `train.steps`.
+    #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay_steps: Option<u64>,
     /// How weight decay changes to `end_weight_decay`: `linear` or `cosine`.
-    #[schemars(with = "Names<WeightDecayStyle>")]
     pub weight_decay_style: WeightDecayStyle,
     /// Largest global norm of the gradient of all parameters; larger gradients are scaled down. 0
     /// turns clipping off.
+    #[schemars(extend("minimum" = 0))]
     pub clip_grad: f64,
     /// A step whose gradient has a larger global norm than this is skipped; 0 skips none.
+    #[schemars(extend("minimum" = 0))]
     pub grad_norm_skip_threshold: f64,
     /// Fixed factor on the loss of an f16 run, which keeps small gradients representable. Used with
     /// `train.dtype = "f16"`. Default: a dynamic factor, controlled by the next four keys.
+    #[schemars(extend("exclusiveMinimum" = 0, "x-rule" = false))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
     /// Dynamic loss scale of the first step. Used with `train.dtype = "f16"`, without `loss_scale`.
     pub initial_loss_scale: f64,
     /// The dynamic loss scale is never reduced below this.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub min_loss_scale: f64,
     /// Steps without an overflow after which the dynamic loss scale is doubled.
+    #[schemars(extend("minimum" = 1))]
     pub loss_scale_window: u64,
     /// Overflows after which the dynamic loss scale is halved. The count is reset when the scale is
     /// doubled.
+    #[schemars(extend("minimum" = 1))]
     pub hysteresis: u64,
     /// Element type of the parameters that the optimizer updates: `f32` keeps masters of bf16
     /// parameters; `bf16` updates the bf16 parameters themselves, and small updates are lost. Only
     /// `f32` unless `train.dtype` is `bf16`.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub main_params_dtype: Dtype,
     /// Element type in which gradients are accumulated over micro-batches and ranks: `f32`, or
     /// `bf16` if `train.dtype` is `bf16`.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub main_grads_dtype: Dtype,
     /// Element type of the mean of gradients: `f32` or `bf16`. With `bf16`, `beta1` (`lion.beta2`
     /// with lion) must be at most 0.996, or the mean would never decay.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub exp_avg_dtype: Dtype,
     /// Element type of AdamW's mean of squared gradients: `f32` or `bf16`. With `bf16`, `beta2`
     /// must be at most 0.996, or the mean would never decay.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub exp_avg_sq_dtype: Dtype,
     /// Element type of the momentum of `sgd` and `muon`: `f32` or `bf16`. With `bf16`, the momentum
     /// must be at most 0.996, or it would never decay.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub momentum_dtype: Dtype,
     /// Fraction of the optimizer state, including masters, that is kept in host memory and copied
     /// to the GPU for an update, from 0 (none) to 1 (all). It changes no number.
+    #[schemars(extend("minimum" = 0, "maximum" = 1, "x-rule" = "at least 0 and at most 1"))]
     pub cpu_offload_fraction: f64,
     /// `[optimizer.sgd]`: options of `name = "sgd"`.
-    pub sgd: SgdSection,
+    pub sgd: SgdConfig,
     /// `[optimizer.lion]`: options of `name = "lion"`.
-    pub lion: LionSection,
+    pub lion: LionConfig,
     /// `[optimizer.muon]`: options of `name = "muon"`.
-    pub muon: MuonSection,
+    pub muon: MuonConfig,
 }
 
 impl Default for OptimizerConfig {
@@ -168,9 +192,9 @@ impl Default for OptimizerConfig {
             exp_avg_sq_dtype: Dtype::F32,
             momentum_dtype: Dtype::F32,
             cpu_offload_fraction: 0.0,
-            sgd: SgdSection::default(),
-            lion: LionSection::default(),
-            muon: MuonSection::default(),
+            sgd: SgdConfig::default(),
+            lion: LionConfig::default(),
+            muon: MuonConfig::default(),
         }
     }
 }
@@ -199,30 +223,60 @@ impl OptimizerConfig {
         }
     }
 
+    /// When keys of the section have an effect, in a run with parameters of type `dtype`.
+    pub(super) fn conditions(&self, dtype: Dtype) -> Vec<Condition> {
+        let has_adamw = self.name.has_adamw();
+        let [sgd, lion, muon] = [OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon]
+            .map(|it| self.name == it);
+        let is_f16 = dtype == Dtype::F16;
+        vec![
+            (
+                "beta1 beta2 eps exp_avg_sq_dtype",
+                has_adamw,
+                "with optimizer.name = \"adamw\" or \"muon\"",
+            ),
+            (
+                "exp_avg_dtype",
+                has_adamw || lion,
+                "with optimizer.name = \"adamw\", \"lion\" or \"muon\"",
+            ),
+            (
+                "momentum_dtype",
+                sgd || muon,
+                "with optimizer.name = \"sgd\" or \"muon\"",
+            ),
+            ("sgd", sgd, "with optimizer.name = \"sgd\""),
+            ("lion", lion, "with optimizer.name = \"lion\""),
+            ("muon", muon, "with optimizer.name = \"muon\""),
+            (
+                "wsd_decay_style wsd_decay_steps wsd_decay_samples",
+                self.lr_decay_style == LrDecayStyle::Wsd,
+                "with optimizer.lr_decay_style = \"wsd\"",
+            ),
+            ("loss_scale", is_f16, "with train.dtype = \"f16\""),
+            (
+                "initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+                is_f16 && self.loss_scale.is_none(),
+                "with train.dtype = \"f16\" and without optimizer.loss_scale",
+            ),
+            (
+                "decoupled_min_lr",
+                self.decoupled_lr.is_some(),
+                "with optimizer.decoupled_lr",
+            ),
+            (
+                "weight_decay_style weight_decay_steps",
+                self.end_weight_decay.is_some(),
+                "with optimizer.end_weight_decay",
+            ),
+        ]
+    }
+
     pub(super) fn validate(&self, train: &TrainingConfig) -> Result<(), TrainError> {
         self.validate_schedules(train)?;
         let of_params = train.dtype;
         self.validate_rule()?;
-        not_negative("optimizer.clip_grad", self.clip_grad)?;
-        not_negative(
-            "optimizer.grad_norm_skip_threshold",
-            self.grad_norm_skip_threshold,
-        )?;
         self.validate_loss_scale()?;
-        let fraction = self.cpu_offload_fraction;
-        let key = "optimizer.cpu_offload_fraction";
-        let ok = (0.0..=1.0).contains(&fraction);
-        require(ok, key, fraction, "at least 0 and at most 1")?;
-        for (key, dtype) in [
-            ("optimizer.main_params_dtype", self.main_params_dtype),
-            ("optimizer.main_grads_dtype", self.main_grads_dtype),
-            ("optimizer.exp_avg_dtype", self.exp_avg_dtype),
-            ("optimizer.exp_avg_sq_dtype", self.exp_avg_sq_dtype),
-            ("optimizer.momentum_dtype", self.momentum_dtype),
-        ] {
-            let rule = "f32 or bf16: sums and small updates exceed the range of f16";
-            require(dtype != Dtype::F16, key, dtype, rule)?;
-        }
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),
             ("optimizer.main_grads_dtype", self.main_grads_dtype),
@@ -248,17 +302,9 @@ impl OptimizerConfig {
                 "more than 0 and at most 2^126",
             )?;
         }
-        positive("optimizer.min_loss_scale", min)?;
         let rule = format!("at least optimizer.min_loss_scale {min} and at most 2^126");
         let ok = (min..=2f64.powi(126)).contains(&initial);
-        require(ok, "optimizer.initial_loss_scale", initial, rule)?;
-        for (key, steps) in [
-            ("optimizer.loss_scale_window", self.loss_scale_window),
-            ("optimizer.hysteresis", self.hysteresis),
-        ] {
-            require(steps >= 1, key, steps, "at least 1")?;
-        }
-        Ok(())
+        require(ok, "optimizer.initial_loss_scale", initial, rule)
     }
 }
 

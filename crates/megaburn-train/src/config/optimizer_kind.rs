@@ -2,17 +2,12 @@ use std::fmt;
 
 use megaburn_collective::ProcessGroups;
 use megaburn_optim::{
-    AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, OptimError,
-    Optimizer, SgdConfig, Sharding,
+    AdamWConfig, Dtype, LionConfig, MuonConfig, OptimError, Optimizer, SgdConfig, Sharding,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Dtype, OptimizerConfig,
-    json_schema::Names,
-    rules::{positive, require},
-};
+use super::{OptimizerConfig, rules::require};
 use crate::TrainError;
 
 /// The optimizer that updates parameters.
@@ -49,93 +44,6 @@ impl fmt::Display for OptimizerName {
     }
 }
 
-/// `[optimizer.sgd]`: options of `optimizer.name = "sgd"`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-#[derive(JsonSchema)]
-pub struct SgdSection {
-    /// Decay of the momentum, from 0 to below 1; 0 keeps no momentum.
-    pub momentum: f64,
-    /// Whether to use Nesterov momentum; it needs `momentum` above 0.
-    pub nesterov: bool,
-}
-
-impl Default for SgdSection {
-    fn default() -> Self {
-        Self {
-            momentum: 0.9,
-            nesterov: false,
-        }
-    }
-}
-
-/// `[optimizer.lion]`: options of `optimizer.name = "lion"`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-#[derive(JsonSchema)]
-pub struct LionSection {
-    /// Weight of the mean of gradients in the direction whose sign is taken, from 0 to below 1.
-    pub beta1: f64,
-    /// Decay of the mean of gradients, from 0 to below 1.
-    pub beta2: f64,
-}
-
-impl Default for LionSection {
-    fn default() -> Self {
-        Self {
-            beta1: 0.9,
-            beta2: 0.99,
-        }
-    }
-}
-
-/// `[optimizer.muon]`: options of `optimizer.name = "muon"`, for matrices.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-#[derive(JsonSchema)]
-pub struct MuonSection {
-    /// Decay of the momentum, from 0 to below 1.
-    pub momentum: f64,
-    /// Whether to use Nesterov momentum.
-    pub nesterov: bool,
-    /// Number of Newton-Schulz steps that orthogonalize a matrix.
-    pub num_ns_steps: usize,
-    /// Coefficients of the Newton-Schulz polynomials: `simple`, `quintic` (made for five steps) or
-    /// `polar_express` (made for eight).
-    #[schemars(with = "Names<NewtonSchulz>")]
-    pub coefficients: NewtonSchulz,
-    /// Element type of the Newton-Schulz iteration: `f32` or `bf16`. Default: `bf16` if
-    /// `train.dtype` is `bf16`, else `f32`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dtype: Option<Dtype>,
-    /// Factor on the update of an `[in, out]` matrix: the square root of its larger size
-    /// (`spectral`), of `out / in` (`unit_rms_norm`) or of `max(1, out / in)` (`shape_scaling`).
-    #[schemars(with = "Names<MuonScale>")]
-    pub scale_mode: MuonScale,
-    /// Further factor on the update. 0.2 with `spectral` moves elements about as far as AdamW does.
-    pub extra_scale_factor: f64,
-    /// How tensor-parallel ranks orthogonalize a matrix: `duplicated`, every rank all of it;
-    /// `distributed`, together; `blockwise`, each rank its own shard, which makes the optimizer
-    /// depend on `parallel.tp`.
-    #[schemars(with = "Names<MuonTpMode>")]
-    pub tp_mode: MuonTpMode,
-}
-
-impl Default for MuonSection {
-    fn default() -> Self {
-        Self {
-            momentum: 0.95,
-            nesterov: true,
-            num_ns_steps: 5,
-            coefficients: NewtonSchulz::default(),
-            dtype: None,
-            scale_mode: MuonScale::default(),
-            extra_scale_factor: 0.2,
-            tp_mode: MuonTpMode::default(),
-        }
-    }
-}
-
 impl OptimizerConfig {
     /// Builds the optimizer for parameters of type `dtype`. `sharding` determines what a rank
     /// keeps; Muon uses the process groups whose ranks split a matrix.
@@ -147,20 +55,20 @@ impl OptimizerConfig {
     ) -> Result<Optimizer, OptimError> {
         let optimizer = match self.name {
             OptimizerName::AdamW => self.adamw().init(sharding),
-            OptimizerName::Sgd => SgdConfig::new()
-                .with_momentum(self.sgd.momentum)
-                .with_nesterov(self.sgd.nesterov)
-                .with_weight_decay(self.weight_decay)
-                .with_main_params(self.main_params_dtype.into())
-                .with_momentum_buffer(self.momentum_dtype.into())
-                .init(sharding),
-            OptimizerName::Lion => LionConfig::new()
-                .with_beta_1(self.lion.beta1)
-                .with_beta_2(self.lion.beta2)
-                .with_weight_decay(self.weight_decay)
-                .with_main_params(self.main_params_dtype.into())
-                .with_exp_avg(self.exp_avg_dtype.into())
-                .init(sharding),
+            OptimizerName::Sgd => SgdConfig {
+                weight_decay: self.weight_decay,
+                main_params: self.main_params_dtype.into(),
+                momentum_buffer: self.momentum_dtype.into(),
+                ..self.sgd
+            }
+            .init(sharding),
+            OptimizerName::Lion => LionConfig {
+                weight_decay: self.weight_decay,
+                main_params: self.main_params_dtype.into(),
+                exp_avg: self.exp_avg_dtype.into(),
+                ..self.lion
+            }
+            .init(sharding),
             OptimizerName::Muon => self.muon(dtype).init(sharding, groups),
         };
         optimizer?.with_cpu_offload(self.cpu_offload_fraction)
@@ -178,43 +86,20 @@ impl OptimizerConfig {
     }
 
     fn muon(&self, dtype: Dtype) -> MuonConfig {
-        let muon = &self.muon;
-        let computed = muon.dtype.unwrap_or(match dtype {
+        let computed = match dtype {
             Dtype::Bf16 => Dtype::Bf16,
             Dtype::F32 | Dtype::F16 => Dtype::F32,
-        });
-        MuonConfig::new()
-            .with_momentum(muon.momentum)
-            .with_nesterov(muon.nesterov)
-            .with_num_ns_steps(muon.num_ns_steps)
-            .with_coefficients(muon.coefficients)
-            .with_dtype(computed.into())
-            .with_scale(muon.scale_mode)
-            .with_extra_scale(muon.extra_scale_factor)
-            .with_tp_mode(muon.tp_mode)
-            .with_momentum_buffer(self.momentum_dtype.into())
-            .with_adamw(self.adamw())
+        };
+        MuonConfig {
+            dtype: self.muon.dtype.or(Some(computed)),
+            momentum_buffer: self.momentum_dtype.into(),
+            adamw: self.adamw(),
+            ..self.muon.clone()
+        }
     }
 
     /// Refuses values that the optimizer cannot work with; the error names the key.
     pub(super) fn validate_rule(&self) -> Result<(), TrainError> {
-        let decays = [
-            ("optimizer.beta1", self.beta1),
-            ("optimizer.beta2", self.beta2),
-            ("optimizer.sgd.momentum", self.sgd.momentum),
-            ("optimizer.lion.beta1", self.lion.beta1),
-            ("optimizer.lion.beta2", self.lion.beta2),
-            ("optimizer.muon.momentum", self.muon.momentum),
-        ];
-        for (key, decay) in decays {
-            require(
-                (0.0..1.0).contains(&decay),
-                key,
-                decay,
-                "at least 0 and less than 1",
-            )?;
-        }
-        positive("optimizer.eps", self.eps)?;
         let sgd = &self.sgd;
         let muon = &self.muon;
         let rule = "more than 0 if optimizer.sgd.nesterov is true";
@@ -224,12 +109,8 @@ impl OptimizerConfig {
             sgd.momentum,
             rule,
         )?;
-        positive("optimizer.muon.extra_scale_factor", muon.extra_scale_factor)?;
         let (rule, ok) = muon.coefficients.check_steps(muon.num_ns_steps);
         require(ok, "optimizer.muon.num_ns_steps", muon.num_ns_steps, rule)?;
-        let rule = "f32 or bf16";
-        let dtype = muon.dtype.unwrap_or_default();
-        require(dtype != Dtype::F16, "optimizer.muon.dtype", dtype, rule)?;
         // bf16 has 8 bits of mantissa: a step that reduces a mean by less than 1/256 rounds to no
         // change.
         let rule = "at most 0.996 if its moving average is stored in bf16, or the average would \
@@ -249,7 +130,7 @@ impl OptimizerConfig {
             ),
             (
                 "optimizer.lion.beta2",
-                of(name == OptimizerName::Lion, self.lion.beta2),
+                of(name == OptimizerName::Lion, self.lion.beta_2),
                 self.exp_avg_dtype,
             ),
             (

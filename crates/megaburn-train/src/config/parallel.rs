@@ -4,11 +4,7 @@ use megaburn_pipeline::ScheduleKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    CpComm,
-    json_schema::{self, Names},
-    rules::require,
-};
+use super::{CpComm, ineffective_keys::Condition, json_schema, ranges, rules::require};
 use crate::{TrainError, device::Devices};
 
 /// `[parallel]`: how the run is split over ranks.
@@ -18,12 +14,15 @@ use crate::{TrainError, device::Devices};
 pub struct ParallelConfig {
     /// Number of ranks, if neither a launcher nor `dp` determines it. Default: 4 threads on the
     /// CPU; on GPUs, as many as the model and the batch can be split over.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
     /// Degree of tensor parallelism (TP). Default: 2 if the ranks can be split that way, else 1.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tp: Option<usize>,
     /// Degree of context parallelism (CP): the number of ranks that share each sequence.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     pub cp: usize,
     /// How context-parallel ranks exchange keys and values: `auto`, `p2p` (ring attention),
     /// `all_gather`, `a2a` (Ulysses) or `a2aN+p2p` (a2a over N neighbours, p2p across these
@@ -38,16 +37,21 @@ pub struct ParallelConfig {
     /// needs, a power of two. The value is the largest number of tokens that a rank has in a pass.
     /// It needs `data.documents` and `pp = 1`, and `train.micro_batch` has no effect. Default: all
     /// cp ranks share every row of documents.
+    #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens_per_rank: Option<usize>,
     /// Degree of pipeline parallelism (PP).
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     pub pp: usize,
     /// Degree of data parallelism (DP). Default: the number that uses all ranks.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp: Option<usize>,
     /// Degree of expert parallelism (EP).
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     pub ep: usize,
     /// Degree of tensor parallelism inside an expert (ETP).
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     pub etp: usize,
     /// Whether sequence parallelism (SP) is on; it needs `tp` above 1. Default: on if `tp` is above
     /// 1.
@@ -56,13 +60,16 @@ pub struct ParallelConfig {
     /// What is sharded over data-parallel ranks (the stage of ZeRO): 0 nothing; 1 optimizer state
     /// and masters; 2 also gradients; 3 also parameters: matrices whose shards no other ranks
     /// replicate are gathered only while a layer computes with them.
+    #[schemars(extend("maximum" = 3, "x-rule" = "0 (nothing is sharded), 1 (optimizer state), 2 (gradients as well) or 3 (parameters too)"))]
     pub zero: u8,
     /// Number of neighbouring ranks that shard together, with copies across such groups (HSDP). It
     /// divides `dp * cp`. Used with `zero` above 0. Default: all data- and context-parallel ranks.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zero_ranks: Option<usize>,
     /// Elements of the gradients, or parameters, that are communicated in one bucket. Default: 40
     /// Mi (40 * 2^20), or 1 Mi per data- and context-parallel rank if that is more.
+    #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_size: Option<usize>,
     /// Whether communication between data-parallel ranks overlaps with compute: of gradients with
@@ -70,15 +77,17 @@ pub struct ParallelConfig {
     pub overlap: bool,
     /// In which order a pipeline computes: gpipe, 1f1b, interleaved, zb-h1 or zb-v. Default: 1f1b, with
     /// several `chunks` interleaved.
-    #[schemars(with = "Option<Names<ScheduleKind>>")]
+    #[schemars(extend("x-refused" = ["forward-only"], "x-rule" = "a training schedule: gpipe, 1f1b, interleaved, zb-h1 or zb-v"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleKind>,
     /// Number of stages per pipeline rank (virtual stages). Used with `pp` above 1. Default: 2 with
     /// `interleaved` and `zb-v`, else 1.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<usize>,
     /// Number of micro-batches that pass through a chunk before the next chunk follows, with
     /// `schedule = "interleaved"`. Default: the smallest number that the schedule allows.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_DEGREE))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch_group: Option<usize>,
     /// The layers of each stage in Megatron-LM's notation, such as `Et|(tt|)*3L`: `E` the
@@ -104,42 +113,28 @@ pub struct ParallelConfig {
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        let ranks = None;
-        let tp = None;
-        let dp = None;
-        let sp = None;
-        let zero_ranks = None;
-        let bucket_size = None;
-        let cp = 1;
-        let pp = 1;
-        let ep = 1;
-        let etp = 1;
-        let zero = 0;
-        let overlap = true;
-        let (schedule, chunks, micro_batch_group, pipeline_layout) = Default::default();
-        let (first_stage_layers, last_stage_layers) = Default::default();
         Self {
-            ranks,
-            tp,
-            cp,
+            ranks: None,
+            tp: None,
+            cp: 1,
             cp_comm: vec![CpComm::Auto],
             cp_pad: false,
             max_tokens_per_rank: None,
-            pp,
-            dp,
-            ep,
-            etp,
-            sp,
-            zero,
-            zero_ranks,
-            bucket_size,
-            overlap,
-            schedule,
-            chunks,
-            micro_batch_group,
-            pipeline_layout,
-            first_stage_layers,
-            last_stage_layers,
+            pp: 1,
+            dp: None,
+            ep: 1,
+            etp: 1,
+            sp: None,
+            zero: 0,
+            zero_ranks: None,
+            bucket_size: None,
+            overlap: true,
+            schedule: None,
+            chunks: None,
+            micro_batch_group: None,
+            pipeline_layout: None,
+            first_stage_layers: None,
+            last_stage_layers: None,
             count_embedding: false,
             count_loss: false,
         }
@@ -160,7 +155,7 @@ const THREADS: usize = 4;
 const USUAL_TP: [usize; 2] = [2, 1];
 
 /// Degrees up to this can be multiplied without overflow.
-const MAX_DEGREE: usize = u16::MAX as usize;
+const MAX_DEGREE: u16 = u16::MAX;
 
 impl ParallelConfig {
     /// The keys of which a layout text says nothing.
@@ -315,31 +310,32 @@ impl ParallelConfig {
         }
     }
 
+    /// When keys of the section have an effect.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let is_hybrid = self.max_tokens_per_rank.is_some();
+        vec![
+            ("zero_ranks", self.zero > 0, "with parallel.zero above 0"),
+            (
+                "cp_comm",
+                self.cp > 1 || is_hybrid,
+                "with parallel.cp above 1, or parallel.max_tokens_per_rank",
+            ),
+            (
+                "cp_pad",
+                self.cp > 1 && !is_hybrid,
+                "with parallel.cp above 1, without parallel.max_tokens_per_rank",
+            ),
+            (
+                "schedule chunks micro_batch_group pipeline_layout first_stage_layers \
+                 last_stage_layers count_embedding count_loss",
+                self.pp > 1,
+                "with parallel.pp above 1",
+            ),
+        ]
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let degree = |key, value| {
-            let rule = format!("from 1 to {MAX_DEGREE}");
-            require((1..=MAX_DEGREE).contains(&value), key, value, rule)
-        };
-        degree("parallel.ranks", self.ranks.unwrap_or(1))?;
-        degree("parallel.tp", self.tp.unwrap_or(1))?;
-        degree("parallel.cp", self.cp)?;
-        degree("parallel.pp", self.pp)?;
-        degree("parallel.dp", self.dp.unwrap_or(1))?;
-        degree("parallel.ep", self.ep)?;
-        degree("parallel.etp", self.etp)?;
-        degree("parallel.zero_ranks", self.zero_ranks.unwrap_or(1))?;
-        let stages = "0 (nothing is sharded), 1 (optimizer state), 2 (gradients as well) or 3 \
-                     (parameters too)";
-        require(
-            usize::from(self.zero) < STAGES.len(),
-            "parallel.zero",
-            self.zero,
-            stages,
-        )?;
-        let most = self.max_tokens_per_rank.unwrap_or(1);
-        require(most > 0, "parallel.max_tokens_per_rank", most, "at least 1")?;
-        let size = self.bucket_size.unwrap_or(1);
-        require(size > 0, "parallel.bucket_size", size, "at least 1")?;
+        ranges::check("parallel", self)?;
         self.validate_pipeline()
     }
 }

@@ -107,23 +107,6 @@ impl ParallelConfig {
     }
 
     pub(super) fn validate_pipeline(&self) -> Result<(), TrainError> {
-        if self.schedule == Some(ScheduleKind::ForwardOnly) {
-            let rule = "a training schedule: gpipe, 1f1b, interleaved, zb-h1 or zb-v";
-            return require(false, "parallel.schedule", ScheduleKind::ForwardOnly, rule);
-        }
-        let sizes = [
-            ("parallel.chunks", self.chunks),
-            ("parallel.micro_batch_group", self.micro_batch_group),
-        ];
-        for (key, size) in sizes {
-            let size = size.unwrap_or(1);
-            require(
-                (1..=usize::from(u16::MAX)).contains(&size),
-                key,
-                size,
-                "from 1 to 65535",
-            )?;
-        }
         let is_alone = self.pipeline_layout.is_none()
             || LayerSplit {
                 layout: None,

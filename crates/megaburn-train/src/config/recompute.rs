@@ -1,8 +1,9 @@
 use megaburn_models::decoder::{Recompute, RecomputeBlocks};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::rules::require;
+use super::{ineffective_keys::Condition, rules::require};
 use crate::TrainError;
 
 /// `[recompute]`: which activations backward recomputes instead of keeping them.
@@ -19,6 +20,7 @@ pub struct RecomputeConfig {
     pub method: RecomputeMethod,
     /// The number of layers per group with `method = "uniform"`, or per stage with `method =
     /// "block"` (`--recompute-num-layers`).
+    #[schemars(extend("minimum" = 1, "x-rule" = "1 or more (recompute.method = \"none\" recomputes no layer)"))]
     pub num_layers: usize,
     /// Whether, on GPUs, the residual streams before these layers are kept in pinned host memory
     /// until backward (`--cpu-offloading-num-layers`). Used with `method` other than `none`.
@@ -94,35 +96,37 @@ impl RecomputeConfig {
         self.method == RecomputeMethod::Uniform
     }
 
+    /// When keys of the section have an effect.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let has_layers = self.method != RecomputeMethod::None;
+        let mut modules = self.modules.iter();
+        let has_modules = !self.has_all_layers() || modules.all(|it| *it == RecomputeModule::Norm);
+        vec![
+            (
+                "modules",
+                has_modules,
+                "with recompute.method = \"block\" or \"none\"",
+            ),
+            (
+                "offload keep_attention num_layers",
+                has_layers,
+                "with recompute.method = \"uniform\" or \"block\"",
+            ),
+        ]
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let twice = |module| {
-            self.modules
-                .iter()
-                .filter(|&found| *found == module)
-                .count()
-                > 1
-        };
-        for (module, name) in [
-            (RecomputeModule::Norm, "norm"),
-            (RecomputeModule::Activation, "activation"),
-            (RecomputeModule::CoreAttention, "core_attention"),
-            (RecomputeModule::Mlp, "mlp"),
-        ] {
-            let value = format!("a list with \"{name}\" more than once");
+        let modules = &self.modules;
+        let repeated = (1..modules.len()).find(|&i| modules[..i].contains(&modules[i]));
+        repeated.map_or(Ok(()), |i| {
+            let value = format!("a list with {} more than once", json!(modules[i]));
             require(
-                !twice(module),
+                false,
                 "recompute.modules",
                 value,
                 "a list without repetitions",
-            )?;
-        }
-        let rule = "1 or more (recompute.method = \"none\" recomputes no layer)";
-        require(
-            self.num_layers > 0,
-            "recompute.num_layers",
-            self.num_layers,
-            rule,
-        )
+            )
+        })
     }
 }
 

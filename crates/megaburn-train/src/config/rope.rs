@@ -2,7 +2,7 @@ use megaburn_kernels::{RopeScaling, YarnScaling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::{at_least_one, positive, require};
+use super::rules::require;
 use crate::TrainError;
 
 /// `[model.rope_scaling]`: scaling of rotary frequencies for longer contexts. The keys have Hugging
@@ -15,33 +15,40 @@ pub struct RopeScalingConfig {
     pub kind: RopeScalingKind,
     /// Factor by which the lowest frequencies are divided, i.e. their wavelengths multiplied; at
     /// least 1.
+    #[schemars(extend("minimum" = 1, "x-rule" = "at least 1 and finite"))]
     pub factor: f64,
     /// `llama3`: wavelengths longer than `original_max_position_embeddings / low_freq_factor` are
     /// multiplied by the full `factor`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub low_freq_factor: f64,
     /// `llama3`: wavelengths shorter than `original_max_position_embeddings / high_freq_factor`
     /// stay unchanged. It is above `low_freq_factor`.
     pub high_freq_factor: f64,
     /// Context length in tokens for which the unscaled frequencies were made. Used with `llama3`
     /// and `yarn`.
+    #[schemars(extend("minimum" = 1))]
     pub original_max_position_embeddings: usize,
     /// `yarn`: frequencies with at least this many rotations within the original context stay
     /// unchanged. It is above `beta_slow`.
     pub beta_fast: f64,
     /// `yarn`: frequencies with at most this many rotations within the original context are divided
     /// by the full `factor`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub beta_slow: f64,
     /// `yarn`: rotated queries and keys are multiplied by `(0.1 mscale ln(factor) + 1) / (0.1
     /// mscale_all_dim ln(factor) + 1)` if both keys are set and not 0. Default: `0.1 ln(factor) +
     /// 1`.
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mscale: Option<f64>,
     /// `yarn`: see `mscale`. In the deepseeks, attention scores are also multiplied by `(0.1
     /// mscale_all_dim ln(factor) + 1)^2`. Default: no factor on the scores.
+    #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mscale_all_dim: Option<f64>,
     /// `yarn`: the factor on rotated queries and keys, instead of the one that follows from
     /// `mscale` and `mscale_all_dim`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
     /// `yarn`: whether the ramp between `beta_fast` and `beta_slow` begins and ends at integer pair
@@ -144,49 +151,15 @@ impl RopeScalingConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let Self {
-            factor,
-            low_freq_factor: low,
-            high_freq_factor: high,
-            ..
-        } = *self;
-        let rule = "at least 1 and finite";
-        require(
-            factor >= 1.0 && factor.is_finite(),
-            "model.rope_scaling.factor",
-            factor,
-            rule,
-        )?;
-        positive("model.rope_scaling.low_freq_factor", low)?;
+        let low = self.low_freq_factor;
+        let high = self.high_freq_factor;
         let rule = format!("finite and more than low_freq_factor {low}");
         let ok = high > low && high.is_finite();
         require(ok, "model.rope_scaling.high_freq_factor", high, rule)?;
         let slow = self.beta_slow;
         let fast = self.beta_fast;
-        positive("model.rope_scaling.beta_slow", slow)?;
         let rule = format!("finite and more than beta_slow {slow}");
         let ok = fast > slow && fast.is_finite();
-        require(ok, "model.rope_scaling.beta_fast", fast, rule)?;
-        if let Some(factor) = self.attention_factor {
-            positive("model.rope_scaling.attention_factor", factor)?;
-        }
-        let scales = [
-            ("model.rope_scaling.mscale", self.mscale),
-            ("model.rope_scaling.mscale_all_dim", self.mscale_all_dim),
-        ];
-        for (key, scale) in scales {
-            let scale = scale.unwrap_or(0.0);
-            require(
-                scale >= 0.0 && scale.is_finite(),
-                key,
-                scale,
-                "at least 0 and finite",
-            )?;
-        }
-        let original = self.original_max_position_embeddings;
-        at_least_one(
-            "model.rope_scaling.original_max_position_embeddings",
-            original,
-        )
+        require(ok, "model.rope_scaling.beta_fast", fast, rule)
     }
 }

@@ -21,31 +21,6 @@ pub(crate) fn require(
     })
 }
 
-/// Refuses 0.
-pub(super) fn at_least_one(key: &'static str, value: usize) -> Result<(), TrainError> {
-    require(value >= 1, key, value, "at least 1")
-}
-
-/// Refuses 0, negative numbers, infinity and NaN.
-pub(super) fn positive(key: &'static str, value: f64) -> Result<(), TrainError> {
-    require(
-        value > 0.0 && value.is_finite(),
-        key,
-        value,
-        "more than 0 and finite",
-    )
-}
-
-/// Refuses negative numbers, infinity and NaN.
-pub(super) fn not_negative(key: &'static str, value: f64) -> Result<(), TrainError> {
-    require(
-        value >= 0.0 && value.is_finite(),
-        key,
-        value,
-        "0 or more and finite",
-    )
-}
-
 /// Refuses a number that a TOML integer cannot hold, because the resolved configuration could not
 /// be written.
 pub(super) fn fits_toml(key: &'static str, value: u64) -> Result<i64, TrainError> {

@@ -100,7 +100,8 @@ fn describe(value: &Value) -> String {
     }
 }
 
-fn join(prefix: &str, name: &str) -> String {
+/// The path of a key in the section at the path `prefix`.
+pub(super) fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() {
         name.to_string()
     } else {
@@ -133,6 +134,8 @@ mod tests {
 
     #[test]
     fn the_schema_holds_every_field_of_every_section() {
+        use megaburn_optim::{LionConfig, MuonConfig, SgdConfig};
+
         use crate::config::*;
         let sections = [
             ("", fields::<TrainConfig>()),
@@ -146,9 +149,9 @@ mod tests {
             ("train", fields::<TrainingConfig>()),
             ("train.batch_ramp", fields::<BatchRampConfig>()),
             ("optimizer", fields::<OptimizerConfig>()),
-            ("optimizer.sgd", fields::<SgdSection>()),
-            ("optimizer.lion", fields::<LionSection>()),
-            ("optimizer.muon", fields::<MuonSection>()),
+            ("optimizer.sgd", fields::<SgdConfig>()),
+            ("optimizer.lion", fields::<LionConfig>()),
+            ("optimizer.muon", fields::<MuonConfig>()),
             ("moe", fields::<MoeTrainingConfig>()),
             ("recompute", fields::<RecomputeConfig>()),
             ("generate", fields::<GenerateConfig>()),

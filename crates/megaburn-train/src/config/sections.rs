@@ -1,12 +1,15 @@
 //! The sections that consist of little more than their fields.
 
+use megaburn_kernels::AttentionKernel;
 use megaburn_models::decoder::Dropout;
+use megaburn_optim::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionName, BatchRampConfig, Dtype,
-    rules::{at_least_one, fits_toml, not_negative, positive, require},
+    BatchRampConfig, TrainConfig,
+    ineffective_keys::Condition,
+    rules::{fits_toml, require},
     tokenizer::Tokenizer,
 };
 use crate::{TrainError, device::DeviceChoice};
@@ -65,6 +68,7 @@ pub struct DataConfig {
     pub path: Option<String>,
     /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's
     /// maximum and 2048.
+    #[schemars(extend("minimum" = 1))]
     pub seq_len: usize,
     /// Whether samples are packed sequences: documents, which end with the tokenizer's eos, do not
     /// attend to each other and have their own positions. Each is padded to a multiple of
@@ -73,9 +77,11 @@ pub struct DataConfig {
     /// The length of each document is padded to a multiple of this many tokens, which divides
     /// `seq_len`; with context parallelism it is a multiple of `2 * parallel.cp`. Used with
     /// `documents`.
+    #[schemars(extend("minimum" = 1))]
     pub document_multiple: usize,
     /// Fraction of the data that is held out for evaluation, from 0 to below 1; 0 turns evaluation
     /// off.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 (no evaluation) and less than 1"))]
     pub validation_fraction: f64,
     /// The tokenizer: `byte`, or the path of a `tokenizer.json` or of a folder that holds one,
     /// relative to the working directory. Default with `model.init`: the model's own tokenizer, if
@@ -102,19 +108,26 @@ impl DataConfig {
         self.documents.then_some(self.document_multiple)
     }
 
+    /// When keys of the section have an effect.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        vec![(
+            "document_multiple",
+            self.documents,
+            "with data.documents = true",
+        )]
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         if let Some(path) = &self.path {
             require(!path.is_empty(), "data.path", "empty", "the path of a file")?;
         }
         self.tokenizer.validate()?;
-        at_least_one("data.seq_len", self.seq_len)?;
         let Self {
             documents,
             document_multiple: multiple,
             seq_len,
             ..
         } = *self;
-        at_least_one("data.document_multiple", multiple)?;
         if documents {
             let rule = format!("a divisor of data.seq_len {seq_len}");
             require(
@@ -124,14 +137,7 @@ impl DataConfig {
                 rule,
             )?;
         }
-        let fraction = self.validation_fraction;
-        let ok = (0.0..1.0).contains(&fraction);
-        require(
-            ok,
-            "data.validation_fraction",
-            fraction,
-            "at least 0 (no evaluation) and less than 1",
-        )
+        Ok(())
     }
 }
 
@@ -141,6 +147,7 @@ impl DataConfig {
 #[derive(JsonSchema)]
 pub struct TrainingConfig {
     /// Optimizer steps of the full run, including those before a restart.
+    #[schemars(extend("minimum" = 1))]
     pub steps: u64,
     /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With `bf16` and `f16`
     /// the optimizer keeps f32 masters (see `optimizer.main_params_dtype`); with `f16` the loss is
@@ -153,21 +160,25 @@ pub struct TrainingConfig {
     /// take the first one that cuBLASLt suggests, which is the same in every process.
     pub tune_products: bool,
     /// What computes attention: `auto`, `cubecl`, `cudnn` or `reference`.
-    pub attention: AttentionName,
+    pub attention: AttentionKernel,
     /// Whether the loss computes the logits of a chunk of tokens at a time, and recomputes them in
     /// backward, instead of holding all of them.
     pub fused_linear_cross_entropy: bool,
     /// Dropout probability of what the embedding, attention and MLP add to the residual stream,
     /// from 0 to below 1.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 and below 1"))]
     pub hidden_dropout: f64,
     /// Dropout probability of the attention probabilities, from 0 to below 1. cuDNN's attention is
     /// not used with it.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 and below 1"))]
     pub attention_dropout: f64,
     /// Factor on the mean loss of the multi-token-prediction depths, which is added to the loss.
     /// Used with `model.mtp_layers` above 0.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub mtp_loss_scaling_factor: f64,
     /// Samples of a step, over all ranks. It is a multiple of `micro_batch` times the data-parallel
     /// degree.
+    #[schemars(extend("minimum" = 1))]
     pub global_batch: usize,
     /// `[train.batch_ramp]`: how the batch grows to `global_batch` over the first steps. Default:
     /// no ramp.
@@ -175,12 +186,15 @@ pub struct TrainingConfig {
     pub batch_ramp: Option<BatchRampConfig>,
     /// Samples that one rank computes at a time. Gradients of the micro-batches of a step are
     /// accumulated.
+    #[schemars(extend("minimum" = 1))]
     pub micro_batch: usize,
     /// Steps between evaluations; 0 evaluates only at the end.
     pub eval_interval: u64,
     /// Number of global batches of an evaluation.
+    #[schemars(extend("minimum" = 1))]
     pub eval_batches: usize,
     /// Steps between lines on the console; at least 1.
+    #[schemars(extend("minimum" = 1))]
     pub log_interval: u64,
     /// Steps between checkpoints; 0 saves only at the end and when the run is stopped.
     pub checkpoint_interval: u64,
@@ -192,25 +206,33 @@ pub struct TrainingConfig {
     /// then waits for the updated parameters instead of gathering them during the next step.
     pub log_params_norm: bool,
     /// Number of checkpoints that are kept; older ones are removed.
+    #[schemars(extend("minimum" = 1))]
     pub keep_checkpoints: usize,
     /// Minutes after which the run saves and stops, at the end of the current step; 0 is never.
+    #[schemars(extend("minimum" = 0))]
     pub exit_after_minutes: f64,
     /// Step after which the run saves and stops, even if it is before `steps`; 0 is never.
     pub exit_at_step: u64,
     /// Exit code of a run that was stopped by a signal or by one of the two keys above: 0, or from
     /// 5 to 125 and not 101.
+    #[schemars(extend("maximum" = 125, "x-rule" = false))]
     pub stopped_exit_code: u8,
     /// Seconds that a rank waits in a collective for a rank that is in none of the phases below.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
     pub timeout_seconds: f64,
     /// Seconds without progress that are allowed at the start: hosts waiting for each other,
     /// loading data, compiling kernels.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
     pub start_timeout_seconds: f64,
     /// Seconds without progress that are allowed while a checkpoint is written.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
     pub save_timeout_seconds: f64,
     /// Seconds without progress that are allowed while a checkpoint or a model is read or verified.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
     pub load_timeout_seconds: f64,
     /// Seconds without a sign of life, outside collectives and the phases above, after which a
     /// rank's process is ended.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
     pub step_timeout_seconds: f64,
 }
 
@@ -221,7 +243,7 @@ impl Default for TrainingConfig {
             dtype: Dtype::F32,
             tf32: false,
             tune_products: true,
-            attention: AttentionName::Auto,
+            attention: AttentionKernel::Auto,
             fused_linear_cross_entropy: false,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
@@ -258,39 +280,33 @@ impl TrainingConfig {
         }
     }
 
+    /// When keys of the section have an effect.
+    pub(super) fn conditions(&self, config: &TrainConfig) -> Vec<Condition> {
+        vec![
+            (
+                "tf32",
+                self.dtype == Dtype::F32,
+                "with train.dtype = \"f32\"",
+            ),
+            (
+                "micro_batch",
+                config.parallel.max_tokens_per_rank.is_none(),
+                "without parallel.max_tokens_per_rank",
+            ),
+            (
+                "mtp_loss_scaling_factor",
+                config.model.mtp_layers > 0,
+                "with model.mtp_layers above 0",
+            ),
+        ]
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        for (key, share) in [
-            ("train.hidden_dropout", self.hidden_dropout),
-            ("train.attention_dropout", self.attention_dropout),
-        ] {
-            require(
-                (0.0..1.0).contains(&share),
-                key,
-                share,
-                "at least 0 and below 1",
-            )?;
-        }
-        positive(
-            "train.mtp_loss_scaling_factor",
-            self.mtp_loss_scaling_factor,
-        )?;
-        require(self.steps >= 1, "train.steps", self.steps, "at least 1")?;
-        at_least_one("train.global_batch", self.global_batch)?;
-        at_least_one("train.micro_batch", self.micro_batch)?;
         if let Some(ramp) = &self.batch_ramp {
             ramp.validate(self.global_batch)?;
         }
         self.num_micro_batches(1)?;
-        at_least_one("train.eval_batches", self.eval_batches)?;
-        require(
-            self.log_interval >= 1,
-            "train.log_interval",
-            self.log_interval,
-            "at least 1",
-        )?;
-        at_least_one("train.keep_checkpoints", self.keep_checkpoints)?;
-        self.validate_exits()?;
-        self.validate_limits()
+        self.validate_exits()
     }
 }
 
@@ -306,6 +322,7 @@ pub struct GenerateConfig {
     /// Tokens to generate; 0 generates no sample.
     pub tokens: usize,
     /// Temperature of sampling: the logits are divided by it. 0 always takes the most likely token.
+    #[schemars(extend("minimum" = 0))]
     pub temperature: f64,
 }
 
@@ -327,8 +344,7 @@ impl GenerateConfig {
             "generate.prompt",
             "empty",
             "some text that a sample starts with",
-        )?;
-        not_negative("generate.temperature", self.temperature)
+        )
     }
 }
 

@@ -1,12 +1,22 @@
 //! Checks that a configuration can train a model on the data, before anything is written.
 
-use megaburn_mesh::Layout;
+use megaburn_mesh::{Layout, ModelShape};
 use megaburn_models::DecoderConfig;
 
-use super::{InitFrom, TrainConfig};
+use super::{InitFrom, TrainConfig, require};
 use crate::{RunData, TrainError};
 
 impl TrainConfig {
+    /// Checks that the model, the sequence and the batch can be split over a layout. A model that
+    /// is read from `model.init` is checked entirely when it is opened.
+    pub(super) fn validate_for(&self, layout: &Layout) -> Result<(), TrainError> {
+        if self.model.init.is_none() {
+            return self.check_model(layout, &self.model.decoder(self.data.seq_len, 1));
+        }
+        self.check_layout(layout, &self.model.shape(self.padded_seq_len(layout)))?;
+        self.check_mtp(self.model.mtp_layers)
+    }
+
     /// Refuses a model that cannot be trained on `layout` with this configuration.
     ///
     /// # Errors
@@ -17,14 +27,20 @@ impl TrainConfig {
         model: &DecoderConfig,
     ) -> Result<(), TrainError> {
         model.check_seq_len(self.data.seq_len)?;
-        model.check_layout(&self.cutting(layout), self.padded_seq_len(layout))?;
-        self.check_context(layout)?;
+        self.check_layout(layout, &model.shape(self.padded_seq_len(layout)))?;
         self.context_comms(layout, model)?;
         self.check_documents(layout, model)?;
         self.check_experts(model)?;
         self.check_mtp(model.mtp_layers)?;
-        self.train.num_micro_batches(layout.dp)?;
         self.parallel.pipelines(layout, model.layers, &self.train)
+    }
+
+    /// Refuses a layout that does not split a model of this shape, the sequence or the batch.
+    fn check_layout(&self, layout: &Layout, model: &ModelShape) -> Result<(), TrainError> {
+        self.cutting(layout).validate_for(model)?;
+        self.parallel.shares(layout)?;
+        self.check_context(layout)?;
+        self.train.num_micro_batches(layout.dp).map(drop)
     }
 
     /// Checks the model that the run starts from, or the fresh one, as
@@ -45,23 +61,15 @@ impl TrainConfig {
             None => self.model.decoder(self.data.seq_len, data.vocab()),
         };
         self.check_model(layout, &model)?;
-        if model.vocab < data.vocab() {
-            let tokenizer = String::from(self.data.tokenizer.clone());
-            let remedy = match start {
-                Some(_) => "set data.tokenizer to the model's tokenizer",
-                None => "remove model.vocab, or choose a smaller data.tokenizer",
-            };
-            let rule = format!(
-                "at least the {} token ids of data.tokenizer = \"{tokenizer}\": {remedy}",
-                data.vocab()
-            );
-            let value = model.vocab.to_string();
-            return Err(TrainError::Invalid {
-                key: "model.vocab",
-                value,
-                rule,
-            });
-        }
+        let tokenizer = String::from(self.data.tokenizer.clone());
+        let remedy = match start {
+            Some(_) => "set data.tokenizer to the model's tokenizer",
+            None => "remove model.vocab, or choose a smaller data.tokenizer",
+        };
+        let vocab = data.vocab();
+        let rule =
+            format!("at least the {vocab} token ids of data.tokenizer = \"{tokenizer}\": {remedy}");
+        require(model.vocab >= vocab, "model.vocab", model.vocab, rule)?;
         data.samplers(self)?;
         Ok(model)
     }

@@ -30,6 +30,14 @@ pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
     }
 }
 
+/// The value at a dotted path.
+pub(super) fn value_at<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    match path.split_once('.') {
+        None => table.get(path),
+        Some((section, path)) => value_at(table.get(section)?.as_table()?, path),
+    }
+}
+
 /// Allows one method for all layers in `parallel.cp_comm`, without brackets.
 pub(super) fn list_ways(layer: &mut Table) {
     let parallel = layer.get_mut("parallel").and_then(Value::as_table_mut);

@@ -1,10 +1,12 @@
-use burn::{config::Config, tensor::FloatDType};
+use burn::tensor::FloatDType;
 use megaburn_collective::ProcessGroups;
 use megaburn_mesh::ParamSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Muon, NewtonSchulz};
 use crate::{
+    dtype::Dtype,
     error::OptimError,
     optimizer::Optimizer,
     rule::{AdamWConfig, Rule, check, check_decay},
@@ -24,52 +26,80 @@ use crate::{
 /// back. An update holds the directions of all matrices of which the rank keeps a part, four bytes
 /// per element, and the same amount again while they are sent.
 ///
+/// In a configuration file this is the section `[optimizer.muon]`, without the fields that all
+/// optimizers share.
+///
 /// Source: Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>; Megatron-LM
 /// `megatron/core/optimizer/muon.py`.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[derive(JsonSchema)]
 pub struct MuonConfig {
-    /// Decay rate of the mean of gradients.
-    #[config(default = 0.95)]
+    /// Decay of the momentum, from 0 to below 1.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub momentum: f64,
-    /// Whether to use Nesterov momentum, i.e. to look ahead by the current gradient.
-    #[config(default = true)]
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// Steps of the Newton-Schulz iteration.
-    #[config(default = 5)]
+    /// Number of Newton-Schulz steps that orthogonalize a matrix.
     pub num_ns_steps: usize,
-    /// The coefficients of the iteration's polynomials.
-    #[config(default = "NewtonSchulz::Quintic")]
+    /// Coefficients of the Newton-Schulz polynomials: `simple`, `quintic` (made for five steps) or
+    /// `polar_express` (made for eight).
     pub coefficients: NewtonSchulz,
-    /// The type in which the iteration is computed.
-    #[config(default = "FloatDType::F32")]
-    pub dtype: FloatDType,
-    /// How the update of a matrix is scaled by its sizes.
-    #[config(default = "MuonScale::Spectral")]
+    /// Element type of the Newton-Schulz iteration: `f32` or `bf16`. Default: `bf16` if
+    /// `train.dtype` is `bf16`, else `f32`.
+    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = "f32 or bf16"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<Dtype>,
+    /// Factor on the update of an `[in, out]` matrix: the square root of its larger size
+    /// (`spectral`), of `out / in` (`unit_rms_norm`) or of `max(1, out / in)` (`shape_scaling`).
+    #[serde(rename = "scale_mode")]
     pub scale: MuonScale,
-    /// An additional factor on the update. With `Spectral`, 0.2 moves elements about as far as
-    /// AdamW does (Liu et al. 2025, <https://arxiv.org/abs/2502.16982>), which uses the same
-    /// learning rate here. Megatron-LM's default is 1.
-    #[config(default = 0.2)]
+    /// Further factor on the update. 0.2 with `spectral` moves elements about as far as AdamW does.
+    // Liu et al. 2025, <https://arxiv.org/abs/2502.16982>. Megatron-LM's default is 1.
+    #[serde(rename = "extra_scale_factor")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub extra_scale: f64,
-    /// How ranks that shard a matrix orthogonalize it.
-    #[config(default = "MuonTpMode::Duplicated")]
+    /// How tensor-parallel ranks orthogonalize a matrix: `duplicated`, every rank all of it;
+    /// `distributed`, together; `blockwise`, each rank its own shard, which makes the optimizer
+    /// depend on `parallel.tp`.
     pub tp_mode: MuonTpMode,
     /// Path prefixes of matrices that AdamW updates.
-    #[config(default = r#"["embedding.", "positions.", "head."].map(str::to_string).to_vec()"#)]
+    #[serde(skip)]
     pub excluded: Vec<String>,
     /// Type of the stored mean of gradients. In bf16, a step changes the mean only by more than
     /// 1/512 of itself.
-    #[config(default = "FloatDType::F32")]
+    #[serde(skip)]
     pub momentum_buffer: FloatDType,
     /// Updates all parameters that are not matrices. Its `weight_decay` and `main_params` apply to
     /// matrices too.
-    #[config(default = "AdamWConfig::new()")]
+    #[serde(skip)]
     pub adamw: AdamWConfig,
+}
+
+impl Default for MuonConfig {
+    fn default() -> Self {
+        Self {
+            momentum: 0.95,
+            nesterov: true,
+            num_ns_steps: 5,
+            coefficients: NewtonSchulz::Quintic,
+            dtype: None,
+            scale: MuonScale::Spectral,
+            extra_scale: 0.2,
+            tp_mode: MuonTpMode::Duplicated,
+            excluded: ["embedding.", "positions.", "head."]
+                .map(str::to_string)
+                .to_vec(),
+            momentum_buffer: FloatDType::F32,
+            adamw: AdamWConfig::new(),
+        }
+    }
 }
 
 /// The factor on the update of a matrix of shape `[in, out]`, the layout of Burn's layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum MuonScale {
     /// `sqrt(max(in, out))`.
     #[default]
@@ -94,6 +124,7 @@ impl MuonScale {
 /// How tensor-parallel ranks orthogonalize a matrix that they shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum MuonTpMode {
     /// Each rank gathers and orthogonalizes the full matrix. The result is that of a single rank.
     #[default]
@@ -131,7 +162,7 @@ impl MuonConfig {
             "positive and finite",
         )?;
         check_dtype("momentum_buffer", self.momentum_buffer)?;
-        check_dtype("dtype", self.dtype)?;
+        check_dtype("dtype", self.iteration_dtype())?;
         self.adamw.validate()?;
         let ProcessGroups { tp, etp, .. } = groups.clone();
         Ok(Optimizer::new(
@@ -142,6 +173,11 @@ impl MuonConfig {
             }),
             sharding,
         ))
+    }
+
+    /// The type of the Newton-Schulz iteration.
+    pub(super) fn iteration_dtype(&self) -> FloatDType {
+        self.dtype.unwrap_or_default().into()
     }
 
     /// Whether the parameter is a matrix that Muon orthogonalizes.

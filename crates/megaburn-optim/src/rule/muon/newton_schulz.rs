@@ -3,6 +3,7 @@ use burn::{
     tensor::{DType, FloatDType},
 };
 use megaburn_kernels::{LinearOptions, deterministic, linear};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::OptimError;
@@ -11,6 +12,7 @@ use crate::error::OptimError;
 /// (b s + c s²) x` with `s = x xᵀ`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
 pub enum NewtonSchulz {
     /// Keller Jordan's original coefficients, the same in every step.
     Simple,

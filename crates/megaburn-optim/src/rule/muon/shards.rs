@@ -73,7 +73,7 @@ impl<'a> Orthogonalizer<'a> {
     }
 
     fn of_shape(&self, x: Tensor<2>, shape: [usize; 2]) -> Result<Tensor<2>, OptimError> {
-        let x = orthogonalized(x, &self.coefficients, self.config.dtype, None)?;
+        let x = orthogonalized(x, &self.coefficients, self.config.iteration_dtype(), None)?;
         Ok(x * self.scale(shape))
     }
 
@@ -114,7 +114,7 @@ impl<'a> Orthogonalizer<'a> {
             _ => shape[shard.dim] * self.tp.size() / replicas,
         };
         let split = Some((shard.dim, sum));
-        let x = orthogonalized(x, &self.coefficients, self.config.dtype, split)?;
+        let x = orthogonalized(x, &self.coefficients, self.config.iteration_dtype(), split)?;
         Ok(x * self.scale(shape))
     }
 
@@ -174,13 +174,16 @@ fn padded(parts: Vec<Tensor<2>>, dim: usize, len: usize) -> Tensor<2> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, Distribution, FloatDType};
+    use burn::tensor::{Device, Distribution};
     use megaburn_collective::{GroupOptions, run_threads};
     use megaburn_mesh::{Axis, FusedPart, pad_vocab};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{cut as cut_values, values};
+    use crate::{
+        Dtype,
+        testing::{cut as cut_values, values},
+    };
 
     /// A rank's shard of a `[6, 24]` or `[24, 6]` matrix, with fused parts or padding.
     fn shard(kind: &str, dim: usize, rank: usize, ranks: usize) -> ShardSpec {
@@ -210,17 +213,18 @@ mod tests {
         #[values(0, 1)] dim: usize,
         #[values(2, 4)] ranks: usize,
         #[values(MuonTpMode::Duplicated, MuonTpMode::Distributed)] mode: MuonTpMode,
-        #[values((FloatDType::F32, 2e-5), (FloatDType::BF16, 0.15))] (dtype, tolerance): (
-            FloatDType,
-            f32,
-        ),
+        #[values((Dtype::F32, 2e-5), (Dtype::Bf16, 0.15))] (dtype, tolerance): (Dtype, f32),
     ) {
         let one = shard(kind, dim, 0, 1);
         let normal = Distribution::Normal(0.0, 1.0);
         let global = Tensor::<1>::random([one.num_global()], normal, &Device::default());
         // On one rank, the padding to a multiple of four follows the last row or column.
         let alone = cut_values(&one, &values(global.clone()));
-        let config = MuonConfig::new().with_tp_mode(mode).with_dtype(dtype);
+        let config = MuonConfig {
+            tp_mode: mode,
+            dtype: Some(dtype),
+            ..MuonConfig::default()
+        };
         let single = Group::single(0);
         let of = |tp: &Group, shard: &ShardSpec, local: Vec<f32>| {
             let local = Tensor::from_floats(local.as_slice(), &Device::default());
@@ -254,7 +258,10 @@ mod tests {
 
     #[test]
     fn parts_are_matrices_by_themselves_and_blocks_too() {
-        let config = MuonConfig::new().with_tp_mode(MuonTpMode::Blockwise);
+        let config = MuonConfig {
+            tp_mode: MuonTpMode::Blockwise,
+            ..MuonConfig::default()
+        };
         let x = Tensor::<2>::random([6, 24], Distribution::Normal(0.0, 1.0), &Device::default());
         let alone = Group::single(0);
         let of = |shard: &ShardSpec, x: Tensor<2>| {

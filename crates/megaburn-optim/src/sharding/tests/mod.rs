@@ -126,7 +126,13 @@ impl Setup {
     }
 
     fn optimizer(&self, sharding: &Sharding, groups: &ProcessGroups) -> Optimizer {
-        let muon = |mode| MuonConfig::new().with_tp_mode(mode).init(sharding, groups);
+        let muon = |tp_mode| {
+            let config = MuonConfig {
+                tp_mode,
+                ..MuonConfig::default()
+            };
+            config.init(sharding, groups)
+        };
         let optimizer = match self.rule {
             "adamw" => AdamWConfig::new().init(sharding),
             "muon" => muon(MuonTpMode::Duplicated),

@@ -18,23 +18,25 @@ use std::{fmt::Debug, sync::Arc};
 
 use all_gather::AllGatherDispatch;
 use all_to_all::AllToAllDispatch;
-use burn::{
-    config::Config,
-    tensor::{Int, Tensor},
-};
+use burn::tensor::{Int, Tensor};
 use dedup_all_to_all::DedupAllToAllDispatch;
 pub(super) use in_flight::InFlight;
 use megaburn_autograd::OverlappedWgrads;
 use megaburn_collective::{CollectiveError, region::unwrap_collective, tensors::Work};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::ExpertGroups;
 
 /// How tokens get to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
 pub enum Dispatcher {
     /// Sends tokens only to the ranks of their experts: once to each rank where that means far
     /// fewer copies (given the numbers of ranks, experts, and experts per token), else once for
     /// each expert.
+    #[default]
     AllToAll,
     /// Sends all tokens to all ranks; for few ranks, or for tokens that go to many experts. Each
     /// rank then holds all tokens of the group.

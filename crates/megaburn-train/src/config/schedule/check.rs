@@ -1,9 +1,6 @@
 use megaburn_optim::{Decay, LrSchedule};
 
-use super::{
-    super::rules::{not_negative, positive, require},
-    LrDecayStyle, OptimizerConfig, TrainingConfig,
-};
+use super::{super::rules::require, LrDecayStyle, OptimizerConfig, TrainingConfig};
 use crate::TrainError;
 
 impl OptimizerConfig {
@@ -18,7 +15,6 @@ impl OptimizerConfig {
             init_lr,
             ..
         } = *self;
-        positive("optimizer.lr", lr)?;
         let rule = format!("from 0 to optimizer.lr {lr}");
         let advice = if min_lr == Self::default().min_lr {
             format!(
@@ -36,9 +32,6 @@ impl OptimizerConfig {
             init_lr,
             rule,
         )?;
-        if let Some(lr) = self.decoupled_lr {
-            positive("optimizer.decoupled_lr", lr)?;
-        }
         if let Some(min) = self.decoupled_min_lr {
             let rule = match self.decoupled_lr {
                 Some(lr) => format!("from 0 to optimizer.decoupled_lr {lr}"),
@@ -52,18 +45,6 @@ impl OptimizerConfig {
                 rule,
             )?;
         }
-        not_negative("optimizer.weight_decay", self.weight_decay)?;
-        let steps = self.weight_decay_steps.unwrap_or(1);
-        require(
-            steps >= 1,
-            "optimizer.weight_decay_steps",
-            steps,
-            "at least 1",
-        )?;
-        not_negative(
-            "optimizer.end_weight_decay",
-            self.end_weight_decay.unwrap_or_default(),
-        )?;
         self.validate_lengths(train)
     }
 
@@ -93,15 +74,6 @@ impl OptimizerConfig {
                 key,
                 "given",
                 format!("absent if {other} is given"),
-            )?;
-        }
-        if let Some(fraction) = self.warmup_fraction {
-            let ok = (0.0..1.0).contains(&fraction);
-            require(
-                ok,
-                "optimizer.warmup_fraction",
-                fraction,
-                "at least 0 and less than 1",
             )?;
         }
         let batches = train.batch_schedule()?;

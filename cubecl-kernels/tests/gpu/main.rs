@@ -4,7 +4,7 @@
 //! cargo test --workspace --features cuda --test gpu-kernels -- [NAME]
 //! ```
 //!
-//! They also run, slowly, on a computer without a GPU: see `tests/cuda-on-cpu/run`.
+//! They also run, slowly, on a computer without a GPU: see `tools/cuda-emulator/run`.
 
 mod ops;
 

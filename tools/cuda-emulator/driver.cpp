@@ -64,9 +64,9 @@ Result settle() {
     return SUCCESS;
 }
 
-// With CUDA_ON_CPU_TRACE set: what the driver is asked for, line by line on stderr.
+// With CUDA_EMULATOR_TRACE set: what the driver is asked for, line by line on stderr.
 template <typename... Values> void trace(const char *format, Values... values) {
-    static const bool wanted = getenv("CUDA_ON_CPU_TRACE");
+    static const bool wanted = getenv("CUDA_EMULATOR_TRACE");
     if (wanted) fprintf(stderr, format, values...);
 }
 
@@ -125,7 +125,7 @@ Result cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
 Result cuDeviceGetCount(int *count) { return *count = 1, SUCCESS; }
 Result cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal == 0 ? 0 : 101; }
 Result cuDeviceGetName(char *name, int length, int) {
-    snprintf(name, length, "NVIDIA H200 (cuda-on-cpu)");
+    snprintf(name, length, "NVIDIA H200 (cuda-emulator)");
     return SUCCESS;
 }
 Result cuDeviceGetPCIBusId(char *id, int length, int) {
@@ -230,7 +230,7 @@ Result cuFlushGPUDirectRDMAWrites(int, int) { return SUCCESS; }
 
 Result cuModuleLoadData(Module *module, const void *path) {
     *module = dlopen(static_cast<const char *>(path), RTLD_NOW | RTLD_LOCAL);
-    if (!*module) fprintf(stderr, "cuda-on-cpu: %s\n", dlerror());
+    if (!*module) fprintf(stderr, "cuda-emulator: %s\n", dlerror());
     return *module ? SUCCESS : NOT_FOUND;
 }
 Result cuModuleUnload(Module) { return SUCCESS; }
@@ -252,7 +252,7 @@ Result cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsi
         emu_launch(function->name.c_str(), function->entry, arguments, {grid_x, grid_y, grid_z},
                    {block_x, block_y, block_z}, shared);
     if (!error) return SUCCESS;
-    fprintf(stderr, "cuda-on-cpu: %s\n", error);
+    fprintf(stderr, "cuda-emulator: %s\n", error);
     return LAUNCH_FAILED;
 }
 }

@@ -1,7 +1,7 @@
 // libnvrtc: translates a kernel of CubeCL's from CUDA C++ to C++ and compiles it with g++.
 //
 // "PTX" is the path of a shared library. What has been compiled once is kept in the folder
-// `CUDA_ON_CPU_CACHE`, beside its source.
+// `CUDA_EMULATOR_CACHE`, beside its source.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -293,7 +293,7 @@ std::string translated(const std::string &source, std::string &log) {
         auto parts = split(std::string(open, end - 1), ':');
         parts.resize(4);
         std::string call = call_of(parts[0], operands(parts[1]), operands(parts[2]));
-        if (call.empty()) log += "cuda-on-cpu knows no inline assembly " + parts[0] + "\n";
+        if (call.empty()) log += "cuda-emulator knows no inline assembly " + parts[0] + "\n";
         out += call;
         at = end;
     }
@@ -306,7 +306,7 @@ std::string translated(const std::string &source, std::string &log) {
     for (std::sregex_iterator k(out.begin(), out.end(), kernel), none; k != none; ++k)
         entries += "extern \"C\" void emu_entry_" + (*k)[1].str() +
                    "(void **arguments) { emu_call(&" + (*k)[1].str() + ", arguments); }\n";
-    if (entries.empty()) log += "cuda-on-cpu found no kernel in the source\n";
+    if (entries.empty()) log += "cuda-emulator found no kernel in the source\n";
     return "#include \"device.hpp\"\n" + out + "\n" + entries;
 }
 
@@ -317,7 +317,7 @@ std::string text_of(const std::string &path) {
 }
 
 int compile(Program &program) {
-    const char *kept = getenv("CUDA_ON_CPU_CACHE");
+    const char *kept = getenv("CUDA_EMULATOR_CACHE");
     std::string folder = kept ? kept : home() + "/kernels", include = home() + "/include";
     mkdir(folder.c_str(), 0777);
     char name[32];
@@ -372,7 +372,7 @@ int nvrtcGetProgramLog(Program *program, char *log) {
     strcpy(log, program->log.c_str());
     return 0;
 }
-const char *nvrtcGetErrorString(int) { return "cuda-on-cpu: see the log"; }
+const char *nvrtcGetErrorString(int) { return "cuda-emulator: see the log"; }
 int nvrtcVersion(int *major, int *minor) {
     *major = 13, *minor = 0;
     return 0;

@@ -104,7 +104,7 @@ void start(Fiber &fiber, emu_dim3 thread) {
         void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stack == MAP_FAILED) {
-            perror("cuda-on-cpu: stack");
+            perror("cuda-emulator: stack");
             abort();
         }
         mprotect(stack, 4096, PROT_NONE);
@@ -211,7 +211,7 @@ void run_block(unsigned threads) {
 void on_fault(int signal) {
     char text[512];
     int length = snprintf(text, sizeof text,
-                          "cuda-on-cpu: signal %d in kernel %s, block %u %u %u, thread %u %u %u\n",
+                          "cuda-emulator: signal %d in kernel %s, block %u %u %u, thread %u %u %u\n",
                           signal, kernel_name, emu_blockIdx.x, emu_blockIdx.y, emu_blockIdx.z,
                           emu_threadIdx.x, emu_threadIdx.y, emu_threadIdx.z);
     (void)!write(2, text, length);

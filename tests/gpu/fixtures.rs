@@ -11,7 +11,8 @@ use megaburn::{
     },
 };
 
-use crate::{GroupTest, Test, kernels::part, ranks::this_gpu, root};
+use crate::{GroupTest, Test, ranks::this_gpu, root};
+use megaburn_kernel_tests::part;
 use megaburn_test_support::layout_grid::Matrix;
 
 pub(crate) const TESTS: &[Test] = &[

@@ -12,7 +12,8 @@ use megaburn::{
     },
 };
 
-use crate::{GroupTest, kernels::part, ranks::this_gpu};
+use crate::{GroupTest, ranks::this_gpu};
+use megaburn_kernel_tests::part;
 use megaburn_test_support::{
     gather::{FullParams, LocalParams, gather, local_params, relative_distance},
     layout_grid::{Matrix, Row},

@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 17] = [
+pub(crate) const FLOORS: [(&str, u8); 18] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-collective", 1),
@@ -25,6 +25,7 @@ pub(crate) const FLOORS: [(&str, u8); 17] = [
     ("megaburn", 5),
     ("megaburn-examples", 6),
     ("megaburn-benches", 6),
+    ("megaburn-kernel-tests", 6),
     ("megaburn-test-support", 6),
     ("megaburn-tests", 7),
 ];

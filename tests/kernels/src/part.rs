@@ -10,11 +10,14 @@ use std::{
 };
 
 /// Set to `2/9`, this process runs the third of nine parts, i.e. every ninth case.
-pub(crate) const VARIABLE: &str = "MEGABURN_TEST_PART";
+pub const VARIABLE: &str = "MEGABURN_TEST_PART";
 
 /// Whether the next case of the test is in this process's part. Every case must call this exactly
 /// once, and in the same order in every process.
-pub(crate) fn is_mine() -> bool {
+///
+/// # Panics
+/// If [`VARIABLE`] is not such a text.
+pub fn is_mine() -> bool {
     static CASES: AtomicUsize = AtomicUsize::new(0);
     static PART: LazyLock<[usize; 2]> = LazyLock::new(part);
     let [part, parts] = *PART;
@@ -22,7 +25,10 @@ pub(crate) fn is_mine() -> bool {
 }
 
 /// The part of this process, and the number of parts.
-pub(crate) fn part() -> [usize; 2] {
+///
+/// # Panics
+/// If the variable is not such a text.
+pub fn part() -> [usize; 2] {
     let Ok(text) = env::var(VARIABLE) else {
         return [0, 1];
     };

@@ -135,6 +135,20 @@ fn tests_at_the_end_of_a_file_do_not_count() {
 }
 
 #[test]
+fn modules_stand_where_their_names_say() {
+    let mut found = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            let code = fs::read_to_string(path).unwrap();
+            if code.lines().any(|line| line.starts_with("#[path")) {
+                found.push(path.display().to_string());
+            }
+        });
+    }
+    assert!(found.is_empty(), "make a library of it: {found:#?}");
+}
+
+#[test]
 fn comments_are_wrapped() {
     let mut long = Vec::new();
     for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {

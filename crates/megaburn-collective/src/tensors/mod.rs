@@ -290,5 +290,4 @@ fn run<const D: usize, K: CollectiveElement>(
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

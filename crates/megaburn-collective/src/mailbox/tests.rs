@@ -1,31 +1,7 @@
 //! The mailbox under every interleaving of its callers, explored by loom.
 //!
-//! This test compiles the module a second time, with loom's mutex and condition variable instead of
-//! the standard library's, so that neither a flag nor a rebuild of Burn is needed: it runs in an
-//! ordinary `cargo test -p megaburn-collective --test mailbox_model`. Loom never lets a wait time
-//! out; a wait that is never woken is found as a deadlock.
-
-#![allow(
-    missing_docs,
-    dead_code,
-    unreachable_pub,
-    reason = "modules of the crate, seen from a test"
-)]
-
-#[path = "../src/busy.rs"]
-mod busy;
-#[path = "../src/clock.rs"]
-mod clock;
-#[path = "../src/deadline.rs"]
-mod deadline;
-#[path = "../src/fault.rs"]
-mod fault;
-#[path = "../src/mailbox.rs"]
-mod mailbox;
-
-mod sync {
-    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-}
+//! The mailbox is used with loom's mutex and condition variable instead of the standard library's.
+//! Loom never lets a wait time out; a wait that is never woken is found as a deadlock.
 
 use std::{
     sync::{
@@ -35,10 +11,48 @@ use std::{
     time::{Duration, Instant},
 };
 
-use deadline::Deadline;
-use fault::TransportError;
-use loom::thread;
-use mailbox::Mailbox;
+use loom::{
+    sync::{Condvar, Mutex, MutexGuard},
+    thread,
+};
+
+use super::{MailboxState, Monitor};
+use crate::{deadline::Deadline, fault::TransportError};
+
+/// A mailbox of numbers that loom watches.
+type Mailbox = super::Mailbox<u32, LoomMonitor<MailboxState<u32>>>;
+
+/// A monitor of loom.
+struct LoomMonitor<T> {
+    value: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T> Monitor<T> for LoomMonitor<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn new(value: T) -> Self {
+        Self {
+            value: Mutex::new(value),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock().unwrap()
+    }
+
+    fn wait<'a>(&'a self, guard: MutexGuard<'a, T>, time: Duration) -> MutexGuard<'a, T> {
+        self.changed.wait_timeout(guard, time).unwrap().0
+    }
+
+    fn notify_all(&self) {
+        self.changed.notify_all();
+    }
+}
 
 type Taken = Result<u32, TransportError>;
 
@@ -56,14 +70,14 @@ fn lost(peer: usize) -> Taken {
     })
 }
 
-fn take(mailbox: &Mailbox<u32>, from: usize) -> Taken {
+fn take(mailbox: &Mailbox, from: usize) -> Taken {
     mailbox.take(from, 0, Deadline::after(Duration::from_secs(3600)))
 }
 
 /// Runs `peers` concurrently with `owner` in every interleaving.
 fn explore<T: 'static>(
-    peers: &'static [fn(&Mailbox<u32>)],
-    owner: impl Fn(&Mailbox<u32>) -> T + Sync + Send + 'static,
+    peers: &'static [fn(&Mailbox)],
+    owner: impl Fn(&Mailbox) -> T + Sync + Send + 'static,
     check: impl Fn(T) + Sync + Send + 'static,
 ) -> usize {
     let runs = Arc::new(AtomicUsize::new(0));
@@ -164,7 +178,7 @@ fn of_two_failures_one_stands_for_all_waiters() {
 #[test]
 fn two_threads_that_wait_in_different_groups_are_both_woken() {
     loom::model(|| {
-        let mailbox = Arc::new(Mailbox::<u32>::default());
+        let mailbox = Arc::new(Mailbox::default());
         let other = mailbox.clone();
         let waiter = thread::spawn(move || take(&other, 2));
         let sender = mailbox.clone();

@@ -6,7 +6,6 @@
 pub mod collective;
 pub mod figures;
 #[cfg(feature = "cuda")]
-#[path = "../gpu/mod.rs"]
 pub mod gpu;
 pub mod llama;
 pub mod plain;

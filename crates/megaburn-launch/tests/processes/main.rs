@@ -6,11 +6,8 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "processes/rank.rs"]
 mod rank;
-#[path = "processes/run.rs"]
 mod run;
-#[path = "processes/stopping.rs"]
 mod stopping;
 
 use std::{

@@ -1,9 +1,9 @@
 //! Reads the figures of measurements from their reports and compares each with the last one of the
 //! same card.
 //!
-//! A report is a file `YYYY-MM-DD-NAME.md` with tables. `benches/results/figures` holds a file for
-//! each card, such as `NVIDIA-H200.json`, with the newest figure of each cell and its date and
-//! commit.
+//! A report has the title `NAME, YYYY-MM-DD` and tables. It is a file of its own, or a section of a
+//! file in `benches/results`. `benches/results/figures` holds a file for each card, such as
+//! `NVIDIA-H200.json`, with the newest figure of each cell and its date and commit.
 
 use std::{
     collections::BTreeMap,
@@ -81,17 +81,22 @@ pub fn read(folder: &Path) -> Result<BTreeMap<String, Figures>, Failure> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            // The layout measurements write into subfolders.
+            // The layout measurements write into subfolders, and older results are in `archive`.
             files.extend(fs::read_dir(&path)?.filter_map(|entry| Some(entry.ok()?.path())));
         } else {
             files.push(path);
         }
     }
     files.retain(|file| file.extension().is_some_and(|extension| extension == "md"));
-    files.sort_by_key(|file| file.file_name().map(ToOwned::to_owned));
+    let texts: Vec<String> = files
+        .iter()
+        .map(fs::read_to_string)
+        .collect::<Result<_, _>>()?;
+    let mut reports: Vec<Report<'_>> = texts.iter().flat_map(|text| reports(text)).collect();
+    reports.sort_by_key(|report| (report.date, report.name));
     let mut cards: BTreeMap<String, Figures> = BTreeMap::new();
-    for file in files {
-        if let Some((card, figures)) = of_report(&fs::read_to_string(file)?) {
+    for report in reports {
+        if let Some((card, figures)) = of_report(report) {
             let known = cards.entry(card.clone()).or_insert(Figures {
                 card,
                 ..Figures::default()
@@ -102,13 +107,48 @@ pub fn read(folder: &Path) -> Result<BTreeMap<String, Figures>, Failure> {
     Ok(cards)
 }
 
-/// The card and the figures of a report; `None` if it names no GPU.
-fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
-    let (name, date) = text.lines().next()?.strip_prefix("# ")?.split_once(", ")?;
+/// A report: the parts of its title, and the lines that follow the title.
+#[derive(Debug)]
+struct Report<'a> {
+    name: &'a str,
+    date: &'a str,
+    lines: Vec<&'a str>,
+}
+
+/// The reports in a file. Each begins with a heading `NAME, YYYY-MM-DD` of the first or second level
+/// and ends where the next one begins.
+fn reports(file: &str) -> Vec<Report<'_>> {
+    let mut found: Vec<Report<'_>> = Vec::new();
+    for line in file.lines() {
+        if let Some((name, date)) = title(line) {
+            let lines = Vec::new();
+            found.push(Report { name, date, lines });
+        } else if let Some(last) = found.last_mut() {
+            last.lines.push(line);
+        }
+    }
+    found
+}
+
+/// The name and the date of a report, if a line is the heading of one.
+fn title(line: &str) -> Option<(&str, &str)> {
+    let title = line.strip_prefix("## ").or(line.strip_prefix("# "))?;
+    let (name, date) = title.split_once(", ")?;
     let date = date.get(..10)?;
+    let is_date = date.bytes().enumerate().all(|(at, byte)| match at {
+        4 | 7 => byte == b'-',
+        _ => byte.is_ascii_digit(),
+    });
+    is_date.then_some((name, date))
+}
+
+/// The card and the figures of a report; `None` if it names no GPU.
+fn of_report(
+    Report { name, date, lines }: Report<'_>,
+) -> Option<(String, BTreeMap<String, Figure>)> {
     let fact = |key: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(&format!("- {key}: ")))
+        let key = format!("- {key}: ");
+        lines.iter().find_map(|line| line.strip_prefix(&key[..]))
     };
     let (gpus, machine) = fact("machine")?.split_once(" GPUs, ")?;
     gpus.parse::<usize>().ok()?;
@@ -118,7 +158,7 @@ fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
     let mut title = "";
     let mut head = Vec::new();
     let mut figures = BTreeMap::new();
-    for line in text.lines() {
+    for line in lines {
         if let Some(text) = line.strip_prefix("##") {
             // Parentheses in a title hold a remark, which is no part of the figure's key.
             let text = text.trim_start_matches('#').trim();

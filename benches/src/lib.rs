@@ -1,7 +1,7 @@
 //! The code that the measurements share: the models, the clock and the report.
 //!
 //! Run a measurement with `cargo bench -p megaburn-benches --bench plain_burn` (or `ranks`,
-//! `collectives`, `load_hf`); `-- --save` also writes a dated file into `results/`.
+//! `collectives`, `load_hf`); `-- --save` also puts the result on top of `results/NAME.md`.
 
 pub mod collective;
 pub mod figures;

@@ -1,4 +1,4 @@
-//! The printed report of a measurement, which `--save` writes to a dated file.
+//! The printed report of a measurement, which `--save` adds to the measurement's results.
 
 use std::{
     fmt::Write,
@@ -16,10 +16,10 @@ use crate::Failure;
 /// The flags of every measurement.
 #[derive(Debug, Parser)]
 pub struct Args {
-    /// Also write the result to `benches/results/YYYY-MM-DD-NAME.md`.
+    /// Also put the result on top of `benches/results/NAME.md`.
     #[arg(long)]
     pub save: bool,
-    /// Write the result into this folder instead.
+    /// Write the result to `YYYY-MM-DD-NAME.md` in this folder instead.
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
     /// Run only a few repetitions, to check that the measurement works, not how fast it is.
@@ -124,20 +124,32 @@ impl Report {
         let _ = write!(self.body, "{text}\n\n");
     }
 
-    /// Writes the dated file if `args` ask for it (`--save` or `--out`).
+    /// Writes the report if `args` ask for it: `--save` on top of the results of this measurement,
+    /// `--out` into a file of its own.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn finish(&self, args: &Args) -> Result<(), Failure> {
-        let folder = match &args.out {
-            Some(folder) => folder.clone(),
-            None if args.save => Path::new(env!("CARGO_MANIFEST_DIR")).join("results"),
+        let date = Utc::now().format("%Y-%m-%d").to_string();
+        let report = self.document(&date, args);
+        let (path, text) = match &args.out {
+            Some(folder) => {
+                fs::create_dir_all(folder)?;
+                let path = folder.join(format!("{date}-{}.md", self.name));
+                (path, format!("# {report}"))
+            }
+            None if args.save => {
+                let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+                let path = results.join(format!("{}.md", self.name.replace('-', "_")));
+                let known = match fs::read_to_string(&path) {
+                    Ok(text) => text,
+                    Err(_) => format!("# {}\n", self.name),
+                };
+                (path, with_section(&known, &report))
+            }
             None => return Ok(()),
         };
-        fs::create_dir_all(&folder)?;
-        let date = Utc::now().format("%Y-%m-%d").to_string();
-        let path = folder.join(format!("{date}-{}.md", self.name));
-        fs::write(&path, self.document(&date, args))?;
+        fs::write(&path, text)?;
         println!("written to {}", path.display());
         Ok(())
     }
@@ -155,6 +167,7 @@ impl Report {
         }
     }
 
+    /// The report from its title on, without the title's `#`.
     fn document(&self, date: &str, args: &Args) -> String {
         let Self {
             name,
@@ -187,10 +200,18 @@ impl Report {
             .map(|(key, value)| format!("- {key}: {value}\n"))
             .concat();
         format!(
-            "# {name}, {date}\n\n{about}\n\n{facts}\n{}\n",
+            "{name}, {date}\n\n{about}\n\n{facts}\n{}\n",
             body.trim_end()
         )
     }
+}
+
+/// Results with a new section in front of the others.
+fn with_section(results: &str, section: &str) -> String {
+    let begin = results.find("\n## ").map_or(results.len(), |at| at + 1);
+    let (head, others) = results.split_at(begin);
+    let gap = if others.is_empty() { "" } else { "\n" };
+    format!("{}\n\n## {section}{gap}{others}", head.trim_end())
 }
 
 /// The commit of the sources: of this repository or, in a bundle, the one it was built from.

@@ -140,7 +140,10 @@ fn modules_stand_where_their_names_say() {
     for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
         visit(&root().join(folder), &mut |path| {
             let code = fs::read_to_string(path).unwrap();
-            if code.lines().any(|line| line.starts_with("#[path")) {
+            if code
+                .lines()
+                .any(|line| line.trim_start().starts_with("#[path"))
+            {
                 found.push(path.display().to_string());
             }
         });

@@ -38,7 +38,7 @@ mod trainer;
 pub mod verify;
 
 pub use config::{ConfigLayers, TrainConfig};
-pub use data::RunData;
+pub use data::{DefaultText, RunData};
 pub use error::TrainError;
 pub use exit::Exit;
 pub use resume_error::{RecordedInit, ResumeError};

@@ -1,21 +1,21 @@
 //! Real text that is present wherever megaburn was built: Burn's own Rust sources.
 
-use std::env;
-use std::ffi::OsStr;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use cargo_metadata::{Error as CargoError, MetadataCommand};
-
-use crate::files::read_text;
-use crate::{Corpus, DataError};
+use megaburn_data::{Corpus, DataError, read_text};
 
 /// The version of Burn whose sources are read; the workspace pins the same version.
-pub const BURN_VERSION: &str = "0.22.1";
+const BURN_VERSION: &str = "0.22.1";
 
 /// The crates whose sources are read: the Burn crates that every build of megaburn compiles,
 /// without code generators and small helpers. About 5 MB.
-pub const BURN_CRATES: [&str; 9] = [
+const BURN_CRATES: [&str; 9] = [
     "burn",
     "burn-autodiff",
     "burn-backend",
@@ -27,24 +27,22 @@ pub const BURN_CRATES: [&str; 9] = [
     "burn-tensor",
 ];
 
-impl Corpus {
-    /// The Rust sources of [`BURN_CRATES`], one document per file, sorted by crate and path. The
-    /// text, and so the hash, does not depend on where the sources were found.
-    ///
-    /// They are searched for in this order:
-    /// 1. The paths that `cargo metadata` reports. It runs offline, for the package of
-    ///    `CARGO_MANIFEST_DIR` at run time, else for the nearest `Cargo.toml` above the working
-    ///    directory. Cargo fails offline if an optional crate of the lock file was never
-    ///    downloaded, which is the case after a first build.
-    /// 2. `$CARGO_HOME/registry/src`, to which that build has downloaded them.
-    /// 3. megaburn's own sources, which are a different and smaller text ([`Corpus::note`] says why
-    ///    they were taken).
-    ///
-    /// # Errors
-    /// None of the three places has sources, or a source file cannot be read.
-    pub fn burn_sources() -> Result<Self, DataError> {
-        Search::from_environment().find()
-    }
+/// The Rust sources of [`BURN_CRATES`], one document per file, sorted by crate and path. The text,
+/// and so the hash, does not depend on where the sources were found.
+///
+/// They are searched for in this order:
+/// 1. The paths that `cargo metadata` reports. It runs offline, for the package of
+///    `CARGO_MANIFEST_DIR` at run time, else for the nearest `Cargo.toml` above the working
+///    directory. Cargo fails offline if an optional crate of the lock file was never downloaded,
+///    which is the case after a first build.
+/// 2. `$CARGO_HOME/registry/src`, to which that build has downloaded them.
+/// 3. megaburn's own sources, which are a different and smaller text ([`Corpus::note`] says why they
+///    were taken).
+///
+/// # Errors
+/// None of the three places has sources, or a source file cannot be read.
+pub(super) fn burn_sources() -> Result<Corpus, DataError> {
+    Search::from_environment().find()
 }
 
 /// The places to search for sources.

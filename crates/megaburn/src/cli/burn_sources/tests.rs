@@ -185,8 +185,8 @@ fn with_nothing_at_all_the_error_names_what_was_tried() {
 
 #[test]
 fn this_machine_has_sources_and_gives_them_twice_the_same() {
-    let first = Corpus::burn_sources().unwrap();
-    let second = Corpus::burn_sources().unwrap();
+    let first = burn_sources().unwrap();
+    let second = burn_sources().unwrap();
     assert_eq!(first.hash(), second.hash());
     assert_eq!(first.name(), second.name());
     assert!(first.documents().iter().any(|d| d.contains("fn ")));

@@ -6,10 +6,8 @@ use burn::tensor::TensorData;
 use megaburn::{
     collective::{Group, ProcessGroups},
     mesh::Layout,
-    train::{
-        RunData, TrainConfig, TrainError, Trainer,
-        metrics::{ExpertMetrics, StepMetrics},
-    },
+    report::metrics::{ExpertMetrics, StepMetrics},
+    train::{RunData, TrainConfig, TrainError, Trainer},
 };
 
 use crate::{GroupTest, ranks::this_gpu};

@@ -1,4 +1,4 @@
-//! Configuration, training loop, metrics and resilience.
+//! Configuration, trainer, training loop and resilience.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
@@ -7,7 +7,6 @@
 
 mod attention_line;
 pub mod config;
-pub mod console;
 mod data;
 pub mod device;
 mod error;
@@ -16,11 +15,8 @@ mod exit;
 mod failure;
 mod last_words;
 pub mod memory;
-pub mod metrics;
 mod monitor;
 mod pipeline;
-pub mod plot;
-mod profile;
 mod ranks;
 mod report;
 mod resume_error;

@@ -20,6 +20,7 @@ pub use megaburn_models as models;
 pub use megaburn_optim as optim;
 pub use megaburn_parallel as parallel;
 pub use megaburn_pipeline as pipeline;
+pub use megaburn_report as report;
 pub use megaburn_train as train;
 
 pub mod cli;

@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 18] = [
+pub(crate) const FLOORS: [(&str, u8); 19] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-collective", 1),
@@ -21,6 +21,7 @@ pub(crate) const FLOORS: [(&str, u8); 18] = [
     ("megaburn-optim", 2),
     ("megaburn-checkpoint", 2),
     ("megaburn-models", 3),
+    ("megaburn-report", 3),
     ("megaburn-train", 4),
     ("megaburn", 5),
     ("megaburn-examples", 6),

@@ -2,13 +2,14 @@
 
 /// A named part of a step, which ends when this is dropped.
 #[must_use = "the range ends when this is dropped"]
-pub(crate) struct Range {
+#[derive(Debug)]
+pub struct Range {
     #[cfg(feature = "cuda")]
     _range: megaburn_cuda::nvtx::Range,
 }
 
 /// Begins a named part of a step. Without feature `nvtx` this does nothing.
-pub(crate) fn range(name: &'static str) -> Range {
+pub fn range(name: &'static str) -> Range {
     #[cfg(not(feature = "cuda"))]
     let _ = name;
     Range {

@@ -9,7 +9,10 @@ use megaburn_checkpoint::{TMP, sibling_path, write_atomic};
 use serde::Serialize;
 
 use super::{MetricsRecord, line::Line};
-use crate::{TrainError, run_folder::names::OTHER_LINES};
+use crate::ReportError;
+
+/// The file next to `metrics.jsonl` with those of its lines that are not JSON objects.
+pub const OTHER_LINES: &str = "metrics.other-lines.txt";
 
 /// Appends to `metrics.jsonl`, one line per record. Only one process writes a run's metrics.
 ///
@@ -48,7 +51,7 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// The file cannot be read or written.
-    pub fn open(path: impl Into<PathBuf>, step: u64, run_id: &str) -> Result<Self, TrainError> {
+    pub fn open(path: impl Into<PathBuf>, step: u64, run_id: &str) -> Result<Self, ReportError> {
         let path = path.into();
         match cut_back(&path, step, run_id) {
             Ok((file, found)) => Ok(Self {
@@ -57,7 +60,7 @@ impl MetricsWriter {
                 waiting: Vec::new(),
                 found,
             }),
-            Err(source) => Err(TrainError::Write { path, source }),
+            Err(source) => Err(ReportError::Write { path, source }),
         }
     }
 
@@ -75,7 +78,7 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// The file cannot be written now; the line is kept for the next call.
-    pub fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), TrainError> {
+    pub fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), ReportError> {
         self.write_line(&record.into())
     }
 
@@ -84,7 +87,7 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn write_line(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
+    pub fn write_line(&mut self, line: &impl Serialize) -> Result<(), ReportError> {
         serde_json::to_writer(&mut self.waiting, line).expect(
             "numbers and strings are always \
             serializable",
@@ -97,9 +100,9 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn flush(&mut self) -> Result<(), TrainError> {
+    pub fn flush(&mut self) -> Result<(), ReportError> {
         let result = self.reopen_if_moved().and_then(|()| self.write_waiting());
-        result.map_err(|source| TrainError::Write {
+        result.map_err(|source| ReportError::Write {
             path: self.path.clone(),
             source,
         })
@@ -109,10 +112,10 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// The file cannot be written or synced.
-    pub fn sync(&mut self) -> Result<(), TrainError> {
+    pub fn sync(&mut self) -> Result<(), ReportError> {
         self.flush()?;
         let synced = self.file.sync_data();
-        synced.map_err(|source| TrainError::Write {
+        synced.map_err(|source| ReportError::Write {
             path: self.path.clone(),
             source,
         })

@@ -1,16 +1,16 @@
 use std::{fs, path::Path};
 
 use super::{MetricsRecord, line::Line};
-use crate::TrainError;
+use crate::ReportError;
 
 /// Reads the steps and evaluations of `metrics.jsonl`. Lines of other kinds and lines that are not
 /// JSON are skipped, because others may have written to the file.
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<MetricsRecord>, TrainError> {
+pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<MetricsRecord>, ReportError> {
     let path = path.as_ref();
-    let bytes = fs::read(path).map_err(|source| TrainError::Read {
+    let bytes = fs::read(path).map_err(|source| ReportError::Read {
         path: path.into(),
         source,
     })?;

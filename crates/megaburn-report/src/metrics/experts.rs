@@ -33,7 +33,7 @@ pub struct ExpertMetrics {
 
 impl ExpertMetrics {
     /// Adds a layer in which each of `tokens` tokens was routed to `top_k` experts.
-    pub(crate) fn add(&mut self, load: &LoadCounts, top_k: usize, tokens: f64) {
+    pub fn add(&mut self, load: &LoadCounts, top_k: usize, tokens: f64) {
         let num = load.tokens.len().max(1) as f64;
         let sent = load.tokens.iter().sum::<u64>().max(1) as f64;
         let tokens = tokens.max(1.0);

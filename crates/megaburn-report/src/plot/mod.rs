@@ -11,7 +11,7 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use crate::{TrainError, metrics::MetricsRecord};
+use crate::{ReportError, metrics::MetricsRecord};
 use curve::{Curve, Frame};
 
 const SIZE: (u32, u32) = (960, 540);
@@ -28,10 +28,10 @@ type Drawn<T> = Result<T, Box<dyn Error>>;
 ///
 /// # Errors
 /// The plotting library fails.
-pub fn loss_plot(title: &str, records: &[MetricsRecord]) -> Result<String, TrainError> {
+pub fn loss_plot(title: &str, records: &[MetricsRecord]) -> Result<String, ReportError> {
     let mut svg = String::new();
     draw(title, records, SVGBackend::with_string(&mut svg, SIZE)).map_err(|error| {
-        TrainError::Plot {
+        ReportError::Plot {
             why: error.to_string(),
         }
     })?;

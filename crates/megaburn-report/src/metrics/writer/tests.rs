@@ -1,10 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::{
-    Exit,
-    metrics::{example_eval, example_step, read_metrics},
-};
+use crate::metrics::{example_eval, example_step, read_metrics};
 
 fn steps(path: &Path) -> Vec<u64> {
     read_metrics(path)
@@ -192,5 +189,5 @@ fn a_folder_that_does_not_exist_is_an_error_with_the_path() {
             .to_string()
             .starts_with("cannot write `/no/such/folder/metrics.jsonl`: ")
     );
-    assert_eq!(error.exit(), Exit::Failed);
+    assert!(matches!(error, ReportError::Write { .. }), "{error:?}");
 }

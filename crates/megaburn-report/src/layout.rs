@@ -1,8 +1,8 @@
-use megaburn_mesh::Layout;
+use megaburn_mesh::{Axis, Layout, Mesh};
 
 /// Describes a layout: `tp2-dp2-sp: 4 ranks; tp [0, 1] [2, 3]; dp [0, 2] [1, 3]`.
-pub(super) fn describe(layout: &Layout) -> String {
-    let mesh = megaburn_mesh::Mesh::new(*layout);
+pub fn describe_layout(layout: &Layout) -> String {
+    let mesh = Mesh::new(*layout);
     let ranks = layout.world_size();
     let groups = |axis| {
         let groups = mesh
@@ -11,7 +11,7 @@ pub(super) fn describe(layout: &Layout) -> String {
             .map(|group| format!("{group:?}"));
         format!("{axis} {}", groups.collect::<Vec<_>>().join(" "))
     };
-    let split = megaburn_mesh::Axis::DENSE
+    let split = Axis::DENSE
         .into_iter()
         .filter(|&axis| layout.degree(axis) > 1)
         .map(groups);
@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn a_layout_is_told_with_its_groups() {
-        let told = |text: &str| describe(&text.parse().unwrap());
+        let told = |text: &str| describe_layout(&text.parse().unwrap());
         assert_eq!(told("tp1"), "tp1: 1 rank");
         assert_eq!(told("pp2"), "pp2: 2 ranks; pp [0, 1]");
         assert_eq!(told("cp2"), "cp2: 2 ranks; cp [0, 1]");

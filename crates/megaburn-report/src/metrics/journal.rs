@@ -1,7 +1,7 @@
 //! The metrics of a run in progress: a failed write never ends the training.
 
 use std::{
-    sync::Arc,
+    fmt,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 
 use super::{FoundLines, MetricsRecord, MetricsWriter};
-use crate::{TrainError, run_folder::RunFolder};
+use crate::ReportError;
 
 /// Writing is given up after failing for longer than this and for at least [`TRIES`] tries.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,11 +20,21 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes `metrics.jsonl`. Lines that cannot be written wait in memory and are retried with the
 /// next line.
-#[derive(Debug)]
-pub(crate) struct Journal {
-    folder: Arc<RunFolder>,
+///
+/// Before each write it checks that the run still owns the file; `E` is the error if it does not.
+pub struct Journal<E> {
+    check_owner: Box<dyn Fn() -> Result<(), E> + Send>,
     writer: MetricsWriter,
     failing: Option<Failing>,
+}
+
+impl<E> fmt::Debug for Journal<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal")
+            .field("writer", &self.writer)
+            .field("failing", &self.failing)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,25 +43,29 @@ struct Failing {
     tries: u64,
 }
 
-impl Journal {
-    pub(crate) fn new(folder: Arc<RunFolder>, writer: MetricsWriter) -> Self {
+impl<E> Journal<E> {
+    /// A journal that writes through `writer` as long as `check_owner` returns no error.
+    pub fn new(
+        writer: MetricsWriter,
+        check_owner: impl Fn() -> Result<(), E> + Send + 'static,
+    ) -> Self {
         Self {
-            folder,
+            check_owner: Box::new(check_owner),
             writer,
             failing: None,
         }
     }
 
     /// What the file contained when it was opened.
-    pub(crate) fn found(&self) -> FoundLines {
+    pub fn found(&self) -> FoundLines {
         self.writer.found()
     }
 
     /// Appends a step or an evaluation.
     ///
     /// # Errors
-    /// The folder no longer belongs to the run. A line that cannot be written is only a warning.
-    pub(crate) fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), TrainError> {
+    /// The run no longer owns the file. A line that cannot be written is only a warning.
+    pub fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), E> {
         self.write_line(&record.into())
     }
 
@@ -59,8 +73,8 @@ impl Journal {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(crate) fn write_line(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        self.folder.check()?;
+    pub fn write_line(&mut self, line: &impl Serialize) -> Result<(), E> {
+        (self.check_owner)()?;
         let written = self.writer.write_line(line);
         self.note(written);
         Ok(())
@@ -70,16 +84,16 @@ impl Journal {
     /// before a checkpoint is committed.
     ///
     /// # Errors
-    /// The folder no longer belongs to the run.
-    pub(crate) fn sync(&mut self) -> Result<(), TrainError> {
-        self.folder.check()?;
+    /// The run no longer owns the file.
+    pub fn sync(&mut self) -> Result<(), E> {
+        (self.check_owner)()?;
         let synced = self.writer.sync();
         self.note(synced);
         Ok(())
     }
 
     /// Whether writing has failed for so long that the run should save and stop.
-    pub(crate) fn should_give_up(&self) -> bool {
+    pub fn should_give_up(&self) -> bool {
         self.failing
             .is_some_and(|Failing { since, tries }| tries >= TRIES && since.elapsed() >= PATIENCE)
     }
@@ -88,8 +102,8 @@ impl Journal {
     /// is already saved, so lines that cannot be written are only a warning.
     ///
     /// # Errors
-    /// The folder no longer belongs to the run.
-    pub(crate) fn finish(&mut self) -> Result<(), TrainError> {
+    /// The run no longer owns the file.
+    pub fn finish(&mut self) -> Result<(), E> {
         loop {
             self.sync()?;
             match self.failing {
@@ -109,7 +123,7 @@ impl Journal {
     }
 
     /// Warns once when writing begins to fail, and once when all lines are written.
-    fn note(&mut self, result: Result<(), TrainError>) {
+    fn note(&mut self, result: Result<(), ReportError>) {
         match (result, &mut self.failing) {
             (Ok(()), None) => {}
             (Ok(()), failing) => {
@@ -137,21 +151,14 @@ impl Journal {
 mod tests {
     use std::fs;
 
-    use megaburn_collective::Group;
-
     use super::*;
-    use crate::{
-        ConfigLayers,
-        metrics::{example_step, read_metrics},
-        run_folder::{RunShare, names::METRICS},
-    };
+    use crate::metrics::{example_step, read_metrics};
 
-    fn journal(dir: &std::path::Path) -> Journal {
-        let mut config = ConfigLayers::new().load().unwrap();
-        config.run.dir = dir.display().to_string();
-        let run = RunShare::take(&Group::single(0), &config).unwrap();
-        let writer = MetricsWriter::open(dir.join(METRICS), 0, &run.id).unwrap();
-        Journal::new(run.folder.unwrap(), writer)
+    const METRICS: &str = "metrics.jsonl";
+
+    fn journal(dir: &std::path::Path) -> Journal<()> {
+        let writer = MetricsWriter::open(dir.join(METRICS), 0, "1f").unwrap();
+        Journal::new(writer, || Ok(()))
     }
 
     #[test]
@@ -201,18 +208,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_into_another_runs_folder() {
+    fn a_run_that_lost_its_file_writes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join("run");
-        let mut first = journal(&run);
-        fs::rename(&run, dir.path().join("gone")).unwrap();
-        let _second = journal(&run);
-        let error = first.write(example_step(1, 1.0)).unwrap_err();
-        assert!(
-            error.to_string().contains("no longer owns its folder"),
-            "{error}"
+        let path = dir.path().join(METRICS);
+        let writer = MetricsWriter::open(&path, 0, "1f").unwrap();
+        let mut journal = Journal::new(writer, || Err("lost"));
+        assert_eq!(journal.write(example_step(1, 1.0)), Err("lost"));
+        assert_eq!(
+            (journal.sync(), journal.finish()),
+            (Err("lost"), Err("lost"))
         );
-        assert!(first.sync().is_err() && first.finish().is_err());
-        assert_eq!(read_metrics(run.join(METRICS)).unwrap(), []);
+        assert_eq!(read_metrics(&path).unwrap(), []);
     }
 }

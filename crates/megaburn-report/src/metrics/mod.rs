@@ -4,20 +4,18 @@ mod experts;
 mod journal;
 mod line;
 mod reader;
-mod start;
 mod writer;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use experts::ExpertMetrics;
-pub(crate) use journal::Journal;
+pub use journal::Journal;
 pub use reader::read_metrics;
-pub use start::StartMetrics;
-pub use writer::{FoundLines, MetricsWriter};
+pub use writer::{FoundLines, MetricsWriter, OTHER_LINES};
 
 /// One optimizer step: a line of `metrics.jsonl`. Non-finite numbers are written as null and read
 /// back as NaN.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The step, counted from 1.
     pub step: u64,
@@ -66,7 +64,7 @@ pub struct StepMetrics {
 }
 
 /// One evaluation: a line of `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
     /// The step after which the model was evaluated.
     pub step: u64,

@@ -5,10 +5,8 @@ use burn::prelude::Device;
 use megaburn::{
     collective::Group,
     mesh::Layout,
-    train::{
-        config::Dtype,
-        verify::{Reference, Tolerances, verify_on},
-    },
+    train::config::Dtype,
+    verify::{Reference, Tolerances, verify_on},
 };
 
 use crate::{GroupTest, Test, ranks::this_gpu, root};

@@ -1,10 +1,10 @@
 use burn::tensor::{DType, TensorData};
 use megaburn_collective::Group;
 use megaburn_mesh::ShardSpec;
+use megaburn_train::TrainError;
 use serde::{Deserialize, Serialize};
 
-use super::rank::RankResult;
-use crate::TrainError;
+use crate::rank::RankResult;
 
 /// A [`RankResult`] without the values of its gradients. Numbers are sent as bits, because JSON has
 /// no NaN.
@@ -19,7 +19,7 @@ struct Header {
 ///
 /// # Collective
 /// All ranks.
-pub(super) fn collect(
+pub(crate) fn collect(
     world: &Group,
     mine: RankResult,
 ) -> Result<Option<Vec<RankResult>>, TrainError> {

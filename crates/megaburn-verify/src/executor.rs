@@ -9,29 +9,28 @@ use megaburn_models::{
 use megaburn_optim::GradientAccumulator;
 use megaburn_parallel::BatchContext;
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
-
-use crate::TrainError;
+use megaburn_train::TrainError;
 
 /// Runs all samples of a rank as one micro-batch: to their logits, or with labels to the loss and
 /// backward.
-pub(super) struct VerifyExecutor<'a> {
+pub(crate) struct VerifyExecutor<'a> {
     model: &'a Decoder,
     tokens: &'a Tensor<2, Int>,
     labels: Option<&'a Tensor<2, Int>>,
     /// The inputs and labels of the multi-token-prediction depths.
-    pub(super) ahead: &'a [MtpTargets],
+    pub(crate) ahead: &'a [MtpTargets],
     /// The factor on their mean loss.
-    pub(super) scaling_factor: f64,
+    pub(crate) scaling_factor: f64,
     /// Accumulates the gradients, if there is one.
-    pub(super) grads: Option<&'a mut GradientAccumulator>,
+    pub(crate) grads: Option<&'a mut GradientAccumulator>,
     /// The logits; only on the last stage.
-    pub(super) logits: Option<Tensor<3>>,
+    pub(crate) logits: Option<Tensor<3>>,
     /// The losses; only on the last stage.
-    pub(super) losses: Option<StageLosses>,
+    pub(crate) losses: Option<StageLosses>,
 }
 
 impl<'a> VerifyExecutor<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         model: &'a Decoder,
         tokens: &'a Tensor<2, Int>,
         labels: Option<&'a Tensor<2, Int>>,

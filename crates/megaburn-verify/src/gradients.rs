@@ -2,17 +2,17 @@ use std::collections::BTreeMap;
 
 use megaburn_mesh::ShardSpec;
 use megaburn_models::{ModelError, hf::HfParam};
+use megaburn_train::TrainError;
 
-use super::Reference;
-use crate::TrainError;
+use crate::Reference;
 
 /// How far a gradient is from the reference.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Difference {
+pub(crate) struct Difference {
     /// The tensor's name in Hugging Face's model.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// `|| g - g_ref || / max(|| g_ref ||, 1e-6 || all gradients ||)`
-    pub(super) relative: f64,
+    pub(crate) relative: f64,
 }
 
 /// Gradients of one rank: path, local values, and which part of the full gradient they are.
@@ -23,7 +23,7 @@ type Local = Vec<(String, Vec<f32>, ShardSpec)>;
 ///
 /// # Errors
 /// Ranks hold different copies of a gradient.
-pub(super) fn compare_gradients(
+pub(crate) fn compare_gradients(
     reference: &Reference,
     ranks: impl Iterator<Item = Local>,
 ) -> Result<(Vec<Difference>, Vec<String>), TrainError> {

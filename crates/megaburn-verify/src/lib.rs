@@ -1,5 +1,30 @@
 //! Compares the logits, loss, gradients and training losses of a layout with those of
 //! `transformers`.
+//!
+//! A [`Reference`] is a model and a batch with what `transformers` computes on it, as
+//! `tests/tools/hf_reference.py` writes it. [`verify`] runs a layout on both and returns a
+//! [`Report`]. The model, gradients and optimizer are built by the trainer's own function, so its
+//! way is compared.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use megaburn_train::{TrainError, config::Dtype, device::Devices};
+//! use megaburn_verify::{Reference, Tolerances, verify};
+//!
+//! fn check(folder: &Path) -> Result<bool, TrainError> {
+//!     let reference = Reference::open(folder)?;
+//!     let layout = "tp2-dp2-sp".parse()?;
+//!     let tolerances = Tolerances::of(Dtype::F32);
+//!     let report = verify(&reference, &layout, Dtype::F32, &tolerances, Devices::Cpu, None);
+//!     Ok(report.ok)
+//! }
+//! ```
+
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+// These macros panic if their output cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod collect;
 mod executor;
@@ -11,8 +36,8 @@ mod report;
 use burn::prelude::Device;
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
 use megaburn_mesh::Layout;
+use megaburn_train::{TrainError, config::Dtype, device::Devices, run_ranks};
 
-use crate::{TrainError, config::Dtype, device::Devices, ranks::run_ranks};
 use collect::collect;
 use gradients::compare_gradients;
 use rank::VerifyRank;

@@ -11,18 +11,16 @@ use megaburn_models::{
 };
 use megaburn_optim::{GradientAccumulator, Optimizer};
 use megaburn_pipeline::{P2pSpec, run};
-
-use super::{Reference, executor::VerifyExecutor, reference::IGNORED};
-use crate::{
-    TrainError,
+use megaburn_train::{
+    Pipeline, TrainError, TrainState, TrainStateConfig,
     config::{Dtype, ParallelConfig},
     failure::read,
-    pipeline::Pipeline,
-    train_state::{TrainState, TrainStateConfig},
 };
 
+use crate::{Reference, executor::VerifyExecutor, reference::IGNORED};
+
 /// The model and the samples of one rank.
-pub(super) struct VerifyRank<'a> {
+pub(crate) struct VerifyRank<'a> {
     reference: &'a Reference,
     model: Decoder,
     grads: GradientAccumulator,
@@ -37,14 +35,14 @@ pub(super) struct VerifyRank<'a> {
 }
 
 /// The results of a rank.
-pub(super) struct RankResult {
+pub(crate) struct RankResult {
     /// Largest absolute difference from the reference's logits, if it has any.
-    pub(super) logits: Option<f64>,
+    pub(crate) logits: Option<f64>,
     /// Path, local values and shard of each gradient.
-    pub(super) grads: Vec<(String, Vec<f32>, ShardSpec)>,
+    pub(crate) grads: Vec<(String, Vec<f32>, ShardSpec)>,
     /// For each step, before its update: the loss, then the loss of each multi-token-prediction
     /// depth.
-    pub(super) losses: Vec<Vec<f64>>,
+    pub(crate) losses: Vec<Vec<f64>>,
 }
 
 /// This rank's part of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
@@ -60,7 +58,7 @@ fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) ->
 }
 
 impl<'a> VerifyRank<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         reference: &'a Reference,
         groups: ProcessGroups,
         dtype: Dtype,
@@ -124,7 +122,7 @@ impl<'a> VerifyRank<'a> {
     }
 
     /// Compares the logits, then trains on the batch for as many steps as the reference.
-    pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
+    pub(crate) fn run(mut self) -> Result<RankResult, TrainError> {
         let logits = self.logits_difference()?;
         let steps = self
             .reference

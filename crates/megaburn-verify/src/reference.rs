@@ -9,44 +9,44 @@ use megaburn_mesh::Layout;
 use megaburn_models::{ModelError, decoder::shift_for_depth, source::ModelSource};
 use megaburn_optim::Sharding;
 use megaburn_parallel::ContextComm;
-use serde::Deserialize;
-
-use super::report::Expected;
-use crate::{
+use megaburn_train::{
     TrainError,
     config::{CpComm, OptimizerConfig, ParallelConfig},
 };
+use serde::Deserialize;
+
+use crate::report::Expected;
 
 /// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
 /// `tests/tools/hf_reference.py`.
 #[derive(Debug)]
 pub struct Reference {
-    pub(super) source: ModelSource,
-    pub(super) tensors: TensorFile,
-    pub(super) optimizer: OptimizerSpec,
+    pub(crate) source: ModelSource,
+    pub(crate) tensors: TensorFile,
+    pub(crate) optimizer: OptimizerSpec,
     /// `[B, S]`.
     tokens: TensorData,
     /// `[B, S]`, not yet shifted; `None` if the tokens are the labels.
     labels: Option<TensorData>,
     cp_comm: CpComm,
     /// The factor on the mean loss of the multi-token-prediction depths.
-    pub(super) mtp_loss_scaling_factor: f64,
+    pub(crate) mtp_loss_scaling_factor: f64,
 }
 
 /// The object `optimizer` of `reference.json`.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct OptimizerSpec {
+pub(crate) struct OptimizerSpec {
     name: String,
-    pub(super) lr: f64,
+    pub(crate) lr: f64,
     betas: [f64; 2],
     eps: f64,
     weight_decay: f64,
-    pub(super) clip: Option<f64>,
+    pub(crate) clip: Option<f64>,
 }
 
 impl OptimizerSpec {
     /// The same optimizer as the section of a configuration.
-    pub(super) fn config(&self) -> OptimizerConfig {
+    pub(crate) fn config(&self) -> OptimizerConfig {
         OptimizerConfig {
             beta1: self.betas[0],
             beta2: self.betas[1],
@@ -66,7 +66,7 @@ struct Meta {
 }
 
 /// The label that is excluded from the loss.
-pub(super) const IGNORED: i64 = -100;
+pub(crate) const IGNORED: i64 = -100;
 
 impl Reference {
     /// Opens a folder with `config.json`, weights, `reference.safetensors` and `reference.json`.
@@ -220,13 +220,13 @@ impl Reference {
     }
 
     /// The method of exchange for a layout.
-    pub(super) fn comm(&self, layout: &Layout) -> ContextComm {
+    pub(crate) fn comm(&self, layout: &Layout) -> ContextComm {
         self.cp_comm
             .resolved(layout, self.source.config(), self.tokens.shape()[1])
     }
 
     /// Checks that a layout can split the model and the batch.
-    pub(super) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
+    pub(crate) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
         let [batch, seq_len] = [self.tokens.shape()[0], self.tokens.shape()[1]];
         let config = self.source.config();
         config.check_seq_len(seq_len)?;
@@ -245,7 +245,7 @@ impl Reference {
     }
 
     /// Tokens and labels `[B, S]`: the label of a token is the next token; the last one has none.
-    pub(super) fn batch(&self, device: &Device) -> [Tensor<2, Int>; 2] {
+    pub(crate) fn batch(&self, device: &Device) -> [Tensor<2, Int>; 2] {
         let tokens = Tensor::<2, Int>::from_data(self.tokens.clone(), device);
         let [batch, seq_len] = tokens.dims();
         let labels = match &self.labels {
@@ -258,7 +258,7 @@ impl Reference {
     }
 
     /// Tokens and labels `[B, S]` of each multi-token-prediction depth, for full sequences.
-    pub(super) fn ahead(&self, device: &Device) -> Vec<[Tensor<2, Int>; 2]> {
+    pub(crate) fn ahead(&self, device: &Device) -> Vec<[Tensor<2, Int>; 2]> {
         let own = self.batch(device);
         let [batch, seq_len] = own[0].dims();
         let of_depth = |depth| {
@@ -276,7 +276,7 @@ impl Reference {
     }
 
     /// Numbers of the reference, if they are there.
-    pub(super) fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
+    pub(crate) fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
         if !self.tensors.contains(name) {
             return Ok(None);
         }
@@ -284,7 +284,7 @@ impl Reference {
         Ok(Some(data.try_to_vec().expect("converted to f32")))
     }
 
-    pub(super) fn losses(&self) -> Result<Expected, TrainError> {
+    pub(crate) fn losses(&self) -> Result<Expected, TrainError> {
         let wide = |numbers: Vec<f32>| numbers.into_iter().map(f64::from).collect::<Vec<f64>>();
         let loss = self.numbers("loss")?.map(wide);
         let train = self.numbers("train_losses")?.map(wide);

@@ -1,7 +1,7 @@
+use megaburn_train::config::Dtype;
 use serde::Serialize;
 
-use super::{Reference, gradients::Difference};
-use crate::config::Dtype;
+use crate::{Reference, gradients::Difference};
 
 /// How far a layout may be from the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,7 +68,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(reference: &Reference, layout: String) -> Self {
+    pub(crate) fn new(reference: &Reference, layout: String) -> Self {
         Self::empty(reference.source.config().family.to_string(), layout)
     }
 
@@ -95,7 +95,7 @@ impl Report {
         }
     }
 
-    pub(super) fn refuse(&mut self, why: String) {
+    pub(crate) fn refuse(&mut self, why: String) {
         *self = Self {
             error: Some(why),
             ..Self::empty(self.family.clone(), self.layout.clone())
@@ -103,7 +103,7 @@ impl Report {
     }
 
     /// Adds the logits of a rank.
-    pub(super) fn logits(&mut self, difference: Option<f64>) {
+    pub(crate) fn logits(&mut self, difference: Option<f64>) {
         match difference {
             Some(difference) => worse(&mut self.logits_max_abs, difference),
             None => self.skip("logits"),
@@ -111,7 +111,7 @@ impl Report {
     }
 
     /// Adds the losses of a rank, before each update.
-    pub(super) fn losses(&mut self, expected: &Expected, losses: &[Vec<f64>]) {
+    pub(crate) fn losses(&mut self, expected: &Expected, losses: &[Vec<f64>]) {
         match (expected.loss, losses.first()) {
             (Some(expected), Some(loss)) => worse(&mut self.loss_abs, (loss[0] - expected).abs()),
             _ => self.skip("loss"),
@@ -130,7 +130,7 @@ impl Report {
         }
     }
 
-    pub(super) fn gradients(&mut self, found: Vec<Difference>, skipped: Vec<String>) {
+    pub(crate) fn gradients(&mut self, found: Vec<Difference>, skipped: Vec<String>) {
         let worst = found
             .into_iter()
             .max_by(|a, b| a.relative.total_cmp(&b.relative));
@@ -141,7 +141,7 @@ impl Report {
         skipped.iter().for_each(|name| self.skip(name));
     }
 
-    pub(super) fn judge(&mut self, tolerances: &Tolerances) {
+    pub(crate) fn judge(&mut self, tolerances: &Tolerances) {
         let Tolerances {
             logits,
             loss,
@@ -166,11 +166,11 @@ impl Report {
 
 /// The losses of the reference.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Expected {
-    pub(super) loss: Option<f64>,
-    pub(super) train: Option<Vec<f64>>,
+pub(crate) struct Expected {
+    pub(crate) loss: Option<f64>,
+    pub(crate) train: Option<Vec<f64>>,
     /// The losses of the multi-token-prediction depths, step by step.
-    pub(super) mtp: Vec<f64>,
+    pub(crate) mtp: Vec<f64>,
 }
 
 /// Keeps the larger difference. NaN differs from everything.

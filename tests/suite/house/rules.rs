@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 19] = [
+pub(crate) const FLOORS: [(&str, u8); 20] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-collective", 1),
@@ -23,12 +23,13 @@ pub(crate) const FLOORS: [(&str, u8); 19] = [
     ("megaburn-models", 3),
     ("megaburn-report", 3),
     ("megaburn-train", 4),
-    ("megaburn", 5),
-    ("megaburn-examples", 6),
-    ("megaburn-benches", 6),
-    ("megaburn-kernel-tests", 6),
-    ("megaburn-test-support", 6),
-    ("megaburn-tests", 7),
+    ("megaburn-verify", 5),
+    ("megaburn", 6),
+    ("megaburn-examples", 7),
+    ("megaburn-benches", 7),
+    ("megaburn-kernel-tests", 7),
+    ("megaburn-test-support", 7),
+    ("megaburn-tests", 8),
 ];
 
 /// The most lines of a source file, without its tests.

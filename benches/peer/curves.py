@@ -14,7 +14,8 @@ Draws a LlamaForCausalLM, which `megaburn train --init` starts from; PyTorch rea
 masters whose rounding the model holds, as Megatron-LM does. That is not autocast: its parameters and what is between
 matrices stay f32, which would be compared with less rounding than there is here.
 
-Writes OUT/{megaburn,pytorch,sdpa}-TYPE.jsonl, OUT/curves.md and OUT/curves.svg, with --save also benches/results/DATE-curves.{md,svg}.
+Writes OUT/{megaburn,pytorch,sdpa}-TYPE.jsonl, OUT/curves.md and OUT/curves.svg, with --save also a section on
+top of benches/results/curves.md, and benches/results/archive/DATE-curves.svg.
 `sdpa` is PyTorch again, with its fused attention in the place of the eager one: how far apart two right answers are."""
 
 import argparse, datetime, json, math, pathlib, platform, subprocess, sys
@@ -191,13 +192,15 @@ def main():
     check(curves, args.steps)
     text, svg = report(curves, facts(args), datetime.date.today().isoformat())
     print(text)
-    targets = [args.out / "curves"]
+    (args.out / "curves.md").write_text(text)
+    (args.out / "curves.svg").write_text(svg)
     if args.save:
         results = pathlib.Path(__file__).resolve().parent.parent / "results"
-        targets.append(results / f"{datetime.date.today().isoformat()}-curves")
-    for target in targets:
-        target.with_suffix(".md").write_text(text)
-        target.with_suffix(".svg").write_text(svg)
+        (results / "archive" / f"{datetime.date.today().isoformat()}-curves.svg").write_text(svg)
+        known = (results / "curves.md").read_text()
+        begin = known.index("\n## ") + 1
+        (results / "curves.md").write_text(known[:begin] + f"#{text}\n" + known[begin:])
+
 
 
 main()

@@ -16,10 +16,10 @@ use megaburn::{
 
 use crate::{
     GroupTest,
-    kernels::part,
     layouts::{compare, train},
     ranks::this_gpu,
 };
+use megaburn_kernel_tests::part;
 use megaburn_test_support::{
     gather::gather,
     layout_grid::EPSILON,

@@ -10,9 +10,9 @@ use megaburn::{
 
 use crate::{
     GroupTest,
-    kernels::part,
     layouts::{Expected, compare, train},
 };
+use megaburn_kernel_tests::part;
 use megaburn_test_support::{
     expert_grid::{Kind, Model, Row, SEED, product},
     gather::gather,

@@ -5,13 +5,12 @@ use burn::prelude::Device;
 use megaburn::{
     collective::Group,
     mesh::Layout,
-    train::{
-        config::Dtype,
-        verify::{Reference, Tolerances, verify_on},
-    },
+    train::config::Dtype,
+    verify::{Reference, Tolerances, verify_on},
 };
 
-use crate::{GroupTest, Test, kernels::part, ranks::this_gpu, root};
+use crate::{GroupTest, Test, ranks::this_gpu, root};
+use megaburn_kernel_tests::part;
 use megaburn_test_support::layout_grid::Matrix;
 
 pub(crate) const TESTS: &[Test] = &[

@@ -6,13 +6,12 @@ use burn::tensor::TensorData;
 use megaburn::{
     collective::{Group, ProcessGroups},
     mesh::Layout,
-    train::{
-        RunData, TrainConfig, TrainError, Trainer,
-        metrics::{ExpertMetrics, StepMetrics},
-    },
+    report::metrics::{ExpertMetrics, StepMetrics},
+    train::{RunData, TrainConfig, TrainError, Trainer},
 };
 
-use crate::{GroupTest, kernels::part, ranks::this_gpu};
+use crate::{GroupTest, ranks::this_gpu};
+use megaburn_kernel_tests::part;
 use megaburn_test_support::{
     gather::{FullParams, LocalParams, gather, local_params, relative_distance},
     layout_grid::{Matrix, Row},

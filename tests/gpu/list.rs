@@ -2,10 +2,11 @@
 //! quick.
 
 use megaburn::collective::Group;
+use megaburn_kernel_tests as kernels;
 
 use crate::{
-    collectives, contexts, disagreements, experts, failures, fixtures, held, interop, kernels,
-    launches, layouts, offload, pipelines, ranks, regions, steps, zero,
+    collectives, contexts, disagreements, experts, failures, fixtures, held, interop, launches,
+    layouts, offload, pipelines, ranks, regions, steps, zero,
 };
 use megaburn_test_support::task_pool::TaskSize;
 
@@ -63,27 +64,9 @@ const PARTS: [(&str, usize); 18] = [
     ("pipelines::", 4),
 ];
 
-/// The tests of `--quick`: at least one per module, chosen for coverage per time.
-const QUICK: [&str; 31] = [
-    "kernels::attention::fused_attention_reads_views",
-    "kernels::attention::the_kernel_is_the_one_that_was_chosen",
-    "kernels::attention_parts::parts_of_attention_join_as_on_the_cpu",
-    "kernels::cross_entropy::losses_and_their_gradients",
-    "kernels::cudnn::attention_of_every_head_size",
-    "kernels::dropout::dropout_masks",
-    "kernels::edges::no_tokens_give_none_and_gradients_of_0",
-    "kernels::embedding::",
-    "kernels::grouped::matrices_of_stretches_are_read_once",
-    "kernels::linear::linear_in_every_form",
-    "kernels::moe::rows_are_taken_and_summed_as_on_the_cpu",
-    "kernels::moe_router::no_tokens_go_nowhere",
-    "kernels::norms::norms_of_long_rows",
-    "kernels::optimizer::adamw_is_its_definition",
-    "kernels::optimizer_many::many_are_stepped_as_one_by_one_to_the_bit",
-    "kernels::optimizer_room::no_room_is_where_memory_is_not_cut",
-    "kernels::optimizer_rules::nan_stays_where_it_is",
-    "kernels::pointwise::rope_and_activations",
-    "kernels::softmax::",
+/// The tests of `--quick` next to those of [`kernels::QUICK`]: at least one per module, chosen for
+/// coverage per time.
+const QUICK: [&str; 12] = [
     "interop::",
     "fixtures::every_fixture_on_one_gpu_in_bf16",
     "held::",
@@ -168,7 +151,8 @@ impl Case {
     }
 
     pub(crate) fn is_quick(&self) -> bool {
-        QUICK.iter().any(|start| self.name.starts_with(start))
+        let is = |start: &&str| self.name.starts_with(start);
+        QUICK.iter().any(is) || kernels::QUICK.iter().any(is)
     }
 
     /// Runs it in this process.
@@ -191,6 +175,7 @@ pub(crate) fn unknown(cases: &[Case]) -> Vec<&'static str> {
     let starts = ALONE
         .into_iter()
         .chain(QUICK)
+        .chain(kernels::QUICK)
         .chain(PARTS.map(|(start, _)| start));
     starts
         .filter(|start| !cases.iter().any(|case| case.name.starts_with(start)))

@@ -18,8 +18,6 @@ mod failures;
 mod fixtures;
 mod held;
 mod interop;
-#[path = "../../cubecl-kernels/tests/gpu/ops/mod.rs"]
-mod kernels;
 mod launches;
 mod layouts;
 mod list;

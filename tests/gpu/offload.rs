@@ -16,9 +16,9 @@ use megaburn::{
 
 use crate::{
     Test,
-    kernels::part,
     steps::{OPTIMIZERS, trainer, with_config},
 };
+use megaburn_kernel_tests::part;
 
 pub(crate) const TESTS: &[Test] = &[
     ("host_memory_gives_back_what_it_took", round_trip),

@@ -12,9 +12,9 @@ use megaburn::{
 
 use crate::{
     GroupTest,
-    kernels::part,
     layouts::{compare, train},
 };
+use megaburn_kernel_tests::part;
 use megaburn_test_support::{gather::gather, layout_grid::EPSILON, text::write_random_text};
 
 pub(crate) const GROUP_TESTS: &[GroupTest] =

@@ -15,10 +15,8 @@ use std::{
 use libtest_mimic::Arguments;
 use megaburn::cuda::libraries::{gpu_memory, num_gpus};
 
-use crate::{
-    kernels::{self, part},
-    list::{Case, Run, cases, unknown},
-};
+use crate::list::{Case, Run, cases, unknown};
+use megaburn_kernel_tests::{self as kernels, part};
 use megaburn_test_support::task_pool::run_all;
 
 /// The argument before the name of a test that runs in a child process.

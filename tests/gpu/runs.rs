@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use megaburn::train::metrics::{MetricsRecord, StepMetrics, read_metrics};
+use megaburn::report::metrics::{MetricsRecord, StepMetrics, read_metrics};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,

@@ -18,7 +18,8 @@ use megaburn::{
     },
 };
 
-use crate::{Test, kernels::part};
+use crate::Test;
+use megaburn_kernel_tests::part;
 use megaburn_test_support::{
     layout_grid::Matrix,
     text::{fresh_seed, write_random_text},

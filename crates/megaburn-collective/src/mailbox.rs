@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::PoisonError,
+    marker::PhantomData,
     time::{Duration, Instant},
 };
 
@@ -12,7 +12,7 @@ use crate::{
     clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{Monitor, StdMonitor},
 };
 
 /// What a rank learned from its peers after its wait timed out.
@@ -31,14 +31,18 @@ pub(crate) struct TimeoutReport<M> {
 }
 
 /// Messages that have arrived for one rank and were not taken yet.
+///
+/// A panic while its monitor `L` is locked does no harm: every change is a single step, so the
+/// queues stay consistent.
 #[derive(Debug)]
-pub(crate) struct Mailbox<M> {
-    state: Mutex<MailboxState<M>>,
-    changed: Condvar,
+pub(crate) struct Mailbox<M, L = StdMonitor<MailboxState<M>>> {
+    state: L,
+    messages: PhantomData<M>,
 }
 
+/// The contents of a [`Mailbox`].
 #[derive(Debug)]
-struct MailboxState<M> {
+pub(crate) struct MailboxState<M> {
     queues: HashMap<(Channel, usize), VecDeque<M>>,
     left: HashMap<usize, String>,
     /// Ranks whose wait for this rank timed out and that were not answered yet.
@@ -51,7 +55,7 @@ struct MailboxState<M> {
     failure: Option<TransportError>,
 }
 
-impl<M> Default for Mailbox<M> {
+impl<M, L: Monitor<MailboxState<M>>> Default for Mailbox<M, L> {
     fn default() -> Self {
         let state = MailboxState {
             queues: HashMap::new(),
@@ -62,44 +66,46 @@ impl<M> Default for Mailbox<M> {
             failure: None,
         };
         Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
+            state: L::new(state),
+            messages: PhantomData,
         }
     }
 }
 
-impl<M> Mailbox<M> {
+impl<M, L: Monitor<MailboxState<M>>> Mailbox<M, L> {
     /// Puts a message of rank `from` into its queue.
     pub(crate) fn deliver(&self, from: usize, channel: Channel, message: M) {
-        self.lock()
+        self.state
+            .lock()
             .queues
             .entry((channel, from))
             .or_default()
             .push_back(message);
-        self.changed.notify_all();
+        self.state.notify_all();
     }
 
     /// Records that rank `from` finished and left in order: only waits for it fail. The first
     /// reason is kept.
     pub(crate) fn leave(&self, from: usize, why: &str) {
-        self.lock()
+        self.state
+            .lock()
             .left
             .entry(from)
             .or_insert_with(|| why.to_string());
-        self.changed.notify_all();
+        self.state.notify_all();
     }
 
     /// Records that rank `peer` ended out of order: every wait fails, unless the peer had left
     /// before or another failure came first.
     pub(crate) fn die(&self, peer: usize, why: &str) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.left.contains_key(&peer) {
             let lost = || TransportError::Lost {
                 peer,
                 why: why.to_string(),
             };
             state.failure.get_or_insert_with(lost);
-            self.changed.notify_all();
+            self.state.notify_all();
         }
     }
 
@@ -109,31 +115,31 @@ impl<M> Mailbox<M> {
             by,
             reason: reason.to_string(),
         };
-        self.lock().failure.get_or_insert_with(aborted);
-        self.changed.notify_all();
+        self.state.lock().failure.get_or_insert_with(aborted);
+        self.state.notify_all();
     }
 
     /// Records that rank `from` asks why it has to wait for this rank.
     pub(crate) fn ask(&self, from: usize) {
-        self.lock().asked_by.push(from);
-        self.changed.notify_all();
+        self.state.lock().asked_by.push(from);
+        self.state.notify_all();
     }
 
     /// Records the answer of rank `from` that it is waiting as well.
     pub(crate) fn answer(&self, from: usize) {
-        self.lock().also_waiting.insert(from);
-        self.changed.notify_all();
+        self.state.lock().also_waiting.insert(from);
+        self.state.notify_all();
     }
 
     /// Records the answer of rank `from` that it is in a long phase, or waits for a rank that is.
     pub(crate) fn answer_busy(&self, from: usize, busy: Busy) {
-        self.lock().busy.insert(from, busy);
-        self.changed.notify_all();
+        self.state.lock().busy.insert(from, busy);
+        self.state.notify_all();
     }
 
     /// Discards earlier answers of rank `peer`, which is about to be asked another time.
     pub(crate) fn forget_answers(&self, peer: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.also_waiting.remove(&peer);
         state.busy.remove(&peer);
     }
@@ -181,17 +187,17 @@ impl<M> Mailbox<M> {
             (answered || ended || !heard.asked_by.is_empty()).then_some(heard)
         };
         self.wait(deadline, news)
-            .unwrap_or_else(|| self.lock().heard(peer, channel))
+            .unwrap_or_else(|| self.state.lock().heard(peer, channel))
     }
 
     /// Whether another rank's wait for this rank has timed out.
     pub(crate) fn is_asked(&self) -> bool {
-        !self.lock().asked_by.is_empty()
+        !self.state.lock().asked_by.is_empty()
     }
 
     /// Why `peer` can no longer be reached, if it cannot.
     pub(crate) fn gone(&self, peer: usize) -> Option<TransportError> {
-        self.lock().gone(peer)
+        self.state.lock().gone(peer)
     }
 
     /// Like [`Self::gone`], but waits for the reason until `deadline`.
@@ -204,7 +210,7 @@ impl<M> Mailbox<M> {
         deadline: Instant,
         mut ready: impl FnMut(&mut MailboxState<M>) -> Option<T>,
     ) -> Option<T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(value) = ready(&mut state) {
                 return Some(value);
@@ -213,14 +219,8 @@ impl<M> Mailbox<M> {
             if left == Duration::ZERO {
                 return None;
             }
-            let woken = self.changed.wait_timeout(state, left);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.state.wait(state, left);
         }
-    }
-
-    /// Ignores poisoning: every change is a single step, so a panic leaves the queues consistent.
-    fn lock(&self) -> MutexGuard<'_, MailboxState<M>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -249,3 +249,6 @@ impl<M> MailboxState<M> {
         self.failure.clone().or_else(left)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -81,7 +81,8 @@ impl Corpus {
         })
     }
 
-    pub(crate) fn with_note(self, note: Option<String>) -> Self {
+    /// Sets why this text was taken in place of the preferred one.
+    pub fn with_note(self, note: Option<String>) -> Self {
         Self { note, ..self }
     }
 

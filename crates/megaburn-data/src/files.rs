@@ -134,7 +134,10 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// Reads the text of a file, without a byte order mark.
-pub(crate) fn read_text(path: &Path) -> Result<String, DataError> {
+///
+/// # Errors
+/// The file does not exist, is a folder, cannot be read, or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, DataError> {
     let unreadable = |source: std::io::Error| match source.kind() {
         ErrorKind::NotFound => DataError::Missing { path: path.into() },
         _ => DataError::Io {

@@ -28,7 +28,6 @@
 
 mod batch;
 mod batch_schedule;
-mod burn_sources;
 mod corpus;
 mod dataset;
 mod endings;
@@ -42,10 +41,10 @@ mod tokenizer;
 
 pub use batch::GlobalBatch;
 pub use batch_schedule::BatchSchedule;
-pub use burn_sources::{BURN_CRATES, BURN_VERSION};
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
+pub use files::read_text;
 pub use permutation::Permutation;
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;

@@ -385,5 +385,4 @@ impl<'a> Supervisor<'a> {
 }
 
 #[cfg(test)]
-#[path = "supervise_tests.rs"]
 mod tests;

@@ -1,9 +1,12 @@
 //! The data of a run, loaded once per process and shared by its rank threads.
 
 use megaburn_collective::Progress;
-use megaburn_data::{Corpus, Sampler, Split, TokenDataset, Tokenizer, bits_per_byte};
+use megaburn_data::{Corpus, DataError, Sampler, Split, TokenDataset, Tokenizer, bits_per_byte};
 
 use crate::{TrainConfig, TrainError};
+
+/// Returns the text of a run whose configuration has no `data.path`.
+pub type DefaultText = fn() -> Result<Corpus, DataError>;
 
 /// The training and validation tokens, and the tokenizer that made them.
 #[derive(Debug)]
@@ -21,19 +24,28 @@ impl RunData {
     /// Loads the data that `[data]` names.
     ///
     /// # Errors
-    /// The text cannot be read or is empty; the tokenizer cannot be used, or cannot encode the
-    /// text.
+    /// `data.path` is not set; the text cannot be read or is empty; the tokenizer cannot be used, or
+    /// cannot encode the text.
     pub fn load(config: &TrainConfig) -> Result<Self, TrainError> {
-        Self::load_with(config, &Progress::none())
+        let no_text = || {
+            let tried = "data.path is not set".into();
+            Err(DataError::NoSources { tried })
+        };
+        Self::load_with(config, no_text, &Progress::none())
     }
 
-    /// As [`load`](Self::load), reporting each encoded part of the text to `progress`.
-    pub(crate) fn load_with(config: &TrainConfig, progress: &Progress) -> Result<Self, TrainError> {
+    /// As [`load`](Self::load), with a text where `data.path` is not set, and reporting each encoded
+    /// part of the text to `progress`.
+    pub(crate) fn load_with(
+        config: &TrainConfig,
+        default_text: DefaultText,
+        progress: &Progress,
+    ) -> Result<Self, TrainError> {
         let tokenizer = config.data.tokenizer.open()?;
         progress.add(0);
         let corpus = match &config.data.path {
             Some(path) => Corpus::from_file(path)?,
-            None => Corpus::burn_sources()?,
+            None => default_text()?,
         };
         progress.expect(corpus.num_bytes().unwrap_or_default() as u64);
         let encoded = |bytes| progress.add(bytes as u64);

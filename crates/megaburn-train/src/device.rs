@@ -88,7 +88,7 @@ impl Devices {
     ///
     /// # Errors
     /// There is no GPU left for this rank, or several ranks share this process.
-    pub(crate) fn of_this_process(
+    pub fn of_this_process(
         self,
         layout: &Layout,
         env: Option<&RankEnv>,

@@ -7,6 +7,7 @@ use megaburn_mesh::MeshError;
 use megaburn_models::ModelError;
 use megaburn_optim::OptimError;
 use megaburn_pipeline::PipelineError;
+use megaburn_report::ReportError;
 use thiserror::Error;
 
 use crate::{Exit, ResumeError, config::keys_of, run_folder::RunFolderError, trainer::Diagnosis};
@@ -77,8 +78,8 @@ pub enum TrainError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot draw the loss curve: {why}")]
-    Plot { why: String },
+    #[error(transparent)]
+    Report(#[from] ReportError),
     #[error("cannot install the handlers of signals that stop a run: {source}")]
     Signals { source: io::Error },
     #[error(
@@ -228,9 +229,10 @@ impl TrainError {
             | Self::Pipeline(_)
             | Self::Ranks { .. }
             | Self::OtherThanInit { .. }
-            | Self::Read { .. } => Exit::BadInput,
+            | Self::Read { .. }
+            | Self::Report(ReportError::Read { .. }) => Exit::BadInput,
             Self::RunFolder(error) => error.exit(),
-            Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
+            Self::Write { .. } | Self::Report(_) | Self::Signals { .. } => Exit::Failed,
             Self::NonFinite { .. }
             | Self::NonFiniteWeights { .. }
             | Self::TooManySkippedSteps { .. } => Exit::NonFinite,

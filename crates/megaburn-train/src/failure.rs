@@ -15,7 +15,7 @@ use crate::{TrainError, memory};
 ///
 /// # Errors
 /// The number was never computed, because the device is out of memory or has failed.
-pub(crate) fn read(number: Tensor<1>) -> Result<f64, TrainError> {
+pub fn read(number: Tensor<1>) -> Result<f64, TrainError> {
     read_all(number).map(|numbers| f64::from(numbers[0]))
 }
 

@@ -1,4 +1,4 @@
-//! Configuration, training loop, metrics and resilience.
+//! Configuration, trainer, training loop and resilience.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
@@ -7,20 +7,16 @@
 
 mod attention_line;
 pub mod config;
-pub mod console;
 mod data;
 pub mod device;
 mod error;
 pub mod estimate;
 mod exit;
-mod failure;
+pub mod failure;
 mod last_words;
 pub mod memory;
-pub mod metrics;
 mod monitor;
 mod pipeline;
-pub mod plot;
-mod profile;
 mod ranks;
 mod report;
 mod resume_error;
@@ -35,16 +31,18 @@ pub mod time;
 mod train_loop;
 mod train_state;
 mod trainer;
-pub mod verify;
 
 pub use config::{ConfigLayers, TrainConfig};
-pub use data::RunData;
+pub use data::{DefaultText, RunData};
 pub use error::TrainError;
 pub use exit::Exit;
+pub use pipeline::Pipeline;
+pub use ranks::run_ranks;
 pub use resume_error::{RecordedInit, ResumeError};
 pub use run::pretrain;
 pub use run_folder::RunFolderError;
 pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use train_loop::Ended;
+pub use train_state::{TrainState, TrainStateConfig};
 pub use trainer::{Diagnosis, NonFiniteOrigin, Progress, Resumed, Trainer};

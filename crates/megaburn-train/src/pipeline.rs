@@ -22,7 +22,7 @@ use crate::{
 /// The stages of a rank, its schedule, and the rank with which it shares a matrix. Without pipeline
 /// parallelism this is a pipeline of one rank.
 #[derive(Debug)]
-pub(crate) struct Pipeline {
+pub struct Pipeline {
     parallel: ParallelConfig,
     neighbours: P2pGroups,
     chunks: Vec<StageLayers>,
@@ -51,7 +51,7 @@ impl Pipeline {
     /// The model has too few layers, or the requested split of the layers is not possible.
     /// # Collective
     /// No communication.
-    pub(crate) fn new(
+    pub fn new(
         parallel: &ParallelConfig,
         model: &DecoderConfig,
         dtype: Dtype,
@@ -101,12 +101,12 @@ impl Pipeline {
     }
 
     /// The layers of each chunk of this rank.
-    pub(crate) fn chunks(&self) -> &[StageLayers] {
+    pub fn chunks(&self) -> &[StageLayers] {
         &self.chunks
     }
 
     /// The parameter that two stages use: its gradient may arrive on this rank or on another.
-    pub(crate) fn shared(&self) -> Option<String> {
+    pub fn shared(&self) -> Option<String> {
         self.is_shared.then(|| EMBEDDING.to_string())
     }
 
@@ -116,10 +116,7 @@ impl Pipeline {
     /// A failed collective.
     /// # Collective
     /// The ranks that share it.
-    pub(crate) fn all_reduce_tied(
-        &self,
-        grads: &mut GradientAccumulator,
-    ) -> Result<(), TrainError> {
+    pub fn all_reduce_tied(&self, grads: &mut GradientAccumulator) -> Result<(), TrainError> {
         match &self.copies {
             Some(group) => Ok(grads.all_reduce_tied(EMBEDDING, group)?),
             None => Ok(()),
@@ -130,10 +127,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// There is no such schedule.
-    pub(crate) fn training(
-        &mut self,
-        num_micro_batches: usize,
-    ) -> Result<Arc<Schedule>, PipelineError> {
+    pub fn training(&mut self, num_micro_batches: usize) -> Result<Arc<Schedule>, PipelineError> {
         let last = self
             .schedule
             .take()
@@ -153,7 +147,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// There is no such schedule.
-    pub(crate) fn forward_only(&self, num_micro_batches: usize) -> Result<Schedule, PipelineError> {
+    pub fn forward_only(&self, num_micro_batches: usize) -> Result<Schedule, PipelineError> {
         let of = self
             .parallel
             .schedule(self.group().size(), num_micro_batches)
@@ -166,7 +160,7 @@ impl Pipeline {
     }
 
     /// The messages between stages, for micro-batches `[seq_len, samples]`.
-    pub(crate) fn wire(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
+    pub fn wire(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
         let [seq_len, samples] = tokens;
         let shape = [seq_len / self.splits, samples, self.hidden];
         let neighbours = self.neighbours.clone();

@@ -27,7 +27,7 @@ use crate::{
 ///
 /// # Errors
 /// The root cause, if several ranks failed. A rank that fails aborts the others.
-pub(crate) fn run_ranks<T: Send>(
+pub fn run_ranks<T: Send>(
     layout: &Layout,
     env: Option<RankEnv>,
     group: GroupOptions,

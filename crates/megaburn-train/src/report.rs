@@ -1,40 +1,42 @@
 //! Rank 0's output about a run, on the console and in files.
 
-mod layout;
+mod start;
 
 use std::{path::PathBuf, sync::Arc};
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
 use megaburn_models::assets::ASSETS;
+use megaburn_report::{
+    console::{Console, human_number},
+    describe_layout, loss_plot,
+    metrics::{EvalMetrics, Journal, MetricsWriter, OTHER_LINES, StepMetrics, read_metrics},
+};
 
 use crate::{
     TrainConfig, TrainError,
     attention_line::Facts,
     config::{BatchRampConfig, Dtype, IneffectiveKey, Tokenizer},
-    console::{Console, human_number},
     data::RunData,
     device::Devices,
     memory::used_bytes,
-    metrics::{EvalMetrics, Journal, MetricsWriter, StartMetrics, StepMetrics, read_metrics},
-    plot::loss_plot,
     run_folder::{
         RunFolder,
-        names::{CONFIG, METRICS, OTHER_LINES, PICTURE},
+        names::{CONFIG, METRICS, PICTURE},
     },
     stop::StopReason,
     time::now,
     trainer::{Progress, Resumed, Trainer},
 };
 
-use layout::describe;
+use start::StartMetrics;
 
 /// Prints to the console, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's
 /// folder.
 pub(crate) struct Reporter<'a> {
     folder: Arc<RunFolder>,
     console: Console,
-    metrics: Journal,
+    metrics: Journal<TrainError>,
     data: &'a RunData,
     device: Device,
 }
@@ -77,7 +79,8 @@ impl<'a> Reporter<'a> {
             CONFIG.to_string()
         };
         let metrics = MetricsWriter::open(dir.join(METRICS), done, &folder.id())?;
-        let mut metrics = Journal::new(folder.clone(), metrics);
+        let owned = folder.clone();
+        let mut metrics = Journal::new(metrics, move || Ok(owned.check()?));
         let found = metrics.found();
         metrics.write_line(&StartMetrics {
             start: found.starts + 1,
@@ -91,7 +94,7 @@ impl<'a> Reporter<'a> {
         })?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
-        console.line(format!("layout   {}", describe(layout)));
+        console.line(format!("layout   {}", describe_layout(layout)));
         if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
             console.line(format!("device   {gpus}"));
             let facts = Facts::of(config, trainer.model_config());
@@ -247,17 +250,8 @@ impl<'a> Reporter<'a> {
             step,
             loss,
             grad_norm,
-            lr: 0.0,
-            tokens: 0,
-            tokens_per_second: 0.0,
-            tflops: 0.0,
             memory_bytes: used_bytes(&self.device),
-            loss_scale: None,
-            skipped: false,
-            num_zeros: None,
-            params_norm: None,
-            mtp_losses: Vec::new(),
-            experts: None,
+            ..StepMetrics::default()
         })
     }
 
@@ -347,7 +341,7 @@ impl<'a> Reporter<'a> {
     /// Plots the loss and returns the path of the plot. A failure is only a warning.
     fn draw(&self) -> Option<PathBuf> {
         let dir = self.folder.path();
-        let draw = || {
+        let draw = || -> Result<(), TrainError> {
             let records = read_metrics(dir.join(METRICS))?;
             let title = dir.file_name().unwrap_or_default().to_string_lossy();
             self.folder

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     TrainConfig, TrainError,
     config::InitFrom,
-    data::RunData,
+    data::{DefaultText, RunData},
     device::{Devices, choose_gemm},
     monitor::Monitor,
     ranks::run_prepared,
@@ -36,9 +36,16 @@ use crate::{
 /// `stop` is checked at each step and during evaluations: if a stop was requested, the run saves
 /// and ends. It does so too at `train.exit_after_minutes` and `train.exit_at_step`.
 ///
+/// `default_text` is the text to train on if `config` has no `data.path`.
+///
 /// # Errors
 /// The root cause, if several ranks failed. [`TrainError::exit`] is the process's exit code.
-pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<Ended, TrainError> {
+pub fn pretrain(
+    config: TrainConfig,
+    fresh: bool,
+    stop: StopSignal,
+    default_text: DefaultText,
+) -> Result<Ended, TrainError> {
     let env = RankEnv::from_env()?;
     let group = config.group_options();
     let stops = Stops::new(&config, stop);
@@ -54,7 +61,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<En
     };
     let config = Arc::new(config);
     let prepare = |progress: &Progress| {
-        let data = Arc::new(RunData::load_with(&config, progress)?);
+        let data = Arc::new(RunData::load_with(&config, default_text, progress)?);
         let start = config.start(fresh)?;
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })

@@ -4,10 +4,10 @@
 //! which changes nothing that a checkpoint holds.
 
 use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
+use megaburn_report::metrics::EvalMetrics;
 
 use crate::{
     TrainConfig, TrainError,
-    metrics::EvalMetrics,
     report::Reporter,
     state::StateFile,
     stop::{StopReason, Stops},

@@ -16,25 +16,37 @@ use crate::{
 };
 
 /// What a rank trains: its part of the model, and the gradients and optimizer state of that part.
-pub(crate) struct TrainState {
-    pub(crate) pipeline: Pipeline,
-    pub(crate) model: Decoder,
-    pub(crate) plan: ShardPlan,
-    pub(crate) sharding: Sharding,
-    pub(crate) grads: GradientAccumulator,
-    pub(crate) optimizer: Optimizer,
+#[derive(Debug)]
+pub struct TrainState {
+    /// The rank's role in the pipeline.
+    pub pipeline: Pipeline,
+    /// The rank's part of the model.
+    pub model: Decoder,
+    /// The part of each parameter that the rank holds.
+    pub plan: ShardPlan,
+    /// How gradients and optimizer state are sharded.
+    pub sharding: Sharding,
+    /// The gradients.
+    pub grads: GradientAccumulator,
+    /// The optimizer with its state.
+    pub optimizer: Optimizer,
 }
 
 /// What a [`TrainState`] is built from.
-pub(crate) struct TrainStateConfig<'a> {
-    pub(crate) model: &'a DecoderConfig,
-    pub(crate) options: ModelOptions,
-    pub(crate) parallel: &'a ParallelConfig,
-    pub(crate) optimizer: &'a OptimizerConfig,
+#[derive(Debug)]
+pub struct TrainStateConfig<'a> {
+    /// The sizes and parts of the model.
+    pub model: &'a DecoderConfig,
+    /// How the model is computed.
+    pub options: ModelOptions,
+    /// How ranks share the work.
+    pub parallel: &'a ParallelConfig,
+    /// The optimizer.
+    pub optimizer: &'a OptimizerConfig,
     /// The type of the parameters.
-    pub(crate) dtype: Dtype,
+    pub dtype: Dtype,
     /// The weights that are loaded; `None` initializes fresh ones at their first use.
-    pub(crate) weights: Option<&'a ModelSource>,
+    pub weights: Option<&'a ModelSource>,
 }
 
 impl TrainStateConfig<'_> {
@@ -44,11 +56,7 @@ impl TrainStateConfig<'_> {
     /// A model, option or optimizer that the layout does not split, or weights that cannot be read.
     /// # Collective
     /// No communication.
-    pub(crate) fn init(
-        &self,
-        groups: &ProcessGroups,
-        device: &Device,
-    ) -> Result<TrainState, TrainError> {
+    pub fn init(&self, groups: &ProcessGroups, device: &Device) -> Result<TrainState, TrainError> {
         let pipeline = Pipeline::new(self.parallel, self.model, self.dtype, groups)?;
         let chunks = pipeline.chunks();
         let model = self

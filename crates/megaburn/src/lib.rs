@@ -21,7 +21,9 @@ pub use megaburn_models as models;
 pub use megaburn_optim as optim;
 pub use megaburn_parallel as parallel;
 pub use megaburn_pipeline as pipeline;
+pub use megaburn_report as report;
 pub use megaburn_train as train;
+pub use megaburn_verify as verify;
 
 pub mod cli;
 

@@ -4,7 +4,8 @@ use std::{fs, path::Path};
 
 use megaburn::{
     mesh::{Layout, PositionRng, Purpose},
-    train::{ConfigLayers, metrics::ExpertMetrics},
+    report::metrics::ExpertMetrics,
+    train::ConfigLayers,
 };
 use rstest::rstest;
 

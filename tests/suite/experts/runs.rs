@@ -7,7 +7,7 @@ use std::{
 
 use megaburn::{
     mesh::Layout,
-    train::metrics::{MetricsRecord, read_metrics},
+    report::metrics::{MetricsRecord, read_metrics},
 };
 use nix::sys::signal::Signal;
 use rstest::rstest;

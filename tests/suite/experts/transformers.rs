@@ -2,11 +2,8 @@
 
 use megaburn::{
     mesh::Layout,
-    train::{
-        config::Dtype,
-        device::Devices,
-        verify::{Reference, Tolerances, verify},
-    },
+    train::{config::Dtype, device::Devices},
+    verify::{Reference, Tolerances, verify},
 };
 use rstest::rstest;
 

@@ -57,6 +57,19 @@ fn cells_are_figures_of_their_row_and_column() {
     );
 }
 
+/// A file of results has the newest section first.
+#[test]
+fn the_newest_section_of_a_file_counts() {
+    let older = REPORT.replace("2026-11-25", "2026-11-24");
+    let newer = REPORT.replace("| 64x64 | fprop | 1.0 |", "| 64x64 | fprop | 0.5 |");
+    let file = format!("# kernels\n\nAll of them.\n\n#{newer}\n#{older}");
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("kernels.md"), file).unwrap();
+    let found = &read(folder.path()).unwrap()["NVIDIA H200"].figures;
+    assert_eq!(*found, figures(&newer).figures);
+    assert_eq!(found["kernels / Products / 64x64, fprop / ms"].value, 0.5);
+}
+
 #[test]
 fn ours_that_are_three_percent_slower_are_marked() {
     let last = figures(REPORT);

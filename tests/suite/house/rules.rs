@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 18] = [
+pub(crate) const FLOORS: [(&str, u8); 21] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-autograd", 1),
@@ -22,12 +22,15 @@ pub(crate) const FLOORS: [(&str, u8); 18] = [
     ("megaburn-optim", 3),
     ("megaburn-checkpoint", 3),
     ("megaburn-models", 4),
+    ("megaburn-report", 4),
     ("megaburn-train", 5),
-    ("megaburn", 6),
-    ("megaburn-examples", 7),
-    ("megaburn-benches", 7),
-    ("megaburn-test-support", 7),
-    ("megaburn-tests", 8),
+    ("megaburn-verify", 6),
+    ("megaburn", 7),
+    ("megaburn-examples", 8),
+    ("megaburn-benches", 8),
+    ("megaburn-kernel-tests", 8),
+    ("megaburn-test-support", 8),
+    ("megaburn-tests", 9),
 ];
 
 /// The most lines of a source file, without its tests.
@@ -132,6 +135,23 @@ fn tests_at_the_end_of_a_file_do_not_count() {
     assert_eq!(lines_without_tests(&format!("{code}{tests}")), 7);
     assert!(is_test_file("crates/a/tests/b.rs") && is_test_file("crates/a/src/tests.rs"));
     assert!(!is_test_file("crates/a/src/tested.rs"));
+}
+
+#[test]
+fn modules_stand_where_their_names_say() {
+    let mut found = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            let code = fs::read_to_string(path).unwrap();
+            if code
+                .lines()
+                .any(|line| line.trim_start().starts_with("#[path"))
+            {
+                found.push(path.display().to_string());
+            }
+        });
+    }
+    assert!(found.is_empty(), "make a library of it: {found:#?}");
 }
 
 #[test]

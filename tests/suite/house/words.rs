@@ -75,6 +75,7 @@ fn texts_use_the_words_of_the_field() {
         "ARCHITECTURE.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "tools/cuda-emulator/README.md",
     ] {
         look(&root().join(page));
     }

@@ -10,7 +10,8 @@ use megaburn::{
     collective::{GroupOptions, ProcessGroups, run_threads},
     mesh::Layout,
     optim::{Moment, StateTensor},
-    train::{RunData, TrainConfig, TrainError, Trainer, metrics::StepMetrics},
+    report::metrics::StepMetrics,
+    train::{RunData, TrainConfig, TrainError, Trainer},
 };
 use rstest::rstest;
 

@@ -3,10 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use megaburn::train::{
-    TrainConfig,
-    config::Dtype,
-    metrics::{MetricsRecord, read_metrics},
+use megaburn::{
+    report::metrics::{MetricsRecord, read_metrics},
+    train::{TrainConfig, config::Dtype},
 };
 use nix::sys::signal::Signal;
 use rstest::rstest;
@@ -151,7 +150,7 @@ fn it_resumes_bit_for_bit_and_under_any_layout(
     train(of_keys(&parts, other, "1f1b", dtype), 2);
     assert_eq!(bits(&saved(&parts)), bits(&half));
     let rest = train(of_keys(&parts, layout, schedule, dtype), 4);
-    let losses = |steps: &[megaburn::train::metrics::StepMetrics]| -> Vec<u64> {
+    let losses = |steps: &[megaburn::report::metrics::StepMetrics]| -> Vec<u64> {
         steps.iter().map(|step| step.loss.to_bits()).collect()
     };
     assert_eq!(losses(&rest), losses(&straight[2..]));

@@ -7,8 +7,8 @@ use megaburn::{
     train::{
         config::{CpComm, Dtype},
         device::Devices,
-        verify::{Reference, Tolerances, verify},
     },
+    verify::{Reference, Tolerances, verify},
 };
 use rstest::rstest;
 

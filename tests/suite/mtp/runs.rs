@@ -14,7 +14,7 @@ use megaburn::{
         decoder::{ModelOptions, MtpTargets, StageLosses, shift_for_depth},
     },
     parallel::{BatchContext, PackedDocuments, Router},
-    train::metrics::{EvalMetrics, MetricsRecord, read_metrics},
+    report::metrics::{EvalMetrics, MetricsRecord, read_metrics},
 };
 use rstest::rstest;
 use serde_json::Value;

@@ -8,8 +8,8 @@ use megaburn::{
     train::{
         config::{CpComm, Dtype},
         device::Devices,
-        verify::{Reference, Report, Tolerances, verify},
     },
+    verify::{Reference, Report, Tolerances, verify},
 };
 use rstest::rstest;
 use serde_json::{Value, json};

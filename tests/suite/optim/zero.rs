@@ -1,9 +1,8 @@
 //! ZeRO's sharding over data-parallel ranks changes nothing but memory.
 
-use megaburn::train::{
-    TrainConfig,
-    config::Dtype,
-    metrics::{MetricsRecord, StepMetrics, read_metrics},
+use megaburn::{
+    report::metrics::{MetricsRecord, StepMetrics, read_metrics},
+    train::{TrainConfig, config::Dtype},
 };
 use rstest::rstest;
 

@@ -16,7 +16,8 @@ use megaburn::{
     collective::{GroupOptions, ProcessGroups, run_threads},
     mesh::{Axis, ShardSpec},
     parallel::read_params,
-    train::{RunData, TrainConfig, TrainError, Trainer, config::Dtype, metrics::StepMetrics},
+    report::metrics::StepMetrics,
+    train::{RunData, TrainConfig, TrainError, Trainer, config::Dtype},
 };
 use rstest::rstest;
 

@@ -3,11 +3,8 @@
 
 use megaburn::{
     mesh::Layout,
-    train::{
-        config::Dtype,
-        device::Devices,
-        verify::{Reference, Tolerances, verify},
-    },
+    train::{config::Dtype, device::Devices},
+    verify::{Reference, Tolerances, verify},
 };
 use rstest::rstest;
 use serde_json::Value;

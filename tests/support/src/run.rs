@@ -5,9 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn::train::{
-    ConfigLayers, TrainConfig,
-    metrics::{MetricsRecord, StepMetrics, read_metrics},
+use megaburn::{
+    report::metrics::{MetricsRecord, StepMetrics, read_metrics},
+    train::{ConfigLayers, TrainConfig},
 };
 use tempfile::TempDir;
 

@@ -190,5 +190,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-#[path = "watch_tests.rs"]
 mod tests;

@@ -314,5 +314,4 @@ impl Drop for TcpTransport {
 }
 
 #[cfg(test)]
-#[path = "transport_tests.rs"]
 mod tests;

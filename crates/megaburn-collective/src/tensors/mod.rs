@@ -194,5 +194,4 @@ fn run<const D: usize, K: CollectiveElement>(
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

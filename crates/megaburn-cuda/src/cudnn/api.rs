@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "tests/cuda-on-cpu/cudnns starts it, where two cuDNNs are installed"]
+    #[ignore = "tools/cuda-emulator/choose-cudnn starts it, where two cuDNNs are installed"]
     fn all_parts_are_those_of_the_chosen_one() {
         let expected = std::env::var("EXPECTED_CUDNN").unwrap();
         let found = match found() {

@@ -1,5 +1,5 @@
 //! Plans for a GPU that is described but need not exist. They need cuDNN, cuBLASLt, NVRTC and a
-//! `libcuda` that accepts compiled code: `tests/cuda-on-cpu/plans` provides them.
+//! `libcuda` that accepts compiled code: `tools/cuda-emulator/cudnn-plans` provides them.
 
 use burn::tensor::DType;
 

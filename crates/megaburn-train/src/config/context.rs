@@ -20,12 +20,7 @@ pub enum CpComm {
 
 impl CpComm {
     /// The method for this layout and model with sequences of `seq_len` tokens.
-    pub(crate) fn resolved(
-        self,
-        layout: &Layout,
-        model: &DecoderConfig,
-        seq_len: usize,
-    ) -> ContextComm {
+    pub fn resolved(self, layout: &Layout, model: &DecoderConfig, seq_len: usize) -> ContextComm {
         self.of(layout.cp, seq_len / layout.cp, heads_of_rank(layout, model))
     }
 

@@ -74,7 +74,8 @@ impl OptimizerConfig {
         optimizer?.with_cpu_offload(self.cpu_offload_fraction)
     }
 
-    pub(crate) fn adamw(&self) -> AdamWConfig {
+    /// The AdamW that the section describes.
+    pub fn adamw(&self) -> AdamWConfig {
         AdamWConfig::new()
             .with_beta_1(self.beta1)
             .with_beta_2(self.beta2)

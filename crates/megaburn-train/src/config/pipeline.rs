@@ -64,7 +64,10 @@ impl ParallelConfig {
 
     /// Checks that a model of `num_layers` layers can be split over the pipeline; with `pp = 1`,
     /// that it could be split over some pipeline.
-    pub(crate) fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
+    ///
+    /// # Errors
+    /// The layers cannot be split so: a stage has none, or more than there are.
+    pub fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
         let first = self.first_stage_layers.unwrap_or(0);
         let last = self.last_stage_layers;
         let rule = format!("at most the model's {num_layers} layers (model.layers)");

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 const REMOVED: &[(&str, &str)] = &[(
     "parallel.overlap_moe",
     "no step was faster with it since tokens are sent once to each rank \
-     (benches/results/2026-11-25-experts_two_gpus.md)",
+     (benches/results/moe.md)",
 )];
 
 /// Why a key was removed; `None` if no version had it or this one still has it.

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use megaburn_report::console::human_number;
+
 use super::TrainConfig;
-use crate::console::human_number;
 
 impl TrainConfig {
     /// `runs/MODEL-DATA`: a folder named after the model and the data, so that trainings of

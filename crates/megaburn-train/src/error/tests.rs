@@ -62,7 +62,7 @@ use crate::trainer::NonFiniteOrigin;
     Exit::Failed
 )]
 #[case(
-    TrainError::Plot { why: "no room".into() },
+    TrainError::Report(ReportError::Plot { why: "no room".into() }),
     "cannot draw the loss curve: no room",
     Exit::Failed
 )]

@@ -2,9 +2,8 @@
 
 use std::{fs, io, path::Path};
 
-use megaburn_checkpoint::checkpoint_step;
-
-use megaburn_checkpoint::{may_pass, retried_where};
+use megaburn_checkpoint::{checkpoint_step, may_pass, retried_where};
+use megaburn_report::metrics::{MetricsRecord, read_metrics};
 
 use super::{
     RunFolderError,
@@ -12,7 +11,6 @@ use super::{
     marker::Marker,
     names::{CHECKPOINTS, LOCK, MARKER, METRICS, Owned, Proof, half_written, is_owned},
 };
-use crate::metrics::{MetricsRecord, read_metrics};
 
 /// The contents of a folder.
 #[derive(Debug, PartialEq, Eq)]
@@ -167,10 +165,10 @@ pub(super) fn is_part_of(run: &Path, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_report::metrics::StepMetrics;
     use rstest::rstest;
 
     use super::*;
-    use crate::metrics::example_step;
 
     fn folder(names: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -191,7 +189,12 @@ mod tests {
     /// A folder that also holds the metrics of a run.
     fn with_metrics(names: &[&str]) -> tempfile::TempDir {
         let dir = folder(names);
-        let step = serde_json::to_string(&example_step(1, 2.0)).unwrap();
+        let step = StepMetrics {
+            step: 1,
+            loss: 2.0,
+            ..StepMetrics::default()
+        };
+        let step = serde_json::to_string(&step).unwrap();
         fs::write(dir.path().join(METRICS), step + "\n").unwrap();
         dir
     }

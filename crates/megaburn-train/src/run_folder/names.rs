@@ -4,6 +4,7 @@ use std::path::Path;
 
 use megaburn_checkpoint::{TMP, leftover_of};
 use megaburn_models::assets::ASSETS;
+use megaburn_report::metrics::OTHER_LINES;
 
 use super::{assets, config_file, lock::is_lock};
 
@@ -17,8 +18,6 @@ pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const RESOLVED_CONFIG: &str = "config.resolved.toml";
 /// One line per step, evaluation and start.
 pub(crate) const METRICS: &str = "metrics.jsonl";
-/// Lines of `metrics.jsonl` that are not JSON objects.
-pub(crate) const OTHER_LINES: &str = "metrics.other-lines.txt";
 /// Whether the run is running, stopped, finished or failed.
 pub(crate) const STATE: &str = "state.json";
 /// The plot of the loss.

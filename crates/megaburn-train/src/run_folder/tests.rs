@@ -1,9 +1,9 @@
 use megaburn_models::assets::ASSETS;
+use megaburn_report::metrics::{Journal, MetricsWriter, StepMetrics, read_metrics};
 
 use super::*;
 use crate::{
     ConfigLayers, Exit,
-    metrics::example_step,
     run_folder::names::{METRICS, STATE},
 };
 
@@ -25,6 +25,15 @@ fn folder(share: &RunShare) -> &RunFolder {
     share.folder.as_ref().unwrap()
 }
 
+/// The metrics of a step.
+fn first_step() -> StepMetrics {
+    StepMetrics {
+        step: 1,
+        loss: 1.0,
+        ..StepMetrics::default()
+    }
+}
+
 /// Creates the files of a checkpoint of the run `id`.
 fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
     let step = dir.join(CHECKPOINTS).join(format!("step-{step:08}"));
@@ -41,7 +50,7 @@ fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
 /// Creates a checkpoint and metrics.
 fn fill(dir: &Path, step: u64, id: &str) {
     put(dir, step, id);
-    let line = serde_json::to_string(&example_step(1, 1.0)).unwrap();
+    let line = serde_json::to_string(&first_step()).unwrap();
     fs::write(dir.join(METRICS), line + "\n").unwrap();
 }
 
@@ -339,4 +348,27 @@ fn fresh_does_not_begin_from_what_it_would_discard() {
             );
         }
     }
+}
+
+fn journal(dir: &Path) -> Journal<TrainError> {
+    let run = take(dir).unwrap();
+    let writer = MetricsWriter::open(dir.join(METRICS), 0, &run.id).unwrap();
+    let folder = run.folder.unwrap();
+    Journal::new(writer, move || Ok(folder.check()?))
+}
+
+#[test]
+fn no_metrics_are_written_into_another_runs_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let mut first = journal(&run);
+    fs::rename(&run, dir.path().join("gone")).unwrap();
+    let _second = journal(&run);
+    let error = first.write(first_step()).unwrap_err();
+    assert!(
+        error.to_string().contains("no longer owns its folder"),
+        "{error}"
+    );
+    assert!(first.sync().is_err() && first.finish().is_err());
+    assert_eq!(read_metrics(run.join(METRICS)).unwrap(), []);
 }

@@ -1,10 +1,10 @@
 use burn::module::Module;
 use megaburn_data::Sampler;
 use megaburn_pipeline::run;
+use megaburn_report::metrics::EvalMetrics;
 
 use crate::{
     TrainError,
-    metrics::EvalMetrics,
     trainer::{
         Trainer, first_times::Work, hybrid_context::HybridContext, passes::Evaluation,
         stats::Losses,

@@ -3,11 +3,11 @@
 use burn::tensor::TensorData;
 use megaburn_collective::ReduceOp;
 use megaburn_parallel::{LoadCounts, QUANTILE_BINS, quantile_biases};
+use megaburn_report::metrics::ExpertMetrics;
 
 use crate::{
     TrainError,
     config::{BiasUpdate, MoeTrainingConfig},
-    metrics::ExpertMetrics,
     trainer::Trainer,
 };
 

@@ -8,10 +8,10 @@ use megaburn_data::Sampler;
 use megaburn_models::Decoder;
 use megaburn_parallel::{BatchContext, Residual};
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
+use megaburn_report::profile::{Range, range};
 
 use crate::{
     TrainError,
-    profile::{Range, range},
     trainer::{
         Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses, step::ReduceScope,
     },

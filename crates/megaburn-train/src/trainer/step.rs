@@ -7,14 +7,13 @@ use megaburn_data::Sampler;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{P2pSpec, run};
+use megaburn_report::{metrics::StepMetrics, profile::range};
 
 use crate::{
     TrainError,
     config::{DataConfig, OptimizerConfig},
     failure::device_error,
     memory::used_bytes,
-    metrics::StepMetrics,
-    profile::range,
     trainer::{
         Diagnosis, Trainer,
         collator::{Collator, Split},

@@ -1,5 +1,6 @@
 //! The `megaburn` command, and the flags of a training run, which applications can reuse.
 
+mod burn_sources;
 mod config;
 mod convert;
 mod device;

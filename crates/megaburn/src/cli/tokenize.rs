@@ -9,7 +9,7 @@ use clap::Args;
 use megaburn_data::{Corpus, DataError, TokenDataset, Tokenizer, TokenizerTrainer};
 use megaburn_train::{Exit, TrainError};
 
-use super::print;
+use super::{burn_sources::burn_sources, print};
 
 #[derive(Args)]
 pub(super) struct TokenizeArgs {
@@ -83,7 +83,7 @@ impl TokenizeArgs {
 /// The documents of all files, or the default text.
 fn corpus(files: &[PathBuf]) -> Result<Corpus, DataError> {
     match files {
-        [] => Corpus::burn_sources(),
+        [] => burn_sources(),
         [file] => Corpus::from_file(file),
         files => {
             let mut documents = Vec::new();

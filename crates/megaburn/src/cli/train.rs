@@ -11,6 +11,7 @@ use megaburn_train::{
 
 use super::{
     begin,
+    burn_sources::burn_sources,
     device::{DeviceArg, launch_again},
 };
 
@@ -110,13 +111,12 @@ impl TrainArgs {
             Start::Ranks(ranks) => launch_again(ranks, std::env::args_os().skip(1)),
             Start::Here(config) => {
                 let stopped = config.train.stopped_exit_code;
-                Ok(
-                    match pretrain(*config, self.fresh, StopSignal::install()?)? {
-                        Ended::Finished => Exit::Done.into(),
-                        Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
-                        Ended::Stopped(_) => ExitCode::from(stopped),
-                    },
-                )
+                let stop = StopSignal::install()?;
+                Ok(match pretrain(*config, self.fresh, stop, burn_sources)? {
+                    Ended::Finished => Exit::Done.into(),
+                    Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
+                    Ended::Stopped(_) => ExitCode::from(stopped),
+                })
             }
         }
     }

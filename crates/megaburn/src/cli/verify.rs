@@ -16,8 +16,8 @@ use megaburn_train::{
     Exit, TrainError,
     config::{CpComm, Dtype},
     device::{DeviceChoice, Devices},
-    verify::{Reference, Report, Tolerances, verify},
 };
+use megaburn_verify::{Reference, Report, Tolerances, verify};
 use serde_json::json;
 
 use super::{

@@ -1,7 +1,7 @@
 //! The output of `megaburn verify`.
 
 use megaburn_checkpoint::{TensorComparison, TensorHeader};
-use megaburn_train::verify::Report;
+use megaburn_verify::Report;
 use serde_json::{Value, json};
 
 /// The result of one layout as a line of text.

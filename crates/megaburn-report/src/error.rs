@@ -1,0 +1,19 @@
+use std::{io, path::PathBuf};
+
+use thiserror::Error;
+
+/// Why something cannot be reported.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "the error message of each variant describes its fields"
+)]
+pub enum ReportError {
+    #[error("cannot read `{}`: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write `{}`: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot draw the loss curve: {why}")]
+    Plot { why: String },
+}

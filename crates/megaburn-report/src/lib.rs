@@ -1,0 +1,42 @@
+//! What a run reports, without its trainer.
+//!
+//! - [`Console`](console::Console) prints the progress of a run: a bar on a terminal, plain lines
+//!   elsewhere.
+//! - [`metrics`] has the measurements of each step, and `metrics.jsonl`, which records them.
+//! - [`loss_plot`] plots the loss as SVG.
+//! - [`describe_layout`] describes a layout in a line.
+//! - [`profile::range`] names the parts of a step in NVIDIA's profilers.
+//!
+//! ```
+//! use megaburn_report::{
+//!     loss_plot,
+//!     metrics::{EvalMetrics, MetricsRecord, MetricsWriter, StepMetrics, read_metrics},
+//! };
+//!
+//! # let path = std::env::temp_dir().join(format!("metrics-{}.jsonl", std::process::id()));
+//! let mut writer = MetricsWriter::open(&path, 0, "1f")?;
+//! writer.write(StepMetrics { step: 1, loss: 5.5, ..StepMetrics::default() })?;
+//! writer.write(EvalMetrics { step: 1, eval_loss: 5.25, ..EvalMetrics::default() })?;
+//!
+//! let records = read_metrics(&path)?;
+//! assert!(matches!(records[1], MetricsRecord::Eval(_)));
+//! assert!(loss_plot("my run", &records)?.starts_with("<svg"));
+//! # std::fs::remove_file(&path).unwrap();
+//! # Ok::<(), megaburn_report::ReportError>(())
+//! ```
+
+// Errors are values; the panics that remain are documented.
+#![deny(clippy::unwrap_used, clippy::panic)]
+// These macros panic if their output cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod console;
+mod error;
+mod layout;
+pub mod metrics;
+mod plot;
+pub mod profile;
+
+pub use error::ReportError;
+pub use layout::describe_layout;
+pub use plot::loss_plot;

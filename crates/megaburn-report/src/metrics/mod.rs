@@ -1,0 +1,243 @@
+//! The measurements of each step, and `metrics.jsonl`, which records them.
+
+mod experts;
+mod journal;
+mod line;
+mod reader;
+mod writer;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use experts::ExpertMetrics;
+pub use journal::Journal;
+pub use reader::read_metrics;
+pub use writer::{FoundLines, MetricsWriter, OTHER_LINES};
+
+/// One optimizer step: a line of `metrics.jsonl`. Non-finite numbers are written as null and read
+/// back as NaN.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// Mean cross entropy over all tokens of the step, before the update; nats per token.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub loss: f64,
+    /// Norm of the gradient of all parameters, before clipping.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub grad_norm: f64,
+    /// Learning rate of the update.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub lr: f64,
+    /// Tokens of the step, over all ranks.
+    pub tokens: u64,
+    /// Tokens per second, over all ranks.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub tokens_per_second: f64,
+    /// 10^12 floating-point operations per second and rank, by Megatron-LM's formula.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub tflops: f64,
+    /// Resident memory of the largest process, in bytes.
+    pub memory_bytes: u64,
+    /// The loss scale of an f16 run; `loss` and `grad_norm` do not include it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether the step was skipped: its gradient overflowed f16 or exceeded the threshold.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// Elements of the gradient that are zero, with `train.log_num_zeros`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_zeros: Option<u64>,
+    /// Norm of all parameters after the update, with `train.log_params_norm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub params_norm: Option<f64>,
+    /// Multi-token prediction: the cross entropy of each depth, divided by all tokens of the step.
+    /// `loss` does not include it.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "nans_if_null"
+    )]
+    pub mtp_losses: Vec<f64>,
+    /// Measurements of the experts, for a model that has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertMetrics>,
+}
+
+/// One evaluation: a line of `metrics.jsonl`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvalMetrics {
+    /// The step after which the model was evaluated.
+    pub step: u64,
+    /// Mean cross entropy over the validation tokens; nats per token.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub eval_loss: f64,
+    /// Multi-token prediction: the cross entropy of each depth, as in [`StepMetrics`].
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "nans_if_null"
+    )]
+    pub mtp_losses: Vec<f64>,
+}
+
+/// A line of `metrics.jsonl` of a known kind. Readers skip other lines.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum MetricsRecord {
+    /// An optimizer step.
+    Step(StepMetrics),
+    /// An evaluation.
+    Eval(EvalMetrics),
+}
+
+impl MetricsRecord {
+    /// The step that the line belongs to.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Step(metrics) => metrics.step,
+            Self::Eval(metrics) => metrics.step,
+        }
+    }
+
+    /// Parses one line, which is an evaluation if it has an `eval_loss`.
+    #[cfg(test)]
+    fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
+        Self::from_value(serde_json::from_slice(line)?)
+    }
+
+    fn from_value(value: serde_json::Value) -> Result<Self, serde_json::Error> {
+        match value.get("eval_loss") {
+            Some(_) => serde_json::from_value(value).map(Self::Eval),
+            None => serde_json::from_value(value).map(Self::Step),
+        }
+    }
+}
+
+impl From<StepMetrics> for MetricsRecord {
+    fn from(metrics: StepMetrics) -> Self {
+        Self::Step(metrics)
+    }
+}
+
+impl From<EvalMetrics> for MetricsRecord {
+    fn from(metrics: EvalMetrics) -> Self {
+        Self::Eval(metrics)
+    }
+}
+
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+    let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
+    Ok(numbers
+        .into_iter()
+        .map(|number| number.unwrap_or(f64::NAN))
+        .collect())
+}
+
+#[cfg(test)]
+pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
+    EvalMetrics {
+        step,
+        eval_loss,
+        mtp_losses: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
+    StepMetrics {
+        step,
+        loss,
+        grad_norm: 1.25,
+        lr: 3e-4,
+        tokens: 1024,
+        tokens_per_second: 12345.678,
+        tflops: 0.0123,
+        memory_bytes: 123 << 20,
+        loss_scale: None,
+        skipped: false,
+        num_zeros: None,
+        params_norm: None,
+        mtp_losses: Vec::new(),
+        experts: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn json(record: impl Into<MetricsRecord>) -> String {
+        serde_json::to_string(&record.into()).unwrap()
+    }
+
+    #[test]
+    fn a_line_has_the_fields_of_the_contract_in_their_order() {
+        assert_eq!(
+            json(example_step(1, 5.5)),
+            r#"{"step":1,"loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":1024,"tokens_per_second":12345.678,"tflops":0.0123,"memory_bytes":128974848}"#
+        );
+        let half = StepMetrics {
+            loss_scale: Some(65536.0),
+            skipped: true,
+            ..example_step(1, 5.5)
+        };
+        assert!(
+            json(half.clone())
+                .ends_with(r#""memory_bytes":128974848,"loss_scale":65536.0,"skipped":true}"#)
+        );
+        assert_eq!(
+            MetricsRecord::parse(json(half.clone()).as_bytes()).unwrap(),
+            half.into()
+        );
+        assert_eq!(json(example_eval(2, 4.5)), r#"{"step":2,"eval_loss":4.5}"#);
+        let ahead = EvalMetrics {
+            mtp_losses: vec![4.75, f64::NAN],
+            ..example_eval(2, 4.5)
+        };
+        let line = json(ahead);
+        assert_eq!(
+            line,
+            r#"{"step":2,"eval_loss":4.5,"mtp_losses":[4.75,null]}"#
+        );
+        assert!(matches!(
+            MetricsRecord::parse(line.as_bytes()),
+            Ok(MetricsRecord::Eval(back)) if back.mtp_losses[0] == 4.75 && back.mtp_losses[1].is_nan()
+        ));
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_null_and_comes_back_as_nan() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let line = json(StepMetrics {
+                grad_norm: value,
+                ..example_step(3, value)
+            });
+            assert!(line.starts_with(r#"{"step":3,"loss":null,"grad_norm":null,"lr":0.0003"#));
+            let Ok(MetricsRecord::Step(back)) = MetricsRecord::parse(line.as_bytes()) else {
+                panic!("{line}");
+            };
+            assert!(back.loss.is_nan() && back.grad_norm.is_nan() && back.lr == 3e-4);
+            let line = json(example_eval(4, value));
+            assert_eq!(line, r#"{"step":4,"eval_loss":null}"#);
+            assert!(matches!(
+                MetricsRecord::parse(line.as_bytes()),
+                Ok(MetricsRecord::Eval(back)) if back.eval_loss.is_nan()
+            ));
+        }
+    }
+
+    #[test]
+    fn numbers_come_back_to_the_bit() {
+        for loss in [5.545177444479562, 1e-300, f64::from(0.1_f32), f64::MAX] {
+            let record = MetricsRecord::from(example_step(u64::MAX, loss));
+            assert_eq!(
+                MetricsRecord::parse(json(record.clone()).as_bytes()).unwrap(),
+                record
+            );
+        }
+    }
+}

@@ -84,6 +84,6 @@ pub use position::{PositionEmbedding, PositionEmbeddingConfig};
 pub use recomputable::Recomputable;
 pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
-pub use selective_save::save_attention_output;
+pub use selective_save::SelectiveSave;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
 pub use tokens::{BatchContext, TokenBlock};

@@ -6,10 +6,7 @@ use burn::{
 };
 use megaburn_autograd::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
 
-use crate::{
-    ActivationOffload, Norm, Recomputable, Residual, recomputable::kept,
-    selective_save::SelectiveSave,
-};
+use crate::{ActivationOffload, Norm, Recomputable, Residual, recomputable::kept};
 
 /// Runs `forward` on `module` and `inputs` and saves nothing but the sources of `inputs`. Backward
 /// runs `forward` a second time and then computes its gradients (Megatron's
@@ -21,7 +18,7 @@ use crate::{
 /// - On a device without autodiff it is simply called.
 /// - Weight gradients that a zero-bubble schedule defers are not deferred here: they would keep all
 ///   recomputed activations alive.
-/// - The output of attention may be [saved](crate::save_attention_output).
+/// - The output of attention may be [saved](crate::SelectiveSave).
 ///
 /// # Panics
 /// If `forward` uses such a tensor.
@@ -73,8 +70,7 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     let plain = inputs
         .each_ref()
         .map(|(x, _)| Tensor::from_inner(x.clone().inner()));
-    let attention = SelectiveSave::if_selective();
-    let results = attention.first(|| forward(&module, plain));
+    let results = forward(&module, plain);
     let sources = inputs.map(|(x, again)| (x.dims(), again.unwrap_or_else(|| kept(&x))));
     operands.results(results, move |gradients| {
         let leaves = sources.map(|(shape, again)| {
@@ -84,8 +80,7 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
         let module = module.map(&mut DetachParams {
             are_trained: Some(&mut trained),
         });
-        let again = || attention.again(|| forward(&module, leaves.clone()));
-        let results = LinearPass::backward(again);
+        let results = LinearPass::backward(|| forward(&module, leaves.clone()));
         // A result that depends on nothing trainable has no graph.
         let ends = results
             .into_iter()

@@ -1,6 +1,6 @@
 use std::{cell::RefCell, ops::AddAssign};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use crate::{Norm, Recomputable};
 
@@ -71,6 +71,11 @@ impl Residual {
             }
         };
         norm.input(normed, &terms.sum)
+    }
+
+    /// The device of the stream.
+    pub fn device(&self) -> Device {
+        self.0.borrow().sum.device()
     }
 
     /// The stream's value.

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::{ContextParallel, PackedDocuments};
+use crate::{ContextParallel, PackedDocuments, SelectiveSave};
 
 /// Which tokens of the run a forward pass sees. It keys dropout, so that the masks do not depend on
 /// the layout.
@@ -30,4 +30,6 @@ pub struct BatchContext {
     pub documents: Option<PackedDocuments>,
     /// The ranks that share these sequences; `None` means those that the layer was built with.
     pub parallel: Option<ContextParallel>,
+    /// In a recomputed region, the outputs of attention that it saves; `None` saves none.
+    pub saved_attention: Option<SelectiveSave>,
 }

@@ -8,7 +8,7 @@ use burn::{module::Module, nn::Initializer, prelude::Int, tensor::Tensor};
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
     BatchContext, Norm, ParallelDropout, PlanBuilder, Recomputable, ReplicatedLinear,
-    ReplicatedLinearConfig, Residual, Sharded, recomputed,
+    ReplicatedLinearConfig, Residual, SelectiveSave, Sharded, recomputed,
 };
 
 use super::{Block, Decoder, MtpTargets, StageLosses, init::ModelBuilder};
@@ -166,8 +166,14 @@ impl Decoder {
             let rope = self.rope(self.num_tokens(&last), &batch, &last.device().inner());
             let vectors = self.embed_tokens(targets.tokens.clone());
             before = if recompute.recomputes_mtp(num_blocks + depth) {
-                recompute
-                    .with_selective_save(|| block.predict_recomputed(vectors, last, rope, batch))
+                let saved = recompute.selective_save(&vectors.device());
+                let batch = BatchContext {
+                    saved_attention: saved.clone(),
+                    ..batch
+                };
+                let x = block.predict_recomputed(vectors, last, rope, batch);
+                saved.iter().for_each(SelectiveSave::end_forward);
+                x
             } else {
                 block.predict(vectors, last, rope.as_ref(), &batch)
             };

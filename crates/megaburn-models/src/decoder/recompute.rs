@@ -1,6 +1,7 @@
 use std::ops::Range;
 
-use megaburn_parallel::save_attention_output;
+use burn::prelude::Device;
+use megaburn_parallel::SelectiveSave;
 
 /// Which activations backward recomputes in place of saving them. By default none. Gradients are
 /// bit-identical.
@@ -31,7 +32,7 @@ pub struct Recompute {
     /// the model.
     pub offload: bool,
     /// Whether recomputed blocks save the output of attention
-    /// ([`save_attention_output`](megaburn_parallel::save_attention_output)).
+    /// ([`SelectiveSave`]).
     pub keep_attention: bool,
 }
 
@@ -53,13 +54,9 @@ pub(crate) struct Segment {
 }
 
 impl Recompute {
-    /// Runs `make`, which creates recomputed functions, with the configured selective save.
-    pub(crate) fn with_selective_save<T>(self, make: impl FnOnce() -> T) -> T {
-        if self.keep_attention {
-            save_attention_output(make)
-        } else {
-            make()
-        }
+    /// What a recomputed region on this device saves of attention.
+    pub(crate) fn selective_save(self, device: &Device) -> Option<SelectiveSave> {
+        (self.keep_attention && device.is_autodiff()).then(SelectiveSave::default)
     }
 
     /// Divides a stage of `num_blocks` blocks into segments.

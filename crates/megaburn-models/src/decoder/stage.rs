@@ -1,6 +1,8 @@
 use burn::tensor::Tensor;
 use megaburn_kernels::RopeTable;
-use megaburn_parallel::{BatchContext, Residual, checkpoint_residual, offload_residual};
+use megaburn_parallel::{
+    BatchContext, Residual, SelectiveSave, checkpoint_residual, offload_residual,
+};
 use megaburn_pipeline::StageLayers;
 
 use super::{Block, Decoder};
@@ -45,17 +47,21 @@ impl Decoder {
         stay: bool,
     ) -> Residual {
         let recompute = self.parts.options.recompute;
-        let batch = batch.clone();
+        let saved = recompute.selective_save(&x.device());
+        let batch = BatchContext {
+            saved_attention: saved.clone(),
+            ..batch.clone()
+        };
         let forward = move |blocks: &Vec<Block>, x: Residual| {
             forward_blocks(blocks, x, rope.as_ref(), &batch)
         };
-        recompute.with_selective_save(|| {
-            if recompute.offload {
-                offload_residual(&blocks, x, &self.parts.offload, stay, forward)
-            } else {
-                checkpoint_residual(&blocks, &blocks[0].attention_norm, x, forward)
-            }
-        })
+        let x = if recompute.offload {
+            offload_residual(&blocks, x, &self.parts.offload, stay, forward)
+        } else {
+            checkpoint_residual(&blocks, &blocks[0].attention_norm, x, forward)
+        };
+        saved.iter().for_each(SelectiveSave::end_forward);
+        x
     }
 
     /// The number of positions of the residual stream `x` over the tensor-parallel ranks.

@@ -10,7 +10,7 @@ use crate::{
     TokenBlock,
     context::{Mask, Piece, context_attention},
     dropout, recomputed,
-    selective_save::is_attention_saved,
+    selective_save::SelectiveSave,
 };
 
 /// The parameter-free core of an attention layer: mask, softmax, dropout, and context-parallel
@@ -128,6 +128,7 @@ impl CoreAttention {
             block,
             documents,
             parallel,
+            saved_attention,
             ..
         } = batch;
         let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
@@ -136,12 +137,14 @@ impl CoreAttention {
         let documents = documents.clone();
         // With selective save, the outer recompute reuses the saved output; recomputing attention
         // by itself would save nothing.
-        if !self.recompute || is_attention_saved() {
-            return self.whole(queries_keys_values, block, documents, &parallel);
+        if !self.recompute || saved_attention.is_some() {
+            let saved = saved_attention.as_ref();
+            return self.whole(queries_keys_values, block, documents, &parallel, saved);
         }
         let inputs = queries_keys_values.map(Recomputable::from);
-        let again =
-            move |core: &Self, inputs| [core.whole(inputs, block, documents.clone(), &parallel)];
+        let again = move |core: &Self, inputs| {
+            [core.whole(inputs, block, documents.clone(), &parallel, None)]
+        };
         let [attended] = recomputed(self, inputs, again);
         attended
     }
@@ -201,6 +204,7 @@ impl CoreAttention {
         block: Option<TokenBlock>,
         documents: Option<PackedDocuments>,
         parallel: &ContextParallel,
+        saved: Option<&SelectiveSave>,
     ) -> Tensor<3> {
         let [seq, _, heads, _] = queries_keys_values[0].dims();
         let ranks = parallel.num_ranks();
@@ -214,8 +218,8 @@ impl CoreAttention {
             documents,
             ..self.mask.clone()
         };
-        if ranks > 1 || is_attention_saved() {
-            return context_attention(queries_keys_values, mask, parallel);
+        if ranks > 1 || saved.is_some() {
+            return context_attention(queries_keys_values, mask, parallel, saved);
         }
         let [q, k, v] = queries_keys_values;
         attention(q, k, v, mask.whole())

@@ -12,13 +12,13 @@ use super::{
     parts::{KeyValuePart, with_peer_keys},
     ring, rows,
 };
-use crate::selective_save::saved_attention;
+use crate::selective_save::SelectiveSave;
 
 /// [`attention`](megaburn_kernels::attention) of this rank's queries to full sequences. `mask`
 /// refers to positions of the full sequences and to the heads that this rank attends with.
 ///
 /// Saved for backward are queries, keys, values and this rank's output, which may be [saved across
-/// a recompute](crate::save_attention_output). Backward communicates keys and values a second time.
+/// a recompute](SelectiveSave) in `saved`. Backward communicates keys and values a second time.
 ///
 /// # Shapes
 /// - `q`: `[len, b, hq, d]`, `k`: `[len, b, hkv, d]`, `v`: `[len, b, hkv, d_v]`, in the chunks of
@@ -40,6 +40,7 @@ pub(crate) fn context_attention(
     qkv: [Tensor<4>; 3],
     mask: Mask,
     parallel: &ContextParallel,
+    saved: Option<&SelectiveSave>,
 ) -> Tensor<3> {
     if let Some(documents) = &mask.documents {
         documents
@@ -57,7 +58,10 @@ pub(crate) fn context_attention(
     let plain = qkv.clone().map(|x| if is_trained { x.inner() } else { x });
     let heads = Heads::new(parallel, &mask, &plain[0]);
     let shared = plain.map(|x| heads.share(x));
-    let whole = saved_attention(|| forward(shared.clone(), &mask, parallel));
+    let whole = match saved {
+        Some(saved) => saved.output(|| forward(shared.clone(), &mask, parallel)),
+        None => forward(shared.clone(), &mask, parallel),
+    };
     let joined = |x: Tensor<4>| {
         let out = heads.join(x);
         let [len, b, hq, d_v] = out.dims();

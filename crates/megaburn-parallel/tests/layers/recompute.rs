@@ -10,11 +10,11 @@ use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    Activation, Attention, AttentionGroups, ContextComm, ContextParallel, Mlp, MlpConfig, Norm,
-    NormConfig, NormKind, ParallelDropout, ParallelDropoutConfig, ParallelError, ParallelLinear,
-    ParallelLinearConfig, PlanBuilder, Residual, SelfAttentionConfig, Sharded, TokenBlock,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig, load_params, read_params, recomputed,
-    save_attention_output,
+    Activation, Attention, AttentionGroups, BatchContext, ContextComm, ContextParallel, Mlp,
+    MlpConfig, Norm, NormConfig, NormKind, ParallelDropout, ParallelDropoutConfig, ParallelError,
+    ParallelLinear, ParallelLinearConfig, PlanBuilder, Residual, SelectiveSave,
+    SelfAttentionConfig, Sharded, TokenBlock, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    load_params, read_params, recomputed,
 };
 use rstest::rstest;
 
@@ -342,16 +342,16 @@ fn attention_that_is_kept_is_not_computed_again() {
             let layer = config.init(groups, &autodiff()).unwrap();
             let x = leaf::<3>(normal(&[4, 2, 12], seed, &format!("x{}", group.rank())));
             let before = group.flight_records().len();
-            let make = || {
-                let of = [x.clone().into()];
-                let [y] = recomputed(&layer, of, |layer, [x]| [layer.forward(x, None)]);
-                y
+            let saved = is_kept.then(SelectiveSave::default);
+            let batch = BatchContext {
+                saved_attention: saved.clone(),
+                ..BatchContext::default()
             };
-            let y = if is_kept {
-                save_attention_output(make)
-            } else {
-                make()
-            };
+            let of = [x.clone().into()];
+            let [y] = recomputed(&layer, of, move |layer, [x]| {
+                [layer.forward_in(x, None, &batch)]
+            });
+            saved.iter().for_each(SelectiveSave::end_forward);
             let grads = (y.clone() * y).sum().backward();
             let sent = group.flight_records().len() - before;
             (sent, x.grad(&grads).unwrap().into_data())

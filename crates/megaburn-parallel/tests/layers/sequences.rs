@@ -117,6 +117,7 @@ fn on_rank<S: Subject>(
         parallel: case
             .told_with_tokens()
             .then(|| ContextParallel::new(&groups.cp, comm).unwrap()),
+        ..BatchContext::default()
     };
     let y = S::forward(&layer, x.clone(), &rope, &batch);
     let weight = Tensor::from_data(local("weight"), &autodiff());

@@ -65,9 +65,9 @@ pub use activation::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use activation::squared_relu::{squared_relu, squared_relu_weighted};
 pub use activation::swiglu::{swiglu, swiglu_weighted};
 pub use attention::{
-    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, OnlineSoftmaxMerge,
-    PackedSequences, PartialAttention, add_rows, attention, partial_attention,
-    partial_attention_gradients, set_attention_kernel,
+    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles,
+    OnlineSoftmaxMerge, PackedSequences, PartialAttention, add_rows, attention, partial_attention,
+    partial_attention_gradients,
 };
 pub use bias::{Bias, add_bias, add_positions};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};

@@ -17,7 +17,7 @@ use megaburn::{
     kernels::{
         AttentionKernel, AttentionOptions, CrossEntropyOptions, NormOptions, RopeConfig,
         SoftmaxMask, apply_rope, attention, bias_gelu_tanh, cross_entropy, layer_norm, rms_norm,
-        rms_norm_add, scale_mask_softmax, set_attention_kernel, swiglu,
+        rms_norm_add, scale_mask_softmax, swiglu,
     },
 };
 
@@ -191,11 +191,14 @@ fn measure() -> Result<(), Failure> {
             sums
         })
     })?;
-    set_attention_kernel(AttentionKernel::Cubecl);
+    let options = AttentionOptions {
+        kernel: AttentionKernel::Cubecl,
+        ..AttentionOptions::causal()
+    };
     for d in [64, 128] {
         let [q, k, v] = [4, 2, 2].map(|heads| on.normal([256, 1, heads, d]));
         on.both(&format!("attention {d}"), || {
-            attention(q, k, v, AttentionOptions::causal())
+            attention(q, k, v, options.clone())
         })?;
     }
     Ok(())

@@ -10,9 +10,9 @@ use clap::Parser;
 use megaburn::{
     cuda,
     kernels::{
-        AdamwState, AdamwStep, AttentionKernel, AttentionOptions, CrossEntropyOptions, NormOptions,
-        RopeConfig, SoftmaxMask, adamw, apply_rope, attention, cross_entropy, layer_norm, rms_norm,
-        rms_norm_add, scale_mask_softmax, set_attention_kernel, swiglu,
+        AdamwState, AdamwStep, AttentionKernel, AttentionOptions, AttentionTiles,
+        CrossEntropyOptions, NormOptions, RopeConfig, SoftmaxMask, adamw, apply_rope, attention,
+        cross_entropy, layer_norm, rms_norm, rms_norm_add, scale_mask_softmax, swiglu,
     },
 };
 
@@ -42,6 +42,9 @@ struct KernelsArgs {
     /// Measure only operations whose name contains this text.
     #[arg(long, default_value = "")]
     only: String,
+    /// Measure attention with other tile shapes than those chosen, such as `forward=8,1,64 keys=4,64`.
+    #[arg(long, value_name = "SHAPES", default_value = "")]
+    attention_tiles: AttentionTiles,
 }
 
 /// Runs the measurement.
@@ -79,6 +82,7 @@ struct Bench {
     clock: DeviceClock,
     peer: BTreeMap<String, f64>,
     only: String,
+    tiles: AttentionTiles,
     bytes: Table,
     flops: Table,
 }
@@ -94,6 +98,7 @@ impl Bench {
             clock,
             peer: peer_times(args.peer.as_deref())?,
             only: args.only.clone(),
+            tiles: args.attention_tiles,
             bytes: Table::new("Memory-bound operations", &head("TB/s")),
             flops: Table::new("Attention", &head("TFLOP/s")),
         })
@@ -286,21 +291,28 @@ impl Bench {
                 continue;
             }
             for (by, kernel) in &kernels {
-                set_attention_kernel(*kernel);
-                let outcome = self.attention_of(s, by);
-                set_attention_kernel(AttentionKernel::Auto);
-                outcome?;
+                let options = AttentionOptions {
+                    kernel: *kernel,
+                    tiles: self.tiles,
+                    ..AttentionOptions::causal()
+                };
+                self.attention_of(s, by, &options)?;
             }
         }
         Ok(())
     }
 
-    /// Times both passes over sequences of `s` tokens with the selected attention kernel.
-    fn attention_of(&mut self, s: usize, by: &str) -> Result<(), Failure> {
+    /// Times both passes over sequences of `s` tokens.
+    fn attention_of(
+        &mut self,
+        s: usize,
+        by: &str,
+        options: &AttentionOptions,
+    ) -> Result<(), Failure> {
         let b = T / s;
         let name = format!("attention {s}");
         let inputs = [32, 8, 8].map(|heads| self.normal([s, b, heads, 128]));
-        let attend = |[q, k, v]: [Tensor<4>; 3]| attention(q, k, v, AttentionOptions::causal());
+        let attend = |[q, k, v]: [Tensor<4>; 3]| attention(q, k, v, options.clone());
         let plans = cuda::cudnn::num_plans();
         let forward = self.clock.forward(|| drop(attend(inputs.clone())))?;
         if !by.is_empty() && cuda::cudnn::num_plans() == plans {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use burn::{prelude::Device, tensor::TensorData};
 use megaburn_collective::{Group, Phase, ProcessGroups, Progress, RankEnv};
-use megaburn_kernels::set_attention_kernel;
 use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -94,7 +93,6 @@ fn place(
     choose_gemm(&device, config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
-    set_attention_kernel(attention);
     Ok((layout, devices, device))
 }
 

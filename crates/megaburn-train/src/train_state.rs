@@ -1,6 +1,9 @@
 //! The model, gradients and optimizer of a rank.
 
-use burn::prelude::Device;
+use burn::{
+    prelude::Device,
+    tensor::{DType, FloatDType},
+};
 use megaburn_collective::ProcessGroups;
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{
@@ -114,6 +117,10 @@ impl TrainConfig {
         Ok(ModelOptions {
             sequence_parallel: layout.sp,
             cp_comm: self.context_comms(layout, model)?,
+            attention: self.train.attention.resolved(
+                DType::from(FloatDType::from(self.train.dtype)),
+                &self.model.head_dims(),
+            ),
             dropout: self.train.dropout(),
             recompute: self.recompute.of_model(),
             moe: self.moe.options(),

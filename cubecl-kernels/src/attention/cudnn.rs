@@ -5,7 +5,7 @@ use megaburn_cuda::cudnn;
 
 use super::AttentionOptions;
 use super::flash::readable;
-use super::kernel::{self, AUTO_LEN, AttentionKernel};
+use super::kernel::{AUTO_LEN, AttentionKernel};
 
 /// What is saved for backward: `q`, `k`, `v`, the result `[s_q, b, hq, d_v]` and the LSE,
 /// `[b, hq, s_q]` in f32. `None` if cuDNN is not used.
@@ -15,7 +15,7 @@ pub(super) fn forward(
 ) -> Option<[CubeTensor; 5]> {
     let (causal, scale) = asked([&inputs[0], &inputs[1]], options)?;
     let [q, k, v] = inputs.clone().map(readable);
-    if !may_ask([&q, &k, &v], causal) {
+    if !may_ask(options.kernel, [&q, &k, &v], causal) {
         return None;
     }
     let [out, lse] = cudnn::forward([&q, &k, &v], causal, scale).ok()?;
@@ -30,7 +30,7 @@ pub(super) fn backward(
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 3]> {
     let (causal, scale) = asked([inputs[0], inputs[1]], options)?;
-    if !may_ask(inputs, causal) {
+    if !may_ask(options.kernel, inputs, causal) {
         return None;
     }
     cudnn::backward(inputs, out, lse, dout.clone(), causal, scale).ok()
@@ -40,14 +40,14 @@ pub(super) fn backward(
 /// support the options. Each reason for a fallback is logged once.
 fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, f32)> {
     let [s_q, _, _, d] = q.meta.shape().dims();
-    if !is_chosen([s_q, k.meta.shape()[0]]) {
+    if !is_chosen(options.kernel, [s_q, k.meta.shape()[0]]) {
         return None;
     }
     let scale = options.factor(d) as f32;
     match unserved(options, scale) {
         None => Some((options.causal, scale)),
         Some(why) => {
-            cudnn::fallback_reason(why, kernel::chosen() == AttentionKernel::Cudnn);
+            cudnn::fallback_reason(why, options.kernel == AttentionKernel::Cudnn);
             None
         }
     }
@@ -63,6 +63,8 @@ fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
         soft_cap,
         sequences,
         dropout,
+        kernel: _,
+        tiles: _,
     } = options;
     let reasons = [
         (window.is_some(), "a window"),
@@ -82,8 +84,8 @@ fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
 
 /// Whether cuDNN is chosen for these lengths. `Auto` chooses it for sequences as long as in
 /// training, and for chunks of such sequences.
-fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
-    match kernel::chosen() {
+fn is_chosen(kernel: AttentionKernel, [s_q, s_k]: [usize; 2]) -> bool {
+    match kernel {
         AttentionKernel::Cudnn => true,
         AttentionKernel::Auto => s_q.min(s_k) >= AUTO_LEN && cudnn::is_available(),
         AttentionKernel::Cubecl | AttentionKernel::Reference => false,
@@ -92,9 +94,9 @@ fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
 
 /// Whether cuDNN may be asked about these inputs. It builds a plan per shape, which takes a second
 /// or two, and caches it. `Auto` limits itself to about `SHAPES` shapes.
-fn may_ask(inputs: [&CubeTensor; 3], causal: bool) -> bool {
+fn may_ask(kernel: AttentionKernel, inputs: [&CubeTensor; 3], causal: bool) -> bool {
     const SHAPES: usize = 64;
-    kernel::chosen() == AttentionKernel::Cudnn
+    kernel == AttentionKernel::Cudnn
         || cudnn::is_known(inputs, causal)
         || cudnn::num_asked() < SHAPES
 }

@@ -1,7 +1,6 @@
 //! The choice of the attention implementation.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use burn::tensor::DType;
 use schemars::JsonSchema;
@@ -54,7 +53,8 @@ impl fmt::Display for AttentionKernel {
 
 impl AttentionKernel {
     /// This choice if its kernels support the dtype and head sizes on a GPU; otherwise
-    /// [`Reference`](Self::Reference). `d` has one size, or two if values differ from keys.
+    /// [`Reference`](Self::Reference), as attention does with a choice that they do not support.
+    /// `d` has one size, or two if values differ from keys.
     pub fn resolved(self, dtype: DType, d: &[usize]) -> Self {
         let fits = d
             .iter()
@@ -65,25 +65,6 @@ impl AttentionKernel {
             Self::Reference
         }
     }
-}
-
-static CHOICE: AtomicU8 = AtomicU8::new(AttentionKernel::Auto as u8);
-
-/// Sets the choice for this process. It may be one that the kernels do not support
-/// ([`AttentionKernel::resolved`] tests that); attention is then composed of products and a
-/// softmax.
-pub fn set_attention_kernel(kernel: AttentionKernel) {
-    CHOICE.store(kernel as u8, Ordering::Relaxed);
-}
-
-#[cfg(feature = "cuda")]
-pub(super) fn chosen() -> AttentionKernel {
-    use AttentionKernel::*;
-    let choice = CHOICE.load(Ordering::Relaxed);
-    [Auto, Cubecl, Cudnn, Reference]
-        .into_iter()
-        .find(|x| *x as u8 == choice)
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -16,17 +16,19 @@ pub(crate) mod reference;
 mod scores;
 #[cfg(feature = "cuda")]
 mod scores_launch;
+mod tiles;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
-pub use kernel::{AUTO_LEN, AttentionKernel, set_attention_kernel};
+pub use kernel::{AUTO_LEN, AttentionKernel};
 use op::Attention;
 pub use options::{AttentionDropout, AttentionOptions};
 pub use packed::PackedSequences;
 pub use partial::{
     OnlineSoftmaxMerge, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
 };
+pub use tiles::AttentionTiles;
 
 /// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` adjacent query heads share a key and
 /// value head.

@@ -1,6 +1,8 @@
 use std::ops::Range;
 
+use super::kernel::AttentionKernel;
 use super::packed::{PackedSequences, Sequence};
+use super::tiles::AttentionTiles;
 use crate::DropoutKey;
 
 /// Which keys a query sees, and how scores are scaled. Default: all keys, `1 / sqrt(d)`.
@@ -22,6 +24,10 @@ pub struct AttentionOptions {
     pub sequences: Option<PackedSequences>,
     /// Dropout of probabilities. It comes after the softmax, whose sums include the dropped ones.
     pub dropout: Option<AttentionDropout>,
+    /// The implementation.
+    pub kernel: AttentionKernel,
+    /// Tile shapes of the CubeCL kernel, for measurements.
+    pub tiles: AttentionTiles,
 }
 
 /// Dropout of attention probabilities. What is dropped depends on the seed, path and stream, and on

@@ -6,7 +6,6 @@ use burn::{
 };
 use megaburn_kernels::{
     AttentionDropout, AttentionKernel, AttentionOptions, DropoutKey, PackedSequences, attention,
-    set_attention_kernel,
 };
 use megaburn_mesh::{PositionRng, Purpose};
 
@@ -271,9 +270,13 @@ fn choice() -> Result<(), String> {
     let shape = [70, 1, 2, 32];
     let inputs = [0; 3].map(|_| normal(shape, dtype));
     let weight = normal([70, 1, 64], dtype);
-    let run = |device: &Device, dtype| {
+    let run_by = |kernel, device: &Device, dtype| {
         let [q, k, v] = inputs.each_ref().map(|data| leaf::<4>(data, device, dtype));
-        let y = attention(q.clone(), k.clone(), v.clone(), AttentionOptions::causal());
+        let options = AttentionOptions {
+            kernel,
+            ..AttentionOptions::causal()
+        };
+        let y = attention(q.clone(), k.clone(), v.clone(), options);
         let weight = Tensor::<3>::from_data(weight.clone(), (&y.device(), dtype));
         let grads = (y.clone() * weight).sum().backward();
         let mut found = host(y)?;
@@ -282,14 +285,12 @@ fn choice() -> Result<(), String> {
         }
         Ok::<_, String>(found)
     };
+    let run = |device: &Device, dtype| run_by(AttentionKernel::Auto, device, dtype);
     let gpu = Device::cuda(0);
     let expected = run(&Device::flex(), DType::F32)?;
     let fused = run(&gpu, dtype)?;
     let again = run(&gpu, dtype)?;
-    set_attention_kernel(AttentionKernel::Reference);
-    let composed = run(&gpu, dtype);
-    set_attention_kernel(AttentionKernel::Auto);
-    let composed = composed?;
+    let composed = run_by(AttentionKernel::Reference, &gpu, dtype)?;
     close("fused", &fused, &expected, DTYPES[1].1)?;
     close("composed", &composed, &expected, DTYPES[1].1)?;
     if fused != again {

@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_kernels::{
     AttentionKernel, AttentionOptions, OnlineSoftmaxMerge, PartialAttention, add_rows,
-    partial_attention, partial_attention_gradients, set_attention_kernel,
+    partial_attention, partial_attention_gradients,
 };
 
 use super::compare::*;
@@ -73,14 +73,20 @@ fn parts() -> Result<(), String> {
 
 /// Merges a causal square and the keys before it, as ring attention does.
 fn by_cudnn() -> Result<(), String> {
-    set_attention_kernel(AttentionKernel::Cudnn);
-    let found = stretches([128, 64, 64]).and_then(|()| stretches([192, 128, 128]));
-    set_attention_kernel(AttentionKernel::Auto);
-    found
+    let kernel = AttentionKernel::Cudnn;
+    stretches([128, 64, 64], kernel).and_then(|()| stretches([192, 128, 128], kernel))
 }
 
 /// Queries that come after some of the keys, before the last ones.
-fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
+fn stretches([before, len, d]: [usize; 3], kernel: AttentionKernel) -> Result<(), String> {
+    let whole = AttentionOptions {
+        kernel,
+        ..AttentionOptions::default()
+    };
+    let causal = AttentionOptions {
+        causal: true,
+        ..whole.clone()
+    };
     let s = before + len;
     let dtype = DType::BF16;
     let inputs = [[len, 2, 4, d], [s, 2, 2, d], [s, 2, 2, d], [len, 2, 4, d]]
@@ -88,10 +94,7 @@ fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
     let run = |device: &Device, dtype| {
         let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
         let [q, k, v, dout] = inputs.each_ref().map(tensor);
-        let parts = [
-            (0, before, AttentionOptions::default()),
-            (before, len, AttentionOptions::causal()),
-        ];
+        let parts = [(0, before, whole.clone()), (before, len, causal.clone())];
         let of = |(start, len, options): &(usize, usize, AttentionOptions)| {
             let [k, v] = [&k, &v].map(|x| x.clone().narrow(0, *start, *len));
             ([q.clone(), k, v], options.clone())

@@ -6,9 +6,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use megaburn_cuda::cudnn::num_plans;
-use megaburn_kernels::{
-    AUTO_LEN, AttentionKernel, AttentionOptions, attention, set_attention_kernel,
-};
+use megaburn_kernels::{AUTO_LEN, AttentionKernel, AttentionOptions, attention};
 
 use super::compare::*;
 
@@ -21,13 +19,18 @@ pub(super) const TESTS: &[super::Test] = &[
     ("auto_is_cudnns_for_long_sequences_alone", automatic),
 ];
 
-/// Runs `test` with cuDNN selected, and fails unless it created exactly `plans` new plans.
+/// Causal attention through cuDNN.
+fn causal_by_cudnn() -> AttentionOptions {
+    AttentionOptions {
+        kernel: AttentionKernel::Cudnn,
+        ..AttentionOptions::causal()
+    }
+}
+
+/// Runs `test`, which selects cuDNN, and fails unless it created exactly `plans` new plans.
 fn with_cudnn(plans: usize, test: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let before = num_plans();
-    set_attention_kernel(AttentionKernel::Cudnn);
-    let outcome = test();
-    set_attention_kernel(AttentionKernel::Auto);
-    outcome?;
+    test()?;
     match num_plans() - before {
         made if made == plans => Ok(()),
         made => Err(format!(
@@ -37,8 +40,11 @@ fn with_cudnn(plans: usize, test: impl FnOnce() -> Result<(), String>) -> Result
 }
 
 fn attentions() -> Result<(), String> {
-    let causal = AttentionOptions::causal();
-    let whole = AttentionOptions::default();
+    let causal = causal_by_cudnn();
+    let whole = AttentionOptions {
+        causal: false,
+        ..causal.clone()
+    };
     let scaled = AttentionOptions {
         scale: Some(0.2),
         ..causal.clone()
@@ -74,12 +80,16 @@ fn attentions() -> Result<(), String> {
 }
 
 fn head_sizes() -> Result<(), String> {
-    let causal = AttentionOptions::causal();
+    let causal = causal_by_cudnn();
+    let whole = AttentionOptions {
+        causal: false,
+        ..causal.clone()
+    };
     let cases = [
         ([150, 150, 2, 1, 128, 128], &causal),
         ([70, 70, 1, 1, 96, 96], &causal),
         ([65, 65, 2, 1, 192, 128], &causal),
-        ([40, 70, 2, 1, 256, 256], &AttentionOptions::default()),
+        ([40, 70, 2, 1, 256, 256], &whole),
         ([33, 33, 1, 1, 160, 160], &causal),
     ];
     with_cudnn(cases.len(), || {
@@ -116,7 +126,7 @@ fn views() -> Result<(), String> {
                         fused.clone().narrow(2, start + from * d, heads * d).reshape([s, b, heads, d])
                     };
                     let (q, k, v) = (part(0, hq), part(hq, hkv), part(hq + hkv, hkv));
-                    attention(q, k, v, AttentionOptions::causal())
+                    attention(q, k, v, causal_by_cudnn())
                 }
             );
         }
@@ -126,7 +136,7 @@ fn views() -> Result<(), String> {
 
 /// Windows, offsets, other head sizes and f32 fall back to other kernels.
 fn fallback() -> Result<(), String> {
-    let causal = AttentionOptions::causal();
+    let causal = causal_by_cudnn();
     let window = AttentionOptions {
         window: Some(9),
         ..causal.clone()
@@ -164,7 +174,7 @@ fn order() -> Result<(), String> {
         let [q, k, v] = inputs.each_ref().map(|data| leaf::<4>(data, device, dtype));
         let mut x = q.clone();
         for _ in 0..4 {
-            let y = attention(x * 1.5, k.clone(), v.clone(), AttentionOptions::causal());
+            let y = attention(x * 1.5, k.clone(), v.clone(), causal_by_cudnn());
             x = y.reshape(shape) + q.clone() * 0.5;
         }
         let grads = x.clone().sum().backward();

@@ -229,6 +229,7 @@ impl ModelBuilder<'_> {
                 .with_softmax_scale(config.softmax_scale())
                 .with_dropout(options.dropout.attention)
                 .with_recompute(recompute)
+                .with_kernel(options.attention)
                 .with_sequence_parallel(options.sequence_parallel)
                 .with_output_initializer(self.output_initializer())
                 .with_name(name);
@@ -246,6 +247,7 @@ impl ModelBuilder<'_> {
             .with_output_bias(config.output_bias)
             .with_dropout(options.dropout.attention)
             .with_recompute(recompute)
+            .with_kernel(options.attention)
             .with_sequence_parallel(options.sequence_parallel)
             .with_output_initializer(self.output_initializer())
             .with_name(name);

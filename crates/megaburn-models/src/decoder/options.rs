@@ -1,4 +1,5 @@
 use megaburn_collective::{Group, ProcessGroups};
+use megaburn_kernels::AttentionKernel;
 use megaburn_parallel::{ContextComm, ExpertGroups, MoeOptions};
 
 use super::Recompute;
@@ -21,6 +22,8 @@ pub struct ModelOptions {
     /// How attention exchanges keys and values over the context-parallel ranks: one element for all
     /// layers, or one per layer of the full model.
     pub cp_comm: Vec<ContextComm>,
+    /// The implementation of attention.
+    pub attention: AttentionKernel,
     /// Dropout in training.
     pub dropout: Dropout,
     /// Which activations backward recomputes.
@@ -38,6 +41,7 @@ impl Default for ModelOptions {
         Self {
             sequence_parallel: false,
             cp_comm: vec![ContextComm::P2p],
+            attention: AttentionKernel::Auto,
             dropout: Dropout::default(),
             recompute: Recompute::default(),
             moe: MoeOptions::default(),

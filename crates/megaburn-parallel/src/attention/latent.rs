@@ -3,7 +3,9 @@ use megaburn_collective::{
     Group,
     region::{copy_to, gather_from_sequence},
 };
-use megaburn_kernels::{RopeTable, SliceMode, repeat_heads, split_last, split_last_with};
+use megaburn_kernels::{
+    AttentionKernel, RopeTable, SliceMode, repeat_heads, split_last, split_last_with,
+};
 
 use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig, rotated};
 use crate::{
@@ -83,6 +85,9 @@ pub struct MultiLatentAttentionConfig {
     /// [`SelfAttentionConfig::recompute`](super::SelfAttentionConfig::recompute).
     #[config(default = false)]
     pub recompute: bool,
+    /// The implementation of the core of attention.
+    #[config(default = "AttentionKernel::Auto")]
+    pub kernel: AttentionKernel,
     /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
@@ -151,6 +156,7 @@ impl MultiLatentAttentionConfig {
         let mask = Mask {
             causal: self.causal,
             scale: self.softmax_scale,
+            kernel: self.kernel,
             ..Mask::default()
         };
         let core = CoreConfig {

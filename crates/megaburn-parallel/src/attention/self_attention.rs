@@ -1,5 +1,5 @@
 use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_kernels::{RopeTable, SliceMode, split_last_with};
+use megaburn_kernels::{AttentionKernel, RopeTable, SliceMode, split_last_with};
 use megaburn_mesh::FusedPart;
 
 use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig, rotated};
@@ -43,6 +43,9 @@ pub struct SelfAttentionConfig {
     /// so there it saves only four bytes per head and token.
     #[config(default = false)]
     pub recompute: bool,
+    /// The implementation of the core of attention.
+    #[config(default = "AttentionKernel::Auto")]
+    pub kernel: AttentionKernel,
     /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
@@ -117,6 +120,7 @@ impl SelfAttentionConfig {
         let mask = Mask {
             causal: self.causal,
             window: self.window,
+            kernel: self.kernel,
             ..Mask::default()
         };
         let core = CoreConfig {

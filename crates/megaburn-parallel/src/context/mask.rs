@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use megaburn_kernels::{AttentionDropout, AttentionOptions, PackedSequences};
+use megaburn_kernels::{AttentionDropout, AttentionKernel, AttentionOptions, PackedSequences};
 use megaburn_mesh::PackedRows;
 
 use super::order::{Order, Span};
@@ -85,6 +85,7 @@ pub(crate) struct Mask {
     /// Dropout, keyed by positions in the full sequences.
     pub(crate) dropout: Option<AttentionDropout>,
     pub(crate) documents: Option<PackedDocuments>,
+    pub(crate) kernel: AttentionKernel,
 }
 
 impl Mask {
@@ -98,6 +99,7 @@ impl Mask {
     pub(super) fn open(&self) -> AttentionOptions {
         AttentionOptions {
             scale: self.scale,
+            kernel: self.kernel,
             ..AttentionOptions::default()
         }
     }

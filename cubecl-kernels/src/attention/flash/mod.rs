@@ -24,7 +24,8 @@ use cubecl::prelude::*;
 use megaburn_cuda::{CudaQueue, tensor};
 
 use super::AttentionOptions;
-use super::kernel::{self, AttentionKernel};
+use super::kernel::AttentionKernel;
+use super::tiles::AttentionTiles;
 use crate::kernel_parts::address_type;
 use backward::Backward;
 use backward_keys::flash_backward_keys;
@@ -44,7 +45,7 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
     let [s_q, b, hq, d] = dims(q);
     let d_v = dims(v)[3];
     CudaQueue::of(q).is_some()
-        && kernel::chosen().resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
+        && options.kernel.resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
         && [k, v].iter().all(|x| x.dtype == q.dtype)
         && Scale::fits(options, d)
         // Positions and element indices are 32-bit numbers, also in a tensor that the inputs are
@@ -52,18 +53,17 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
         && address_type(&[q, k, v]) == AddressType::U32
         && s_q * b * hq * d.max(d_v) <= u32::MAX as usize
-        && fits(q, [b, hq], shared_bytes(d, d_v, options, products_of(q)))
+        && fits(q, [b, hq], shared_bytes(d, d_v, options, products_of(q, options)), options.tiles)
 }
 
 /// Whether the GPU has asynchronous copies, enough shared memory, and a grid of this size.
-fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
+fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize, tiles: AttentionTiles) -> bool {
     let properties = q.client.properties();
     let (_, heads, sequences) = properties.hardware.max_cube_count;
     let room = properties.hardware.max_shared_memory_size;
     assert!(
-        shared <= room || !shapes::are_asked(),
-        "{}: the kernel needs {shared} bytes of shared memory, but the GPU has {room}",
-        shapes::VARIABLE
+        shared <= room || tiles == AttentionTiles::default(),
+        "{tiles:?}: the kernel needs {shared} bytes of shared memory, but the GPU has {room}"
     );
     properties.features.copy_async
         && shared <= room
@@ -104,7 +104,7 @@ pub(super) fn forward(
 ) -> (CubeTensor, CubeTensor) {
     let [s_q, b, hq, d] = dims(q);
     let [_, _, hkv, d_v] = dims(v);
-    let shape = forward_shape(d, d_v, options, products_of(q));
+    let shape = forward_shape(d, d_v, options, products_of(q, options));
     let out = tensor::empty(q, Shape::from([s_q, b, hq, d_v]), q.dtype);
     let lse = tensor::empty(q, Shape::from([b, hq, s_q]), DType::F32);
     // SAFETY: rows past the last are neither read nor written, and all else is inside the shapes,
@@ -154,7 +154,7 @@ pub(super) fn backward(
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
     let d = dims(q)[3];
     let d_v = dims(v)[3];
-    for shape in backward_shapes(d, d_v, options, products_of(q)) {
+    for shape in backward_shapes(d, d_v, options, products_of(q, options)) {
         if shape.of_keys || shape.of_values {
             keys(inputs, saved, [&dk, &dv], options, shape)
         } else {

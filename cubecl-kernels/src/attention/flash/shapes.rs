@@ -1,9 +1,6 @@
 //! The sizes of a cube's tiles: what fits into a unit's registers, and what was measured to be
 //! fast.
 
-use std::env;
-use std::sync::OnceLock;
-
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -15,19 +12,14 @@ use super::products::MmaKind;
 use super::tile::row_len;
 use super::visible::Mask;
 use super::wgmma;
+use crate::attention::tiles::AttentionTiles;
 use crate::kernel_parts::tensor_cores::is_hopper;
-
-/// Overrides the choice below, for measurements. It has up to three of
-/// `forward=PLANES,ROW_BLOCKS,KEYS`, `queries=PLANES,TILE` and `keys=PLANES,TILE`, separated by
-/// spaces, and optionally `mma`, which selects the instructions of older GPUs. So does a number of
-/// planes that is not a multiple of four.
-pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
 
 /// The instructions that the GPU of `x` multiplies by: `wgmma`, which only Hopper has, or
 /// `mma.sync`.
-pub(super) fn products_of(x: &CubeTensor) -> MmaKind {
+pub(super) fn products_of(x: &CubeTensor, options: &AttentionOptions) -> MmaKind {
     match x.dtype {
-        _ if !is_hopper(x) || chosen().mma => MmaKind::OfPlane,
+        _ if !is_hopper(x) || options.tiles.mma => MmaKind::OfPlane,
         DType::F16 => MmaKind::OfFourPlanes("f16"),
         _ => MmaKind::OfFourPlanes("bf16"),
     }
@@ -39,7 +31,7 @@ pub(super) fn forward_shape(
     options: &AttentionOptions,
     products: MmaKind,
 ) -> Forward {
-    let [planes, row_blocks, keys] = chosen().forward.unwrap_or(match products {
+    let [planes, row_blocks, keys] = options.tiles.forward.unwrap_or(match products {
         MmaKind::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
         MmaKind::OfFourPlanes(_) => [8, 1, 64],
         // Two pairs of tiles fit into 99 KB, which every GPU since Ampere has.
@@ -83,7 +75,7 @@ pub(super) fn backward_shapes(
         of_values,
         products: products.of_planes(planes),
     };
-    let ShapeChoice { queries, keys, .. } = chosen();
+    let AttentionTiles { queries, keys, .. } = options.tiles;
     let planes = if products == MmaKind::OfPlane {
         4
     } else {
@@ -118,71 +110,6 @@ pub(super) fn backward_shapes(
     shapes
 }
 
-/// Whether the environment variable overrides anything.
-pub(super) fn are_asked() -> bool {
-    chosen() != ShapeChoice::default()
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ShapeChoice {
-    forward: Option<[usize; 3]>,
-    queries: Option<[usize; 2]>,
-    keys: Option<[usize; 2]>,
-    mma: bool,
-}
-
-#[expect(
-    clippy::panic,
-    reason = "a variable for measurements, which says what is wrong with it"
-)]
-fn chosen() -> ShapeChoice {
-    static CHOSEN: OnceLock<ShapeChoice> = OnceLock::new();
-    *CHOSEN.get_or_init(|| {
-        let text = env::var(VARIABLE).unwrap_or_default();
-        ShapeChoice::parse(&text).unwrap_or_else(|| {
-            panic!(
-                "{VARIABLE}={text:?} is not of the form `forward=4,1,64 queries=4,64 keys=4,64`: \
-                1 to 16 planes; for `forward`, 1 or 2 row blocks per plane; rows per tile a \
-                multiple of 16 up to 256, and for `keys` at most 32 per plane"
-            )
-        })
-    })
-}
-
-impl ShapeChoice {
-    fn parse(text: &str) -> Option<Self> {
-        let mut choice = Self::default();
-        for part in text.split_whitespace() {
-            if part == "mma" {
-                choice.mma = true;
-                continue;
-            }
-            let (name, numbers) = part.split_once('=')?;
-            let numbers: Vec<usize> = numbers
-                .split(',')
-                .map(|number| number.parse().ok())
-                .collect::<Option<_>>()?;
-            let tile = *numbers.last()?;
-            let fits = (1..=16).contains(&numbers[0]) && tile.is_multiple_of(16);
-            if !fits || !(16..=256).contains(&tile) {
-                return None;
-            }
-            match (name, numbers.as_slice()) {
-                ("forward", &[planes, row_blocks @ 1..=2, keys]) => {
-                    choice.forward = Some([planes, row_blocks, keys]);
-                }
-                ("queries", &[planes, tile]) => choice.queries = Some([planes, tile]),
-                // Each unit loads the LSE and delta of one row of the tile.
-                ("keys", &[planes, tile]) if tile <= 32 * planes => {
-                    choice.keys = Some([planes, tile]);
-                }
-                _ => return None,
-            }
-        }
-        Some(choice)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,27 +123,6 @@ mod tests {
                 let bytes = super::super::shared_bytes(d, d_v, &options, products);
                 assert!(bytes <= 227 * 1024, "{d} {d_v} {products:?}: {bytes}");
             }
-        }
-    }
-
-    #[test]
-    fn shapes_are_read_and_others_refused() {
-        assert_eq!(ShapeChoice::parse(""), Some(ShapeChoice::default()));
-        let some = ShapeChoice::parse("keys=8,32 forward=4,2,32").unwrap();
-        assert_eq!(
-            (some.forward, some.queries, some.keys),
-            (Some([4, 2, 32]), None, Some([8, 32]))
-        );
-        for bad in [
-            "forward",
-            "forward=4,64",
-            "keys=4,1,64",
-            "keys=0,64",
-            "keys=4,20",
-            "keys=1,64",
-            "rows=4,64",
-        ] {
-            assert_eq!(ShapeChoice::parse(bad), None, "{bad}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 
 use super::{FoundLines, MetricsRecord, MetricsWriter};
-use crate::ReportError;
+use crate::error::ReportError;
 
 /// Writing is given up after failing for longer than this and for at least [`TRIES`] tries.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 use std::{fs, path::Path};
 
 use super::{MetricsRecord, line::Line};
-use crate::ReportError;
+use crate::error::ReportError;
 
 /// Reads the steps and evaluations of `metrics.jsonl`. Lines of other kinds and lines that are not
 /// JSON are skipped, because others may have written to the file.

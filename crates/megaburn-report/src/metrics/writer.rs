@@ -9,7 +9,7 @@ use megaburn_checkpoint::{TMP, sibling_path, write_atomic};
 use serde::Serialize;
 
 use super::{MetricsRecord, line::Line};
-use crate::ReportError;
+use crate::error::ReportError;
 
 /// The file next to `metrics.jsonl` with those of its lines that are not JSON objects.
 pub const OTHER_LINES: &str = "metrics.other-lines.txt";

@@ -11,7 +11,7 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use crate::{ReportError, metrics::MetricsRecord};
+use crate::{error::ReportError, metrics::MetricsRecord};
 use curve::{Curve, Frame};
 
 const SIZE: (u32, u32) = (960, 540);

@@ -6,7 +6,7 @@ use std::{
 
 use crate::{
     activity::Activity,
-    busy::Busy,
+    busy::{Busy, Place},
     clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
@@ -90,7 +90,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     ///   all ranks.
     /// - It is in a long phase (see [`Activity`]): then this rank keeps waiting as long as that
     ///   phase makes progress, and forwards this answer to ranks that wait for itself. It repeats
-    ///   its question every second and gives up after [`SILENT`] without an answer.
+    ///   its question every second and gives up after [`SILENT`] without an answer. If it has just
+    ///   left the phase, the limit of collectives applies from then on.
     ///
     /// # Errors
     /// `from` is gone or in a long phase without progress, some rank failed, or no message arrived
@@ -114,7 +115,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
                     return Err(TransportError::Stalled(Box::new(busy)));
                 }
                 Answer::Busy(busy) => {
-                    worked = Some(clock::now());
+                    // A rank that has left its phase stops answering at the limit of collectives:
+                    // then its silence is no lost answer.
+                    worked = (busy.place != Place::Left).then(clock::now);
                     deadline = Deadline::extended(busy.left().min(ASK_AGAIN));
                     continue;
                 }

@@ -51,10 +51,9 @@ fn model(of: &ActivationMemory, group: &Group, device: &Device) -> Decoder {
         ..ModelOptions::default()
     };
     let model = of.model.init(group, &options, device).unwrap();
-    let dtype = if of.element == 2 {
-        DType::BF16
-    } else {
-        DType::F32
+    let dtype = match of.element {
+        2 => DType::BF16,
+        _ => DType::F32,
     };
     let mut params: BTreeMap<_, _> = read_params(&model).into_iter().collect();
     let next = |path: &str, _: &[usize]| {

@@ -5,7 +5,7 @@
 //! below are a few times 1/512, and each test would fail by far if an f32 part were in bf16, or if
 //! the weights were different.
 
-use std::sync::Arc;
+use std::{fs, path::Path, sync::Arc};
 
 use burn::{
     prelude::Device,
@@ -21,6 +21,7 @@ use megaburn::{
 };
 use rstest::rstest;
 
+use crate::house::rules::visit;
 use megaburn_test_support::{
     gather::{FullParams, relative_distance},
     run::{Run, STEPS},
@@ -203,9 +204,10 @@ fn one_step_and_ten_steps_are_those_of_an_f32_run_up_to_rounding() {
 
 #[rstest]
 // Each sample is computed as on one rank, and the gradients are summed in f32, so bf16 rounds the
-// same way. In bf16 the sums of eight gradients would differ by 1/512.
-#[case("dp2", 1e-6, 1e-5)]
-#[case("dp4", 1e-6, 1e-5)]
+// same way. (An update of a norm's weight is small relative to the weight, whose rounding shows.) In bf16
+// the sums of eight gradients would differ by 1/512.
+#[case("dp2", 1e-6, 1e-4)]
+#[case("dp4", 1e-6, 1e-4)]
 // Partial products are rounded before they are summed.
 #[case("tp2", 1e-3, 3e-2)]
 #[case("tp2-sp", 1e-3, 3e-2)]
@@ -295,8 +297,17 @@ fn a_learning_rate_below_bf16s_resolution_trains_all_the_same() {
 #[test]
 fn the_loss_curve_of_the_tiny_example_is_that_of_f32() {
     let dir = tempfile::tempdir().unwrap();
+    // Rust sources, as the example reads.
+    let mut text = String::new();
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    visit(&crates, &mut |path| {
+        text.push_str(&fs::read_to_string(path).unwrap())
+    });
+    let sources = dir.path().join("sources.txt");
+    fs::write(&sources, text).unwrap();
     let curve = |dtype| {
         let mut config = TrainConfig::default();
+        config.data.path = Some(sources.display().to_string());
         config.run.dir = dir.path().join(format!("{dtype}")).display().to_string();
         config.parallel.ranks = Some(1);
         config.parallel.tp = Some(1);

@@ -1,9 +1,8 @@
 use burn::Tensor;
 
 use crate::{
-    accumulator::GradientAccumulator,
-    device_scalar::{DeviceScalar, Value},
-    norm::GradNorm,
+    accumulator::GradientAccumulator, device_scalar::Value, norm::GradNorm,
+    skip_nonfinite::zero_or_nan,
 };
 
 impl GradientAccumulator {
@@ -30,40 +29,13 @@ impl GradientAccumulator {
         }
     }
 
-    /// Makes an update from these gradients do nothing if their `norm` is above `threshold`
-    /// (Megatron's `--grad-norm-skip-threshold`).
-    pub fn skip_above(&mut self, norm: &GradNorm, threshold: f64) {
-        let limit = norm.square_of(threshold);
-        match &norm.squares.value {
-            Value::Known(squares) if *squares > f64::from(limit) => self.scale(f64::NAN),
-            Value::Known(_) => {}
-            Value::OnGpu(squares) => {
-                let above = squares.clone().greater_elem(limit);
-                self.scale_on_gpu(squares.ones_like().mask_fill(above, f32::NAN));
-            }
-        }
-    }
-
-    /// Makes an update from these gradients do nothing if `number`, e.g. the loss, is not finite.
-    pub fn skip_if_not_finite(&mut self, number: &DeviceScalar) {
-        match &number.value {
-            Value::Known(number) if number.is_finite() => {}
-            Value::Known(_) => self.scale(f64::NAN),
-            Value::OnGpu(number) => self.scale_on_gpu(zero_or_nan(number).add_scalar(1.0)),
-        }
-    }
-
-    fn scale_on_gpu(&mut self, coefficient: Tensor<1>) {
+    /// Multiplies the gradients by a coefficient that stays on the GPU.
+    pub(crate) fn scale_on_gpu(&mut self, coefficient: Tensor<1>) {
         self.factor_on_gpu = Some(match self.factor_on_gpu.take() {
             Some(factor) => factor * coefficient,
             None => coefficient,
         });
     }
-}
-
-/// Zero if `number` is finite, NaN otherwise.
-fn zero_or_nan(number: &Tensor<1>) -> Tensor<1> {
-    number.clone().mul_scalar(0.0)
 }
 
 #[cfg(test)]
@@ -74,6 +46,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        device_scalar::DeviceScalar,
         rule::AdamWConfig,
         sharding::Sharding,
         testing::{Net, plan_of, values},

@@ -35,7 +35,7 @@ mod clip;
 mod device_scalar;
 mod dtype;
 mod error;
-mod finite;
+mod finite_weights;
 mod full_state;
 mod grad_zero_count;
 mod leaf;
@@ -53,11 +53,13 @@ mod reduce;
 mod rule;
 mod schedule;
 mod sharding;
+mod skip_nonfinite;
 mod state;
 mod state_dtype;
 mod step;
 #[cfg(test)]
 mod testing;
+mod tied_grads;
 mod visit;
 
 pub use accumulator::GradientAccumulator;

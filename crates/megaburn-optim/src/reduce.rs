@@ -1,7 +1,6 @@
 use std::collections::BTreeMap;
 
 use burn::Tensor;
-use megaburn_collective::{Group, Lane, ReduceOp, tensors};
 use megaburn_mesh::ShardSpec;
 
 use crate::{
@@ -59,36 +58,6 @@ impl GradientAccumulator {
             ShardingLevel::Gradients | ShardingLevel::Parameters if !self.is_open => Ok(()),
             _ => self.reduce_own(false),
         }
-    }
-
-    /// Sums the gradient of a parameter of which several pipeline stages have a copy
-    /// ([`with_cross_stage`](crate::ShardingConfig::with_cross_stage)) over `group`, so that all
-    /// copies get the same gradient. Call it after [`reduce`](Self::reduce).
-    ///
-    /// Source: Megatron-LM `megatron/core/distributed/finalize_model_grads.py`,
-    /// `_allreduce_word_embedding_grads`.
-    ///
-    /// # Errors
-    /// See [`megaburn_collective::CollectiveError`].
-    /// # Collective
-    /// All members of `group`, with the same path.
-    ///
-    /// # Panics
-    /// If there is no such parameter.
-    pub fn all_reduce_tied(&mut self, path: &str, group: &Group) -> Result<(), OptimError> {
-        assert!(
-            self.sharding.is_cross_stage(path),
-            "`{path}` is not tied across stages: name it in `ShardingConfig::with_cross_stage`"
-        );
-        let entry = self
-            .entries
-            .get_mut(path)
-            .expect("the parameter is on this rank");
-        let sum =
-            tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group, Lane::InOrder)?.wait();
-        entry.own = None;
-        entry.sum = Some(sum);
-        Ok(())
     }
 
     /// Reduces all buckets, or, with `only_some`, those that got a gradient on this rank. All ranks

@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType};
 use megaburn_kernels::AttentionKernel;
 use megaburn_optim::Dtype;
 
-use super::rules::require;
+use super::require::require;
 use crate::TrainError;
 
 /// The kernel that the choice `asked` comes to for a device, an element type and the head sizes

@@ -4,7 +4,7 @@ use megaburn_data::BatchSchedule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainingConfig, rules::require};
+use super::{TrainingConfig, require::require};
 use crate::TrainError;
 
 /// `[train.batch_ramp]`: a batch that grows to `train.global_batch` over the first samples

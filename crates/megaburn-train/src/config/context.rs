@@ -5,7 +5,7 @@ use megaburn_models::DecoderConfig;
 use megaburn_parallel::ContextComm;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainConfig, rules::require};
+use super::{TrainConfig, require::require};
 use crate::TrainError;
 
 /// How context-parallel ranks exchange keys and values, in one layer or in all.

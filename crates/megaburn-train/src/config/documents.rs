@@ -4,7 +4,7 @@ use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 use megaburn_parallel::HybridContextParallel;
 
-use super::{TrainConfig, rules::require};
+use super::{TrainConfig, require::require};
 use crate::TrainError;
 
 impl TrainConfig {

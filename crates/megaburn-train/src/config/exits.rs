@@ -1,6 +1,6 @@
 //! When a run stops before its last step, and its exit code then.
 
-use super::{TrainingConfig, rules::require};
+use super::{TrainingConfig, require::require};
 use crate::TrainError;
 
 /// Whether a code has no other meaning: the codes of [`Exit`](crate::Exit), of a panic and of

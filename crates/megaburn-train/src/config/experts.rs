@@ -4,7 +4,7 @@ use megaburn_models::decoder::Experts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{layer_pattern::LayerPattern, rules::require};
+use super::{layer_pattern::LayerPattern, require::require};
 use crate::TrainError;
 
 /// `[model.experts]`: the experts of a model family that has them.

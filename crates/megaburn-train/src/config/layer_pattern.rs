@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::require;
+use super::require::require;
 use crate::TrainError;
 
 /// Which layers of a model have experts.

@@ -9,7 +9,7 @@ use toml::{Table, Value};
 use super::{
     ParallelConfig, TrainConfig, follow, init,
     removed::drop_removed,
-    rules::fits_toml,
+    require::fits_toml,
     schema,
     value::{bad_value, list_ways},
 };

@@ -2,7 +2,7 @@ use megaburn_models::decoder::Mla;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::require;
+use super::require::require;
 use crate::TrainError;
 
 /// `[model.latent]`: the sizes of multi-head latent attention (MLA), in a family that has it. The

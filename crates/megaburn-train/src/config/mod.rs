@@ -45,14 +45,15 @@ mod ranges;
 mod recompute;
 mod reference;
 mod removed;
+mod require;
 mod rope;
-mod rules;
 mod run_dir;
 mod schedule;
 mod schema;
 mod sections;
 mod start;
 mod tokenizer;
+mod validate;
 mod value;
 
 use megaburn_kernels::AttentionKernel;
@@ -82,8 +83,8 @@ pub use parallel::ParallelConfig;
 pub(crate) use pipeline::keys_of;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use reference::reference;
+pub(crate) use require::require;
 pub use rope::{RopeScalingConfig, RopeScalingKind};
-pub(crate) use rules::require;
 pub use schedule::LrDecayStyle;
 pub use sections::{DataConfig, GenerateConfig, RunConfig, TrainingConfig};
 pub use tokenizer::Tokenizer;
@@ -183,22 +184,6 @@ impl TrainConfig {
         resolved.model.head_dim = Some(model.head_dim);
         resolved.model.vocab = Some(model.vocab);
         resolved
-    }
-
-    /// Refuses values that no run can use. Called by [`ConfigLayers::load`].
-    ///
-    /// # Errors
-    /// The first such value; the error names its key.
-    pub fn validate(&self) -> Result<(), TrainError> {
-        self.run.validate()?;
-        ranges::check("", self)?;
-        self.model.validate()?;
-        self.parallel.validate_pipeline()?;
-        self.data.validate()?;
-        self.train.validate()?;
-        self.optimizer.validate(&self.train)?;
-        self.recompute.validate()?;
-        self.generate.validate()
     }
 }
 

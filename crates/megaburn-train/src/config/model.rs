@@ -7,7 +7,7 @@ use megaburn_models::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ExpertsConfig, MlaConfig, RopeScalingConfig, rules::require};
+use super::{ExpertsConfig, MlaConfig, RopeScalingConfig, require::require};
 use crate::TrainError;
 
 /// `[model]`: the family and the sizes of the model.

@@ -7,7 +7,7 @@ use megaburn_parallel::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainConfig, ineffective_keys::Condition, rules::require};
+use super::{TrainConfig, ineffective_keys::Condition, require::require};
 use crate::TrainError;
 
 /// `[moe]`: how experts are trained. It has an effect only in families with experts.

@@ -1,6 +1,6 @@
 //! Checks of multi-token prediction.
 
-use super::{TrainConfig, rules::require};
+use super::{TrainConfig, require::require};
 use crate::TrainError;
 
 impl TrainConfig {

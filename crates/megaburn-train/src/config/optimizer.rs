@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    OptimizerName, TrainingConfig, ineffective_keys::Condition, rules::require,
+    OptimizerName, TrainingConfig, ineffective_keys::Condition, require::require,
     schedule::LrDecayStyle,
 };
 use crate::TrainError;

@@ -7,7 +7,7 @@ use megaburn_optim::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{OptimizerConfig, rules::require};
+use super::{OptimizerConfig, require::require};
 use crate::TrainError;
 
 /// The optimizer that updates parameters.

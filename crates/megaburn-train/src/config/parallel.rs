@@ -4,7 +4,7 @@ use megaburn_pipeline::ScheduleKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CpComm, ineffective_keys::Condition, json_schema, ranges, rules::require};
+use super::{CpComm, ineffective_keys::Condition, json_schema, ranges, require::require};
 use crate::{TrainError, device::Devices};
 
 /// `[parallel]`: how the run is split over ranks.

@@ -3,7 +3,7 @@
 use megaburn_mesh::Layout;
 use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind, StageLayers};
 
-use super::{ParallelConfig, TrainingConfig, rules::require};
+use super::{ParallelConfig, TrainingConfig, require::require};
 use crate::TrainError;
 
 impl ParallelConfig {

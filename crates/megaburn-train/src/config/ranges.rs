@@ -11,7 +11,7 @@ use toml::{Table, Value};
 
 use super::{
     json_schema::{REFUSED, RULE, schema_with_rules},
-    rules::require,
+    require::require,
     schema::join,
     value::value_at,
 };

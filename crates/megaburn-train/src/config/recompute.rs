@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{ineffective_keys::Condition, rules::require};
+use super::{ineffective_keys::Condition, require::require};
 use crate::TrainError;
 
 /// `[recompute]`: which activations backward recomputes instead of keeping them.

@@ -2,7 +2,7 @@ use megaburn_kernels::{RopeScaling, YarnScaling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::require;
+use super::require::require;
 use crate::TrainError;
 
 /// `[model.rope_scaling]`: scaling of rotary frequencies for longer contexts. The keys have Hugging

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     BatchRampConfig, TrainConfig,
     ineffective_keys::Condition,
-    rules::{fits_toml, require},
+    require::{fits_toml, require},
     tokenizer::Tokenizer,
 };
 use crate::{TrainError, device::DeviceChoice};

@@ -4,7 +4,7 @@ use megaburn_data::{ByteTokenizer, DataError, HfTokenizer};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::require;
+use super::require::require;
 use crate::TrainError;
 
 /// The tokenizer, which turns text into tokens.

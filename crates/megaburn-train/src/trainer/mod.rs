@@ -5,7 +5,7 @@ mod collator;
 mod estimated;
 mod evaluate;
 mod experts;
-mod finite;
+mod finite_weights;
 mod first_times;
 mod hybrid_context;
 mod nonfinite;

@@ -1,6 +1,6 @@
 use megaburn_optim::{Decay, LrSchedule};
 
-use super::{super::rules::require, LrDecayStyle, OptimizerConfig, TrainingConfig};
+use super::{super::require::require, LrDecayStyle, OptimizerConfig, TrainingConfig};
 use crate::TrainError;
 
 impl OptimizerConfig {

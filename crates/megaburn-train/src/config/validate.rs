@@ -1,0 +1,23 @@
+//! The check of a whole configuration. Ranges stand beside the fields; each section checks what its
+//! keys require of each other.
+
+use super::{TrainConfig, ranges};
+use crate::TrainError;
+
+impl TrainConfig {
+    /// Refuses values that no run can use. Called by [`ConfigLayers::load`].
+    ///
+    /// # Errors
+    /// The first such value; the error names its key.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        self.run.validate()?;
+        ranges::check("", self)?;
+        self.model.validate()?;
+        self.parallel.validate_pipeline()?;
+        self.data.validate()?;
+        self.train.validate()?;
+        self.optimizer.validate(&self.train)?;
+        self.recompute.validate()?;
+        self.generate.validate()
+    }
+}

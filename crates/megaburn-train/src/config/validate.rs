@@ -1,5 +1,5 @@
-//! The check of a whole configuration. Ranges stand beside the fields; each section checks what its
-//! keys require of each other.
+//! The check of a whole configuration. The fields carry their ranges as attributes, and each section
+//! checks what its keys require of each other.
 
 use super::{TrainConfig, ranges};
 use crate::TrainError;

@@ -5,7 +5,8 @@ use super::{TrainConfig, ranges};
 use crate::TrainError;
 
 impl TrainConfig {
-    /// Refuses values that no run can use. Called by [`ConfigLayers::load`].
+    /// Refuses values that no run can use. Called by
+    /// [`ConfigLayers::load`](super::ConfigLayers::load).
     ///
     /// # Errors
     /// The first such value; the error names its key.

@@ -3,7 +3,6 @@
 pub mod expert_grid;
 pub mod gather;
 pub mod layout_grid;
-pub mod pairwise;
 pub mod run;
 pub mod task_pool;
 pub mod text;

@@ -83,19 +83,19 @@ impl Range {
     }
 }
 
-/// Refuses the first value outside its range. `values` is the section at the dotted path `prefix`,
-/// or the entire configuration if that is empty.
+/// Refuses the first value of the section `name` outside its range.
 ///
 /// # Errors
 /// The value, with its key and range; an integer that TOML cannot hold.
-pub(super) fn check(prefix: &str, values: &impl Serialize) -> Result<(), TrainError> {
-    let values = Table::try_from(values).map_err(|source| TrainError::Value {
-        place: "the configuration".into(),
+pub(super) fn check(name: &str, section: &impl Serialize) -> Result<(), TrainError> {
+    let values = Table::try_from(section).map_err(|source| TrainError::Value {
+        place: format!("`[{name}]`"),
         why: source.to_string(),
     })?;
     for range in RANGES.iter() {
-        let path = range.key.strip_prefix(prefix);
-        let value = path.and_then(|path| value_at(&values, path.trim_start_matches('.')));
+        let path = range.key.strip_prefix(name);
+        let path = path.and_then(|path| path.strip_prefix('.'));
+        let value = path.and_then(|path| value_at(&values, path));
         let (ok, text) = match value {
             Some(Value::Float(number)) => (range.holds(*number), number.to_string()),
             Some(Value::Integer(number)) => (range.holds(*number as f64), number.to_string()),
@@ -168,13 +168,32 @@ mod tests {
     #[test]
     fn a_section_is_checked_by_itself_too() {
         let mut config = TrainConfig::default();
-        check("", &config).unwrap();
+        check("parallel", &config.parallel).unwrap();
         config.parallel.pp = 0;
         let error = check("parallel", &config.parallel).unwrap_err().to_string();
-        assert_eq!(error, check("", &config).unwrap_err().to_string());
+        assert_eq!(error, config.validate().unwrap_err().to_string());
         assert!(
             error.contains("`parallel.pp` is 0: it must be from 1 to 65535"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn each_key_with_a_range_is_in_a_section_that_is_checked() {
+        let sections = [
+            "run",
+            "model",
+            "parallel",
+            "data",
+            "train",
+            "optimizer",
+            "moe",
+            "recompute",
+            "generate",
+        ];
+        for Range { key, .. } in RANGES.iter() {
+            let section = key.split('.').next().unwrap();
+            assert!(sections.contains(&section), "{key}");
+        }
     }
 }

@@ -116,17 +116,17 @@ impl RecomputeConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let modules = &self.modules;
-        let repeated = (1..modules.len()).find(|&i| modules[..i].contains(&modules[i]));
-        repeated.map_or(Ok(()), |i| {
-            let value = format!("a list with {} more than once", json!(modules[i]));
+        use RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
+        for module in [Norm, Activation, CoreAttention, Mlp] {
+            let num = self.modules.iter().filter(|&&it| it == module).count();
             require(
-                false,
+                num <= 1,
                 "recompute.modules",
-                value,
+                format!("a list with {} more than once", json!(module)),
                 "a list without repetitions",
-            )
-        })
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -220,6 +220,10 @@ mod tests {
         "modules = [\"norm\", \"norm\"]",
         "`recompute.modules` is a list with \"norm\" more than once: it must be a list without \
         repetitions"
+    )]
+    #[case(
+        "modules = [\"mlp\", \"mlp\", \"norm\", \"norm\"]",
+        "a list with \"norm\" more than once"
     )]
     #[case("granularity = \"full\"", "recompute.granularity")]
     fn what_cannot_be_computed_again_is_refused(#[case] line: &str, #[case] message: &str) {

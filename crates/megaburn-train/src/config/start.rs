@@ -10,11 +10,11 @@ impl TrainConfig {
     /// Checks that the model, the sequence and the batch can be split over a layout. A model that
     /// is read from `model.init` is checked entirely when it is opened.
     pub(super) fn validate_for(&self, layout: &Layout) -> Result<(), TrainError> {
-        if self.model.init.is_none() {
-            return self.check_model(layout, &self.model.decoder(self.data.seq_len, 1));
-        }
         self.check_layout(layout, &self.model.shape(self.padded_seq_len(layout)))?;
-        self.check_mtp(self.model.mtp_layers)
+        match self.model.init {
+            None => self.check_model(layout, &self.model.decoder(self.data.seq_len, 1)),
+            Some(_) => self.check_mtp(self.model.mtp_layers),
+        }
     }
 
     /// Refuses a model that cannot be trained on `layout` with this configuration.

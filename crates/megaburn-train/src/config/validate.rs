@@ -1,5 +1,5 @@
-//! The check of a whole configuration. The fields carry their ranges as attributes, and each section
-//! checks what its keys require of each other.
+//! The check of a whole configuration, section by section. The fields carry their ranges as
+//! attributes, and each section checks what its keys require of each other.
 
 use super::{TrainConfig, ranges};
 use crate::TrainError;
@@ -12,13 +12,42 @@ impl TrainConfig {
     /// The first such value; the error names its key.
     pub fn validate(&self) -> Result<(), TrainError> {
         self.run.validate()?;
-        ranges::check("", self)?;
+        ranges::check("run", &self.run)?;
+        ranges::check("model", &self.model)?;
         self.model.validate()?;
+        ranges::check("parallel", &self.parallel)?;
         self.parallel.validate_pipeline()?;
+        ranges::check("data", &self.data)?;
         self.data.validate()?;
+        ranges::check("train", &self.train)?;
         self.train.validate()?;
+        ranges::check("optimizer", &self.optimizer)?;
         self.optimizer.validate(&self.train)?;
+        ranges::check("moe", &self.moe)?;
+        ranges::check("recompute", &self.recompute)?;
         self.recompute.validate()?;
+        ranges::check("generate", &self.generate)?;
         self.generate.validate()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::ConfigLayers;
+
+    /// Of several bad values, the one of the first section is named.
+    #[rstest]
+    #[case(&["model.heads=3", "generate.temperature=-1"], "model.hidden")]
+    #[case(&["train.steps=0", "model.layers=0"], "model.layers")]
+    #[case(&["moe.capacity_factor=-1.0", "train.micro_batch=0"], "train.micro_batch")]
+    #[case(&["recompute.num_layers=0", "optimizer.lr=-1.0"], "optimizer.lr")]
+    fn sections_are_checked_in_their_order(#[case] sets: &[&str], #[case] key: &str) {
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let error = layers.unwrap().load().unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}`")), "{error}");
     }
 }

@@ -139,30 +139,46 @@ fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     );
 }
 
+/// An answer of rank 0 with 1 of 2 bytes done and `limit` ms left.
+fn busy(place: Place, limit: u64) -> ControlMessage {
+    ControlMessage::TimeoutProbe(TimeoutProbe::Busy(Busy {
+        rank: 0,
+        phase: Phase::Save,
+        place,
+        done: 1,
+        total: 2,
+        idle: Duration::ZERO,
+        limit: Duration::from_millis(limit),
+    }))
+}
+
+/// The peer answers once that it has just left a phase, and then hangs.
+#[test]
+fn silence_after_a_phase_is_a_timeout_at_once() {
+    let (mine, theirs) = pair();
+    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
+    thread::spawn(move || {
+        let mut questions = 0;
+        while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {
+            let is_question = matches!(word, ControlMessage::TimeoutProbe(TimeoutProbe::Question));
+            questions += usize::from(is_question);
+            if is_question && questions == 1 {
+                write_frame(&theirs, &busy(Place::Left, 100), 0, None).unwrap();
+            }
+        }
+    });
+    let begin = Instant::now();
+    let error = transport.receive(0, 5, soon(100)).unwrap_err();
+    assert_eq!(error, TransportError::Timeout);
+    assert!(begin.elapsed() < SILENT, "{:?}", begin.elapsed());
+}
+
 /// A busy peer; every third of its answers is lost.
 #[test]
 fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
     let (mine, theirs) = pair();
     let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
     thread::spawn(move || {
-        let busy = |limit| {
-            let phase = Phase::Save;
-            let place = Place::Inside;
-            let limit = Duration::from_millis(limit);
-            let rank = 0;
-            let done = 1;
-            let total = 2;
-            let idle = Duration::ZERO;
-            TimeoutProbe::Busy(Busy {
-                rank,
-                phase,
-                place,
-                done,
-                total,
-                idle,
-                limit,
-            })
-        };
         let mut questions = 0;
         while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {
             let ControlMessage::TimeoutProbe(TimeoutProbe::Question) = word else {
@@ -173,7 +189,7 @@ fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
             match questions {
                 3 | 6 | 9 => Ok(()),
                 12 => write_frame(&theirs, &ControlMessage::Data(call), 5, Some(&payload)),
-                1..=13 => write_frame(&theirs, &ControlMessage::TimeoutProbe(busy(100)), 0, None),
+                1..=13 => write_frame(&theirs, &busy(Place::Inside, 100), 0, None),
                 _ => Ok(()),
             }
             .unwrap();

@@ -7,7 +7,7 @@ has reserved at most, tokens of a step on each GPU and micro-batches, for `bench
 
 The model is `fsdp.py`'s. Keys and values are repeated for their query heads, which ring attention asks for there
 (one rank attends to whole sequences, without). With `--again` blocks are computed again in backward, and with
-`--loss-rows` the loss of so many rows at a time, whose logits are not kept."""
+`--loss-rows` the loss of this number of rows at a time; their logits are not kept."""
 
 import argparse, contextlib, os, time, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -82,7 +82,7 @@ def main():
         tokens = torch.randint(0, VOCAB, (1, args.seq_len), device="cuda")
         labels, cos, sin = tokens.roll(-1, 1), angles.cos().bfloat16(), angles.sin().bfloat16()
         buffers = [tokens, labels, cos, sin]
-        # (One rank has nobody to share with, and would be refused.)
+        # (PyTorch refuses ring attention with one rank.)
         shared = dict(buffers=buffers, buffer_seq_dims=[1, 1, 0, 0], no_restore_buffers=set(buffers))
         with context_parallel(mesh, **shared) if world > 1 else contextlib.nullcontext():
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loss curves of a small Llama in f32, bf16 and f16: megaburn's beside PyTorch's, from the same weights on the same batches.
+"""Loss curves of a small Llama in f32, bf16 and f16: megaburn's next to PyTorch's, from the same weights on the same batches.
 
     pip install torch transformers xxhash
     cargo build --release --bins
@@ -52,7 +52,7 @@ class LossScaler:
 
 
 def rate(trained, steps):
-    """Of an update with which so many samples were trained on."""
+    """The value for the update after which this number of samples were trained on."""
     warmup, decay = WARMUP * BATCH, steps * BATCH
     if trained < warmup:
         return LR * trained / warmup

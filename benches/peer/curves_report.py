@@ -3,9 +3,9 @@
 import math
 
 DTYPES = ("f32", "bf16", "f16")
-ABOUT = """Loss of a byte-level Llama (0.8 million parameters, vocabulary 260) over {steps} steps of 1024 tokens, with warm-up, cosine decay, weight decay and clipping: megaburn beside Transformers' LlamaForCausalLM, from the same weights, on the same batches, two micro-batches a step. Both keep parameters and activations in the type, sum gradients in f32 and update f32 masters whose rounding the model holds (no autocast). The gradients of megaburn's matrices are f32 from their products on, PyTorch's are of the type until they are added. f16's loss is scaled by Megatron-LM's dynamic rule, written out on PyTorch's side, from 2^{scale:g} on and twice as much after 50 steps.
+ABOUT = """Loss of a byte-level Llama (0.8 million parameters, vocabulary 260) over {steps} steps of 1024 tokens, with warm-up, cosine decay, weight decay and clipping: megaburn next to Transformers' LlamaForCausalLM, from the same weights, on the same batches, two micro-batches a step. Both keep parameters and activations in the type, sum gradients in f32 and update f32 masters whose rounding the model holds (no autocast). megaburn's GEMMs write the gradients of matrices in f32; PyTorch's gradients have the type until they are added. The f16 loss is scaled by Megatron-LM's dynamic rule, which the PyTorch script implements, from 2^{scale:g} on and twice as much after 50 steps.
 
-A difference is of the loss of one step, before its update, in nats a token. Training magnifies rounding, so a difference says something only beside that of two right answers: PyTorch with its fused attention (sdpa) from PyTorch with the eager one."""
+A difference is the difference between two losses of the same step, before its update, in nats per token. Training magnifies rounding, so compare each difference with that between two correct runs: PyTorch with fused attention (sdpa) and PyTorch with eager attention."""
 
 
 def difference(a, b):

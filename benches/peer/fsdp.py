@@ -3,7 +3,7 @@ prints NAME, a tab, milliseconds of a step, its loss read (and GiB that PyTorch 
 
     torchrun --nproc-per-node N fsdp.py [--layers 12] [--seq-len 8192] [--micro-batches 1] [--zero 3,2]
 
-Parameters and activations are bf16, masters, gradients' sums and AdamW's state f32: shared out as ZeRO-3 does
+Parameters and activations are bf16, masters, gradients' sums and AdamW's state f32: sharded as ZeRO-3 does
 (`reshard_after_forward`), and as ZeRO-2 does (without it; with several micro-batches whole gradients stay until the
 last)."""
 

@@ -8,7 +8,7 @@ Megatron-Core and PyTorch's own pieces compute them; each token's experts in tur
 
 Prints NAME PASS PEER, a tab, milliseconds of the device (the slowest rank's, the median of the passes), of a forward
 and of a backward, then NAME PASS with those of the peer that is fastest in both together, for `bench-moe --peer`. What
-fails is told on stderr, and the next peer measured. With `--tiny` nothing is timed: it checks itself without GPUs, in
+fails is reported on stderr, and the next peer measured. With `--tiny` nothing is timed: it checks itself without GPUs, in
 f32, each peer's outputs and gradients against those of one rank that has all experts.
 
 Megatron-Core is the pip wheel without Transformer Engine or Apex: its `MoELayer` with a router in f32, experts that

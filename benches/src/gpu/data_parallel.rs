@@ -117,7 +117,7 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 \
         with f32 gradients and masters, {micro_batches} x {seq_len} tokens per GPU, on {ranks} \
         GPUs, one process each. The time is the slowest rank's median from the end of a step to \
-        the end of the next, its loss read. The first row is each GPU by itself, without any \
+        the end of the next, including reading the loss. The first row is each GPU by itself, without any \
         communication; the extra time of the other rows is exposed communication, except that \
         sharded optimizers do only a part of the update. GiB are the reserved GPU memory, here \
         after the last step, for PyTorch at the peak. With `--memory`, also the memory that \

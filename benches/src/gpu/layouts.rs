@@ -145,7 +145,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 \
         with f32 gradients and masters, sequences of {seq_len} tokens unless the row says \
         otherwise, one per micro-batch, on {ranks} GPUs, one process each. The time is the \
-        slowest rank's median, its loss read, and so are the rates; GiB are the reserved memory \
+        slowest rank's median, including reading the loss, and so are the rates; GiB are the reserved memory \
         of the fullest GPU after the last step. The bubble is the part of the step beyond the \
         time that its micro-batches take at the marginal rate (from the runs with the most and \
         the fewest micro-batches), including the update; next to it the formula for one chunk, \

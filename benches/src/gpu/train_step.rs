@@ -86,7 +86,7 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     let about = "One optimizer step (forward, backward, AdamW) of four layers of Llama-3-8B's shape: \
                  hidden 4096, 32 heads (8 key/value), ffn 14336, vocabulary 32000, one sequence, on \
                  one GPU. The time is the median from the end of a step to the end \
-                 of the next, its loss read.";
+                 of the next, including reading the loss.";
     let mut report = Report::new("train_step", about);
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("text.txt");

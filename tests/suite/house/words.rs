@@ -79,10 +79,12 @@ fn texts_use_the_words_of_the_field() {
     ] {
         look(&root().join(page));
     }
-    for page in fs::read_dir(root().join("docs")).unwrap() {
-        let path = page.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "md") {
-            look(&path);
+    for folder in ["docs", "benches/results", "benches/results/archive"] {
+        for page in fs::read_dir(root().join(folder)).unwrap() {
+            let path = page.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                look(&path);
+            }
         }
     }
     let limit = |name: &str| allowed.get(name).copied().unwrap_or(0);

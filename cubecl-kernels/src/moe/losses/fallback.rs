@@ -1,9 +1,11 @@
-//! Fallback for the router losses, composed of Burn's operations.
+//! Fallback for the router losses, composed of Burn's operations. Sums over tokens are in a fixed
+//! order, which Burn's own have not on GPUs.
 
 use burn::tensor::{DType, Tensor};
 
 use super::{BalanceLoss, RouterGradients, RouterLossTerms, RouterLosses, RouterScores};
 use crate::moe::router::TINY;
+use crate::sum::{sum_all, sum_columns};
 
 pub(super) fn terms(
     logits: Tensor<2>,
@@ -49,7 +51,7 @@ pub(super) fn terms(
     let all = [&losses.micro_batch, &losses.sequences, &losses.global_batch];
     let weights = all.map(shares);
     let value = |weights: &Option<Tensor<2>>| match weights {
-        Some(weights) => (counted_probabilities.clone() * weights.clone()).sum(),
+        Some(weights) => sum_all(counted_probabilities.clone() * weights.clone()),
         None => zeros(1),
     };
     let aux = value(&weights[0]);
@@ -70,11 +72,11 @@ pub(super) fn terms(
     let (of_logits, z) = match losses.z_loss {
         Some(factor) => {
             let (gradient, squares) = z_loss(logits.cast(DType::F32));
-            (Some(masked(gradient) * factor), masked(squares).sum())
+            (Some(masked(gradient) * factor), sum_all(masked(squares)))
         }
         None => (None, zeros(1)),
     };
-    let of_experts = counted_probabilities.sum_dim(0).reshape([e]);
+    let of_experts = sum_columns(counted_probabilities).reshape([e]);
     let sums = Tensor::cat(vec![aux, seq_aux, z, of_experts], 0);
     RouterLossTerms {
         gradients: RouterGradients {

@@ -8,28 +8,65 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::backend_ops::cast;
 use megaburn_autograd::on_every_backend;
 
-/// Runs `work` without autotuning its GEMMs, so that equal matrices have bit-identical products on
-/// all devices of a kind. For values that several ranks compute redundantly.
-pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
-    #[cfg(feature = "cuda")]
-    return megaburn_cuda::gemm::deterministic(work);
-    #[cfg(not(feature = "cuda"))]
-    work()
+/// Which algorithm computes a matrix product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GemmAlgorithm {
+    /// The fastest of those that were timed at the first product of its shape, if the device's
+    /// options allow timing.
+    #[default]
+    Tuned,
+    /// The library's first choice: equal matrices have bit-identical products on all devices of a
+    /// kind. Use it for values that several ranks compute redundantly, and for shapes that change
+    /// too often to be timed.
+    Deterministic,
+}
+
+/// How a matrix product is scaled, rounded and computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductOptions {
+    /// A factor of the product.
+    pub(crate) scale: f64,
+    /// The type of the result.
+    pub(crate) dtype: FloatDType,
+    /// The algorithm.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "only cuBLASLt has a choice")
+    )]
+    pub(crate) algorithm: GemmAlgorithm,
+}
+
+impl ProductOptions {
+    /// A product in `dtype`, with factor 1 and a tuned algorithm.
+    pub(crate) fn new(dtype: impl Into<FloatDType>) -> Self {
+        Self {
+            scale: 1.0,
+            dtype: dtype.into(),
+            algorithm: GemmAlgorithm::Tuned,
+        }
+    }
+
+    pub(crate) fn with_scale(self, scale: f64) -> Self {
+        Self { scale, ..self }
+    }
+
+    pub(crate) fn with_algorithm(self, algorithm: GemmAlgorithm) -> Self {
+        Self { algorithm, ..self }
+    }
 }
 
 /// The matrix products of a backend. Inputs may be views, transposed or sliced.
 pub(crate) trait GemmOps: Backend {
-    /// `a b * scale` in `dtype`, accumulated in f32 or wider.
+    /// `a b * scale`, accumulated in f32 or wider.
     ///
     /// # Shapes
     /// `a: [.., m, k]`, `b: [.., k, n]` of one dtype
     fn product(
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
-        scale: f64,
-        dtype: FloatDType,
+        options: ProductOptions,
     ) -> FloatTensor<Self> {
-        gemm_in_f32::<Self>(a, b, scale, dtype)
+        gemm_in_f32::<Self>(a, b, options)
     }
 
     /// `x w + bias` in the dtype of `x`.
@@ -40,6 +77,7 @@ pub(crate) trait GemmOps: Backend {
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
+        _: GemmAlgorithm,
     ) -> FloatTensor<Self> {
         Self::linear(x, w, bias)
     }
@@ -54,6 +92,7 @@ pub(crate) trait GemmOps: Backend {
         dy: FloatTensor<Self>,
         sum: Option<Tensor<2>>,
         room: Option<Tensor<2>>,
+        algorithm: GemmAlgorithm,
     ) -> Tensor<2>;
 }
 
@@ -63,23 +102,31 @@ pub(crate) trait GemmOps: Backend {
 /// # Shapes
 /// `a: [.., m, k]`, `b: [.., k, n]`
 pub(crate) fn multiply<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
-    let dtype = a.dtype();
-    multiply_to(a, b, dtype)
+    let options = ProductOptions::new(a.dtype());
+    multiply_with(a, b, options)
 }
 
-/// [`multiply`] with a result in `dtype`.
+/// [`multiply`] with options.
 ///
 /// # Shapes
 /// `a: [.., m, k]`, `b: [.., k, n]`
-pub(crate) fn multiply_to<const D: usize>(a: Tensor<D>, b: Tensor<D>, dtype: DType) -> Tensor<D> {
+pub(crate) fn multiply_with<const D: usize>(
+    a: Tensor<D>,
+    b: Tensor<D>,
+    options: ProductOptions,
+) -> Tensor<D> {
     let a = a.into_dispatch();
     let b = b.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as PlainGemm>::plain_gemm(a, b, dtype))
+    Tensor::from_dispatch(<Dispatch as PlainGemm>::plain_gemm(a, b, options))
 }
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
 trait PlainGemm: Backend {
-    fn plain_gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
+    fn plain_gemm(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        options: ProductOptions,
+    ) -> FloatTensor<Self>;
 }
 
 on_every_backend! {
@@ -87,9 +134,9 @@ on_every_backend! {
         fn plain_gemm(
             a: FloatTensor<Self>,
             b: FloatTensor<Self>,
-            dtype: DType,
+            options: ProductOptions,
         ) -> FloatTensor<Self> {
-            Self::product(a, b, 1.0, dtype.into())
+            Self::product(a, b, options)
         }
     }
 }
@@ -97,9 +144,9 @@ on_every_backend! {
 fn gemm_in_f32<B: Backend>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
-    scale: f64,
-    dtype: FloatDType,
+    options: ProductOptions,
 ) -> FloatTensor<B> {
+    let ProductOptions { scale, dtype, .. } = options;
     let wide = megaburn_autograd::backend_ops::compute_dtype(a.dtype());
     let a = cast::<B>(a, wide);
     let a = if scale == 1.0 {
@@ -131,6 +178,7 @@ impl GemmOps for burn::backend::Flex {
         dy: FloatTensor<Self>,
         sum: Option<Tensor<2>>,
         _: Option<Tensor<2>>,
+        _: GemmAlgorithm,
     ) -> Tensor<2> {
         // A product in a narrow dtype would be rounded before it is added to the sum.
         let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
@@ -152,37 +200,36 @@ mod cube {
         fn product(
             a: FloatTensor<Self>,
             b: FloatTensor<Self>,
-            scale: f64,
-            dtype: FloatDType,
+            options: ProductOptions,
         ) -> FloatTensor<Self> {
-            if let Some(zeros) = without_terms::<Self>(&a, &b, dtype) {
+            if let Some(zeros) = without_terms::<Self>(&a, &b, options.dtype) {
                 return zeros;
             }
             let a = tensor::from_backend(a);
             let b = tensor::from_backend(b);
-            let out = DType::from(dtype);
+            let out = DType::from(options.dtype);
             if CudaQueue::of(&a).is_some() && gemm::takes(a.dtype, b.dtype, out) {
-                return tensor::into_backend(done(gemm::product(a, b, None, scale as f32, out)));
+                let options = gemm::ProductOptions {
+                    scale: options.scale as f32,
+                    ..cublas_options(out, options.algorithm)
+                };
+                return tensor::into_backend(done(gemm::product(a, b, None, options)));
             }
-            gemm_in_f32::<Self>(
-                tensor::into_backend(a),
-                tensor::into_backend(b),
-                scale,
-                dtype,
-            )
+            gemm_in_f32::<Self>(tensor::into_backend(a), tensor::into_backend(b), options)
         }
 
         fn affine(
             x: FloatTensor<Self>,
             w: FloatTensor<Self>,
             bias: Option<FloatTensor<Self>>,
+            algorithm: GemmAlgorithm,
         ) -> FloatTensor<Self> {
             let x = tensor::from_backend(x);
             let w = tensor::from_backend(w);
             let bias = bias.map(tensor::from_backend);
             if CudaQueue::of(&x).is_some() && gemm::takes(x.dtype, w.dtype, x.dtype) {
-                let dtype = x.dtype;
-                return tensor::into_backend(done(gemm::product(x, w, bias, 1.0, dtype)));
+                let options = cublas_options(x.dtype, algorithm);
+                return tensor::into_backend(done(gemm::product(x, w, bias, options)));
             }
             let bias = bias.map(tensor::into_backend);
             Self::linear(tensor::into_backend(x), tensor::into_backend(w), bias)
@@ -193,9 +240,11 @@ mod cube {
             dy: FloatTensor<Self>,
             sum: Option<Tensor<2>>,
             room: Option<Tensor<2>>,
+            algorithm: GemmAlgorithm,
         ) -> Tensor<2> {
             if x.shape()[0] == 0 {
-                let none = Self::product(swapped::<Self>(x), dy, 1.0, FloatDType::F32);
+                let options = ProductOptions::new(FloatDType::F32);
+                let none = Self::product(swapped::<Self>(x), dy, options);
                 return plus(sum, Tensor::from_primitive::<Self>(none));
             }
             let x = tensor::from_backend(x);
@@ -209,20 +258,32 @@ mod cube {
                 );
             }
             let x = tensor::transposed(x);
-            let add = sum.is_some();
+            let options = cublas_options(DType::F32, algorithm);
+            let into_options = gemm::ProductIntoOptions {
+                add: sum.is_some(),
+                tune: options.tune,
+            };
             let sum = match sum.or(room) {
-                None => done(gemm::product(x, dy, None, 1.0, DType::F32)),
+                None => done(gemm::product(x, dy, None, options)),
                 Some(sum) => {
                     let sum = sum.try_into_primitive::<Self>();
                     let sum = tensor::from_backend(sum.expect(
                         "the gradient is on the weight's \
                         device",
                     ));
-                    done(gemm::product_into(x, dy, &sum, add));
+                    done(gemm::product_into(x, dy, &sum, into_options));
                     sum
                 }
             };
             Tensor::from_primitive::<Self>(tensor::into_backend(sum))
+        }
+    }
+
+    fn cublas_options(dtype: DType, algorithm: GemmAlgorithm) -> gemm::ProductOptions {
+        gemm::ProductOptions {
+            scale: 1.0,
+            dtype,
+            tune: algorithm == GemmAlgorithm::Tuned,
         }
     }
 

@@ -75,10 +75,9 @@ pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use flush::flush;
-pub use gemm_ops::deterministic;
+pub use gemm_ops::GemmAlgorithm;
 pub use linear::{
     GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, grouped_linear, linear,
-    set_grouped_gemm,
 };
 pub use moe::{
     BalanceLoss, ExpertPermutation, Routed, RouterGradients, RouterGroups, RouterLossTerms,

@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use megaburn::cuda::{
     Buffers, CudaError, CudaQueue, Op, Retained,
     events::Event,
-    gemm::product,
+    gemm::{ProductOptions, product},
     memory::MemoryReport,
     streams::{Priority, Stream},
     tensor::{contiguous, empty},
@@ -36,6 +36,12 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const ROUNDS: usize = 40;
+
+const F32_PRODUCT: ProductOptions = ProductOptions {
+    scale: 1.0,
+    dtype: DType::F32,
+    tune: true,
+};
 
 fn cube<const D: usize>(tensor: &Tensor<D>) -> CubeTensor {
     tensor
@@ -190,7 +196,7 @@ fn through_foreign_work() -> Result<(), String> {
     let out = empty(&lost, lost.meta.shape().clone(), DType::F32);
     let queue = CudaQueue::of(&lost).ok_or("the tensor is not on a CUDA device")?;
     queue.enqueue(Op::new(|| "copy".into()).reads(&lost).writes(&out), copy);
-    let product = product(out, cube(&random([4, 2])), None, 1.0, DType::F32);
+    let product = product(out, cube(&random([4, 2])), None, F32_PRODUCT);
     assert_told(
         tensor(product.map_err(|error| error.to_string())?),
         "on purpose",
@@ -279,7 +285,7 @@ fn ragged() -> Result<(), String> {
         for (name, a, b) in parts {
             let expected: TensorData = host(&a)?.matmul(host(&b)?).into_data();
             let expected: Vec<f32> = expected.try_to_vec().expect("it is f32");
-            let found = product(cube(&a), cube(&b), None, 1.0, DType::F32);
+            let found = product(cube(&a), cube(&b), None, F32_PRODUCT);
             let found = read(tensor::<3>(found.map_err(|error| error.to_string())?))?;
             assert_close(&format!("{name} {m}x{k}x{n}"), &found, &expected, 1e-4)?;
         }

@@ -12,7 +12,9 @@ use burn_cubecl::tensor::CubeTensor;
 use clap::Parser;
 use megaburn::cuda::{
     self, CudaQueue,
-    gemm::{GemmOptions, Tuning, product, product_into, set_options},
+    gemm::{
+        GemmOptions, ProductIntoOptions, ProductOptions, Tuning, product, product_into, set_options,
+    },
     tensor::transposed,
     timing::elapsed,
 };
@@ -146,12 +148,21 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
             if !key.contains(&args.only) {
                 continue;
             }
+            let to = |dtype| ProductOptions {
+                scale: 1.0,
+                dtype,
+                tune: true,
+            };
+            let added = ProductIntoOptions {
+                add: true,
+                tune: true,
+            };
             let step = |[x, w, dy, sum]: [CubeTensor; 4]| match form {
-                Form::Fprop => product(x, w, None, 1.0, DType::BF16).map(drop),
-                Form::Dgrad => product(dy, transposed(w), None, 1.0, DType::BF16).map(drop),
-                Form::Wgrad => product(transposed(x), dy, None, 1.0, DType::BF16).map(drop),
-                Form::WgradF32 => product(transposed(x), dy, None, 1.0, DType::F32).map(drop),
-                Form::WgradAdd => product_into(transposed(x), dy, &sum, true),
+                Form::Fprop => product(x, w, None, to(DType::BF16)).map(drop),
+                Form::Dgrad => product(dy, transposed(w), None, to(DType::BF16)).map(drop),
+                Form::Wgrad => product(transposed(x), dy, None, to(DType::BF16)).map(drop),
+                Form::WgradF32 => product(transposed(x), dy, None, to(DType::F32)).map(drop),
+                Form::WgradAdd => product_into(transposed(x), dy, &sum, added),
             };
             let operands = || [&x, &w, &dy, &sum].map(cube);
             let seconds = time(&queue, || step(operands()))?;

@@ -21,7 +21,7 @@ use megaburn::{
     autograd::backward_from,
     collective::{ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect},
     cuda::{self, CudaQueue, timing::elapsed},
-    kernels::{GroupedGemmChoice, set_grouped_gemm},
+    kernels::GroupedGemmChoice,
     launch::tie_to_launcher,
     mesh::Layout,
     parallel::{
@@ -144,14 +144,13 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
         ranks => format!(", one's share of {ranks} ranks"),
     };
     let mut table = Table::new(format!("{ranks} GPUs, {} tokens{part}", args.tokens), &head);
-    set_grouped_gemm(args.products);
     let is_wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     for (name, config) in proxies().into_iter().filter(|(name, _)| is_wanted(name)) {
         let (config, tokens) = match args.share_of {
             1 => (config, args.tokens),
             ranks => share(&config, args.tokens, ranks)?,
         };
-        let [forward, backward, most] = measured(&config, &groups, (tokens, args.passes), &device)?;
+        let [forward, backward, most] = measured(&config, &groups, (tokens, args), &device)?;
         let theirs = |pass: &str| peer.get(&format!("{name} {pass}")).copied();
         let [of_forward, of_backward] = ["forward", "backward"].map(theirs);
         let told = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.2}"));
@@ -199,7 +198,7 @@ fn share(config: &MoeConfig, tokens: usize, ranks: usize) -> Result<(MoeConfig, 
 fn measured(
     config: &MoeConfig,
     groups: &ProcessGroups,
-    (tokens, passes): (usize, usize),
+    (tokens, args): (usize, &MoeArgs),
     device: &Device,
 ) -> Result<[f64; 3], Failure> {
     let tracked = device.clone().autodiff();
@@ -208,6 +207,7 @@ fn measured(
             choice: BalanceChoice::RoundRobin,
             ..LoadBalance::default()
         },
+        grouped_gemm: args.products,
         ..MoeOptions::default()
     };
     let config = config.clone().with_name("moe");
@@ -228,7 +228,7 @@ fn measured(
     let queue = CudaQueue::for_device(device).ok_or("the device is not a CUDA device")?;
     let mut times = [Times::default(), Times::default()];
     let mut held = 0;
-    for pass in 0..passes + 5 {
+    for pass in 0..args.passes + 5 {
         let x = x.clone().require_grad();
         groups.world.barrier()?;
         let mut y = None;

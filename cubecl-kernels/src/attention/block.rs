@@ -18,7 +18,7 @@ use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
 use super::scores::{Scores, Visible};
 use super::{AttentionDropout, AttentionOptions};
-use crate::gemm_ops::GemmOps;
+use crate::gemm_ops::{GemmOps, ProductOptions};
 
 /// Keys or values as a view of `[b, hkv, s_k, d]`, from `[s_k, b, hkv, d]`.
 pub(super) fn by_head<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -122,7 +122,11 @@ pub(super) fn forward<B: GemmOps + Scores>(
     );
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let k = transposed::<B>(narrow::<B>(k, &keys));
-    let scores = B::product(q.clone(), k, options.factor(d), wide);
+    let scores = B::product(
+        q.clone(),
+        k,
+        ProductOptions::new(wide).with_scale(options.factor(d)),
+    );
     let (scores, slope) = match options.soft_cap {
         Some(cap) => capped::<B>(scores, cap),
         None => (scores, None),
@@ -142,7 +146,7 @@ pub(super) fn forward<B: GemmOps + Scores>(
     };
     let probabilities = B::probabilities(scores, &visible, dtype);
     let left = dropped::<B>(probabilities.clone(), kept.as_ref());
-    let out = B::product(left, narrow::<B>(v, &keys), 1.0, dtype);
+    let out = B::product(left, narrow::<B>(v, &keys), ProductOptions::new(dtype));
     let y = unfold::<B>(out.clone(), group);
     let single = queries.clone().any(|i| options.visible(i, s_k).len() == 1);
     (
@@ -205,15 +209,27 @@ pub(super) fn backward<B: GemmOps + Scores>(
         k.shape()[1],
         group,
     );
-    let dprobabilities = B::product(dout.clone(), transposed::<B>(v), 1.0, wide);
+    let dprobabilities = B::product(dout.clone(), transposed::<B>(v), ProductOptions::new(wide));
     let dprobabilities = dropped::<B>(dprobabilities, kept.as_ref());
     let left = dropped::<B>(probabilities.clone(), kept.as_ref());
-    let dv = B::product(transposed::<B>(left), dout.clone(), 1.0, wide);
+    let dv = B::product(
+        transposed::<B>(left),
+        dout.clone(),
+        ProductOptions::new(wide),
+    );
     let output = (!single).then_some((out, dout));
     let dscores = B::score_gradient(probabilities, dprobabilities, output);
     let dscores = cast::<B>(dropped::<B>(dscores, slope.as_ref()), dtype);
-    let dq = B::product(dscores.clone(), k, scale, dtype);
-    let dk = B::product(transposed::<B>(dscores), q, scale, wide);
+    let dq = B::product(
+        dscores.clone(),
+        k,
+        ProductOptions::new(dtype).with_scale(scale),
+    );
+    let dk = B::product(
+        transposed::<B>(dscores),
+        q,
+        ProductOptions::new(wide).with_scale(scale),
+    );
     BlockGradients {
         q: unfold::<B>(dq, group),
         keys,

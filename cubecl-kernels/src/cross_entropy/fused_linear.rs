@@ -16,7 +16,7 @@ use megaburn_autograd::{
 
 use super::op::{self, VocabParallelLoss, losses_of};
 use super::{CrossEntropyOptions, exchanged};
-use crate::gemm_ops::{GemmOps, swapped};
+use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
 use crate::{LinearOptions, linear};
 
 /// [`cross_entropy`](crate::cross_entropy) of `linear(x, weight)`, in chunks of at most `chunk`
@@ -66,6 +66,7 @@ pub fn linear_cross_entropy(
     let by_row = labels.clone().reshape([1, num_rows]);
     let plain = LinearOptions {
         out_in: linear_options.out_in,
+        algorithm: linear_options.algorithm,
         ..Default::default()
     };
     let main_grad = linear_options.main_grad.as_ref();
@@ -155,13 +156,15 @@ impl<B: VocabParallelLoss + GemmOps + IntoPrimitive> FusedOp<B, 2> for LinearLos
         } else {
             [w.clone(), swapped::<B>(w.clone())]
         };
+        let algorithm = how.linear.algorithm;
+        let product_to = |dtype| ProductOptions::new(dtype).with_algorithm(algorithm);
         let main_grad = how.linear.main_grad.filter(MainGrad::is_attached);
         let mut dx = Vec::new();
         let mut dw = None;
         for start in (0..n).step_by(how.chunk) {
             let these = Slice::from(start..n.min(start + how.chunk));
             let x = B::float_slice(x.clone(), &[these, Slice::full()]);
-            let logits = B::affine(x.clone(), to_logits.clone(), None);
+            let logits = B::affine(x.clone(), to_logits.clone(), None, algorithm);
             let [len, columns] = logits.shape().dims();
             // These logits have no other owner, so their gradient overwrites them.
             let dy = B::logit_gradient(
@@ -173,18 +176,22 @@ impl<B: VocabParallelLoss + GemmOps + IntoPrimitive> FusedOp<B, 2> for LinearLos
             );
             let dy = rows::<B>(dy);
             if grads.wants(0) {
-                dx.push(B::product(dy.clone(), to_x.clone(), 1.0, dtype.into()));
+                dx.push(B::product(
+                    dy.clone(),
+                    to_x.clone(),
+                    product_to(dtype.into()),
+                ));
             }
             if grads.wants(1) {
                 let (inner, outer) = if how.linear.out_in { (dy, x) } else { (x, dy) };
                 match &main_grad {
                     Some(main_grad) => {
                         main_grad.update_by_part(|sum, room| {
-                            B::add_weight_gradient(inner, outer, sum, room())
+                            B::add_weight_gradient(inner, outer, sum, room(), algorithm)
                         });
                     }
                     None => {
-                        let part = B::product(swapped::<B>(inner), outer, 1.0, wide);
+                        let part = B::product(swapped::<B>(inner), outer, product_to(wide));
                         dw = Some(match dw {
                             Some(sum) => B::float_add(sum, part),
                             None => part,

@@ -10,7 +10,7 @@ use megaburn_autograd::{MainGrad, OverlappedWgrads, on_every_backend, run_or_def
 use super::joined::part;
 use super::{GroupWeight, GroupedGemmChoice};
 use crate::flush;
-use crate::gemm_ops::{GemmOps, deterministic, swapped};
+use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};
 
 /// A trained matrix and the range of its rows.
 type Trained = (GroupWeight, Range<usize>);
@@ -21,19 +21,18 @@ pub(super) fn gradients(
     x: Tensor<2>,
     dy: Tensor<2>,
     trained: Vec<Option<Trained>>,
+    choice: GroupedGemmChoice,
     overlapped_wgrads: Option<&OverlappedWgrads>,
 ) -> Vec<Option<Tensor<2>>> {
     let are_summed =
         |(group, _): &Trained| group.main_grad.as_ref().is_some_and(MainGrad::is_attached);
     let (len, all): (usize, Vec<&Trained>) = (trained.len(), trained.iter().flatten().collect());
     if let Some((first, _)) = all.first()
-        && GroupedGemmChoice::take(first.weight.dims(), all.len())
+        && choice.take(first.weight.dims(), all.len())
         && all.into_iter().all(are_summed)
     {
         let all: Vec<Trained> = trained.into_iter().flatten().collect();
-        put(overlapped_wgrads, move || {
-            deterministic(|| sum_all(&x, &dy, &all))
-        });
+        put(overlapped_wgrads, move || sum_all(&x, &dy, &all, choice));
         return vec![None; len];
     }
     let one = |(group, rows): Trained| {
@@ -65,13 +64,13 @@ fn of_weight(
             // now.
             let rows = overlapped_wgrads.is_some().then(|| x.clone());
             let work = move || {
-                deterministic(|| drop(product(x, dy, Some(main_grad))));
+                drop(product(x, dy, Some(main_grad)));
                 rows.iter().for_each(flush);
             };
             put(overlapped_wgrads, work);
             None
         }
-        None => Some(deterministic(|| product(x, dy, None)).cast(dtype)),
+        None => Some(product(x, dy, None).cast(dtype)),
     }
 }
 
@@ -82,11 +81,13 @@ fn product(x: Tensor<2>, dy: Tensor<2>, sum: Option<MainGrad>) -> Tensor<2> {
 }
 
 /// Adds the gradients of all matrices to their [`MainGrad`]s.
-fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
+fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained], choice: GroupedGemmChoice) {
     #[cfg(feature = "cuda")]
-    if cube::sum_all(x, dy, all) {
+    if cube::sum_all(x, dy, all, choice) {
         return;
     }
+    #[cfg(not(feature = "cuda"))]
+    let _ = choice;
     for (group, rows) in all {
         drop(product(
             part(x, rows),
@@ -114,11 +115,15 @@ on_every_backend! {
             dy: FloatTensor<Self>,
             sum: Option<MainGrad>,
         ) -> FloatTensor<Self> {
+            // The numbers of rows change with every call: see `grouped_linear`.
+            let algorithm = GemmAlgorithm::Deterministic;
             let Some(main_grad) = sum else {
-                let dtype = TensorMetadata::dtype(&x).into();
-                return Self::product(swapped::<Self>(x), dy, 1.0, dtype);
+                let options = ProductOptions::new(TensorMetadata::dtype(&x));
+                return Self::product(swapped::<Self>(x), dy, options.with_algorithm(algorithm));
             };
-            main_grad.update(|sum, room| Self::add_weight_gradient(x, dy.clone(), sum, room()));
+            main_grad.update(|sum, room| {
+                Self::add_weight_gradient(x, dy.clone(), sum, room(), algorithm)
+            });
             dy
         }
     }
@@ -135,10 +140,15 @@ mod cube {
 
     /// Adds all gradients in one launch. Returns false, with nothing done, if no kernel supports
     /// them.
-    pub(super) fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) -> bool {
+    pub(super) fn sum_all(
+        x: &Tensor<2>,
+        dy: &Tensor<2>,
+        all: &[Trained],
+        choice: GroupedGemmChoice,
+    ) -> bool {
         let row_ranges: Vec<Range<usize>> = all.iter().map(|(_, rows)| rows.clone()).collect();
         let [inputs, outputs] = all[0].0.weight.dims();
-        let few = GroupedGemmChoice::take_rows([inputs, outputs], &row_ranges);
+        let few = choice.take_rows([inputs, outputs], &row_ranges);
         let of = || Gradients::of(on_gpu(x)?, on_gpu(dy)?);
         let Some(gradients) = few.then(of).flatten() else {
             return false;

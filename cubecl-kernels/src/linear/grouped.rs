@@ -7,9 +7,9 @@ use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::as_row;
 use megaburn_autograd::{CheckpointFunction, LinearPass, MainGrad, OverlappedWgrads, RecomputeFn};
 
+use super::GroupedGemmChoice;
 use super::group_gradients::gradients;
 use super::joined::products;
-use crate::gemm_ops::deterministic;
 
 /// One of the matrices of [`grouped_linear`], and where its gradient goes.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct GroupWeight {
     pub main_grad: Option<MainGrad>,
 }
 
-/// Options of the backward pass of [`grouped_linear`].
+/// Options of [`grouped_linear`].
 #[derive(Clone, Debug, Default)]
 pub struct GroupedOptions {
     /// Recomputes all of `x`, as [`LinearOptions::again`](crate::LinearOptions::again).
@@ -28,6 +28,8 @@ pub struct GroupedOptions {
     /// Where weight-gradient products that go to a [`MainGrad`] are queued; `None` computes them
     /// immediately.
     pub overlapped_wgrads: Option<OverlappedWgrads>,
+    /// How the products are computed on a GPU.
+    pub choice: GroupedGemmChoice,
 }
 
 /// Multiplies each range of rows by its own matrix: the first `rows[0]` rows of `x` by the first
@@ -35,7 +37,8 @@ pub struct GroupedOptions {
 /// same, so that ranks that share it do the same whatever their rows.
 ///
 /// Values and gradients equal those of [`linear`](crate::linear) for each range; in the graph it is
-/// one operation.
+/// one operation. The numbers of rows change with every call, so products are
+/// [not tuned](crate::GemmAlgorithm::Deterministic).
 ///
 /// # Shapes
 /// - `x`: `[sum of rows, in]`
@@ -55,6 +58,7 @@ pub fn grouped_linear(
     let GroupedOptions {
         again,
         overlapped_wgrads,
+        choice,
     } = options;
     let [num_rows, inputs] = x.dims();
     let shape = weights.first().map(|w| w.weight.dims());
@@ -85,12 +89,11 @@ pub fn grouped_linear(
     let device = x.device();
     let row_ranges = row_ranges(rows);
     if !device.is_autodiff() {
-        return deterministic(|| products(&x, &row_ranges, &weights, LinearPass::Forward));
+        return products(&x, &row_ranges, &weights, LinearPass::Forward, choice);
     }
     let source = x.clone().inner();
     let groups = plain(&weights);
-    // The numbers of rows change with every call, so autotuning each of them is not worth it.
-    let y = deterministic(|| products(&source, &row_ranges, &groups, LinearPass::Forward));
+    let y = products(&source, &row_ranges, &groups, LinearPass::Forward, choice);
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
     // A matrix with a main gradient needs no node of its own, except for one: through it backward
     // gets here if `x` needs no gradient.
@@ -112,13 +115,13 @@ pub fn grouped_linear(
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
         let dy = dy.expect("the result has a gradient").cast(dtype);
-        let dx = deterministic(|| products(&dy, &row_ranges, &groups, LinearPass::Backward));
+        let dx = products(&dy, &row_ranges, &groups, LinearPass::Backward, choice);
         let x = kept.or_else(|| again.map(|again| again.compute()));
         let x = x.expect("x is saved or recomputed");
         let trained = groups.into_iter().zip(row_ranges).zip(are_trained);
         let trained =
             trained.map(|((group, rows), is_trained)| is_trained.then_some((group, rows)));
-        let of_weights = gradients(x, dy, trained.collect(), overlapped_wgrads.as_ref());
+        let of_weights = gradients(x, dy, trained.collect(), choice, overlapped_wgrads.as_ref());
         let of_weights = of_weights.into_iter().zip(have_nodes);
         let of_weights = of_weights.filter_map(|(gradient, has_node)| has_node.then_some(gradient));
         [Some(dx)]

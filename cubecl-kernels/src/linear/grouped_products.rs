@@ -3,7 +3,6 @@
 use std::fmt;
 #[cfg(feature = "cuda")]
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Elements of a matrix up to which the products of all matrices are computed together. (Measured
 /// with 1.6 and 3.1 million, which are faster together, and with 15 million, which are not:
@@ -42,36 +41,26 @@ impl fmt::Display for GroupedGemmChoice {
     }
 }
 
-static CHOICE: AtomicU8 = AtomicU8::new(GroupedGemmChoice::Auto as u8);
-
-/// Sets the choice for this process; all ranks must choose the same.
-pub fn set_grouped_gemm(products: GroupedGemmChoice) {
-    CHOICE.store(products as u8, Ordering::Relaxed);
-}
-
 impl GroupedGemmChoice {
-    fn chosen() -> Self {
-        match CHOICE.load(Ordering::Relaxed) {
-            choice if choice == Self::Together as u8 => Self::Together,
-            choice if choice == Self::Each as u8 => Self::Each,
-            _ => Self::Auto,
-        }
-    }
-
     /// Whether `count` matrices of these dimensions go together, if their rows allow it.
-    pub(super) fn take([inputs, outputs]: [usize; 2], count: usize) -> bool {
-        match Self::chosen() {
+    pub(super) fn take(self, [inputs, outputs]: [usize; 2], count: usize) -> bool {
+        match self {
             Self::Auto => count > 1 && inputs * outputs <= MOST_ELEMENTS,
-            choice => choice == Self::Together,
+            Self::Together => true,
+            Self::Each => false,
         }
     }
 
     /// Whether these numbers of rows allow it.
     #[cfg(feature = "cuda")]
-    pub(super) fn take_rows([inputs, outputs]: [usize; 2], row_ranges: &[Range<usize>]) -> bool {
+    pub(super) fn take_rows(
+        self,
+        [inputs, outputs]: [usize; 2],
+        row_ranges: &[Range<usize>],
+    ) -> bool {
         let rows: usize = row_ranges.iter().map(Range::len).sum();
         let is_few = || rows * inputs * outputs <= MOST_TERMS * row_ranges.len();
-        rows > 0 && (Self::chosen() != Self::Auto || is_few())
+        rows > 0 && (self != Self::Auto || is_few())
     }
 }
 
@@ -81,8 +70,8 @@ mod tests {
 
     #[test]
     fn many_small_matrices_go_together() {
-        assert!(GroupedGemmChoice::take([2048, 1536], 128));
-        assert!(!GroupedGemmChoice::take([2048, 1536], 1));
-        assert!(!GroupedGemmChoice::take([4096, 28_672], 8));
+        assert!(GroupedGemmChoice::Auto.take([2048, 1536], 128));
+        assert!(!GroupedGemmChoice::Auto.take([2048, 1536], 1));
+        assert!(!GroupedGemmChoice::Auto.take([4096, 28_672], 8));
     }
 }

@@ -10,7 +10,8 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use megaburn_autograd::LinearPass;
 
-use super::{GroupWeight, LinearOptions, linear};
+use super::{GroupWeight, GroupedGemmChoice, LinearOptions, linear};
+use crate::gemm_ops::GemmAlgorithm;
 
 /// The rows of one range.
 pub(super) fn part(x: &Tensor<2>, slice_of: &Range<usize>) -> Tensor<2> {
@@ -28,9 +29,12 @@ pub(super) fn products(
     row_ranges: &[Range<usize>],
     weights: &[GroupWeight],
     pass: LinearPass,
+    choice: GroupedGemmChoice,
 ) -> Tensor<2> {
+    #[cfg(not(feature = "cuda"))]
+    let _ = choice;
     #[cfg(feature = "cuda")]
-    if let Some(joined) = cube::products(x, row_ranges, weights, pass) {
+    if let Some(joined) = cube::products(x, row_ranges, weights, pass, choice) {
         if pass == LinearPass::Forward {
             // The host has just waited for the row counts and the GPU for the host, so submit at
             // once.
@@ -55,6 +59,7 @@ fn product(x: Tensor<2>, group: &GroupWeight, pass: LinearPass) -> Tensor<2> {
     let options = LinearOptions {
         out_in: pass == LinearPass::Backward,
         main_grad: group.main_grad.clone(),
+        algorithm: GemmAlgorithm::Deterministic,
         ..Default::default()
     };
     let product = || linear(x, group.weight.clone(), None, options);
@@ -67,18 +72,19 @@ fn product(x: Tensor<2>, group: &GroupWeight, pass: LinearPass) -> Tensor<2> {
 #[cfg(feature = "cuda")]
 mod cube {
     use burn_cubecl::tensor::CubeTensor;
-    use megaburn_cuda::{CudaQueue, gemm, tensor};
+    use megaburn_cuda::gemm::{self, ProductIntoOptions, ProductOptions};
+    use megaburn_cuda::{CudaQueue, tensor};
 
     use super::*;
     use crate::grouped_gemm;
     use crate::kernel_parts::{on_gpu, wrap};
-    use crate::linear::GroupedGemmChoice;
 
     pub(super) fn products(
         x: &Tensor<2>,
         row_ranges: &[Range<usize>],
         weights: &[GroupWeight],
         pass: LinearPass,
+        choice: GroupedGemmChoice,
     ) -> Option<Tensor<2>> {
         let [num_rows, _] = x.dims();
         let dtype = x.dtype();
@@ -103,8 +109,8 @@ mod cube {
             };
             on_gpu(&weight).expect("matrices and rows are on the same device")
         };
-        let are_together = GroupedGemmChoice::take([inputs, outputs], weights.len())
-            && GroupedGemmChoice::take_rows([inputs, outputs], row_ranges)
+        let are_together = choice.take([inputs, outputs], weights.len())
+            && choice.take_rows([inputs, outputs], row_ranges)
             && grouped_gemm::runs_on(&like);
         let matrices = are_together.then(|| weights.iter().map(read).collect::<Vec<_>>());
         if let Some(matrices) = &matrices
@@ -133,7 +139,15 @@ mod cube {
             };
             let Some(room) = room else { continue };
             let x = on_gpu(&part(x, slice_of)).expect("a slice is on its tensor's device");
-            let done = gemm::product_into(x, weight, &room, false);
+            let done = gemm::product_into(
+                x,
+                weight,
+                &room,
+                ProductIntoOptions {
+                    add: false,
+                    tune: false,
+                },
+            );
             launched(done);
         }
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
@@ -162,8 +176,12 @@ mod cube {
             .filter(|(slice_of, _)| !slice_of.is_empty());
         let parts = some.map(|(slice_of, matrix)| {
             let x = on_gpu(&part(x, slice_of)).expect("a slice is on its tensor's device");
-            let dtype = x.dtype;
-            let done = gemm::product(x, matrix, None, 1.0, dtype);
+            let options = ProductOptions {
+                scale: 1.0,
+                dtype: x.dtype,
+                tune: false,
+            };
+            let done = gemm::product(x, matrix, None, options);
             wrap(launched(done))
         });
         Tensor::cat(parts.collect(), 0)

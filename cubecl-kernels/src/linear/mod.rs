@@ -15,8 +15,10 @@ use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::{MainGrad, RecomputeFn, fused};
 
 pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
-pub use grouped_products::{GroupedGemmChoice, set_grouped_gemm};
+pub use grouped_products::GroupedGemmChoice;
 use op::Linear;
+
+use crate::gemm_ops::GemmAlgorithm;
 
 /// How [`linear`] reads its weight, where its gradients go, and whether the input is recomputed.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +33,8 @@ pub struct LinearOptions {
     /// Recomputes the input for the weight's gradient, its only use in backward; `None` saves the
     /// input.
     pub again: Option<RecomputeFn>,
+    /// The algorithm of the products, in both passes.
+    pub algorithm: GemmAlgorithm,
 }
 
 /// `x weight + bias`, in the dtype of `x`, accumulated in f32 (f64 for f64) whatever that dtype is.

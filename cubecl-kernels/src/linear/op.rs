@@ -13,7 +13,7 @@ use megaburn_autograd::{
 
 use super::LinearOptions;
 use crate::bias::{ColumnSum, bias_gradient};
-use crate::gemm_ops::{GemmOps, swapped};
+use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
 
 /// The inputs are `x: [.., k]` and `w: [k, n]` (`[n, k]` with `out_in`), and optionally `bias: [n]`;
 /// the result is `[.., n]`.
@@ -42,7 +42,7 @@ impl<B: GemmOps + ColumnSum, const N: usize> FusedOp<B, N> for Linear {
         };
         let last = shape.num_dims() - 1;
         shape[last] = weight.shape()[1];
-        let y = B::affine(rows::<B>(x.clone()), weight, bias);
+        let y = B::affine(rows::<B>(x.clone()), weight, bias, options.algorithm);
         let x = SavedInput::new(x, options.again.take());
         (B::float_reshape(y, shape), SavedLinear { x, w, options })
     }
@@ -52,10 +52,12 @@ impl<B: GemmOps + ColumnSum, const N: usize> FusedOp<B, N> for Linear {
         let shape = x.shape.clone();
         let dtype = w.dtype();
         let dy = cast::<B>(rows::<B>(dy), dtype.into());
+        let algorithm = options.algorithm;
+        let product = ProductOptions::new(dtype).with_algorithm(algorithm);
         if grads.wants(0) {
             let w = read_weight::<B>(w, options.main_grad.as_ref(), LinearPass::Backward);
             let w = if options.out_in { w } else { swapped::<B>(w) };
-            let dx = B::product(dy.clone(), w, 1.0, dtype.into());
+            let dx = B::product(dy.clone(), w, product);
             grads.register(0, B::float_reshape(dx, shape));
         }
         if grads.wants(1) {
@@ -69,11 +71,13 @@ impl<B: GemmOps + ColumnSum, const N: usize> FusedOp<B, N> for Linear {
             match options.main_grad.filter(MainGrad::is_attached) {
                 Some(main_grad) => run_or_defer(move || {
                     let (inner, outer) = operands();
-                    main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+                    main_grad.update(|sum, room| {
+                        B::add_weight_gradient(inner, outer, sum, room(), algorithm)
+                    });
                 }),
                 None => {
                     let (inner, outer) = operands();
-                    let dw = B::product(swapped::<B>(inner), outer, 1.0, dtype.into());
+                    let dw = B::product(swapped::<B>(inner), outer, product);
                     grads.register(1, dw);
                 }
             }

@@ -92,16 +92,12 @@ enum Layer {
 
 impl Layer {
     fn of(self, x: Tensor<2>, w: Tensor<2>, bias: Bias) -> Tensor<2> {
-        let LinearOptions { out_in, again, .. } = LinearOptions::default();
         match self {
             Self::Add => add_bias(x, bias),
             Self::Linear => {
-                let bias_grad = bias.main_grad;
                 let options = LinearOptions {
-                    out_in,
-                    main_grad: None,
-                    bias_grad,
-                    again,
+                    bias_grad: bias.main_grad,
+                    ..Default::default()
                 };
                 linear(x, w, Some(bias.value), options)
             }

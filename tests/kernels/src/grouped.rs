@@ -9,9 +9,7 @@ use burn::{
 };
 use megaburn_autograd::{LinearPass, MainGrad, bucket_slice};
 use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
-use megaburn_kernels::{
-    GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear, set_grouped_gemm,
-};
+use megaburn_kernels::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
 
 use super::compare::*;
 
@@ -46,25 +44,15 @@ fn stretches() -> Result<(), String> {
     Ok(())
 }
 
-/// Restores the default choice, which is by measurement, on drop.
-struct Chosen;
-
-impl Chosen {
-    fn new(products: GroupedGemmChoice) -> Self {
-        set_grouped_gemm(products);
-        Self
-    }
-}
-
-impl Drop for Chosen {
-    fn drop(&mut self) {
-        set_grouped_gemm(GroupedGemmChoice::Auto);
+fn by(choice: GroupedGemmChoice) -> GroupedOptions {
+    GroupedOptions {
+        choice,
+        ..Default::default()
     }
 }
 
 /// Full and partial tiles in each direction, empty ranges, and transposed matrices.
 fn together() -> Result<(), String> {
-    let _chosen = Chosen::new(GroupedGemmChoice::Together);
     for (dtype, tolerance) in DTYPES {
         for [inputs, outputs] in [[256, 512], [64, 256], [200, 328], [8, 40], [1032, 96]] {
             for rows in [
@@ -80,7 +68,7 @@ fn together() -> Result<(), String> {
                 compare!(what, dtype, tolerance, [x: x, w: w], |_, x, w: Tensor<2>| {
                     let weight = |i| w.clone().narrow(0, i * inputs, inputs);
                     let group = |i| GroupWeight { weight: weight(i), main_grad: None };
-                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
+                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), by(GroupedGemmChoice::Together))
                 });
                 // Rows that are slices of wider ones, and matrices that are `[out, in]` in memory.
                 let wide = [rows.iter().sum(), 2 * inputs];
@@ -92,7 +80,7 @@ fn together() -> Result<(), String> {
                     let weight = |i| w.clone().narrow(0, i * outputs, outputs).transpose();
                     let group = |i| GroupWeight { weight: weight(i), main_grad: None };
                     let x = x.narrow(1, inputs, inputs);
-                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
+                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), by(GroupedGemmChoice::Together))
                 });
             }
         }
@@ -143,7 +131,6 @@ fn summed_together() -> Result<(), String> {
                     }
                     let w: Tensor<2> = leaf(&w, device, dtype);
                     for (way, x, weight) in &batches {
-                        let _chosen = Chosen::new(*way);
                         let group = |(i, main_grad): (usize, &MainGrad)| GroupWeight {
                             weight: w
                                 .clone()
@@ -154,7 +141,7 @@ fn summed_together() -> Result<(), String> {
                         };
                         let groups = main_grads.iter().enumerate().map(group).collect();
                         let x: Tensor<2> = leaf(x, device, dtype);
-                        let y = grouped_linear(x, rows, groups, GroupedOptions::default());
+                        let y = grouped_linear(x, rows, groups, by(*way));
                         let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
                         (y * weight).sum().backward();
                     }
@@ -183,7 +170,6 @@ fn summed_together() -> Result<(), String> {
 /// Each weight's source is asked exactly once per pass and in order, because ranks communicate in
 /// it; also where the kernel does not apply and where no product can be written in place.
 fn read_once() -> Result<(), String> {
-    let _chosen = Chosen::new(GroupedGemmChoice::Together);
     let device = Device::cuda(0);
     let dtype = DType::BF16;
     let rows = [3, 0, 5];
@@ -192,7 +178,7 @@ fn read_once() -> Result<(), String> {
         let x = normal([8, inputs], dtype);
         let run = |groups: Vec<GroupWeight>| -> Result<_, String> {
             let x: Tensor<2> = leaf(&x, &device, dtype);
-            let y = grouped_linear(x.clone(), &rows, groups, GroupedOptions::default());
+            let y = grouped_linear(x.clone(), &rows, groups, by(GroupedGemmChoice::Together));
             let grads = y.clone().square().sum().backward();
             Ok([host(y)?, host(x.grad(&grads).ok_or("no gradient")?)?])
         };
@@ -239,7 +225,6 @@ fn failed() -> Result<(), String> {
     let device = Device::cuda(0).autodiff();
     let rows = [8, 8];
     for products in [GroupedGemmChoice::Together, GroupedGemmChoice::Each] {
-        let _chosen = Chosen::new(products);
         let main_grads = [0; 2].map(|_| MainGrad::default());
         let group = |main_grad: &MainGrad| {
             main_grad.attach();
@@ -251,7 +236,7 @@ fn failed() -> Result<(), String> {
         };
         let groups: Vec<_> = main_grads.iter().map(group).collect();
         let run = |x: Tensor<2>| {
-            grouped_linear(x, &rows, groups.clone(), GroupedOptions::default())
+            grouped_linear(x, &rows, groups.clone(), by(products))
                 .sum()
                 .backward()
         };

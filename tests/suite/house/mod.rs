@@ -7,4 +7,5 @@ pub(crate) mod outside;
 pub(crate) mod rules;
 pub(crate) mod stale;
 pub(crate) mod task_pool;
+pub(crate) mod thread_locals;
 pub(crate) mod words;

@@ -11,8 +11,6 @@ mod suggestions;
 mod tune;
 mod tuned;
 
-use std::cell::Cell;
-
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 
@@ -24,21 +22,26 @@ use crate::{
 use key::Key;
 pub use options::{GemmOptions, Tuning, set_options};
 
-thread_local! {
-    static REPRODUCIBLE: Cell<bool> = const { Cell::new(false) };
+/// How a [`product`] is scaled, rounded and computed.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductOptions {
+    /// A factor of the product.
+    pub scale: f32,
+    /// The type of the result: that of the matrices or f32.
+    pub dtype: DType,
+    /// Whether the algorithm may be chosen by timing, if the [device's options](GemmOptions::tune)
+    /// allow it. Otherwise it is cuBLASLt's first suggestion, so that equal matrices have bitwise
+    /// equal products on every GPU of a kind.
+    pub tune: bool,
 }
 
-/// Runs `work`; its products on this thread are not tuned, so equal matrices have bitwise equal
-/// products on every GPU of a kind. Use it for results that several ranks compute redundantly.
-pub fn deterministic<T>(work: impl FnOnce() -> T) -> T {
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            REPRODUCIBLE.set(self.0);
-        }
-    }
-    let _before = Before(REPRODUCIBLE.replace(true));
-    work()
+/// What [`product_into`] does with the matrix that it writes to, and how it is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductIntoOptions {
+    /// Whether the product is added to the matrix instead of replacing it.
+    pub add: bool,
+    /// See [`ProductOptions::tune`].
+    pub tune: bool,
 }
 
 /// The version of cuBLASLt; 130103 means 13.1.3.
@@ -53,13 +56,13 @@ pub fn takes(a: DType, b: DType, out: DType) -> bool {
     known && a == b && (out == a || out == DType::F32)
 }
 
-/// Computes `a b * scale`, plus `bias` on every row, in new memory of type `dtype`.
+/// Computes `a b`, times a factor, plus `bias` on every row, in new memory.
 ///
 /// # Shapes
 /// - `a`: `[.., m, k]`, `b`: `[.., k, n]`, of types that [`takes`] allows, with equal leading
 ///   dimensions and any strides
-/// - `bias`: `[n]` in `dtype`
-/// - result: `[.., m, n]`; `dtype` is the inputs' type or f32
+/// - `bias`: `[n]`, of the result's type
+/// - result: `[.., m, n]`
 ///
 /// # Errors
 /// The tensors are not on a CUDA device, or shapes or types do not fit. Later failures surface at
@@ -68,9 +71,9 @@ pub fn product(
     a: CubeTensor,
     b: CubeTensor,
     bias: Option<CubeTensor>,
-    scale: f32,
-    dtype: DType,
+    options: ProductOptions,
 ) -> Result<CubeTensor, CudaError> {
+    let ProductOptions { scale, dtype, tune } = options;
     let mut shape: Shape = a.meta.shape().clone();
     let rank = shape.num_dims();
     if rank < 2 || b.meta.shape().num_dims() != rank {
@@ -92,12 +95,13 @@ pub fn product(
             alpha: scale,
             beta: 0.0,
         },
+        tune,
     )?;
     Ok(out)
 }
 
-/// Computes `into = a b` or, if `add`, `into += a b`, in place. The caller must ensure that `into`
-/// is not read concurrently.
+/// Computes `into = a b` or `into += a b`, in place. The caller must ensure that `into` is not read
+/// concurrently.
 ///
 /// # Shapes
 /// See [`product`]; `into`: `[.., m, n]`, f32 or the inputs' type, with contiguous rows.
@@ -108,8 +112,9 @@ pub fn product_into(
     a: CubeTensor,
     b: CubeTensor,
     into: &CubeTensor,
-    add: bool,
+    options: ProductIntoOptions,
 ) -> Result<(), CudaError> {
+    let ProductIntoOptions { add, tune } = options;
     multiply(
         a,
         b,
@@ -119,6 +124,7 @@ pub fn product_into(
             alpha: 1.0,
             beta: f32::from(u8::from(add)),
         },
+        tune,
     )
 }
 
@@ -135,6 +141,7 @@ fn multiply(
     bias: Option<CubeTensor>,
     out: &CubeTensor,
     factors: Factors,
+    may_tune: bool,
 ) -> Result<(), CudaError> {
     let Some(queue) = CudaQueue::of(out) else {
         return Err(refused(&a, &b, "they are not on a CUDA device"));
@@ -173,7 +180,7 @@ fn multiply(
     if let Some(bias) = &bias {
         op = op.reads(bias);
     }
-    let tune = tune && !REPRODUCIBLE.get();
+    let tune = tune && may_tune;
     queue.enqueue(op, move |stream, buffers| {
         let [a, b] = [buffers.reads[0], buffers.reads[1]];
         plan::run(

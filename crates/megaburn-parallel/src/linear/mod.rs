@@ -172,10 +172,10 @@ impl ParallelLinear {
         let main_grad = self.main_grad();
         let bias_grad = self.bias_grad();
         let options = LinearOptions {
-            out_in: false,
             main_grad,
             bias_grad,
             again,
+            ..Default::default()
         };
         linear(x, self.weight(), bias, options)
     }

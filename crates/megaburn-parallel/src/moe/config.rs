@@ -91,6 +91,7 @@ impl MoeConfig {
                 groups,
                 activation: self.activation,
                 dispatcher: options.dispatcher,
+                grouped_gemm: options.grouped_gemm,
                 recompute: self.recompute,
             },
         })

@@ -1,6 +1,6 @@
 use burn::{module::Module, tensor::Tensor};
 use megaburn_autograd::{OverlappedWgrads, RecomputeFn};
-use megaburn_kernels::{GroupWeight, GroupedOptions, grouped_linear};
+use megaburn_kernels::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
 
 use crate::{Activation, ParallelLinear, PlanBuilder, Recomputable, Sharded};
 
@@ -38,6 +38,7 @@ impl ExpertWeights {
 /// The settings of a pass through the experts.
 pub(super) struct ExpertPass<'a> {
     pub(super) activation: Activation,
+    pub(super) grouped_gemm: GroupedGemmChoice,
     /// Whether backward recomputes the activation.
     pub(super) recompute: bool,
     pub(super) rows_per_expert: &'a [usize],
@@ -62,6 +63,7 @@ pub(super) fn forward(
 ) -> Tensor<2> {
     let ExpertPass {
         activation,
+        grouped_gemm,
         recompute,
         rows_per_expert,
         overlapped_wgrads,
@@ -73,6 +75,7 @@ pub(super) fn forward(
         GroupedOptions {
             again,
             overlapped_wgrads,
+            choice: grouped_gemm,
         }
     };
     let up = grouped_linear(rows, rows_per_expert, experts.up, options(None));

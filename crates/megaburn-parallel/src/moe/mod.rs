@@ -26,7 +26,7 @@ pub use experts::ExpertMlp;
 use experts::{ExpertPass, ExpertWeights};
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
-use megaburn_kernels::flush;
+use megaburn_kernels::{GroupedGemmChoice, flush};
 pub use quantile::{QUANTILE_BINS, quantile_biases};
 pub use router::Router;
 use router::off_graph;
@@ -61,6 +61,7 @@ struct MoeParts {
     groups: ExpertGroups,
     activation: Activation,
     dispatcher: Dispatcher,
+    grouped_gemm: GroupedGemmChoice,
     recompute: bool,
 }
 
@@ -74,6 +75,8 @@ pub struct MoeOptions {
     pub capacity: Option<Capacity>,
     /// How tokens get to the ranks of their experts; [`Dispatcher::AllToAll`] by default.
     pub dispatcher: Dispatcher,
+    /// How the experts' products are computed on a GPU; all ranks must choose the same.
+    pub grouped_gemm: GroupedGemmChoice,
 }
 
 impl Default for MoeOptions {
@@ -83,6 +86,7 @@ impl Default for MoeOptions {
             balance,
             capacity,
             dispatcher: Dispatcher::AllToAll,
+            grouped_gemm: GroupedGemmChoice::Auto,
         }
     }
 }
@@ -133,11 +137,13 @@ impl Moe {
     ) -> Tensor<2> {
         let MoeParts {
             activation,
+            grouped_gemm,
             recompute,
             ..
         } = self.parts;
         let pass = ExpertPass {
             activation,
+            grouped_gemm,
             recompute,
             rows_per_expert: dispatch.rows_per_expert(),
             // Without a gradient for the rows, backward sends nothing that could overlap.

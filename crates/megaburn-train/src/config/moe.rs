@@ -111,6 +111,7 @@ impl MoeTrainingConfig {
             balance: self.balance(),
             capacity: self.capacity(),
             dispatcher: self.dispatcher,
+            ..MoeOptions::default()
         }
     }
 

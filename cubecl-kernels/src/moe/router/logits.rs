@@ -11,7 +11,7 @@ use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::as_row;
 use megaburn_autograd::{CheckpointFunction, RecomputeFn};
 
-use crate::gemm_ops::{deterministic, multiply_to};
+use crate::gemm_ops::{GemmAlgorithm, ProductOptions, multiply_with};
 use crate::linear::{LinearOptions, linear};
 
 /// Computes `x w` in f32, whatever the dtype of `x`. The gradient of `weight` is f32; the gradient
@@ -73,9 +73,10 @@ fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     let again = source.map(|rows| RecomputeFn::new(move || rows.clone().cast(DType::F32)));
     let options = LinearOptions {
         again,
+        algorithm: GemmAlgorithm::Deterministic,
         ..Default::default()
     };
-    deterministic(|| linear(x.cast(DType::F32), weight, None, options))
+    linear(x.cast(DType::F32), weight, None, options)
 }
 
 /// Splits each number into three bf16 numbers that sum to it, in three matrices side by side.
@@ -90,7 +91,8 @@ fn parts(x: Tensor<2>) -> Tensor<2> {
 
 /// A deterministic GEMM: every rank that has the same tokens gets the same bits.
 fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
-    deterministic(|| multiply_to(a, b, dtype))
+    let options = ProductOptions::new(dtype).with_algorithm(GemmAlgorithm::Deterministic);
+    multiply_with(a, b, options)
 }
 
 #[cfg(test)]

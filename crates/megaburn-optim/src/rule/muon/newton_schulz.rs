@@ -2,7 +2,7 @@ use burn::{
     Tensor,
     tensor::{DType, FloatDType},
 };
-use megaburn_kernels::{LinearOptions, deterministic, linear};
+use megaburn_kernels::{GemmAlgorithm, LinearOptions, linear};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -90,16 +90,6 @@ pub(super) fn orthogonalized(
     dtype: FloatDType,
     split: Option<(usize, Sum<'_>)>,
 ) -> Result<Tensor<2>, OptimError> {
-    // Ranks that hold copies each compute this themselves and must get the same bits.
-    deterministic(|| iterated(x, coefficients, dtype, split))
-}
-
-fn iterated(
-    x: Tensor<2>,
-    coefficients: &[[f64; 3]],
-    dtype: FloatDType,
-    split: Option<(usize, Sum<'_>)>,
-) -> Result<Tensor<2>, OptimError> {
     let [rows, cols] = x.dims();
     let (split_dim, sum): (Option<usize>, Sum<'_>) = match split {
         Some((dim, sum)) => (Some(dim), sum),
@@ -124,7 +114,8 @@ fn iterated(
 /// Sums a tensor over the ranks.
 pub(super) type Sum<'a> = &'a dyn Fn(Tensor<2>) -> Result<Tensor<2>, OptimError>;
 
-/// `x y`, or `x yᵀ`; computed by cuBLASLt on GPUs.
+/// `x y`, or `x yᵀ`; computed by cuBLASLt on GPUs. Ranks that hold copies each compute this themselves
+/// and must get the same bits.
 fn product(x: Tensor<2>, y: Tensor<2>, transpose: bool) -> Tensor<2> {
     linear(
         x,
@@ -132,6 +123,7 @@ fn product(x: Tensor<2>, y: Tensor<2>, transpose: bool) -> Tensor<2> {
         None,
         LinearOptions {
             out_in: transpose,
+            algorithm: GemmAlgorithm::Deterministic,
             ..Default::default()
         },
     )

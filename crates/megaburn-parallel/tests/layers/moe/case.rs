@@ -72,6 +72,7 @@ impl Case {
             balance,
             capacity,
             dispatcher,
+            ..
         } = MoeOptions::default();
         Self {
             shape,
@@ -97,6 +98,7 @@ impl Case {
             balance,
             capacity,
             dispatcher,
+            ..MoeOptions::default()
         };
         config
             .with_recompute(self.recompute)

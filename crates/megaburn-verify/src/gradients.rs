@@ -4,7 +4,7 @@ use megaburn_mesh::ShardSpec;
 use megaburn_models::{ModelError, hf::HfParam};
 use megaburn_train::TrainError;
 
-use crate::Reference;
+use crate::reference::Reference;
 
 /// How far a gradient is from the reference.
 #[derive(Clone, Debug, PartialEq)]

@@ -17,7 +17,10 @@ use megaburn_train::{
     failure::read,
 };
 
-use crate::{Reference, executor::VerifyExecutor, reference::IGNORED};
+use crate::{
+    executor::VerifyExecutor,
+    reference::{IGNORED, Reference},
+};
 
 /// The model and the samples of one rank.
 pub(crate) struct VerifyRank<'a> {

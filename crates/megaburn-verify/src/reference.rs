@@ -15,8 +15,6 @@ use megaburn_train::{
 };
 use serde::Deserialize;
 
-use crate::report::Expected;
-
 /// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
 /// `tests/tools/hf_reference.py`.
 #[derive(Debug)]
@@ -55,6 +53,15 @@ impl OptimizerSpec {
             ..OptimizerConfig::default()
         }
     }
+}
+
+/// The losses of the reference.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ReferenceLosses {
+    pub(crate) loss: Option<f64>,
+    pub(crate) train: Option<Vec<f64>>,
+    /// The losses of the multi-token-prediction depths, step by step.
+    pub(crate) mtp: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -284,12 +291,12 @@ impl Reference {
         Ok(Some(data.try_to_vec().expect("converted to f32")))
     }
 
-    pub(crate) fn losses(&self) -> Result<Expected, TrainError> {
+    pub(crate) fn losses(&self) -> Result<ReferenceLosses, TrainError> {
         let wide = |numbers: Vec<f32>| numbers.into_iter().map(f64::from).collect::<Vec<f64>>();
         let loss = self.numbers("loss")?.map(wide);
         let train = self.numbers("train_losses")?.map(wide);
         let mtp = self.numbers("mtp_losses")?.map(wide).unwrap_or_default();
-        Ok(Expected {
+        Ok(ReferenceLosses {
             loss: loss.and_then(|loss| loss.first().copied()),
             train,
             mtp,

@@ -1,7 +1,10 @@
 use megaburn_train::config::Dtype;
 use serde::Serialize;
 
-use crate::{Reference, gradients::Difference};
+use crate::{
+    gradients::Difference,
+    reference::{Reference, ReferenceLosses},
+};
 
 /// How far a layout may be from the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,7 +114,7 @@ impl Report {
     }
 
     /// Adds the losses of a rank, before each update.
-    pub(crate) fn losses(&mut self, expected: &Expected, losses: &[Vec<f64>]) {
+    pub(crate) fn losses(&mut self, expected: &ReferenceLosses, losses: &[Vec<f64>]) {
         match (expected.loss, losses.first()) {
             (Some(expected), Some(loss)) => worse(&mut self.loss_abs, (loss[0] - expected).abs()),
             _ => self.skip("loss"),
@@ -162,15 +165,6 @@ impl Report {
             self.skipped.push(part.to_string());
         }
     }
-}
-
-/// The losses of the reference.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Expected {
-    pub(crate) loss: Option<f64>,
-    pub(crate) train: Option<Vec<f64>>,
-    /// The losses of the multi-token-prediction depths, step by step.
-    pub(crate) mtp: Vec<f64>,
 }
 
 /// Keeps the larger difference. NaN differs from everything.

@@ -3,7 +3,7 @@
 use megaburn_kernels::{AUTO_LEN, AttentionKernel};
 use megaburn_models::DecoderConfig;
 
-use crate::TrainConfig;
+use crate::config::TrainConfig;
 
 /// The properties of a run that determine its attention kernels.
 #[derive(Clone, Debug, Default, PartialEq)]

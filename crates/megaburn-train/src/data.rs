@@ -3,7 +3,7 @@
 use megaburn_collective::Progress;
 use megaburn_data::{Corpus, DataError, Sampler, Split, TokenDataset, Tokenizer, bits_per_byte};
 
-use crate::{TrainConfig, TrainError};
+use crate::{config::TrainConfig, error::TrainError};
 
 /// Returns the text of a run whose configuration has no `data.path`.
 pub type DefaultText = fn() -> Result<Corpus, DataError>;

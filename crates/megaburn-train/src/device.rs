@@ -7,7 +7,7 @@ use megaburn_mesh::Layout;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{TrainError, attention_line::Facts};
+use crate::error::TrainError;
 
 /// `run.device`: what the ranks compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,15 +124,6 @@ impl Devices {
         }
     }
 
-    /// The console's description of the attention kernels, and of why faster ones are not used.
-    pub(crate) fn describe_attention(self, attention: AttentionKernel, facts: &Facts) -> String {
-        let why = |error: TrainError| match error {
-            TrainError::Cuda { why } => why,
-            other => other.to_string(),
-        };
-        facts.describe(attention, || cuda::find_cudnn().map_err(why))
-    }
-
     /// The console's description of the GPUs of `ranks` ranks; `None` on the CPU.
     pub(crate) fn describe(self, ranks: usize, env: &Option<RankEnv>) -> Option<String> {
         let Self::Cuda { gpus } = self else {
@@ -149,6 +140,14 @@ impl Devices {
     }
 }
 
+/// The version and the path of cuDNN, or why it cannot be used.
+pub(crate) fn find_cudnn() -> Result<String, String> {
+    cuda::find_cudnn().map_err(|error| match error {
+        TrainError::Cuda { why } => why,
+        other => other.to_string(),
+    })
+}
+
 /// Configures the GEMMs of this rank's GPU: whether f32 matrices may be rounded to tf32, and
 /// whether algorithms are timed.
 pub(crate) fn choose_gemm(device: &Device, tf32: bool, tune: bool) {
@@ -160,7 +159,7 @@ mod cuda {
     use burn::prelude::Device;
     use megaburn_cuda::gemm::{GemmOptions, set_options};
 
-    use crate::TrainError;
+    use crate::error::TrainError;
 
     pub(super) use megaburn_cuda::libraries::num_gpus;
 
@@ -200,7 +199,7 @@ mod cuda {
 mod cuda {
     use burn::prelude::Device;
 
-    use crate::TrainError;
+    use crate::error::TrainError;
 
     pub(super) fn num_gpus() -> usize {
         0

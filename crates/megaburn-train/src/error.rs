@@ -10,7 +10,9 @@ use megaburn_pipeline::PipelineError;
 use megaburn_report::ReportError;
 use thiserror::Error;
 
-use crate::{Exit, ResumeError, config::keys_of, run_folder::RunFolderError, trainer::Diagnosis};
+use crate::{
+    diagnosis::Diagnosis, exit::Exit, resume_error::ResumeError, run_folder::RunFolderError,
+};
 
 /// Why a run cannot start or continue.
 #[derive(Debug, Error)]
@@ -290,6 +292,34 @@ impl TrainError {
             },
             _ => None,
         }
+    }
+}
+
+/// The keys that an error of a pipeline is about, to be appended to its message.
+fn keys_of(error: &PipelineError) -> &'static str {
+    match error {
+        PipelineError::FewLayers {
+            first: None,
+            last: None,
+            ..
+        } => " (`model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)",
+        PipelineError::FewLayers { .. } => {
+            " (`parallel.first_stage_layers`, `parallel.last_stage_layers`; `model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
+        }
+        PipelineError::Chunks { .. } => " (`parallel.schedule`, `parallel.chunks`)",
+        PipelineError::NoGroups { .. } => " (`parallel.micro_batch_group`, `parallel.schedule`)",
+        PipelineError::GroupTooSmall { .. } => " (`parallel.micro_batch_group`)",
+        PipelineError::GroupTooLarge { .. } | PipelineError::Rest { .. } => {
+            " (`parallel.micro_batch_group`; `train.global_batch`, `train.micro_batch`)"
+        }
+        PipelineError::TooLarge { .. } => {
+            " (pp of `--layout`, `parallel.chunks`; `train.global_batch`, `train.micro_batch`)"
+        }
+        PipelineError::LayoutText { .. } => " (`parallel.pipeline_layout`)",
+        PipelineError::TwoSplits => {
+            " (`parallel.pipeline_layout`; `parallel.first_stage_layers`, `parallel.last_stage_layers`, `parallel.count_embedding`, `parallel.count_loss`)"
+        }
+        _ => "",
     }
 }
 

@@ -9,7 +9,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use crate::{TrainError, memory};
+use crate::{error::TrainError, memory};
 
 /// Reads one number from its device.
 ///
@@ -101,6 +101,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::exit::Exit;
 
     /// Texts as CubeCL prints them, shortened.
     const NO_MEMORY: &str = "An error happened during execution\nCaused by:\n  The bytes were never \
@@ -135,7 +136,7 @@ mod tests {
         let error = diagnose(FOREIGN, &Device::flex()).unwrap();
         let device_error = "the GPU failed: a product [3, 5] x [5, 4]: on purpose";
         assert_eq!(error.to_string(), device_error);
-        assert_eq!(error.exit(), crate::Exit::Failed);
+        assert_eq!(error.exit(), Exit::Failed);
     }
 
     #[test]

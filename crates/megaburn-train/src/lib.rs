@@ -5,10 +5,12 @@
 // These macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod assets;
 mod attention_line;
 pub mod config;
 mod data;
 pub mod device;
+mod diagnosis;
 mod error;
 pub mod estimate;
 mod exit;
@@ -34,6 +36,7 @@ mod trainer;
 
 pub use config::{ConfigLayers, TrainConfig};
 pub use data::{DefaultText, RunData};
+pub use diagnosis::{Diagnosis, NonFiniteOrigin};
 pub use error::TrainError;
 pub use exit::Exit;
 pub use pipeline::Pipeline;
@@ -45,4 +48,4 @@ pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use train_loop::Ended;
 pub use train_state::{TrainState, TrainStateConfig};
-pub use trainer::{Diagnosis, NonFiniteOrigin, Progress, Resumed, Trainer};
+pub use trainer::{Progress, Resumed, Trainer};

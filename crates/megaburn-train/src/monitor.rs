@@ -9,7 +9,7 @@ use std::{
 
 use megaburn_collective::{Pulse, Quiet};
 
-use crate::{Exit, TrainError, last_words::end_process};
+use crate::{error::TrainError, exit::Exit, last_words::end_process};
 
 /// Added to the limit of a phase: other ranks that wait notice first, and report more.
 const AFTER_OTHERS: Duration = Duration::from_secs(10);

@@ -15,8 +15,8 @@ use megaburn_pipeline::{
 };
 
 use crate::{
-    TrainError,
     config::{Dtype, ParallelConfig},
+    error::TrainError,
 };
 
 /// The stages of a rank, its schedule, and the rank with which it shares a matrix. Without pipeline

@@ -16,7 +16,8 @@ use megaburn_collective::{
 use megaburn_mesh::Layout;
 
 use crate::{
-    Exit, TrainError,
+    error::TrainError,
+    exit::Exit,
     failure::{diagnose, is_about_device},
     start,
 };

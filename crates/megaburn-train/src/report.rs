@@ -14,11 +14,11 @@ use megaburn_report::{
 };
 
 use crate::{
-    TrainConfig, TrainError,
     attention_line::Facts,
-    config::{BatchRampConfig, Dtype, IneffectiveKey, Tokenizer},
+    config::{BatchRampConfig, Dtype, IneffectiveKey, Tokenizer, TrainConfig},
     data::RunData,
-    device::Devices,
+    device::{Devices, find_cudnn},
+    error::TrainError,
     memory::used_bytes,
     run_folder::{
         RunFolder,
@@ -98,7 +98,7 @@ impl<'a> Reporter<'a> {
         if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
             console.line(format!("device   {gpus}"));
             let facts = Facts::of(config, trainer.model_config());
-            let attention = devices.describe_attention(config.attention_on(devices)?, &facts);
+            let attention = facts.describe(config.attention_on(devices)?, find_cudnn);
             console.line(format!("attention {attention}"));
         }
         console.line(format!(

@@ -9,14 +9,15 @@ use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    TrainConfig, TrainError,
-    config::InitFrom,
+    assets::assets_of,
+    config::{InitFrom, TrainConfig},
     data::{DefaultText, RunData},
     device::{Devices, choose_gemm},
+    error::TrainError,
     monitor::Monitor,
     ranks::run_prepared,
     report::Reporter,
-    run_folder::{RunFolder, RunShare, check_before_start, keep_assets},
+    run_folder::{RunFolder, RunShare, check_before_start},
     signal::StopSignal,
     start::{self, settle},
     state::StateFile,
@@ -148,7 +149,7 @@ impl RankRun {
         self.stops.check_start(trainer.progress().step)?;
         let begin = |folder: Arc<RunFolder>| {
             if resumed.is_none() {
-                keep_assets(&config, start, &loaded.data, &folder)?;
+                folder.write_assets(&assets_of(&config, start, &loaded.data)?)?;
             }
             let step = trainer.progress().step;
             let steps = config.train.steps;

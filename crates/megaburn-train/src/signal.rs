@@ -13,7 +13,7 @@ use std::{
 use megaburn_launch::{StopRequests, stop_signals};
 use signal_hook::{flag, iterator::Signals, low_level::signal_name};
 
-use crate::{TrainError, last_words::end_process};
+use crate::{error::TrainError, last_words::end_process};
 
 /// Reports whether the process was asked to stop.
 ///

@@ -7,7 +7,7 @@ use megaburn_collective::{
     report_start_failure as report,
 };
 
-use crate::{TrainConfig, TrainError};
+use crate::{config::TrainConfig, error::TrainError};
 
 /// How long a rank that cannot start waits for the other ranks to connect. All ranks are started at
 /// nearly the same time, and the launcher waits for this process to end.
@@ -95,7 +95,7 @@ mod tests {
     use megaburn_collective::run_threads;
 
     use super::*;
-    use crate::Exit;
+    use crate::exit::Exit;
 
     #[test]
     fn what_one_rank_cannot_do_ends_all_with_its_error_and_its_code() {

@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 use serde::Serialize;
 
 use crate::{
-    TrainError,
+    error::TrainError,
     run_folder::{RunFolder, names::STATE},
     stop::StopReason,
     time::now,

@@ -9,7 +9,11 @@ use burn::tensor::TensorData;
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use signal_hook::low_level::signal_name;
 
-use crate::{TrainConfig, TrainError, config::require, signal::StopSignal};
+use crate::{
+    config::{TrainConfig, require},
+    error::TrainError,
+    signal::StopSignal,
+};
 
 /// Why a run stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +163,7 @@ mod tests {
     use megaburn_mesh::Layout;
 
     use super::*;
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     fn stops(text: &str) -> Stops {
         let layers = ConfigLayers::new().with_text("stop.rs", text).unwrap();

@@ -7,7 +7,8 @@ use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
 use megaburn_report::metrics::EvalMetrics;
 
 use crate::{
-    TrainConfig, TrainError,
+    config::TrainConfig,
+    error::TrainError,
     report::Reporter,
     state::StateFile,
     stop::{StopReason, Stops},

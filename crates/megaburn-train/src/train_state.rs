@@ -13,8 +13,8 @@ use megaburn_optim::{GradientAccumulator, Optimizer, Sharding};
 use megaburn_parallel::{main_grads, shard_plan, vector_grads};
 
 use crate::{
-    TrainConfig, TrainError,
-    config::{Dtype, OptimizerConfig, ParallelConfig},
+    config::{Dtype, OptimizerConfig, ParallelConfig, TrainConfig},
+    error::TrainError,
     pipeline::Pipeline,
 };
 

@@ -5,7 +5,7 @@ use megaburn_kernels::AttentionKernel;
 use megaburn_optim::Dtype;
 
 use super::require::require;
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// The kernel that the choice `asked` comes to for a device, an element type and the head sizes
 /// `[queries and keys, values]`.

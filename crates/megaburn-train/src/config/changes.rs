@@ -183,7 +183,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{ConfigLayers, config::schema};
+    use crate::config::{ConfigLayers, schema};
 
     fn record(sets: &[&str]) -> Value {
         let layers = sets

@@ -6,7 +6,7 @@ use megaburn_parallel::ContextComm;
 use serde::{Deserialize, Serialize};
 
 use super::{TrainConfig, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// How context-parallel ranks exchange keys and values, in one layer or in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -212,7 +212,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     fn config(sets: &[&str]) -> TrainConfig {
         let layers = ConfigLayers::new();

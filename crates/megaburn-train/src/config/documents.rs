@@ -5,7 +5,7 @@ use megaburn_models::DecoderConfig;
 use megaburn_parallel::HybridContextParallel;
 
 use super::{TrainConfig, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 impl TrainConfig {
     /// How documents are assigned to the data- and context-parallel ranks of `layout`; `None`
@@ -65,7 +65,7 @@ impl TrainConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     #[rstest]
     #[case(

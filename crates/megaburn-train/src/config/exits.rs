@@ -1,7 +1,7 @@
 //! When a run stops before its last step, and its exit code then.
 
 use super::{TrainingConfig, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// Whether a code has no other meaning: the codes of [`Exit`](crate::Exit), of a panic and of
 /// shells are taken.
@@ -21,7 +21,7 @@ impl TrainingConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     #[rstest]
     #[case(

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{layer_pattern::LayerPattern, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// `[model.experts]`: the experts of a model family that has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,7 +120,7 @@ impl ExpertsConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     #[rstest]
     #[case("[model]\nfamily = \"mixtral\"", "")]

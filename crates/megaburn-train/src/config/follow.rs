@@ -17,7 +17,7 @@ pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
 mod tests {
     use megaburn_models::Family;
 
-    use crate::{ConfigLayers, TrainConfig};
+    use crate::config::{ConfigLayers, TrainConfig};
 
     fn with(sets: &[&str]) -> TrainConfig {
         let layers = sets

@@ -52,7 +52,7 @@ impl TrainConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     #[rstest]
     #[case(&[], &[])]

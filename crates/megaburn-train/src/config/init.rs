@@ -7,7 +7,11 @@ use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
 
 use super::{ModelConfig, Tokenizer, TrainConfig, changes::same_start, fine_tune};
-use crate::{RecordedInit, ResumeError, TrainError, run_folder::config_of};
+use crate::{
+    error::TrainError,
+    resume_error::{RecordedInit, ResumeError},
+    run_folder::config_of,
+};
 
 /// The model that determines a run's `[model]` section.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::require::require;
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// Which layers of a model have experts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

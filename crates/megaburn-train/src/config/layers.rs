@@ -7,13 +7,12 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{
-    ParallelConfig, TrainConfig, follow, init,
+    ParallelConfig, TrainConfig, follow, init, layer_check,
     removed::drop_removed,
     require::fits_toml,
-    schema,
     value::{bad_value, list_ways},
 };
-use crate::{ResumeError, TrainError, run_folder::config_of};
+use crate::{error::TrainError, resume_error::ResumeError, run_folder::config_of};
 
 /// Collects the layers of a configuration. Later layers override earlier ones. Each layer is
 /// checked separately, so an error names the file or flag at fault even if a later layer overrides
@@ -194,7 +193,7 @@ impl ConfigLayers {
 
     fn with_layer(mut self, mut layer: Table, origin: String) -> Result<Self, TrainError> {
         list_ways(&mut layer);
-        schema::check(&layer, &origin)?;
+        layer_check::check(&layer, &origin)?;
         read(layer.clone(), origin)?;
         merge(&mut self.merged, layer);
         Ok(self)
@@ -235,7 +234,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::Exit;
+    use crate::exit::Exit;
 
     #[test]
     fn later_layers_override_earlier_ones_key_by_key() {

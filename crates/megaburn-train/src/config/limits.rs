@@ -48,7 +48,7 @@ fn duration(seconds: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     #[test]
     fn a_limit_that_no_run_can_use_is_refused() {

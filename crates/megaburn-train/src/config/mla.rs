@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::require::require;
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// `[model.latent]`: the sizes of multi-head latent attention (MLA), in a family that has it. The
 /// keys have Hugging Face's names.
@@ -78,7 +78,10 @@ mod tests {
     use megaburn_models::Family;
     use rstest::rstest;
 
-    use crate::{ConfigLayers, TrainConfig, TrainError};
+    use crate::{
+        config::{ConfigLayers, TrainConfig},
+        error::TrainError,
+    };
 
     fn load(text: &str) -> Result<TrainConfig, TrainError> {
         ConfigLayers::new()

@@ -16,7 +16,7 @@
 //! ```
 
 mod attention;
-mod batch;
+mod batch_ramp;
 mod changes;
 mod context;
 mod documents;
@@ -28,6 +28,7 @@ mod ineffective_keys;
 mod init;
 mod json_schema;
 mod keys;
+mod layer_check;
 mod layer_pattern;
 mod layers;
 mod limits;
@@ -53,6 +54,7 @@ mod schema;
 mod sections;
 mod start;
 mod tokenizer;
+mod training;
 mod validate;
 mod value;
 
@@ -63,7 +65,7 @@ pub use megaburn_optim::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use batch::BatchRampConfig;
+pub use batch_ramp::BatchRampConfig;
 pub use changes::Change;
 pub(crate) use changes::{Changes, changes, record_of_file};
 pub use context::CpComm;
@@ -77,19 +79,17 @@ pub use mla::MlaConfig;
 pub use model::ModelConfig;
 pub use moe::{BiasUpdate, MoeTrainingConfig};
 pub use nearest::setting_of_flag;
-pub use optimizer::OptimizerConfig;
-pub use optimizer_kind::OptimizerName;
+pub use optimizer::{LrDecayStyle, OptimizerConfig, OptimizerName};
 pub use parallel::ParallelConfig;
-pub(crate) use pipeline::keys_of;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use reference::reference;
 pub(crate) use require::require;
 pub use rope::{RopeScalingConfig, RopeScalingKind};
-pub use schedule::LrDecayStyle;
-pub use sections::{DataConfig, GenerateConfig, RunConfig, TrainingConfig};
+pub use sections::{DataConfig, GenerateConfig, RunConfig};
 pub use tokenizer::Tokenizer;
+pub use training::TrainingConfig;
 
-use crate::{TrainError, device::Devices};
+use crate::{device::Devices, error::TrainError};
 
 /// Everything that determines what a run computes. The default trains a byte-level Llama of 0.8
 /// million parameters on four ranks.
@@ -192,7 +192,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::Exit;
+    use crate::exit::Exit;
 
     fn with(sets: &[&str]) -> Result<TrainConfig, TrainError> {
         sets.iter()

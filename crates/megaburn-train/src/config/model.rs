@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ExpertsConfig, MlaConfig, RopeScalingConfig, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// `[model]`: the family and the sizes of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -277,7 +277,7 @@ impl ModelConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     #[rstest]
     #[case("hidden = 0", "`model.hidden` is 0: it must be at least 1")]

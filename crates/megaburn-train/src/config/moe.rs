@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{TrainConfig, ineffective_keys::Condition, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// `[moe]`: how experts are trained. It has an effect only in families with experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Checks of multi-token prediction.
 
 use super::{TrainConfig, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 impl TrainConfig {
     /// Refuses MTP depths at which no token of a sequence has a label, and a number of depths other
@@ -36,7 +36,7 @@ impl TrainConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, TrainConfig};
+    use crate::config::{ConfigLayers, TrainConfig};
 
     fn with(layout: &str, sets: &[&str]) -> TrainConfig {
         let layers = ["data.seq_len=4"].iter().chain(sets);

@@ -1,14 +1,15 @@
+//! The section `[optimizer]`.
+
+use std::fmt;
+
 use megaburn_optim::{
     Dtype, LionConfig, LossScaleConfig, MuonConfig, SgdConfig, WeightDecayStyle, WsdStyle,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    OptimizerName, TrainingConfig, ineffective_keys::Condition, require::require,
-    schedule::LrDecayStyle,
-};
-use crate::TrainError;
+use super::{TrainingConfig, ineffective_keys::Condition, require::require};
+use crate::error::TrainError;
 
 /// What the types of optimizer state must be.
 const NOT_F16: &str = "f32 or bf16: sums and small updates exceed the range of f16";
@@ -199,6 +200,59 @@ impl Default for OptimizerConfig {
     }
 }
 
+/// The optimizer that updates parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
+pub enum OptimizerName {
+    /// AdamW.
+    #[default]
+    AdamW,
+    /// Gradient descent with momentum. Its weight decay is added to the gradient.
+    Sgd,
+    /// Lion.
+    Lion,
+    /// Muon for matrices; AdamW for the embedding, the output matrix and everything else.
+    Muon,
+}
+
+impl OptimizerName {
+    /// Whether the optimizer keeps AdamW's moments, at least for some parameters.
+    pub(super) fn has_adamw(self) -> bool {
+        matches!(self, Self::AdamW | Self::Muon)
+    }
+}
+
+impl fmt::Display for OptimizerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AdamW => "adamw",
+            Self::Sgd => "sgd",
+            Self::Lion => "lion",
+            Self::Muon => "muon",
+        })
+    }
+}
+
+/// How the learning rate decays after the warm-up (Megatron-LM's `--lr-decay-style`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[derive(JsonSchema)]
+pub enum LrDecayStyle {
+    /// It stays constant.
+    Constant,
+    /// Linearly in the samples.
+    Linear,
+    /// Along half a period of a cosine.
+    #[default]
+    Cosine,
+    /// Proportionally to `sqrt(warm-up samples / samples)`, but never below `min_lr`.
+    InverseSquareRoot,
+    /// Constant until the final decay, which has the shape `wsd_decay_style` (warm-up, stable,
+    /// decay).
+    Wsd,
+}
+
 impl OptimizerConfig {
     /// The loss scaling of an f16 run.
     pub(crate) fn scaling(&self) -> LossScaleConfig {
@@ -312,7 +366,7 @@ impl OptimizerConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     #[rstest]
     #[case(

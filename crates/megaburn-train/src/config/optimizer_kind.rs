@@ -1,48 +1,12 @@
-use std::fmt;
+//! The optimizer that `[optimizer]` describes.
 
 use megaburn_collective::ProcessGroups;
 use megaburn_optim::{
     AdamWConfig, Dtype, LionConfig, MuonConfig, OptimError, Optimizer, SgdConfig, Sharding,
 };
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
-use super::{OptimizerConfig, require::require};
-use crate::TrainError;
-
-/// The optimizer that updates parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[derive(JsonSchema)]
-pub enum OptimizerName {
-    /// AdamW.
-    #[default]
-    AdamW,
-    /// Gradient descent with momentum. Its weight decay is added to the gradient.
-    Sgd,
-    /// Lion.
-    Lion,
-    /// Muon for matrices; AdamW for the embedding, the output matrix and everything else.
-    Muon,
-}
-
-impl OptimizerName {
-    /// Whether the optimizer keeps AdamW's moments, at least for some parameters.
-    pub(super) fn has_adamw(self) -> bool {
-        matches!(self, Self::AdamW | Self::Muon)
-    }
-}
-
-impl fmt::Display for OptimizerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AdamW => "adamw",
-            Self::Sgd => "sgd",
-            Self::Lion => "lion",
-            Self::Muon => "muon",
-        })
-    }
-}
+use super::{OptimizerConfig, OptimizerName, require::require};
+use crate::error::TrainError;
 
 impl OptimizerConfig {
     /// Builds the optimizer for parameters of type `dtype`. `sharding` determines what a rank
@@ -155,7 +119,7 @@ impl OptimizerConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     #[rstest]
     #[case(

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{CpComm, ineffective_keys::Condition, json_schema, ranges, require::require};
-use crate::{TrainError, device::Devices};
+use crate::{device::Devices, error::TrainError};
 
 /// `[parallel]`: how the run is split over ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use megaburn_mesh::Layout;
 use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind, StageLayers};
 
 use super::{ParallelConfig, TrainingConfig, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 impl ParallelConfig {
     /// The schedule of a step of `num_micro_batches` micro-batches on each of `pp` pipeline ranks.
@@ -120,33 +120,5 @@ impl ParallelConfig {
         }
         // Checked without a pipeline too: the keys are unused then, but wrong for any pipeline.
         Ok(self.wanted(2, 1).check_kind()?)
-    }
-}
-
-/// The keys that an error is about, to be appended to its message.
-pub(crate) fn keys_of(error: &PipelineError) -> &'static str {
-    match error {
-        PipelineError::FewLayers {
-            first: None,
-            last: None,
-            ..
-        } => " (`model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)",
-        PipelineError::FewLayers { .. } => {
-            " (`parallel.first_stage_layers`, `parallel.last_stage_layers`; `model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
-        }
-        PipelineError::Chunks { .. } => " (`parallel.schedule`, `parallel.chunks`)",
-        PipelineError::NoGroups { .. } => " (`parallel.micro_batch_group`, `parallel.schedule`)",
-        PipelineError::GroupTooSmall { .. } => " (`parallel.micro_batch_group`)",
-        PipelineError::GroupTooLarge { .. } | PipelineError::Rest { .. } => {
-            " (`parallel.micro_batch_group`; `train.global_batch`, `train.micro_batch`)"
-        }
-        PipelineError::TooLarge { .. } => {
-            " (pp of `--layout`, `parallel.chunks`; `train.global_batch`, `train.micro_batch`)"
-        }
-        PipelineError::LayoutText { .. } => " (`parallel.pipeline_layout`)",
-        PipelineError::TwoSplits => {
-            " (`parallel.pipeline_layout`; `parallel.first_stage_layers`, `parallel.last_stage_layers`, `parallel.count_embedding`, `parallel.count_loss`)"
-        }
-        _ => "",
     }
 }

@@ -15,7 +15,7 @@ use super::{
     schema::join,
     value::value_at,
 };
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// The values that a key may have.
 struct Range {
@@ -113,7 +113,7 @@ pub(super) fn check(name: &str, section: &impl Serialize) -> Result<(), TrainErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ConfigLayers, TrainConfig, config::schema};
+    use crate::config::{ConfigLayers, TrainConfig, schema};
 
     #[test]
     fn a_number_outside_its_range_is_refused_by_its_key() {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{ineffective_keys::Condition, require::require};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// `[recompute]`: which activations backward recomputes instead of keeping them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     fn of(lines: &str) -> Recompute {
         let layers = ConfigLayers::new().with_text("r.toml", &format!("[recompute]\n{lines}"));

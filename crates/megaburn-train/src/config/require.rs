@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// Refuses `value` of `key` unless `ok`; `rule` completes the sentence "it must be ..".
 pub(crate) fn require(

@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::require::require;
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// `[model.rope_scaling]`: scaling of rotary frequencies for longer contexts. The keys have Hugging
 /// Face's names; the defaults are Llama 3.1's.

@@ -78,7 +78,7 @@ fn plain(name: &str) -> String {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, config::RunConfig};
+    use crate::config::{ConfigLayers, RunConfig};
 
     fn dir(sets: &[&str]) -> String {
         let layers = sets

@@ -4,7 +4,7 @@ use megaburn_mesh::{Layout, ModelShape};
 use megaburn_models::DecoderConfig;
 
 use super::{InitFrom, TrainConfig, require};
-use crate::{RunData, TrainError};
+use crate::{data::RunData, error::TrainError};
 
 impl TrainConfig {
     /// Checks that the model, the sequence and the batch can be split over a layout. A model that

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::require::require;
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// The tokenizer, which turns text into tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ mod tests {
     use rstest::rstest;
 
     use super::Tokenizer;
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     #[rstest]
     #[case("byte", Tokenizer::Byte)]

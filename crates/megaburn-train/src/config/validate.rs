@@ -2,7 +2,7 @@
 //! attributes, and each section checks what its keys require of each other.
 
 use super::{TrainConfig, ranges};
-use crate::TrainError;
+use crate::error::TrainError;
 
 impl TrainConfig {
     /// Refuses values that no run can use. Called by
@@ -35,7 +35,7 @@ impl TrainConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     /// Of several bad values, the one of the first section is named.
     #[rstest]

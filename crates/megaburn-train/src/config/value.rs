@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 use super::nearest::nearest_value;
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// Turns serde's error text about a value, whose second line names the key, into one sentence.
 pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
@@ -52,7 +52,7 @@ pub(super) fn list_ways(layer: &mut Table) {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     #[rstest]
     #[case(

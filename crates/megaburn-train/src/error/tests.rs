@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::trainer::NonFiniteOrigin;
+use crate::diagnosis::NonFiniteOrigin;
 
 #[rstest]
 #[case(

@@ -8,7 +8,10 @@ use megaburn_models::{
 use megaburn_parallel::ContextComm;
 use megaburn_pipeline::{Action, Op, StageLayers};
 
-use crate::{TrainConfig, TrainError, config::Dtype};
+use crate::{
+    config::{Dtype, TrainConfig},
+    error::TrainError,
+};
 
 /// Peak bytes of activations on each rank of the pipeline with these stages.
 pub(super) fn of_stages(

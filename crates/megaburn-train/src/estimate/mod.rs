@@ -12,7 +12,7 @@ use std::fmt;
 use megaburn_mesh::Layout;
 pub use megaburn_models::activation_memory::Scores;
 
-use crate::{TrainConfig, TrainError};
+use crate::{config::TrainConfig, error::TrainError};
 
 /// Bytes that one rank holds at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use megaburn_pipeline::StageLayers;
 
 use super::MemoryEstimate;
 use crate::{
-    TrainConfig, TrainError,
-    config::{Dtype, OptimizerName},
+    config::{Dtype, OptimizerName, TrainConfig},
+    error::TrainError,
 };
 
 /// The local part of a parameter on a rank, before ZeRO shards it.

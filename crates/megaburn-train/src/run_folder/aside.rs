@@ -11,17 +11,19 @@ use std::{
 };
 
 use megaburn_checkpoint::{
-    TMP, checkpoint_step, checkpoints_of, is_there, move_checkpoints, sibling_path, sync_folder,
+    TMP, checkpoint_step, checkpoints_of, is_there, leftover_of, move_checkpoints, sibling_path,
+    sync_folder,
 };
 
 use super::{
-    inspect::names_in,
     marker::Marker,
-    names::{
-        ASIDE, CHECKPOINTS, Fresh, MARKER, METRICS, Owned, Proof, half_set_aside, half_written,
-    },
+    names::{CHECKPOINTS, MARKER, METRICS, names_in},
+    owned::{Fresh, Owned, Proof, half_written},
 };
-use crate::{TrainError, time::name_of_now};
+use crate::{error::TrainError, time::name_of_now};
+
+/// Prefix of the folders that hold runs which `--fresh` set aside.
+const ASIDE: &str = "before-";
 
 fn fail(path: &Path) -> impl Fn(io::Error) -> TrainError {
     move |source| TrainError::Write {
@@ -189,5 +191,23 @@ fn ignore_absent(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Whether the name is the one of a folder into which `--fresh` was moving a run,
+/// `before-TIME.tmp-PID-TIME`. Returns `before-TIME`.
+fn half_set_aside(name: &str) -> Option<&str> {
+    let is_aside = |(of, suffix): &(&str, &str)| *suffix == TMP && of.starts_with(ASIDE);
+    leftover_of(name).filter(is_aside).map(|(of, _)| of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_being_set_aside_is_known_by_its_name() {
+        assert_eq!(half_set_aside("before-2026.tmp-1f-2a"), Some("before-2026"));
+        assert_eq!(half_set_aside("before-2026.tmp-thesis"), None);
     }
 }

@@ -9,51 +9,11 @@ use std::{
 use megaburn_checkpoint::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
 use megaburn_models::assets::{ASSETS, Assets};
 
-use super::{RunFolder, RunFolderError, inspect::names_in};
-use crate::{
-    TrainConfig, TrainError,
-    config::{InitFrom, Tokenizer},
-    data::RunData,
-};
+use super::{RunFolderError, names::names_in};
+use crate::error::TrainError;
 
 /// A file in `hf/` that names the run that wrote the folder.
 const MARK: &str = ".megaburn-run";
-
-/// Writes into the folder of a new run the small files of the model that it starts from, with the
-/// tokenizer that it trains with.
-///
-/// # Errors
-/// `hf/` was not written by a run; a file cannot be read or written.
-pub(crate) fn keep(
-    config: &TrainConfig,
-    start: Option<&InitFrom>,
-    data: &RunData,
-    folder: &RunFolder,
-) -> Result<(), TrainError> {
-    let of_model = match start {
-        Some(start) => Assets::of(start.source())?,
-        None => Assets::default(),
-    };
-    let of_tokenizer = match &config.data.tokenizer {
-        Tokenizer::Byte => Assets::default(),
-        Tokenizer::File(path) => of_tokenizer(Path::new(path))?,
-    };
-    let own = of_model.get("tokenizer.json");
-    let is_own = own.is_some() && own == of_tokenizer.get("tokenizer.json");
-    let mut assets = of_model.with_tokenizer_of(of_tokenizer);
-    if !is_own {
-        // The model's own special tokens have different ids in this tokenizer.
-        let tokenizer = &data.tokenizer;
-        assets.set_special_tokens(Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad());
-    }
-    check(folder.path())?;
-    let path = folder.path().join(ASSETS);
-    let fail = |source| TrainError::Write {
-        path: path.clone(),
-        source,
-    };
-    replace(&path, &assets.kept(), &folder.id()).map_err(fail)
-}
 
 /// Checks that a new run may write its model's small files into `dir`.
 ///
@@ -66,6 +26,16 @@ pub(super) fn check(dir: &Path) -> Result<(), RunFolderError> {
     } else {
         Ok(())
     }
+}
+
+/// Writes the small files of the run's model into `hf/` of `dir`.
+///
+/// # Errors
+/// `hf/` was not written by a run; a file cannot be written.
+pub(super) fn write(dir: &Path, assets: &Assets, run_id: &str) -> Result<(), TrainError> {
+    check(dir)?;
+    let path = dir.join(ASSETS);
+    replace(&path, &assets.kept(), run_id).map_err(|source| TrainError::Write { path, source })
 }
 
 /// Writes the files next to `folder` first, so that it never mixes two models. After a crash
@@ -136,19 +106,6 @@ fn holds_only_ours(folder: &Path) -> bool {
     let is_real = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
     let is_known = |name: &String| name == MARK || Assets::is_kept_name(name);
     is_real && names_in(folder).is_ok_and(|names| names.iter().all(is_known))
-}
-
-fn of_tokenizer(path: &Path) -> Result<Assets, TrainError> {
-    if path.is_dir() {
-        return Ok(Assets::read(path)?);
-    }
-    let mut assets = Assets::read(path.parent().unwrap_or(Path::new("")))?;
-    let bytes = fs::read(path).map_err(|source| TrainError::Read {
-        path: path.into(),
-        source,
-    })?;
-    assets.insert("tokenizer.json", bytes);
-    Ok(assets)
 }
 
 #[cfg(test)]

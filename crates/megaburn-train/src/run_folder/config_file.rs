@@ -46,7 +46,7 @@ pub(super) fn write(dir: &Path, text: &str) -> io::Result<String> {
 
 /// The path of the resolved configuration of the run in `dir`: the file that a run wrote; else the
 /// last one that a run wrote and a user edited; else `config.toml`.
-pub(super) fn find(dir: &Path) -> PathBuf {
+pub(crate) fn config_of(dir: &Path) -> PathBuf {
     let paths: Vec<_> = taken(dir).map(|name| dir.join(name)).collect();
     let was_ours =
         |path: &&PathBuf| fs::read_to_string(path).is_ok_and(|text| text.starts_with(FIRST_LINE));
@@ -101,11 +101,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mine = "# my comment\n[run]\nseed = 7\n";
         fs::write(dir.path().join(CONFIG), mine).unwrap();
-        assert_eq!(find(dir.path()), dir.path().join(CONFIG));
+        assert_eq!(config_of(dir.path()), dir.path().join(CONFIG));
         for _ in 0..2 {
             assert_eq!(write(dir.path(), "[run]\n").unwrap(), RESOLVED_CONFIG);
             assert_eq!(read(dir.path(), CONFIG).unwrap(), mine);
-            assert_eq!(find(dir.path()), dir.path().join(RESOLVED_CONFIG));
+            assert_eq!(config_of(dir.path()), dir.path().join(RESOLVED_CONFIG));
         }
         fs::remove_file(dir.path().join(CONFIG)).unwrap();
         assert_eq!(write(dir.path(), "[run]\n").unwrap(), CONFIG);
@@ -128,7 +128,10 @@ mod tests {
         assert!(link.is_symlink());
         assert_eq!(read(another.path(), CONFIG), others, "it is another run's");
         assert_eq!(read(dir.path(), RESOLVED_CONFIG).unwrap(), "mine");
-        assert_eq!(find(dir.path()), dir.path().join("config.resolved-2.toml"));
+        assert_eq!(
+            config_of(dir.path()),
+            dir.path().join("config.resolved-2.toml")
+        );
     }
 
     #[test]
@@ -144,7 +147,11 @@ mod tests {
                 .unwrap()
                 .replace("seed = 1", "seed = 3");
             fs::write(&path, &changed).unwrap();
-            assert_eq!(find(dir.path()), path, "a change counts at the next start");
+            assert_eq!(
+                config_of(dir.path()),
+                path,
+                "a change counts at the next start"
+            );
             assert_eq!(write(dir.path(), "[run]\nseed = 1\n").unwrap(), next);
             assert_eq!(read(dir.path(), name).unwrap(), changed);
         }

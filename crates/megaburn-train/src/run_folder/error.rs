@@ -5,7 +5,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::Exit;
+use crate::exit::Exit;
 
 /// Why a folder cannot be a run's folder, or no longer belongs to the run.
 #[derive(Debug, Error)]

@@ -9,7 +9,8 @@ use super::{
     RunFolderError,
     lock::is_lock,
     marker::Marker,
-    names::{CHECKPOINTS, LOCK, MARKER, METRICS, Owned, Proof, half_written, is_owned},
+    names::{CHECKPOINTS, LOCK, MARKER, METRICS, names_in},
+    owned::{Owned, Proof, half_written, is_owned},
 };
 
 /// The contents of a folder.
@@ -115,18 +116,6 @@ fn holds_checkpoint(dir: &Path) -> bool {
 fn holds_metrics(dir: &Path) -> bool {
     let is_step = |record: &MetricsRecord| matches!(record, MetricsRecord::Step(_));
     read_metrics(dir.join(METRICS)).is_ok_and(|records| records.iter().any(is_step))
-}
-
-/// The names in a folder, sorted.
-pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
-    let name = |entry: io::Result<fs::DirEntry>| {
-        entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
-    };
-    let mut names = fs::read_dir(dir)?
-        .map(name)
-        .collect::<io::Result<Vec<_>>>()?;
-    names.sort();
-    Ok(names)
 }
 
 /// The first names, and the number of the others.

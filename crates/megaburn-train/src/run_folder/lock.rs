@@ -192,7 +192,7 @@ pub(super) fn is_lock(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Exit;
+    use crate::exit::Exit;
 
     fn signed(dir: &Path) -> RunLock {
         let mut lock = RunLock::take(dir, LEASE).unwrap();

@@ -102,6 +102,7 @@ pub(super) fn is_absent(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::Exit;
 
     #[test]
     fn a_marker_is_written_and_read_and_each_run_has_another_id() {
@@ -121,7 +122,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/proc/self/mem", dir.path().join(MARKER)).unwrap();
         let error = Marker::read(dir.path()).unwrap_err();
-        assert_eq!(error.exit(), crate::Exit::Failed);
+        assert_eq!(error.exit(), Exit::Failed);
         assert!(error.to_string().contains("restore access"), "{error}");
     }
 

@@ -24,6 +24,7 @@ mod inspect;
 mod lock;
 mod marker;
 pub(crate) mod names;
+mod owned;
 mod shared;
 
 use std::{
@@ -34,14 +35,15 @@ use std::{
 
 use megaburn_checkpoint::write_atomic;
 use megaburn_collective::{Group, objects};
+use megaburn_models::assets::Assets;
 
-use crate::{TrainConfig, TrainError, start::settle};
-pub(crate) use assets::keep as keep_assets;
+use crate::{config::TrainConfig, error::TrainError, start::settle};
+pub(crate) use config_file::config_of;
 pub use error::RunFolderError;
-use inspect::{FolderContent, Trace, inspect, is_part_of, names_in};
+use inspect::{FolderContent, Trace, inspect, is_part_of};
 use lock::RunLock;
 use marker::Marker;
-use names::CHECKPOINTS;
+use names::{CHECKPOINTS, names_in};
 
 /// The folder of a running run, as rank 0 holds it.
 #[derive(Debug)]
@@ -63,12 +65,6 @@ pub(crate) struct RunShare {
     pub(crate) id: String,
     /// The folder; only on rank 0.
     pub(crate) folder: Option<Arc<RunFolder>>,
-}
-
-/// The path of the resolved configuration of the run in `dir`: `config.toml`, unless that is the
-/// user's.
-pub(crate) fn config_of(dir: &Path) -> PathBuf {
-    config_file::find(dir)
 }
 
 /// Checks that the run of this configuration may start in its folder. Nothing is written.
@@ -278,6 +274,14 @@ impl RunFolder {
         config_file::write(&self.path, text).map_err(fail)
     }
 
+    /// Writes the small files of the run's model.
+    ///
+    /// # Errors
+    /// `hf/` was not written by a run; a file cannot be written.
+    pub(crate) fn write_assets(&self, assets: &Assets) -> Result<(), TrainError> {
+        assets::write(&self.path, assets, &self.id())
+    }
+
     /// Removes the runs that `--fresh` set aside. Call it after a checkpoint was committed.
     pub(crate) fn discard_set_aside(&self) {
         let marker = &mut self.held().marker;
@@ -317,7 +321,7 @@ fn make_folder(dir: &Path) -> io::Result<()> {
 fn remove_leftovers(dir: &Path) -> io::Result<()> {
     for name in names_in(dir)? {
         let path = dir.join(&name);
-        if names::half_written(&name).is_some() && path.is_file() {
+        if owned::half_written(&name).is_some() && path.is_file() {
             fs::remove_file(path)?;
         }
     }

@@ -1,12 +1,6 @@
-//! The file names that a run owns in its folder. All other files there are the user's.
+//! The names of the files that a run writes into its folder.
 
-use std::path::Path;
-
-use megaburn_checkpoint::{TMP, leftover_of};
-use megaburn_models::assets::ASSETS;
-use megaburn_report::metrics::OTHER_LINES;
-
-use super::{assets, config_file, lock::is_lock};
+use std::{fs, io, path::Path};
 
 /// Marks the folder as a run's and identifies the run.
 pub(crate) const MARKER: &str = "run.json";
@@ -25,101 +19,14 @@ pub(crate) const PICTURE: &str = "loss.svg";
 /// The folder of checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// Prefix of the folders that hold runs which `--fresh` set aside.
-pub(super) const ASIDE: &str = "before-";
-
-/// How a run recognises that a file with one of its names is its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Proof {
-    /// By the folder's marker: no one else writes a file of this name into a run's folder.
-    Marker,
-    /// By the text of the lock.
-    Lock,
-    /// By the file's first line, which has the hash of the rest.
-    Signature,
-    /// By a mark in the folder, which must hold only files that a run writes.
-    Mark,
-    /// By the manifest of each checkpoint in it, which names the run.
-    Manifests,
-    /// Never: it holds lines that others wrote.
-    None,
-}
-
-/// What `--fresh` does with a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fresh {
-    /// It is moved with the run that is set aside.
-    Moves,
-    /// A copy is kept with the run that is set aside.
-    IsCopied,
-    /// It stays, or is handled separately.
-    Stays,
-}
-
-/// A name that a run writes to.
-#[derive(Debug)]
-pub(super) struct Owned {
-    pub(super) name: &'static str,
-    pub(super) proof: Proof,
-    pub(super) fresh: Fresh,
-    /// Whether versions without markers also wrote this file.
-    pub(super) is_old: bool,
-}
-
-const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> Owned {
-    Owned {
-        name,
-        proof,
-        fresh,
-        is_old,
-    }
-}
-
-/// The files and folders that a run creates under exactly these names; [`numbered`] names of the
-/// resolved configuration come in addition.
-const OWNED: [Owned; 10] = [
-    owned(MARKER, Proof::Marker, Fresh::Stays, false),
-    owned(LOCK, Proof::Lock, Fresh::Stays, true),
-    owned(CONFIG, Proof::Signature, Fresh::Moves, true),
-    owned(RESOLVED_CONFIG, Proof::Signature, Fresh::Moves, false),
-    owned(METRICS, Proof::Marker, Fresh::IsCopied, true),
-    owned(OTHER_LINES, Proof::None, Fresh::Stays, false),
-    owned(STATE, Proof::Marker, Fresh::Moves, false),
-    owned(PICTURE, Proof::Marker, Fresh::Moves, true),
-    owned(CHECKPOINTS, Proof::Manifests, Fresh::Stays, true),
-    owned(ASSETS, Proof::Mark, Fresh::Moves, true),
-];
-
-impl Owned {
-    /// The entry for this name; `None` if a run does not write to it.
-    pub(super) fn of(name: &str) -> Option<&'static Self> {
-        let name = if is_numbered(name) {
-            RESOLVED_CONFIG
-        } else {
-            name
-        };
-        OWNED.iter().find(|owned| owned.name == name)
-    }
-
-    /// Whether the file or folder at `path`, inside a run's folder, is entirely the run's.
-    pub(super) fn is_ours(&self, path: &Path) -> bool {
-        match self.proof {
-            Proof::Marker => path.is_file(),
-            Proof::Lock => path.parent().is_some_and(is_lock),
-            Proof::Signature => config_file::is_ours(path),
-            Proof::Mark => assets::is_ours(path),
-            Proof::Manifests | Proof::None => false,
-        }
-    }
-}
-
 /// The name of the resolved configuration if the names before it are the user's:
 /// `config.resolved-2.toml`.
 pub(super) fn numbered(number: u64) -> String {
     RESOLVED_CONFIG.replace(".toml", &format!("-{number}.toml"))
 }
 
-fn is_numbered(name: &str) -> bool {
+/// Whether a name is one of the [`numbered`] ones.
+pub(super) fn is_numbered(name: &str) -> bool {
     let number = name
         .strip_prefix("config.resolved-")
         .and_then(|rest| rest.strip_suffix(".toml"));
@@ -128,59 +35,14 @@ fn is_numbered(name: &str) -> bool {
         .is_some_and(|number| name == numbered(number))
 }
 
-/// Whether a run writes to this name.
-pub(super) fn is_owned(name: &str) -> bool {
-    Owned::of(name).is_some()
-}
-
-/// Whether the name is the one of a partially written file, `NAME.tmp-PID-TIME` with an owned NAME.
-/// Returns NAME.
-pub(super) fn half_written(name: &str) -> Option<&str> {
-    leftover_of(name)
-        .filter(|(of, suffix)| *suffix == TMP && is_owned(of))
-        .map(|(of, _)| of)
-}
-
-/// Whether the name is the one of a folder into which `--fresh` was moving a run,
-/// `before-TIME.tmp-PID-TIME`. Returns `before-TIME`.
-pub(super) fn half_set_aside(name: &str) -> Option<&str> {
-    let is_aside = |(of, suffix): &(&str, &str)| *suffix == TMP && of.starts_with(ASIDE);
-    leftover_of(name).filter(is_aside).map(|(of, _)| of)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_leftovers_of_owned_names_are_leftovers() {
-        assert_eq!(half_written("config.toml.tmp-1f-2a"), Some(CONFIG));
-        let others = [
-            "config.toml",
-            "notes.tmp-1-2",
-            "my.config.toml.tmp-1-2",
-            "run.json~",
-        ];
-        for name in others
-            .into_iter()
-            .chain(["config.toml.tmp-mine", "config.toml.tmp-1-"])
-        {
-            assert_eq!(half_written(name), None, "{name}");
-        }
-        assert_eq!(half_set_aside("before-2026.tmp-1f-2a"), Some("before-2026"));
-        assert_eq!(half_set_aside("before-2026.tmp-thesis"), None);
-    }
-
-    #[test]
-    fn a_numbered_configuration_is_owned() {
-        assert_eq!(numbered(2), "config.resolved-2.toml");
-        assert!(is_owned("config.resolved-2.toml") && is_owned("config.resolved-13.toml"));
-        for name in [
-            "config.resolved-.toml",
-            "config.resolved-02.toml",
-            "config.resolved-x.toml",
-        ] {
-            assert!(!is_owned(name), "{name}");
-        }
-    }
+/// The names in a folder, sorted.
+pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
+    let name = |entry: io::Result<fs::DirEntry>| {
+        entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
+    };
+    let mut names = fs::read_dir(dir)?
+        .map(name)
+        .collect::<io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
 }

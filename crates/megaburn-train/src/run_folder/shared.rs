@@ -11,7 +11,7 @@ use megaburn_collective::{CollectiveError, Group, host_name, objects};
 use serde::{Deserialize, Serialize};
 
 use super::{RunFolderError, marker::Marker, names::MARKER};
-use crate::TrainError;
+use crate::error::TrainError;
 
 /// How long a network file system may take to show what another host wrote. NFS caches the
 /// attributes of a folder for up to 60 seconds.
@@ -151,7 +151,7 @@ mod tests {
     use megaburn_collective::{GroupOptions, run_threads};
 
     use super::*;
-    use crate::Exit;
+    use crate::exit::Exit;
 
     /// The error of each rank if rank 1 looks into another folder.
     fn errors(of_rank: &[PathBuf], run_id: &str) -> Vec<Option<TrainError>> {

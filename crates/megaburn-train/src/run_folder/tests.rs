@@ -3,7 +3,8 @@ use megaburn_report::metrics::{Journal, MetricsWriter, StepMetrics, read_metrics
 
 use super::*;
 use crate::{
-    ConfigLayers, Exit,
+    config::ConfigLayers,
+    exit::Exit,
     run_folder::names::{METRICS, STATE},
 };
 

@@ -14,9 +14,9 @@ use megaburn_parallel::shard_plan;
 
 use super::{Continuation, continue_text};
 use crate::{
-    TrainError,
     config::{Dtype, ParallelConfig},
     device::Devices,
+    error::TrainError,
     pipeline::Pipeline,
     ranks::run_ranks,
 };

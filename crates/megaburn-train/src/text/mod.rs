@@ -13,7 +13,7 @@ use megaburn_models::{
     generate::{Finish, GenerateOptions, Next, generate_with},
 };
 
-use crate::TrainError;
+use crate::error::TrainError;
 
 pub use job::GenerateJob;
 pub use tokenizer::model_tokenizer;

@@ -9,7 +9,7 @@ use megaburn_models::{
     source::ModelSource,
 };
 
-use crate::{TrainError, config::Tokenizer as Choice, run_folder::config_of};
+use crate::{config::Tokenizer as Choice, error::TrainError, run_folder::config_of};
 
 /// The tokenizer of an opened model: `choice` if it is given, else the one that the run trained
 /// with, else the `tokenizer.json` that came with the model; `None` if there is none of these.

@@ -4,7 +4,7 @@ use megaburn_pipeline::run;
 use megaburn_report::metrics::EvalMetrics;
 
 use crate::{
-    TrainError,
+    error::TrainError,
     trainer::{
         Trainer, first_times::Work, hybrid_context::HybridContext, passes::Evaluation,
         stats::Losses,

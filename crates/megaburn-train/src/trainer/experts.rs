@@ -6,8 +6,8 @@ use megaburn_parallel::{LoadCounts, QUANTILE_BINS, quantile_biases};
 use megaburn_report::metrics::ExpertMetrics;
 
 use crate::{
-    TrainError,
     config::{BiasUpdate, MoeTrainingConfig},
+    error::TrainError,
     trainer::Trainer,
 };
 

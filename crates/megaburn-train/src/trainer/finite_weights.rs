@@ -2,7 +2,7 @@
 
 use megaburn_collective::objects;
 
-use crate::{TrainError, trainer::Trainer};
+use crate::{error::TrainError, trainer::Trainer};
 
 impl Trainer {
     /// Checks on the devices that all weights are finite. A step with a non-finite gradient changes
@@ -34,7 +34,7 @@ mod tests {
     use rstest::rstest;
 
     use crate::{
-        Exit,
+        exit::Exit,
         trainer::testing::{poison, trainers},
     };
 

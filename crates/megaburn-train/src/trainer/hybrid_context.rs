@@ -10,7 +10,7 @@ use super::{
     collator::{Batch, batch},
     packed_row::{Document, PackedRow},
 };
-use crate::{TrainConfig, TrainError};
+use crate::{config::TrainConfig, error::TrainError};
 
 /// This rank's part in hybrid context parallelism.
 #[derive(Clone, Debug)]

@@ -32,9 +32,9 @@ use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
 
 use crate::{
-    TrainConfig, TrainError,
-    config::{Dtype, InitFrom},
+    config::{Dtype, InitFrom, TrainConfig},
     data::RunData,
+    error::TrainError,
     pipeline::Pipeline,
     run_folder::{RunShare, names::CHECKPOINTS},
     train_state::{TrainState, TrainStateConfig},
@@ -43,7 +43,6 @@ use first_times::FirstTimes;
 use hybrid_context::HybridContext;
 use schedules::Schedules;
 
-pub use nonfinite::{Diagnosis, NonFiniteOrigin};
 pub use resume::Resumed;
 
 /// The training state of one rank. [`pretrain`](crate::pretrain) runs one; a custom loop does this:

@@ -4,7 +4,7 @@ use megaburn_checkpoint::{
     Checkpoint, Refused, checkpoint_step, checkpoints_of, set_aside_damaged,
 };
 
-use crate::{ResumeError, TrainError, trainer::Trainer};
+use crate::{error::TrainError, resume_error::ResumeError, trainer::Trainer};
 
 impl Trainer {
     /// The run that wrote the checkpoint, if it is known and not this one.

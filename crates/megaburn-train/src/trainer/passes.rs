@@ -11,11 +11,18 @@ use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
 use megaburn_report::profile::{Range, range};
 
 use crate::{
-    TrainError,
-    trainer::{
-        Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses, step::ReduceScope,
-    },
+    error::TrainError,
+    trainer::{Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses},
 };
+
+/// The ranks over which gradients are reduced while they are accumulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReduceScope {
+    /// Only this rank: gradients are summed over its micro-batches.
+    Local,
+    /// The data-parallel ranks too.
+    DataParallel,
+}
 
 /// The passes of a training step.
 pub(super) struct Training<'a> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
-    TrainError,
+    error::TrainError,
     trainer::{Trainer, first_times::Work, save::to_host},
 };
 

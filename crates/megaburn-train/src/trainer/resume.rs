@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::{owner::set_aside, save::TrainerState};
 use crate::{
-    ResumeError, TrainError,
     config::{Change, Changes, Dtype, changes, record_of_file},
+    error::TrainError,
+    resume_error::ResumeError,
     run_folder::config_of,
     start::settle,
     trainer::{Progress, Trainer},

@@ -8,7 +8,8 @@ use megaburn_models::{
 use megaburn_optim::ShardingLevel;
 
 use crate::{
-    RunData, TrainError,
+    data::RunData,
+    error::TrainError,
     text::{continue_text, prompt_tokens},
     trainer::{Trainer, first_times::Work},
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    TrainError,
+    error::TrainError,
     run_folder::RunShare,
     trainer::{Progress, Trainer},
 };

@@ -1,7 +1,7 @@
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
 
-use crate::{TrainConfig, TrainError};
+use crate::{config::TrainConfig, error::TrainError};
 
 /// The quantities that change over a run, as functions of the samples it was trained on.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl StepRates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     #[test]
     fn only_embedding_and_head_are_decoupled() {

@@ -6,7 +6,7 @@ use megaburn_models::{decoder::StageLosses, flops::FlopShape};
 use megaburn_optim::{DeviceScalar, OptimError};
 
 use super::collator::Batch;
-use crate::{TrainError, failure::read_all};
+use crate::{error::TrainError, failure::read_all};
 
 /// Losses summed over tokens, so that they are divided only once, by all tokens, however these were
 /// split.

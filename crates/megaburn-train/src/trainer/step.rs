@@ -10,16 +10,17 @@ use megaburn_pipeline::{P2pSpec, run};
 use megaburn_report::{metrics::StepMetrics, profile::range};
 
 use crate::{
-    TrainError,
     config::{DataConfig, OptimizerConfig},
+    diagnosis::Diagnosis,
+    error::TrainError,
     failure::device_error,
     memory::used_bytes,
     trainer::{
-        Diagnosis, Trainer,
+        Trainer,
         collator::{Collator, Split},
         hybrid_context::HybridContext,
         packed_row::Document,
-        passes::Training,
+        passes::{ReduceScope, Training},
         schedules::StepRates,
         stats::{Losses, StepLossTotals, world_max},
     },
@@ -27,15 +28,6 @@ use crate::{
 
 /// Give up after this many consecutive skipped steps, not counting loss-scale back-offs.
 const MAX_CONSECUTIVE_SKIPS: u64 = 100;
-
-/// The ranks over which gradients are reduced while they are accumulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReduceScope {
-    /// Only this rank: gradients are summed over its micro-batches.
-    Local,
-    /// The data-parallel ranks too.
-    DataParallel,
-}
 
 /// The outcome of a step, the same on every rank.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use burn::{prelude::Device, tensor::TensorData};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_parallel::{load_params, read_params};
 
-use crate::{ConfigLayers, RunData, TrainError, Trainer};
+use crate::{config::ConfigLayers, data::RunData, error::TrainError, trainer::Trainer};
 
 const CONFIG: &str = "
 [model]

@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::{ConfigLayers, Exit};
+use crate::{config::ConfigLayers, exit::Exit};
 
 fn section(lines: &str) -> Result<ParallelConfig, TrainError> {
     let layers = ConfigLayers::new().with_text("p.toml", &format!("[parallel]\n{lines}"))?;

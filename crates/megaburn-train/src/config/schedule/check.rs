@@ -1,7 +1,7 @@
 use megaburn_optim::{Decay, LrSchedule};
 
-use super::{super::require::require, LrDecayStyle, OptimizerConfig, TrainingConfig};
-use crate::TrainError;
+use super::super::{LrDecayStyle, OptimizerConfig, TrainingConfig, require::require};
+use crate::error::TrainError;
 
 impl OptimizerConfig {
     /// Refuses schedules that are contradictory or impossible.
@@ -143,7 +143,7 @@ impl OptimizerConfig {
 mod tests {
     use rstest::rstest;
 
-    use crate::{ConfigLayers, Exit};
+    use crate::{config::ConfigLayers, exit::Exit};
 
     #[rstest]
     #[case("lr = 0", "`optimizer.lr` is 0: it must be more than 0 and finite")]

@@ -4,29 +4,8 @@ mod check;
 
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{Decay, LrSchedule, WeightDecaySchedule};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
-use super::{OptimizerConfig, TrainingConfig};
-
-/// How the learning rate decays after the warm-up (Megatron-LM's `--lr-decay-style`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[derive(JsonSchema)]
-pub enum LrDecayStyle {
-    /// It stays constant.
-    Constant,
-    /// Linearly in the samples.
-    Linear,
-    /// Along half a period of a cosine.
-    #[default]
-    Cosine,
-    /// Proportionally to `sqrt(warm-up samples / samples)`, but never below `min_lr`.
-    InverseSquareRoot,
-    /// Constant until the final decay, which has the shape `wsd_decay_style` (warm-up, stable,
-    /// decay).
-    Wsd,
-}
+use super::{LrDecayStyle, OptimizerConfig, TrainingConfig};
 
 /// A tenth of a learning rate, the usual end of its decay, rounded to remove floating-point noise.
 pub(in crate::config) fn tenth(lr: f64) -> f64 {
@@ -153,7 +132,7 @@ mod tests {
     use megaburn_optim::WeightDecayStyle;
 
     use super::*;
-    use crate::ConfigLayers;
+    use crate::config::ConfigLayers;
 
     /// The learning rate of each update of a run.
     fn rates(lines: &str, steps: u64) -> Vec<f64> {

@@ -9,12 +9,12 @@ use std::{
 use megaburn_checkpoint::{Checkpoint, hf::SMALL_FILES};
 use serde_json::{Map, Value};
 
-use crate::{ModelError, source::ModelSource};
+use crate::error::ModelError;
 pub use megaburn_checkpoint::hf::ASSETS;
 
 /// Marker file: the names of the model's tensors lack the family's prefix, and an export omits it
 /// too. The marker is never exported.
-const BARE_NAMES: &str = "bare-names";
+pub(crate) const BARE_NAMES: &str = "bare-names";
 
 /// The small files of a model, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,29 +23,8 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// The small files of an opened model. A checkpoint inside a run uses those of the run.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn of(source: &ModelSource) -> Result<Self, ModelError> {
-        let folder = Self::folder(source);
-        let mut assets =
-            folder.map_or_else(|| Ok(Self::default()), |folder| Self::read(&folder))?;
-        if source.has_bare_names() {
-            assets.insert(BARE_NAMES, Vec::new());
-        }
-        Ok(assets)
-    }
-
-    /// The folder that holds the small files of an opened model, if there is one.
-    pub fn folder(source: &ModelSource) -> Option<PathBuf> {
-        match source.checkpoint() {
-            Some(checkpoint) => Self::folder_of(checkpoint),
-            None => Some(source.path().into()),
-        }
-    }
-
-    fn folder_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
+    /// The folder that holds the small files of a checkpoint, or of the run that it is in.
+    pub(crate) fn folder_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
         let own = checkpoint.path().join(ASSETS);
         let of_run = checkpoint
             .path()

@@ -11,8 +11,9 @@ use megaburn_checkpoint::{
 use serde_json::{Value, json};
 
 use crate::{
-    DecoderConfig, ModelError,
     assets::{ASSETS, Assets},
+    decoder::DecoderConfig,
+    error::ModelError,
     hf::HfParam,
     source::{ModelSource, PREFIX},
 };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use megaburn_mesh::{ShardPlan, ShardSpec};
 
-use crate::{DecoderConfig, ModelError};
+use crate::{decoder::DecoderConfig, error::ModelError};
 
 /// One line of a family's key map: the tensors from which a parameter is assembled. `*` is the
 /// number of the layer, a second `*` the number of the expert.

@@ -8,10 +8,11 @@ use megaburn_mesh::{PositionRng, Purpose};
 use serde_json::{Value, json};
 
 use crate::{
-    DecoderConfig, Family, ModelError,
     assets::{ASSETS, Assets},
     convert::check_target,
-    decoder::Experts,
+    decoder::{DecoderConfig, Experts},
+    error::ModelError,
+    families::Family,
     source::{ModelSource, PREFIX},
 };
 

@@ -119,7 +119,6 @@ use megaburn_mesh::pad_vocab;
 use megaburn_parallel::NormKind;
 
 use crate::decoder::{DecoderConfig, Recompute, Segment};
-use terms::Sizes;
 
 /// Whether attention saves its scores for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

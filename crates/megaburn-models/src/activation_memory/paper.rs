@@ -1,6 +1,6 @@
 //! The formula of the paper, with which ours is compared.
 
-use super::{ActivationMemory, Sizes};
+use super::{ActivationMemory, terms::Sizes};
 use crate::decoder::DecoderConfig;
 
 impl ActivationMemory {

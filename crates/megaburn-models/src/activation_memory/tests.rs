@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::{Family, decoder::RecomputeBlocks};
+use crate::{decoder::RecomputeBlocks, families::Family};
 
 fn shape(family: Family, [hidden, ffn, heads, kv_heads, head_dim]: [usize; 5]) -> DecoderConfig {
     DecoderConfig {

@@ -5,8 +5,8 @@ use megaburn_parallel::{
     PlanBuilder, Recomputable, Residual, Sharded, recomputed,
 };
 
-use super::{Mtp, init::ModelBuilder, recompute::BlockRecompute};
-use crate::ModelError;
+use super::{Mtp, builder::ModelBuilder, recompute::BlockRecompute};
+use crate::error::ModelError;
 
 /// One transformer block: attention, and an MLP or experts. Each is preceded by a norm, and its
 /// output is added to the residual stream.

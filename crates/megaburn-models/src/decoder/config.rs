@@ -1,10 +1,12 @@
-use megaburn_kernels::RopeScaling;
+//! The sizes and the parts of a decoder.
+
+use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling};
 use megaburn_mesh::{ExpertShape, Layout, ModelShape};
 use megaburn_parallel::{Activation, NormKind};
 use serde::{Deserialize, Serialize};
 
 use super::{Experts, Mla};
-use crate::{Family, ModelError, flops::FlopShape};
+use crate::{error::ModelError, families::Family, flops::FlopShape};
 
 /// The sizes of a decoder and the parts of its blocks. [`Family::template`] has the parts of each
 /// family.
@@ -68,14 +70,6 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// Larger sizes are mistakes, and their products could overflow.
-pub(crate) const LARGEST: usize = 1 << 30;
-/// More layers are a mistake, and lists of them would fill the memory.
-pub(crate) const MOST_LAYERS: usize = 10_000;
-/// More parameters in the full model are a mistake. Up to this number, their bytes in any type fit
-/// a `u64`.
-const MOST_PARAMS: f64 = (1u64 << 58) as f64;
-
 /// How positions enter a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
@@ -93,99 +87,6 @@ pub enum Positions {
 }
 
 impl DecoderConfig {
-    /// Refuses sizes that no model can have.
-    ///
-    /// # Errors
-    /// The first invalid size, with the numbers.
-    pub fn validate(&self) -> Result<(), ModelError> {
-        let refuse = |why: String| Err(ModelError::Config(why));
-        let sizes = [
-            ("vocab", self.vocab),
-            ("hidden", self.hidden),
-            ("ffn", self.ffn),
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("kv_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-            ("max_seq_len", self.max_seq_len),
-            ("window", self.window.unwrap_or(1)),
-        ];
-        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            return refuse(format!("`{name}` is 0, but must be at least 1"));
-        }
-        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > LARGEST) {
-            return refuse(format!("`{name}` is {size}, which is out of range"));
-        }
-        for (name, count) in [("layers", self.layers), ("mtp_layers", self.mtp_layers)] {
-            if count > MOST_LAYERS {
-                return refuse(format!("`{name}` is {count}, which is out of range"));
-            }
-        }
-        let heads = self.heads;
-        let kv_heads = self.kv_heads;
-        if !heads.is_multiple_of(kv_heads) {
-            return refuse(format!(
-                "{heads} query heads are not divisible by {kv_heads} key/value heads"
-            ));
-        }
-        if !(self.norm_eps >= 0.0 && self.norm_eps.is_finite()) {
-            return refuse(format!(
-                "`norm_eps` is {}, but must be at least 0 and finite",
-                self.norm_eps
-            ));
-        }
-        if let Some(layer) = self.full_layers.iter().find(|&&layer| layer >= self.layers) {
-            return refuse(format!(
-                "`full_layers` names layer {layer}, but the model has {} layers",
-                self.layers
-            ));
-        }
-        if let Some(latent) = &self.latent {
-            latent.validate(self)?;
-        }
-        if let Some(rope) = self.rope() {
-            rope.frequencies()?;
-        }
-        if let Some(experts) = &self.experts {
-            experts.validate(self.layers)?;
-        }
-        let params = self.most_params();
-        if params > MOST_PARAMS {
-            return refuse(format!(
-                "its sizes amount to {params:.1e} parameters, which is too large"
-            ));
-        }
-        Ok(())
-    }
-
-    /// An upper bound of the number of parameters, without biases and norms.
-    fn most_params(&self) -> f64 {
-        let [vocab, hidden, ffn, heads, head_dim, blocks] = [
-            self.vocab,
-            self.hidden,
-            self.ffn,
-            self.heads,
-            self.head_dim,
-            self.layers,
-        ]
-        .map(|size| size as f64);
-        let mlp = 3.0 * hidden * ffn;
-        let experts = self.experts.as_ref().map_or(0.0, |experts| {
-            let shared = experts.shared_ffn.unwrap_or(0) as f64;
-            hidden * (3.0 * (experts.num as f64 * experts.ffn as f64 + shared) + experts.num as f64)
-        });
-        let attention = self
-            .latent
-            .as_ref()
-            .map_or(4.0 * hidden * heads * head_dim, |latent| {
-                let rank = latent.kv_lora_rank as f64 + latent.q_lora_rank.unwrap_or(0) as f64;
-                let values = latent.v_head_dim as f64;
-                (2.0 * rank + 2.0 * hidden) * (hidden + heads * (2.0 * head_dim + values))
-            });
-        let blocks = blocks + self.mtp_layers as f64;
-        2.0 * vocab * hidden + blocks * (mlp + experts + attention + 2.0 * hidden * hidden)
-    }
-
     /// Refuses sequences that are longer than the model's limit.
     ///
     /// # Errors
@@ -268,6 +169,39 @@ impl DecoderConfig {
     /// layer.
     fn kind_of(&self, index: usize) -> usize {
         index.min(self.layers.saturating_sub(1))
+    }
+
+    /// The rotary embedding, if the model has one: of all features of a head, or of the rotated
+    /// ones in latent attention.
+    pub fn rope(&self) -> Option<RopeConfig> {
+        let Positions::Rotary { theta, scaling } = &self.positions else {
+            return None;
+        };
+        let (features, layout) = match &self.latent {
+            Some(Mla {
+                qk_rope_head_dim,
+                interleaved: true,
+                ..
+            }) => (*qk_rope_head_dim, RopeLayout::Interleaved),
+            Some(latent) => (latent.qk_rope_head_dim, RopeLayout::Halves),
+            None => (self.head_dim, RopeLayout::Halves),
+        };
+        let rope = RopeConfig::new(features)
+            .with_theta(*theta)
+            .with_scaling(scaling.clone());
+        Some(rope.with_layout(layout))
+    }
+
+    /// The softmax scale of latent attention if it is not `head_dim^-0.5`: with YaRN, DeepSeek
+    /// multiplies it by a factor.
+    pub(super) fn softmax_scale(&self) -> Option<f64> {
+        match &self.positions {
+            Positions::Rotary {
+                scaling: RopeScaling::Yarn(yarn),
+                ..
+            } => Some((self.head_dim as f64).powf(-0.5) * yarn.score_factor()),
+            _ => None,
+        }
     }
 
     /// The sizes that enter Megatron's FLOP formula.

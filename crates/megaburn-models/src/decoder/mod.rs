@@ -4,24 +4,29 @@
 //! Source: Vaswani et al. (2017); Radford et al. (2019) for GPT-2; Touvron et al. (2023) for Llama.
 
 mod block;
+mod builder;
 mod cached;
 mod config;
 mod experts;
 mod init;
+mod limits;
 mod mla;
 mod model;
 mod mtp;
+mod mtp_losses;
 mod mtp_targets;
 mod options;
 mod positions;
 mod recompute;
+mod routers;
 mod stage;
+mod validate;
 
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
-pub(crate) use config::{LARGEST, MOST_LAYERS};
 pub use experts::Experts;
+pub(crate) use limits::{LARGEST, MOST_LAYERS};
 pub use mla::Mla;
 pub use model::Decoder;
 pub use mtp::Mtp;

@@ -126,7 +126,10 @@ mod tests {
     use megaburn_parallel::lazy_params;
 
     use super::*;
-    use crate::{DecoderConfig, Family, decoder::ModelOptions};
+    use crate::{
+        decoder::{DecoderConfig, ModelOptions},
+        families::Family,
+    };
 
     /// The chunk of each parameter, with the first part of its path and the number of its block.
     fn chunks(family: Family, tied: bool, stages: &[StageLayers]) -> Vec<(String, usize)> {

@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen3_moe};
 use crate::{
-    DecoderConfig,
-    decoder::{Experts, Mla},
+    decoder::{DecoderConfig, Experts, Mla},
     hf::Key,
 };
 

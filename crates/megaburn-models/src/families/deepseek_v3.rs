@@ -8,8 +8,7 @@ use super::{
     Family, FamilySpec, HfJson, KeyDefault, MTP_LAYERS, Meaning, deepseek_v2, llama, qwen3_moe,
 };
 use crate::{
-    DecoderConfig,
-    decoder::{Experts, Mla},
+    decoder::{DecoderConfig, Experts, Mla},
     hf::Key,
 };
 

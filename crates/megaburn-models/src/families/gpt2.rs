@@ -7,7 +7,10 @@ use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama};
-use crate::{DecoderConfig, decoder::Positions, hf::Key};
+use crate::{
+    decoder::{DecoderConfig, Positions},
+    hf::Key,
+};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "gpt2",

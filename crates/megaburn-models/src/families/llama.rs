@@ -8,7 +8,10 @@ use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, rotary::rope_parameters};
-use crate::{DecoderConfig, decoder::Positions, hf::Key};
+use crate::{
+    decoder::{DecoderConfig, Positions},
+    hf::Key,
+};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "llama",

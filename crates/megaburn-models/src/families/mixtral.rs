@@ -5,7 +5,10 @@
 use serde_json::Value;
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, mistral};
-use crate::{DecoderConfig, decoder::Experts, hf::Key};
+use crate::{
+    decoder::{DecoderConfig, Experts},
+    hf::Key,
+};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "mixtral",

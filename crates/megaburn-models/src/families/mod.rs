@@ -7,6 +7,7 @@
 mod deepseek_v2;
 mod deepseek_v3;
 mod defaults;
+mod family;
 mod gpt2;
 mod json;
 mod llama;
@@ -18,43 +19,14 @@ mod qwen3_moe;
 mod rotary;
 mod unread;
 
-use std::{fmt, path::Path, str::FromStr};
+use std::path::Path;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{DecoderConfig, ModelError, hf::Key};
+use crate::{decoder::DecoderConfig, error::ModelError, hf::Key};
 pub use defaults::{KeyDefault, Meaning};
+pub use family::Family;
 pub use json::HfJson;
-
-/// A model family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[derive(JsonSchema)]
-pub enum Family {
-    /// GPT-2: Radford et al., "Language models are unsupervised multitask learners" (2019).
-    Gpt2,
-    /// Llama 2, 3 and 3.x.
-    Llama,
-    /// Mistral 7B and its successors.
-    Mistral,
-    /// Qwen2 and Qwen2.5.
-    Qwen2,
-    /// Mixtral 8x7B and 8x22B.
-    Mixtral,
-    /// Qwen3, dense.
-    Qwen3,
-    /// Qwen3 mixture-of-experts models.
-    #[serde(rename = "qwen3_moe")]
-    Qwen3Moe,
-    /// DeepSeek-V2 with its Coder and Lite variants.
-    #[serde(rename = "deepseek_v2")]
-    DeepseekV2,
-    /// DeepSeek-V3 and R1.
-    #[serde(rename = "deepseek_v3")]
-    DeepseekV3,
-}
 
 /// The definition of a family. The rest of the code knows families only by this struct.
 #[derive(Clone, Copy, Debug)]
@@ -83,19 +55,6 @@ pub struct FamilySpec {
 }
 
 impl Family {
-    /// All families.
-    pub const ALL: [Self; 9] = [
-        Self::Gpt2,
-        Self::Llama,
-        Self::Mistral,
-        Self::Mixtral,
-        Self::Qwen2,
-        Self::Qwen3,
-        Self::Qwen3Moe,
-        Self::DeepseekV2,
-        Self::DeepseekV3,
-    ];
-
     /// The definition of the family.
     pub fn spec(self) -> &'static FamilySpec {
         match self {
@@ -114,26 +73,6 @@ impl Family {
     /// The parts of the family's block, with the sizes of a tiny model.
     pub fn template(self) -> DecoderConfig {
         (self.spec().template)()
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.spec().model_type)
-    }
-}
-
-impl FromStr for Family {
-    type Err = ModelError;
-
-    fn from_str(text: &str) -> Result<Self, ModelError> {
-        let found = Self::ALL
-            .into_iter()
-            .find(|family| family.spec().model_type == text);
-        found.ok_or_else(|| {
-            let known = Self::ALL.map(|family| family.to_string()).join(", ");
-            ModelError::Config(format!("unknown family `{text}`: expected one of {known}"))
-        })
     }
 }
 

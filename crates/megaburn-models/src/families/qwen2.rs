@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama};
-use crate::DecoderConfig;
+use crate::decoder::DecoderConfig;
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen2",

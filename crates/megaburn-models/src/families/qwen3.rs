@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen2};
-use crate::{DecoderConfig, hf::Key};
+use crate::{decoder::DecoderConfig, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen3",

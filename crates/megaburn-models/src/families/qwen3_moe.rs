@@ -6,7 +6,10 @@
 use serde_json::{Value, json};
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen3};
-use crate::{DecoderConfig, decoder::Experts, hf::Key};
+use crate::{
+    decoder::{DecoderConfig, Experts},
+    hf::Key,
+};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen3_moe",

@@ -7,7 +7,10 @@ use std::ops::ControlFlow;
 use burn::{prelude::Device, tensor::Tensor};
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{Decoder, ModelError, decoder::DecoderCache};
+use crate::{
+    decoder::{Decoder, DecoderCache},
+    error::ModelError,
+};
 pub use sampling::Sampling;
 
 /// The options of text generation.

@@ -7,8 +7,8 @@ use rstest::rstest;
 
 use super::*;
 use crate::{
-    DecoderConfig, Family,
-    decoder::{ModelGroups, ModelOptions},
+    decoder::{DecoderConfig, ModelGroups, ModelOptions},
+    families::Family,
 };
 
 fn tiny(family: Family, max_seq_len: usize) -> DecoderConfig {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use megaburn_checkpoint::{CheckpointError, HfDir};
 
 use super::mtp::{Copied, predicts};
-use crate::{DecoderConfig, ModelError, hf::HfParam};
+use crate::{decoder::DecoderConfig, error::ModelError, hf::HfParam};
 
 /// The output projection, which the folder of a tied model may contain in addition to the
 /// embedding.

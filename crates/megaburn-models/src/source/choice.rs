@@ -6,7 +6,7 @@ use megaburn_checkpoint::{Checkpoint, Latest, find_latest, newest_valid};
 use megaburn_collective::{Group, Phase};
 
 use super::ModelSource;
-use crate::ModelError;
+use crate::error::ModelError;
 
 impl ModelSource {
     /// Like [`open`](Self::open), but also verifies the hashes of a checkpoint's files. For a run,

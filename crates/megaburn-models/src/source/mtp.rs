@@ -2,8 +2,8 @@
 
 use megaburn_checkpoint::HfDir;
 
-use super::{ModelSource, bare_name};
-use crate::{DecoderConfig, ModelError, hf::HfParam};
+use super::{ModelSource, names::bare_name};
+use crate::{decoder::DecoderConfig, error::ModelError, hf::HfParam};
 
 /// A tensor that is a copy of a parameter.
 pub(super) struct Copied {

@@ -12,7 +12,7 @@ use super::{
     ModelSource, PREFIX, Weights,
     mtp::{Copied, copies},
 };
-use crate::{ModelError, hf::HfParam};
+use crate::{error::ModelError, hf::HfParam};
 
 impl ModelSource {
     /// The parameters, with their names on Hugging Face; no other tensors.

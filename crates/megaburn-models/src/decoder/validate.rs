@@ -1,0 +1,141 @@
+//! The check that a model of a configuration can exist.
+
+use super::{
+    DecoderConfig, Mla, Positions,
+    limits::{LARGEST, MOST_LAYERS, MOST_PARAMS},
+};
+use crate::error::ModelError;
+
+impl DecoderConfig {
+    /// Refuses sizes that no model can have.
+    ///
+    /// # Errors
+    /// The first invalid size, with the numbers.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let refuse = |why: String| Err(ModelError::Config(why));
+        let sizes = [
+            ("vocab", self.vocab),
+            ("hidden", self.hidden),
+            ("ffn", self.ffn),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_seq_len", self.max_seq_len),
+            ("window", self.window.unwrap_or(1)),
+        ];
+        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return refuse(format!("`{name}` is 0, but must be at least 1"));
+        }
+        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > LARGEST) {
+            return refuse(format!("`{name}` is {size}, which is out of range"));
+        }
+        for (name, count) in [("layers", self.layers), ("mtp_layers", self.mtp_layers)] {
+            if count > MOST_LAYERS {
+                return refuse(format!("`{name}` is {count}, which is out of range"));
+            }
+        }
+        let heads = self.heads;
+        let kv_heads = self.kv_heads;
+        if !heads.is_multiple_of(kv_heads) {
+            return refuse(format!(
+                "{heads} query heads are not divisible by {kv_heads} key/value heads"
+            ));
+        }
+        if !(self.norm_eps >= 0.0 && self.norm_eps.is_finite()) {
+            return refuse(format!(
+                "`norm_eps` is {}, but must be at least 0 and finite",
+                self.norm_eps
+            ));
+        }
+        if let Some(layer) = self.full_layers.iter().find(|&&layer| layer >= self.layers) {
+            return refuse(format!(
+                "`full_layers` names layer {layer}, but the model has {} layers",
+                self.layers
+            ));
+        }
+        if let Some(latent) = &self.latent {
+            latent.validate()?;
+            self.check_latent(latent)?;
+        }
+        if let Some(rope) = self.rope() {
+            rope.frequencies()?;
+        }
+        if let Some(experts) = &self.experts {
+            experts.validate(self.layers)?;
+        }
+        let params = self.most_params();
+        if params > MOST_PARAMS {
+            return refuse(format!(
+                "its sizes amount to {params:.1e} parameters, which is too large"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses sizes and parts of the model that its latent attention does not support.
+    fn check_latent(&self, latent: &Mla) -> Result<(), ModelError> {
+        let refuse = |why: String| Err(ModelError::Config(why));
+        let Self {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *self;
+        if head_dim != latent.qk_head_dim() {
+            let Mla {
+                qk_nope_head_dim: nope,
+                qk_rope_head_dim: rope,
+                ..
+            } = latent;
+            return refuse(format!(
+                "`head_dim` is {head_dim}, but heads of latent attention have {nope} + {rope}"
+            ));
+        }
+        if kv_heads != heads {
+            return refuse(format!(
+                "{kv_heads} key/value heads for {heads} query heads: latent attention needs as \
+                many key/value heads as query heads"
+            ));
+        }
+        let others = [
+            ("window", self.window.is_some()),
+            ("qk_norm", self.qk_norm),
+            ("qkv_bias", self.qkv_bias),
+            ("output_bias", self.output_bias),
+            ("positions", self.positions == Positions::Learned),
+        ];
+        match others.into_iter().find(|(_, is_set)| *is_set) {
+            Some((name, _)) => refuse(format!("latent attention does not support `{name}`")),
+            None => Ok(()),
+        }
+    }
+
+    /// An upper bound of the number of parameters, without biases and norms.
+    fn most_params(&self) -> f64 {
+        let [vocab, hidden, ffn, heads, head_dim, blocks] = [
+            self.vocab,
+            self.hidden,
+            self.ffn,
+            self.heads,
+            self.head_dim,
+            self.layers,
+        ]
+        .map(|size| size as f64);
+        let mlp = 3.0 * hidden * ffn;
+        let experts = self.experts.as_ref().map_or(0.0, |experts| {
+            let shared = experts.shared_ffn.unwrap_or(0) as f64;
+            hidden * (3.0 * (experts.num as f64 * experts.ffn as f64 + shared) + experts.num as f64)
+        });
+        let attention = self
+            .latent
+            .as_ref()
+            .map_or(4.0 * hidden * heads * head_dim, |latent| {
+                let rank = latent.kv_lora_rank as f64 + latent.q_lora_rank.unwrap_or(0) as f64;
+                let values = latent.v_head_dim as f64;
+                (2.0 * rank + 2.0 * hidden) * (hidden + heads * (2.0 * head_dim + values))
+            });
+        let blocks = blocks + self.mtp_layers as f64;
+        2.0 * vocab * hidden + blocks * (mlp + experts + attention + 2.0 * hidden * hidden)
+    }
+}

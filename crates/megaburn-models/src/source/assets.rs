@@ -1,0 +1,33 @@
+//! The small files of an opened model.
+
+use std::path::PathBuf;
+
+use super::ModelSource;
+use crate::{
+    assets::{Assets, BARE_NAMES},
+    error::ModelError,
+};
+
+impl Assets {
+    /// The small files of an opened model. A checkpoint inside a run uses those of the run.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn of(source: &ModelSource) -> Result<Self, ModelError> {
+        let folder = Self::folder(source);
+        let mut assets =
+            folder.map_or_else(|| Ok(Self::default()), |folder| Self::read(&folder))?;
+        if source.has_bare_names() {
+            assets.insert(BARE_NAMES, Vec::new());
+        }
+        Ok(assets)
+    }
+
+    /// The folder that holds the small files of an opened model, if there is one.
+    pub fn folder(source: &ModelSource) -> Option<PathBuf> {
+        match source.checkpoint() {
+            Some(checkpoint) => Self::folder_of(checkpoint),
+            None => Some(source.path().into()),
+        }
+    }
+}

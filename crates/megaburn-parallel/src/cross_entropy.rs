@@ -2,7 +2,7 @@ use burn::{config::Config, prelude::Int, tensor::Tensor};
 use megaburn_collective::{Group, region::gather_from_sequence_to_replicas};
 use megaburn_kernels::{CrossEntropyOptions, LinearOptions, cross_entropy, linear_cross_entropy};
 
-use crate::ParallelError;
+use crate::error::ParallelError;
 
 /// Configuration of a [`CrossEntropy`].
 #[derive(Config, Debug)]

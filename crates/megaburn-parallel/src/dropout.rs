@@ -5,7 +5,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{DropoutKey, dropout};
 use megaburn_mesh::{PositionRng, Purpose, Zigzag};
 
-use crate::{ParallelError, TokenBlock};
+use crate::{error::ParallelError, tokens::TokenBlock};
 
 /// Configuration of a [`ParallelDropout`].
 #[derive(Config, Debug)]

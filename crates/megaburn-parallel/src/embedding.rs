@@ -11,8 +11,12 @@ use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{
-    CrossEntropy, ParallelError, PlanBuilder, Recomputable, Sharded, init::InitDraw,
+    cross_entropy::CrossEntropy,
+    error::ParallelError,
+    init::{InitDraw, named},
     linear::column_input,
+    recomputable::Recomputable,
+    shards::{PlanBuilder, Sharded},
 };
 
 /// Configuration of a [`VocabParallelEmbedding`].
@@ -34,6 +38,8 @@ pub struct VocabParallelEmbeddingConfig {
     /// The layer's path in the model. Required in a group of more than one.
     pub path: Option<String>,
 }
+
+named!(VocabParallelEmbeddingConfig);
 
 impl VocabParallelEmbeddingConfig {
     /// Builds this rank's rows.

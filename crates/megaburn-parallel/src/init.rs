@@ -11,12 +11,12 @@ use megaburn_collective::Group;
 use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
 use rayon::prelude::*;
 
-use crate::ParallelError;
+use crate::error::ParallelError;
 
 /// `with_name` for configurations whose field `path` keys the draw. (Burn's derive would generate a
 /// setter that takes an `Option<String>`.)
 macro_rules! named {
-    ($($config:ty),*) => {$(
+    ($config:ty) => {
         impl $config {
             /// Names the layer by its path in the model, which keys the draw of its weights.
             pub fn with_name(mut self, path: impl Into<String>) -> Self {
@@ -24,19 +24,10 @@ macro_rules! named {
                 self
             }
         }
-    )*};
+    };
 }
 
-named!(
-    crate::MlpConfig,
-    crate::MoeConfig,
-    crate::MultiLatentAttentionConfig,
-    crate::ParallelLinearConfig,
-    crate::PositionEmbeddingConfig,
-    crate::ReplicatedLinearConfig,
-    crate::SelfAttentionConfig,
-    crate::VocabParallelEmbeddingConfig
-);
+pub(crate) use named;
 
 /// The key and the size of a parameter's draw.
 pub(crate) struct InitDraw<'a> {

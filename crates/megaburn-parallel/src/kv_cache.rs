@@ -1,11 +1,9 @@
 //! The key/value cache of generation.
 
-use std::ops::Range;
-
 use burn::tensor::Tensor;
 use megaburn_collective::Group;
 
-use crate::context::{PackedShare, Piece};
+use crate::context::{PackedShare, Piece, Segment};
 
 /// Tokens of several sequences in one forward pass, each sequence continuing from its cached
 /// tokens. Nothing is padded: prompts of any length and single next tokens can share a pass.
@@ -16,17 +14,6 @@ pub struct Packed {
     segments: Vec<Segment>,
     /// Which of the tokens this rank reads; `None` means all.
     share: Option<PackedShare>,
-}
-
-/// The tokens of one sequence in a [`Packed`] pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Index of the sequence in the cache.
-    pub sequence: usize,
-    /// Rows of its tokens in the pass.
-    pub rows: Range<usize>,
-    /// Position of its first token: the number of tokens that the cache already holds.
-    pub start: usize,
 }
 
 impl Packed {

@@ -61,13 +61,13 @@ mod tokens;
 
 pub use attention::{Attention, AttentionGroups, MultiLatentAttentionConfig, SelfAttentionConfig};
 pub use context::{
-    ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments,
+    ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments, Segment,
 };
 pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
 pub use dropout::{ParallelDropout, ParallelDropoutConfig};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
 pub use error::ParallelError;
-pub use kv_cache::{KvCache, Packed, Segment};
+pub use kv_cache::{KvCache, Packed};
 pub use linear::{
     ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,
 };

@@ -11,7 +11,11 @@ use megaburn_kernels::{Bias, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu,
 use megaburn_mesh::FusedPart;
 
 use crate::{
-    ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Recomputable, Sharded,
+    error::ParallelError,
+    init::named,
+    linear::{ParallelLinear, ParallelLinearConfig},
+    recomputable::Recomputable,
+    shards::{PlanBuilder, Sharded},
 };
 
 /// The function between an [`Mlp`]'s matrices.
@@ -106,6 +110,8 @@ pub struct MlpConfig {
     /// The module's path in the model.
     pub path: Option<String>,
 }
+
+named!(MlpConfig);
 
 impl MlpConfig {
     /// `down(silu(gate(x)) * up(x))` without biases, as in Llama.

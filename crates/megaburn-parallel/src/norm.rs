@@ -12,7 +12,11 @@ use megaburn_kernels::{
     rms_norm_add, rms_norm_with,
 };
 
-use crate::{PlanBuilder, Recomputable, Sharded, replica::Replica};
+use crate::{
+    recomputable::Recomputable,
+    replica::Replica,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// What a [`Norm`] divides by.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use {
     },
 };
 
-use crate::Recomputable;
+use crate::recomputable::Recomputable;
 
 /// Offloads the inputs of [recomputed](crate::recomputed) parts until backward needs them. On GPUs
 /// they wait in pinned host memory: the copy to the host overlaps the parts that follow, and the

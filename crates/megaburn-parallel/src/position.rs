@@ -10,7 +10,12 @@ use megaburn_collective::Group;
 use megaburn_kernels::{EmbeddingOptions, embedding};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replica};
+use crate::{
+    error::ParallelError,
+    init::{InitDraw, named},
+    replica::Replica,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// Configuration of a [`PositionEmbedding`].
 #[derive(Config, Debug)]
@@ -28,6 +33,8 @@ pub struct PositionEmbeddingConfig {
     /// The layer's path in the model. Required in a group of more than one.
     pub path: Option<String>,
 }
+
+named!(PositionEmbeddingConfig);
 
 impl PositionEmbeddingConfig {
     /// Builds the vectors, replicated on every rank.

@@ -6,7 +6,12 @@ use burn::{
 };
 use megaburn_autograd::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
 
-use crate::{ActivationOffload, Norm, Recomputable, Residual, recomputable::kept};
+use crate::{
+    norm::Norm,
+    offload::ActivationOffload,
+    recomputable::{Recomputable, kept},
+    residual::Residual,
+};
 
 /// Runs `forward` on `module` and `inputs` and saves nothing but the sources of `inputs`. Backward
 /// runs `forward` a second time and then computes its gradients (Megatron's

@@ -2,7 +2,7 @@ use std::{cell::RefCell, ops::AddAssign};
 
 use burn::tensor::{Device, Tensor};
 
-use crate::{Norm, Recomputable};
+use crate::{norm::Norm, recomputable::Recomputable};
 
 /// The residual stream of a transformer. Its last term is added by the norm that reads it next, so
 /// that sum and norm take one pass over memory (and one backward) instead of two.

@@ -10,7 +10,7 @@ use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
-use crate::ParallelError;
+use crate::error::ParallelError;
 
 /// A module that knows the shards of its parameters. Layers of this crate implement it. A model
 /// forwards the call to its fields, under their names:

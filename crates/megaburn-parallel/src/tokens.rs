@@ -1,6 +1,9 @@
 use std::sync::Arc;
 
-use crate::{ContextParallel, PackedDocuments, SelectiveSave};
+use crate::{
+    context::{ContextParallel, PackedDocuments},
+    selective_save::SelectiveSave,
+};
 
 /// Which tokens of the run a forward pass sees. It keys dropout, so that the masks do not depend on
 /// the layout.

@@ -6,11 +6,14 @@ use megaburn_mesh::{PositionRng, Purpose};
 
 use super::AttentionGroups;
 use crate::{
-    BatchContext, ContextParallel, KvCache, Packed, PackedDocuments, ParallelError, Recomputable,
-    TokenBlock,
-    context::{Mask, Piece, context_attention},
-    dropout, recomputed,
+    context::{ContextParallel, Mask, PackedDocuments, Piece, context_attention},
+    dropout,
+    error::ParallelError,
+    kv_cache::{KvCache, Packed},
+    recomputable::Recomputable,
+    recompute::recomputed,
     selective_save::SelectiveSave,
+    tokens::{BatchContext, TokenBlock},
 };
 
 /// The parameter-free core of an attention layer: mask, softmax, dropout, and context-parallel

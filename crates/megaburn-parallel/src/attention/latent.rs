@@ -1,16 +1,21 @@
 use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_collective::{
-    Group,
-    region::{copy_to, gather_from_sequence},
-};
+use megaburn_collective::Group;
 use megaburn_kernels::{
     AttentionKernel, RopeTable, SliceMode, repeat_heads, split_last, split_last_with,
 };
 
-use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig, rotated};
+use super::{
+    Attention, AttentionGroups,
+    core_attention::CoreConfig,
+    heads::{Heads, LatentHeads, rotated},
+};
 use crate::{
-    Norm, NormConfig, ParallelError, ParallelLinear, ParallelLinearConfig, Recomputable,
-    ReplicatedLinear, ReplicatedLinearConfig, context::Mask,
+    context::Mask,
+    error::ParallelError,
+    init::named,
+    linear::{ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig},
+    norm::{Norm, NormConfig},
+    recomputable::Recomputable,
 };
 
 /// Configuration of an [`Attention`] with latents: multi-head latent attention (MLA), under Hugging
@@ -100,6 +105,8 @@ pub struct MultiLatentAttentionConfig {
     /// The module's path in the model.
     pub path: Option<String>,
 }
+
+named!(MultiLatentAttentionConfig);
 
 impl MultiLatentAttentionConfig {
     /// Builds this rank's heads and its copies of the down projections.
@@ -252,39 +259,6 @@ impl MlaBuilder<'_> {
             .with_bias(false)
             .with_sequence_parallel(self.config.sequence_parallel)
             .init(self.group, self.device)
-    }
-}
-
-/// How the projections of latents are divided.
-#[derive(Clone, Debug)]
-pub(super) struct LatentHeads {
-    /// Heads of this rank.
-    count: usize,
-    /// Features of a head's queries and keys that are not rotated, and that are rotated.
-    nope: usize,
-    rope: usize,
-    /// Features of a head's values.
-    values: usize,
-    group: Group,
-    sequence_parallel: bool,
-}
-
-impl LatentHeads {
-    /// The same heads for full sequences.
-    pub(super) fn whole_sequence(self) -> Self {
-        Self {
-            sequence_parallel: false,
-            ..self
-        }
-    }
-
-    /// Makes `x` an input of every rank's heads, for all tokens, like the input of a column split.
-    fn for_all_heads(&self, x: Tensor<3>) -> Tensor<3> {
-        if self.sequence_parallel {
-            gather_from_sequence(x, &self.group)
-        } else {
-            copy_to(x, &self.group)
-        }
     }
 }
 

@@ -2,43 +2,27 @@
 //! attention.
 
 mod core_attention;
+mod groups;
+mod heads;
 mod latent;
 mod self_attention;
 
 use burn::{module::Module, tensor::Tensor};
-use megaburn_collective::Group;
-use megaburn_kernels::{RopeTable, apply_rope};
+use megaburn_kernels::RopeTable;
 
 use crate::{
-    BatchContext, ContextParallel, KvCache, Norm, Packed, ParallelLinear, PlanBuilder,
-    Recomputable, ReplicatedLinear, Sharded,
+    kv_cache::{KvCache, Packed},
+    linear::{ParallelLinear, ReplicatedLinear},
+    norm::Norm,
+    recomputable::Recomputable,
+    shards::{PlanBuilder, Sharded},
+    tokens::BatchContext,
 };
 use core_attention::CoreAttention;
-use latent::LatentHeads;
+pub use groups::AttentionGroups;
+use heads::Heads;
 pub use latent::MultiLatentAttentionConfig;
-use self_attention::GroupedHeads;
 pub use self_attention::SelfAttentionConfig;
-
-/// The groups over which a layer of attention is split.
-#[derive(Clone, Debug)]
-pub struct AttentionGroups {
-    /// The ranks over which the heads are split.
-    pub tp: Group,
-    /// The ranks that share each sequence: each holds two [chunks](megaburn_mesh::Zigzag) of it,
-    /// and they exchange keys and values (of heads, not latents) as
-    /// [`ContextComm`](crate::ContextComm) says.
-    pub cp: ContextParallel,
-}
-
-/// Every rank holds full sequences.
-impl From<&Group> for AttentionGroups {
-    fn from(tp: &Group) -> Self {
-        Self {
-            tp: tp.clone(),
-            cp: ContextParallel::none(),
-        }
-    }
-}
 
 /// Self-attention, its heads split over a group. [`SelfAttentionConfig`] builds it with grouped
 /// queries, [`MultiLatentAttentionConfig`] with latents; each has its own projections to queries,
@@ -86,13 +70,6 @@ pub struct Attention {
     #[module(skip)]
     heads: Heads,
     core: CoreAttention,
-}
-
-/// How projected features are divided into the heads of this rank.
-#[derive(Clone, Debug)]
-enum Heads {
-    Grouped(GroupedHeads),
-    Latent(LatentHeads),
 }
 
 impl Attention {
@@ -193,14 +170,6 @@ impl Attention {
             },
             core: self.core.whole_sequence(),
         }
-    }
-}
-
-/// The rotation of queries or keys; without a table they are unchanged.
-fn rotated(x: Tensor<4>, rope: Option<&RopeTable>) -> Tensor<4> {
-    match rope {
-        Some(rope) => apply_rope(x, rope),
-        None => x,
     }
 }
 

@@ -2,8 +2,19 @@ use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_kernels::{AttentionKernel, RopeTable, SliceMode, split_last_with};
 use megaburn_mesh::FusedPart;
 
-use super::{Attention, AttentionGroups, Heads, core_attention::CoreConfig, rotated};
-use crate::{Norm, NormConfig, ParallelError, ParallelLinearConfig, Recomputable, context::Mask};
+use super::{
+    Attention, AttentionGroups,
+    core_attention::CoreConfig,
+    heads::{GroupedHeads, Heads, rotated},
+};
+use crate::{
+    context::Mask,
+    error::ParallelError,
+    init::named,
+    linear::ParallelLinearConfig,
+    norm::{Norm, NormConfig},
+    recomputable::Recomputable,
+};
 
 /// Configuration of an [`Attention`] with grouped queries, causal by default.
 ///
@@ -58,6 +69,8 @@ pub struct SelfAttentionConfig {
     /// The module's path in the model.
     pub path: Option<String>,
 }
+
+named!(SelfAttentionConfig);
 
 impl SelfAttentionConfig {
     /// Builds this rank's heads.
@@ -149,14 +162,6 @@ impl SelfAttentionConfig {
 }
 
 const LAYER: &str = "SelfAttention";
-
-/// How the output of the QKV projection is divided.
-#[derive(Clone, Debug)]
-pub(super) struct GroupedHeads {
-    /// Query heads and key/value heads of this rank.
-    count: [usize; 2],
-    head_dim: usize,
-}
 
 impl Attention {
     /// The queries, keys and values of grouped queries after norm and rotation.

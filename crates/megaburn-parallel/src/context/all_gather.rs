@@ -9,8 +9,8 @@ use megaburn_mesh::Zigzag;
 
 use super::{
     Mask,
-    attend::{GradientSum, attend, gradients},
     order::{Order, Span},
+    part_attention::{GradientSum, attend, gradients},
     parts::with_all_keys,
     unwrap_collective,
 };
@@ -32,7 +32,7 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
     let [len, b, hq, _] = q.dims();
     let [.., d_v] = v.dims();
     let dtype = q.dtype();
-    let order = Order::of(mask, Span::of_all(group.size()), [len, b], &q.device());
+    let order = mask.order(Span::of_all(group.size()), [len, b], &q.device());
     let [k, v] = gathered([k, v], &order, group);
     let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
     for part in with_all_keys(mask, sequence_chunk(group), len) {
@@ -52,7 +52,7 @@ pub(super) fn backward(
     let [len, b, ..] = q.dims();
     let wide = whole.lse.dtype();
     let device = q.device();
-    let order = Order::of(mask, Span::of_all(group.size()), [len, b], &device);
+    let order = mask.order(Span::of_all(group.size()), [len, b], &device);
     let [k, v] = gathered([k, v], &order, group);
     let mut sums = [&q, &k, &v].map(|x| GradientSum::new(x.dims(), wide));
     for part in with_all_keys(mask, sequence_chunk(group), len) {

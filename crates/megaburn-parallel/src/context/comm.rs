@@ -1,6 +1,6 @@
 use std::{fmt, str::FromStr};
 
-use crate::ParallelError;
+use crate::error::ParallelError;
 
 /// How ranks that share a sequence exchange keys and values.
 ///

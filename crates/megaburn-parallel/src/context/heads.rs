@@ -34,7 +34,7 @@ impl Heads {
                 members: members.collect(),
                 whole: parallel.sequence_chunk(),
             };
-            Order::of(mask, span, [len, b], &like.device())
+            mask.order(span, [len, b], &like.device())
         });
         Self {
             group: heads.clone(),

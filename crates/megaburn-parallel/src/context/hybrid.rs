@@ -1,9 +1,9 @@
 //! Hybrid context parallelism: sequences of uneven lengths, each on as many ranks as it needs.
 
-use std::{cmp::Reverse, iter::successors, ops::Range};
+use std::{cmp::Reverse, iter::successors};
 
-use super::packed_batch::{Assignment, PackedBatch};
-use crate::ParallelError;
+use super::packed_batch::{Assignment, ContextShare, PackedBatch};
+use crate::error::ParallelError;
 
 /// Assigns sequences of uneven lengths to ranks, pass by pass.
 ///
@@ -47,15 +47,6 @@ pub struct HybridContextParallel {
     pub per_token: f64,
     /// Work per pair of a query and a key that it attends to, in the same unit.
     pub per_pair: f64,
-}
-
-/// The sequences that some ranks compute together in a pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContextShare {
-    /// The ranks; their number is a power of two.
-    pub ranks: Range<usize>,
-    /// Indices of the sequences; empty for an idle rank.
-    pub sequences: Vec<usize>,
 }
 
 /// Number of distinct row lengths up to the longest. Few lengths mean few shapes.
@@ -148,7 +139,8 @@ impl HybridContextParallel {
         let fewest = tokens
             .sum::<usize>()
             .div_ceil((self.num_ranks * self.max_tokens).max(1));
-        let mut passes: Vec<PackedBatch> = (0..fewest).map(|_| PackedBatch::default()).collect();
+        let empty = || PackedBatch::new(self.num_ranks, self.max_tokens);
+        let mut passes: Vec<PackedBatch> = (0..fewest).map(|_| empty()).collect();
         for (index, num_ranks) in sequences {
             // Use more ranks than needed only where it avoids a further pass.
             let wider = successors(Some(num_ranks), |ranks| Some(2 * ranks));
@@ -157,24 +149,20 @@ impl HybridContextParallel {
                 let assignment = self.assignment(lens, vec![index], ranks);
                 let alone = ranks == num_ranks;
                 let places = passes.iter().enumerate();
-                let places = places
-                    .filter_map(|(at, pass)| Some((pass.place(&assignment, alone, self)?, at)));
+                let places =
+                    places.filter_map(|(at, pass)| Some((pass.place(&assignment, alone)?, at)));
                 let best = places.min_by_key(|(place, _)| place.cost);
                 best.map(|(place, at)| passes[at].put(assignment, place))
                     .is_some()
             });
             if !is_put {
-                passes.push(PackedBatch::of(self.assignment(
-                    lens,
-                    vec![index],
-                    num_ranks,
-                )));
+                passes.push(empty().with(self.assignment(lens, vec![index], num_ranks)));
             }
         }
         passes.retain(|pass| !pass.drafts.is_empty());
         let wide = |mut pass: PackedBatch| {
             self.widen(lens, &mut pass);
-            pass.shares(self.num_ranks)
+            pass.shares()
         };
         Ok(passes.into_iter().map(wide).collect())
     }

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use burn::tensor::Device;
 use megaburn_kernels::{AttentionDropout, AttentionKernel, AttentionOptions, PackedSequences};
 use megaburn_mesh::PackedRows;
 
@@ -58,13 +59,13 @@ impl PackedDocuments {
             .clone()
     }
 
-    /// The order of the members' positions in `span`, computed by `new` at the first request.
-    pub(super) fn order(&self, span: Span, new: impl FnOnce(&Span) -> Order) -> Arc<Order> {
+    /// The order of the positions that the members of `span` hold, `[len, b]` each.
+    fn order(&self, span: Span, dims: [usize; 2], on: &Device) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = orders.iter().find(|(of, _)| *of == span) {
             return order.clone();
         }
-        let order = Arc::new(new(&span));
+        let order = Arc::new(Order::of_documents(&self.documents, &span, dims, on));
         orders.push((span, order.clone()));
         order
     }
@@ -112,6 +113,14 @@ impl Mask {
             dropout: self.dropout.clone(),
             sequences: self.documents.as_ref().map(PackedDocuments::whole),
             ..self.open()
+        }
+    }
+
+    /// The order of the positions that the members of `span` hold, `[len, b]` each.
+    pub(super) fn order(&self, span: Span, dims: [usize; 2], on: &Device) -> Arc<Order> {
+        match &self.documents {
+            Some(documents) => documents.order(span, dims, on),
+            None => Arc::new(Order::of_chunks(&span, on)),
         }
     }
 

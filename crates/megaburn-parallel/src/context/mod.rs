@@ -17,22 +17,24 @@ mod hybrid;
 mod mask;
 mod order;
 mod packed_batch;
+mod part_attention;
 mod parts;
 mod prefill;
 mod ring;
 
-use burn::tensor::Tensor;
 use megaburn_collective::{Group, region::unwrap_collective};
 use megaburn_mesh::Zigzag;
 
 pub(crate) use attend::context_attention;
 pub use comm::ContextComm;
-pub use hybrid::{ContextShare, HybridContextParallel};
+pub use hybrid::HybridContextParallel;
 pub(crate) use mask::Mask;
 pub use mask::PackedDocuments;
+pub use packed_batch::ContextShare;
+pub use prefill::Segment;
 pub(crate) use prefill::{PackedShare, Piece};
 
-use crate::ParallelError;
+use crate::error::ParallelError;
 
 /// The ranks that share each sequence, and how they exchange keys and values.
 ///
@@ -124,14 +126,5 @@ impl ContextParallel {
     /// sequence.
     fn sequence_chunk(&self) -> Zigzag {
         Zigzag::new(self.sequence.rank(), self.sequence.size())
-    }
-}
-
-/// Rows `of` the first dimension.
-fn rows(x: &Tensor<4>, of: &std::ops::Range<usize>) -> Tensor<4> {
-    if *of == (0..x.dims()[0]) {
-        x.clone()
-    } else {
-        x.clone().narrow(0, of.start, of.len())
     }
 }

@@ -1,12 +1,8 @@
 //! Reorders positions between the members' chunks and the sequence.
 
-use std::sync::Arc;
-
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use megaburn_kernels::{EmbeddingOptions, embedding};
 use megaburn_mesh::{PackedRows, Zigzag};
-
-use super::Mask;
 
 /// The permutation between positions concatenated member by member, and positions in the order of
 /// the span that the members hold together.
@@ -37,17 +33,20 @@ impl Span {
 }
 
 impl Order {
-    /// The order for members that hold `[len, b]` positions each.
-    pub(super) fn of(mask: &Mask, span: Span, [len, b]: [usize; 2], on: &Device) -> Arc<Self> {
-        if let Some(documents) = &mask.documents {
-            return documents.order(span, |Span { members, whole }| {
-                let rows = of_documents(documents.documents(), members, *whole);
-                debug_assert!(rows.len() == members.len() * len * b);
-                Self::taking(&rows, on)
-            });
-        }
-        // Without documents, full chunks of all sequences move together.
-        let Span { members, whole } = span;
+    /// The order of packed documents, for members that hold `[len, b]` positions each.
+    pub(super) fn of_documents(
+        documents: &PackedRows,
+        Span { members, whole }: &Span,
+        [len, b]: [usize; 2],
+        on: &Device,
+    ) -> Self {
+        let rows = rows_of_documents(documents, members, *whole);
+        debug_assert!(rows.len() == members.len() * len * b);
+        Self::taking(&rows, on)
+    }
+
+    /// The order of sequences without documents: full chunks of all of them move together.
+    pub(super) fn of_chunks(Span { members, whole }: &Span, on: &Device) -> Self {
         let chunks = 2 * members[0].ranks();
         let held: Vec<usize> = members.iter().flat_map(|rank| rank.chunks()).collect();
         let [front, back] = match whole.ranks() {
@@ -58,7 +57,7 @@ impl Order {
         let rows = front
             .chain(back)
             .map(|chunk| place(chunk).expect("one member holds every chunk"));
-        Arc::new(Self::taking(&rows.collect::<Vec<_>>(), on))
+        Self::taking(&rows.collect::<Vec<_>>(), on)
     }
 
     /// Builds the permutation from the member row of each row of the span.
@@ -90,7 +89,7 @@ impl Order {
 
 /// For each row of `whole`, ordered by position and then by sequence, its index among the rows of
 /// the members.
-fn of_documents(documents: &PackedRows, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
+fn rows_of_documents(documents: &PackedRows, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
     let b = documents.num_rows();
     let len = documents.row_len();
     // The member row of each token of each sequence.

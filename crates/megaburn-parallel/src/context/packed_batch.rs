@@ -1,8 +1,15 @@
 //! One pass of hybrid context parallelism while it is being filled.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, ops::Range};
 
-use super::hybrid::{ContextShare, HybridContextParallel};
+/// The sequences that some ranks compute together in a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextShare {
+    /// The ranks; their number is a power of two.
+    pub ranks: Range<usize>,
+    /// Indices of the sequences; empty for an idle rank.
+    pub sequences: Vec<usize>,
+}
 
 /// A share whose ranks are not placed yet.
 pub(super) struct Assignment {
@@ -14,8 +21,10 @@ pub(super) struct Assignment {
 }
 
 /// The assignments that are computed together in one pass.
-#[derive(Default)]
 pub(super) struct PackedBatch {
+    num_ranks: usize,
+    /// Most tokens of each rank.
+    max_tokens: usize,
     pub(super) drafts: Vec<Assignment>,
     /// Number of ranks with work.
     pub(super) taken: usize,
@@ -32,31 +41,38 @@ pub(super) struct Place {
 }
 
 impl PackedBatch {
-    pub(super) fn of(assignment: Assignment) -> Self {
+    pub(super) fn new(num_ranks: usize, max_tokens: usize) -> Self {
+        Self {
+            num_ranks,
+            max_tokens,
+            drafts: Vec::new(),
+            taken: 0,
+            longest: 0,
+        }
+    }
+
+    /// This empty pass with its first assignment.
+    pub(super) fn with(self, assignment: Assignment) -> Self {
         Self {
             taken: assignment.num_ranks,
             longest: assignment.work,
             drafts: vec![assignment],
+            ..self
         }
     }
 
     /// The place where a sequence increases the time of the pass least, if there is one: appended
     /// to an assignment of the same number of ranks or, with `alone`, on idle ranks.
-    pub(super) fn place(
-        &self,
-        new: &Assignment,
-        alone: bool,
-        context: &HybridContextParallel,
-    ) -> Option<Place> {
+    pub(super) fn place(&self, new: &Assignment, alone: bool) -> Option<Place> {
         let place = |assignment, work: u64| {
             let cost = (work.saturating_sub(self.longest), work);
             Place { assignment, cost }
         };
-        let is_free = alone && self.taken + new.num_ranks <= context.num_ranks;
+        let is_free = alone && self.taken + new.num_ranks <= self.num_ranks;
         let alone = is_free.then(|| place(None, new.work));
         let fits = |assignment: &&Assignment| {
             assignment.num_ranks == new.num_ranks
-                && assignment.tokens + new.tokens <= context.max_tokens
+                && assignment.tokens + new.tokens <= self.max_tokens
         };
         let behind = self
             .drafts
@@ -89,8 +105,12 @@ impl PackedBatch {
     }
 
     /// The shares of the pass, largest first so that each starts at a multiple of its size.
-    pub(super) fn shares(self, num_ranks: usize) -> Vec<ContextShare> {
-        let mut drafts = self.drafts;
+    pub(super) fn shares(self) -> Vec<ContextShare> {
+        let Self {
+            num_ranks: all,
+            mut drafts,
+            ..
+        } = self;
         drafts.sort_by_key(|assignment| Reverse(assignment.num_ranks));
         let mut end = 0;
         let place = |Assignment {
@@ -107,7 +127,7 @@ impl PackedBatch {
             ranks: rank..rank + 1,
             sequences: Vec::new(),
         };
-        shares.extend((end..num_ranks).map(idle));
+        shares.extend((end..all).map(idle));
         shares
     }
 }

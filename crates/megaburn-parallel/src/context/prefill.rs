@@ -6,7 +6,17 @@ use burn::tensor::{Int, Tensor, TensorData};
 use megaburn_collective::{Group, Lane, tensors};
 
 use super::unwrap_collective;
-use crate::Segment;
+
+/// The tokens of one sequence in a [`Packed`](crate::Packed) pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Index of the sequence in the cache.
+    pub sequence: usize,
+    /// Rows of its tokens in the pass.
+    pub rows: Range<usize>,
+    /// Position of its first token: the number of tokens that the cache already holds.
+    pub start: usize,
+}
 
 /// How ranks share the tokens of a generation pass. As in training, each rank reads two of the
 /// `2 n` chunks of each sequence, but here of any length. Keys and values are gathered on all
@@ -161,7 +171,7 @@ impl PackedShare {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Packed;
+    use crate::kv_cache::Packed;
 
     #[test]
     fn ranks_read_every_token_once_and_all_have_as_many_rows() {

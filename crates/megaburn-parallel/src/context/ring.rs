@@ -13,7 +13,7 @@ use megaburn_mesh::Zigzag;
 
 use super::{
     Mask,
-    attend::{GradientSum, attend, gradients},
+    part_attention::{GradientSum, attend, gradients},
     parts::with_peer_keys,
     unwrap_collective,
 };

@@ -4,7 +4,10 @@ use megaburn_collective::Group;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use super::{LinearPlan, ParallelLinear, replicas::ReplicatedParts};
-use crate::{ParallelError, init::InitDraw};
+use crate::{
+    error::ParallelError,
+    init::{InitDraw, named},
+};
 
 /// Which dimension of a linear layer's weight `[d_input, d_output]` is split over the group.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
@@ -60,6 +63,8 @@ pub struct ParallelLinearConfig {
     /// more than one.
     pub path: Option<String>,
 }
+
+named!(ParallelLinearConfig);
 
 impl ParallelLinearConfig {
     /// A column split: full input, this rank's share of the output features.

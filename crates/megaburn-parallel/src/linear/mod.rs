@@ -20,7 +20,10 @@ use megaburn_mesh::ShardSpec;
 pub use config::{ParallelLinearConfig, Split};
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 
-use crate::{PlanBuilder, Recomputable, Sharded};
+use crate::{
+    recomputable::Recomputable,
+    shards::{PlanBuilder, Sharded},
+};
 use replicas::ReplicatedParts;
 
 /// A linear layer `Y = X W + b` split over a group of ranks.

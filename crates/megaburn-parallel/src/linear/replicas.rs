@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use megaburn_collective::{Group, region::copy_to};
 use megaburn_mesh::{ShardPiece, ShardSpec};
 
-use crate::ParallelError;
+use crate::error::ParallelError;
 
 /// A range of the split dimension that is replicated on some neighbours (the key/value heads, when
 /// there are fewer than ranks). Each rank sees the gradient through its own query heads only.

@@ -10,7 +10,13 @@ use megaburn_collective::Group;
 use megaburn_kernels::{LinearOptions, linear};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use crate::{ParallelError, PlanBuilder, Recomputable, Sharded, init::InitDraw, replica::Replica};
+use crate::{
+    error::ParallelError,
+    init::{InitDraw, named},
+    recomputable::Recomputable,
+    replica::Replica,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// Configuration of a [`ReplicatedLinear`].
 #[derive(Config, Debug)]
@@ -31,6 +37,8 @@ pub struct ReplicatedLinearConfig {
     /// more than one.
     pub path: Option<String>,
 }
+
+named!(ReplicatedLinearConfig);
 
 impl ReplicatedLinearConfig {
     /// Builds the layer, identical on every rank.

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ExpertGroups, dispatch::DROPPED};
-use crate::PackedDocuments;
+use crate::context::PackedDocuments;
 
 /// Expert capacity: how many tokens an expert takes. Tokens above it skip the expert. If each of
 /// `tokens` tokens goes to `top_k` of `num_experts` experts, the capacity is

@@ -3,7 +3,12 @@ use megaburn_kernels::{RouterGroups, RouterOptions, RouterScores};
 use megaburn_mesh::{Axis, FusedPart};
 
 use super::{ExpertGroups, ExpertMlp, Moe, MoeOptions, MoeParts, Router, router::RouterParts};
-use crate::{Activation, MlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig};
+use crate::{
+    error::ParallelError,
+    init::named,
+    linear::{ParallelLinear, ParallelLinearConfig},
+    mlp::{Activation, Mlp, MlpConfig},
+};
 
 /// Configuration of a mixture-of-experts layer, [`Moe`].
 #[derive(Config, Debug)]
@@ -54,6 +59,8 @@ pub struct MoeConfig {
     /// The module's path in the model.
     pub path: Option<String>,
 }
+
+named!(MoeConfig);
 
 impl MoeConfig {
     /// Builds the router, this rank's experts and its shard of the shared expert.
@@ -135,7 +142,7 @@ impl MoeConfig {
         d_ffn: usize,
         groups: &ExpertGroups,
         device: &Device,
-    ) -> Result<crate::Mlp, ParallelError> {
+    ) -> Result<Mlp, ParallelError> {
         let mut config = MlpConfig::new(self.d_model, d_ffn)
             .with_activation(self.activation)
             .with_bias(false)

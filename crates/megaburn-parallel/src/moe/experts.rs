@@ -2,7 +2,12 @@ use burn::{module::Module, tensor::Tensor};
 use megaburn_autograd::{OverlappedWgrads, RecomputeFn};
 use megaburn_kernels::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
 
-use crate::{Activation, ParallelLinear, PlanBuilder, Recomputable, Sharded};
+use crate::{
+    linear::ParallelLinear,
+    mlp::Activation,
+    recomputable::Recomputable,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// An expert, `down(activation(up(x)))`. All experts of a rank are computed together.
 #[derive(Module, Debug)]

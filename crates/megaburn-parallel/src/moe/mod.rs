@@ -31,7 +31,12 @@ pub use quantile::{QUANTILE_BINS, quantile_biases};
 pub use router::Router;
 use router::off_graph;
 
-use crate::{Activation, BatchContext, Mlp, PlanBuilder, Recomputable, Sharded};
+use crate::{
+    mlp::{Activation, Mlp},
+    recomputable::Recomputable,
+    shards::{PlanBuilder, Sharded},
+    tokens::BatchContext,
+};
 
 /// A mixture-of-experts layer: `sum_i weight_i expert_i(x)` over the experts that the [`Router`]
 /// chose for the token, plus the shared expert if there is one.

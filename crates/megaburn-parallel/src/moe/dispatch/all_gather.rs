@@ -5,11 +5,11 @@ use megaburn_collective::{
 };
 
 use super::{
-    Assignments, DROPPED, Direction, Payload, TokenDispatcher,
     expert_sorted::{ExpertSorted, PendingCounts},
     plan::Order,
     row_permutation::RowPermutation,
     rows::{exchange_counts, index, lengthened, shortened},
+    token_dispatcher::{Assignments, DROPPED, Direction, Payload, TokenDispatcher},
 };
 use crate::moe::ExpertGroups;
 

@@ -5,11 +5,11 @@ use megaburn_collective::{
 };
 
 use super::{
-    Assignments, Direction, Payload, TokenDispatcher,
     expert_sorted::{ExpertSorted, PendingCounts, Prefetched},
     plan::{Exchange, Place},
     row_permutation::RowPermutation,
     rows::{exchange_counts, lengthened, shortened},
+    token_dispatcher::{Assignments, Direction, Payload, TokenDispatcher},
 };
 use crate::moe::ExpertGroups;
 

@@ -6,11 +6,11 @@ use megaburn_collective::{
 use megaburn_kernels::ep_ranks_of_experts;
 
 use super::{
-    Assignments, Direction, Payload, TokenDispatcher,
     expert_sorted::{ExpertSorted, PendingCounts, Prefetched},
     plan::{self, Order},
     row_permutation::RowPermutation,
     rows::{columns, exchange_counts},
+    token_dispatcher::{Assignments, Direction, Payload, TokenDispatcher},
 };
 use crate::moe::ExpertGroups;
 

@@ -4,8 +4,8 @@ use burn::tensor::{Int, Tensor};
 use megaburn_kernels::{ExpertPermutation, permutation_by_expert};
 
 use super::{
-    Payload,
     rows::{shortened, summed, taken},
+    token_dispatcher::Payload,
 };
 
 /// Expert-sorted assignments, on the device, without the slots that go to no expert.

@@ -1,10 +1,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
-use megaburn_autograd::CheckpointFunction;
-use megaburn_collective::tensors::Work;
+use megaburn_autograd::{CheckpointFunction, OverlappedWgrads};
+use megaburn_collective::{region::unwrap_collective, tensors::Work};
 
-use super::{Direction, Dispatch, Payload, rows::as_row, unwrap_collective};
+use super::{
+    rows::as_row,
+    token_dispatcher::{Direction, Payload, TokenDispatcher},
+};
 
 /// Rows that were sent and not yet [waited for](Self::wait); what is computed in between overlaps
 /// the transfer. In the graph, start and wait are two operations. The backward of the wait starts
@@ -12,7 +15,7 @@ use super::{Direction, Dispatch, Payload, rows::as_row, unwrap_collective};
 /// the same computation.
 #[must_use = "call `wait` to get the rows"]
 pub(in crate::moe) struct InFlight {
-    dispatch: Dispatch,
+    way: Arc<dyn TokenDispatcher>,
     of: Payload,
     to: Direction,
     state: TransferState,
@@ -39,14 +42,22 @@ struct TrackedTransfer {
 type Sent = Arc<Mutex<Option<Work<Tensor<2>>>>>;
 
 impl InFlight {
-    pub(super) fn start(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> Self {
-        let way = dispatch.way.clone();
+    /// Starts the transfer of `x` by `way`. Its backward computes `overlapped_wgrads` meanwhile, if
+    /// it returns the gradients of token rows.
+    pub(super) fn start(
+        way: Arc<dyn TokenDispatcher>,
+        overlapped_wgrads: &OverlappedWgrads,
+        x: Tensor<2>,
+        of: Payload,
+        to: Direction,
+    ) -> Self {
         let device = x.device();
         let state = if !device.is_autodiff() {
             TransferState::Plain(unwrap_collective(way.start(x, of, to)))
         } else if way.sends() {
-            TransferState::TrackedTransfer(Box::new(tracked(dispatch, x, of, to)))
+            TransferState::TrackedTransfer(Box::new(tracked(&way, overlapped_wgrads, x, of, to)))
         } else {
+            let way = way.clone();
             let go = move |x, to| {
                 unwrap_collective(way.finish(
                     unwrap_collective(way.start(x, of, to)).wait(),
@@ -57,22 +68,12 @@ impl InFlight {
             let y = go(x.clone().inner(), to);
             TransferState::Done(function(x, y, move |dy| go(dy, to.back())))
         };
-        Self {
-            dispatch: dispatch.clone(),
-            of,
-            to,
-            state,
-        }
+        Self { way, of, to, state }
     }
 
     /// Waits for the rows. On a GPU this does not block the host.
     pub(in crate::moe) fn wait(self) -> Tensor<2> {
-        let Self {
-            dispatch: Dispatch { way, .. },
-            of,
-            to,
-            state,
-        } = self;
+        let Self { way, of, to, state } = self;
         match state {
             TransferState::Plain(received) => {
                 unwrap_collective(way.finish(received.wait(), of, to))
@@ -96,12 +97,15 @@ impl InFlight {
     }
 }
 
-fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Payload, to: Direction) -> TrackedTransfer {
-    let Dispatch {
-        way,
-        overlapped_wgrads,
-        ..
-    } = dispatch.clone();
+fn tracked(
+    way: &Arc<dyn TokenDispatcher>,
+    overlapped_wgrads: &OverlappedWgrads,
+    x: Tensor<2>,
+    of: Payload,
+    to: Direction,
+) -> TrackedTransfer {
+    let way = way.clone();
+    let overlapped_wgrads = overlapped_wgrads.clone();
     let received = unwrap_collective(way.start(x.clone().inner(), of, to));
     let backward = Sent::default();
     let sent = backward.clone();

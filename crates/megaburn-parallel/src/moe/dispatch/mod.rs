@@ -13,18 +13,21 @@ mod in_flight;
 mod plan;
 mod row_permutation;
 mod rows;
+mod token_dispatcher;
 
-use std::{fmt::Debug, sync::Arc};
+use std::sync::Arc;
 
 use all_gather::AllGatherDispatch;
 use all_to_all::AllToAllDispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 use dedup_all_to_all::DedupAllToAllDispatch;
 pub(super) use in_flight::InFlight;
 use megaburn_autograd::OverlappedWgrads;
-use megaburn_collective::{CollectiveError, region::unwrap_collective, tensors::Work};
+use megaburn_collective::region::unwrap_collective;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+pub(super) use token_dispatcher::{Assignments, DROPPED};
+use token_dispatcher::{Direction, Payload, TokenDispatcher};
 
 use super::ExpertGroups;
 
@@ -49,69 +52,6 @@ pub(super) struct Dispatch {
     way: Arc<dyn TokenDispatcher>,
     num_slots: usize,
     overlapped_wgrads: OverlappedWgrads,
-}
-
-/// The value of a slot, one of the `top_k` of a token, that goes to no expert.
-pub(super) const DROPPED: i32 = -1;
-
-/// The experts of all slots.
-pub(super) struct Assignments {
-    /// `[tokens, top_k]` in i32, off the autodiff device.
-    pub(super) experts: Tensor<2, Int>,
-    /// The tokens to dispatch, `[tokens, d_model]`, off the autodiff device.
-    pub(super) tokens: Tensor<2>,
-    pub(super) num_experts: usize,
-    /// Rows of every expert, padded with zeros; `None` means the rows that arrive.
-    pub(super) padded: Option<usize>,
-}
-
-/// The kind of rows that are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Payload {
-    /// One row per token, which goes to all of its experts.
-    Tokens,
-    /// One row per slot.
-    Assignments,
-}
-
-/// Where rows are sent; each direction is the transpose of the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Dispatch,
-    Combine,
-}
-
-impl Direction {
-    fn back(self) -> Self {
-        match self {
-            Self::Dispatch => Self::Combine,
-            Self::Combine => Self::Dispatch,
-        }
-    }
-}
-
-trait TokenDispatcher: Debug + Send + Sync {
-    /// Whether anything is sent that other work can overlap.
-    fn sends(&self) -> bool;
-
-    /// Starts the transfer. `x` is ignored if the token rows were gathered early.
-    fn start(
-        &self,
-        x: Tensor<2>,
-        of: Payload,
-        to: Direction,
-    ) -> Result<Work<Tensor<2>>, CollectiveError>;
-
-    /// Finishes the transfer with the received rows.
-    fn finish(
-        &self,
-        came: Tensor<2>,
-        of: Payload,
-        to: Direction,
-    ) -> Result<Tensor<2>, CollectiveError>;
-
-    /// Rows of each expert of this rank.
-    fn rows_per_expert(&self) -> &[usize];
 }
 
 impl Dispatch {
@@ -158,7 +98,7 @@ impl Dispatch {
     pub(super) fn dispatch(&self, x: Tensor<2>, weights: Tensor<2>) -> [InFlight; 2] {
         let weights = weights.reshape([self.num_slots, 1]);
         [(x, Payload::Tokens), (weights, Payload::Assignments)]
-            .map(|(x, of)| InFlight::start(self, x, of, Direction::Dispatch))
+            .map(|(x, of)| self.start(x, of, Direction::Dispatch))
     }
 
     /// Sums the outputs of each token's experts.
@@ -166,7 +106,11 @@ impl Dispatch {
     /// # Shapes
     /// `[rows, d_model]` to `[tokens, d_model]`
     pub(super) fn combine(&self, y: Tensor<2>) -> Tensor<2> {
-        InFlight::start(self, y, Payload::Tokens, Direction::Combine).wait()
+        self.start(y, Payload::Tokens, Direction::Combine).wait()
+    }
+
+    fn start(&self, x: Tensor<2>, of: Payload, to: Direction) -> InFlight {
+        InFlight::start(self.way.clone(), &self.overlapped_wgrads, x, of, to)
     }
 
     /// The weight-gradient GEMMs that overlap the transfers of backward; `None` if nothing is sent.

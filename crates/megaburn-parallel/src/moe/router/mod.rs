@@ -10,7 +10,12 @@ use megaburn_kernels::{RouterOptions, router_logits};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use super::{Capacity, ExpertGroups, ExpertLoad, LoadBalance};
-use crate::{ParallelError, PlanBuilder, Sharded, init::InitDraw, replica::Replica};
+use crate::{
+    error::ParallelError,
+    init::InitDraw,
+    replica::Replica,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// Chooses the experts of each token, in f32. The router is replicated, and each rank routes its
 /// own tokens.

@@ -5,13 +5,13 @@ use megaburn_kernels::{RouterGradients, choose_experts, route, route_to, sum_col
 
 use super::{Router, RouterPlan, off_graph, read};
 use crate::{
-    BatchContext,
     moe::{
         balance::{BalanceChoice, LoadBalance, Tokens, round_robin},
         capacity::CapacityInputs,
         dispatch::DROPPED,
         sinkhorn::sinkhorn_biases,
     },
+    tokens::BatchContext,
 };
 
 /// The routing of a rank's tokens.

@@ -1,0 +1,64 @@
+//! The heads of a rank.
+
+use burn::tensor::Tensor;
+use megaburn_collective::{
+    Group,
+    region::{copy_to, gather_from_sequence},
+};
+use megaburn_kernels::{RopeTable, apply_rope};
+
+/// How projected features are divided into the heads of this rank.
+#[derive(Clone, Debug)]
+pub(super) enum Heads {
+    Grouped(GroupedHeads),
+    Latent(LatentHeads),
+}
+
+/// How the output of the QKV projection is divided.
+#[derive(Clone, Debug)]
+pub(super) struct GroupedHeads {
+    /// Query heads and key/value heads of this rank.
+    pub(super) count: [usize; 2],
+    pub(super) head_dim: usize,
+}
+
+/// How the projections of latents are divided.
+#[derive(Clone, Debug)]
+pub(super) struct LatentHeads {
+    /// Heads of this rank.
+    pub(super) count: usize,
+    /// Features of a head's queries and keys that are not rotated, and that are rotated.
+    pub(super) nope: usize,
+    pub(super) rope: usize,
+    /// Features of a head's values.
+    pub(super) values: usize,
+    pub(super) group: Group,
+    pub(super) sequence_parallel: bool,
+}
+
+impl LatentHeads {
+    /// The same heads for full sequences.
+    pub(super) fn whole_sequence(self) -> Self {
+        Self {
+            sequence_parallel: false,
+            ..self
+        }
+    }
+
+    /// Makes `x` an input of every rank's heads, for all tokens, like the input of a column split.
+    pub(super) fn for_all_heads(&self, x: Tensor<3>) -> Tensor<3> {
+        if self.sequence_parallel {
+            gather_from_sequence(x, &self.group)
+        } else {
+            copy_to(x, &self.group)
+        }
+    }
+}
+
+/// The rotation of queries or keys; without a table they are unchanged.
+pub(super) fn rotated(x: Tensor<4>, rope: Option<&RopeTable>) -> Tensor<4> {
+    match rope {
+        Some(rope) => apply_rope(x, rope),
+        None => x,
+    }
+}

@@ -73,13 +73,15 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
                 Ok(report) if world.rank() == 0 => {
                     compared += 1;
                     // Rounding decides which of two nearly equal experts a token takes. In bf16
-                    // this affects the gradients of single experts, but hardly the losses.
+                    // this affects the gradients of single experts, but hardly the losses:
+                    // PyTorch's own are up to 8.2e-3 from its f32 (`benches/results/bf16.md`), and
+                    // ours may be twice as far.
                     let has_experts = reference.has_experts();
                     let losses = [report.loss_abs, report.train_losses_max_abs];
                     let is_ok = if has_experts && dtype == Dtype::Bf16 {
                         losses
                             .iter()
-                            .all(|loss| loss.is_some_and(|off| off <= 1e-2))
+                            .all(|loss| loss.is_some_and(|off| off <= 1.6e-2))
                     } else {
                         report.ok && report.skipped.is_empty()
                     };

@@ -10,9 +10,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::column_sum::{self, ColumnSum};
+use super::column_sum::ColumnSum;
+use super::fallback;
 use super::kernels::*;
-use super::op::{self, AddToRows};
+use super::op::AddToRows;
 use crate::kernel_parts::{RowView, address_type, lanes, wrap};
 
 /// Units per cube of the kernel that adds a vector to rows.
@@ -26,7 +27,7 @@ const FEW: usize = 2048;
 impl ColumnSum for Cube {
     fn column_sum(x: FloatTensor<Self>, groups: usize, dtype: DType) -> FloatTensor<Self> {
         if [x.dtype(), dtype].contains(&DType::F64) {
-            return column_sum::column_sum::<Self>(x, groups, dtype);
+            return fallback::column_sum::<Self>(x, groups, dtype);
         }
         let x = tensor::from_backend(x);
         let n = x.meta.shape()[x.meta.num_dims() - 1];
@@ -36,7 +37,7 @@ impl ColumnSum for Cube {
 
     fn add_column_sum(x: FloatTensor<Self>, sum: Option<Tensor<2>>) -> Tensor<2> {
         if x.dtype() == DType::F64 {
-            return column_sum::add_column_sum::<Self>(x, sum);
+            return fallback::add_column_sum::<Self>(x, sum);
         }
         let x = tensor::from_backend(x);
         let n = x.meta.shape()[x.meta.num_dims() - 1];
@@ -61,7 +62,7 @@ impl AddToRows for Cube {
         groups: usize,
     ) -> FloatTensor<Self> {
         if x.dtype() == DType::F64 {
-            return op::add_to_rows::<Self>(x, addend, groups);
+            return fallback::add_to_rows::<Self>(x, addend, groups);
         }
         let [x, addend] = [x, addend].map(tensor::from_backend);
         tensor::into_backend(launch_add(x, addend, groups))

@@ -1,6 +1,7 @@
 //! Adds vectors to every row: biases and position embeddings.
 
 mod column_sum;
+mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]

@@ -4,10 +4,9 @@
 //! the sum over the rows it was added to. (Burn's own broadcast addition sums with a generic
 //! reduction kernel, which takes many times as long on a GPU.)
 
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
-use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim};
 use megaburn_autograd::{FusedOp, InputGrads, MainGrad};
 
 use super::column_sum::{ColumnSum, bias_gradient};
@@ -32,35 +31,6 @@ pub(crate) trait AddToRows: ColumnSum {
         addend: FloatTensor<Self>,
         groups: usize,
     ) -> FloatTensor<Self>;
-}
-
-#[cfg(feature = "flex")]
-impl AddToRows for burn::backend::Flex {
-    fn add_to_rows(
-        x: FloatTensor<Self>,
-        addend: FloatTensor<Self>,
-        groups: usize,
-    ) -> FloatTensor<Self> {
-        add_to_rows::<Self>(x, addend, groups)
-    }
-}
-
-pub(super) fn add_to_rows<B: Backend>(
-    x: FloatTensor<B>,
-    addend: FloatTensor<B>,
-    groups: usize,
-) -> FloatTensor<B> {
-    let shape = x.shape();
-    let dtype = x.dtype();
-    if shape.num_elements() == 0 {
-        return x;
-    }
-    let n = last_dim(&shape);
-    let wide = compute_dtype(dtype);
-    let each = shape.num_elements() / (groups * n);
-    let x = B::float_reshape(cast::<B>(x, wide), Shape::from([groups, each, n]));
-    let addend = B::float_reshape(cast::<B>(addend, wide), Shape::from([groups, 1, n]));
-    B::float_reshape(cast::<B>(B::float_add(x, addend), dtype.into()), shape)
 }
 
 #[derive(Clone, Debug)]

@@ -1,27 +1,20 @@
 //! Embedding lookup whose table gradient is summed in f32.
 
+mod fallback;
+#[cfg(feature = "cuda")]
+mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
 mod op;
+mod options;
 pub(crate) mod reference;
-mod rows;
 
 use burn::tensor::{Int, Tensor};
 use megaburn_autograd::arg_check::{self, float, int};
-use megaburn_autograd::{MainGrad, fused, with_autodiff_of};
+use megaburn_autograd::{fused, with_autodiff_of};
 
 use op::Lookup;
-
-/// How [`embedding`] reads its table and where the gradient of the table goes.
-#[derive(Clone, Debug, Default)]
-pub struct EmbeddingOptions {
-    /// The id of the table's first row if the table is a shard of a longer one; ids of other shards
-    /// give zeros. With `None` the table is unsharded, and every id must have a row.
-    pub first: Option<usize>,
-    /// Accumulates the gradient of the table, once attached. With `None` the gradient is an
-    /// ordinary one.
-    pub main_grad: Option<MainGrad>,
-}
+pub use options::EmbeddingOptions;
 
 /// Looks up the rows of `table` that `ids` name, in the dtype of the table.
 ///
@@ -59,6 +52,7 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, TensorData, module};
+    use megaburn_autograd::MainGrad;
     use megaburn_autograd::testing::{
         assert_close, assert_refused, assert_same_bits, assert_same_function, device, leaf, normal,
         quantized, values,

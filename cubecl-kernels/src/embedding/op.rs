@@ -6,8 +6,33 @@ use burn::tensor::{DType, FloatDType, Int, Shape, Tensor};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim, rows};
 use megaburn_autograd::{FusedOp, InputGrads, IntoPrimitive, LinearPass, MainGrad, read_weight};
 
-use super::EmbeddingOptions;
-use super::rows::{Rows, Tokens};
+use super::options::EmbeddingOptions;
+
+/// Token ids, `[n]`, and [`first`](EmbeddingOptions::first) of the options.
+#[derive(Clone, Debug)]
+pub(super) struct Tokens<I> {
+    pub(super) ids: I,
+    pub(super) first: Option<usize>,
+}
+
+/// Row gather and row scatter-add of a table, with the best implementation per backend.
+pub(crate) trait Rows: Backend {
+    /// Gathers the row of each token.
+    ///
+    /// # Shapes
+    /// `table: [rows, d]` to `[n, d]`
+    fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self>;
+
+    /// Adds the gradient of each token to the token's row of `sum`. May write `sum` in place.
+    ///
+    /// # Shapes
+    /// `dy: [n, d]`; `sum`, in the compute dtype, and the result: `[rows, d]`
+    fn add_rows(
+        dy: FloatTensor<Self>,
+        tokens: Tokens<IntTensor<Self>>,
+        sum: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
 
 /// A lookup in a table `[rows, d]`, to `[s, b, d]`.
 #[derive(Debug)]

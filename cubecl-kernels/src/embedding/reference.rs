@@ -1,7 +1,7 @@
 use burn::tensor::{Int, Tensor, module};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::EmbeddingOptions;
+use super::options::EmbeddingOptions;
 
 /// [`embedding`](crate::embedding) by its definition.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOptions) -> Tensor<3> {

@@ -4,7 +4,8 @@
 //! In CubeCL's terms a unit is a thread, a plane is a warp, and a cube is a block.
 
 pub(crate) mod assembly;
-mod parts;
+mod kernels;
+mod launch;
 mod philox;
 mod reduce;
 mod row_group;
@@ -12,7 +13,7 @@ mod rows;
 pub(crate) mod tensor_cores;
 mod tensors;
 
-pub(crate) use parts::{put_parts, sum_parts};
+pub(crate) use launch::{put_parts, sum_parts};
 pub(crate) use philox::{RandomStream, random_bits, unit};
 pub(crate) use reduce::{row_sum, row_sums};
 pub(crate) use row_group::{RowGroup, place};

@@ -2,16 +2,16 @@
 //! weights, router losses, and permuting and unpermuting rows.
 
 mod gradient;
+#[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 mod losses;
 mod overlapped_read;
 mod permutation;
-#[cfg(feature = "cuda")]
-mod plane;
 mod ranks;
 pub(crate) mod router;
 mod rows;
-#[cfg(feature = "cuda")]
-mod tensors;
 
 pub(crate) use gradient::with_gradient;
 pub use losses::{BalanceLoss, RouterLossTerms, RouterLosses, router_losses};

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Int, Tensor};
 pub fn read_overlapped<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (Vec<i64>, T) {
     assert_eq!(x.dtype(), DType::I32, "read_overlapped: x must be i32");
     #[cfg(feature = "cuda")]
-    if super::tensors::ints_on_gpu(&x) {
+    if super::launch::ints_on_gpu(&x) {
         return cube::read_overlapped(x, meanwhile);
     }
     let done = meanwhile();
@@ -22,7 +22,7 @@ mod cube {
     use cubecl::future::block_on;
     use megaburn_cuda::CudaQueue;
 
-    use crate::moe::tensors::ints;
+    use crate::moe::launch::ints;
 
     pub(super) fn read_overlapped<T>(
         x: Tensor<1, Int>,

@@ -1,6 +1,10 @@
 //! Rotary position embedding (Su et al., 2021, arXiv:2104.09864), of full heads or a part of each,
 //! which rotates the two halves or neighboring elements against each other.
 
+mod checks;
+mod fallback;
+#[cfg(feature = "cuda")]
+mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
 mod op;

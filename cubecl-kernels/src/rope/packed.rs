@@ -1,4 +1,4 @@
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// The positions of packed sequences: they restart at 0 in each document. `cu_seqlens` has a
 /// leading 0 and then the end of each document, as in Megatron and FlashAttention. If its last

@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::{RopeLayout, RopeTable};
+use super::table::{RopeLayout, RopeTable};
 
 /// [`apply_rope`](crate::apply_rope) by its definition: `x * cos + turned(x) * sin`, where `turned`
 /// rotates each pair by a quarter turn.

@@ -2,8 +2,9 @@ use std::f64::consts::TAU;
 
 use burn::config::Config;
 
-use super::YarnScaling;
-use crate::KernelError;
+use super::checks::check;
+use super::yarn::YarnScaling;
+use crate::error::KernelError;
 
 /// How rotary frequencies are scaled for contexts longer than the one trained on.
 #[derive(Config, Debug, PartialEq)]
@@ -83,14 +84,6 @@ impl RopeScaling {
                 frequency * (kept + (1.0 - kept) / factor)
             }),
         }
-    }
-}
-
-pub(super) fn check(name: &'static str, value: f64, above: f64) -> Result<(), KernelError> {
-    if value.is_finite() && value > above {
-        Ok(())
-    } else {
-        Err(KernelError::RopeParameter { name, value, above })
     }
 }
 

@@ -1,8 +1,9 @@
 use burn::config::Config;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::scaling::{RopeScaling, check};
-use crate::KernelError;
+use super::checks::check;
+use super::scaling::RopeScaling;
+use crate::error::KernelError;
 
 /// Which elements of a head form the pairs that are rotated.
 #[derive(Config, Copy, Debug, PartialEq, Eq, Hash)]

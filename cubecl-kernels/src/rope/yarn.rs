@@ -4,8 +4,8 @@ use std::f64::consts::TAU;
 
 use burn::config::Config;
 
-use super::scaling::check;
-use crate::KernelError;
+use super::checks::check;
+use crate::error::KernelError;
 
 /// YaRN scaling (Peng et al., 2023, arXiv:2309.00071; `rope_type: yarn` of Hugging Face's
 /// `modeling_rope_utils.py`, DeepSeek's `DeepseekV3YarnRotaryEmbedding`).

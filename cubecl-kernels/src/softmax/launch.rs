@@ -9,8 +9,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::kernels::{gradient_kernel, softmax_kernel};
-use super::plan::{MAX_PLANES, PLANE, ROWS, ScoresLaunch, SoftmaxPlan, VECS_PER_THREAD};
+use super::kernels::{
+    MAX_PLANES, PLANE, ROWS, ScoresLaunch, SoftmaxPlan, VECS_PER_THREAD, gradient_kernel,
+    softmax_kernel,
+};
 use crate::kernel_parts::address_type;
 
 /// `softmax(scores * scale)` over the keys where `mask`, `[b or 1, h or 1, s_q, s_k]`, is false; if

@@ -7,28 +7,13 @@ mod kernels;
 mod launch;
 #[cfg(feature = "cuda")]
 mod op;
-#[cfg(feature = "cuda")]
-mod plan;
+mod options;
 pub(crate) mod reference;
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
-/// Which scores are masked out.
-#[derive(Clone, Debug)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "made once per call and moved into it"
-)]
-pub enum SoftmaxMask {
-    /// No score is masked out.
-    None,
-    /// Key `j` of query `i` is masked out if `j > i`.
-    Causal,
-    /// Scores are masked out where the mask is true: `[b or 1, h or 1, s_q, s_k]`, on a device
-    /// without autodiff.
-    Masked(Tensor<4, Bool>),
-}
+pub use options::SoftmaxMask;
 
 /// Computes probabilities `softmax(scores * scale)` over the last dimension, with masked keys at 0.
 ///

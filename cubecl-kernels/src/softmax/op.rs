@@ -6,8 +6,8 @@ use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::cast;
 use megaburn_autograd::{FusedOp, InputGrads, IntoPrimitive, fused_on_gpu};
 
-use super::SoftmaxMask;
 use super::launch::{softmax, softmax_gradient};
+use super::options::SoftmaxMask;
 
 /// `softmax(scores * scale)` of scores `[b, h, s_q, s_k]`.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 use burn::tensor::{Bool, Tensor, activation};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::SoftmaxMask;
+use super::options::SoftmaxMask;
 
 /// [`scale_mask_softmax`](crate::scale_mask_softmax) by its definition.
 pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> Tensor<4> {

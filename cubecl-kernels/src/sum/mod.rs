@@ -1,5 +1,8 @@
 //! Sums of all elements (e.g. of token losses) and of columns (e.g. of per-sequence counts).
 
+mod fallback;
+#[cfg(feature = "cuda")]
+mod launch;
 mod op;
 pub(crate) mod reference;
 

@@ -1,10 +1,8 @@
 //! Sums under automatic differentiation.
 
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
-use megaburn_autograd::backend_ops::{cast, compute_dtype};
 use megaburn_autograd::{FusedOp, InputGrads};
 
 use crate::bias::ColumnSum;
@@ -13,26 +11,6 @@ use crate::bias::ColumnSum;
 pub(crate) trait SumAll: Backend {
     /// `[count, 1]` to `[1]`.
     fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-#[cfg(feature = "flex")]
-impl SumAll for burn::backend::Flex {
-    fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self> {
-        let count = column.shape()[0];
-        let dtype = column.dtype();
-        let row = cast::<Self>(column, compute_dtype(dtype));
-        let row = Self::float_reshape(row, Shape::from([1, count]));
-        let sum = Self::float_reshape(Self::float_sum_dim(row, 1), Shape::from([1]));
-        cast::<Self>(sum, dtype.into())
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl SumAll for burn::backend::Cube {
-    fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self> {
-        let dtype = column.dtype();
-        Self::float_reshape(Self::column_sum(column, 1, dtype), Shape::from([1]))
-    }
 }
 
 /// A sum of all elements, or of the columns.

@@ -1,9 +1,9 @@
-//! The kernel of the router losses, with the layout of [`plane`](crate::moe::plane).
+//! The kernel of the router losses, with the layout of [`moe::kernels`](crate::moe::kernels).
 
 use cubecl::prelude::*;
 
 use super::NUM_VALUES;
-use crate::moe::plane::{PLANE, TINY, number};
+use crate::moe::kernels::{PLANE, TINY, number};
 
 /// The compile-time parameters of the losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,9 +11,9 @@ use super::{
     BalanceLoss, NUM_VALUES, RouterGradients, RouterLossTerms, RouterLosses, RouterScores,
 };
 use crate::bias::ColumnSum;
-use crate::kernel_parts::RowView;
-use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
-use crate::moe::tensors::{floats, on_gpu, wrap};
+use crate::kernel_parts::{RowView, wrap};
+use crate::moe::kernels::{MOST_EXPERTS, PLANE, TOKENS};
+use crate::moe::launch::{cubes, floats, on_gpu};
 
 /// Whether the kernel supports these scores: a plane must hold all experts of a token.
 pub(super) fn takes(scores: &Tensor<2>) -> bool {

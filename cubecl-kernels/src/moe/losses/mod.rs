@@ -11,11 +11,11 @@
 //! `megatron/core/transformer/moe/moe_utils.py`, `switch_load_balancing_loss_func` and
 //! `z_loss_func`.
 
-mod fallback;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
+mod reference;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
@@ -124,7 +124,7 @@ pub fn router_losses(
     if launch::takes(&scores) {
         return launch::terms(logits, scores, counted, losses);
     }
-    fallback::terms(logits, scores, counted, losses)
+    reference::terms(logits, scores, counted, losses)
 }
 
 #[cfg(test)]

@@ -3,9 +3,11 @@
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute`;
 //! `token_dispatcher.py`, `MoEAlltoAllTokenDispatcher.preprocess`.
 
-mod fallback;
+#[cfg(feature = "cuda")]
+mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
+mod reference;
 
 use burn::tensor::{Int, Tensor};
 use megaburn_autograd::arg_check::{self, int};
@@ -45,10 +47,10 @@ pub fn permutation_by_expert(experts: Tensor<2, Int>, num_experts: usize) -> Exp
         of experts must be between 1 and {MOST_EXPERTS}, and slots must fit in 32 bits"
     );
     #[cfg(feature = "cuda")]
-    if t * k > 0 && super::tensors::ints_on_gpu(&experts) {
+    if t * k > 0 && super::launch::ints_on_gpu(&experts) {
         return launch::permutation_by_expert(experts, num_experts);
     }
-    fallback::permutation_by_expert(experts, num_experts)
+    reference::permutation_by_expert(experts, num_experts)
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 //! dispatcher (`megatron/core/transformer/moe/token_dispatcher.py`), which send a token once to
 //! each rank.
 
-mod fallback;
+#[cfg(feature = "cuda")]
+mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
+mod reference;
 
 use burn::tensor::{Int, Tensor};
 use megaburn_autograd::arg_check::{self, int};
@@ -27,10 +29,10 @@ pub fn ep_ranks_of_experts(experts: Tensor<2, Int>, of_rank: usize) -> Tensor<2,
         "ep_ranks_of_experts: the number of experts per rank must be at least 1"
     );
     #[cfg(feature = "cuda")]
-    if experts.shape().num_elements() > 0 && super::tensors::ints_on_gpu(&experts) {
+    if experts.shape().num_elements() > 0 && super::launch::ints_on_gpu(&experts) {
         return launch::ep_ranks_of_experts(experts, of_rank);
     }
-    fallback::ep_ranks_of_experts(experts, of_rank)
+    reference::ep_ranks_of_experts(experts, of_rank)
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use super::kernels::{ChoiceOf, Plan, gradient_kernel, route_kernel};
 use super::{
     Chosen, ExpertChoice, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores,
 };
-use crate::kernel_parts::RowView;
-use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
-use crate::moe::tensors::{floats, ints, on_gpu, wrap, wrap_ints};
+use crate::kernel_parts::{RowView, wrap};
+use crate::moe::kernels::{MOST_EXPERTS, PLANE, TOKENS};
+use crate::moe::launch::{cubes, floats, ints, on_gpu, wrap_ints};
 
 /// Whether the kernels support this shape: a plane must hold all experts of a token, and there must
 /// be tokens.

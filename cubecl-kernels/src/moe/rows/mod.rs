@@ -2,9 +2,11 @@
 //!
 //! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `permute` and `unpermute`.
 
-mod fallback;
+#[cfg(feature = "cuda")]
+mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
+mod reference;
 
 #[cfg(feature = "cuda")]
 use burn::tensor::DType;
@@ -29,10 +31,10 @@ pub fn permute(x: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
         return Tensor::empty([r, n], (&x.device(), x.dtype()));
     }
     #[cfg(feature = "cuda")]
-    if super::tensors::on_gpu(&x) {
+    if super::launch::on_gpu(&x) {
         return launch::permute(x, index);
     }
-    fallback::permute(x, index)
+    reference::permute(x, index)
 }
 
 /// Sums the rows that each row of `index` names; the index `m` names no row.
@@ -54,10 +56,10 @@ pub fn unpermute(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
         return Tensor::zeros([t, n], (&y.device(), y.dtype()));
     }
     #[cfg(feature = "cuda")]
-    if y.dtype() != DType::F64 && super::tensors::on_gpu(&y) {
+    if y.dtype() != DType::F64 && super::launch::on_gpu(&y) {
         return launch::unpermute(y, index);
     }
-    fallback::unpermute(y, index)
+    reference::unpermute(y, index)
 }
 
 /// Panics if there are more rows than the kernels can count in 32 bits.

@@ -1,4 +1,4 @@
-//! The router's kernels, with the layout of [`plane`](crate::moe::plane).
+//! The router's kernels, with the layout of [`moe::kernels`](crate::moe::kernels).
 
 mod forward;
 mod gradient;
@@ -6,7 +6,7 @@ mod gradient;
 pub(super) use forward::route_kernel;
 pub(super) use gradient::gradient_kernel;
 
-use crate::moe::plane::{PLANE, TINY, number};
+use crate::moe::kernels::{PLANE, TINY, number};
 
 /// The compile-time parameters of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

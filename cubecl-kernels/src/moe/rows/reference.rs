@@ -1,4 +1,4 @@
-//! Fallback for permute and unpermute, composed of Burn's operations.
+//! Permute and unpermute by their definitions.
 
 use burn::tensor::{DType, Int, Tensor};
 use megaburn_autograd::backend_ops::compute_dtype;

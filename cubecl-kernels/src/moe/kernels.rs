@@ -1,5 +1,5 @@
-//! The layout of kernels over experts: each plane processes one token, and expert `32 i + lane` is
-//! in register `i` of that lane.
+//! What the kernels over experts share, and their layout: each plane processes one token, and
+//! expert `32 i + lane` is in register `i` of that lane.
 
 use cubecl::prelude::*;
 
@@ -16,9 +16,4 @@ pub(super) const TINY: f32 = super::router::TINY as f32;
 #[cube]
 pub(super) fn number(#[comptime] i: usize) -> u32 {
     UNIT_POS_X + comptime!((i * PLANE) as u32)
-}
-
-/// The grid for this number of tokens.
-pub(super) fn cubes(tokens: usize) -> CubeCount {
-    CubeCount::Static(tokens.div_ceil(TOKENS) as u32, 1, 1)
 }

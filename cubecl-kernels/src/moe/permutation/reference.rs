@@ -1,4 +1,4 @@
-//! Fallback that sorts the assignments on the host.
+//! The permutation by its definition: a stable counting sort, on the host.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 

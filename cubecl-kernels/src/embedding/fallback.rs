@@ -5,31 +5,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{BoolDType, Shape};
 use megaburn_autograd::backend_ops::cast;
 
-/// Token ids, `[n]`, and [`first`](super::EmbeddingOptions::first) of the options.
-#[derive(Clone, Debug)]
-pub(super) struct Tokens<I> {
-    pub(super) ids: I,
-    pub(super) first: Option<usize>,
-}
-
-/// Row gather and row scatter-add of a table, with the best implementation per backend.
-pub(crate) trait Rows: Backend {
-    /// Gathers the row of each token.
-    ///
-    /// # Shapes
-    /// `table: [rows, d]` to `[n, d]`
-    fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self>;
-
-    /// Adds the gradient of each token to the token's row of `sum`. May write `sum` in place.
-    ///
-    /// # Shapes
-    /// `dy: [n, d]`; `sum`, in the compute dtype, and the result: `[rows, d]`
-    fn add_rows(
-        dy: FloatTensor<Self>,
-        tokens: Tokens<IntTensor<Self>>,
-        sum: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-}
+use super::op::{Rows, Tokens};
 
 #[cfg(feature = "flex")]
 impl Rows for burn::backend::Flex {
@@ -78,6 +54,7 @@ fn masked<B: Backend>(
     (local, mask)
 }
 
+/// See [`Rows::take_rows`].
 pub(super) fn take_rows<B: Backend>(
     table: FloatTensor<B>,
     tokens: Tokens<IntTensor<B>>,
@@ -86,6 +63,7 @@ pub(super) fn take_rows<B: Backend>(
     mask(B::float_select(table, 0, local))
 }
 
+/// See [`Rows::add_rows`].
 pub(super) fn add_rows<B: Backend>(
     dy: FloatTensor<B>,
     tokens: Tokens<IntTensor<B>>,

@@ -1,11 +1,13 @@
-//! Conversions between Burn's tensors and CubeCL's.
+//! What the launches over experts share: conversions between Burn's tensors and CubeCL's, and the
+//! grid.
 
 use burn::backend::Cube;
 use burn::tensor::{Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-pub(super) use crate::kernel_parts::wrap;
+use super::kernels::TOKENS;
 
 /// Units per cube of kernels whose units are independent.
 pub(super) const UNITS: usize = 256;
@@ -38,4 +40,9 @@ pub(super) fn ints<const D: usize>(x: Tensor<D, Int>) -> CubeTensor {
 
 pub(super) fn wrap_ints<const D: usize>(x: CubeTensor) -> Tensor<D, Int> {
     Tensor::from_primitive::<Cube>(tensor::into_backend(x))
+}
+
+/// The grid of kernels with a plane for each token.
+pub(super) fn cubes(tokens: usize) -> CubeCount {
+    CubeCount::Static(tokens.div_ceil(TOKENS) as u32, 1, 1)
 }

@@ -5,12 +5,20 @@
 //! one projection that takes about ten passes over memory. Here all parts are results of one
 //! operation, which concatenates their gradients once all of them have arrived.
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, Shape, Tensor};
+mod fallback;
+#[cfg(feature = "cuda")]
+mod launch;
+mod op;
+mod options;
+#[cfg(test)]
+mod reference;
+
+use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
-use megaburn_autograd::backend_ops::{cast, slice_rows};
-use megaburn_autograd::{InputGrads, MultiOutputOp, fused_outputs};
+use megaburn_autograd::fused_outputs;
+
+use op::Split;
+pub use options::SliceMode;
 
 /// Splits the last dimension into adjacent slices, which are views if the backend has them.
 /// Backward is one pass over the gradients of all parts; a part without a gradient counts as zero.
@@ -26,15 +34,6 @@ pub fn split_last<const D: usize, const N: usize>(
     sizes: [usize; N],
 ) -> [Tensor<D>; N] {
     split_last_with(x, sizes, [SliceMode::View; N])
-}
-
-/// How a part of a tensor is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SliceMode {
-    /// A view, which keeps the memory of the full tensor alive.
-    View,
-    /// A copy, which holds only its own memory: for a part that outlives the others.
-    Copy,
 }
 
 /// [`split_last`] with a [`SliceMode`] for each part.
@@ -59,88 +58,6 @@ pub fn split_last_with<const D: usize, const N: usize>(
     fused_outputs(Split { sizes, cuts }, [x.into_dispatch()])
 }
 
-/// The sizes and modes of the parts of one tensor.
-#[derive(Debug)]
-struct Split<const K: usize> {
-    sizes: [usize; K],
-    cuts: [SliceMode; K],
-}
-
-/// Copies a view with gaps into contiguous memory.
-trait Compact: Backend {
-    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-#[cfg(feature = "flex")]
-impl Compact for burn::backend::Flex {
-    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        x.to_contiguous()
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Compact for burn::backend::Cube {
-    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        use megaburn_cuda::tensor;
-        tensor::into_backend(tensor::contiguous(tensor::from_backend(x)))
-    }
-}
-
-/// What is saved for backward: the sizes of the parts, and the shape and dtype of the tensor.
-#[derive(Clone, Debug)]
-struct SavedSplit<const K: usize> {
-    sizes: [usize; K],
-    shape: Shape,
-    dtype: DType,
-}
-
-impl<B: Compact, const K: usize> MultiOutputOp<B, 1, K> for Split<K> {
-    type Saved = SavedSplit<K>;
-
-    fn forward(self, [x]: [FloatTensor<B>; 1]) -> ([FloatTensor<B>; K], Self::Saved) {
-        let Self { sizes, cuts } = self;
-        let saved = SavedSplit {
-            sizes,
-            shape: x.shape(),
-            dtype: x.dtype(),
-        };
-        let last = x.rank() - 1;
-        let parts = std::array::from_fn(|i| {
-            let start = sizes[..i].iter().sum::<usize>();
-            let part = slice_rows::<B>(x.clone(), last, start..start + sizes[i]);
-            match cuts[i] {
-                SliceMode::View => part,
-                SliceMode::Copy => B::compact(part),
-            }
-        });
-        (parts, saved)
-    }
-
-    fn backward(
-        saved: Self::Saved,
-        dys: [Option<FloatTensor<B>>; K],
-        mut grads: InputGrads<'_, B>,
-    ) {
-        let SavedSplit {
-            sizes,
-            shape,
-            dtype,
-        } = saved;
-        let last = shape.num_dims() - 1;
-        let given = dys.iter().flatten().next();
-        let device = given.expect("at least one part has a gradient").device();
-        let pieces = dys.into_iter().zip(sizes).map(|(dy, size)| match dy {
-            Some(dy) => cast::<B>(dy, dtype.into()),
-            None => {
-                let mut shape = shape.clone();
-                shape[last] = size;
-                B::float_zeros(shape, &device, dtype.into())
-            }
-        });
-        grads.register(0, B::float_cat(pieces.collect(), last));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use megaburn_autograd::testing::{assert_refused, constant, distance, leaf, normal, quantized};
@@ -161,10 +78,7 @@ mod tests {
             used.map(|((part, weight), _)| (part.exp() * weight).sum())
                 .reduce(|a, b| a + b)
         };
-        let slices = |x: Tensor<3>| {
-            let part = |start, len| x.clone().narrow(2, start, len);
-            [part(0, 4), part(4, 2), part(6, 3)]
-        };
+        let slices = |x: Tensor<3>| reference::split_last(x, sizes);
         let expected = x
             .grad(&loss(slices(x.clone())).unwrap().backward())
             .unwrap();
@@ -188,7 +102,7 @@ mod tests {
         let x = normal([2, 5]);
         let loss =
             |[a, b]: [Tensor<2>; 2], x: Tensor<2>| (a * 2.0).sum() + b.exp().sum() + x.exp().sum();
-        let slices = [x.clone().narrow(1, 0, 3), x.clone().narrow(1, 3, 2)];
+        let slices = reference::split_last(x.clone(), [3, 2]);
         let expected = x.grad(&loss(slices, x.clone()).backward()).unwrap();
         let x = leaf(x);
         let found = x

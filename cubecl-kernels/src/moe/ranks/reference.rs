@@ -1,4 +1,4 @@
-//! Fallback that finds the ranks on the host.
+//! The ranks by their definition, found on the host.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 

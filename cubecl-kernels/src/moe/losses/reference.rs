@@ -1,4 +1,4 @@
-//! Fallback for the router losses, composed of Burn's operations. Sums over tokens are in a fixed
+//! The router losses and their gradients by their definitions. Sums over tokens are in a fixed
 //! order, which Burn's own have not on GPUs.
 
 use burn::tensor::{DType, Tensor};

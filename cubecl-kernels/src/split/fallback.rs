@@ -1,0 +1,12 @@
+//! Copies to contiguous memory on CPUs.
+
+use burn::backend::tensor::FloatTensor;
+
+use super::op::Compact;
+
+#[cfg(feature = "flex")]
+impl Compact for burn::backend::Flex {
+    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x.to_contiguous()
+    }
+}

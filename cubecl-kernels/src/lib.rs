@@ -44,8 +44,8 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod error;
-mod flush;
 mod gemm_ops;
+mod gpu;
 #[cfg(feature = "cuda")]
 mod grouped_gemm;
 #[cfg(feature = "cuda")]
@@ -74,8 +74,8 @@ pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
-pub use flush::flush;
 pub use gemm_ops::GemmAlgorithm;
+pub use gpu::{flush, is_on_gpu};
 pub use linear::{
     GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, grouped_linear, linear,
 };
@@ -90,8 +90,7 @@ pub use norms::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
-    bf16_out_slice, is_on_gpu, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled,
-    total,
+    bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

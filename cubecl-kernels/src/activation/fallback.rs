@@ -7,7 +7,25 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, halves, last_dim, row, rows};
 
-use super::{Activation, ActivationGrads, ActivationInput, PointwiseFn};
+use super::op::{Activate, Activation, ActivationGrads, ActivationInput, PointwiseFn};
+
+#[cfg(feature = "flex")]
+impl Activate for burn::backend::Flex {
+    fn forward(
+        activation: Activation,
+        input: ActivationInput<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        forward::<Self>(activation, input)
+    }
+
+    fn backward(
+        activation: Activation,
+        input: ActivationInput<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+    ) -> ActivationGrads<FloatTensor<Self>> {
+        backward::<Self>(activation, input, dy)
+    }
+}
 
 pub(super) fn forward<B: Backend>(
     activation: Activation,

@@ -2,7 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use crate::activation::{PointwiseFn, gated};
+use super::gated;
+use super::op::PointwiseFn;
 
 /// `gelu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///

@@ -5,7 +5,8 @@
 
 use burn::tensor::Tensor;
 
-use crate::activation::{PointwiseFn, biased, plain};
+use super::op::PointwiseFn;
+use super::{biased, plain};
 use crate::bias::Bias;
 
 /// `x * Phi(x)` with the exact normal distribution function (Hugging Face's `gelu`).

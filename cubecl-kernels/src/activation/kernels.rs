@@ -5,7 +5,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use cubecl::prelude::*;
 
-use super::{Activation, PointwiseFn};
+use super::op::{Activation, PointwiseFn};
 use crate::kernel_parts::{RowGroup, place, row_sum};
 
 /// The standard normal density at 0.

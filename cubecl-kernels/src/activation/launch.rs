@@ -9,8 +9,9 @@ use cubecl::prelude::*;
 use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
+use super::fallback;
 use super::kernels::*;
-use super::{Activate, Activation, ActivationGrads, ActivationInput, fallback};
+use super::op::{Activate, Activation, ActivationGrads, ActivationInput};
 use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
 
 /// Units per cube of the elementwise kernel.

@@ -14,79 +14,12 @@ pub(crate) mod reference;
 pub(crate) mod squared_relu;
 pub(crate) mod swiglu;
 
-use burn::backend::Backend;
-use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::fused;
 
 use crate::bias::Bias;
-use op::Biased;
-
-/// The pointwise function of an activation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum PointwiseFn {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `x * Phi(x)`.
-    Gelu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`.
-    GeluTanh,
-    /// `max(x, 0)^2`.
-    SquaredRelu,
-}
-
-/// Which activation is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Activation {
-    pub(crate) curve: PointwiseFn,
-    /// Whether the first half of a row goes through the curve and multiplies the second half.
-    pub(crate) gated: bool,
-}
-
-/// The inputs of an activation.
-///
-/// # Shapes
-/// - `x`: `[.., f]`, or `[.., 2f]` for a gated activation
-/// - `bias`: `[f]`, the last dimension of `x`
-/// - `weight`: one number per row of `x`
-#[derive(Clone, Debug)]
-pub(crate) struct ActivationInput<T> {
-    pub(crate) x: T,
-    /// Added to each row before the activation; not supported for gated activations.
-    pub(crate) bias: Option<T>,
-    /// Each row of the result is multiplied by its weight.
-    pub(crate) weight: Option<T>,
-}
-
-/// Gradients of an activation's inputs, `x` and `weight` in the dtypes of those inputs.
-pub(crate) struct ActivationGrads<T> {
-    pub(crate) x: T,
-    /// Rows that sum to the bias gradient, in f32 or wider.
-    pub(crate) bias: Option<T>,
-    pub(crate) weight: Option<T>,
-}
-
-/// An activation and its backward pass, with the best implementation per backend.
-pub(crate) trait Activate: Backend {
-    fn forward(
-        activation: Activation,
-        input: ActivationInput<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
-        fallback::forward::<Self>(activation, input)
-    }
-
-    fn backward(
-        activation: Activation,
-        input: ActivationInput<FloatTensor<Self>>,
-        dy: FloatTensor<Self>,
-    ) -> ActivationGrads<FloatTensor<Self>> {
-        fallback::backward::<Self>(activation, input, dy)
-    }
-}
-
-#[cfg(feature = "flex")]
-impl Activate for burn::backend::Flex {}
+use op::{Activation, Biased, PointwiseFn};
 
 /// `curve(x)`.
 pub(crate) fn plain<const D: usize>(name: &str, curve: PointwiseFn, x: Tensor<D>) -> Tensor<D> {

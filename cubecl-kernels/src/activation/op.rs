@@ -1,12 +1,69 @@
 //! Activations under automatic differentiation.
 
-use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::DType;
 use megaburn_autograd::{FusedOp, InputGrads, MainGrad, optional};
 
-use super::{Activate, Activation, ActivationGrads, ActivationInput};
 use crate::bias::{ColumnSum, bias_gradient};
+
+/// The pointwise function of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PointwiseFn {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)`.
+    Gelu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`.
+    GeluTanh,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
+}
+
+/// Which activation is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Activation {
+    pub(crate) curve: PointwiseFn,
+    /// Whether the first half of a row goes through the curve and multiplies the second half.
+    pub(crate) gated: bool,
+}
+
+/// The inputs of an activation.
+///
+/// # Shapes
+/// - `x`: `[.., f]`, or `[.., 2f]` for a gated activation
+/// - `bias`: `[f]`, the last dimension of `x`
+/// - `weight`: one number per row of `x`
+#[derive(Clone, Debug)]
+pub(crate) struct ActivationInput<T> {
+    pub(crate) x: T,
+    /// Added to each row before the activation; not supported for gated activations.
+    pub(crate) bias: Option<T>,
+    /// Each row of the result is multiplied by its weight.
+    pub(crate) weight: Option<T>,
+}
+
+/// Gradients of an activation's inputs, `x` and `weight` in the dtypes of those inputs.
+pub(crate) struct ActivationGrads<T> {
+    pub(crate) x: T,
+    /// Rows that sum to the bias gradient, in f32 or wider.
+    pub(crate) bias: Option<T>,
+    pub(crate) weight: Option<T>,
+}
+
+/// An activation and its backward pass, with the best implementation per backend.
+pub(crate) trait Activate: Backend {
+    fn forward(
+        activation: Activation,
+        input: ActivationInput<FloatTensor<Self>>,
+    ) -> FloatTensor<Self>;
+
+    fn backward(
+        activation: Activation,
+        input: ActivationInput<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+    ) -> ActivationGrads<FloatTensor<Self>>;
+}
 
 /// An activation of `x: [.., f]`, or `[.., 2f]` where it is gated, optionally with a weight for each
 /// row of `x`.

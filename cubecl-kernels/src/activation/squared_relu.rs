@@ -2,7 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use crate::activation::{Activation, PointwiseFn, plain, weighted};
+use super::op::{Activation, PointwiseFn};
+use super::{plain, weighted};
 
 /// `max(x, 0)^2`.
 ///

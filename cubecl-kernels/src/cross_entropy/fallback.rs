@@ -1,16 +1,72 @@
 //! The steps composed of tensor operations.
 
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
+#[cfg(feature = "flex")]
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::prelude::Bool;
 use burn::tensor::{DType, Int, Tensor, TensorData};
+#[cfg(feature = "flex")]
+use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::CrossEntropyOptions;
+#[cfg(feature = "flex")]
+use super::op::VocabParallelLoss;
+use super::options::CrossEntropyOptions;
+
+#[cfg(feature = "flex")]
+fn ints(x: IntTensor<Flex>) -> Tensor<2, Int> {
+    Tensor::from_primitive::<Flex>(x)
+}
+
+#[cfg(feature = "flex")]
+impl VocabParallelLoss for Flex {
+    fn statistics(
+        logits: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        Self::unwrap(statistics(Self::wrap(logits), ints(labels), options))
+    }
+
+    fn combined(
+        statistics: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        columns: usize,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        Self::unwrap(combined(
+            Self::wrap(statistics),
+            ints(labels),
+            columns,
+            options,
+        ))
+    }
+
+    fn logit_gradient(
+        logits: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        let rows = Self::wrap(rows);
+        let grad = Self::wrap(grad);
+        Self::unwrap(logit_gradient(
+            Self::wrap(logits),
+            ints(labels),
+            rows,
+            grad,
+            options,
+        ))
+    }
+}
 
 /// The lower bound of a row's maximum: the maximum of a part without tokens, whose sum of
 /// exponentials is 0. It is finite, because the difference of two infinities is NaN.
 pub(super) const LOWEST: f32 = -3.0e38;
 
-/// See [`super::op::VocabParallelLoss::statistics`].
+/// See [`VocabParallelLoss::statistics`].
 pub(super) fn statistics(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -32,7 +88,7 @@ pub(super) fn statistics(
         .reshape([1, 4, rows])
 }
 
-/// See [`super::op::VocabParallelLoss::combined`].
+/// See [`VocabParallelLoss::combined`].
 pub(super) fn combined(
     statistics: Tensor<3>,
     labels: Tensor<2, Int>,
@@ -69,7 +125,7 @@ pub(super) fn combined(
     Tensor::cat(vec![max, sum, loss.mask_fill(ignored, 0.0)], 0)
 }
 
-/// See [`super::op::VocabParallelLoss::logit_gradient`].
+/// See [`VocabParallelLoss::logit_gradient`].
 pub(super) fn logit_gradient(
     logits: Tensor<3>,
     labels: Tensor<2, Int>,

@@ -9,12 +9,12 @@ use cubecl::prelude::*;
 use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
-use super::CrossEntropyOptions;
 use super::kernels::{
     CombineArgsLaunch, MAX_PLANES, PLANE, READS, VocabPartLaunch, combine_kernel, gradient_kernel,
     statistics_kernel,
 };
 use super::op::VocabParallelLoss;
+use super::options::CrossEntropyOptions;
 use crate::kernel_parts::address_type;
 
 /// Units of a cube in which each unit has its own row.

@@ -1,7 +1,7 @@
 use burn::tensor::{Int, Tensor, activation};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::CrossEntropyOptions;
+use super::options::CrossEntropyOptions;
 
 /// [`cross_entropy`](crate::cross_entropy) of unsharded logits, by its definition.
 pub fn cross_entropy(

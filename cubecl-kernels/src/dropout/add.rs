@@ -2,7 +2,8 @@ use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::fused;
 
-use super::{DropoutKey, Mask};
+use super::key::DropoutKey;
+use super::op::Mask;
 
 /// `residual + dropout(x + bias)`, the end of a transformer's attention and MLP blocks, in one pass
 /// over memory on a GPU (Megatron's `fused_bias_dropout.py`).

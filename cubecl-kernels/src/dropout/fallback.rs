@@ -5,7 +5,22 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows, sum_rows};
 
-use super::{DropoutInput, Mask};
+use super::op::{Drop, DropoutInput, Mask};
+
+#[cfg(feature = "flex")]
+impl Drop for burn::backend::Flex {
+    fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
+        forward::<Self>(mask, input)
+    }
+
+    fn backward(
+        mask: &Mask,
+        dy: FloatTensor<Self>,
+        bias: Option<DType>,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        backward::<Self>(mask, dy, bias)
+    }
+}
 
 pub(super) fn forward<B: Backend>(
     mask: &Mask,

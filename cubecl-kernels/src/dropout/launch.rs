@@ -9,9 +9,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
+use super::fallback;
 use super::kernels::*;
 use super::key::{RowStarts, kept};
-use super::{Drop, DropoutInput, Mask, fallback};
+use super::op::{Drop, DropoutInput, Mask};
 use crate::kernel_parts::{RandomStream, RowView, address_type, lanes, sum_parts};
 
 const UNITS: usize = 256;

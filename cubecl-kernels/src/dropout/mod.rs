@@ -10,9 +10,7 @@ mod launch;
 mod op;
 pub(crate) mod reference;
 
-use burn::backend::Backend;
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::fused;
 
@@ -20,57 +18,7 @@ pub use add::bias_dropout_add;
 pub use key::DropoutKey;
 #[cfg(feature = "cuda")]
 pub(crate) use key::kept;
-
-/// Determines which elements are dropped.
-#[derive(Clone, Debug)]
-pub(crate) struct Mask {
-    /// The probability of dropping an element, in `[0, 1)`. With 0, `key` is not used.
-    p: f64,
-    key: DropoutKey,
-}
-
-impl Mask {
-    fn new(name: &str, p: f64, key: DropoutKey, shape: &[usize]) -> Self {
-        assert!(
-            (0.0..1.0).contains(&p),
-            "{name}: probability {p} is not in [0, 1)"
-        );
-        key.check(shape);
-        Self { p, key }
-    }
-}
-
-/// The inputs of the fused dropout.
-///
-/// # Shapes
-/// `x` and `residual`: `[.., n]`, of one dtype; `bias`: `[n]`
-pub(crate) struct DropoutInput<T> {
-    x: T,
-    /// Added to each row before the mask.
-    bias: Option<T>,
-    /// Added after the mask.
-    residual: Option<T>,
-}
-
-/// Dropout and its backward pass, with the best implementation per backend.
-pub(crate) trait Drop: Backend {
-    fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
-        fallback::forward::<Self>(mask, input)
-    }
-
-    /// Returns the gradient of `x`, in the dtype of `dy`, and the gradient of the bias if its dtype
-    /// is given. (The gradient of the residual is `dy`.)
-    fn backward(
-        mask: &Mask,
-        dy: FloatTensor<Self>,
-        bias: Option<DType>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        fallback::backward::<Self>(mask, dy, bias)
-    }
-}
-
-#[cfg(feature = "flex")]
-impl Drop for burn::backend::Flex {}
+use op::Mask;
 
 /// Sets each element to 0 with probability `p` and divides it by `1 - p` otherwise.
 ///

@@ -1,7 +1,7 @@
 use burn::tensor::{Tensor, TensorData};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::DropoutKey;
+use super::key::DropoutKey;
 
 /// [`dropout`](crate::dropout) by its definition: multiplication by the mask.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {

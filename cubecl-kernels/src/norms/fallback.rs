@@ -9,8 +9,37 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows};
 
-use super::{Norm, NormGrads, NormInput, NormInputGrads, SavedNorm};
+use super::op::{Norm, NormInput, NormInputGrads, NormRows, SavedNorm};
+use super::options::NormGrads;
 use crate::bias::{ColumnSum, bias_gradient};
+
+#[cfg(feature = "flex")]
+impl NormRows for burn::backend::Flex {
+    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self> {
+        normed::<Self>(norm, input)
+    }
+
+    fn forward(
+        norm: Norm,
+        input: NormInput<FloatTensor<Self>>,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        SavedNorm<FloatTensor<Self>>,
+    ) {
+        forward::<Self>(norm, input)
+    }
+
+    fn backward(
+        norm: Norm,
+        saved: SavedNorm<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        dsum: Option<FloatTensor<Self>>,
+        sums: &NormGrads,
+    ) -> NormInputGrads<FloatTensor<Self>> {
+        backward::<Self>(norm, saved, dy, dsum, sums)
+    }
+}
 
 pub(super) fn normed<B: Backend>(norm: Norm, input: NormInput<FloatTensor<B>>) -> FloatTensor<B> {
     if norm.bit_exact_with_training

@@ -2,7 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use crate::norms::{NormCall, NormOptions, check, norm, norm_add};
+use super::check;
+use super::op::{NormCall, norm, norm_add};
+use super::options::NormOptions;
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma [+ beta]` over the last dimension, with the
 /// biased variance.

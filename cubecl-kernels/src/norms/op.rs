@@ -1,10 +1,180 @@
-//! Norms under automatic differentiation.
+//! Norms, and norms of sums, under automatic differentiation.
 
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
-use megaburn_autograd::{FusedOp, InputGrads, fused, optional};
+use burn::tensor::{DType, Tensor};
+use megaburn_autograd::arg_check::{self, float};
+use megaburn_autograd::{FusedOp, InputGrads, MultiOutputOp, fused, fused_outputs, optional};
 
-use super::{NormCall, NormInput, NormInputGrads, NormRows, SavedNorm};
+use super::options::{Formula, NormGrads, NormOptions};
+use crate::bias::ColumnSum;
+
+/// Which norm is computed, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Norm {
+    /// Whether the mean is subtracted (layer norm).
+    pub(crate) centered: bool,
+    pub(crate) options: Formula,
+    /// Whether the bits equal those under autodiff even when there is no autodiff.
+    pub(crate) bit_exact_with_training: bool,
+}
+
+/// A norm, and where the gradients of its gamma and beta go.
+#[derive(Clone, Debug)]
+pub(crate) struct NormCall {
+    pub(crate) norm: Norm,
+    pub(crate) sums: NormGrads,
+}
+
+impl NormCall {
+    /// A call of RMS norm.
+    pub(crate) fn rms(options: impl Into<NormOptions>) -> Self {
+        Self::new(options.into(), false)
+    }
+
+    /// A call of layer norm.
+    pub(crate) fn layer(options: impl Into<NormOptions>) -> Self {
+        Self::new(options.into(), true)
+    }
+
+    fn new(options: NormOptions, centered: bool) -> Self {
+        let NormOptions {
+            epsilon,
+            zero_centered_gamma,
+            main_grads,
+        } = options;
+        let options = Formula {
+            epsilon,
+            zero_centered_gamma,
+        };
+        Self {
+            norm: Norm {
+                centered,
+                options,
+                bit_exact_with_training: false,
+            },
+            sums: main_grads,
+        }
+    }
+
+    /// Requests the same bits as under autodiff.
+    pub(crate) fn bit_exact_with_training(self) -> Self {
+        Self {
+            norm: Norm {
+                bit_exact_with_training: true,
+                ..self.norm
+            },
+            ..self
+        }
+    }
+}
+
+/// The inputs of a norm.
+///
+/// # Shapes
+/// `x`, `residual`: `[.., n]`; `gamma`, `beta`: `[n]`
+#[derive(Clone, Debug)]
+pub(crate) struct NormInput<T> {
+    pub(crate) x: T,
+    /// Added to `x` first.
+    pub(crate) residual: Option<T>,
+    pub(crate) gamma: T,
+    pub(crate) beta: Option<T>,
+}
+
+#[cfg(feature = "cuda")]
+impl<T> NormInput<T> {
+    pub(super) fn map<U>(self, mut f: impl FnMut(T) -> U) -> NormInput<U> {
+        let Self {
+            x,
+            residual,
+            gamma,
+            beta,
+        } = self;
+        let [x, gamma] = [x, gamma].map(&mut f);
+        let [residual, beta] = [residual, beta].map(|t| t.map(&mut f));
+        NormInput {
+            x,
+            residual,
+            gamma,
+            beta,
+        }
+    }
+}
+
+/// Tensors saved for backward.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedNorm<T> {
+    /// The normalized input (`x + residual` if there is a residual), in its dtype.
+    pub(crate) x: T,
+    /// Row means, `[rows, 1]`; layer norm only.
+    pub(crate) mean: Option<T>,
+    /// The divisors of rows, `[rows, 1]`, in the fallback; their inverses where kernels compute the
+    /// norm.
+    pub(crate) deviation: T,
+    pub(crate) gamma: T,
+    /// The dtype of beta, if there is one.
+    pub(crate) beta: Option<DType>,
+    /// The dtype of the input.
+    pub(crate) dtype: DType,
+}
+
+#[cfg(feature = "cuda")]
+impl<T> SavedNorm<T> {
+    pub(super) fn map<U>(self, mut f: impl FnMut(T) -> U) -> SavedNorm<U> {
+        let Self {
+            x,
+            mean,
+            deviation,
+            gamma,
+            beta,
+            dtype,
+        } = self;
+        let [x, deviation, gamma] = [x, deviation, gamma].map(&mut f);
+        SavedNorm {
+            x,
+            mean: mean.map(f),
+            deviation,
+            gamma,
+            beta,
+            dtype,
+        }
+    }
+}
+
+/// Gradients, each in the dtype of its input. Those of gamma and beta are `None` if they were added
+/// to main gradients.
+pub(crate) struct NormInputGrads<T> {
+    /// The gradient of `x`, which is also the gradient of the residual.
+    pub(crate) x: T,
+    pub(crate) gamma: Option<T>,
+    pub(crate) beta: Option<T>,
+}
+
+/// A norm and its backward pass, with the best implementation per backend.
+pub(crate) trait NormRows: ColumnSum {
+    /// Returns the normalized rows, without saving anything for backward.
+    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self>;
+
+    /// Returns the normalized rows, the norm's input (`x + residual`, or `x`), and the saved
+    /// tensors.
+    fn forward(
+        norm: Norm,
+        input: NormInput<FloatTensor<Self>>,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        SavedNorm<FloatTensor<Self>>,
+    );
+
+    /// Computes the gradients from `dy` of the normalized rows and `dsum` of the norm's input.
+    fn backward(
+        norm: Norm,
+        saved: SavedNorm<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        dsum: Option<FloatTensor<Self>>,
+        sums: &NormGrads,
+    ) -> NormInputGrads<FloatTensor<Self>>;
+}
 
 /// The norm of `x`, whose arguments were checked.
 pub(crate) fn norm<const D: usize>(
@@ -48,5 +218,66 @@ fn input<T, const N: usize>(inputs: [T; N]) -> NormInput<T> {
         residual: None,
         gamma,
         beta,
+    }
+}
+
+/// Returns `norm(x + residual)` and `x + residual`.
+pub(crate) fn norm_add<const D: usize>(
+    name: &str,
+    [x, residual]: [Tensor<D>; 2],
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    call: NormCall,
+) -> (Tensor<D>, Tensor<D>) {
+    let [(shape, dtype), other] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
+    assert_eq!(
+        (shape, dtype),
+        other,
+        "{name}: the shapes or dtypes of x and the residual differ"
+    );
+    arg_check::check(name, [float("x", &x), float("the residual", &residual)]);
+    let [x, residual] = [x, residual].map(Tensor::into_dispatch);
+    let gamma = gamma.into_dispatch();
+    let [y, sum] = match beta {
+        Some(beta) => fused_outputs(AddNorm(call), [x, residual, gamma, beta.into_dispatch()]),
+        None => fused_outputs(AddNorm(call), [x, residual, gamma]),
+    };
+    (y, sum)
+}
+
+/// The norm of a sum, and the sum. The inputs are `x` and the residual, `[.., n]`, and `gamma: [n]`,
+/// and optionally `beta: [n]`.
+#[derive(Debug)]
+struct AddNorm(NormCall);
+
+impl<B: NormRows, const N: usize> MultiOutputOp<B, N, 2> for AddNorm {
+    type Saved = (NormCall, SavedNorm<FloatTensor<B>>);
+
+    fn forward(self, inputs: [FloatTensor<B>; N]) -> ([FloatTensor<B>; 2], Self::Saved) {
+        let Self(call) = self;
+        let ([x, residual, gamma], [beta]) = optional(inputs);
+        let input = NormInput {
+            x,
+            residual: Some(residual),
+            gamma,
+            beta,
+        };
+        let (y, sum, saved) = B::forward(call.norm, input);
+        ([y, sum], (call, saved))
+    }
+
+    fn backward(
+        (call, saved): Self::Saved,
+        dys: [Option<FloatTensor<B>>; 2],
+        mut grads: InputGrads<'_, B>,
+    ) {
+        let NormCall { norm, sums } = call;
+        match dys {
+            [Some(dy), dsum] => {
+                let NormInputGrads { x, gamma, beta } = B::backward(norm, saved, dy, dsum, &sums);
+                grads.register_all([Some(x.clone()), Some(x), gamma, beta]);
+            }
+            [None, dsum] => grads.register_all([dsum.clone(), dsum]),
+        }
     }
 }

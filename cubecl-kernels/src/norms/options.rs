@@ -1,8 +1,4 @@
-use burn::tensor::Tensor;
 use megaburn_autograd::MainGrad;
-use megaburn_autograd::arg_check::{self, float};
-
-use super::NormCall;
 
 /// How rows are normalized. A plain `f64` converts to options with that `epsilon`.
 #[derive(Clone, Debug)]
@@ -60,37 +56,4 @@ pub struct NormGrads {
     pub gamma: Option<MainGrad>,
     /// The main gradient of beta.
     pub beta: Option<MainGrad>,
-}
-
-/// Panics unless rows of `x` can be normalized with these vectors and options.
-pub(crate) fn check<const D: usize>(
-    op: &str,
-    x: &Tensor<D>,
-    gamma: &Tensor<1>,
-    beta: Option<&Tensor<1>>,
-    NormCall { norm, sums }: &NormCall,
-) {
-    let epsilon = norm.options.epsilon;
-    let vectors = [("gamma", Some(gamma)), ("beta", beta)];
-    let vectors = vectors
-        .into_iter()
-        .filter_map(|(name, vector)| Some((name, vector?)));
-    let others = vectors.clone().map(|(name, vector)| float(name, vector));
-    arg_check::check(op, [float("x", x)].into_iter().chain(others));
-    let n = x.dims()[D - 1];
-    assert!(n > 0, "{op}: x is {:?}, its rows are empty", x.dims());
-    for (name, vector) in vectors {
-        let [length] = vector.dims();
-        assert_eq!(
-            n, length,
-            "{op}: {name} has {length} elements, but rows have {n}"
-        );
-    }
-    for main_grad in [&sums.gamma, &sums.beta].into_iter().flatten() {
-        main_grad.check(op, [1, n]);
-    }
-    assert!(
-        epsilon >= 0.0 && epsilon.is_finite(),
-        "{op}: epsilon {epsilon} is not a finite number of at least 0"
-    );
 }

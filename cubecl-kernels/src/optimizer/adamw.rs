@@ -2,100 +2,12 @@
 
 use burn::tensor::Tensor;
 
+#[cfg(feature = "cuda")]
+use super::launch;
+use super::options::{AdamwState, AdamwStep};
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
-use super::{is_on_gpu, launch};
-
-/// The numbers of one AdamW step, as `torch.optim.AdamW` defines it: bias correction of both
-/// moments, epsilon outside the root, decoupled weight decay.
-///
-/// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamwStep {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay rate of the mean of gradients.
-    pub beta_1: f64,
-    /// Decay rate of the mean of squared gradients.
-    pub beta_2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Factor of the gradient: one over the number of tokens, times the clip coefficient.
-    pub grad_factor: f64,
-    /// The number of this step, from 1.
-    pub time: u64,
-}
-
-impl AdamwStep {
-    /// `1 - beta^time`.
-    pub(super) fn correction(&self, beta: f64) -> f64 {
-        1.0 - beta.powf(self.time as f64)
-    }
-
-    /// Panics if a number is out of the range of `torch.optim.AdamW`.
-    fn check(&self, name: &str) {
-        let Self {
-            lr,
-            beta_1,
-            beta_2,
-            epsilon,
-            weight_decay,
-            grad_factor,
-            time,
-        } = *self;
-        checks::non_negative(
-            name,
-            [
-                ("lr", lr),
-                ("epsilon", epsilon),
-                ("weight_decay", weight_decay),
-            ],
-        );
-        checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
-        checks::finite(name, ("grad_factor", grad_factor));
-        assert!(time > 0, "{name}: time is 0, but steps are counted from 1");
-    }
-}
-
-/// A parameter and its AdamW state. Each tensor has its own dtype: f32, bf16 or f16. The arithmetic
-/// is always in f32; results are rounded to nearest.
-///
-/// # Shapes
-/// `[n]` each.
-#[derive(Clone, Debug)]
-pub struct AdamwState {
-    /// The parameter, or its master.
-    pub param: Tensor<1>,
-    /// The mean of gradients.
-    pub exp_avg: Tensor<1>,
-    /// The mean of squared gradients.
-    pub exp_avg_sq: Tensor<1>,
-    /// If given, the buffer for the new parameter, rounded to the buffer's dtype; its contents are
-    /// ignored. On GPUs its memory is overwritten **even if other tensors share it**
-    /// ([`bf16_out_slice`](crate::bf16_out_slice)).
-    pub rounded: Option<Tensor<1>>,
-}
-
-impl AdamwState {
-    /// Returns the same state without autodiff graphs.
-    fn inner(self) -> Self {
-        let Self {
-            param,
-            exp_avg,
-            exp_avg_sq,
-            rounded,
-        } = self;
-        let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(Tensor::inner);
-        Self {
-            param,
-            exp_avg,
-            exp_avg_sq,
-            rounded: rounded.map(Tensor::inner),
-        }
-    }
-}
+use crate::gpu::is_on_gpu;
 
 /// Returns the state after one step with `grad`, in f32, bf16 or f16.
 ///

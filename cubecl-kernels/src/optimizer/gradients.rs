@@ -5,7 +5,9 @@ use megaburn_autograd::arg_check::{self, float};
 
 use super::checks::{kept, one};
 #[cfg(feature = "cuda")]
-use super::{is_on_gpu, launch::gradients as launch};
+use super::launch::gradients as launch;
+#[cfg(feature = "cuda")]
+use crate::gpu::is_on_gpu;
 
 /// Returns `x * factor` without its graph, computed in place where no other tensor shares `x`.
 ///
@@ -79,7 +81,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::optimizer::{factor, is_on_gpu};
+    use crate::gpu::is_on_gpu;
+    use crate::optimizer::factor;
 
     #[test]
     fn squares_are_summed_and_nan_is_kept() {

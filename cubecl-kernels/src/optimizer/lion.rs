@@ -2,78 +2,12 @@
 
 use burn::tensor::Tensor;
 
+#[cfg(feature = "cuda")]
+use super::launch;
+use super::options::{LionState, LionStep};
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
-use super::{is_on_gpu, launch};
-
-/// The numbers of one Lion step. The update is the sign of a mean of gradients; the stored mean has
-/// a decay rate of its own, and weight decay is decoupled. The sign of 0 is 0, the sign of NaN is
-/// NaN.
-///
-/// Source: Chen et al. 2023, <https://arxiv.org/abs/2302.06675>.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LionStep {
-    /// Learning rate: the distance by which a step moves each number.
-    pub lr: f64,
-    /// Decay rate of the mean whose sign is the update.
-    pub beta_1: f64,
-    /// Decay rate of the stored mean.
-    pub beta_2: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Factor of the gradient: one over the number of tokens, times the clip coefficient.
-    pub grad_factor: f64,
-}
-
-impl LionStep {
-    /// Panics if a number is out of range.
-    fn check(&self, name: &str) {
-        let Self {
-            lr,
-            beta_1,
-            beta_2,
-            weight_decay,
-            grad_factor,
-        } = *self;
-        checks::non_negative(name, [("lr", lr), ("weight_decay", weight_decay)]);
-        checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
-        checks::finite(name, ("grad_factor", grad_factor));
-    }
-}
-
-/// A parameter and the mean of its gradients. Each tensor has its own dtype: f32, bf16 or f16. The
-/// arithmetic is always in f32; results are rounded to nearest.
-///
-/// # Shapes
-/// `[n]` each.
-#[derive(Clone, Debug)]
-pub struct LionState {
-    /// The parameter, or its master.
-    pub param: Tensor<1>,
-    /// The mean of gradients.
-    pub exp_avg: Tensor<1>,
-    /// If given, the buffer for the new parameter, rounded to the buffer's dtype; its contents are
-    /// ignored. On GPUs its memory is overwritten **even if other tensors share it**
-    /// ([`bf16_out_slice`](crate::bf16_out_slice)).
-    pub rounded: Option<Tensor<1>>,
-}
-
-impl LionState {
-    /// Returns the same state without autodiff graphs.
-    fn inner(self) -> Self {
-        let Self {
-            param,
-            exp_avg,
-            rounded,
-        } = self;
-        let [param, exp_avg] = [param, exp_avg].map(Tensor::inner);
-        Self {
-            param,
-            exp_avg,
-            rounded: rounded.map(Tensor::inner),
-        }
-    }
-}
+use crate::gpu::is_on_gpu;
 
 /// Returns the state after one step with `grad`, in f32, bf16 or f16.
 ///

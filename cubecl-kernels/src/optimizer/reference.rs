@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep};
+use super::options::{AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep};
 
 /// [`adamw`](crate::adamw), with a factor [`adamw_scaled`](crate::adamw_scaled), by its definition.
 pub fn adamw(

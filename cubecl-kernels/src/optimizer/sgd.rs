@@ -2,86 +2,12 @@
 
 use burn::tensor::Tensor;
 
+#[cfg(feature = "cuda")]
+use super::launch;
+use super::options::{SgdState, SgdStep};
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
-use super::{is_on_gpu, launch};
-
-/// The numbers of one step of stochastic gradient descent, as `torch.optim.SGD` without dampening
-/// defines it: weight decay is added to the gradient, and `buffer = momentum * buffer + gradient`.
-///
-/// Source: Sutskever et al. 2013, <https://proceedings.mlr.press/v28/sutskever13.html>.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdStep {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay rate of the momentum buffer; with 0 there is no buffer.
-    pub momentum: f64,
-    /// Whether to step with the gradient plus `momentum` times the buffer instead of with the
-    /// buffer.
-    pub nesterov: bool,
-    /// Coupled weight decay: this times the parameter is added to the gradient.
-    pub weight_decay: f64,
-    /// Factor of the gradient: one over the number of tokens, times the clip coefficient.
-    pub grad_factor: f64,
-}
-
-impl SgdStep {
-    /// Panics if a number is out of the range of `torch.optim.SGD`.
-    fn check(&self, name: &str) {
-        let Self {
-            lr,
-            momentum,
-            nesterov,
-            weight_decay,
-            grad_factor,
-        } = *self;
-        let non_negative = [
-            ("lr", lr),
-            ("momentum", momentum),
-            ("weight_decay", weight_decay),
-        ];
-        checks::non_negative(name, non_negative);
-        checks::finite(name, ("grad_factor", grad_factor));
-        assert!(
-            !nesterov || momentum > 0.0,
-            "{name}: nesterov needs a momentum greater than 0"
-        );
-    }
-}
-
-/// A parameter and its momentum. Each tensor has its own dtype: f32, bf16 or f16. The arithmetic is
-/// always in f32; results are rounded to nearest.
-///
-/// # Shapes
-/// `[n]` each.
-#[derive(Clone, Debug)]
-pub struct SgdState {
-    /// The parameter, or its master.
-    pub param: Tensor<1>,
-    /// The decaying sum of gradients, zeros before the first step; `None` with momentum 0.
-    pub momentum_buffer: Option<Tensor<1>>,
-    /// If given, the buffer for the new parameter, rounded to the buffer's dtype; its contents are
-    /// ignored. On GPUs its memory is overwritten **even if other tensors share it**
-    /// ([`bf16_out_slice`](crate::bf16_out_slice)).
-    pub rounded: Option<Tensor<1>>,
-}
-
-impl SgdState {
-    /// Returns the same state without autodiff graphs.
-    fn inner(self) -> Self {
-        let Self {
-            param,
-            momentum_buffer,
-            rounded,
-        } = self;
-        let [momentum_buffer, rounded] = [momentum_buffer, rounded].map(|x| x.map(Tensor::inner));
-        Self {
-            param: param.inner(),
-            momentum_buffer,
-            rounded,
-        }
-    }
-}
+use crate::gpu::is_on_gpu;
 
 /// Returns the state after one step with `grad`, in f32, bf16 or f16.
 ///

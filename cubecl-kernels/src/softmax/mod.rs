@@ -52,7 +52,7 @@ pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> T
         return scores;
     }
     #[cfg(feature = "cuda")]
-    if crate::is_on_gpu(&scores) && scores.dtype() != burn::tensor::DType::F64 {
+    if crate::gpu::is_on_gpu(&scores) && scores.dtype() != burn::tensor::DType::F64 {
         return op::on_gpu(scores, mask, scale);
     }
     reference::scale_mask_softmax(scores, mask, scale)

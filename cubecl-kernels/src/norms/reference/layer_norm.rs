@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use crate::NormOptions;
+use crate::norms::options::NormOptions;
 
 /// [`layer_norm`](crate::layer_norm) by its definition.
 pub fn layer_norm<const D: usize>(

@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use crate::NormOptions;
+use crate::norms::options::NormOptions;
 
 /// [`rms_norm`](crate::rms_norm) by its definition.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {

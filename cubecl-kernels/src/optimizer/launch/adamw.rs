@@ -7,9 +7,11 @@ use cubecl::prelude::*;
 use megaburn_cuda::addresses::{Access, table, written_by};
 use megaburn_cuda::tensor;
 
-use super::many::{QUAD, entries, has_quads, is_in_quads, planes, put_quad, quad_at};
-use super::{UNITS, cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
-use crate::optimizer::{AdamwState, AdamwStep};
+use super::many::{entries, has_quads, is_in_quads, planes};
+use super::{cubes, lanes, on_gpu, or_none, own, units, wrap};
+use crate::optimizer::kernels::adamw::{AdamwNumbersLaunch, adamw_kernel, adamw_of_many_kernel};
+use crate::optimizer::kernels::many::QUAD;
+use crate::optimizer::options::{AdamwState, AdamwStep};
 
 pub(in crate::optimizer) fn adamw(
     state: AdamwState,
@@ -148,25 +150,6 @@ impl Buffers {
     }
 }
 
-/// The numbers of a step.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct AdamwNumbers {
-    grad_factor: f32,
-    beta_1: f32,
-    /// `1 - beta_1`.
-    rest_1: f32,
-    beta_2: f32,
-    /// `1 - beta_2`.
-    rest_2: f32,
-    /// Corrects the bias of the root of the second moment.
-    root_factor: f32,
-    epsilon: f32,
-    /// The factor of the parameter, from weight decay.
-    keep: f32,
-    /// The learning rate, with the correction of the first moment's bias.
-    rate: f32,
-}
-
 fn numbers(step: &AdamwStep) -> AdamwNumbersLaunch {
     let AdamwStep {
         lr,
@@ -234,120 +217,4 @@ fn step_many(
         );
     }
     written_by(&done, &tensors);
-}
-
-/// One AdamW step. `rounded` is used only if `rounds` is set, and `factor` only if `scales` is.
-#[cube(launch)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the buffers of the optimizer state"
-)]
-fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
-    grad: &[Vector<G, N>],
-    param: &mut [Vector<P, N>],
-    exp_avg: &mut [Vector<M, N>],
-    exp_avg_sq: &mut [Vector<V, N>],
-    rounded: &mut [Vector<R, N>],
-    factor: &[f32],
-    vectors: usize,
-    numbers: AdamwNumbers,
-    #[comptime] rounds: bool,
-    #[comptime] scales: bool,
-    #[define(G, P, M, V, R)] _dtypes: [ElemType; 5],
-) {
-    if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
-        let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
-        if goes {
-            let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
-            let m = decayed(
-                Vector::cast_from(exp_avg[ABSOLUTE_POS]),
-                g,
-                numbers.beta_1,
-                numbers.rest_1,
-            );
-            let v = decayed(
-                Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]),
-                g * g,
-                numbers.beta_2,
-                numbers.rest_2,
-            );
-            p = moved(p, m, v, &numbers);
-            exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
-            exp_avg_sq[ABSOLUTE_POS] = Vector::cast_from(v);
-            param[ABSOLUTE_POS] = Vector::cast_from(p);
-        }
-        if rounds {
-            rounded[ABSOLUTE_POS] = Vector::cast_from(p);
-        }
-    }
-}
-
-/// One AdamW step of several parameters. `table` has for each cube: the addresses of the first quad
-/// of the gradient, the parameter, the two moments and, with `narrow`, the rounded parameter; then
-/// the number of quads. `done: [1]` is written by the same launch.
-#[cube(launch_unchecked)]
-fn adamw_of_many_kernel(
-    table: &[u64],
-    done: &mut [u32],
-    factor: &[f32],
-    numbers: AdamwNumbers,
-    #[comptime] narrow: Option<&'static str>,
-    #[comptime] scales: bool,
-) {
-    if ABSOLUTE_POS == 0 {
-        done[0] = 1u32;
-    }
-    let buffers = comptime!(if narrow.is_some() { 5usize } else { 4usize });
-    let entry = CUBE_POS * (buffers + 1);
-    let grad = table[entry];
-    let param = table[entry + 1];
-    let exp_avg = table[entry + 2];
-    let exp_avg_sq = table[entry + 3];
-    let rounded = table[entry + buffers - 1];
-    let quads = table[entry + buffers] as usize;
-    let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
-    let mut at = UNIT_POS as usize;
-    while at < quads {
-        let place = at as u64 * QUAD;
-        let mut p = quad_at(param + place);
-        if goes {
-            let g = quad_at(grad + place) * Vector::new(grad_factor);
-            let m = quad_at(exp_avg + place);
-            let v = quad_at(exp_avg_sq + place);
-            let m = decayed(m, g, numbers.beta_1, numbers.rest_1);
-            let v = decayed(v, g * g, numbers.beta_2, numbers.rest_2);
-            p = moved(p, m, v, &numbers);
-            put_quad(exp_avg + place, m, comptime!(None));
-            put_quad(exp_avg_sq + place, v, comptime!(None));
-            put_quad(param + place, p, comptime!(None));
-        }
-        if comptime!(narrow.is_some()) {
-            put_quad(rounded + place / 2, p, narrow);
-        }
-        at += UNITS;
-    }
-}
-
-/// Adds `x` to a decaying mean.
-#[cube]
-fn decayed<N: Size>(
-    mean: Vector<f32, N>,
-    x: Vector<f32, N>,
-    beta: f32,
-    rest: f32,
-) -> Vector<f32, N> {
-    mean * Vector::new(beta) + x * Vector::new(rest)
-}
-
-/// The parameter after the step.
-#[cube]
-fn moved<N: Size>(
-    p: Vector<f32, N>,
-    m: Vector<f32, N>,
-    v: Vector<f32, N>,
-    numbers: &AdamwNumbers,
-) -> Vector<f32, N> {
-    let root = v.sqrt() * Vector::new(numbers.root_factor) + Vector::new(numbers.epsilon);
-    p * Vector::new(numbers.keep) - m / root * Vector::new(numbers.rate)
 }

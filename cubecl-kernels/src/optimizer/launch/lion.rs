@@ -1,9 +1,9 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
-use cubecl::prelude::*;
 
-use super::{cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
-use crate::optimizer::{LionState, LionStep};
+use super::{cubes, lanes, on_gpu, or_none, own, units, wrap};
+use crate::optimizer::kernels::lion::{LionNumbersLaunch, lion_kernel};
+use crate::optimizer::options::{LionState, LionStep};
 
 pub(in crate::optimizer) fn lion(
     state: LionState,
@@ -61,64 +61,5 @@ pub(in crate::optimizer) fn lion(
         param: wrap(param),
         exp_avg: wrap(exp_avg),
         rounded: rounded.map(wrap),
-    }
-}
-
-/// The sign: 1 or -1; 0 and NaN are neither above nor below 0 and are returned unchanged.
-#[cube]
-fn sign<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    let zero = Vector::<f32, N>::new(0.0);
-    let below = select_many(x.less_than(&zero), Vector::new(-1.0), x);
-    select_many(x.greater_than(&zero), Vector::new(1.0), below)
-}
-
-/// The numbers of a step.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct LionNumbers {
-    grad_factor: f32,
-    beta_1: f32,
-    /// `1 - beta_1`.
-    rest_1: f32,
-    beta_2: f32,
-    /// `1 - beta_2`.
-    rest_2: f32,
-    /// The factor of the parameter, from weight decay.
-    keep: f32,
-    lr: f32,
-}
-
-/// One Lion step. `rounded` is used only if `rounds` is set, and `factor` only if `scales` is.
-#[cube(launch)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the buffers of the optimizer state"
-)]
-fn lion_kernel<G: Float, P: Float, M: Float, R: Float, N: Size>(
-    grad: &[Vector<G, N>],
-    param: &mut [Vector<P, N>],
-    exp_avg: &mut [Vector<M, N>],
-    rounded: &mut [Vector<R, N>],
-    factor: &[f32],
-    vectors: usize,
-    numbers: LionNumbers,
-    #[comptime] rounds: bool,
-    #[comptime] scales: bool,
-    #[define(G, P, M, R)] _dtypes: [ElemType; 4],
-) {
-    if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
-        let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
-        if goes {
-            let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
-            let m = Vector::<f32, N>::cast_from(exp_avg[ABSOLUTE_POS]);
-            let update = sign(m * Vector::new(numbers.beta_1) + g * Vector::new(numbers.rest_1));
-            p = p * Vector::new(numbers.keep) - update * Vector::new(numbers.lr);
-            let m = m * Vector::new(numbers.beta_2) + g * Vector::new(numbers.rest_2);
-            exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
-            param[ABSOLUTE_POS] = Vector::cast_from(p);
-        }
-        if rounds {
-            rounded[ABSOLUTE_POS] = Vector::cast_from(p);
-        }
     }
 }

@@ -1,7 +1,4 @@
-//! Optimizer kernels and their launches. Each unit processes one vector, 16 bytes of the widest
-//! buffer. For many buffers, a table assigns chunks of them to cubes ([`many`]). Arithmetic is in
-//! f32. Kernels take the number of vectors as an argument: the length of a buffer argument covers
-//! all memory from the start of a view to the end of its allocation.
+//! Launches the optimizer kernels.
 
 mod adamw;
 pub(super) mod gradients;
@@ -16,12 +13,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
+use super::kernels::{UNITS, copy_kernel};
 pub(super) use adamw::{adamw, adamw_all};
 pub(super) use lion::lion;
 pub(super) use sgd::sgd;
-
-/// Units per cube.
-const UNITS: usize = 256;
 
 /// Converts a tensor that is on a GPU, and makes it contiguous.
 fn on_gpu(x: Tensor<1>) -> CubeTensor {
@@ -82,31 +77,4 @@ fn units() -> CubeDim {
 
 fn cubes(units: usize) -> CubeCount {
     CubeCount::Static(units.div_ceil(UNITS) as u32, 1, 1)
-}
-
-#[cube(launch)]
-fn copy_kernel<F: Float, N: Size>(
-    from: &[Vector<F, N>],
-    to: &mut [Vector<F, N>],
-    vectors: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    if ABSOLUTE_POS < vectors {
-        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
-    }
-}
-
-/// Returns the total factor of the gradient and whether the step is made. `factor` is read only if
-/// `scales` is set; if it is infinite or NaN, the step is skipped.
-#[cube]
-fn factor_of(grad_factor: f32, factor: &[f32], #[comptime] scales: bool) -> (f32, bool) {
-    let mut product = grad_factor;
-    let mut goes = true;
-    if scales {
-        let factor = factor[0];
-        // Also false for NaN.
-        goes = factor.abs() <= f32::new(f32::MAX);
-        product *= factor;
-    }
-    (product, goes)
 }

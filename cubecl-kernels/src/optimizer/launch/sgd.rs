@@ -1,22 +1,9 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
-use cubecl::prelude::*;
 
-use super::{cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
-use crate::optimizer::{SgdState, SgdStep};
-
-/// The compile-time parameters of the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct SgdVariant {
-    decays: bool,
-    /// Whether there is a momentum buffer.
-    momentum: bool,
-    nesterov: bool,
-    /// Whether there is a rounded parameter.
-    rounds: bool,
-    /// Whether there is a factor on the device.
-    scales: bool,
-}
+use super::{cubes, lanes, on_gpu, or_none, own, units, wrap};
+use crate::optimizer::kernels::sgd::{SgdNumbersLaunch, SgdVariant, sgd_kernel};
+use crate::optimizer::options::{SgdState, SgdStep};
 
 pub(in crate::optimizer) fn sgd(
     state: SgdState,
@@ -78,58 +65,5 @@ pub(in crate::optimizer) fn sgd(
         param: wrap(param),
         momentum_buffer: momentum_buffer.map(wrap),
         rounded: rounded.map(wrap),
-    }
-}
-
-/// The numbers of a step.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct SgdNumbers {
-    grad_factor: f32,
-    momentum: f32,
-    weight_decay: f32,
-    lr: f32,
-}
-
-/// One SGD step. Buffers that the variant does not use are not read.
-#[cube(launch)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the buffers of the optimizer state"
-)]
-fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
-    grad: &[Vector<G, N>],
-    param: &mut [Vector<P, N>],
-    momentum_buffer: &mut [Vector<B, N>],
-    rounded: &mut [Vector<R, N>],
-    factor: &[f32],
-    vectors: usize,
-    numbers: SgdNumbers,
-    #[comptime] flavor: SgdVariant,
-    #[define(G, P, B, R)] _dtypes: [ElemType; 4],
-) {
-    if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, flavor.scales);
-        let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
-        if goes {
-            let mut update = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
-            if comptime!(flavor.decays) {
-                update += p * Vector::new(numbers.weight_decay);
-            }
-            if comptime!(flavor.momentum) {
-                let old = Vector::<f32, N>::cast_from(momentum_buffer[ABSOLUTE_POS]);
-                let buffer = old * Vector::new(numbers.momentum) + update;
-                momentum_buffer[ABSOLUTE_POS] = Vector::cast_from(buffer);
-                if comptime!(flavor.nesterov) {
-                    update += buffer * Vector::new(numbers.momentum);
-                } else {
-                    update = buffer;
-                }
-            }
-            p -= update * Vector::new(numbers.lr);
-            param[ABSOLUTE_POS] = Vector::cast_from(p);
-        }
-        if comptime!(flavor.rounds) {
-            rounded[ABSOLUTE_POS] = Vector::cast_from(p);
-        }
     }
 }

@@ -6,8 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use megaburn_autograd::MainGrad;
 use megaburn_cuda::tensor;
 
-use super::NormGrads;
 use crate::kernel_parts::{on_gpu, put_parts, sum_parts, wrap};
+use crate::norms::options::NormGrads;
 
 /// Computes the gradients of gamma and beta from the partial sums `[teams, n]` and the dtype of
 /// each; `None` for one that was added to its main gradient. One kernel sums both, unless only one

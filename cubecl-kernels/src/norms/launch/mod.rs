@@ -1,6 +1,8 @@
 //! Norms on CubeCL GPU backends: one kernel in the forward pass; in the backward pass one for the
 //! rows and one that sums the gradients of gamma and beta.
 
+mod vectors;
+
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
@@ -10,10 +12,12 @@ use cubecl::prelude::*;
 use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
+use super::fallback;
 use super::kernels::*;
-use super::vectors::vector_gradients;
-use super::{Norm, NormGrads, NormInput, NormInputGrads, NormRows, SavedNorm, fallback};
+use super::op::{Norm, NormInput, NormInputGrads, NormRows, SavedNorm};
+use super::options::NormGrads;
 use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
+use vectors::vector_gradients;
 
 /// Multiprocessors of a large GPU.
 const PROCESSORS: u32 = 132;

@@ -1,11 +1,14 @@
 //! The steps on each backend, and the losses as a function of the logits.
 
+mod linear;
+
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Shape, Slice, Tensor};
 use megaburn_autograd::{FusedOp, InputGrads, IntoPrimitive, fused};
 
-use super::CrossEntropyOptions;
+use super::options::CrossEntropyOptions;
+pub(super) use linear::{LinearLossOptions, LinearLosses};
 
 /// The steps of the loss on one part of the logits, by backend.
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
@@ -50,7 +53,7 @@ pub(crate) trait VocabParallelLoss: Backend {
 }
 
 /// The losses among `rows`, in the shape of the labels.
-pub(super) fn losses_of<B: Backend>(rows: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+fn losses_of<B: Backend>(rows: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
     let row = B::float_slice(rows, &[Slice::from(2..3), Slice::full()]);
     B::float_reshape(row, shape)
 }
@@ -127,64 +130,5 @@ impl<B: VocabParallelLoss + IntoPrimitive> FusedOp<B, 1> for Losses {
     fn backward(saved: Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
         let (logits, labels, rows, options) = saved;
         grads.register(0, B::logit_gradient(logits, labels, rows, dy, options));
-    }
-}
-
-/// The steps composed of tensor operations, for a backend without kernels for them.
-#[cfg(feature = "flex")]
-mod flex {
-    use burn::backend::Flex;
-
-    use super::*;
-    use crate::cross_entropy::fallback;
-
-    fn ints(x: IntTensor<Flex>) -> Tensor<2, Int> {
-        Tensor::from_primitive::<Flex>(x)
-    }
-
-    impl VocabParallelLoss for Flex {
-        fn statistics(
-            logits: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            options: CrossEntropyOptions,
-        ) -> FloatTensor<Self> {
-            Self::unwrap(fallback::statistics(
-                Self::wrap(logits),
-                ints(labels),
-                options,
-            ))
-        }
-
-        fn combined(
-            statistics: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            columns: usize,
-            options: CrossEntropyOptions,
-        ) -> FloatTensor<Self> {
-            Self::unwrap(fallback::combined(
-                Self::wrap(statistics),
-                ints(labels),
-                columns,
-                options,
-            ))
-        }
-
-        fn logit_gradient(
-            logits: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            rows: FloatTensor<Self>,
-            grad: FloatTensor<Self>,
-            options: CrossEntropyOptions,
-        ) -> FloatTensor<Self> {
-            let rows = Self::wrap(rows);
-            let grad = Self::wrap(grad);
-            Self::unwrap(fallback::logit_gradient(
-                Self::wrap(logits),
-                ints(labels),
-                rows,
-                grad,
-                options,
-            ))
-        }
     }
 }

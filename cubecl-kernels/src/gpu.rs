@@ -1,3 +1,5 @@
+//! Questions and requests to the GPU that a tensor is on.
+
 use burn::tensor::Tensor;
 
 /// Submits all work queued so far to the GPU that `x` is on; a no-op on other devices. Work is
@@ -20,4 +22,19 @@ pub fn flush<const D: usize>(x: &Tensor<D>) {
     }
     #[cfg(not(feature = "cuda"))]
     let _ = x;
+}
+
+/// Whether a tensor is on a GPU, where reading it blocks until all earlier work is done.
+pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
+    #[cfg(feature = "cuda")]
+    return x
+        .clone()
+        .inner()
+        .try_into_primitive::<burn::backend::Cube>()
+        .is_ok();
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = x;
+        false
+    }
 }

@@ -47,8 +47,6 @@ mod error;
 mod gemm_ops;
 mod gpu;
 #[cfg(feature = "cuda")]
-mod grouped_gemm;
-#[cfg(feature = "cuda")]
 mod kernel_parts;
 mod linear;
 mod moe;

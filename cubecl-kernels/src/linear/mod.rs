@@ -1,41 +1,20 @@
 //! The linear map of a layer, whose weight gradient can be accumulated in f32 by the product
 //! itself.
 
-mod group_gradients;
 mod grouped;
-mod grouped_products;
-mod joined;
 mod op;
+mod options;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
-use megaburn_autograd::{MainGrad, RecomputeFn, fused};
+use megaburn_autograd::fused;
 
-pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
-pub use grouped_products::GroupedGemmChoice;
+pub use grouped::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
 use op::Linear;
-
-use crate::gemm_ops::GemmAlgorithm;
-
-/// How [`linear`] reads its weight, where its gradients go, and whether the input is recomputed.
-#[derive(Clone, Debug, Default)]
-pub struct LinearOptions {
-    /// Whether the weight is `[out, in]` (Megatron, an embedding) instead of `[in, out]` (Burn).
-    pub out_in: bool,
-    /// Accumulates the weight's gradient once attached; `None` gives an ordinary gradient.
-    pub main_grad: Option<MainGrad>,
-    /// Accumulates the bias's gradient once attached, as `[1, out]`; `None` gives an ordinary
-    /// gradient.
-    pub bias_grad: Option<MainGrad>,
-    /// Recomputes the input for the weight's gradient, its only use in backward; `None` saves the
-    /// input.
-    pub again: Option<RecomputeFn>,
-    /// The algorithm of the products, in both passes.
-    pub algorithm: GemmAlgorithm,
-}
+pub use options::LinearOptions;
 
 /// `x weight + bias`, in the dtype of `x`, accumulated in f32 (f64 for f64) whatever that dtype is.
 ///

@@ -11,7 +11,7 @@ use megaburn_autograd::{
     FusedOp, InputGrads, LinearPass, MainGrad, SavedInput, optional, read_weight, run_or_defer,
 };
 
-use super::LinearOptions;
+use super::options::LinearOptions;
 use crate::bias::{ColumnSum, bias_gradient};
 use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
 

@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::LinearOptions;
+use super::options::LinearOptions;
 
 /// [`linear`](crate::linear) by its definition.
 pub fn linear<const D: usize>(

@@ -5,6 +5,7 @@ mod recompute_fn;
 mod wgrad_queue;
 
 use burn::tensor::{DType, module};
+use megaburn_autograd::MainGrad;
 use megaburn_autograd::testing::{
     assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal,
     quantized, values,

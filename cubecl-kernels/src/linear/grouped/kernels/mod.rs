@@ -1,11 +1,15 @@
 //! Grouped-GEMM kernels: each cube computes 128 rows and 128 or 256 columns of a result.
 
+mod assembly;
+mod shape;
+
 use cubecl::prelude::*;
 
-use super::assembly::sums;
-use super::shape::{CHUNK, Major, ROWS, Shape, Side, TERMS, UNITS};
 use crate::kernel_parts::assembly::value;
 use crate::kernel_parts::tensor_cores::{Pair, address, descriptor, size_is, split};
+use assembly::sums;
+use shape::{CHUNK, Side, TERMS, UNITS};
+pub(super) use shape::{Major, ROWS, Shape};
 
 /// A first term past the end of every sum: nothing is copied.
 const NONE: u32 = 1 << 30;

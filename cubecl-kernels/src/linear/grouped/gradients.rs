@@ -1,4 +1,4 @@
-//! The weight gradients of [`grouped_linear`](super::grouped_linear).
+//! The weight gradients of [`grouped_linear`](crate::grouped_linear).
 
 use std::ops::Range;
 
@@ -7,10 +7,11 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use megaburn_autograd::{MainGrad, OverlappedWgrads, on_every_backend, run_or_defer};
 
-use super::joined::part;
-use super::{GroupWeight, GroupedGemmChoice};
-use crate::flush;
+use super::choice::GroupedGemmChoice;
+use super::options::GroupWeight;
+use super::rows::part;
 use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};
+use crate::gpu::flush;
 
 /// A trained matrix and the range of its rows.
 type Trained = (GroupWeight, Range<usize>);
@@ -83,7 +84,7 @@ fn product(x: Tensor<2>, dy: Tensor<2>, sum: Option<MainGrad>) -> Tensor<2> {
 /// Adds the gradients of all matrices to their [`MainGrad`]s.
 fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained], choice: GroupedGemmChoice) {
     #[cfg(feature = "cuda")]
-    if cube::sum_all(x, dy, all, choice) {
+    if super::launch::gradients::sum_all(x, dy, all, choice) {
         return;
     }
     #[cfg(not(feature = "cuda"))]
@@ -126,51 +127,5 @@ on_every_backend! {
             });
             dy
         }
-    }
-}
-
-#[cfg(feature = "cuda")]
-mod cube {
-    use megaburn_autograd::AccumTarget;
-    use megaburn_cuda::tensor;
-
-    use super::*;
-    use crate::grouped_gemm::Gradients;
-    use crate::kernel_parts::{on_gpu, wrap};
-
-    /// Adds all gradients in one launch. Returns false, with nothing done, if no kernel supports
-    /// them.
-    pub(super) fn sum_all(
-        x: &Tensor<2>,
-        dy: &Tensor<2>,
-        all: &[Trained],
-        choice: GroupedGemmChoice,
-    ) -> bool {
-        let row_ranges: Vec<Range<usize>> = all.iter().map(|(_, rows)| rows.clone()).collect();
-        let [inputs, outputs] = all[0].0.weight.dims();
-        let few = choice.take_rows([inputs, outputs], &row_ranges);
-        let of = || Gradients::of(on_gpu(x)?, on_gpu(dy)?);
-        let Some(gradients) = few.then(of).flatten() else {
-            return false;
-        };
-        let main_grads = all.iter().filter_map(|(group, _)| group.main_grad.as_ref());
-        let main_grads: Vec<&MainGrad> = main_grads.collect();
-        if !MainGrad::are_distinct(&main_grads) {
-            return false;
-        }
-        MainGrad::update_all(&main_grads, |before| {
-            let mut sums = Vec::new();
-            let mut are_there = Vec::new();
-            for AccumTarget { sum, room } in before {
-                are_there.push(sum.is_some());
-                let found = sum
-                    .or(room)
-                    .map(|sum| on_gpu(&sum).expect("the tensor is on its rows' device"));
-                sums.push(found.map_or_else(|| gradients.room(), tensor::contiguous));
-            }
-            gradients.add(&row_ranges, &sums, &are_there);
-            sums.into_iter().map(wrap).collect()
-        });
-        true
     }
 }

@@ -1,36 +1,24 @@
 //! Linear maps of ranges of rows, each with its own matrix: experts.
 
-use std::ops::Range;
+mod choice;
+mod gradients;
+#[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
+mod op;
+mod options;
+mod products;
+#[cfg(test)]
+mod reference;
+mod rows;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
-use megaburn_autograd::backend_ops::as_row;
-use megaburn_autograd::{CheckpointFunction, LinearPass, MainGrad, OverlappedWgrads, RecomputeFn};
 
-use super::GroupedGemmChoice;
-use super::group_gradients::gradients;
-use super::joined::products;
-
-/// One of the matrices of [`grouped_linear`], and where its gradient goes.
-#[derive(Clone, Debug)]
-pub struct GroupWeight {
-    /// `[in, out]`
-    pub weight: Tensor<2>,
-    /// Accumulates the weight's gradient once attached; `None` gives an ordinary gradient.
-    pub main_grad: Option<MainGrad>,
-}
-
-/// Options of [`grouped_linear`].
-#[derive(Clone, Debug, Default)]
-pub struct GroupedOptions {
-    /// Recomputes all of `x`, as [`LinearOptions::again`](crate::LinearOptions::again).
-    pub again: Option<RecomputeFn>,
-    /// Where weight-gradient products that go to a [`MainGrad`] are queued; `None` computes them
-    /// immediately.
-    pub overlapped_wgrads: Option<OverlappedWgrads>,
-    /// How the products are computed on a GPU.
-    pub choice: GroupedGemmChoice,
-}
+pub use choice::GroupedGemmChoice;
+pub use options::{GroupWeight, GroupedOptions};
+use rows::row_ranges;
 
 /// Multiplies each range of rows by its own matrix: the first `rows[0]` rows of `x` by the first
 /// matrix, and so on. A range may be empty: its matrix is read and gets a gradient of zeros all the
@@ -55,11 +43,6 @@ pub fn grouped_linear(
     weights: Vec<GroupWeight>,
     options: GroupedOptions,
 ) -> Tensor<2> {
-    let GroupedOptions {
-        again,
-        overlapped_wgrads,
-        choice,
-    } = options;
     let [num_rows, inputs] = x.dims();
     let shape = weights.first().map(|w| w.weight.dims());
     let [_, outputs] = shape.expect("grouped_linear: there must be at least one matrix");
@@ -85,68 +68,7 @@ pub fn grouped_linear(
         "grouped_linear",
         [float("x", &x)].into_iter().chain(matrices),
     );
-
-    let device = x.device();
-    let row_ranges = row_ranges(rows);
-    if !device.is_autodiff() {
-        return products(&x, &row_ranges, &weights, LinearPass::Forward, choice);
-    }
-    let source = x.clone().inner();
-    let groups = plain(&weights);
-    let y = products(&source, &row_ranges, &groups, LinearPass::Forward, choice);
-    let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
-    // A matrix with a main gradient needs no node of its own, except for one: through it backward
-    // gets here if `x` needs no gradient.
-    let first = are_trained.iter().position(|is_trained| *is_trained);
-    let is_summed = |w: &GroupWeight| w.main_grad.as_ref().is_some_and(MainGrad::is_attached);
-    let have_nodes: Vec<bool> = weights
-        .iter()
-        .enumerate()
-        .map(|(i, w)| Some(i) == first || !is_summed(w))
-        .collect();
-    let mut operands = CheckpointFunction::new(&device);
-    operands.add(x);
-    let with_nodes = weights
-        .into_iter()
-        .zip(&have_nodes)
-        .filter(|(_, has_node)| **has_node);
-    with_nodes.for_each(|(w, _)| operands.add(w.weight));
-    let kept = again.is_none().then_some(source);
-    let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
-        let dtype = groups[0].weight.dtype();
-        let dy = dy.expect("the result has a gradient").cast(dtype);
-        let dx = products(&dy, &row_ranges, &groups, LinearPass::Backward, choice);
-        let x = kept.or_else(|| again.map(|again| again.compute()));
-        let x = x.expect("x is saved or recomputed");
-        let trained = groups.into_iter().zip(row_ranges).zip(are_trained);
-        let trained =
-            trained.map(|((group, rows), is_trained)| is_trained.then_some((group, rows)));
-        let of_weights = gradients(x, dy, trained.collect(), choice, overlapped_wgrads.as_ref());
-        let of_weights = of_weights.into_iter().zip(have_nodes);
-        let of_weights = of_weights.filter_map(|(gradient, has_node)| has_node.then_some(gradient));
-        [Some(dx)]
-            .into_iter()
-            .chain(of_weights)
-            .map(|gradient| gradient.map(as_row))
-            .collect()
-    });
-    y
-}
-
-fn row_ranges(rows: &[usize]) -> Vec<Range<usize>> {
-    let ends = rows.iter().scan(0, |end, rows| {
-        *end += rows;
-        Some(*end)
-    });
-    ends.zip(rows).map(|(end, rows)| end - rows..end).collect()
-}
-
-fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
-    let plain = |w: &GroupWeight| GroupWeight {
-        weight: w.weight.clone().inner(),
-        main_grad: w.main_grad.clone(),
-    };
-    weights.iter().map(plain).collect()
+    op::grouped(x, row_ranges(rows), weights, options)
 }
 
 #[cfg(test)]
@@ -155,26 +77,10 @@ mod tests {
     use megaburn_autograd::testing::{
         assert_close, assert_refused, constant, leaf, normal, values,
     };
+    use megaburn_autograd::{MainGrad, OverlappedWgrads, RecomputeFn};
     use rstest::rstest;
 
     use super::*;
-    use crate::linear::joined::part;
-    use crate::linear::{LinearOptions, linear};
-
-    /// Applies `linear` to each range by itself.
-    fn separately(x: Tensor<2>, rows: &[usize], weights: &[Tensor<2>]) -> Tensor<2> {
-        let row_ranges = row_ranges(rows).into_iter().zip(weights);
-        let some = row_ranges.filter(|(stretch, _)| !stretch.is_empty());
-        let parts = some.map(|(stretch, w)| {
-            linear(
-                part(&x, &stretch),
-                w.clone(),
-                None,
-                LinearOptions::default(),
-            )
-        });
-        Tensor::cat(parts.collect(), 0)
-    }
 
     fn grouped(
         x: Tensor<2>,
@@ -220,7 +126,7 @@ mod tests {
             let source = x.clone().inner();
             let again = forgotten.then(|| RecomputeFn::new(move || source.clone()));
             let found = grouped(x.clone(), rows, &all, Some(&main_grads), again);
-            let expected = separately(x.clone(), rows, &all);
+            let expected = reference::grouped_linear(x.clone(), rows, &all);
             assert_close(found.clone(), expected.clone(), tolerance);
             let dy = leaf(normal(found.dims()).cast(dtype));
             let found = (found * dy.clone()).sum().backward();

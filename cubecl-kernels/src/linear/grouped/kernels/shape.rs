@@ -1,19 +1,19 @@
 //! The tile shapes of a grouped GEMM.
 
 /// Result rows per cube: 64 for each warpgroup (four planes that multiply together).
-pub(super) const ROWS: usize = 128;
+pub(in crate::linear::grouped) const ROWS: usize = 128;
 /// Terms (K elements) per stage: a panel of 64 elements, 128 bytes.
-pub(super) const TERMS: usize = 64;
+pub(in crate::linear::grouped) const TERMS: usize = 64;
 /// Units per cube.
-pub(super) const UNITS: usize = 256;
+pub(in crate::linear::grouped) const UNITS: usize = 256;
 /// Bytes of an element.
 const ELEMENT: usize = 2;
 /// Bytes that a unit copies at a time: eight elements of a row.
-pub(super) const CHUNK: usize = 16;
+pub(in crate::linear::grouped) const CHUNK: usize = 16;
 
 /// Which dimension of an operand is contiguous in memory.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) enum Major {
+pub(in crate::linear::grouped) enum Major {
     /// The terms of a sum (K), as in `x` of `x w`.
     Terms,
     /// The dimension of the result (M or N), as in `w` of `x w`.
@@ -22,25 +22,25 @@ pub(super) enum Major {
 
 /// The tile of one of the two operands in shared memory.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Side {
+pub(in crate::linear::grouped) struct Side {
     /// Rows of the left operand, columns of the right one.
-    pub(super) lines: usize,
-    pub(super) major: Major,
+    pub(in crate::linear::grouped) lines: usize,
+    pub(in crate::linear::grouped) major: Major,
 }
 
 impl Side {
     /// Bytes of the tile in one stage.
-    pub(super) fn bytes(self) -> usize {
+    pub(in crate::linear::grouped) fn bytes(self) -> usize {
         self.lines * TERMS * ELEMENT
     }
 
     /// Chunks that a unit copies per stage.
-    pub(super) fn pieces(self) -> usize {
+    pub(in crate::linear::grouped) fn pieces(self) -> usize {
         self.bytes() / CHUNK / UNITS
     }
 
     /// Chunks per row of the tile: of terms, or of lines.
-    pub(super) fn chunks(self) -> usize {
+    pub(in crate::linear::grouped) fn chunks(self) -> usize {
         let elements = if self.major == Major::Terms {
             TERMS
         } else {
@@ -50,17 +50,17 @@ impl Side {
     }
 
     /// Distance in rows from one chunk of a unit to its next.
-    pub(super) fn rows_between_pieces(self) -> usize {
+    pub(in crate::linear::grouped) fn rows_between_pieces(self) -> usize {
         UNITS / self.chunks()
     }
 
     /// Distance in bytes from one chunk of a unit to its next in shared memory.
-    pub(super) fn between_pieces(self) -> usize {
+    pub(in crate::linear::grouped) fn between_pieces(self) -> usize {
         self.rows_between_pieces() * TERMS * ELEMENT
     }
 
     /// Rows of a panel; each has 128 bytes.
-    pub(super) fn panel_rows(self) -> usize {
+    pub(in crate::linear::grouped) fn panel_rows(self) -> usize {
         if self.major == Major::Terms {
             self.lines
         } else {
@@ -71,26 +71,26 @@ impl Side {
 
 /// The tile shape of a cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(in crate::linear::grouped) struct Shape {
     /// Columns of the result.
-    pub(super) columns: usize,
-    pub(super) left: Major,
-    pub(super) right: Major,
+    pub(in crate::linear::grouped) columns: usize,
+    pub(in crate::linear::grouped) left: Major,
+    pub(in crate::linear::grouped) right: Major,
     /// The number of stages: steps whose operands fit in shared memory together.
-    pub(super) stages: usize,
+    pub(in crate::linear::grouped) stages: usize,
     /// The dtype as PTX names it.
-    pub(super) dtype: &'static str,
+    pub(in crate::linear::grouped) dtype: &'static str,
 }
 
 impl Shape {
-    pub(super) fn left(&self) -> Side {
+    pub(in crate::linear::grouped) fn left(&self) -> Side {
         Side {
             lines: ROWS,
             major: self.left,
         }
     }
 
-    pub(super) fn right(&self) -> Side {
+    pub(in crate::linear::grouped) fn right(&self) -> Side {
         Side {
             lines: self.columns,
             major: self.right,
@@ -98,12 +98,12 @@ impl Shape {
     }
 
     /// Bytes of one stage: the tiles of both operands.
-    pub(super) fn stage(&self) -> usize {
+    pub(in crate::linear::grouped) fn stage(&self) -> usize {
         self.left().bytes() + self.right().bytes()
     }
 
     /// Bytes of shared memory.
-    pub(super) fn shared(&self) -> usize {
+    pub(in crate::linear::grouped) fn shared(&self) -> usize {
         self.stages * self.stage()
     }
 }

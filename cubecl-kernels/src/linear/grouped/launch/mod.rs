@@ -5,9 +5,8 @@
 //! Source: Megatron-LM `megatron/core/transformer/moe/experts.py`, grouped GEMM; DeepGEMM's
 //! "k-grouped" and "m-grouped" GEMMs.
 
-mod assembly;
-mod kernels;
-mod shape;
+pub(super) mod gradients;
+pub(super) mod products;
 
 use std::ops::Range;
 
@@ -18,10 +17,9 @@ use cubecl::prelude::*;
 use megaburn_cuda::addresses::{Access, Entry, table, written_by};
 use megaburn_cuda::tensor::{self, MatrixView};
 
+use super::kernels::{Major, PLANES, ROWS, Shape, rows_kernel, weights_kernel};
 use crate::kernel_parts::address_type;
 use crate::kernel_parts::tensor_cores::is_hopper;
-use kernels::{PLANES, rows_kernel, weights_kernel};
-use shape::{Major, ROWS, Shape};
 
 /// The most row tiles of a table; each takes 24 bytes.
 const MOST_TILES: usize = 8192;
@@ -37,7 +35,7 @@ const GRADIENTS: Shape = Shape {
 };
 
 /// Whether the GPU of this tensor can run the kernels, and they support its dtype.
-pub(crate) fn runs_on(x: &CubeTensor) -> bool {
+fn runs_on(x: &CubeTensor) -> bool {
     dtype_name(x.dtype).is_some() && is_hopper(x)
 }
 
@@ -48,7 +46,7 @@ pub(crate) fn runs_on(x: &CubeTensor) -> bool {
 ///
 /// # Shapes
 /// `x: [r, k]`, matrices `[k, n]`, anywhere in memory; result `[r, n]`
-pub(crate) fn rows_times_matrices(
+fn rows_times_matrices(
     x: CubeTensor,
     stretches: &[Range<usize>],
     matrices: &[CubeTensor],
@@ -120,7 +118,7 @@ pub(crate) fn rows_times_matrices(
 }
 
 /// Computes weight gradients, `xᵀ dy` over the rows of each matrix.
-pub(crate) struct Gradients {
+struct Gradients {
     x: CubeTensor,
     of_x: MatrixView,
     dy: CubeTensor,
@@ -133,7 +131,7 @@ impl Gradients {
     ///
     /// # Shapes
     /// `x: [r, m]`, `dy: [r, n]`
-    pub(crate) fn of(x: CubeTensor, dy: CubeTensor) -> Option<Self> {
+    fn of(x: CubeTensor, dy: CubeTensor) -> Option<Self> {
         let (x, of_x) = MatrixView::of(x);
         let (dy, of_dy) = MatrixView::of(dy);
         let shape = Shape {
@@ -162,7 +160,7 @@ impl Gradients {
     }
 
     /// Allocates an uninitialized buffer for one gradient.
-    pub(crate) fn room(&self) -> CubeTensor {
+    fn room(&self) -> CubeTensor {
         tensor::empty(&self.x, [self.of_x.cols, self.of_dy.cols], DType::F32)
     }
 
@@ -170,7 +168,7 @@ impl Gradients {
     ///
     /// # Shapes
     /// sums: `[m, n]` in f32, contiguous
-    pub(crate) fn add(self, stretches: &[Range<usize>], sums: &[CubeTensor], are_there: &[bool]) {
+    fn add(self, stretches: &[Range<usize>], sums: &[CubeTensor], are_there: &[bool]) {
         let Self {
             x,
             of_x,

@@ -1,34 +1,27 @@
 //! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
-mod block;
-#[cfg(feature = "cuda")]
-mod cudnn;
 mod fallback;
-#[cfg(feature = "cuda")]
-mod flash;
 mod fused;
-mod kernel;
+#[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 mod op;
 mod options;
-mod packed;
 mod partial;
 pub(crate) mod reference;
 mod scores;
-#[cfg(feature = "cuda")]
-mod scores_launch;
-mod tiles;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
-pub use kernel::{AUTO_LEN, AttentionKernel};
 use op::Attention;
-pub use options::{AttentionDropout, AttentionOptions};
-pub use packed::PackedSequences;
+pub use options::{
+    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles, PackedSequences,
+};
 pub use partial::{
     OnlineSoftmaxMerge, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
 };
-pub use tiles::AttentionTiles;
 
 /// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` adjacent query heads share a key and
 /// value head.

@@ -5,9 +5,9 @@ use burn::backend::tensor::FloatTensor;
 use megaburn_autograd::backend_ops::cast;
 use megaburn_autograd::{FusedOp, InputGrads};
 
-use super::AttentionOptions;
 use super::fallback;
 use super::fused::{self, Fused};
+use super::options::AttentionOptions;
 use super::scores::Scores;
 use crate::gemm_ops::GemmOps;
 

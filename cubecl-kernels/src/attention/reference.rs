@@ -1,7 +1,7 @@
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::{AttentionDropout, AttentionOptions};
+use super::options::{AttentionDropout, AttentionOptions};
 use crate::dropout::reference::dropout;
 use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 

@@ -6,10 +6,8 @@ use std::ops::Range;
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::PartialAttention;
-use super::merge::LOWEST;
-use crate::attention::AttentionOptions;
-use crate::attention::options::{AttentionDropout, Piece};
+use super::merge::{LOWEST, PartialAttention};
+use crate::attention::options::{AttentionDropout, AttentionOptions, Piece};
 use crate::attention::reference::{by_head, hidden};
 use crate::gemm_ops::multiply;
 

@@ -3,16 +3,17 @@
 
 mod fallback;
 #[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
 mod launch;
 mod merge;
-#[cfg(feature = "cuda")]
-mod merge_launch;
 mod online_softmax;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
-use super::{AttentionOptions, checked};
+use super::checked;
+use super::options::AttentionOptions;
 pub use merge::PartialAttention;
 pub use online_softmax::{OnlineSoftmaxMerge, add_rows};
 

@@ -4,8 +4,7 @@ use burn::tensor::{DType, Tensor};
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::PartialAttention;
-use super::merge::LOWEST;
+use super::merge::{LOWEST, PartialAttention};
 
 /// Merges attention to parts of the keys as they arrive, in f32 (f64 for f64). On GPUs each part
 /// takes one in-place pass over the queries that it covers.
@@ -100,8 +99,8 @@ impl OnlineSoftmaxMerge {
 
 fn add(joined: PartialAttention, start: usize, part: PartialAttention) -> PartialAttention {
     #[cfg(feature = "cuda")]
-    if super::merge_launch::takes(&joined, &part) {
-        return super::merge_launch::join(joined, start, part);
+    if super::launch::merge::takes(&joined, &part) {
+        return super::launch::merge::join(joined, start, part);
     }
     let PartialAttention { out, lse } = joined;
     let [n, b, hq, d_v] = part.out.dims();
@@ -136,7 +135,7 @@ pub fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
     arg_check::check("add_rows", [float("sum", &sum), float("x", &x)]);
     #[cfg(feature = "cuda")]
     if crate::kernel_parts::on_gpu(&sum).is_some() {
-        return super::merge_launch::add_rows(sum, start, x);
+        return super::launch::merge::add_rows(sum, start, x);
     }
     let x = x.cast(sum.dtype()) + sum.clone().narrow(0, start, n);
     let [_, b, h, d] = of;

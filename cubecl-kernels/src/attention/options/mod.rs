@@ -1,9 +1,18 @@
+//! What is attended to, and how it is computed.
+
+mod kernel;
+mod packed;
+mod tiles;
+
 use std::ops::Range;
 
-use super::kernel::AttentionKernel;
-use super::packed::{PackedSequences, Sequence};
-use super::tiles::AttentionTiles;
-use crate::DropoutKey;
+use crate::dropout::DropoutKey;
+pub use kernel::{AUTO_LEN, AttentionKernel};
+#[cfg(feature = "cuda")]
+pub(super) use packed::Bounds;
+pub use packed::PackedSequences;
+pub(super) use packed::Sequence;
+pub use tiles::AttentionTiles;
 
 /// Which keys a query sees, and how scores are scaled. Default: all keys, `1 / sqrt(d)`.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,35 +4,25 @@ use cubecl::prelude::*;
 
 use super::tile::Pair;
 
-use super::AttentionOptions;
-
-/// The mask of [`AttentionOptions`]. Positions count from the first key of a query's sequence.
+/// The mask of [`AttentionOptions`](crate::AttentionOptions). Positions count from the first key of a query's sequence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Visible {
+pub(in crate::attention) struct Visible {
     /// Position of a sequence's first query.
-    pub(super) offset: i32,
+    pub(in crate::attention) offset: i32,
     /// Number of keys that a query sees up to its own position, inclusive.
-    pub(super) window: i32,
+    pub(in crate::attention) window: i32,
 }
 
 /// The kind of mask; a compile-time constant of a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Mask {
-    pub(super) causal: bool,
-    pub(super) windowed: bool,
+pub(in crate::attention) struct Mask {
+    pub(in crate::attention) causal: bool,
+    pub(in crate::attention) windowed: bool,
     /// Whether rows contain packed sequences, whose bounds are given.
-    pub(super) packed: bool,
+    pub(in crate::attention) packed: bool,
 }
 
 impl Mask {
-    pub(super) fn of(options: &AttentionOptions) -> Self {
-        Self {
-            causal: options.causal,
-            windowed: options.window.is_some(),
-            packed: options.sequences.is_some(),
-        }
-    }
-
     /// Whether a span may start after the first position.
     fn begins(self, of: Side) -> bool {
         let moving = match of {
@@ -45,17 +35,9 @@ impl Mask {
 
 /// What a span consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(in crate::attention) enum Side {
     Keys,
     Queries,
-}
-
-impl Visible {
-    pub(super) fn launch_arg(options: &AttentionOptions) -> VisibleLaunch {
-        // A window longer than any sequence has no effect.
-        let window = options.window.unwrap_or(0).min(i32::MAX as usize / 2) as i32;
-        VisibleLaunch::new(options.query_offset as i32, window)
-    }
 }
 
 /// Positions from `begin` up to `end`. Both are non-decreasing over the rows of a tensor.

@@ -4,7 +4,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::backward::Backward;
+use super::cube_shape::Backward;
 use super::dropped::{Dropout, factors_of_keys};
 use super::products::{add_columns, meet, multiply_rows, settle};
 use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
@@ -20,7 +20,7 @@ use super::visible::{Side, Visible, hide, keys_of};
     clippy::too_many_arguments,
     reason = "these are the kernel's arguments"
 )]
-pub(super) fn flash_backward_queries<F: Float>(
+pub(in crate::attention) fn flash_backward_queries<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::cube_shape::Forward;
 use super::dropped::{Dropout, Dropped, factors_of_keys};
-use super::forward::Forward;
 use super::score::{Scale, cap};
 use super::tile::{Pair, exp2, reduce_row_max, reduce_row_sum};
 use super::visible::{Side, Visible, keys_of, within};

@@ -2,44 +2,17 @@
 
 use cubecl::prelude::*;
 
-use super::AttentionOptions;
 use super::tile::{Pair, exp2};
 
 /// The factors that turn products into scores.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Scale {
+pub(in crate::attention) struct Scale {
     /// The scale over the soft cap; multiplies products before `tanh`.
-    pub(super) share: f32,
+    pub(in crate::attention) share: f32,
     /// The scale, or the soft cap if there is one, times `log2(e)`: gives scores to the base 2.
-    pub(super) base_2: f32,
+    pub(in crate::attention) base_2: f32,
     /// The scale itself.
-    pub(super) factor: f32,
-}
-
-impl Scale {
-    pub(super) fn launch_arg(options: &AttentionOptions, d: usize) -> ScaleLaunch {
-        let factor = options.factor(d);
-        let (share, base_2) = Self::numbers(options, d);
-        ScaleLaunch::new(share, base_2, factor as f32)
-    }
-
-    /// Whether the factors are normal and positive numbers, as the kernels require.
-    pub(super) fn fits(options: &AttentionOptions, d: usize) -> bool {
-        let (share, base_2) = Self::numbers(options, d);
-        let factor = options.factor(d) as f32;
-        [factor, share, base_2]
-            .iter()
-            .all(|number| number.is_normal() && *number > 0.0)
-    }
-
-    fn numbers(options: &AttentionOptions, d: usize) -> (f32, f32) {
-        let factor = options.factor(d);
-        let cap = options.soft_cap.unwrap_or(factor);
-        (
-            (factor / cap) as f32,
-            (cap * std::f64::consts::LOG2_E) as f32,
-        )
-    }
+    pub(in crate::attention) factor: f32,
 }
 
 /// Applies `tanh(product * share)` if scores are soft-capped.

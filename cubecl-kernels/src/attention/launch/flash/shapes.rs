@@ -4,15 +4,9 @@
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::AttentionOptions;
-use super::backward::Backward;
-use super::dropped::Dropped;
-use super::forward::Forward;
-use super::products::MmaKind;
-use super::tile::row_len;
-use super::visible::Mask;
-use super::wgmma;
-use crate::attention::tiles::AttentionTiles;
+use crate::attention::kernels::flash::visible::Mask;
+use crate::attention::kernels::flash::{Backward, Dropped, Forward, MmaKind, row_len, wgmma};
+use crate::attention::options::{AttentionOptions, AttentionTiles};
 use crate::kernel_parts::tensor_cores::is_hopper;
 
 /// The instructions that the GPU of `x` multiplies by: `wgmma`, which only Hopper has, or

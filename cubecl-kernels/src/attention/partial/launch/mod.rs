@@ -1,12 +1,15 @@
 //! Partial attention by [`cudnn`], where that is chosen and supported, or by the kernels of
 //! [`flash`].
 
+pub(super) mod merge;
+
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::tensor;
 
-use super::PartialAttention;
-use crate::attention::{AttentionOptions, cudnn, flash};
+use super::merge::PartialAttention;
+use crate::attention::launch::{cudnn, flash};
+use crate::attention::options::AttentionOptions;
 use crate::kernel_parts::{on_gpu, wrap};
 
 /// The inputs as the kernels read them; `None` if the kernels do not support them.

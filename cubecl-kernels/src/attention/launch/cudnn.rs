@@ -3,13 +3,12 @@
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::cudnn;
 
-use super::AttentionOptions;
 use super::flash::readable;
-use super::kernel::{AUTO_LEN, AttentionKernel};
+use crate::attention::options::{AUTO_LEN, AttentionKernel, AttentionOptions};
 
 /// What is saved for backward: `q`, `k`, `v`, the result `[s_q, b, hq, d_v]` and the LSE,
 /// `[b, hq, s_q]` in f32. `None` if cuDNN is not used.
-pub(super) fn forward(
+pub(in crate::attention) fn forward(
     inputs: &[CubeTensor; 3],
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 5]> {
@@ -23,7 +22,7 @@ pub(super) fn forward(
 }
 
 /// The gradients of `q`, `k` and `v`; `None` if cuDNN is not used.
-pub(super) fn backward(
+pub(in crate::attention) fn backward(
     inputs: [&CubeTensor; 3],
     [out, lse]: [&CubeTensor; 2],
     dout: &CubeTensor,

@@ -3,13 +3,11 @@
 
 use cubecl::prelude::*;
 
-use super::super::{AttentionDropout, AttentionOptions};
-use crate::dropout::kept;
 use crate::kernel_parts::{RandomStream, random_bits, unit};
 
 /// How dropout factors are generated; a compile-time constant of a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) enum Dropped {
+pub(in crate::attention) enum Dropped {
     /// No dropout.
     No,
     /// A query's probabilities for an even key and the key after it share a block of random
@@ -22,61 +20,17 @@ pub(super) enum Dropped {
 /// The random numbers of probabilities `[b, hq, s_q, s_k]`, which may be a slice of a global
 /// tensor.
 #[derive(CubeType, CubeLaunch)]
-pub(super) struct Dropout {
-    random: RandomStream,
+pub(in crate::attention) struct Dropout {
+    pub(in crate::attention) random: RandomStream,
     /// The index of the first element's random number.
-    first: u64,
+    pub(in crate::attention) first: u64,
     /// The stride of the indices from one row of the batch to the next.
-    by_row: u64,
-    by_head: u64,
-    by_query: u64,
-    p: f32,
+    pub(in crate::attention) by_row: u64,
+    pub(in crate::attention) by_head: u64,
+    pub(in crate::attention) by_query: u64,
+    pub(in crate::attention) p: f32,
     /// The factor of probabilities that are kept.
-    kept: f32,
-}
-
-impl Dropped {
-    pub(super) fn of(options: &AttentionOptions) -> Self {
-        let Some(AttentionDropout { key, .. }) = &options.dropout else {
-            return Self::No;
-        };
-        let (first, by) = key.numbers();
-        if by[..3]
-            .iter()
-            .chain([&first])
-            .all(|number| number.is_multiple_of(2))
-        {
-            Self::Pairs
-        } else {
-            Self::Each
-        }
-    }
-}
-
-impl Dropout {
-    pub(super) fn launch_arg(options: &AttentionOptions) -> DropoutLaunch {
-        let Some(AttentionDropout { p, key }) = &options.dropout else {
-            return DropoutLaunch {
-                random: RandomStream::nothing(),
-                first: 0,
-                by_row: 0,
-                by_head: 0,
-                by_query: 0,
-                p: 0.0,
-                kept: 1.0,
-            };
-        };
-        let (first, by) = key.numbers();
-        DropoutLaunch {
-            random: RandomStream::of(key.rng()),
-            first,
-            by_row: by[0],
-            by_head: by[1],
-            by_query: by[2],
-            p: *p as f32,
-            kept: kept(*p),
-        }
-    }
+    pub(in crate::attention) kept: f32,
 }
 
 /// The dropout factors of query `i` for keys `j` and `j + 1`, where `j` is even.

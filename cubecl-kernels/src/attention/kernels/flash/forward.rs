@@ -10,57 +10,13 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::dropped::{Dropout, Dropped};
-use super::products::{MmaKind, add_columns, meet, multiply_rows, settle};
+use super::cube_shape::Forward;
+use super::dropped::Dropout;
+use super::products::{add_columns, meet, multiply_rows, settle};
 use super::score::Scale;
 use super::softmax::{RowPosition, Softmax};
 use super::tile::{Pair, Rows, copy_tile, reversed_index, row_len, steps, write_row, zeros};
-use super::visible::{Mask, Visible, keys_of};
-
-/// The shape of a cube's work.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Forward {
-    pub(super) d: usize,
-    pub(super) d_v: usize,
-    /// Planes of a cube.
-    pub(super) planes: usize,
-    /// Row blocks of 16 queries per plane.
-    pub(super) row_blocks: usize,
-    /// Keys of a tile.
-    pub(super) keys: usize,
-    pub(super) mask: Mask,
-    /// Whether scores are soft-capped.
-    pub(super) capped: bool,
-    pub(super) dropped: Dropped,
-    pub(super) products: MmaKind,
-}
-
-impl Forward {
-    /// Queries of a cube.
-    pub(super) fn queries(&self) -> usize {
-        self.planes * self.row_blocks * 16
-    }
-
-    fn units(&self) -> usize {
-        self.planes * 32
-    }
-
-    /// Elements of a tile of keys and a tile of values. Shared memory has two of each: one is
-    /// loaded while the other is multiplied.
-    fn stage(&self) -> usize {
-        self.keys * (row_len(self.d) + row_len(self.d_v))
-    }
-
-    /// Elements of the cube's queries.
-    fn own(&self) -> usize {
-        self.queries() * row_len(self.d)
-    }
-
-    /// Elements in shared memory.
-    pub(super) fn shared(&self) -> usize {
-        self.own() + 2 * self.stage()
-    }
-}
+use super::visible::{Visible, keys_of};
 
 /// Computes `out` and `lse`. Cubes are `[tiles of queries, hq, b]`, with planes of 32 units in x.
 ///
@@ -73,7 +29,7 @@ impl Forward {
     clippy::too_many_arguments,
     reason = "these are the kernel's arguments"
 )]
-pub(super) fn flash_forward<F: Float>(
+pub(in crate::attention) fn flash_forward<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],

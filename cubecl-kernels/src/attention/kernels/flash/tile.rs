@@ -17,7 +17,7 @@ const CHUNK: usize = 8;
 pub(super) const STEP: usize = 16;
 
 /// Elements that a row of `d` elements takes in shared memory.
-pub(super) fn row_len(d: usize) -> usize {
+pub(in crate::attention) fn row_len(d: usize) -> usize {
     d.next_multiple_of(PANEL)
 }
 
@@ -28,15 +28,15 @@ pub(super) fn steps(d: usize) -> usize {
 
 /// The layout of one head's rows in a buffer.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Rows {
+pub(in crate::attention) struct Rows {
     /// Elements from one position to the next.
-    pub(super) position: usize,
+    pub(in crate::attention) position: usize,
     /// Elements from one sequence of the batch to the next.
-    pub(super) batch: usize,
+    pub(in crate::attention) batch: usize,
     /// Elements from one head to the next.
-    pub(super) head: usize,
+    pub(in crate::attention) head: usize,
     /// The number of positions.
-    pub(super) len: u32,
+    pub(in crate::attention) len: u32,
 }
 
 /// The element index of a chunk in a tile of `rows` rows.

@@ -3,6 +3,9 @@
 //!
 //! A block skips the keys that none of its queries sees: nearly half of a causal square.
 
+mod block;
+pub(super) mod scores;
+
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
@@ -10,11 +13,30 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
-use super::AttentionOptions;
-use super::block::{self, Block, accumulate, by_head, by_position};
-use super::options::Piece;
+use super::fused::{Fused, Saved};
+use super::options::{AttentionOptions, Piece};
 use super::scores::Scores;
 use crate::gemm_ops::GemmOps;
+use block::{Block, accumulate, by_head, by_position};
+
+#[cfg(feature = "flex")]
+impl Fused for burn::backend::Flex {
+    fn fused(
+        _: &FloatTensor<Self>,
+        _: &FloatTensor<Self>,
+        _: &FloatTensor<Self>,
+        _: &AttentionOptions,
+    ) -> Option<Saved<FloatTensor<Self>>> {
+        None
+    }
+
+    fn fused_gradients(
+        _: Saved<FloatTensor<Self>>,
+        _: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        unreachable!("the forward pass saved nothing")
+    }
+}
 
 /// What is saved for backward.
 #[derive(Clone, Debug)]

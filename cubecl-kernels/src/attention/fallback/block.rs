@@ -16,8 +16,8 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
-use super::scores::{Scores, Visible};
-use super::{AttentionDropout, AttentionOptions};
+use crate::attention::options::{AttentionDropout, AttentionOptions};
+use crate::attention::scores::{Scores, Visible};
 use crate::gemm_ops::{GemmOps, ProductOptions};
 
 /// Keys or values as a view of `[b, hkv, s_k, d]`, from `[s_k, b, hkv, d]`.

@@ -15,7 +15,7 @@ use crate::kernel_parts::tensor_cores::{self, PANEL, Pair, address, panel, size_
 /// Rows that four planes multiply together.
 pub(super) const ROWS: usize = 64;
 /// Planes that multiply together: a warpgroup.
-pub(super) const PLANES: usize = 4;
+pub(in crate::attention) const PLANES: usize = 4;
 
 /// The offset of column step `step` in the address of a tile of `rows` rows, in units of 16 bytes.
 fn ahead_of_columns(step: usize, rows: usize) -> usize {

@@ -1,21 +1,8 @@
-//! Attention on tensor cores without scores in memory, for bf16 and f16 on NVIDIA GPUs.
-//!
-//! In CubeCL's terms a unit is a thread, a plane is a warp, and a cube is a block.
+//! Launches the kernels of [`flash`](crate::attention::kernels::flash).
 
-mod backward;
-mod backward_keys;
-mod backward_queries;
-mod delta;
-mod dropped;
-mod forward;
-mod packed;
-mod products;
-mod score;
+mod arguments;
+mod bounds;
 mod shapes;
-mod softmax;
-mod tile;
-mod visible;
-mod wgmma;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
@@ -23,24 +10,17 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::{CudaQueue, tensor};
 
-use super::AttentionOptions;
-use super::kernel::AttentionKernel;
-use super::tiles::AttentionTiles;
+use crate::attention::kernels::flash::visible::{Side, Visible};
+use crate::attention::kernels::flash::{
+    Backward, Dropout, MmaKind, RowsLaunch, Scale, flash_backward_keys, flash_backward_queries,
+    flash_delta, flash_forward,
+};
+use crate::attention::options::{AttentionKernel, AttentionOptions, AttentionTiles};
 use crate::kernel_parts::address_type;
-use backward::Backward;
-use backward_keys::flash_backward_keys;
-use backward_queries::flash_backward_queries;
-use dropped::Dropout;
-use forward::flash_forward;
-pub(super) use packed::OnGpu;
-use products::MmaKind;
-use score::Scale;
 use shapes::{backward_shapes, forward_shape, products_of};
-use tile::RowsLaunch;
-use visible::{Side, Visible};
 
 /// Whether the kernels support these inputs and options; anything else is composed attention.
-pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
+pub(in crate::attention) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
     let [q, k, v] = inputs;
     let [s_q, b, hq, d] = dims(q);
     let d_v = dims(v)[3];
@@ -85,7 +65,7 @@ fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: MmaK
 }
 
 /// `x` itself if its rows can be copied 16 bytes at a time, otherwise a contiguous copy.
-pub(super) fn readable(x: CubeTensor) -> CubeTensor {
+pub(in crate::attention) fn readable(x: CubeTensor) -> CubeTensor {
     let strides = x.meta.strides();
     let aligned = strides[..3].iter().all(|stride| stride.is_multiple_of(8));
     let offset = x.handle.offset_start.unwrap_or(0);
@@ -98,7 +78,7 @@ pub(super) fn readable(x: CubeTensor) -> CubeTensor {
 
 /// The result, `[s_q, b, hq, d_v]`, and the LSE, `[b, hq, s_q]` in f32. Inputs must be
 /// [`readable`].
-pub(super) fn forward(
+pub(in crate::attention) fn forward(
     [q, k, v]: [&CubeTensor; 3],
     options: &AttentionOptions,
 ) -> (CubeTensor, CubeTensor) {
@@ -135,7 +115,7 @@ pub(super) fn forward(
 }
 
 /// The gradients of `q`, `k` and `v`.
-pub(super) fn backward(
+pub(in crate::attention) fn backward(
     inputs: [&CubeTensor; 3],
     out: CubeTensor,
     lse: CubeTensor,
@@ -149,7 +129,7 @@ pub(super) fn backward(
     } else {
         tensor::contiguous(dout)
     };
-    let delta = delta::row_sums(&out, &dout);
+    let delta = row_sums(&out, &dout);
     let saved = [&dout, &lse, &delta];
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
     let d = dims(q)[3];
@@ -162,6 +142,32 @@ pub(super) fn backward(
         }
     }
     [dq, dk, dv]
+}
+
+/// `rowsum(dO * O)`, `[b, hq, s_q]`.
+fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
+    const UNITS: usize = 256;
+    let [s_q, b, hq, d_v] = dims(out);
+    let delta = tensor::empty(out, Shape::from([b, hq, s_q]), DType::F32);
+    let rows = s_q * b * hq;
+    let chunks = d_v / 8;
+    let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
+    // SAFETY: rows and chunks past the last are not read.
+    unsafe {
+        flash_delta::launch_unchecked(
+            &out.client.clone(),
+            CubeCount::Static(cubes, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            out.clone().into_buffer_arg(),
+            dout.clone().into_buffer_arg(),
+            delta.clone().into_buffer_arg(),
+            rows as u32,
+            s_q as u32,
+            chunks,
+            dtype_of(out),
+        );
+    }
+    delta
 }
 
 fn keys(
@@ -244,7 +250,7 @@ fn bounds_of(options: &AttentionOptions, side: Side, q: &CubeTensor) -> BufferAr
     let bounds = options
         .sequences
         .as_ref()
-        .map(|packed| packed::bounds(packed, q));
+        .map(|packed| bounds::bounds(packed, q));
     let tensor = bounds.map(|bounds| match side {
         Side::Keys => bounds.of_queries,
         Side::Queries => bounds.of_keys,

@@ -2,6 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::{Arc, OnceLock};
+
+#[cfg(feature = "cuda")]
+use burn_cubecl::tensor::CubeTensor;
 
 /// The bounds of packed sequences in the rows of a tensor (`cu_seqlens`). A query sees keys of its
 /// own sequence only, and positions count from each sequence's first key.
@@ -27,18 +32,27 @@ pub struct PackedSequences {
     /// The position of each sequence's first query, counted in its keys; `None` means 0 for all.
     offsets: Option<Vec<Vec<usize>>>,
     #[cfg(feature = "cuda")]
-    pub(super) on_gpu: super::flash::OnGpu,
+    /// Bounds that were uploaded to the GPU.
+    pub(in crate::attention) on_gpu: Arc<OnceLock<Bounds>>,
+}
+
+/// The bounds of each query's keys, and of each key's queries, on a GPU.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug)]
+pub(in crate::attention) struct Bounds {
+    pub(in crate::attention) of_queries: CubeTensor,
+    pub(in crate::attention) of_keys: CubeTensor,
 }
 
 /// The queries of one sequence, and the keys that they see.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sequence {
+pub(in crate::attention) struct Sequence {
     /// The row of the batch.
-    pub(super) row: usize,
-    pub(super) queries: Range<usize>,
-    pub(super) keys: Range<usize>,
+    pub(in crate::attention) row: usize,
+    pub(in crate::attention) queries: Range<usize>,
+    pub(in crate::attention) keys: Range<usize>,
     /// The position of the first query, counted in the sequence's keys.
-    pub(super) offset: usize,
+    pub(in crate::attention) offset: usize,
 }
 
 impl PackedSequences {
@@ -122,7 +136,7 @@ impl PackedSequences {
     }
 
     /// All sequences, row by row and in order.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
+    pub(in crate::attention) fn sequences(&self) -> impl Iterator<Item = Sequence> {
         self.queries
             .iter()
             .zip(&self.keys)

@@ -1,24 +1,14 @@
 //! The bounds of packed sequences on the GPU, uploaded once for all layers.
 
-use std::sync::{Arc, OnceLock};
-
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::packed::{PackedSequences, Sequence};
+use crate::attention::options::{Bounds, PackedSequences, Sequence};
 
-/// The bounds of each query's keys, and of each key's queries: see
-/// [`keys_of`](super::visible::keys_of) and [`queries_of`](super::visible::queries_of).
-#[derive(Clone, Debug)]
-pub(in crate::attention) struct Bounds {
-    pub(super) of_queries: CubeTensor,
-    pub(super) of_keys: CubeTensor,
-}
-
-/// Bounds that were uploaded to the GPU.
-pub(in crate::attention) type OnGpu = Arc<OnceLock<Bounds>>;
-
-/// The bounds on the GPU of `like`.
+/// The bounds on the GPU of `like`, as [`keys_of`] and [`queries_of`] read them.
+///
+/// [`keys_of`]: crate::attention::kernels::flash::visible::keys_of
+/// [`queries_of`]: crate::attention::kernels::flash::visible::queries_of
 pub(super) fn bounds(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
     let brought = packed.on_gpu.get_or_init(|| bring(packed, like));
     // A process has one GPU. On any other device the bounds are uploaded on every call.

@@ -8,7 +8,7 @@ use super::wgmma;
 
 /// Which instructions multiply.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) enum MmaKind {
+pub(in crate::attention) enum MmaKind {
     /// `mma.sync` by one plane, for 16 rows at a time.
     OfPlane,
     /// `wgmma` by four planes together, for 64 rows of the given dtype.
@@ -17,7 +17,7 @@ pub(super) enum MmaKind {
 
 impl MmaKind {
     /// These instructions if a cube of `planes` planes supports them, `mma.sync` otherwise.
-    pub(super) fn of_planes(self, planes: usize) -> Self {
+    pub(in crate::attention) fn of_planes(self, planes: usize) -> Self {
         if planes.is_multiple_of(wgmma::PLANES) {
             self
         } else {

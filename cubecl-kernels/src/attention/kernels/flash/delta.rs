@@ -1,38 +1,7 @@
 //! `delta = rowsum(dO * O)`, which the softmax backward subtracts from every probability's
 //! gradient.
 
-use burn::tensor::{DType, Shape};
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use megaburn_cuda::tensor;
-
-use super::{dims, dtype_of};
-
-/// `rowsum(dO * O)`, `[b, hq, s_q]`.
-pub(super) fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
-    const UNITS: usize = 256;
-    let [s_q, b, hq, d_v] = dims(out);
-    let delta = tensor::empty(out, Shape::from([b, hq, s_q]), DType::F32);
-    let rows = s_q * b * hq;
-    let chunks = d_v / 8;
-    let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
-    // SAFETY: rows and chunks past the last are not read.
-    unsafe {
-        flash_delta::launch_unchecked(
-            &out.client.clone(),
-            CubeCount::Static(cubes, 1, 1),
-            CubeDim::new_1d(UNITS as u32),
-            out.clone().into_buffer_arg(),
-            dout.clone().into_buffer_arg(),
-            delta.clone().into_buffer_arg(),
-            rows as u32,
-            s_q as u32,
-            chunks,
-            dtype_of(out),
-        );
-    }
-    delta
-}
 
 /// `rowsum(dO * O)`; a unit multiplies a chunk of eight elements.
 ///
@@ -40,7 +9,7 @@ pub(super) fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
 /// `out`, `dout`: `[rows, d_v / 8]` vectors of eight, where rows are `[s_q, b, hq]`;
 /// `delta: [b, hq, s_q]`.
 #[cube(launch_unchecked)]
-fn flash_delta<F: Float>(
+pub(in crate::attention) fn flash_delta<F: Float>(
     out: &[Vector<F, Const<8>>],
     dout: &[Vector<F, Const<8>>],
     delta: &mut [f32],

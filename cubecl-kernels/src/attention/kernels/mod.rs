@@ -1,0 +1,4 @@
+//! The kernels of attention.
+
+pub(super) mod flash;
+pub(super) mod scores;

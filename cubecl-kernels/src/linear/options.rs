@@ -2,7 +2,8 @@ use megaburn_autograd::{MainGrad, RecomputeFn};
 
 use crate::gemm_ops::GemmAlgorithm;
 
-/// How [`linear`](crate::linear) reads its weight, where its gradients go, and whether the input is recomputed.
+/// How [`linear`](crate::linear) reads its weight, where its gradients go, and whether the input is
+/// recomputed.
 #[derive(Clone, Debug, Default)]
 pub struct LinearOptions {
     /// Whether the weight is `[out, in]` (Megatron, an embedding) instead of `[in, out]` (Burn).

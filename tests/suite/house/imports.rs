@@ -4,9 +4,6 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use super::rules::{root, visit};
 
-/// Crates that do not keep these rules yet. This list may only shrink.
-const NOT_YET: [&str; 1] = ["cubecl-kernels"];
-
 /// The path of a module or item, from the root of its crate.
 type ItemPath = Vec<String>;
 
@@ -54,7 +51,7 @@ fn names_are_imported_from_their_modules() {
     );
 }
 
-/// The crates that keep these rules, by folder.
+/// The crates, by folder.
 fn crates() -> Vec<(String, Crate)> {
     let mut folders: Vec<_> = fs::read_dir(root().join("crates"))
         .unwrap()
@@ -65,12 +62,9 @@ fn crates() -> Vec<(String, Crate)> {
         let name = folder.strip_prefix(root()).unwrap();
         name.display().to_string()
     };
-    let all = folders
+    let crates: Vec<_> = folders
         .iter()
-        .map(|folder| (name(folder), folder.join("src")));
-    let checked = all.filter(|(name, _)| !NOT_YET.contains(&name.as_str()));
-    let crates: Vec<_> = checked
-        .map(|(name, folder)| (name, Crate::read(&folder)))
+        .map(|folder| (name(folder), Crate::read(&folder.join("src"))))
         .collect();
     assert!(
         crates.len() > 8,

@@ -3,6 +3,7 @@
 pub(crate) mod docs;
 pub(crate) mod figures;
 pub(crate) mod imports;
+pub(crate) mod kernel_folders;
 pub(crate) mod outside;
 pub(crate) mod rules;
 pub(crate) mod stale;

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
-use super::{RouterGroups, RouterOptions, RouterScores, TINY};
+use super::options::{RouterGroups, RouterOptions, RouterScores, TINY};
 
 /// Computes the scores of all experts.
 ///

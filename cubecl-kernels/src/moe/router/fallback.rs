@@ -7,10 +7,9 @@
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
-use super::{
-    Chosen, ExpertChoice, Routed, RouterGradients, RouterOptions, RouterScores, TINY,
-    choose_experts, expert_weights, router_scores,
-};
+use super::choose::{choose_experts, expert_weights, router_scores};
+use super::options::{RouterOptions, RouterScores, TINY};
+use super::routed::{Chosen, ExpertChoice, Routed, RouterGradients};
 
 pub(super) fn forward(logits: Tensor<2>, choice: ExpertChoice, options: &RouterOptions) -> Routed {
     let [t, e] = logits.dims();

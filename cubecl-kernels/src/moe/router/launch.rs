@@ -6,9 +6,8 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::kernels::{ChoiceOf, Plan, gradient_kernel, route_kernel};
-use super::{
-    Chosen, ExpertChoice, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores,
-};
+use super::options::{RouterGroups, RouterOptions, RouterScores};
+use super::routed::{Chosen, ExpertChoice, Routed, RouterGradients};
 use crate::kernel_parts::{RowView, wrap};
 use crate::moe::kernels::{MOST_EXPERTS, PLANE, TOKENS};
 use crate::moe::launch::{cubes, floats, ints, on_gpu, wrap_ints};

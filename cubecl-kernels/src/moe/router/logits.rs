@@ -11,6 +11,7 @@ use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::as_row;
 use megaburn_autograd::{CheckpointFunction, RecomputeFn};
 
+use super::op::off_graph;
 use crate::gemm_ops::{GemmAlgorithm, ProductOptions, multiply_with};
 use crate::linear::{LinearOptions, linear};
 
@@ -69,7 +70,7 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
 
 fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     // Do not save the f32 copy of narrower rows for backward; recompute it.
-    let source = (x.dtype() != DType::F32).then(|| super::off_graph(&x));
+    let source = (x.dtype() != DType::F32).then(|| off_graph(&x));
     let again = source.map(|rows| RecomputeFn::new(move || rows.clone().cast(DType::F32)));
     let options = LinearOptions {
         again,

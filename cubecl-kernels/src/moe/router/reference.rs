@@ -1,9 +1,9 @@
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use super::{
-    Routed, RouterGradients, RouterOptions, choose_experts, expert_weights, off_graph,
-    router_scores,
-};
+use super::choose::{choose_experts, expert_weights, router_scores};
+use super::op::off_graph;
+use super::options::RouterOptions;
+use super::routed::{Routed, RouterGradients};
 use crate::moe::with_gradient;
 
 /// [`route`](crate::route) by its definition, step by step.

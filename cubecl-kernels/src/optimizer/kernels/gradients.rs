@@ -19,8 +19,8 @@ pub(in crate::optimizer) fn scale_kernel<F: Float, N: Size>(
     }
 }
 
-/// Partial sums of squares: cube `i` of `n` sums every `n`-th block of `UNITS` vectors, from the `i`th
-/// on.
+/// Partial sums of squares: cube `i` of `n` sums every `n`-th block of `UNITS` vectors, from the
+/// `i`th on.
 #[cube(launch)]
 pub(in crate::optimizer) fn squares_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],

@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 
 use super::tile::Pair;
 
-/// The mask of [`AttentionOptions`](crate::AttentionOptions). Positions count from the first key of a query's sequence.
+/// The mask of [`AttentionOptions`](crate::AttentionOptions). Positions count from the first key of a
+/// query's sequence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(in crate::attention) struct Visible {
     /// Position of a sequence's first query.

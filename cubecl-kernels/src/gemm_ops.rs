@@ -81,19 +81,6 @@ pub(crate) trait GemmOps: Backend {
     ) -> FloatTensor<Self> {
         Self::linear(x, w, bias)
     }
-
-    /// `sum + xᵀ dy` in f32; without `sum` it is `xᵀ dy`, which may then be written to `room`.
-    /// `sum` and `room` may be written in place.
-    ///
-    /// # Shapes
-    /// `x: [t, k]`, `dy: [t, n]`; `sum`, `room` and the result are `[k, n]`
-    fn add_weight_gradient(
-        x: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        sum: Option<Tensor<2>>,
-        room: Option<Tensor<2>>,
-        algorithm: GemmAlgorithm,
-    ) -> Tensor<2>;
 }
 
 /// `a b` in the dtype of both, for tensors without a graph. (On GPUs Burn's own product rounds f32
@@ -163,34 +150,11 @@ pub(crate) fn swapped<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(w, rank - 2, rank - 1)
 }
 
-fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
-    let term = term.cast(DType::F32);
-    match sum {
-        Some(sum) => sum + term,
-        None => term,
-    }
-}
-
 #[cfg(feature = "flex")]
-impl GemmOps for burn::backend::Flex {
-    fn add_weight_gradient(
-        x: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        sum: Option<Tensor<2>>,
-        _: Option<Tensor<2>>,
-        _: GemmAlgorithm,
-    ) -> Tensor<2> {
-        // A product in a narrow dtype would be rounded before it is added to the sum.
-        let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
-        plus(
-            sum,
-            Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
-        )
-    }
-}
+impl GemmOps for burn::backend::Flex {}
 
 #[cfg(feature = "cuda")]
-mod cube {
+pub(crate) mod cube {
     use burn::backend::Cube;
     use megaburn_cuda::{CudaQueue, gemm, tensor};
 
@@ -234,52 +198,9 @@ mod cube {
             let bias = bias.map(tensor::into_backend);
             Self::linear(tensor::into_backend(x), tensor::into_backend(w), bias)
         }
-
-        fn add_weight_gradient(
-            x: FloatTensor<Self>,
-            dy: FloatTensor<Self>,
-            sum: Option<Tensor<2>>,
-            room: Option<Tensor<2>>,
-            algorithm: GemmAlgorithm,
-        ) -> Tensor<2> {
-            if x.shape()[0] == 0 {
-                let options = ProductOptions::new(FloatDType::F32);
-                let none = Self::product(swapped::<Self>(x), dy, options);
-                return plus(sum, Tensor::from_primitive::<Self>(none));
-            }
-            let x = tensor::from_backend(x);
-            let dy = tensor::from_backend(dy);
-            if CudaQueue::of(&x).is_none() || !gemm::takes(x.dtype, dy.dtype, DType::F32) {
-                let [x, dy] =
-                    [x, dy].map(|x| cast::<Self>(tensor::into_backend(x), FloatDType::F32));
-                return plus(
-                    sum,
-                    Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
-                );
-            }
-            let x = tensor::transposed(x);
-            let options = cublas_options(DType::F32, algorithm);
-            let into_options = gemm::ProductIntoOptions {
-                add: sum.is_some(),
-                tune: options.tune,
-            };
-            let sum = match sum.or(room) {
-                None => done(gemm::product(x, dy, None, options)),
-                Some(sum) => {
-                    let sum = sum.try_into_primitive::<Self>();
-                    let sum = tensor::from_backend(sum.expect(
-                        "the gradient is on the weight's \
-                        device",
-                    ));
-                    done(gemm::product_into(x, dy, &sum, into_options));
-                    sum
-                }
-            };
-            Tensor::from_primitive::<Self>(tensor::into_backend(sum))
-        }
     }
 
-    fn cublas_options(dtype: DType, algorithm: GemmAlgorithm) -> gemm::ProductOptions {
+    pub(crate) fn cublas_options(dtype: DType, algorithm: GemmAlgorithm) -> gemm::ProductOptions {
         gemm::ProductOptions {
             scale: 1.0,
             dtype,
@@ -309,7 +230,7 @@ mod cube {
         clippy::panic,
         reason = "an operation on tensors cannot return an error"
     )]
-    fn done<T>(result: Result<T, megaburn_cuda::CudaError>) -> T {
+    pub(crate) fn done<T>(result: Result<T, megaburn_cuda::CudaError>) -> T {
         result.unwrap_or_else(|error| panic!("{error}"))
     }
 }

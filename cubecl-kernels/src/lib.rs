@@ -46,6 +46,7 @@ mod embedding;
 mod error;
 mod gemm_ops;
 mod gpu;
+mod gradient_accumulation_fusion;
 #[cfg(feature = "cuda")]
 mod kernel_parts;
 mod linear;

@@ -1,4 +1,5 @@
-//! Sums of weight gradients outside of Burn's `Gradients`, with hooks.
+//! Sums of weight gradients outside of Burn's `Gradients`, with hooks. The matrix product that adds
+//! to them is in `cubecl-kernels/src/gradient_accumulation_fusion.rs`.
 
 use std::{
     cell::Cell,

@@ -1,8 +1,12 @@
+//! Gradient clipping by the global norm.
+
 use burn::Tensor;
 
 use crate::{
-    accumulator::GradientAccumulator, device_scalar::Value, norm::GradNorm,
-    skip_nonfinite::zero_or_nan,
+    accumulator::GradientAccumulator,
+    device_scalar::Value,
+    norm::GradNorm,
+    skip_nonfinite::{unless_nonfinite, unless_nonfinite_on_gpu},
 };
 
 impl GradientAccumulator {
@@ -16,15 +20,16 @@ impl GradientAccumulator {
     /// applied if below 1.
     pub fn clip(&mut self, norm: &GradNorm, max_norm: f64) {
         match &norm.squares.value {
-            Value::Known(squares) if squares.is_finite() => {
+            Value::Known(squares) => {
                 let norm = squares.sqrt() * norm.factor;
-                self.scale((max_norm / (norm + 1e-6)).min(1.0));
+                let coefficient = (max_norm / (norm + 1e-6)).min(1.0);
+                self.scale(unless_nonfinite(*squares, coefficient));
             }
-            Value::Known(_) => self.scale(f64::NAN),
             Value::OnGpu(squares) => {
                 let norm = squares.clone().sqrt().mul_scalar(norm.factor);
                 let coefficient = norm.add_scalar(1e-6).recip().mul_scalar(max_norm);
-                self.scale_on_gpu(coefficient.clamp_max(1.0) + zero_or_nan(squares));
+                let coefficient = coefficient.clamp_max(1.0);
+                self.scale_on_gpu(unless_nonfinite_on_gpu(squares, coefficient));
             }
         }
     }
@@ -128,6 +133,7 @@ mod tests {
         assert_eq!(state(&net, &optimizer), before);
         assert_eq!(optimizer.time(), 1);
     }
+
     #[rstest]
     fn an_update_from_a_norm_above_the_threshold_does_nothing(
         #[values(false, true)] on_gpu: bool,

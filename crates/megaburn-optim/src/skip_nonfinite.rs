@@ -1,5 +1,6 @@
-//! Steps whose gradients are not finite, or too large, change nothing. The factor on the gradients
-//! becomes NaN, which the update takes as "do nothing".
+//! Steps whose loss or gradients are not finite, or whose gradients are too large, change nothing. The
+//! factor on the gradients becomes NaN, which the update takes as "do nothing"
+//! ([`Optimizer::step`](crate::Optimizer::step)).
 
 use burn::Tensor;
 
@@ -34,7 +35,17 @@ impl GradientAccumulator {
     }
 }
 
+/// `factor` if `number` is finite, NaN otherwise.
+pub(crate) fn unless_nonfinite(number: f64, factor: f64) -> f64 {
+    if number.is_finite() { factor } else { f64::NAN }
+}
+
+/// `factor` if `number` is finite, NaN otherwise; the host does not wait for it.
+pub(crate) fn unless_nonfinite_on_gpu(number: &Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
+    factor + zero_or_nan(number)
+}
+
 /// Zero if `number` is finite, NaN otherwise.
-pub(crate) fn zero_or_nan(number: &Tensor<1>) -> Tensor<1> {
+fn zero_or_nan(number: &Tensor<1>) -> Tensor<1> {
     number.clone().mul_scalar(0.0)
 }

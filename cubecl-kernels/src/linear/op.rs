@@ -13,7 +13,8 @@ use megaburn_autograd::{
 
 use super::options::LinearOptions;
 use crate::bias::{ColumnSum, bias_gradient};
-use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
+use crate::gemm_ops::{ProductOptions, swapped};
+use crate::gradient_accumulation_fusion::GradAccumFusion;
 
 /// The inputs are `x: [.., k]` and `w: [k, n]` (`[n, k]` with `out_in`), and optionally `bias: [n]`;
 /// the result is `[.., n]`.
@@ -27,7 +28,7 @@ pub(super) struct SavedLinear<T> {
     options: LinearOptions,
 }
 
-impl<B: GemmOps + ColumnSum, const N: usize> FusedOp<B, N> for Linear {
+impl<B: GradAccumFusion + ColumnSum, const N: usize> FusedOp<B, N> for Linear {
     type Saved = SavedLinear<FloatTensor<B>>;
 
     fn forward(self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved) {

@@ -46,7 +46,7 @@ fn parts() -> Result<(), String> {
             let [first, second] = ranges.each_ref().map(|([k, v], options)| {
                 partial_attention(q.clone(), k.clone(), v.clone(), options.clone())
             });
-            let whole = first.join(second);
+            let whole = first.merge(second);
             let mut found = host(whole.out.clone())?;
             found.extend(host(whole.lse.clone())?);
             for ([k, v], options) in ranges {

@@ -28,7 +28,7 @@ const SHARED: &str = "kernel_parts";
 const OWN: [(&str, &[&str]); 12] = [
     ("activation", &["geglu", "gelu", "squared_relu", "swiglu"]),
     ("attention", &["fused", "scores"]),
-    ("attention/partial", &["merge", "online_softmax"]),
+    ("attention/partial", &["merge", "partial_attention"]),
     ("bias", &["column_sum"]),
     ("cross_entropy", &["fused_linear"]),
     ("dropout", &["add", "key"]),

@@ -13,7 +13,7 @@ mod nan_max;
 mod nccl_context;
 #[cfg(feature = "cuda")]
 mod nccl_group;
-mod watch;
+mod watchdog;
 mod watched;
 
 #[cfg(feature = "cuda")]

@@ -12,7 +12,7 @@ use megaburn_cuda::{
 };
 
 use super::{
-    watch::{GroupStatus, Groups, Watch},
+    watchdog::{GroupStatus, Groups, Watch},
     watched::Watched,
 };
 use crate::{clock, rank_context::RankContext};

@@ -24,8 +24,8 @@ mod handles;
 mod lane;
 mod membership;
 mod point_to_point;
+mod poll_thread;
 mod rendezvous;
-mod watchdog;
 
 pub use api::version;
 pub use call::{Label, takes};
@@ -33,4 +33,4 @@ pub use collectives::Reduction;
 pub use communicator::Communicator;
 pub use lane::Lane;
 pub use membership::{Membership, UniqueId};
-pub use watchdog::{GroupStatus, Observer, Watchdog};
+pub use poll_thread::{GroupStatus, Observer, Watchdog};

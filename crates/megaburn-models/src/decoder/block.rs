@@ -5,7 +5,7 @@ use megaburn_parallel::{
     PlanBuilder, Recomputable, Residual, Sharded, recomputed,
 };
 
-use super::{Mtp, builder::ModelBuilder, recompute::BlockRecompute};
+use super::{Mtp, builder::ModelBuilder, recompute_options::BlockRecompute};
 use crate::error::ModelError;
 
 /// One transformer block: attention, and an MLP or experts. Each is preceded by a norm, and its

@@ -10,7 +10,7 @@ use megaburn_pipeline::StageLayers;
 
 use super::{
     Block, Decoder, DecoderConfig, ModelGroups, ModelOptions, Positions, builder::ModelBuilder,
-    model::DecoderParts, recompute::BlockRecompute,
+    model::DecoderParts, recompute_options::BlockRecompute,
 };
 use crate::error::ModelError;
 

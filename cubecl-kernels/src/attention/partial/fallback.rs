@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 use megaburn_autograd::backend_ops::compute_dtype;
 
-use super::merge::{LOWEST, PartialAttention};
+use super::partial_attention::{LOWEST, PartialAttention};
 use crate::attention::options::{AttentionDropout, AttentionOptions, Piece};
 use crate::attention::reference::{by_head, hidden};
 use crate::gemm_ops::multiply;

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::merge::LOWEST;
+use super::partial_attention::LOWEST;
 
 /// Merges a part with the queries from `start` on; a unit has a chunk of eight elements.
 ///
@@ -15,7 +15,7 @@ use super::merge::LOWEST;
     clippy::too_many_arguments,
     reason = "one argument per buffer and per size"
 )]
-pub(super) fn join_kernel<F: Float>(
+pub(super) fn merge_lse_kernel<F: Float>(
     out: &mut [Vector<f32, Const<8>>],
     lse: &mut [f32],
     part: &[Vector<F, Const<8>>],

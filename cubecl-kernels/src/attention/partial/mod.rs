@@ -7,15 +7,15 @@ mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
 mod merge;
-mod online_softmax;
+mod partial_attention;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
 use super::checked;
 use super::options::AttentionOptions;
-pub use merge::PartialAttention;
-pub use online_softmax::{OnlineSoftmaxMerge, add_rows};
+pub use merge::{OnlineSoftmaxMerge, add_rows};
+pub use partial_attention::PartialAttention;
 
 /// [`attention`](crate::attention) that also returns the LSE, without autodiff:
 /// [`partial_attention_gradients`] computes the gradients.
@@ -143,7 +143,7 @@ mod tests {
     // The last queries see no key of the first part.
     #[case(Some(5), None)]
     #[case(None, Some(0.3))]
-    fn parts_of_the_keys_join_to_the_whole_and_so_do_their_gradients(
+    fn parts_of_the_keys_merge_to_the_whole_and_so_do_their_gradients(
         #[case] window: Option<usize>,
         #[case] dropped: Option<f64>,
     ) {
@@ -175,13 +175,13 @@ mod tests {
             ]
         };
         let ranges = [(0, 3), (3, 4), (7, 5)];
-        let joined = ranges.map(|(start, len)| {
+        let merged = ranges.map(|(start, len)| {
             let [q, k, v] = part(start, len);
             partial_attention(q, k, v, options(start))
         });
-        let joined = joined.into_iter().reduce(PartialAttention::join).unwrap();
-        assert_close(joined.out.clone(), whole.out.clone(), 1e-6);
-        assert_close(joined.lse.clone(), whole.lse.clone(), 1e-6);
+        let merged = merged.into_iter().reduce(PartialAttention::merge).unwrap();
+        assert_close(merged.out.clone(), whole.out.clone(), 1e-6);
+        assert_close(merged.lse.clone(), whole.lse.clone(), 1e-6);
         let dout = constant([s_q, 2, 4, 8]);
         let expected = partial_attention_gradients(
             [q.clone(), k.clone(), v.clone()],
@@ -192,7 +192,7 @@ mod tests {
         let found = ranges.map(|(start, len)| {
             partial_attention_gradients(
                 part(start, len),
-                joined.clone(),
+                merged.clone(),
                 dout.clone(),
                 options(start),
             )
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_without_keys_join_to_nothing() {
+    fn parts_without_keys_merge_to_nothing() {
         let [q, k, v] = [
             constant([2, 1, 1, 4]),
             constant([3, 1, 1, 4]),
@@ -221,7 +221,7 @@ mod tests {
             ..causal()
         };
         let part = || partial_attention(q.clone(), k.clone(), v.clone(), options.clone());
-        let PartialAttention { out, lse } = part().join(part());
+        let PartialAttention { out, lse } = part().merge(part());
         assert!(out.into_data().iter::<f32>().all(|x| x == 0.0));
         assert!(lse.into_data().iter::<f32>().all(|x| x < -1e29));
     }

@@ -1,6 +1,6 @@
 //! The steps on each backend, and the losses as a function of the logits.
 
-mod linear;
+mod fused_linear;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
@@ -8,7 +8,7 @@ use burn::tensor::{Int, Shape, Slice, Tensor};
 use megaburn_autograd::{FusedOp, InputGrads, IntoPrimitive, fused};
 
 use super::options::CrossEntropyOptions;
-pub(super) use linear::{LinearLossOptions, LinearLosses};
+pub(super) use fused_linear::{LinearLossOptions, LinearLosses};
 
 /// The steps of the loss on one part of the logits, by backend.
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]

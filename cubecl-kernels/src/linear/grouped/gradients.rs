@@ -12,6 +12,7 @@ use super::options::GroupWeight;
 use super::rows::part;
 use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};
 use crate::gpu::flush;
+use crate::gradient_accumulation_fusion::GradAccumFusion;
 
 /// A trained matrix and the range of its rows.
 type Trained = (GroupWeight, Range<usize>);

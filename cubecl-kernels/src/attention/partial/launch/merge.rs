@@ -1,4 +1,4 @@
-//! The sums of [`online_softmax`](crate::attention::partial::online_softmax) on GPUs.
+//! [`merge`](crate::attention::partial::merge) on GPUs.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
@@ -6,8 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use crate::attention::partial::kernels::{add_rows_kernel, join_kernel};
-use crate::attention::partial::merge::PartialAttention;
+use crate::attention::partial::kernels::{add_rows_kernel, merge_lse_kernel};
+use crate::attention::partial::partial_attention::PartialAttention;
 use crate::kernel_parts::{on_gpu, wrap};
 
 /// Units of a cube.
@@ -16,12 +16,12 @@ const UNITS: usize = 256;
 /// Whether these kernels support the tensors: sums in f32, and rows that the lanes of a plane hold
 /// in vectors of eight.
 pub(in crate::attention::partial) fn takes(
-    joined: &PartialAttention,
+    merged: &PartialAttention,
     part: &PartialAttention,
 ) -> bool {
     let [.., d_v] = part.out.dims();
-    let dtypes = [joined.out.dtype(), joined.lse.dtype(), part.lse.dtype()];
-    on_gpu(&joined.out).is_some()
+    let dtypes = [merged.out.dtype(), merged.lse.dtype(), part.lse.dtype()];
+    on_gpu(&merged.out).is_some()
         && dtypes == [DType::F32; 3]
         && d_v.is_multiple_of(8)
         && (8..=256).contains(&d_v)
@@ -42,21 +42,21 @@ fn own<const D: usize>(x: Tensor<D>) -> CubeTensor {
     tensor::contiguous(if inner.can_mut() { inner } else { inner.copy() })
 }
 
-pub(in crate::attention::partial) fn join(
-    joined: PartialAttention,
+pub(in crate::attention::partial) fn merge_lse(
+    merged: PartialAttention,
     start: usize,
     part: PartialAttention,
 ) -> PartialAttention {
-    let [s_q, b, hq, d_v] = joined.out.dims();
+    let [s_q, b, hq, d_v] = merged.out.dims();
     let [n, ..] = part.out.dims();
-    let out = own(joined.out);
-    let lse = own(joined.lse);
+    let out = own(merged.out);
+    let lse = own(merged.lse);
     let of_part = contiguous(part.out);
     let lse_of_part = contiguous(part.lse);
     let rows = n * b * hq;
     let chunks = d_v / 8;
     let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
-    join_kernel::launch(
+    merge_lse_kernel::launch(
         &out.client.clone(),
         CubeCount::Static(cubes, 1, 1),
         CubeDim::new_1d(UNITS as u32),

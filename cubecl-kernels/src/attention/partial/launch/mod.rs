@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::tensor;
 
-use super::merge::PartialAttention;
+use super::partial_attention::PartialAttention;
 use crate::attention::launch::{cudnn, flash};
 use crate::attention::options::AttentionOptions;
 use crate::kernel_parts::{on_gpu, wrap};

@@ -1,4 +1,5 @@
-//! Decides what happens to a rank whose GPU is waiting. This module needs no GPU.
+//! The watchdog of collectives on GPUs: decides what happens to a rank whose GPU is waiting, and when
+//! the timeout has passed. This module needs no GPU.
 //!
 //! NCCL kernels wait forever for a peer that is dead, stopped or elsewhere in its program.
 //!

@@ -10,7 +10,8 @@ use megaburn_autograd::{
 
 use super::{VocabParallelLoss, losses_of};
 use crate::cross_entropy::options::CrossEntropyOptions;
-use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
+use crate::gemm_ops::{ProductOptions, swapped};
+use crate::gradient_accumulation_fusion::GradAccumFusion;
 use crate::linear::LinearOptions;
 
 /// The losses among `rows` (see [`VocabParallelLoss::combined`]) as a function of `x: [s, b, in]`
@@ -38,7 +39,7 @@ pub(in crate::cross_entropy) struct SavedLinearLoss<F, I> {
     how: LinearLossOptions,
 }
 
-impl<B: VocabParallelLoss + GemmOps + IntoPrimitive> FusedOp<B, 2> for LinearLosses {
+impl<B: VocabParallelLoss + GradAccumFusion + IntoPrimitive> FusedOp<B, 2> for LinearLosses {
     type Saved = SavedLinearLoss<FloatTensor<B>, IntTensor<B>>;
 
     fn forward(self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {

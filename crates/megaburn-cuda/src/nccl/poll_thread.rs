@@ -1,3 +1,6 @@
+//! The thread that looks at all communicators of the process, and aborts them when its observer says
+//! so. When that is, `megaburn-collective` decides (`device/watchdog.rs`).
+
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},

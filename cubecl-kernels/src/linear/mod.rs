@@ -19,8 +19,9 @@ pub use options::LinearOptions;
 /// `x weight + bias`, in the dtype of `x`, accumulated in f32 (f64 for f64) whatever that dtype is.
 ///
 /// On CUDA, forward and both gradients go through cuBLASLt, which reads `x`, `weight` and `dy` in
-/// place, transposed or not. A gradient that goes to a [`MainGrad`](megaburn_autograd::MainGrad) is added to it in f32 by the
-/// product itself. Elsewhere the values are those of `burn::tensor::module::linear`.
+/// place, transposed or not. A gradient that goes to a
+/// [`MainGrad`](megaburn_autograd::MainGrad) is added to it in f32 by the product itself. Elsewhere
+/// the values are those of `burn::tensor::module::linear`.
 ///
 /// # Shapes
 /// - `x`: `[.., in]`

@@ -106,13 +106,13 @@ fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
             ended: vec![0; stages.num_chunks],
             losses: 0.0,
         };
-        let wire = P2pSpec {
+        let spec = P2pSpec {
             neighbours: P2pGroups::new(&world, stages)?,
             shape: SHAPE,
             dtype: DType::F32,
             device: device.inner(),
         };
-        run(&schedule, &wire, &mut chunks)?;
+        run(&schedule, &spec, &mut chunks)?;
         let kinds = if schedule.kind.splits_backward() {
             2
         } else {
@@ -275,13 +275,13 @@ fn weight_gradients_are_computed_where_the_schedule_has_them(
             splits_backward: kind.splits_backward(),
             computed: 0,
         };
-        let wire = P2pSpec {
+        let spec = P2pSpec {
             neighbours: P2pGroups::new(&world, stages)?,
             shape: SHAPE,
             dtype: DType::F32,
             device,
         };
-        run(&schedule, &wire, &mut layers)?;
+        run(&schedule, &spec, &mut layers)?;
         Ok::<_, CollectiveError>(layers.computed)
     });
     let computed: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
@@ -326,7 +326,7 @@ fn without_backward_nothing_is_kept(
     let ranks = run_threads(3, GroupOptions::default(), |world| {
         let device = Device::flex();
         let neighbours = P2pGroups::new(&world, stages)?;
-        let wire = P2pSpec {
+        let spec = P2pSpec {
             neighbours,
             shape: SHAPE,
             dtype: DType::F32,
@@ -338,7 +338,7 @@ fn without_backward_nothing_is_kept(
             last,
             found: Vec::new(),
         };
-        run(&schedule, &wire, &mut ones)?;
+        run(&schedule, &spec, &mut ones)?;
         Ok::<_, CollectiveError>(ones.found)
     });
     let last: Vec<f32> = ranks.into_iter().flat_map(Result::unwrap).collect();

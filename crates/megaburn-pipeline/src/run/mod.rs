@@ -121,23 +121,23 @@ pub fn run<C: StageExecutor>(
     );
     spec.neighbours.rendezvous(&spec.device)?;
     let actions = &schedule.ranks[rank];
-    let mut passes = BTreeMap::new();
+    let mut remaining = BTreeMap::new();
     for action in actions {
-        *passes
+        *remaining
             .entry((action.op as usize, action.chunk))
             .or_insert(0) += 1;
     }
     let mut runner = Runner {
         schedule,
         rank,
-        remaining: passes,
+        remaining,
         p2p: P2pCommunicator::new(schedule, spec),
         saved: BTreeMap::new(),
         backward_weight: BTreeMap::new(),
     };
     actions
         .iter()
-        .try_for_each(|action| runner.act(*action, chunks))
+        .try_for_each(|action| runner.execute(*action, chunks))
 }
 
 struct Runner<'a> {
@@ -155,27 +155,33 @@ struct Runner<'a> {
 /// What backward needs of a forward.
 struct SavedForBackward {
     stage_input: Option<StageInput>,
-    end: End,
+    output: SavedOutput,
 }
 
-enum End {
+/// The output from which backward begins.
+enum SavedOutput {
+    /// Its gradient comes from the next stage.
+    Stream(DetachedOutput),
     Loss(Tensor<1>),
-    DetachedOutput(DetachedOutput),
 }
 
 impl Runner<'_> {
-    fn act<C: StageExecutor>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+    fn execute<C: StageExecutor>(
+        &mut self,
+        action: Action,
+        chunks: &mut C,
+    ) -> Result<(), C::Error> {
         match action.op {
             Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.p2p.receive(action)?),
             Op::SendActivation | Op::SendGradient => Ok(self.p2p.send(action)?),
             Op::Forward => self.forward(action, chunks),
             Op::Backward | Op::BackwardInput => self.backward(action, chunks),
             Op::BackwardWeight => {
-                let work = self
+                let wgrads = self
                     .backward_weight
                     .remove(&(action.chunk, action.micro_batch));
-                let work = work.expect("the schedule was validated");
-                chunks.backward_weight(self.pass(action), || work.compute())
+                let wgrads = wgrads.expect("the schedule was validated");
+                chunks.backward_weight(self.pass(action), || wgrads.compute())
             }
         }
     }
@@ -199,30 +205,33 @@ impl Runner<'_> {
                 to_stage,
             })),
         };
-        let goes_back = self.schedule.kind.has_backward();
+        let has_backward = self.schedule.kind.has_backward();
         let (input, stage_input) = match input {
-            Some(input) if goes_back => {
+            Some(input) if has_backward => {
                 let (input, stage_input) = StageInput::of(input);
                 (Some(input), Some(stage_input))
             }
             input => (input, None),
         };
-        let end = match chunks.forward(self.pass(action), input)? {
+        let output = match chunks.forward(self.pass(action), input)? {
             Output::Stream(stream) => {
                 let message = Message {
                     is_gradient: false,
                     micro_batch,
                     to_stage: to_stage + 1,
                 };
-                self.p2p.send_local(message, stream.clone().inner());
-                goes_back.then(|| End::DetachedOutput(DetachedOutput::of(stream)))
+                self.p2p.deliver(message, stream.clone().inner());
+                has_backward.then(|| SavedOutput::Stream(DetachedOutput::of(stream)))
             }
-            Output::Loss(loss) => goes_back.then_some(End::Loss(loss)),
+            Output::Loss(loss) => has_backward.then_some(SavedOutput::Loss(loss)),
             Output::Nothing => None,
         };
-        if let Some(end) = end {
-            self.saved
-                .insert((chunk, micro_batch), SavedForBackward { stage_input, end });
+        if let Some(output) = output {
+            let saved = SavedForBackward {
+                stage_input,
+                output,
+            };
+            self.saved.insert((chunk, micro_batch), saved);
         }
         Ok(())
     }
@@ -240,28 +249,30 @@ impl Runner<'_> {
         let to_stage = self.schedule.stages.stage(self.rank, chunk);
         let key = (chunk, micro_batch);
         self.p2p.end_sends();
-        let SavedForBackward { stage_input, end } =
-            self.saved.remove(&key).expect("the schedule was validated");
-        let gradient = match &end {
-            End::Loss(_) => None,
-            End::DetachedOutput(_) => Some(self.p2p.take(Message {
+        let SavedForBackward {
+            stage_input,
+            output,
+        } = self.saved.remove(&key).expect("the schedule was validated");
+        let gradient = match &output {
+            SavedOutput::Loss(_) => None,
+            SavedOutput::Stream(_) => Some(self.p2p.take(Message {
                 is_gradient: true,
                 micro_batch,
                 to_stage,
             })),
         };
-        let whole = move || match (end, gradient) {
-            (End::DetachedOutput(output), Some(gradient)) => output.backward(gradient),
-            (End::Loss(loss), _) => loss.backward(),
-            (End::DetachedOutput(_), None) => unreachable!("it was taken"),
+        let run_backward = move || match (output, gradient) {
+            (SavedOutput::Stream(stream), Some(gradient)) => stream.backward(gradient),
+            (SavedOutput::Loss(loss), _) => loss.backward(),
+            (SavedOutput::Stream(_), None) => unreachable!("it was taken"),
         };
         let pass = self.pass(action);
         if op == Op::BackwardInput {
-            let work = WgradQueue::default();
-            chunks.backward(pass, || work.defer(whole))?;
-            self.backward_weight.insert(key, work);
+            let wgrads = WgradQueue::default();
+            chunks.backward(pass, || wgrads.defer(run_backward))?;
+            self.backward_weight.insert(key, wgrads);
         } else {
-            chunks.backward(pass, whole)?;
+            chunks.backward(pass, run_backward)?;
         }
         if let Some(stage_input) = stage_input {
             let gradient = stage_input.gradient().expect("the stage uses its input");
@@ -270,7 +281,7 @@ impl Runner<'_> {
                 micro_batch,
                 to_stage: to_stage - 1,
             };
-            self.p2p.send_local(message, gradient);
+            self.p2p.deliver(message, gradient);
         }
         Ok(())
     }

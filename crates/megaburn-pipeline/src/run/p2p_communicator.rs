@@ -25,13 +25,15 @@ pub struct P2pSpec {
     pub device: Device,
 }
 
-/// The number of passes after which a send is waited for.
-const PASSES_TO_SEND: usize = 2;
+/// The number of passes that a send may overlap with before computation waits for it. In the steady
+/// state of 1F1B, two passes end where this rank sends in the same direction again: until then the
+/// other rank has the time of a full micro-batch to receive, and few sent activations are held.
+const MAX_PASSES_IN_FLIGHT: usize = 2;
 
 /// Tensors between stages, on their way to a pass of this rank or to another rank.
 pub(super) struct P2pCommunicator<'a> {
     schedule: &'a Schedule,
-    wire: &'a P2pSpec,
+    spec: &'a P2pSpec,
     rank: usize,
     receiving: BTreeMap<Message, Work<Tensor<3>>>,
     /// Inputs of passes of this rank.
@@ -45,12 +47,12 @@ pub(super) struct P2pCommunicator<'a> {
 }
 
 impl<'a> P2pCommunicator<'a> {
-    pub(super) fn new(schedule: &'a Schedule, wire: &'a P2pSpec) -> Self {
-        let rank = wire.neighbours.group().rank();
+    pub(super) fn new(schedule: &'a Schedule, spec: &'a P2pSpec) -> Self {
+        let rank = spec.neighbours.group().rank();
         let (receiving, arrived, outgoing, sending) = Default::default();
         Self {
             schedule,
-            wire,
+            spec,
             rank,
             receiving,
             arrived,
@@ -61,20 +63,20 @@ impl<'a> P2pCommunicator<'a> {
     }
 
     /// Hands a tensor to a stage: to a later pass of this rank, or to the send that follows.
-    pub(super) fn send_local(&mut self, message: Message, x: Tensor<3>) {
+    pub(super) fn deliver(&mut self, message: Message, x: Tensor<3>) {
         let is_here = self.schedule.stages.rank_of(message.to_stage) == self.rank;
         let to = if is_here {
             &mut self.arrived
         } else {
             &mut self.outgoing
         };
-        to.insert(message, x.cast(self.wire.dtype));
+        to.insert(message, x.cast(self.spec.dtype));
     }
 
     /// Takes the input of a pass, waiting for its receive.
     pub(super) fn take(&mut self, message: Message) -> Tensor<3> {
         match self.receiving.remove(&message) {
-            Some(coming) => coming.wait(),
+            Some(work) => work.wait(),
             None => self
                 .arrived
                 .remove(&message)
@@ -89,11 +91,11 @@ impl<'a> P2pCommunicator<'a> {
             shape,
             dtype,
             device,
-        } = self.wire;
+        } = self.spec;
         let (peer, message) = self.transfer(action);
         let (group, from) = neighbours.from(peer);
-        let coming = tensors::recv(*shape, (device, *dtype), from, group, Lane::Overlapped)?;
-        self.receiving.insert(message, coming);
+        let work = tensors::recv(*shape, (device, *dtype), from, group, Lane::Overlapped)?;
+        self.receiving.insert(message, work);
         Ok(())
     }
 
@@ -103,19 +105,20 @@ impl<'a> P2pCommunicator<'a> {
             .outgoing
             .remove(&message)
             .expect("the schedule was validated");
-        let (group, to) = self.wire.neighbours.to(peer);
-        let sent = tensors::send(x, to, group, Lane::Overlapped)?;
-        self.sending.push_back((self.num_passes, sent));
+        let (group, to) = self.spec.neighbours.to(peer);
+        let work = tensors::send(x, to, group, Lane::Overlapped)?;
+        self.sending.push_back((self.num_passes, work));
         Ok(())
     }
 
-    /// Called before a pass: waits for sends that were started more than [`PASSES_TO_SEND`] passes
-    /// ago.
+    /// Called before a pass: waits for sends that were started more than [`MAX_PASSES_IN_FLIGHT`]
+    /// passes ago.
     pub(super) fn end_sends(&mut self) {
         self.num_passes += 1;
-        let is_over = |left: usize| left + PASSES_TO_SEND < self.num_passes;
-        while self.sending.front().is_some_and(|(left, _)| is_over(*left)) {
-            self.sending.pop_front();
+        let is_due =
+            |(started, _): &mut (usize, _)| *started + MAX_PASSES_IN_FLIGHT < self.num_passes;
+        while let Some((_, work)) = self.sending.pop_front_if(is_due) {
+            work.wait();
         }
     }
 

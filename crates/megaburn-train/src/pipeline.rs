@@ -160,7 +160,7 @@ impl Pipeline {
     }
 
     /// The messages between stages, for micro-batches `[seq_len, samples]`.
-    pub fn wire(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
+    pub fn p2p_spec(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
         let [seq_len, samples] = tokens;
         let shape = [seq_len / self.splits, samples, self.hidden];
         let neighbours = self.neighbours.clone();
@@ -190,9 +190,9 @@ impl Pipeline {
             return Ok(model.next_logits(next, cache, device));
         }
         let rows = model.num_rows(next, cache);
-        let wire = P2pSpec {
+        let spec = P2pSpec {
             shape: [rows, 1, self.hidden],
-            ..self.wire([0, 0], device)
+            ..self.p2p_spec([0, 0], device)
         };
         let mut reading = GenerateExecutor {
             model,
@@ -201,7 +201,7 @@ impl Pipeline {
             device,
             logits: None,
         };
-        run(&self.forward_only(1)?, &wire, &mut reading)?;
+        run(&self.forward_only(1)?, &spec, &mut reading)?;
         let logits = match reading.logits {
             Some(logits) => logits.cast(DType::F32),
             None => {

@@ -159,7 +159,7 @@ impl<'a> VerifyRank<'a> {
         let schedule = self.pipeline.forward_only(1)?;
         let model = self.model.valid();
         let mut pass = VerifyExecutor::new(&model, &self.tokens, None);
-        run(&schedule, &self.wire(), &mut pass)?;
+        run(&schedule, &self.p2p_spec(), &mut pass)?;
         // The logits are on another stage.
         let Some(found) = pass.logits else {
             return Ok(Some(0.0));
@@ -182,12 +182,12 @@ impl<'a> VerifyRank<'a> {
     fn backward(&mut self) -> Result<Vec<f64>, TrainError> {
         self.grads.reset();
         let schedule = self.pipeline.training(1)?;
-        let wire = self.wire();
+        let spec = self.p2p_spec();
         let mut pass = VerifyExecutor::new(&self.model, &self.tokens, Some(&self.labels));
         pass.ahead = &self.ahead;
         pass.scaling_factor = self.reference.mtp_loss_scaling_factor;
         pass.grads = Some(&mut self.grads);
-        run(&schedule, &wire, &mut pass)?;
+        run(&schedule, &spec, &mut pass)?;
         let mut mine = vec![0.0; 2 + self.ahead.len()];
         if let Some(StageLosses { main, mtp }) = pass.losses {
             let labels = self.labels.to_data();
@@ -210,9 +210,9 @@ impl<'a> VerifyRank<'a> {
         Ok(all[1..].iter().map(|sum| sum / all[0]).collect())
     }
 
-    fn wire(&self) -> P2pSpec {
+    fn p2p_spec(&self) -> P2pSpec {
         let [len, samples] = self.tokens.dims();
-        self.pipeline.wire(
+        self.pipeline.p2p_spec(
             [len * self.groups.cp.size(), samples],
             &self.tokens.device(),
         )

@@ -210,7 +210,7 @@ mod tests {
 
     const NO: i64 = IGNORED;
 
-    fn batching(seq_len: usize, documents: Option<Split>) -> Collator {
+    fn collator(seq_len: usize, documents: Option<Split>) -> Collator {
         Collator {
             seq_len,
             padded: seq_len,
@@ -232,7 +232,7 @@ mod tests {
         #[case] tokens: &[i64],
         #[case] labels: &[i64],
     ) {
-        let of = batching(6, None);
+        let of = collator(6, None);
         let row = of.row(of.documents_of(sample).into_iter());
         assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
         assert_eq!(row.bounds, [0, 6]);
@@ -250,7 +250,7 @@ mod tests {
         #[case] labels: &[i64],
         #[case] bounds: &[usize],
     ) {
-        let of = batching(
+        let of = collator(
             8,
             Some(Split {
                 eos: 9,
@@ -268,7 +268,7 @@ mod tests {
         let samples: [Vec<u32>; 2] = [(0..9).collect(), (10..19).collect()];
         let of = Collator {
             zigzag: Zigzag::new(0, 2),
-            ..batching(8, None)
+            ..collator(8, None)
         };
         let batch = of.batch(&samples, 1, &device).unwrap();
         assert_eq!(matrix(batch.tokens), [0, 10, 1, 11, 6, 16, 7, 17]);
@@ -282,7 +282,7 @@ mod tests {
         let of = Collator {
             zigzag: Zigzag::new(1, 2),
             documents: Some(split),
-            ..batching(16, None)
+            ..collator(16, None)
         };
         let sample = |end: u32| [(1..end).collect(), vec![99], (50..70).collect()].concat();
         let batch = of.batch(&[sample(5), sample(9)], 2, &device).unwrap();
@@ -313,7 +313,7 @@ mod tests {
             let of = Collator {
                 zigzag,
                 mtp_depths,
-                ..batching(16, split)
+                ..collator(16, split)
             };
             of.batch(std::slice::from_ref(&sample), 1, &device).unwrap()
         };

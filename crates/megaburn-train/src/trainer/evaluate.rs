@@ -47,13 +47,13 @@ impl Trainer {
         };
         let _compiling = self.first_times.begin(Work::Evaluation, &self.groups.world);
         let model = self.model().valid();
-        let plain = self.device.clone().inner();
+        let inner_device = self.device.clone().inner();
         let global_batch = self.config.train.global_batch as u64;
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
         let total = wanted.min(valid.num_samples());
         let mut losses = Losses::of(self.model_config.mtp_layers);
         let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
-        let wire = self.wire();
+        let spec = self.p2p_spec();
         for step in 0..total.div_ceil(global_batch) {
             if stop()? {
                 self.sharding.check()?;
@@ -61,33 +61,33 @@ impl Trainer {
                 return Ok(None);
             }
             let model = &model;
-            let plain = &plain;
+            let inner_device = &inner_device;
             let losses = &mut losses;
             let first = step * global_batch;
-            let dynamic = self.hybrid_batches(valid, first, total)?;
-            let own = dynamic
+            let hybrid = self.hybrid_batches(valid, first, total)?;
+            let hybrid_schedule = hybrid
                 .as_ref()
-                .map(|of| self.pipeline.forward_only(of.num_passes()));
-            let dynamic = dynamic.as_ref();
-            let own = own.transpose()?;
-            let mut passes = Evaluation {
+                .map(|hybrid| self.pipeline.forward_only(hybrid.num_passes()))
+                .transpose()?;
+            let mut executor = Evaluation {
                 trainer: self,
                 model,
                 first,
                 total,
                 valid,
-                plain,
+                inner_device,
                 losses,
-                dynamic,
+                hybrid: hybrid.as_ref(),
             };
-            run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
+            let schedule = hybrid_schedule.as_ref().unwrap_or(&schedule);
+            run(schedule, &spec, &mut executor)?;
         }
         // Check for a lost rank first, so that it is reported instead of a NaN loss.
         self.sharding.check()?;
         self.sharding.release();
-        let sums = losses.read()?.over(&self.groups.batch)?;
-        let eval_loss = sums.mean();
-        let mtp_losses = sums.mtp_means();
+        let totals = losses.read()?.over(&self.groups.batch)?;
+        let eval_loss = totals.mean();
+        let mtp_losses = totals.mtp_means();
         Ok(Some(EvalMetrics {
             step: self.progress.step,
             eval_loss,
@@ -103,11 +103,11 @@ impl Trainer {
         first: u64,
         total: u64,
     ) -> Result<Option<HybridContext>, TrainError> {
-        let Some(mut dynamic) = self.dynamic.clone() else {
+        let Some(mut hybrid) = self.hybrid.clone() else {
             return Ok(None);
         };
         let end = total.min(first + self.config.train.global_batch as u64);
-        dynamic.assign(&self.documents_of(valid, first..end))?;
-        Ok(Some(dynamic))
+        hybrid.assign(&self.documents_of(valid, first..end))?;
+        Ok(Some(hybrid))
     }
 }

@@ -86,7 +86,7 @@ pub struct Trainer {
     groups: ProcessGroups,
     pipeline: Pipeline,
     /// The assignment of documents to ranks, with hybrid context parallelism.
-    dynamic: Option<HybridContext>,
+    hybrid: Option<HybridContext>,
     device: Device,
     /// Always `Some`, except while the optimizer replaces it.
     model: Option<Decoder>,
@@ -180,7 +180,7 @@ impl Trainer {
             },
         }
         .init(&groups, &device)?;
-        let dynamic = HybridContext::new(&config, &model_config, &groups)?;
+        let hybrid = HybridContext::new(&config, &model_config, &groups)?;
         Ok(Self {
             grads,
             sharding,
@@ -202,7 +202,7 @@ impl Trainer {
             model: Some(model),
             plan,
             model_config,
-            dynamic,
+            hybrid,
             groups,
             pipeline,
             device,

@@ -26,7 +26,7 @@ impl Trainer {
     /// # Collective
     /// All ranks; a forward and backward pass, and one parameter name.
     fn non_finite_origin(&mut self) -> Result<Option<NonFiniteOrigin>, TrainError> {
-        self.accumulate_gradients(ReduceScope::Local)?;
+        self.forward_backward(ReduceScope::Local)?;
         self.sharding.check()?;
         self.sharding.release();
         let model = self

@@ -27,10 +27,10 @@ pub(super) enum ReduceScope {
 /// The passes of a training step.
 pub(super) struct Training<'a> {
     pub(super) trainer: &'a mut Trainer,
-    pub(super) sums: ReduceScope,
+    pub(super) reduce_scope: ReduceScope,
     /// The factor on the loss before backward; `None` without loss scaling.
     pub(super) factor: Option<f64>,
-    pub(super) plain: Device,
+    pub(super) inner_device: Device,
     pub(super) losses: Losses,
 }
 
@@ -38,7 +38,7 @@ impl Training<'_> {
     fn begin(&mut self, pass: MicroBatchStep) -> Range {
         let backward = range("backward");
         self.trainer.groups.world.pulse().beat();
-        if self.sums == ReduceScope::DataParallel && self.trainer.config.parallel.overlap {
+        if self.reduce_scope == ReduceScope::DataParallel && self.trainer.config.parallel.overlap {
             self.trainer.grads.begin_micro_batch(pass.is_last);
         }
         backward
@@ -47,7 +47,7 @@ impl Training<'_> {
     /// Called after a backward pass, or a part of one.
     fn end(&mut self) -> Result<(), TrainError> {
         self.trainer.groups.world.pulse().beat();
-        match self.sums {
+        match self.reduce_scope {
             ReduceScope::DataParallel => Ok(self.trainer.grads.end_micro_batch()?),
             ReduceScope::Local => Ok(()),
         }
@@ -64,7 +64,7 @@ impl StageExecutor for Training<'_> {
     ) -> Result<Output, TrainError> {
         let Self {
             trainer,
-            plain,
+            inner_device,
             losses,
             factor,
             ..
@@ -73,18 +73,20 @@ impl StageExecutor for Training<'_> {
         let model = trainer.model_in_flight();
         let layers = &model.stages()[pass.chunk];
         let batch = || -> Result<Batch, TrainError> {
-            if let Some(dynamic) = &trainer.dynamic {
-                return dynamic.batch(pass.micro_batch, plain);
+            if let Some(hybrid) = &trainer.hybrid {
+                return hybrid.batch(pass.micro_batch, inner_device);
             }
             let (_, samples) = trainer.micro_batch(pass.micro_batch);
-            Ok(trainer.batching().batch(&samples, samples.len(), plain)?)
+            Ok(trainer
+                .collator()
+                .batch(&samples, samples.len(), inner_device)?)
         };
         let batch = trainer.needs_batch(layers).then(batch).transpose()?;
         let block = || trainer.token_block(pass.micro_batch);
         let context = BatchContext {
             loss_factor: Some(factor.unwrap_or(1.0)),
             // There is no dropout with hybrid context parallelism.
-            block: trainer.dynamic.is_none().then(block),
+            block: trainer.hybrid.is_none().then(block),
             ..batch_context(batch.as_ref())
         };
         let _forward = range("forward");
@@ -109,12 +111,14 @@ impl StageExecutor for Training<'_> {
         let _backward = self.begin(pass);
         let mut grads = run();
         let Trainer {
-            model, grads: sums, ..
+            model,
+            grads: accumulator,
+            ..
         } = &mut *self.trainer;
         let model = model
             .as_ref()
             .expect("the model is absent only during an update");
-        sums.accumulate(model, &mut grads);
+        accumulator.accumulate(model, &mut grads);
         self.end()
     }
 
@@ -138,10 +142,10 @@ pub(super) struct Evaluation<'a> {
     pub(super) first: u64,
     pub(super) total: u64,
     pub(super) valid: &'a Sampler,
-    pub(super) plain: &'a Device,
+    pub(super) inner_device: &'a Device,
     pub(super) losses: &'a mut Losses,
     /// The assignment of the global batch's documents, with hybrid context parallelism.
-    pub(super) dynamic: Option<&'a HybridContext>,
+    pub(super) hybrid: Option<&'a HybridContext>,
 }
 
 impl StageExecutor for Evaluation<'_> {
@@ -156,22 +160,22 @@ impl StageExecutor for Evaluation<'_> {
             trainer,
             first,
             total,
-            plain,
+            inner_device,
             ..
         } = *self;
         trainer.groups.world.pulse().beat();
         let layers = &self.model.stages()[pass.chunk];
         let batch = || -> Result<Batch, TrainError> {
-            if let Some(dynamic) = self.dynamic {
-                return dynamic.batch(pass.micro_batch, plain);
+            if let Some(hybrid) = self.hybrid {
+                return hybrid.batch(pass.micro_batch, inner_device);
             }
             let dp = trainer.groups.dp.rank();
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
             // After the end of the data the sampler starts over; those samples do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
             Ok(trainer
-                .batching()
-                .batch(&self.valid.batch(numbers), counted, plain)?)
+                .collator()
+                .batch(&self.valid.batch(numbers), counted, inner_device)?)
         };
         // Experts must not process samples that do not count, in any stage.
         let is_cut = total < first + trainer.config.train.global_batch as u64;
@@ -194,7 +198,7 @@ impl StageExecutor for Evaluation<'_> {
 impl Trainer {
     /// Whether a stage needs tokens, labels, or the ends of documents or sequences.
     fn needs_batch(&self, stage: &StageLayers) -> bool {
-        let has_padding = self.batching().padded > self.config.data.seq_len;
+        let has_padding = self.collator().padded > self.config.data.seq_len;
         let of_experts = has_padding && self.model_config.experts.is_some();
         let is_end = stage.embedding || stage.loss;
         is_end || self.config.data.documents || of_experts

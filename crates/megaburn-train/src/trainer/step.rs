@@ -65,7 +65,11 @@ impl Trainer {
     pub(crate) fn try_step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.next_batch().global_batch_size() as u64;
-        let (losses, loss_factor) = self.accumulate_gradients(ReduceScope::DataParallel)?;
+
+        // Forward and backward over the micro-batches, in the schedule's order.
+        let (losses, loss_factor) = self.forward_backward(ReduceScope::DataParallel)?;
+
+        // Sum the gradients over the ranks; make them means over tokens.
         let reduce = range("reduce");
         self.grads.reduce()?;
         self.pipeline.all_reduce_tied(&mut self.grads)?;
@@ -74,34 +78,36 @@ impl Trainer {
         let norm = self.grads.norm()?;
         let StepLossTotals { loss, mtp } = losses.sum_over(&self.groups.batch, &self.device)?;
         drop(reduce);
+
+        // Clip and update; the device skips it if loss or gradient is not finite.
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
         let rates = self.schedules.rates(trained);
-        let num_zeros = if self.config.train.log_num_zeros {
-            Some(self.grads.num_zeros()?)
-        } else {
-            None
-        };
+        let log_num_zeros = self.config.train.log_num_zeros;
+        let num_zeros = log_num_zeros.then(|| self.grads.num_zeros()).transpose()?;
         self.grads.skip_if_not_finite(&loss);
-        self.update(&rates, &norm)?;
-        let params_norm = if self.config.train.log_params_norm {
-            Some(self.grads.params_norm(self.model())?)
-        } else {
-            None
-        };
+        self.clip_and_update(&rates, &norm)?;
+        let log_params_norm = self.config.train.log_params_norm;
+        let params_norm = log_params_norm
+            .then(|| self.grads.params_norm(self.model()))
+            .transpose()?;
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
-        let outcome = self.outcome(&loss, &norm, tokens);
+        let outcome = self.read_outcome(&loss, &norm, tokens);
         if !outcome.as_ref().is_ok_and(|outcome| outcome.is_update) {
             // The update detected this on the device and changed nothing.
             self.optimizer.revert_step_count();
         }
         let outcome = outcome?;
+
+        // Check that all ranks agree, and advance.
         let loss_scale = self.loss_scaler.as_ref().map(LossScaler::scale);
         let step = progress.step + 1;
-        let [seconds, memory] = self.agree(step, outcome, started.elapsed())?;
-        self.count(step, samples, outcome)?;
+        let [seconds, memory] = self.check_ranks_agree(step, outcome, started.elapsed())?;
+        self.advance(step, samples, outcome)?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
+
+        // Metrics.
         let Outcome {
             loss,
             grad_norm,
@@ -111,12 +117,8 @@ impl Trainer {
             Ok::<_, TrainError>(self.device_error(sum.read())? / tokens.max(1.0))
         };
         let mtp_losses = mtp.iter().map(mean).collect::<Result<_, _>>()?;
-        let num_zeros = num_zeros
-            .map(|zeros| self.device_error(zeros.read()))
-            .transpose()?;
-        let params_norm = params_norm
-            .map(|norm| self.device_error(norm.read()))
-            .transpose()?;
+        let num_zeros = self.read_if_logged(num_zeros, DeviceScalar::read)?;
+        let params_norm = self.read_if_logged(params_norm, GradNorm::read)?;
         Ok(StepMetrics {
             step,
             loss,
@@ -135,10 +137,11 @@ impl Trainer {
         })
     }
 
-    /// The time of the slowest rank in seconds, and the largest memory of a rank in bytes. All
-    /// ranks reduced the same numbers in the same order, so they have the same outcome. A rank that
-    /// differs must not continue, because it would wait for ranks that do something else.
-    fn agree(
+    /// Checks that all ranks have the same outcome. They reduced the same numbers in the same order;
+    /// a rank that differs must not continue, because it would wait for ranks that do something
+    /// else. Returns the time of the slowest rank in seconds, and the largest memory of a rank in
+    /// bytes.
+    fn check_ranks_agree(
         &self,
         step: u64,
         outcome: Outcome,
@@ -155,19 +158,14 @@ impl Trainer {
     }
 
     /// Reads the outcome of the step from the device.
-    fn outcome(
+    fn read_outcome(
         &self,
         loss: &DeviceScalar,
         norm: &GradNorm,
         tokens: f64,
     ) -> Result<Outcome, TrainError> {
         let loss = self.device_error(loss.read())? / tokens.max(1.0);
-        let threshold = self.config.optimizer.grad_norm_skip_threshold;
-        let threshold = if threshold > 0.0 {
-            threshold
-        } else {
-            f64::INFINITY
-        };
+        let threshold = limit(self.config.optimizer.grad_norm_skip_threshold);
         let (grad_norm, is_above) = self.device_error(norm.read_against(threshold))?;
         let outcome = Outcome {
             loss,
@@ -180,8 +178,11 @@ impl Trainer {
         })
     }
 
-    /// Counts a step over `samples` samples.
-    fn count(&mut self, step: u64, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
+    /// Advances the run by a step over `samples` samples, and adapts the loss scale.
+    ///
+    /// # Errors
+    /// The step is not finite, except in f16, or too many consecutive steps were skipped.
+    fn advance(&mut self, step: u64, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
         let Outcome {
             loss,
             grad_norm,
@@ -261,9 +262,9 @@ impl Trainer {
 
     /// Runs forward and backward over this rank's micro-batches. The gradients are those of the
     /// loss (a sum over tokens) times the returned factor.
-    pub(super) fn accumulate_gradients(
+    pub(super) fn forward_backward(
         &mut self,
-        sums: ReduceScope,
+        reduce_scope: ReduceScope,
     ) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
         self.reset_loads()?;
@@ -275,34 +276,35 @@ impl Trainer {
             .loss_scaler
             .as_ref()
             .map(|scaler| scaler.scale() / tokens as f64);
-        if let Some(mut dynamic) = self.dynamic.take() {
+        if let Some(mut hybrid) = self.hybrid.take() {
             let consumed = self.progress.consumed_samples;
             let numbers = consumed..consumed + batch.global_batch_size() as u64;
-            let hybrid_batches = dynamic.assign(&self.documents_of(&self.train, numbers));
-            self.dynamic = Some(dynamic);
-            hybrid_batches?;
+            let assigned = hybrid.assign(&self.documents_of(&self.train, numbers));
+            self.hybrid = Some(hybrid);
+            assigned?;
         }
-        let passes = self.dynamic.as_ref().map(HybridContext::num_passes);
-        let schedule = self
-            .pipeline
-            .training(passes.unwrap_or(batch.num_micro_batches()))?;
-        let wire = self.wire();
-        let plain = self.device.clone().inner();
+        let num_passes = self
+            .hybrid
+            .as_ref()
+            .map_or(batch.num_micro_batches(), HybridContext::num_passes);
+        let schedule = self.pipeline.training(num_passes)?;
+        let spec = self.p2p_spec();
+        let inner_device = self.device.clone().inner();
         let losses = Losses::of(self.model_config.mtp_layers);
-        let mut passes = Training {
+        let mut executor = Training {
             trainer: self,
-            sums,
+            reduce_scope,
             factor,
-            plain,
+            inner_device,
             losses,
         };
-        run(&schedule, &wire, &mut passes)?;
-        let losses = passes.losses;
+        run(&schedule, &spec, &mut executor)?;
+        let losses = executor.losses;
         Ok((losses, factor.unwrap_or(1.0)))
     }
 
     /// Turns samples into the inputs of this rank's model.
-    pub(super) fn batching(&self) -> Collator {
+    pub(super) fn collator(&self) -> Collator {
         let DataConfig {
             documents,
             document_multiple,
@@ -323,32 +325,25 @@ impl Trainer {
 
     /// The documents of these samples, which all ranks know.
     pub(super) fn documents_of(&self, sampler: &Sampler, numbers: Range<u64>) -> Vec<Document> {
-        let batching = self.batching();
-        let of = |sample: Vec<u32>| batching.documents_of(&sample);
+        let collator = self.collator();
+        let of = |sample: Vec<u32>| collator.documents_of(&sample);
         sampler.batch(numbers).into_iter().flat_map(of).collect()
     }
 
     /// The messages between the stages of a pipeline.
-    pub(super) fn wire(&self) -> P2pSpec {
-        let tokens = [self.batching().padded, self.batch.micro_batch_size()];
-        self.pipeline.wire(tokens, &self.device)
+    pub(super) fn p2p_spec(&self) -> P2pSpec {
+        let tokens = [self.collator().padded, self.batch.micro_batch_size()];
+        self.pipeline.p2p_spec(tokens, &self.device)
     }
 
-    fn update(&mut self, rates: &StepRates, norm: &GradNorm) -> Result<(), TrainError> {
+    fn clip_and_update(&mut self, rates: &StepRates, norm: &GradNorm) -> Result<(), TrainError> {
         let _update = range("update");
         let OptimizerConfig {
             clip_grad,
             grad_norm_skip_threshold,
             ..
         } = self.config.optimizer;
-        self.grads.clip(
-            norm,
-            if clip_grad > 0.0 {
-                clip_grad
-            } else {
-                f64::INFINITY
-            },
-        );
+        self.grads.clip(norm, limit(clip_grad));
         if grad_norm_skip_threshold > 0.0 {
             self.grads.skip_above(norm, grad_norm_skip_threshold);
         }
@@ -363,11 +358,31 @@ impl Trainer {
         Ok(())
     }
 
+    /// Reads a number of the device that only exists if its setting asks for it.
+    fn read_if_logged<S>(
+        &self,
+        scalar: Option<S>,
+        read: impl FnOnce(&S) -> Result<f64, OptimError>,
+    ) -> Result<Option<f64>, TrainError> {
+        scalar
+            .map(|scalar| self.device_error(read(&scalar)))
+            .transpose()
+    }
+
     /// Converts the failure of a device into an error of the run.
     pub(super) fn device_error<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
         read.map_err(|error| match error {
             OptimError::Device { why } => device_error(why, &self.device),
             error => error.into(),
         })
+    }
+}
+
+/// The limit that a setting stands for: 0 means none.
+fn limit(setting: f64) -> f64 {
+    if setting > 0.0 {
+        setting
+    } else {
+        f64::INFINITY
     }
 }

@@ -1,7 +1,16 @@
-//! The training loop of a run: steps, and between them evaluations, checkpoints and stopping.
+//! The training loop of a run:
+//!
+//! ```text
+//! while steps remain {
+//!     evaluate if due; step; report; check replicas if due; save if due or stopped
+//! }
+//! save; evaluate; sample
+//! ```
 //!
 //! A step is recorded before anything that may fail. A checkpoint is saved before an evaluation,
 //! which changes nothing that a checkpoint holds.
+
+use std::ops::ControlFlow;
 
 use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
 use megaburn_report::metrics::EvalMetrics;
@@ -85,8 +94,8 @@ impl TrainLoop<'_> {
             let step = self.trainer.progress().step;
             if self.trainer.evaluates() && due(step, interval) && evaluated != Some(step) {
                 match self.evaluate()? {
-                    Ok(_) => evaluated = Some(step),
-                    Err(reason) => return self.stopped(reason),
+                    ControlFlow::Continue(_) => evaluated = Some(step),
+                    ControlFlow::Break(reason) => return self.stopped(reason),
                 }
             }
             if let Some(reason) = self.step()? {
@@ -97,8 +106,8 @@ impl TrainLoop<'_> {
         let mut last = None;
         if self.trainer.evaluates() {
             let eval = match self.evaluate_unless_stopped()? {
-                Ok(eval) => eval,
-                Err(reason) => return self.stopped(reason),
+                ControlFlow::Continue(eval) => eval,
+                ControlFlow::Break(reason) => return self.stopped(reason),
             };
             if let Some(report) = &mut self.report {
                 report.final_eval(&eval, evaluated)?;
@@ -186,21 +195,24 @@ impl TrainLoop<'_> {
 
     /// Evaluates and reports the result, or returns the reason if the run is stopped in the
     /// meantime.
-    fn evaluate(&mut self) -> Result<Result<EvalMetrics, StopReason>, TrainError> {
+    fn evaluate(&mut self) -> Result<ControlFlow<StopReason, EvalMetrics>, TrainError> {
         let eval = self.evaluate_unless_stopped()?;
-        if let (Some(report), Ok(eval)) = (&mut self.report, &eval) {
+        if let (Some(report), ControlFlow::Continue(eval)) = (&mut self.report, &eval) {
             report.eval(eval)?;
         }
         Ok(eval)
     }
 
-    fn evaluate_unless_stopped(&self) -> Result<Result<EvalMetrics, StopReason>, TrainError> {
+    fn evaluate_unless_stopped(&self) -> Result<ControlFlow<StopReason, EvalMetrics>, TrainError> {
         let mut reason = None;
         let eval = self.trainer.evaluate_unless(|| {
             reason = self.is_stopped()?;
             Ok(reason.is_some())
         })?;
-        Ok(eval.ok_or_else(|| reason.expect("an evaluation ends early only for a reason")))
+        Ok(match eval {
+            Some(eval) => ControlFlow::Continue(eval),
+            None => ControlFlow::Break(reason.expect("an evaluation ends early only for a reason")),
+        })
     }
 
     /// The last step whose evaluation is in the metrics.

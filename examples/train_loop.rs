@@ -74,19 +74,21 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
     let batch = GlobalBatch::new(GLOBAL_BATCH, MICRO_BATCH, groups.dp.size())?;
     let num_tokens = (GLOBAL_BATCH * SEQ_LEN) as f64;
     let mut samples = 0; // read so far, by all ranks
-    let mut losses = (0.0, 0.0);
+    let (mut first_loss, mut last_loss) = (0.0, 0.0);
     for step in 1..=STEPS {
+        // Forward and backward.
         grads.reset();
-        let mut sums = Vec::new();
+        let mut losses = Vec::new();
         for index in 0..batch.num_micro_batches() {
-            let numbers = batch.micro_batch(samples, groups.dp.rank(), index);
-            let (tokens, labels) = tensors(&sampler.batch(numbers), &device);
+            let sample_indices = batch.micro_batch(samples, groups.dp.rank(), index);
+            let (tokens, labels) = tensors(&sampler.batch(sample_indices), &device);
             let loss = model.loss(tokens, labels); // summed over tokens, equal on all of `tp`
-            sums.push(loss.clone().inner());
+            losses.push(loss.clone().inner());
             grads.accumulate(&model, &mut loss.backward());
         }
         samples += GLOBAL_BATCH as u64;
 
+        // Reduce, clip, update.
         grads.reduce()?; // over `dp`
         grads.scale(1.0 / num_tokens);
         let norm = grads.norm()?; // of the unsharded gradient, equal on every rank
@@ -94,17 +96,18 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
         let lr = schedule.lr(samples);
         model = optimizer.step(lr, model, &grads)?;
 
-        losses.1 = DeviceScalar::of(Tensor::cat(sums, 0), &groups.batch)?.read()? / num_tokens;
+        last_loss = DeviceScalar::of(Tensor::cat(losses, 0), &groups.batch)?.read()? / num_tokens;
         if step == 1 {
-            losses.0 = losses.1;
+            first_loss = last_loss;
         }
         if groups.is_main() && (step == 1 || step % 10 == 0) {
-            let loss = losses.1;
             let norm = norm.read()?;
-            println!("step {step:3}/{STEPS}  loss {loss:.4}  grad norm {norm:.3}  lr {lr:.2e}");
+            println!(
+                "step {step:3}/{STEPS}  loss {last_loss:.4}  grad norm {norm:.3}  lr {lr:.2e}"
+            );
         }
     }
-    Ok(losses)
+    Ok((first_loss, last_loss))
 }
 
 /// The inputs and next-token labels, `[seq, batch]` each, of samples of `SEQ_LEN + 1` tokens.

@@ -11,7 +11,6 @@ use crate::{
 /// One member's term of a sum over its group, such as the product of a row-parallel matrix. It has
 /// no meaning until it is reduced, so reducing is the only operation.
 ///
-///
 /// ```compile_fail
 /// use burn::tensor::Tensor;
 /// use megaburn_collective::{Group, region::Partial};

@@ -6,7 +6,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use cubecl::prelude::*;
 
 use super::op::{Activation, PointwiseFn};
-use crate::kernel_parts::{RowGroup, place, row_sum};
+use crate::kernel_parts::{RowGroup, row_sum, unit_and_row};
 
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
@@ -125,11 +125,11 @@ pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
     x_stride: u32,
     dy_stride: u32,
     #[comptime] activation: Activation,
-    #[comptime] team: RowGroup,
+    #[comptime] group: RowGroup,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
     let mut shared = Shared::new_slice(32usize);
-    let (unit, row) = place(team);
+    let (unit, row) = unit_and_row(group);
     if row < rows {
         let factor = Vector::<f32, N>::new(f32::cast_from(weight[row as usize]));
         let from = row as usize * x_stride as usize;
@@ -152,9 +152,9 @@ pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
                 dx[to] = Vector::cast_from(weighted * slope);
                 sum += dy * value;
             }
-            column += comptime!(team.planes * 32);
+            column += comptime!(group.planes * 32);
         }
-        let sum = row_sum(Vector::vector_sum(sum), &mut shared, 0u32, team.planes);
+        let sum = row_sum(Vector::vector_sum(sum), &mut shared, 0u32, group.planes);
         if unit == 0 {
             dweight[row as usize] = G::cast_from(sum);
         }

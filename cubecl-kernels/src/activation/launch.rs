@@ -153,13 +153,13 @@ fn launch_backward(
         dbias = Some(sums);
     } else if let Some(weight) = weight {
         let sums = tensor::empty(&weight, weight.shape(), weight.dtype);
-        let team = RowGroup::new(width as usize, ROW_UNITS, 1, usize::MAX);
+        let group = RowGroup::new(width as usize, ROW_UNITS, 1, usize::MAX);
         let dtypes = [dtype, weight.dtype].map(dtype_to_storage_type);
         if rows > 0 {
             weighted_backward_kernel::launch(
                 &client,
-                CubeCount::Static(team.cubes(rows), 1, 1),
-                team.cube_dim(),
+                CubeCount::Static(group.cubes(rows), 1, 1),
+                group.cube_dim(),
                 address,
                 lanes,
                 x.tensor.into_buffer_arg(),
@@ -174,7 +174,7 @@ fn launch_backward(
                 activation,
                 RowGroup {
                     vecs_per_thread: 0,
-                    ..team
+                    ..group
                 },
                 dtypes,
             );

@@ -16,7 +16,7 @@ mod tensors;
 pub(crate) use launch::{put_parts, sum_parts};
 pub(crate) use philox::{RandomStream, random_bits, unit};
 pub(crate) use reduce::{row_sum, row_sums};
-pub(crate) use row_group::{RowGroup, place};
+pub(crate) use row_group::{RowGroup, unit_and_row};
 pub(crate) use rows::{RowView, address_type, lanes};
 pub(crate) use tensors::{on_gpu, wrap};
 

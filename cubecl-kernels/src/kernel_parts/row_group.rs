@@ -18,15 +18,15 @@ const SINGLES: u32 = 8;
 
 impl RowGroup {
     /// Chooses the units for rows of `vectors` vectors: adds units, up to `max_units`, until each
-    /// has at most `few` vectors. With more than `most` vectors each, they are not held in
-    /// registers.
-    pub(crate) fn new(vectors: usize, max_units: u32, few: usize, most: usize) -> Self {
+    /// has at most `target_vecs` vectors. With more than `max_vecs` vectors each, they are not held
+    /// in registers.
+    pub(crate) fn new(vectors: usize, max_units: u32, target_vecs: usize, max_vecs: usize) -> Self {
         let mut units = PLANE;
-        while units < max_units && vectors > units as usize * few {
+        while units < max_units && vectors > units as usize * target_vecs {
             units *= 2;
         }
         let vecs_per_thread = vectors.div_ceil(units as usize);
-        let vecs_per_thread = if vecs_per_thread > most {
+        let vecs_per_thread = if vecs_per_thread > max_vecs {
             0
         } else {
             vecs_per_thread as u32
@@ -51,9 +51,9 @@ impl RowGroup {
 
 /// The unit's index in its group, and the group's index among the groups of all cubes.
 #[cube]
-pub(crate) fn place(#[comptime] team: RowGroup) -> (u32, u32) {
-    if comptime!(team.planes == 1) {
-        (UNIT_POS_X, CUBE_POS_X * comptime!(team.rows) + UNIT_POS_Y)
+pub(crate) fn unit_and_row(#[comptime] group: RowGroup) -> (u32, u32) {
+    if comptime!(group.planes == 1) {
+        (UNIT_POS_X, CUBE_POS_X * comptime!(group.rows) + UNIT_POS_Y)
     } else {
         (UNIT_POS, CUBE_POS_X)
     }

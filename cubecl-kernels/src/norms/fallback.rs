@@ -1,8 +1,8 @@
 //! Fallback for norms, composed of a backend's primitives.
 //!
-//! With `n = (x - mean) / deviation` (no mean in RMS norm) and `g = dy * gamma`:
+//! With `n = (x - mean) / std` (no mean in RMS norm) and `g = dy * gamma`:
 //! `dbeta = sum_rows(dy)`, `dgamma = sum_rows(dy * n)`,
-//! `dx = (g - mean(g) - n * mean(g * n)) / deviation`.
+//! `dx = (g - mean(g) - n * mean(g * n)) / std`.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -83,8 +83,8 @@ pub(super) fn forward<B: Backend>(
     let mean = norm.centered.then(|| B::float_mean_dim(x.clone(), 1));
     let centered = less::<B>(x, mean.clone());
     let squares = B::float_mean_dim(B::float_mul(centered.clone(), centered.clone()), 1);
-    let deviation = B::float_sqrt(B::float_add_scalar(squares, norm.options.epsilon.into()));
-    let n = B::float_div(centered, deviation.clone());
+    let std = B::float_sqrt(B::float_add_scalar(squares, norm.options.epsilon.into()));
+    let n = B::float_div(centered, std.clone());
     let y = B::float_mul(n, scale::<B>(norm, gamma.clone(), wide));
     let types = beta.as_ref().map(|beta| beta.dtype());
     let y = match beta {
@@ -95,7 +95,7 @@ pub(super) fn forward<B: Backend>(
     let saved = SavedNorm {
         x: sum.clone(),
         mean,
-        deviation,
+        std_or_rstd: std,
         gamma,
         beta: types,
         dtype,
@@ -131,7 +131,7 @@ pub(super) fn backward<B: ColumnSum>(
     let SavedNorm {
         x,
         mean,
-        deviation,
+        std_or_rstd: std,
         gamma,
         beta,
         dtype,
@@ -139,10 +139,7 @@ pub(super) fn backward<B: ColumnSum>(
     let shape = dy.shape();
     let wide = compute_dtype(dtype);
     // Recompute exactly the numbers of the forward pass.
-    let n = B::float_div(
-        less::<B>(cast::<B>(rows::<B>(x), wide), mean),
-        deviation.clone(),
-    );
+    let n = B::float_div(less::<B>(cast::<B>(rows::<B>(x), wide), mean), std.clone());
     let dy = cast::<B>(rows::<B>(dy), wide);
     let dy_n = B::float_mul(n.clone(), dy.clone());
     let dbeta = beta.and_then(|dtype| bias_gradient::<B>(dy.clone(), dtype, sums.beta.as_ref()));
@@ -153,7 +150,7 @@ pub(super) fn backward<B: ColumnSum>(
     if norm.centered {
         g = B::float_sub(g.clone(), B::float_mean_dim(g, 1));
     }
-    let mut dx = B::float_div(B::float_sub(g, B::float_mul(n, mean_gn)), deviation);
+    let mut dx = B::float_div(B::float_sub(g, B::float_mul(n, mean_gn)), std);
     if let Some(dsum) = dsum {
         dx = B::float_add(dx, cast::<B>(rows::<B>(dsum), wide));
     }

@@ -108,9 +108,9 @@ pub(crate) struct SavedNorm<T> {
     pub(crate) x: T,
     /// Row means, `[rows, 1]`; layer norm only.
     pub(crate) mean: Option<T>,
-    /// The divisors of rows, `[rows, 1]`, in the fallback; their inverses where kernels compute the
-    /// norm.
-    pub(crate) deviation: T,
+    /// `[rows, 1]`: the fallback saves each row's divisor, `std = sqrt(var + epsilon)` (in RMS norm
+    /// the root mean square); the kernels save `rstd = 1 / std`.
+    pub(crate) std_or_rstd: T,
     pub(crate) gamma: T,
     /// The dtype of beta, if there is one.
     pub(crate) beta: Option<DType>,
@@ -124,16 +124,16 @@ impl<T> SavedNorm<T> {
         let Self {
             x,
             mean,
-            deviation,
+            std_or_rstd,
             gamma,
             beta,
             dtype,
         } = self;
-        let [x, deviation, gamma] = [x, deviation, gamma].map(&mut f);
+        let [x, std_or_rstd, gamma] = [x, std_or_rstd, gamma].map(&mut f);
         SavedNorm {
             x,
             mean: mean.map(f),
-            deviation,
+            std_or_rstd,
             gamma,
             beta,
             dtype,

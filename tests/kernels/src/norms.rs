@@ -128,8 +128,8 @@ fn sums() -> Result<(), String> {
     Ok(())
 }
 
-/// More than four rows per team of the backward kernel, so that it cycles through all stages; with
-/// teams of one plane and of two.
+/// More than four rows per group of the backward kernel, so that it cycles through all stages; with
+/// groups of one plane and of two.
 fn many() -> Result<(), String> {
     let (dtype, tolerance) = DTYPES[1];
     for [s, n] in [[21_700, 8], [10_810, 520]] {

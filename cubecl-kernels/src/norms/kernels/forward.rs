@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::{ForwardSizes, NormVariant};
-use crate::kernel_parts::{RowGroup, place, row_sum};
+use crate::kernel_parts::{RowGroup, row_sum, unit_and_row};
 
 /// Normalizes rows; reads each row once and keeps it in registers. Buffers that the variant does
 /// not use may be arbitrary ones.
@@ -14,22 +14,22 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     y: &mut [Vector<F, N>],
     sum: &mut [Vector<F, N>],
     mean: &mut [f32],
-    inverse: &mut [f32],
+    rstd: &mut [f32],
     sizes: ForwardSizes,
-    #[comptime] team: RowGroup,
-    #[comptime] flavor: NormVariant,
+    #[comptime] group: RowGroup,
+    #[comptime] variant: NormVariant,
     #[define(F, G, H)] _dtypes: [ElemType; 3],
 ) {
     let mut shared = Shared::new_slice(64usize);
-    let units = comptime!(team.planes * 32);
-    let held = comptime!(team.vecs_per_thread as usize);
-    let (unit, row) = place(team);
+    let units = comptime!(group.planes * 32);
+    let vecs = comptime!(group.vecs_per_thread as usize);
+    let (unit, row) = unit_and_row(group);
     if row < sizes.rows {
         let from = row as usize * sizes.x_stride as usize;
         let to = row as usize * sizes.width as usize;
-        let mut values = Array::<Vector<F, N>>::new(held);
+        let mut values = Array::<Vector<F, N>>::new(vecs);
         #[unroll]
-        for i in 0..held {
+        for i in 0..vecs {
             let at = unit + i as u32 * units;
             let mut value = Vector::<F, N>::new(F::new(0.0));
             if at < sizes.width {
@@ -37,10 +37,10 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
             }
             values[i] = value;
         }
-        if comptime!(flavor.add) {
+        if comptime!(variant.add) {
             let from = row as usize * sizes.residual_stride as usize;
             #[unroll]
-            for i in 0..held {
+            for i in 0..vecs {
                 let at = unit + i as u32 * units;
                 if at < sizes.width {
                     let other = Vector::<f32, N>::cast_from(residual[from + at as usize]);
@@ -51,44 +51,44 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
                 }
             }
         }
-        let mut average = f32::new(0.0);
-        if comptime!(flavor.centered) {
+        let mut row_mean = f32::new(0.0);
+        if comptime!(variant.centered) {
             let mut total = Vector::<f32, N>::new(0.0);
             #[unroll]
-            for i in 0..held {
+            for i in 0..vecs {
                 total += Vector::cast_from(values[i]);
             }
-            average =
-                row_sum(Vector::vector_sum(total), &mut shared, 32u32, team.planes) / sizes.len;
+            row_mean =
+                row_sum(Vector::vector_sum(total), &mut shared, 32u32, group.planes) / sizes.len;
         }
         let mut squares = Vector::<f32, N>::new(0.0);
         #[unroll]
-        for i in 0..held {
+        for i in 0..vecs {
             // Skip elements past the row's end: their distance from the mean is not 0.
             if unit + i as u32 * units < sizes.width {
-                let value = Vector::<f32, N>::cast_from(values[i]) - Vector::new(average);
+                let value = Vector::<f32, N>::cast_from(values[i]) - Vector::new(row_mean);
                 squares += value * value;
             }
         }
-        let squares = row_sum(Vector::vector_sum(squares), &mut shared, 0u32, team.planes);
-        let scale = (squares / sizes.len + sizes.epsilon).inverse_sqrt();
+        let squares = row_sum(Vector::vector_sum(squares), &mut shared, 0u32, group.planes);
+        let row_rstd = (squares / sizes.len + sizes.epsilon).inverse_sqrt();
         if unit == 0 {
-            inverse[row as usize] = scale;
-            if comptime!(flavor.centered) {
-                mean[row as usize] = average;
+            rstd[row as usize] = row_rstd;
+            if comptime!(variant.centered) {
+                mean[row as usize] = row_mean;
             }
         }
         #[unroll]
-        for i in 0..held {
+        for i in 0..vecs {
             let at = unit + i as u32 * units;
             if at < sizes.width {
-                let mut factor = Vector::<f32, N>::cast_from(gamma[at as usize]);
-                if comptime!(flavor.zero_centered_gamma) {
-                    factor += Vector::new(1.0);
+                let mut gamma_value = Vector::<f32, N>::cast_from(gamma[at as usize]);
+                if comptime!(variant.zero_centered_gamma) {
+                    gamma_value += Vector::new(1.0);
                 }
-                let value = Vector::<f32, N>::cast_from(values[i]) - Vector::new(average);
-                let mut value = value * Vector::new(scale) * factor;
-                if comptime!(flavor.beta) {
+                let value = Vector::<f32, N>::cast_from(values[i]) - Vector::new(row_mean);
+                let mut value = value * Vector::new(row_rstd) * gamma_value;
+                if comptime!(variant.beta) {
                     value += Vector::cast_from(beta[at as usize]);
                 }
                 y[to + at as usize] = Vector::cast_from(value);

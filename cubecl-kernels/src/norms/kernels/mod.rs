@@ -1,4 +1,10 @@
-//! Norm kernels. A team of units processes a row; each unit takes every `units`-th vector of it.
+//! Norm kernels. A group of units processes a row; each unit takes every `units`-th vector of it.
+//!
+//! Forward reads a row once and keeps it in registers (`long.rs` rereads it). Statistics are f32.
+//! Backward reads the saved `x`, mean and rstd, and recomputes `n = (x - mean) * rstd`. It sums
+//! `dgamma` and `dbeta` in two stages of fixed order, first over the rows of each group and then
+//! over the groups (`sum_parts`), without atomics, so results repeat bit for bit. The same pass adds
+//! the gradient of the sum `x + residual` to `dx`.
 
 mod backward;
 mod forward;
@@ -32,8 +38,8 @@ pub(super) struct BackwardSizes {
     pub(super) dsum_stride: u32,
     /// The number of elements of a row.
     pub(super) len: f32,
-    /// The number of teams, each of which has a row of partial sums.
-    pub(super) teams: u32,
+    /// The number of groups, each of which has a row of partial sums.
+    pub(super) groups: u32,
 }
 
 /// The compile-time parameters of a norm kernel.
@@ -48,7 +54,7 @@ pub(super) struct NormVariant {
     /// Forward: whether a residual is added and the sum returned. Backward: whether the sum has a
     /// gradient.
     pub(super) add: bool,
-    /// Backward: the number of row buffers per team, [`STAGES`], or 0 without asynchronous copies.
+    /// Backward: the number of row buffers per group, [`STAGES`], or 0 without asynchronous copies.
     pub(super) stages: u32,
 }
 

@@ -22,16 +22,44 @@ use vectors::vector_gradients;
 /// Multiprocessors of a large GPU.
 const PROCESSORS: u32 = 132;
 
+/// Vectors of a row for which a unit is responsible, if there are enough units: two, so that each
+/// unit has two loads of each tensor in flight.
+const TARGET_VECS: usize = 2;
+
+/// The units of a forward row, with at most 8 vectors in registers each (32 registers, as a vector
+/// has 16 bytes). A cube of 256 units is small enough that other cubes run while it waits at its
+/// barriers. Rows of more than 2048 vectors take up to 1024 units, the most of a cube, and rows of
+/// more than 8192 vectors do not fit in registers. (`benches/results/kernels.md`: rows of 512
+/// vectors run at 0.86 of the rate of a copy, or more.)
+fn forward_group(vectors: usize) -> RowGroup {
+    match RowGroup::new(vectors, 256, TARGET_VECS, 8) {
+        RowGroup {
+            vecs_per_thread: 0, ..
+        } => RowGroup::new(vectors, 1024, TARGET_VECS, 8),
+        group => group,
+    }
+}
+
+/// The units of a backward row. With 512 units, each can have 128 of the 65,536 registers of a
+/// multiprocessor; with 1024 it could have 64. In bf16, a vector takes 16 of them (4 each for `x`
+/// and `dy`, 8 for the f32 sum of `dgamma`), and 24 if there is a `dbeta`: 4 vectors take 64
+/// registers, and 3 with `dbeta` take 72.
+fn backward_group(vectors: usize, has_beta: bool) -> RowGroup {
+    RowGroup::new(vectors, 512, TARGET_VECS, if has_beta { 3 } else { 4 })
+}
+
 /// The number of backward cubes that a large GPU runs at once, limited by registers and the shared
-/// memory of stages. With this grid all teams run concurrently and there are few partial sums.
-fn resident(flavor: NormVariant, team: RowGroup, shared: usize, room: usize) -> u32 {
-    let units = match flavor {
+/// memory of stages. With this grid all groups run concurrently and there are few partial sums. The
+/// resident units of a multiprocessor (512, 768 or 1024) are those that were fastest in
+/// `benches/results/kernels.md`.
+fn resident(variant: NormVariant, group: RowGroup, shared: usize, room: usize) -> u32 {
+    let units = match variant {
         NormVariant { stages: 0, .. } | NormVariant { beta: true, .. } => 512,
         NormVariant { add: true, .. } => 768,
         _ => 1024,
     };
     let by_shared = room.checked_div(shared).unwrap_or(usize::MAX).max(1);
-    let by_units = (units / team.cube_dim().num_elems()).max(1);
+    let by_units = (units / group.cube_dim().num_elems()).max(1);
     PROCESSORS * by_units.min(by_shared.min(32) as u32)
 }
 
@@ -110,7 +138,7 @@ fn launch_forward(
     let n = x.len;
     let gamma = tensor::contiguous(gamma);
     let beta = beta.map(tensor::contiguous);
-    let flavor = NormVariant {
+    let variant = NormVariant {
         centered: norm.centered,
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
@@ -120,35 +148,30 @@ fn launch_forward(
     let residual = residual.map(RowView::of);
     let residual_stride = residual.as_ref().map_or(n, |residual| residual.stride);
     let lanes = lanes(dtype, &[n, x.stride, residual_stride]);
-    let team = match RowGroup::new(n / lanes, 256, 2, 8) {
-        RowGroup {
-            vecs_per_thread: 0, ..
-        } => RowGroup::new(n / lanes, 1024, 2, 8),
-        team => team,
-    };
+    let group = forward_group(n / lanes);
     let y = tensor::empty(&x.tensor, shape.clone(), dtype);
     let sum = residual
         .as_ref()
         .map(|_| tensor::empty(&x.tensor, shape, dtype));
-    let inverse = tensor::empty(&x.tensor, [rows, 1], DType::F32);
+    let rstd = tensor::empty(&x.tensor, [rows, 1], DType::F32);
     let mean = norm
         .centered
         .then(|| tensor::empty(&x.tensor, [rows, 1], DType::F32));
     let beta_dtype = beta.as_ref().map(|beta| beta.dtype);
     let other = residual.map_or_else(|| x.tensor.clone(), |residual| residual.tensor);
     let dtypes = [dtype, gamma.dtype, beta_dtype.unwrap_or(gamma.dtype)];
-    let launch = match team.vecs_per_thread {
+    let launch = match group.vecs_per_thread {
         0 => long_forward_kernel::launch,
         _ => forward_kernel::launch,
     };
     let sum_or_y = sum.clone().unwrap_or_else(|| y.clone());
-    let mean_or_inverse = mean.clone().unwrap_or_else(|| inverse.clone());
+    let mean_or_rstd = mean.clone().unwrap_or_else(|| rstd.clone());
     // (An empty grid is not allowed.)
     if rows > 0 {
         launch(
             &y.client.clone(),
-            CubeCount::Static(team.cubes(rows), 1, 1),
-            team.cube_dim(),
+            CubeCount::Static(group.cubes(rows), 1, 1),
+            group.cube_dim(),
             address_type(&[&x.tensor, &other, &y]),
             lanes,
             x.tensor.clone().into_buffer_arg(),
@@ -157,8 +180,8 @@ fn launch_forward(
             beta.unwrap_or_else(|| gamma.clone()).into_buffer_arg(),
             y.clone().into_buffer_arg(),
             sum_or_y.into_buffer_arg(),
-            mean_or_inverse.into_buffer_arg(),
-            inverse.clone().into_buffer_arg(),
+            mean_or_rstd.into_buffer_arg(),
+            rstd.clone().into_buffer_arg(),
             ForwardSizesLaunch {
                 rows: rows as u32,
                 width: (n / lanes) as u32,
@@ -167,8 +190,8 @@ fn launch_forward(
                 len: n as f32,
                 epsilon: norm.options.epsilon as f32,
             },
-            team,
-            flavor,
+            group,
+            variant,
             dtypes.map(dtype_to_storage_type),
         );
     }
@@ -176,7 +199,7 @@ fn launch_forward(
     let saved = SavedNorm {
         x: sum.clone(),
         mean,
-        deviation: inverse,
+        std_or_rstd: rstd,
         gamma,
         beta: beta_dtype,
         dtype,
@@ -194,7 +217,7 @@ fn launch_backward(
     let SavedNorm {
         x,
         mean,
-        deviation: inverse,
+        std_or_rstd: rstd,
         gamma,
         beta,
         dtype,
@@ -207,35 +230,36 @@ fn launch_backward(
     let dsum = dsum.map(RowView::of);
     let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
-    // (The sums for two gradients need the registers of one more vector.)
-    let team = RowGroup::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
+    let group = backward_group(n / lanes, beta.is_some());
     let room = dy
         .tensor
         .client
         .properties()
         .hardware
         .max_shared_memory_size;
-    let shared = stage_bytes(team, if add { 3 } else { 2 });
-    let flavor = NormVariant {
+    let shared = stage_bytes(group, if add { 3 } else { 2 });
+    let variant = NormVariant {
         centered: norm.centered,
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add,
-        stages: if has_stages(&dy.tensor, lanes, team, shared) {
+        stages: if has_stages(&dy.tensor, lanes, group, shared) {
             STAGES
         } else {
             0
         },
     };
-    let cubes = team.cubes(rows).min(resident(flavor, team, shared, room));
-    let teams = cubes * team.rows;
+    let cubes = group
+        .cubes(rows)
+        .min(resident(variant, group, shared, room));
+    let groups = cubes * group.rows;
     let dx = tensor::empty(&dy.tensor, shape, dtype);
-    // Without rows one team's partial sums are still allocated; they are not read.
-    let parts = || tensor::empty(&dx, [teams.max(1) as usize, n], DType::F32);
+    // Without rows one group's partial sums are still allocated; they are not read.
+    let parts = || tensor::empty(&dx, [groups.max(1) as usize, n], DType::F32);
     let dgamma_parts = parts();
     let dbeta_parts = beta.map(|_| parts());
     let dsum = dsum.map_or_else(|| dy.tensor.clone(), |dsum| dsum.tensor);
-    let launch = match team.vecs_per_thread {
+    let launch = match group.vecs_per_thread {
         0 => long_backward_kernel::launch,
         _ => backward_kernel::launch,
     };
@@ -243,15 +267,15 @@ fn launch_backward(
         launch(
             &dx.client.clone(),
             CubeCount::Static(cubes, 1, 1),
-            team.cube_dim(),
+            group.cube_dim(),
             address_type(&[&x.tensor, &dy.tensor, &dsum, &dx, &dgamma_parts]),
             lanes,
             dy.tensor.into_buffer_arg(),
             x.tensor.into_buffer_arg(),
             dsum.into_buffer_arg(),
             gamma.clone().into_buffer_arg(),
-            mean.unwrap_or_else(|| inverse.clone()).into_buffer_arg(),
-            inverse.into_buffer_arg(),
+            mean.unwrap_or_else(|| rstd.clone()).into_buffer_arg(),
+            rstd.into_buffer_arg(),
             dx.clone().into_buffer_arg(),
             dgamma_parts.clone().into_buffer_arg(),
             dbeta_parts
@@ -265,30 +289,30 @@ fn launch_backward(
                 x_stride: (x.stride / lanes) as u32,
                 dsum_stride: (dsum_stride / lanes) as u32,
                 len: n as f32,
-                teams,
+                groups,
             },
-            team,
-            flavor,
+            group,
+            variant,
             [dtype, gamma.dtype].map(dtype_to_storage_type),
         );
     }
-    let for_gamma = (dgamma_parts, gamma.dtype);
-    let [gamma, beta] = vector_gradients(for_gamma, dbeta_parts.zip(beta), teams, sums);
+    let dgamma_parts = (dgamma_parts, gamma.dtype);
+    let [gamma, beta] = vector_gradients(dgamma_parts, dbeta_parts.zip(beta), groups, sums);
     NormInputGrads { x: dx, gamma, beta }
 }
 
 /// Bytes of shared memory of a cube with stages for `tensors` tensors, in vectors of 16 bytes.
-fn stage_bytes(team: RowGroup, tensors: u32) -> usize {
+fn stage_bytes(group: RowGroup, tensors: u32) -> usize {
     // (The sums also need shared memory, for which 1024 bytes are enough.)
-    (STAGES * team.vecs_per_thread * team.cube_dim().num_elems() * 16 * tensors + 1024) as usize
+    (STAGES * group.vecs_per_thread * group.cube_dim().num_elems() * 16 * tensors + 1024) as usize
 }
 
 /// Whether the backward kernel loads rows by asynchronous copies.
-fn has_stages(of: &CubeTensor, lanes: usize, team: RowGroup, shared: usize) -> bool {
+fn has_stages(of: &CubeTensor, lanes: usize, group: RowGroup, shared: usize) -> bool {
     let properties = of.client.properties();
     // Copies of fewer than 16 bytes do not pay off, and rows too long for registers have no stages.
     properties.features.copy_async
-        && team.vecs_per_thread > 0
+        && group.vecs_per_thread > 0
         && lanes * of.dtype.size() == 16
         && shared <= properties.hardware.max_shared_memory_size
 }
@@ -302,7 +326,7 @@ mod tests {
     #[test]
     fn cubes_of_the_backward_are_as_many_as_fit() {
         const ROOM: usize = 227 << 10;
-        let flavor = |beta, add| NormVariant {
+        let variant = |beta, add| NormVariant {
             centered: beta,
             zero_centered_gamma: false,
             beta,
@@ -310,9 +334,9 @@ mod tests {
             stages: 3,
         };
         let cubes = |n: usize, beta, add| {
-            let team = RowGroup::new(n / 8, 512, 2, if beta { 3 } else { 4 });
-            let shared = stage_bytes(team, if add { 3 } else { 2 });
-            resident(flavor(beta, add), team, shared, ROOM) / PROCESSORS
+            let group = backward_group(n / 8, beta);
+            let shared = stage_bytes(group, if add { 3 } else { 2 });
+            resident(variant(beta, add), group, shared, ROOM) / PROCESSORS
         };
         assert_eq!(cubes(4096, false, false), 4);
         assert_eq!(cubes(4096, false, true), 3);

@@ -38,22 +38,22 @@ pub(in crate::optimizer) fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N
     factor: &[f32],
     vectors: usize,
     numbers: SgdNumbers,
-    #[comptime] flavor: SgdVariant,
+    #[comptime] variant: SgdVariant,
     #[define(G, P, B, R)] _dtypes: [ElemType; 4],
 ) {
     if ABSOLUTE_POS < vectors {
-        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, flavor.scales);
+        let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, variant.scales);
         let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
         if goes {
             let mut update = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
-            if comptime!(flavor.decays) {
+            if comptime!(variant.decays) {
                 update += p * Vector::new(numbers.weight_decay);
             }
-            if comptime!(flavor.momentum) {
+            if comptime!(variant.momentum) {
                 let old = Vector::<f32, N>::cast_from(momentum_buffer[ABSOLUTE_POS]);
                 let buffer = old * Vector::new(numbers.momentum) + update;
                 momentum_buffer[ABSOLUTE_POS] = Vector::cast_from(buffer);
-                if comptime!(flavor.nesterov) {
+                if comptime!(variant.nesterov) {
                     update += buffer * Vector::new(numbers.momentum);
                 } else {
                     update = buffer;
@@ -62,7 +62,7 @@ pub(in crate::optimizer) fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N
             p -= update * Vector::new(numbers.lr);
             param[ABSOLUTE_POS] = Vector::cast_from(p);
         }
-        if comptime!(flavor.rounds) {
+        if comptime!(variant.rounds) {
             rounded[ABSOLUTE_POS] = Vector::cast_from(p);
         }
     }

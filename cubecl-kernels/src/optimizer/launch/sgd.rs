@@ -29,7 +29,7 @@ pub(in crate::optimizer) fn sgd(
         weight_decay,
         grad_factor,
     } = *step;
-    let flavor = SgdVariant {
+    let variant = SgdVariant {
         decays: weight_decay != 0.0,
         momentum: momentum_buffer.is_some(),
         nesterov,
@@ -58,7 +58,7 @@ pub(in crate::optimizer) fn sgd(
             weight_decay: weight_decay as f32,
             lr: lr as f32,
         },
-        flavor,
+        variant,
         dtypes.map(dtype_to_storage_type),
     );
     SgdState {

@@ -141,4 +141,66 @@ pub enum DataError {
     Exists { path: PathBuf },
     #[error("cannot write `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error("`{}` is not an index of Megatron-LM that can be read: {why}", path.display())]
+    BadIndex { path: PathBuf, why: String },
+    #[error(
+        "`{}` has {found} bytes, but the sequences of its index end at {expected}: it was cut, or \
+        the index is that of another file",
+        bin.display()
+    )]
+    OtherIndex {
+        bin: PathBuf,
+        found: u64,
+        expected: i64,
+    },
+    #[error("`{}` has {num_documents} documents, numbered from 0: there is no document {index}", prefix.display())]
+    NoDocument {
+        prefix: PathBuf,
+        index: u64,
+        num_documents: u64,
+    },
+    #[error(
+        "`{}` has tokens of type {}, but `{}` of type {}; only data sets of one tokenizer can be \
+        merged",
+        prefixes[0].display(), types[0], prefixes[1].display(), types[1]
+    )]
+    OtherType {
+        prefixes: [PathBuf; 2],
+        types: [&'static str; 2],
+    },
+    #[error(
+        "documents cannot be divided by the weights {weights:?}: {why}; give up to three weights, \
+        like 969,30,1"
+    )]
+    Split { weights: Vec<f64>, why: String },
+    #[error("the fields to read cannot be used: {why}")]
+    Keys { why: String },
+    #[error("{record}; correct it, or skip and count such records with --on-error skip")]
+    BadRecord { record: String },
+    #[error("data file `{}`: its array is not valid JSON ({why})", path.display())]
+    BadArray { path: PathBuf, why: String },
+    #[error(
+        "no file with text was found for `{}`; in folders, files that end in .jsonl, .ndjson, \
+        .json or .txt are read, also with .gz or .zst",
+        path.display()
+    )]
+    NoInput { path: PathBuf },
+    #[error("data file `{}` is given twice; give each file once", path.display())]
+    InputTwice { path: PathBuf },
+    #[error("data file `{}` was changed while it was read; start over with --force", path.display())]
+    Changed { path: PathBuf },
+    #[error("`{pattern}` is not a pattern of paths: {why}")]
+    Pattern { pattern: String, why: String },
+    #[error("{num_workers} worker threads cannot be started: {why}")]
+    Workers { num_workers: usize, why: String },
+    #[error("`{}` is being written by another process; wait for it, or choose another path", folder.display())]
+    Busy { folder: PathBuf },
+    #[error("`{}` is not overwritten: {why}; remove it yourself, or choose another path", path.display())]
+    Foreign { path: PathBuf, why: String },
+    #[error(
+        "`{}` has unfinished work that differs: {why}; finish it with the command that began it, \
+        or drop it with --force",
+        folder.display()
+    )]
+    OtherPart { folder: PathBuf, why: String },
 }

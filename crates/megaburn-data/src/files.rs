@@ -6,7 +6,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{corpus::Corpus, endings::check_ending, error::DataError};
+use crate::{
+    corpus::Corpus,
+    endings::check_ending,
+    error::DataError,
+    json::{kind, no_field, parse_line},
+};
 
 impl Corpus {
     /// Reads the text of a file:
@@ -86,7 +91,8 @@ impl Corpus {
             .enumerate()
             .filter(|(_, line)| !line.trim().is_empty())
             .map(|(i, line)| {
-                document(line, field).map_err(|why| DataError::JsonLine {
+                let document = parse_line(line).and_then(|value| document_of(value, field));
+                document.map_err(|why| DataError::JsonLine {
                     path: path.into(),
                     line: i + 1,
                     field: field.into(),
@@ -98,38 +104,14 @@ impl Corpus {
     }
 }
 
-fn document(line: &str, field: &str) -> Result<String, String> {
-    let value: Value = serde_json::from_str(line).map_err(|error| {
-        // Each line is parsed alone, so serde's own line number would always be 1.
-        let place = format!(" at line {} column {}", error.line(), error.column());
-        let what = error.to_string().replace(&place, "");
-        format!("not valid JSON ({what} at column {})", error.column())
-    })?;
-    document_of(value, field)
-}
-
 fn document_of(value: Value, field: &str) -> Result<String, String> {
     match value {
         Value::Object(mut fields) => match fields.remove(field) {
             Some(Value::String(text)) => Ok(text),
             Some(other) => Err(format!("field `{field}` is {}, not a string", kind(&other))),
-            None => {
-                let names: Vec<&str> = fields.keys().map(String::as_str).collect();
-                Err(format!("no field `{field}`, only [{}]", names.join(", ")))
-            }
+            None => Err(no_field(field, fields.keys())),
         },
         other => Err(format!("{}, not an object", kind(&other))),
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
     }
 }
 

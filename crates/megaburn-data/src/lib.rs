@@ -7,6 +7,9 @@
 //! [`BatchSchedule`] gives the number of samples of a step, a [`GlobalBatch`] the indices that each
 //! data-parallel rank reads.
 //!
+//! A [`PreprocessConfig`] encodes text files of any size into an [`IndexedDataset`], in
+//! Megatron-LM's format.
+//!
 //! ```
 //! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};
 //!
@@ -33,7 +36,11 @@ mod dataset;
 mod endings;
 mod error;
 mod files;
+mod indexed;
+mod json;
+mod part;
 mod permutation;
+mod preprocess;
 mod sample_log;
 mod sampler;
 mod synthetic;
@@ -45,7 +52,11 @@ pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
 pub use files::read_text;
+pub use indexed::{
+    DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
+};
 pub use permutation::Permutation;
+pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
 pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};

@@ -43,6 +43,14 @@ pub trait Tokenizer: Debug + Send + Sync {
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode(text)
     }
+    /// The ids of each of `texts`, equal to those of [`encode_prompt`](Self::encode_prompt) for any
+    /// number of threads.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
+        texts.iter().map(|text| self.encode_prompt(text)).collect()
+    }
     /// The text of `tokens`. Special tokens are dropped; bytes that are not UTF-8 become U+FFFD.
     fn decode(&self, tokens: &[u32]) -> String;
     /// A decoder for generated text that receives one token at a time.

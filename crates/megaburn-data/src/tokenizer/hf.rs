@@ -29,6 +29,8 @@ pub struct HfTokenizer {
     plain: tokenizers::Tokenizer,
     /// Recognises special tokens in text; created at its first use.
     prompt: OnceLock<tokenizers::Tokenizer>,
+    /// The special tokens before and after a text; found at their first use.
+    template: OnceLock<Option<[Vec<u32>; 2]>>,
     special: SpecialIds,
     vocab_size: usize,
     hash: u64,
@@ -79,12 +81,13 @@ impl HfTokenizer {
         // The file does not say which token separates documents, but the token is part of the
         // training data.
         hash.update(&special.eos.to_le_bytes());
-        let prompt = OnceLock::new();
+        let (prompt, template) = (OnceLock::new(), OnceLock::new());
         let hash = hash.digest();
         Ok(Self {
             path,
             plain,
             prompt,
+            template,
             special,
             vocab_size,
             hash,
@@ -115,6 +118,30 @@ impl HfTokenizer {
                 why: error.to_string(),
             }),
         }
+    }
+
+    /// Recognises special tokens in text.
+    fn prompt(&self) -> &tokenizers::Tokenizer {
+        self.prompt.get_or_init(|| {
+            let mut prompt = self.plain.clone();
+            prompt.set_encode_special_tokens(false);
+            prompt
+        })
+    }
+
+    /// The special tokens that the template puts before and after a text; `None` if it does more
+    /// than that.
+    fn template(&self) -> Result<&Option<[Vec<u32>; 2]>, DataError> {
+        if self.template.get().is_none() {
+            let inner = self.ids(self.prompt(), "x", false)?;
+            let whole = self.ids(self.prompt(), "x", true)?;
+            let mut starts = 0..=whole.len().saturating_sub(inner.len());
+            let at = starts.find(|at| !inner.is_empty() && whole[*at..].starts_with(&inner));
+            let around = at.map(|at| [whole[..at].into(), whole[at + inner.len()..].into()]);
+            // Another thread may have found the same.
+            let _ = self.template.set(around);
+        }
+        Ok(self.template.get_or_init(|| None))
     }
 
     /// Whether the token is eos, bos or pad, which training text must not encode to.
@@ -165,12 +192,19 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let prompt = self.prompt.get_or_init(|| {
-            let mut prompt = self.plain.clone();
-            prompt.set_encode_special_tokens(false);
-            prompt
-        });
-        self.ids(prompt, text, true)
+        self.ids(self.prompt(), text, true)
+    }
+
+    fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
+        let Some([before, after]) = self.template()? else {
+            return texts.iter().map(|text| self.encode_prompt(text)).collect();
+        };
+        let mut encoded = pieces::encode(texts, |text| self.ids(self.prompt(), text, false))?;
+        for ids in &mut encoded {
+            ids.splice(..0, before.iter().copied());
+            ids.extend(after);
+        }
+        Ok(encoded)
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

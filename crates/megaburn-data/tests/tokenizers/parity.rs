@@ -124,3 +124,26 @@ fn special_tokens_are_those_of_the_files_beside_it(
     assert!(tokenizer.vocab_size() > id(eos) as usize);
     assert_eq!(tokenizer.decode(&[id(eos)]), "");
 }
+
+#[rstest]
+fn many_texts_and_long_ones_are_encoded_as_one_prompt(
+    #[values("byte-level", "llama3", "llama2", "mistral", "unigram")] name: &str,
+) {
+    let tokenizer = fixture(name);
+    let cases = cases(name);
+    let mut texts: Vec<&str> = cases.iter().map(|case| case.text.as_str()).collect();
+    let long = format!(
+        "{}\n",
+        cases
+            .iter()
+            .map(|case| case.text.as_str())
+            .collect::<String>()
+    );
+    let long = long.repeat((1 << 18) / long.len());
+    texts.push(&long);
+    let expected: Vec<_> = texts
+        .iter()
+        .map(|text| tokenizer.encode_prompt(text).unwrap())
+        .collect();
+    assert!(tokenizer.encode_prompts(&texts).unwrap() == expected);
+}

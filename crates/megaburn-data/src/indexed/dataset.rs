@@ -1,0 +1,348 @@
+use std::fs::File;
+use std::io::{self, BufReader, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Header, TokenType, i32s, i64s, with_ending};
+use crate::{error::DataError, part::description};
+
+/// An indexed data set on disk. Its files are read on demand, so memory does not grow with them.
+#[derive(Debug)]
+pub struct IndexedDataset {
+    prefix: PathBuf,
+    header: Header,
+    bin: File,
+    idx: File,
+    num_bytes: u64,
+}
+
+/// The size of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentSize {
+    /// Number of tokens in all of its sequences.
+    pub num_tokens: u64,
+    /// Number of sequences: one, except for an empty document and for texts that are lists of
+    /// sentences.
+    pub num_sequences: u64,
+}
+
+impl IndexedDataset {
+    /// Opens `PREFIX.bin` and `PREFIX.idx`. The prefix may also be the path of one of the two.
+    /// Their sizes are compared; [`Self::check`] reads the whole index.
+    ///
+    /// # Errors
+    /// A file is missing or cannot be read, the index is damaged, or the two files do not belong
+    /// together.
+    pub fn open(prefix: impl AsRef<Path>) -> Result<Self, DataError> {
+        let prefix = prefix.as_ref();
+        let is_file = prefix.extension().is_some_and(|e| e == "bin" || e == "idx");
+        let prefix = if is_file {
+            prefix.with_extension("")
+        } else {
+            prefix.into()
+        };
+        let (bin_path, idx_path) = (with_ending(&prefix, ".bin"), with_ending(&prefix, ".idx"));
+        let (idx, idx_bytes) = open(&idx_path)?;
+        let (bin, num_bytes) = open(&bin_path)?;
+        let header = Header::read(&idx_path, &mut &idx)?;
+        let set = Self {
+            prefix,
+            header,
+            bin,
+            idx,
+            num_bytes,
+        };
+        if idx_bytes != header.num_bytes() {
+            let expected = header.num_bytes();
+            let why = if idx_bytes == expected + header.num_sequences {
+                "it has modes of sequences, which multimodal data has; only text is supported"
+                    .into()
+            } else {
+                format!("it has {idx_bytes} bytes, and its header says {expected}")
+            };
+            return Err(set.bad(why));
+        }
+        set.check_ends()?;
+        Ok(set)
+    }
+
+    /// Compares the first and last entries of the index with its counts and the size of the tokens.
+    fn check_ends(&self) -> Result<(), DataError> {
+        let header = &self.header;
+        let mut tokens_end = 0;
+        if let Some(last) = header.num_sequences.checked_sub(1) {
+            let length = self.entry::<4>(header.lengths_at() + 4 * last)?;
+            let pointer = self.entry::<8>(header.pointers_at() + 8 * last)?;
+            let length = i64::from(i32::from_le_bytes(length));
+            tokens_end = i64::from_le_bytes(pointer)
+                .saturating_add(length * header.token_type.size() as i64);
+        }
+        let first = i64::from_le_bytes(self.entry(header.documents_at())?);
+        let end = header.documents_at() + 8 * header.num_documents;
+        let end = i64::from_le_bytes(self.entry(end)?);
+        if first != 0 || end != header.num_sequences as i64 {
+            return Err(self.bad(format!(
+                "its documents are the sequences {first} to {end} of {}",
+                header.num_sequences
+            )));
+        }
+        if u64::try_from(tokens_end) != Ok(self.num_bytes) {
+            return Err(DataError::OtherIndex {
+                bin: with_ending(&self.prefix, ".bin"),
+                found: self.num_bytes,
+                expected: tokens_end,
+            });
+        }
+        Ok(())
+    }
+
+    /// Reads the whole index and compares every entry with those before it.
+    ///
+    /// # Errors
+    /// A length is negative, a sequence does not begin where the one before it ends, or a document
+    /// ends before it begins.
+    pub fn check(&self) -> Result<(), DataError> {
+        let header = &self.header;
+        let mut next = 0i64;
+        let pointers = i64s(
+            self.section(header.pointers_at(), header.documents_at()),
+            header.num_sequences,
+        );
+        for (index, (length, pointer)) in self.lengths().zip(pointers).enumerate() {
+            let (length, pointer) = (length?, self.read(pointer)?);
+            if length < 0 || pointer != next {
+                return Err(self.bad(format!(
+                    "sequence {index} has length {length} and begins at byte {pointer}, but the \
+                     one before it ends at byte {next}"
+                )));
+            }
+            next += i64::from(length) * header.token_type.size() as i64;
+        }
+        let mut last = 0;
+        for (index, end) in self.document_ends().enumerate() {
+            let end = end?;
+            if end < last || end > header.num_sequences as i64 {
+                return Err(self.bad(format!(
+                    "document {index} is the sequences {last} to {end} of {}",
+                    header.num_sequences
+                )));
+            }
+            last = end;
+        }
+        Ok(())
+    }
+
+    /// The path without `.bin` and `.idx`.
+    pub fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    /// Number of documents.
+    pub fn num_documents(&self) -> u64 {
+        self.header.num_documents
+    }
+
+    /// Number of sequences.
+    pub fn num_sequences(&self) -> u64 {
+        self.header.num_sequences
+    }
+
+    /// Number of tokens.
+    pub fn num_tokens(&self) -> u64 {
+        self.num_bytes / self.token_type().size()
+    }
+
+    /// The integer type of the tokens.
+    pub fn token_type(&self) -> TokenType {
+        self.header.token_type
+    }
+
+    /// What megaburn wrote next to the data set: the command, its inputs and the tokenizer. `None`
+    /// if another program wrote the data set, or it was changed since.
+    pub fn description(&self) -> Option<Value> {
+        description(&self.prefix)
+    }
+
+    /// The sizes of all documents, in order.
+    pub fn document_sizes(&self) -> impl Iterator<Item = Result<DocumentSize, DataError>> + '_ {
+        let mut lengths = self.lengths();
+        let mut begin = 0;
+        self.document_ends().map(move |end| {
+            let end = end?;
+            let num_sequences = u64::try_from(end - begin)
+                .map_err(|_| self.bad(format!("a document ends at {end}, before {begin}")))?;
+            begin = end;
+            let mut num_tokens = 0;
+            for _ in 0..num_sequences {
+                let length = lengths.next().transpose()?;
+                let length = length.and_then(|length| u64::try_from(length).ok());
+                num_tokens += length.ok_or_else(|| self.bad("a length is missing".into()))?;
+            }
+            Ok(DocumentSize {
+                num_tokens,
+                num_sequences,
+            })
+        })
+    }
+
+    /// The tokens of each sequence of a document.
+    ///
+    /// # Errors
+    /// There is no such document, or the files cannot be read.
+    pub fn document(&self, index: u64) -> Result<Vec<Vec<i64>>, DataError> {
+        let num_documents = self.num_documents();
+        if index >= num_documents {
+            return Err(DataError::NoDocument {
+                prefix: self.prefix.clone(),
+                index,
+                num_documents,
+            });
+        }
+        let end = self.sequences_before(index + 1)?;
+        (self.sequences_before(index)?..end)
+            .map(|sequence| {
+                let length = self.entry(self.header.lengths_at() + 4 * sequence)?;
+                let length = u64::try_from(i32::from_le_bytes(length)).unwrap_or(0);
+                let at = self.bytes_before(sequence)?;
+                let size = length * self.token_type().size();
+                if at.checked_add(size).is_none_or(|end| end > self.num_bytes) {
+                    return Err(self.bad(format!("sequence {sequence} is outside of the tokens")));
+                }
+                let mut bytes = vec![0; size as usize];
+                let read = self.bin.read_exact_at(&mut bytes, at);
+                read.map_err(|source| self.unreadable(".bin", source))?;
+                Ok(self.token_type().tokens_of(&bytes))
+            })
+            .collect()
+    }
+
+    /// Number of sequences before a document; of all for the number of documents.
+    pub(crate) fn sequences_before(&self, document: u64) -> Result<u64, DataError> {
+        let at = self.header.documents_at() + 8 * document;
+        let before = i64::from_le_bytes(self.entry(at)?);
+        let in_range = u64::try_from(before).ok();
+        in_range
+            .filter(|before| *before <= self.num_sequences())
+            .ok_or_else(|| self.bad(format!("document {document} begins at sequence {before}")))
+    }
+
+    /// Number of bytes of tokens before a sequence; of all for the number of sequences.
+    pub(crate) fn bytes_before(&self, sequence: u64) -> Result<u64, DataError> {
+        if sequence == self.num_sequences() {
+            return Ok(self.num_bytes);
+        }
+        let pointer = self.entry(self.header.pointers_at() + 8 * sequence)?;
+        let pointer = i64::from_le_bytes(pointer);
+        u64::try_from(pointer)
+            .map_err(|_| self.bad(format!("sequence {sequence} begins at byte {pointer}")))
+    }
+
+    /// The lengths of all sequences.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = Result<i32, DataError>> + '_ {
+        self.lengths_from(0)
+    }
+
+    /// The lengths of the sequences from one on.
+    pub(crate) fn lengths_from(
+        &self,
+        first: u64,
+    ) -> impl Iterator<Item = Result<i32, DataError>> + '_ {
+        let header = &self.header;
+        let section = self.section(header.lengths_at() + 4 * first, header.pointers_at());
+        i32s(section, header.num_sequences - first).map(|length| self.read(length))
+    }
+
+    /// The number of sequences up to the end of each document.
+    pub(crate) fn document_ends(&self) -> impl Iterator<Item = Result<i64, DataError>> + '_ {
+        self.document_ends_from(0)
+    }
+
+    /// The same from a document on.
+    pub(crate) fn document_ends_from(
+        &self,
+        first: u64,
+    ) -> impl Iterator<Item = Result<i64, DataError>> + '_ {
+        let header = &self.header;
+        let begin = header.documents_at() + 8 * (first + 1);
+        let section = self.section(begin, header.num_bytes());
+        i64s(section, header.num_documents - first).map(|end| self.read(end))
+    }
+
+    /// Bytes `begin..end` of the tokens.
+    pub(crate) fn token_bytes(&self, begin: u64, end: u64) -> impl Read + '_ {
+        Section {
+            file: &self.bin,
+            at: begin,
+            end,
+        }
+    }
+
+    fn section(&self, begin: u64, end: u64) -> impl Read + '_ {
+        let file = &self.idx;
+        BufReader::with_capacity(
+            1 << 16,
+            Section {
+                file,
+                at: begin,
+                end,
+            },
+        )
+    }
+
+    fn entry<const N: usize>(&self, at: u64) -> Result<[u8; N], DataError> {
+        let mut bytes = [0; N];
+        self.read(self.idx.read_exact_at(&mut bytes, at))?;
+        Ok(bytes)
+    }
+
+    fn read<T>(&self, read: io::Result<T>) -> Result<T, DataError> {
+        read.map_err(|source| self.unreadable(".idx", source))
+    }
+
+    fn unreadable(&self, ending: &str, source: io::Error) -> DataError {
+        let path = with_ending(&self.prefix, ending);
+        DataError::Io { path, source }
+    }
+
+    fn bad(&self, why: String) -> DataError {
+        let path = with_ending(&self.prefix, ".idx");
+        DataError::BadIndex { path, why }
+    }
+}
+
+/// Opens a file and returns its size.
+fn open(path: &Path) -> Result<(File, u64), DataError> {
+    let opened = File::open(path).and_then(|file| {
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(ErrorKind::IsADirectory.into());
+        }
+        Ok((file, metadata.len()))
+    });
+    opened.map_err(|source| match source.kind() {
+        ErrorKind::NotFound => DataError::Missing { path: path.into() },
+        _ => DataError::Io {
+            path: path.into(),
+            source,
+        },
+    })
+}
+
+/// A range of the bytes of a file, read without moving the file's own position.
+struct Section<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Section<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let wanted = left.min(buffer.len());
+        let count = self.file.read_at(&mut buffer[..wanted], self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}

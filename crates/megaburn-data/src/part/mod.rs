@@ -1,0 +1,271 @@
+//! Data sets that are being written. They grow in a folder `PREFIX.megaburn-part` and are renamed
+//! to their names when they are complete.
+//!
+//! A journal in the folder says up to where the files are saved, so that the work can continue
+//! after the process was killed. The folder is locked by the process that writes it, and holds only
+//! files that this module wrote.
+
+mod complete;
+mod disk;
+mod folder;
+mod journal;
+mod output;
+mod owned;
+
+pub(crate) use complete::CompletePart;
+#[cfg(test)]
+pub(crate) use disk::fuse;
+pub(crate) use output::Output;
+pub(crate) use owned::description;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::{
+    error::DataError,
+    indexed::{TokenType, with_ending},
+};
+use complete::CompleteOutput;
+use folder::LockedFolder;
+use journal::{Journal, Saved};
+use owned::check_replaceable;
+
+/// The key that marks the first line of a journal of this module.
+const MARK: &str = "megaburn_part";
+
+/// A folder of data sets as it was found.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// Documents are missing.
+    Writing(Part),
+    /// Only the names are missing.
+    Complete(CompletePart),
+}
+
+/// One or several data sets that are written together. If it is dropped before anything was saved,
+/// the folder is removed.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// `None` after it was completed.
+    folder: Option<LockedFolder>,
+    outputs: Vec<Output>,
+    journal: Journal,
+    /// What the caller saved last.
+    progress: Option<Value>,
+    force: bool,
+}
+
+impl Part {
+    /// Starts or resumes data sets with the prefixes `outputs` in the folder `name.megaburn-part`.
+    /// `identity` is everything that decides what is written. An unfinished folder of another
+    /// identity is refused, or started over with `force`.
+    ///
+    /// # Errors
+    /// A data set of these names exists, and `force` is not set or another program wrote it. The
+    /// folder is another program's, or is being written by another process.
+    pub(crate) fn open(
+        name: &Path,
+        outputs: &[(PathBuf, TokenType)],
+        identity: Value,
+        force: bool,
+    ) -> Result<Opened, DataError> {
+        let path = with_ending(name, ".megaburn-part");
+        let identity = json!({ MARK: 1, "of": identity });
+        let is_complete = |saved: &Option<Saved>| {
+            let state = saved.as_ref().and_then(|saved| saved.state.as_ref());
+            state.is_some_and(|state| state["complete"] == true)
+        };
+        // A complete data set may have some of its names already.
+        let before = Saved::read(&path)?.filter(|saved| saved.identity == identity);
+        if !is_complete(&before) {
+            for (prefix, _) in outputs {
+                check_replaceable(prefix, force)?;
+            }
+        }
+        let folder = LockedFolder::lock(path)?;
+        // Another process may have written until it was locked.
+        let saved = usable(&folder, Saved::read(folder.path())?, &identity, force)?;
+        let state = saved.as_ref().and_then(|saved| saved.state.clone());
+        let counts = |index: usize| state.as_ref().map(|state| &state["counts"][index]);
+        if is_complete(&saved) {
+            let complete = |(index, (prefix, _)): (usize, &(PathBuf, TokenType))| {
+                let stem = folder.path().join(index.to_string());
+                CompleteOutput::new(prefix.clone(), stem)
+            };
+            let outputs = outputs.iter().enumerate().map(complete).collect();
+            let progress = state.as_ref().map(|state| state["progress"].clone());
+            let progress = progress.unwrap_or_default();
+            let complete = CompletePart::new(folder, outputs, progress, force);
+            return Ok(Opened::Complete(complete));
+        }
+        let journal = match &saved {
+            Some(saved) => Journal::resume(folder.path(), saved)?,
+            None => Journal::create(folder.path(), &identity)?,
+        };
+        let open = |(index, (prefix, of)): (usize, &(PathBuf, TokenType))| {
+            let stem = folder.path().join(index.to_string());
+            Output::open(prefix.clone(), stem, *of, counts(index))
+        };
+        let outputs = outputs
+            .iter()
+            .enumerate()
+            .map(open)
+            .collect::<Result<_, _>>()?;
+        Ok(Opened::Writing(Self {
+            folder: Some(folder),
+            outputs,
+            journal,
+            progress: state.map(|state| state["progress"].clone()),
+            force,
+        }))
+    }
+
+    /// What the caller saved last; `None` for a new folder.
+    pub(crate) fn progress(&self) -> Option<&Value> {
+        self.progress.as_ref()
+    }
+
+    pub(crate) fn outputs(&mut self) -> &mut [Output] {
+        &mut self.outputs
+    }
+
+    /// Writes everything to the disk, then the state, from which a later process continues.
+    pub(crate) fn save(&mut self, progress: Value) -> Result<(), DataError> {
+        self.save_as(progress, false)
+    }
+
+    fn save_as(&mut self, progress: Value, complete: bool) -> Result<(), DataError> {
+        for output in &mut self.outputs {
+            output.sync()?;
+        }
+        let counts: Vec<Value> = self.outputs.iter().map(Output::counts).collect();
+        let state = json!({"complete": complete, "counts": counts, "progress": progress});
+        self.journal.save(&state)?;
+        self.progress = Some(progress);
+        Ok(())
+    }
+
+    /// Writes the indices and, next to each data set, `describe(output)`; saves that the data sets
+    /// are complete.
+    pub(crate) fn complete(
+        mut self,
+        progress: Value,
+        describe: impl Fn(&Output) -> Value,
+    ) -> Result<CompletePart, DataError> {
+        for output in &mut self.outputs {
+            output.sync()?;
+            let hash = output.write_index()?;
+            output.write_description(describe(output), hash)?;
+        }
+        if let Some(folder) = &self.folder {
+            folder.sync()?;
+        }
+        self.save_as(progress.clone(), true)?;
+        let Some(folder) = self.folder.take() else {
+            return Err(DataError::Zero { what: "the folder" });
+        };
+        let complete =
+            |output: &Output| CompleteOutput::new(output.prefix().into(), output.stem().into());
+        let outputs = self.outputs.iter().map(complete).collect();
+        Ok(CompletePart::new(folder, outputs, progress, self.force))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let is_saved = self.progress.is_some();
+        if let Some(folder) = self.folder.take()
+            && !is_saved
+        {
+            // An error of the removal is ignored: the error before it is the one to report.
+            let _ = folder.remove();
+        }
+    }
+}
+
+/// The saved state, if it is of this identity. Removes what is in the folder otherwise.
+fn usable(
+    folder: &LockedFolder,
+    saved: Option<Saved>,
+    identity: &Value,
+    force: bool,
+) -> Result<Option<Saved>, DataError> {
+    let foreign = |why: &str| DataError::Foreign {
+        path: folder.path().into(),
+        why: why.into(),
+    };
+    let Some(saved) = saved else {
+        // A process may have been killed before the first line of its journal was on the disk.
+        if folder.has_other_than_new_journal()? {
+            return Err(foreign("it has no journal"));
+        }
+        return Ok(None);
+    };
+    if saved.identity[MARK] != 1 {
+        return Err(foreign("its journal is not one of megaburn"));
+    }
+    if saved.identity == *identity {
+        return Ok(Some(saved));
+    }
+    if !force {
+        return Err(DataError::OtherPart {
+            folder: folder.path().into(),
+            why: difference("", &saved.identity["of"], &identity["of"]),
+        });
+    }
+    folder.remove_contents()?;
+    Ok(None)
+}
+
+/// Names the first part of `identity` that differs from what a journal says.
+fn difference(name: &str, saved: &Value, identity: &Value) -> String {
+    let parts: Vec<(String, &Value, &Value)> = match (saved, identity) {
+        (Value::Object(_), Value::Object(fields)) => fields
+            .iter()
+            .map(|(field, value)| (format!("{name} {field}"), &saved[field], value))
+            .collect(),
+        (Value::Array(before), Value::Array(now)) if before.len() == now.len() => {
+            let each = before.iter().zip(now);
+            each.map(|(before, now)| (name.to_string(), before, now))
+                .collect()
+        }
+        _ => Vec::new(),
+    };
+    match parts.into_iter().find(|(_, before, now)| before != now) {
+        Some((name, before, now)) => difference(&name, before, now),
+        None => {
+            let shown = |value: &Value| value.to_string().chars().take(80).collect::<String>();
+            format!("its{name} was {}, and is {}", shown(saved), shown(identity))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_named() {
+        let saved =
+            json!({"tokenizer": {"hash": 1, "eod": 2}, "files": [{"size": 3}, {"size": 4}]});
+        let mut other = saved.clone();
+        other["tokenizer"]["eod"] = json!(5);
+        assert_eq!(
+            difference("", &saved, &other),
+            "its tokenizer eod was 2, and is 5"
+        );
+        other = saved.clone();
+        other["files"][1]["size"] = json!(9);
+        assert_eq!(
+            difference("", &saved, &other),
+            "its files size was 4, and is 9"
+        );
+        other["files"] = json!([]);
+        let found = difference("", &saved, &other);
+        assert_eq!(
+            found,
+            "its files was [{\"size\":3},{\"size\":4}], and is []"
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! Encodes batches of records on several threads, in order and with bounded memory.
+
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::{
+    inputs::InputFile,
+    keys::texts_of,
+    records::{Batch, Content, Position, Record, read_batches},
+};
+use crate::{error::DataError, indexed::TokenType, tokenizer::Tokenizer};
+
+/// What is done with a text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Encoder<'a> {
+    pub(super) tokenizer: &'a dyn Tokenizer,
+    pub(super) keys: &'a [String],
+    pub(super) append_eod: bool,
+    /// Whether special tokens are ordinary text, and none are added.
+    pub(super) plain_text: bool,
+    pub(super) token_type: TokenType,
+}
+
+/// The document of a key: the bytes of its tokens, and the lengths of its sequences.
+#[derive(Debug)]
+pub(super) struct Document {
+    pub(super) bytes: Vec<u8>,
+    pub(super) lengths: Vec<i32>,
+}
+
+/// A record of a file with the documents of its keys, or its place and what is wrong with it.
+#[derive(Debug)]
+pub(super) struct Encoded {
+    pub(super) file: usize,
+    pub(super) documents: Result<Vec<Document>, String>,
+}
+
+/// A batch of records whose texts are encoded.
+#[derive(Debug)]
+pub(super) struct EncodedBatch {
+    pub(super) records: Vec<Encoded>,
+    pub(super) end: Position,
+    pub(super) read_bytes: u64,
+}
+
+impl Encoder<'_> {
+    /// Reads files from `start` on and gives each encoded batch to `take`, in order.
+    ///
+    /// # Errors
+    /// A file cannot be read, or `take` fails.
+    pub(super) fn run(
+        self,
+        files: &[InputFile],
+        start: Position,
+        num_workers: usize,
+        batch_bytes: usize,
+        mut take: impl FnMut(EncodedBatch) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let pool = ThreadPoolBuilder::new().num_threads(num_workers).build();
+        let pool = pool.map_err(|error| DataError::Workers {
+            num_workers,
+            why: error.to_string(),
+        })?;
+        // Batches that wait for a worker or for being written.
+        let (send, queue) = sync_channel(2 * num_workers + 2);
+        thread::scope(|scope| {
+            scope.spawn(|| self.feed(&pool, files, start, batch_bytes, send));
+            for next in queue {
+                // A worker that panics ends its channel; the panic continues when the pool is left.
+                let Ok(batch) = next?.recv() else { break };
+                take(batch)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads batches, has each encoded by the pool, and sends where its result will be.
+    fn feed(
+        self,
+        pool: &ThreadPool,
+        files: &[InputFile],
+        start: Position,
+        batch_bytes: usize,
+        send: SyncSender<Result<Receiver<EncodedBatch>, DataError>>,
+    ) {
+        pool.in_place_scope(|scope| {
+            let read = read_batches(files, start, batch_bytes, &mut |batch| {
+                let (done, result) = channel();
+                if send.send(Ok(result)).is_err() {
+                    return ControlFlow::Break(());
+                }
+                scope.spawn(move |_| {
+                    // The receiver is gone if the writer failed.
+                    let _ = done.send(self.batch(batch));
+                });
+                ControlFlow::Continue(())
+            });
+            if let Err(error) = read {
+                let _ = send.send(Err(error));
+            }
+        });
+    }
+
+    fn batch(self, batch: Batch) -> EncodedBatch {
+        let encoded = batch.records.into_iter().map(|record| self.record(record));
+        EncodedBatch {
+            records: encoded.collect(),
+            end: batch.end,
+            read_bytes: batch.read_bytes,
+        }
+    }
+
+    fn record(self, record: Record) -> Encoded {
+        let Record {
+            file,
+            number,
+            content,
+        } = record;
+        let documents = self.documents(&content).map_err(|why| match content {
+            Content::Line(_) => format!(", line {number}: {why}"),
+            Content::Element(_) => format!(", element {number}: {why}"),
+            Content::Text(_) => format!(": {why}"),
+        });
+        Encoded { file, documents }
+    }
+
+    fn documents(self, content: &Content) -> Result<Vec<Document>, String> {
+        texts_of(content, self.keys, |texts| {
+            texts.iter().map(|texts| self.document(texts)).collect()
+        })
+    }
+
+    /// As Megatron-LM's `Encoder.encode`: sequences without tokens are left out, and the token that
+    /// ends a document belongs to its last sequence. A document without tokens has no end either.
+    fn document(self, texts: &[&str]) -> Result<Document, String> {
+        let ids = match self.plain_text {
+            true => self.tokenizer.encode_batch(texts),
+            false => self.tokenizer.encode_prompts(texts),
+        };
+        let ids = ids.map_err(|error| error.to_string())?;
+        let mut document = Document {
+            bytes: Vec::new(),
+            lengths: Vec::new(),
+        };
+        let last = ids.iter().rposition(|ids| !ids.is_empty());
+        for (index, mut ids) in ids.into_iter().enumerate() {
+            if self.append_eod && Some(index) == last {
+                ids.push(self.tokenizer.eos());
+            }
+            if ids.is_empty() {
+                continue;
+            }
+            let length = i32::try_from(ids.len()).map_err(|_| {
+                format!(
+                    "{} tokens, more than the index of a data set can count",
+                    ids.len()
+                )
+            })?;
+            document.lengths.push(length);
+            document.bytes.extend(self.token_type.bytes_of(&ids));
+        }
+        Ok(document)
+    }
+}

@@ -1,0 +1,371 @@
+//! Encodes text files into Megatron-LM's indexed data sets.
+//!
+//! Source: `tools/preprocess_data.py` of Megatron-LM.
+
+mod encode;
+mod event;
+mod inputs;
+mod keys;
+mod records;
+#[cfg(test)]
+mod tests;
+mod unpack;
+
+pub use event::{PreprocessCounts, PreprocessEvent, PreprocessSummary};
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    error::DataError,
+    indexed::{TokenType, with_ending},
+    part::{CompletePart, Opened, Output, Part},
+    tokenizer::Tokenizer,
+};
+use encode::{EncodedBatch, Encoder};
+use inputs::{Inputs, Kind};
+use records::Position;
+
+/// Bytes of text that a worker encodes at a time.
+const BATCH_BYTES: usize = 1 << 18;
+/// The state is saved after this time.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+/// The state is saved after this number of bytes of input.
+const SAVE_BYTES: u64 = 1 << 28;
+
+/// Encodes text files into an indexed data set.
+///
+/// ```
+/// use megaburn_data::{ByteTokenizer, IndexedDataset, PreprocessConfig};
+///
+/// let dir = std::env::temp_dir().join(format!("megaburn-preprocess-{}", std::process::id()));
+/// std::fs::create_dir_all(&dir).unwrap();
+/// std::fs::write(dir.join("a.jsonl"), "{\"text\": \"ab\"}\n{\"text\": \"c\"}\n").unwrap();
+///
+/// let config = PreprocessConfig::new(vec![dir.join("a.jsonl")], dir.join("a"));
+/// config.with_append_eod(true).run(&ByteTokenizer, |_| ())?;
+/// let set = IndexedDataset::open(dir.join("a"))?;
+/// assert_eq!(set.document(0)?, [[97, 98, 257]]);
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), megaburn_data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PreprocessConfig {
+    inputs: Vec<PathBuf>,
+    out: PathBuf,
+    keys: Keys,
+    append_eod: bool,
+    plain_text: bool,
+    skip_bad: bool,
+    num_workers: usize,
+    force: bool,
+    batch_bytes: usize,
+    save_interval: Duration,
+}
+
+#[derive(Clone, Debug)]
+enum Keys {
+    /// One field, for a data set `OUT`.
+    Field(String),
+    /// Fields, each for a data set `OUT_KEY_document`.
+    Each(Vec<String>),
+}
+
+/// What the journal saves.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Progress {
+    position: Position,
+    counts: PreprocessCounts,
+}
+
+impl PreprocessConfig {
+    /// Reads `inputs`, which are files, folders and patterns, and writes `OUT.bin` and `OUT.idx`.
+    ///
+    /// A file that ends in `.jsonl` or `.ndjson` has a JSON object per line, one in `.json` also an
+    /// array of objects; the text is in the field `text`. Any other file is one document. All may
+    /// be compressed (`.gz`, `.zst`).
+    pub fn new(inputs: Vec<PathBuf>, out: PathBuf) -> Self {
+        Self {
+            inputs,
+            out,
+            keys: Keys::Field("text".into()),
+            append_eod: false,
+            plain_text: false,
+            skip_bad: false,
+            num_workers: available_parallelism().map_or(1, NonZeroUsize::get),
+            force: false,
+            batch_bytes: BATCH_BYTES,
+            save_interval: SAVE_INTERVAL,
+        }
+    }
+
+    /// Takes the text from another field; `a.b` is the field `b` of the object `a`.
+    pub fn with_field(self, field: impl Into<String>) -> Self {
+        let keys = Keys::Field(field.into());
+        Self { keys, ..self }
+    }
+
+    /// Takes texts from several fields, and writes each into a data set of its own, which is called
+    /// `OUT_KEY_document` as by Megatron-LM.
+    pub fn with_json_keys(self, keys: Vec<String>) -> Self {
+        let keys = Keys::Each(keys);
+        Self { keys, ..self }
+    }
+
+    /// Whether to append the tokenizer's eos token to each document.
+    pub fn with_append_eod(self, append_eod: bool) -> Self {
+        Self { append_eod, ..self }
+    }
+
+    /// Whether special tokens that are spelled out in a text are ordinary text, and those of the
+    /// tokenizer's template, such as Llama's bos, are not added ([`Tokenizer::encode`]). Default:
+    /// as in `transformers` and Megatron-LM, they are recognised and added
+    /// ([`Tokenizer::encode_prompt`]).
+    pub fn with_plain_text(self, plain_text: bool) -> Self {
+        Self { plain_text, ..self }
+    }
+
+    /// Whether to skip and count records that cannot be read, instead of failing.
+    pub fn with_skip_bad(self, skip_bad: bool) -> Self {
+        Self { skip_bad, ..self }
+    }
+
+    /// The number of threads that encode. Default: all cores.
+    pub fn with_num_workers(self, num_workers: usize) -> Self {
+        Self {
+            num_workers,
+            ..self
+        }
+    }
+
+    /// Whether to overwrite data sets that megaburn wrote, and to drop unfinished work with other
+    /// settings.
+    pub fn with_force(self, force: bool) -> Self {
+        Self { force, ..self }
+    }
+
+    /// Encodes the files with a tokenizer and returns what was written. If a process was killed at
+    /// it, the same call in another process continues its work.
+    ///
+    /// # Errors
+    /// An input cannot be read; a record is no text and is not to be skipped; a data set exists and
+    /// is not to be overwritten; an input or setting has changed since the process that was killed.
+    pub fn run(
+        &self,
+        tokenizer: &dyn Tokenizer,
+        mut on_event: impl FnMut(PreprocessEvent),
+    ) -> Result<PreprocessSummary, DataError> {
+        if self.num_workers == 0 {
+            let what = "the number of workers";
+            return Err(DataError::Zero { what });
+        }
+        let inputs = Inputs::find(&self.inputs)?;
+        self.check_keys(&inputs)?;
+        on_event(PreprocessEvent::Found {
+            num_files: inputs.files.len(),
+            num_bytes: inputs.num_bytes(),
+            num_left_out: inputs.num_left_out,
+        });
+        let token_type = TokenType::for_vocab(tokenizer.vocab_size());
+        let outputs = self
+            .prefixes()
+            .into_iter()
+            .map(|prefix| (prefix, token_type));
+        let outputs: Vec<_> = outputs.collect();
+        let identity = self.identity(&inputs, tokenizer);
+        let complete = match Part::open(&self.out, &outputs, identity, self.force)? {
+            Opened::Complete(part) => part,
+            Opened::Writing(part) => self.write(part, &inputs, tokenizer, &mut on_event)?,
+        };
+        complete.commit()?;
+        Ok(PreprocessSummary {
+            prefixes: outputs.into_iter().map(|(prefix, _)| prefix).collect(),
+            counts: progress_of(Some(complete.progress())).counts,
+        })
+    }
+
+    /// Encodes what is missing.
+    fn write(
+        &self,
+        mut part: Part,
+        inputs: &Inputs,
+        tokenizer: &dyn Tokenizer,
+        on_event: &mut dyn FnMut(PreprocessEvent),
+    ) -> Result<CompletePart, DataError> {
+        let mut progress = progress_of(part.progress());
+        if part.progress().is_some() {
+            on_event(PreprocessEvent::Resumed(progress.counts));
+        }
+        let encoder = Encoder {
+            tokenizer,
+            keys: self.keys.names(),
+            append_eod: self.append_eod,
+            plain_text: self.plain_text,
+            token_type: TokenType::for_vocab(tokenizer.vocab_size()),
+        };
+        let start = progress.position;
+        let mut saved = (Instant::now(), 0);
+        let take = |batch: EncodedBatch| {
+            let (end, read_bytes) = (batch.end, batch.read_bytes);
+            self.add(batch, inputs, &mut part, &mut progress.counts, on_event)?;
+            progress.position = end;
+            on_event(PreprocessEvent::Progress {
+                read_bytes,
+                counts: progress.counts,
+            });
+            if saved.0.elapsed() >= self.save_interval
+                || read_bytes.saturating_sub(saved.1) >= SAVE_BYTES
+            {
+                part.save(json!(progress))?;
+                saved = (Instant::now(), read_bytes);
+            }
+            Ok(())
+        };
+        encoder.run(
+            &inputs.files,
+            start,
+            self.num_workers,
+            self.batch_bytes,
+            take,
+        )?;
+        inputs.check_unchanged()?;
+        let names = outputs_of(self);
+        let describe = |output: &Output| self.description(output, &names, tokenizer);
+        part.complete(json!(progress), describe)
+    }
+
+    /// Writes the documents of a batch.
+    fn add(
+        &self,
+        batch: EncodedBatch,
+        inputs: &Inputs,
+        part: &mut Part,
+        counts: &mut PreprocessCounts,
+        on_event: &mut dyn FnMut(PreprocessEvent),
+    ) -> Result<(), DataError> {
+        for record in batch.records {
+            let documents = match record.documents {
+                Ok(documents) => documents,
+                Err(why) => {
+                    let path = &inputs.files[record.file].path;
+                    let record = format!("data file `{}`{why}", path.display());
+                    if !self.skip_bad {
+                        return Err(DataError::BadRecord { record });
+                    }
+                    counts.skipped += 1;
+                    on_event(PreprocessEvent::Skipped(record));
+                    continue;
+                }
+            };
+            counts.documents += 1;
+            for (document, output) in documents.iter().zip(part.outputs()) {
+                output.add_document(&document.bytes, &document.lengths)?;
+                let lengths = document.lengths.iter();
+                counts.tokens += lengths
+                    .map(|length| u64::from(length.unsigned_abs()))
+                    .sum::<u64>();
+                counts.empty += u64::from(document.lengths.is_empty());
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that each key gives a file name, and that text files have one key.
+    fn check_keys(&self, inputs: &Inputs) -> Result<(), DataError> {
+        let keys = self.keys.names();
+        let bad = |why: String| Err(DataError::Keys { why });
+        if keys.is_empty() {
+            return bad("none is given".into());
+        }
+        for (index, key) in keys.iter().enumerate() {
+            if key.is_empty() || keys[..index].contains(key) {
+                return bad(format!("`{key}` is empty or is given twice"));
+            }
+            if matches!(self.keys, Keys::Each(_)) && key.contains(['/', '\0']) {
+                return bad(format!("`{key}` cannot be a part of a file name"));
+            }
+        }
+        let text = inputs.files.iter().find(|file| file.kind == Kind::Text);
+        match text {
+            Some(file) if keys.len() > 1 => bad(format!(
+                "`{}` is one text without fields, and {} are given",
+                file.path.display(),
+                keys.len()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Everything that decides what is written.
+    fn identity(&self, inputs: &Inputs, tokenizer: &dyn Tokenizer) -> Value {
+        json!({
+            "command": "preprocess",
+            "fields": self.keys.names(),
+            "outputs": outputs_of(self),
+            "append_eod": self.append_eod,
+            "plain_text": self.plain_text,
+            "tokenizer": tokenizer_of(tokenizer),
+            "files": inputs.identity(),
+        })
+    }
+
+    /// What the file next to a data set says about it.
+    fn description(&self, output: &Output, all: &[String], tokenizer: &dyn Tokenizer) -> Value {
+        let prefix = output.prefix().display().to_string();
+        let key = all.iter().position(|name| *name == prefix);
+        let inputs = self.inputs.iter().map(|path| path.display().to_string());
+        json!({
+            "command": "preprocess",
+            "inputs": inputs.collect::<Vec<_>>(),
+            "field": key.map(|index| self.keys.names()[index].clone()),
+            "append_eod": self.append_eod,
+            "plain_text": self.plain_text,
+            "tokenizer": tokenizer_of(tokenizer),
+        })
+    }
+
+    fn prefixes(&self) -> Vec<PathBuf> {
+        match &self.keys {
+            Keys::Field(_) => vec![self.out.clone()],
+            Keys::Each(keys) => {
+                let name = |key: &String| with_ending(&self.out, &format!("_{key}_document"));
+                keys.iter().map(name).collect()
+            }
+        }
+    }
+}
+
+impl Keys {
+    fn names(&self) -> &[String] {
+        match self {
+            Self::Field(field) => std::slice::from_ref(field),
+            Self::Each(keys) => keys,
+        }
+    }
+}
+
+fn outputs_of(config: &PreprocessConfig) -> Vec<String> {
+    let shown = |path: &PathBuf| path.display().to_string();
+    config.prefixes().iter().map(shown).collect()
+}
+
+fn tokenizer_of(tokenizer: &dyn Tokenizer) -> Value {
+    json!({
+        "xxh3": format!("{:016x}", tokenizer.hash()),
+        "vocab_size": tokenizer.vocab_size(),
+        "eos": tokenizer.eos(),
+    })
+}
+
+/// The progress that a journal saved; that of a beginning if there is none.
+fn progress_of(saved: Option<&Value>) -> Progress {
+    let saved = saved
+        .cloned()
+        .and_then(|saved| serde_json::from_value(saved).ok());
+    saved.unwrap_or_default()
+}

@@ -1,0 +1,291 @@
+//! Reads the records of all files, from any position on, in batches.
+
+use std::io::{self, BufRead};
+use std::ops::ControlFlow;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, DeserializeSeed, SeqAccess, Visitor},
+};
+use serde_json::Value;
+
+use super::{
+    inputs::{InputFile, Kind},
+    unpack,
+};
+use crate::error::DataError;
+
+/// A place between two records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Position {
+    /// The number of the file.
+    pub(super) file: usize,
+    /// Bytes of the text of this file that were read; 0 in an array.
+    bytes: u64,
+    /// Lines or elements of this file that were read.
+    records: u64,
+}
+
+/// Something that holds at most one document.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) file: usize,
+    /// The number of its line or element from 1 on; 0 for a file that is one document.
+    pub(super) number: u64,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    /// A line of JSON, without its end.
+    Line(Vec<u8>),
+    /// An element of a JSON array.
+    Element(Value),
+    /// A document.
+    Text(Vec<u8>),
+}
+
+/// Records that follow each other.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) records: Vec<Record>,
+    /// The place after them.
+    pub(super) end: Position,
+    /// Bytes of all files up to there, approximately.
+    pub(super) read_bytes: u64,
+}
+
+/// Gives batches of at least `batch_bytes` bytes of text to `emit`, until it breaks.
+///
+/// # Errors
+/// A file cannot be read, or its array is not valid JSON.
+pub(super) fn read_batches(
+    files: &[InputFile],
+    start: Position,
+    batch_bytes: usize,
+    emit: &mut dyn FnMut(Batch) -> ControlFlow<()>,
+) -> Result<(), DataError> {
+    let mut reader = Reader {
+        batch: Batch::default(),
+        num_bytes: 0,
+        batch_bytes,
+        before: 0,
+        read: Arc::default(),
+        emit,
+    };
+    for (index, file) in files.iter().enumerate() {
+        if index >= start.file {
+            let first = if index == start.file {
+                start
+            } else {
+                Position {
+                    file: index,
+                    ..Position::default()
+                }
+            };
+            if reader.file(file, first)?.is_break() {
+                return Ok(());
+            }
+        }
+        reader.before += file.num_bytes;
+        reader.read.store(0, Relaxed);
+        reader.batch.end = Position {
+            file: index + 1,
+            ..Position::default()
+        };
+    }
+    // Also without records, so that the end of the last file is known.
+    let _ = reader.flush();
+    Ok(())
+}
+
+struct Reader<'a> {
+    batch: Batch,
+    /// Bytes of text in the batch.
+    num_bytes: usize,
+    batch_bytes: usize,
+    /// Bytes of the files before this one.
+    before: u64,
+    /// Bytes of this file that were read.
+    read: Arc<AtomicU64>,
+    emit: &'a mut dyn FnMut(Batch) -> ControlFlow<()>,
+}
+
+impl Reader<'_> {
+    fn file(&mut self, file: &InputFile, first: Position) -> Result<ControlFlow<()>, DataError> {
+        let failed = |source: io::Error| DataError::Io {
+            path: file.path.clone(),
+            source,
+        };
+        match file.kind {
+            Kind::Text => {
+                let mut text = Vec::new();
+                let mut reader = self.open(file, 0).map_err(failed)?;
+                reader.read_to_end(&mut text).map_err(failed)?;
+                let end = Position {
+                    file: first.file + 1,
+                    ..Position::default()
+                };
+                let size = text.len();
+                let content = Content::Text(text);
+                Ok(self.push(first.file, 0, content, size, end))
+            }
+            Kind::Lines => self.lines(file, first).map_err(failed),
+            Kind::Json => match self.is_array(file).map_err(failed)? {
+                true => self.elements(file, first),
+                false => self.lines(file, first).map_err(failed),
+            },
+        }
+    }
+
+    fn lines(&mut self, file: &InputFile, first: Position) -> io::Result<ControlFlow<()>> {
+        let mut reader = self.open(file, first.bytes)?;
+        let mut end = first;
+        loop {
+            let mut line = Vec::new();
+            let size = reader.read_until(b'\n', &mut line)?;
+            if size == 0 {
+                return Ok(ControlFlow::Continue(()));
+            }
+            end.bytes += size as u64;
+            end.records += 1;
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            let content = Content::Line(line);
+            if self
+                .push(first.file, end.records, content, size, end)
+                .is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+    }
+
+    fn elements(
+        &mut self,
+        file: &InputFile,
+        first: Position,
+    ) -> Result<ControlFlow<()>, DataError> {
+        let reader = self.open(file, 0).map_err(|source| DataError::Io {
+            path: file.path.clone(),
+            source,
+        })?;
+        let mut flow = ControlFlow::Continue(());
+        let mut end = first;
+        let mut seen = 0;
+        let mut each = |element: Value| {
+            seen += 1;
+            if seen > first.records {
+                end.records = seen;
+                let size = size_of_text(&element);
+                flow = self.push(first.file, seen, Content::Element(element), size, end);
+            }
+            flow
+        };
+        let mut json = serde_json::Deserializer::from_reader(reader);
+        let read = Elements(&mut each)
+            .deserialize(&mut json)
+            .and_then(|()| json.end());
+        match read {
+            Err(error) if flow.is_continue() => Err(DataError::BadArray {
+                path: file.path.clone(),
+                why: error.to_string(),
+            }),
+            _ => Ok(flow),
+        }
+    }
+
+    /// Whether the first character of the text, after whitespace, begins an array.
+    fn is_array(&self, file: &InputFile) -> io::Result<bool> {
+        let mut reader = self.open(file, 0)?;
+        loop {
+            let bytes = reader.fill_buf()?;
+            let Some(first) = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) else {
+                let count = bytes.len();
+                if count == 0 {
+                    return Ok(false);
+                }
+                reader.consume(count);
+                continue;
+            };
+            return Ok(*first == b'[');
+        }
+    }
+
+    fn open(&self, file: &InputFile, skip: u64) -> io::Result<Box<dyn BufRead>> {
+        unpack::open(&file.path, file.packing, skip, &self.read)
+    }
+
+    /// Adds a record of `size` bytes, after which the position is `end`.
+    fn push(
+        &mut self,
+        file: usize,
+        number: u64,
+        content: Content,
+        size: usize,
+        end: Position,
+    ) -> ControlFlow<()> {
+        self.batch.records.push(Record {
+            file,
+            number,
+            content,
+        });
+        self.batch.end = end;
+        self.num_bytes += size;
+        if self.num_bytes < self.batch_bytes {
+            return ControlFlow::Continue(());
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> ControlFlow<()> {
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.read_bytes = self.before + self.read.load(Relaxed);
+        self.batch.end = batch.end;
+        self.num_bytes = 0;
+        (self.emit)(batch)
+    }
+}
+
+/// Bytes of text in a JSON value, approximately.
+fn size_of_text(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(size_of_text).sum::<usize>() + 2,
+        Value::Object(fields) => fields.values().map(size_of_text).sum::<usize>() + 2,
+        _ => 1,
+    }
+}
+
+/// Visits the elements of an array, one at a time.
+struct Elements<'a>(&'a mut dyn FnMut(Value) -> ControlFlow<()>);
+
+impl<'de> DeserializeSeed<'de> for Elements<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Elements<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        while let Some(element) = elements.next_element()? {
+            if (self.0)(element).is_break() {
+                return Err(de::Error::custom("no more elements are wanted"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -2,6 +2,7 @@
 
 mod config;
 mod context;
+mod data;
 mod experts;
 mod house;
 mod layouts;

@@ -16,4 +16,6 @@ pub enum ReportError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot draw the loss curve: {why}")]
     Plot { why: String },
+    #[error("cannot draw the lengths of documents: {why}")]
+    LengthPlot { why: String },
 }

@@ -3,7 +3,7 @@
 //! - [`Console`](console::Console) prints the progress of a run: a bar on a terminal, plain lines
 //!   elsewhere.
 //! - [`metrics`] has the measurements of each step, and `metrics.jsonl`, which records them.
-//! - [`loss_plot`] plots the loss as SVG.
+//! - [`loss_plot`] plots the loss as SVG, [`length_plot`] the lengths of documents.
 //! - [`describe_layout`] describes a layout in a line.
 //! - [`profile::range`] names the parts of a step in NVIDIA's profilers.
 //!
@@ -39,4 +39,4 @@ pub mod profile;
 
 pub use error::ReportError;
 pub use layout::describe_layout;
-pub use plot::loss_plot;
+pub use plot::{length_plot, loss_plot};

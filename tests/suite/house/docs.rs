@@ -30,7 +30,7 @@ fn read(path: &str) -> String {
 }
 
 /// The blocks of a page that are fenced as `language`.
-fn blocks(page: &str, language: &str) -> Vec<String> {
+pub(crate) fn blocks(page: &str, language: &str) -> Vec<String> {
     let fence = format!("```{language}\n");
     page.split(&fence)
         .skip(1)

@@ -1,6 +1,9 @@
-//! The plot of a run's loss.
+//! The plots of a run's loss and of the lengths of documents.
 
 mod curve;
+mod lengths;
+
+pub use lengths::length_plot;
 
 use std::error::Error;
 

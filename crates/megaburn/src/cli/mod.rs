@@ -3,6 +3,7 @@
 mod burn_sources;
 mod config;
 mod convert;
+mod data;
 mod device;
 mod generate;
 mod hint;
@@ -49,6 +50,9 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Draw a pipeline schedule and print its bubble and peak memory.
     Plan(plan::PlanArgs),
+    /// Encode text into data sets in Megatron-LM's format; inspect, merge and split them.
+    #[command(subcommand)]
+    Data(data::DataCommand),
     /// Train a byte-level BPE tokenizer and write its `tokenizer.json`.
     Tokenize(tokenize::TokenizeArgs),
     /// Start a program as several ranks on this host, with torchrun's environment variables.
@@ -77,6 +81,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
         Command::Config(command) => done(command.run()),
+        Command::Data(command) => done(command.run()),
         Command::Verify(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Tokenize(args) => args.run(),

@@ -28,6 +28,11 @@ use replicas::ReplicatedParts;
 
 /// A linear layer `Y = X W + b` split over a group of ranks.
 ///
+/// Column: `W = [W_1 .. W_n]`, and rank i computes `Y_i = f(X) W_i + b_i`. Row: `X = [X_1 .. X_n]`
+/// and `W = [W_1; ..; W_n]`, and `Y = g(X_i W_i) + b`, where g sums over the ranks. f is
+/// [`copy_to`] and g is [`reduce_from`](megaburn_collective::region::reduce_from); with sequence
+/// parallelism they are an all-gather and a reduce-scatter along the sequence.
+///
 /// Source: Shoeybi et al., "Megatron-LM" (2019), section 3; Korthikanti et al. (2022) for sequence
 /// parallelism; Megatron-LM `megatron/core/tensor_parallel/layers.py`.
 ///
@@ -36,11 +41,15 @@ use replicas::ReplicatedParts;
 ///
 /// | split | forward | backward |
 /// |---|---|---|
-/// | column | none (`sequence_parallel`: all-gather of X; `gather_output`: all-gather of Y) | all-reduce of dX (all-gather of X for dW, unless W is frozen, then reduce-scatter of dX) |
-/// | row | all-reduce of Y (`sequence_parallel`: reduce-scatter) | none (all-gather of dY) |
+/// | column | none | all-reduce of dX |
+/// | column, `sequence_parallel` | all-gather of X | all-gather of X for dW (not if W is frozen); reduce-scatter of dX |
+/// | column, `gather_output` | also all-gather of Y | nothing more |
+/// | row | all-reduce of Y | none (without `input_is_parallel`: all-gather of dX) |
+/// | row, `sequence_parallel` | reduce-scatter of Y | all-gather of dY; all-reduce of db |
 ///
 /// With sequence parallelism a column split saves only this rank's shard of X and gathers X a
-/// second time for dW.
+/// second time for dW. Key/value parts that several ranks hold add an all-reduce of their gradients
+/// over their holders.
 #[derive(Module, Debug)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.

@@ -180,7 +180,7 @@ impl Mlp {
     /// `[seq, batch, d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
         let (x, bias) = if self.activation.takes_bias() {
-            self.up.forward_and_bias(x)
+            self.up.forward_deferred_bias(x)
         } else {
             (self.up.forward(x), None)
         };

@@ -50,7 +50,7 @@ impl<const D: usize> Recomputable<D> {
 
     /// Applies `there`, e.g. a collective, to the tensor. The result is not saved. Backward
     /// recomputes it by `again` from the rows of the input, which is saved or itself recomputed.
-    pub(crate) fn moved(
+    pub(crate) fn map_recomputed(
         self,
         there: impl FnOnce(Tensor<D>) -> Tensor<D>,
         again: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,

@@ -81,13 +81,14 @@ impl ParallelLinear {
     ///   `sequence_parallel`: `[seq / n, .., d_output]`
     pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
         let x = x.into();
-        if self.plan.group.size() == 1 {
-            return self.product(x, self.bias.as_ref().map(Param::val));
-        }
         match self.plan.config.split {
-            Split::Column => self.gathered(self.product(self.column_input(x), self.bias())),
+            // Y_i = f(X) W_i + b_i
+            Split::Column => self.gathered(self.local_linear(self.column_input(x), self.bias())),
+            // One rank has the whole sum, so its GEMM can add the bias.
+            Split::Row if self.plan.group.size() == 1 => self.local_linear(x, self.bias()),
+            // Y = g(X_i W_i) + b
             Split::Row => {
-                let (y, bias) = self.forward_and_bias(x);
+                let (y, bias) = self.forward_deferred_bias(x);
                 match bias {
                     Some(bias) => add_bias(y, bias),
                     None => y,
@@ -107,7 +108,7 @@ impl ParallelLinear {
         &self,
         x: impl Into<Recomputable<D>>,
     ) -> (Tensor<D>, Option<Tensor<1>>) {
-        let (y, bias) = self.forward_and_bias(x);
+        let (y, bias) = self.forward_deferred_bias(x);
         let is_gathered = self.plan.config.split == Split::Column;
         let gathered = |bias: Bias| {
             if is_gathered {
@@ -121,14 +122,14 @@ impl ParallelLinear {
 
     /// Like [`forward_with_bias`](Self::forward_with_bias), but the bias comes with its main
     /// gradient and holds this rank's features only.
-    pub(crate) fn forward_and_bias<const D: usize>(
+    pub(crate) fn forward_deferred_bias<const D: usize>(
         &self,
         x: impl Into<Recomputable<D>>,
     ) -> (Tensor<D>, Option<Bias>) {
         let x = x.into();
         let y = match self.plan.config.split {
-            Split::Column => self.gathered(self.product(self.column_input(x), None)),
-            Split::Row => self.reduced(x),
+            Split::Column => self.gathered(self.local_linear(self.column_input(x), None)),
+            Split::Row => self.row_output(x),
         };
         let bias = self.bias().map(|value| Bias {
             value,
@@ -151,6 +152,7 @@ impl ParallelLinear {
         }
     }
 
+    /// `f(x)`.
     fn column_input<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
         column_input(x, &self.plan.group, self.plan.config.sequence_parallel)
     }
@@ -163,14 +165,15 @@ impl ParallelLinear {
         }
     }
 
-    fn reduced<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
+    /// `g(x W)`.
+    fn row_output<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
         let LinearPlan { config, group, .. } = &self.plan;
         let x = if config.input_is_parallel {
             x
         } else {
             scatter_to_last_dim(x.into_tensor(), group).into()
         };
-        let partial = Partial::new(self.product(x, None), group);
+        let partial = Partial::new(self.local_linear(x, None), group);
         if config.sequence_parallel {
             partial.reduce_scatter().into_shard()
         } else {
@@ -179,7 +182,11 @@ impl ParallelLinear {
     }
 
     /// `x W + bias` on this rank's shard.
-    fn product<const D: usize>(&self, x: Recomputable<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    fn local_linear<const D: usize>(
+        &self,
+        x: Recomputable<D>,
+        bias: Option<Tensor<1>>,
+    ) -> Tensor<D> {
         let (x, again) = x.into_parts();
         let main_grad = self.main_grad();
         let bias_grad = self.bias_grad();
@@ -217,10 +224,8 @@ impl ParallelLinear {
 
     fn weight(&self) -> Tensor<2> {
         let dim = self.plan.weight_spec.dim;
-        self.plan
-            .replicas
-            .iter()
-            .fold(self.weight.val(), |weight, part| part.share(weight, dim))
+        let replicas = self.plan.replicas.iter();
+        replicas.fold(self.weight.val(), |w, part| part.with_summed_grad(w, dim))
     }
 
     /// The bias as this rank adds it. A row split's bias is replicated; added to sequence shards,
@@ -236,7 +241,9 @@ impl ParallelLinear {
         Some(match config.split {
             Split::Row if config.sequence_parallel => copy_to(bias, group),
             Split::Row => bias,
-            Split::Column => replicas.iter().fold(bias, |bias, part| part.share(bias, 0)),
+            Split::Column => replicas
+                .iter()
+                .fold(bias, |bias, part| part.with_summed_grad(bias, 0)),
         })
     }
 }
@@ -254,10 +261,10 @@ pub(crate) fn column_input<const D: usize>(
     if !sequence_parallel {
         return x.map(|x| copy_to(x, group));
     }
-    let again = group.clone();
-    x.moved(
+    let regather_group = group.clone();
+    x.map_recomputed(
         |x| SequenceShard::new(x, group).gather(),
-        move |rows| gather_from_sequence(rows, &again),
+        move |rows| gather_from_sequence(rows, &regather_group),
     )
 }
 

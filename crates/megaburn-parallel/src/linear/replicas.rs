@@ -45,7 +45,11 @@ impl ReplicatedParts {
     }
 
     /// Returns the same values; backward sums the gradient of the range over its holders.
-    pub(super) fn share<const D: usize>(&self, param: Tensor<D>, dim: usize) -> Tensor<D> {
+    pub(super) fn with_summed_grad<const D: usize>(
+        &self,
+        param: Tensor<D>,
+        dim: usize,
+    ) -> Tensor<D> {
         let Self {
             start,
             len,

@@ -75,12 +75,12 @@ impl ActivationOffload {
         self.lock().last = None;
     }
 
-    /// Offloads `tensors` as inputs of a part. With `stay` they stay on the device; this is for the
-    /// part with which backward starts, which would only wait for them.
+    /// Offloads `tensors` as inputs of a part. With `keep_on_device` they stay there; this is for
+    /// the part with which backward starts, which would only wait for them.
     pub fn inputs<const N: usize>(
         &self,
         tensors: [Tensor<3>; N],
-        stay: bool,
+        keep_on_device: bool,
     ) -> [Recomputable<3>; N] {
         if !tensors.iter().all(|x| x.device().is_autodiff()) {
             return tensors.map(Recomputable::from);
@@ -88,7 +88,7 @@ impl ActivationOffload {
         let mut state = self.lock();
         let held = tensors.iter().map(|x| {
             let rows = x.clone().inner().flatten(0, 1);
-            Mutex::new(if stay {
+            Mutex::new(if keep_on_device {
                 SavedTensor::Here(rows)
             } else {
                 state.offload(rows)

@@ -130,7 +130,7 @@ pub fn checkpoint_residual<M: Module + 'static>(
 }
 
 /// Like [`recomputed`], for a part that maps one residual stream to another and keeps nothing on
-/// the GPU: its input waits in host memory, unless it is to `stay`.
+/// the GPU: its input waits in host memory, unless `keep_on_device` is set.
 ///
 /// # Collective
 /// As [`recomputed`].
@@ -138,20 +138,20 @@ pub fn offload_residual<M: Module + 'static>(
     module: &M,
     stream: Residual,
     offload: &ActivationOffload,
-    stay: bool,
+    keep_on_device: bool,
     forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
     // Pass the sum and its last term separately, so that the first norm adds them as it does
     // without recompute, with the same bits.
     let [sum, last] = match stream.into_parts() {
         (sum, None) => {
-            let inputs = offload.inputs([sum], stay);
+            let inputs = offload.inputs([sum], keep_on_device);
             recomputed(module, inputs, move |module, [x]| {
                 terms(forward(module, x.into()))
             })
         }
         (sum, Some(last)) => {
-            let inputs = offload.inputs([sum, last], stay);
+            let inputs = offload.inputs([sum, last], keep_on_device);
             recomputed(module, inputs, move |module, [x, last]| {
                 terms(forward(module, Residual::new(x, Some(last))))
             })

@@ -197,14 +197,15 @@ impl ActivationMemory {
     /// `in_flight` micro-batches whose backward pass has not run.
     pub fn stage(&self, blocks: Range<usize>, ends: StageEnds, in_flight: usize) -> usize {
         let stream = self.stream();
-        let held = |Segment { blocks, again }| match (again, self.recompute.offload) {
+        let held = |Segment { blocks, recomputed }| match (recomputed, self.recompute.offload) {
             (true, true) => self.kept_attention(blocks.len()),
             (true, false) => {
                 stream + self.rows() * self.statistics() + self.kept_attention(blocks.len())
             }
             (false, _) => blocks.map(|index| self.layer(index)).sum(),
         };
-        let groups = self.segments(blocks.clone()).filter(|group| group.again);
+        let segments = self.segments(blocks.clone());
+        let groups = segments.filter(|segment| segment.recomputed);
         let (leave, stay): (Vec<_>, Vec<_>) = if self.recompute.offload {
             groups.partition(|group| group.blocks.end < blocks.end || !ends.last)
         } else {
@@ -234,7 +235,7 @@ impl ActivationMemory {
             // With selective save, backward of attention starts from the saved LSE, on CPUs too.
             plain.scores = Scores::Never;
         }
-        let groups = self.segments(blocks).filter(|segment| segment.again);
+        let groups = self.segments(blocks).filter(|segment| segment.recomputed);
         let held = groups.map(|group| {
             let kept = self.kept_attention(group.blocks.len());
             group.blocks.map(|index| plain.layer(index)).sum::<usize>() - kept
@@ -252,9 +253,9 @@ impl ActivationMemory {
 
     fn segments(&self, blocks: Range<usize>) -> impl Iterator<Item = Segment> {
         let segments = self.recompute.segments(blocks.len()).into_iter();
-        segments.map(move |Segment { blocks: of, again }| {
-            let of = blocks.start + of.start..blocks.start + of.end;
-            Segment { blocks: of, again }
+        segments.map(move |segment| Segment {
+            blocks: blocks.start + segment.blocks.start..blocks.start + segment.blocks.end,
+            ..segment
         })
     }
 

@@ -199,7 +199,7 @@ impl Decoder {
         };
         // The logits of the ranks may differ in their last bits, but all ranks must sample the same
         // token, so all ranks use the logits of rank 0.
-        let logits = self.gathered(self.logits(last.into()));
+        let logits = self.gather_vocab(self.logits(last.into()));
         let mine = if group.rank() == 0 {
             logits
         } else {

@@ -68,12 +68,13 @@ pub(super) struct DecoderParts {
 }
 
 impl Decoder {
-    /// The logits of this rank's part of the vocabulary.
+    /// `head(norm(blocks(embed(tokens))))`: the logits of this rank's part of the vocabulary.
     ///
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, V / n]`
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.logits(self.stream(tokens))
+        let x = self.hidden_states(tokens); // blocks(embed(tokens))
+        self.logits(x) // head(norm(x))
     }
 
     /// The sum of the next-token losses in nats; labels of -100 are ignored.
@@ -81,7 +82,7 @@ impl Decoder {
     /// # Shapes
     /// tokens and labels `[S, B]`; the sum is `[1]`, equal on every member
     pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_of(self.normed(self.stream(tokens)), labels)
+        self.loss_of(self.final_norm(self.hidden_states(tokens)), labels)
     }
 
     /// The logits of the full vocabulary, on every member.
@@ -89,7 +90,7 @@ impl Decoder {
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, vocab]`
     pub fn full_logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.full_logits_of(self.stream(tokens))
+        self.full_logits_of(self.hidden_states(tokens))
     }
 
     /// The embeddings of tokens, with which the first stage starts.
@@ -110,7 +111,7 @@ impl Decoder {
     /// # Shapes
     /// output `[S, B, vocab]`
     pub fn full_logits_of(&self, x: Residual) -> Tensor<3> {
-        self.gathered(self.logits(x))
+        self.gather_vocab(self.logits(x))
     }
 
     /// The sizes and parts of the model.
@@ -123,8 +124,8 @@ impl Decoder {
         &self.parts.group
     }
 
-    /// The residual stream after the last block of a model in one stage.
-    fn stream(&self, tokens: Tensor<2, Int>) -> Residual {
+    /// `blocks(embed(tokens))`: the residual stream after the last block of a model in one stage.
+    fn hidden_states(&self, tokens: Tensor<2, Int>) -> Residual {
         let batch = BatchContext::default();
         self.forward_stage(0, self.embed(tokens, &batch), &batch)
     }
@@ -164,11 +165,12 @@ impl Decoder {
         sum_all(losses)
     }
 
+    /// `head(norm(x))`: the logits of this rank's part of the vocabulary.
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
-        self.output().logits(self.normed(x))
+        self.output().logits(self.final_norm(x))
     }
 
-    pub(super) fn normed(&self, x: Residual) -> Recomputable<3> {
+    pub(super) fn final_norm(&self, x: Residual) -> Recomputable<3> {
         let norm = self.norm.as_ref();
         x.normed(norm.expect("the last stage has the norm and the head"))
     }
@@ -179,7 +181,8 @@ impl Decoder {
         output.expect("the last stage has the norm and the head")
     }
 
-    pub(super) fn gathered(&self, logits: Tensor<3>) -> Tensor<3> {
+    /// The logits of the full vocabulary, without its padding.
+    pub(super) fn gather_vocab(&self, logits: Tensor<3>) -> Tensor<3> {
         let logits = gather_from_last_dim(logits, &self.parts.group);
         logits.narrow(2, 0, self.parts.config.vocab)
     }

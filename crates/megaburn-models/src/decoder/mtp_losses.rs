@@ -58,7 +58,7 @@ impl Decoder {
         ahead: &[MtpTargets],
         batch: &BatchContext,
     ) -> StageLosses {
-        let mut before = self.normed(x);
+        let mut before = self.final_norm(x);
         let main = self.loss_of(before.clone(), labels);
         // A rank without the last stage has none of these blocks.
         let blocks: Vec<&Block> = self.blocks[self.config().layers..]

@@ -50,7 +50,7 @@ pub enum RecomputeBlocks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) blocks: Range<usize>,
-    pub(crate) again: bool,
+    pub(crate) recomputed: bool,
 }
 
 impl Recompute {
@@ -61,24 +61,24 @@ impl Recompute {
 
     /// Divides a stage of `num_blocks` blocks into segments.
     pub(crate) fn segments(self, num_blocks: usize) -> Vec<Segment> {
-        let (again, group) = match self.blocks {
+        let (recomputed, group) = match self.blocks {
             None => (0, 1),
             Some(RecomputeBlocks::Uniform(group)) => (num_blocks, group.max(1)),
             Some(RecomputeBlocks::Block(first)) => (first.min(num_blocks), 1),
         };
-        let groups = (0..again)
+        let groups = (0..recomputed)
             .step_by(group)
-            .map(|start| start..(start + group).min(again));
+            .map(|start| start..(start + group).min(recomputed));
         let mut segments: Vec<_> = groups
             .map(|blocks| Segment {
                 blocks,
-                again: true,
+                recomputed: true,
             })
             .collect();
-        if again < num_blocks {
+        if recomputed < num_blocks {
             segments.push(Segment {
-                blocks: again..num_blocks,
-                again: false,
+                blocks: recomputed..num_blocks,
+                recomputed: false,
             });
         }
         segments
@@ -99,7 +99,7 @@ impl Recompute {
     pub(super) fn of_block(self, place: usize, num_blocks: usize) -> BlockRecompute {
         let segments = self.segments(num_blocks).into_iter();
         match segments
-            .filter(|segment| segment.again)
+            .filter(|segment| segment.recomputed)
             .find(|segment| segment.blocks.contains(&place))
         {
             // The norm of the first block is outside the checkpointed function: it saves the
@@ -165,16 +165,16 @@ mod tests {
     fn blocks_are_computed_again_in_groups_and_others_kept(
         #[case] blocks: Option<RecomputeBlocks>,
         #[case] num_blocks: usize,
-        #[case] again: &[(usize, usize)],
+        #[case] recomputed: &[(usize, usize)],
         #[case] kept: Option<(usize, usize)>,
     ) {
-        let segment = |again| {
+        let segment = |recomputed| {
             move |(start, end)| Segment {
                 blocks: start..end,
-                again,
+                recomputed,
             }
         };
-        let expected = again
+        let expected = recomputed
             .iter()
             .copied()
             .map(segment(true))

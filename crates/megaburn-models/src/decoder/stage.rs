@@ -9,7 +9,8 @@ use super::{Block, Decoder};
 
 impl Decoder {
     /// The residual stream after stage `chunk` of this rank, from the [embeddings](Self::embed) or
-    /// the output of the stage before. A model without a pipeline has one stage.
+    /// the output of the stage before. A model without a pipeline has one stage. Without recompute
+    /// this is `for block in blocks { x = block.forward(x) }`.
     ///
     /// # Shapes
     /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`)
@@ -25,10 +26,12 @@ impl Decoder {
         for segment in self.parts.options.recompute.segments(blocks.len()) {
             // If the loss follows, backward starts with this segment at once, so offloading it
             // would not pay.
-            let stay = segment.blocks.end == blocks.len() && self.parts.stages[chunk].loss;
+            let keep_on_device =
+                segment.blocks.end == blocks.len() && self.parts.stages[chunk].loss;
             let blocks = blocks[segment.blocks].iter().copied();
-            x = if segment.again {
-                self.forward_recomputed(blocks.cloned().collect(), x, rope.clone(), batch, stay)
+            x = if segment.recomputed {
+                let blocks = blocks.cloned().collect();
+                self.forward_recomputed(blocks, x, rope.clone(), batch, keep_on_device)
             } else {
                 forward_blocks(blocks, x, rope.as_ref(), batch)
             };
@@ -37,14 +40,14 @@ impl Decoder {
     }
 
     /// Applies blocks of which only the residual stream before them is saved: on the device, or in
-    /// host memory unless it is to `stay`.
+    /// host memory unless `keep_on_device` is set.
     fn forward_recomputed(
         &self,
         blocks: Vec<Block>,
         x: Residual,
         rope: Option<RopeTable>,
         batch: &BatchContext,
-        stay: bool,
+        keep_on_device: bool,
     ) -> Residual {
         let recompute = self.parts.options.recompute;
         let saved = recompute.selective_save(&x.device());
@@ -56,7 +59,7 @@ impl Decoder {
             forward_blocks(blocks, x, rope.as_ref(), &batch)
         };
         let x = if recompute.offload {
-            offload_residual(&blocks, x, &self.parts.offload, stay, forward)
+            offload_residual(&blocks, x, &self.parts.offload, keep_on_device, forward)
         } else {
             checkpoint_residual(&blocks, &blocks[0].attention_norm, x, forward)
         };

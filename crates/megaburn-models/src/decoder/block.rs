@@ -104,18 +104,13 @@ impl Block {
 
     /// The MLP or the experts, recomputed if so configured, and the dropout in training.
     fn feed_forward(&self, x: Recomputable<3>, batch: &BatchContext) -> Tensor<3> {
+        let recompute = self.recompute_mlp;
         let y = match (&self.mlp, &self.moe) {
-            (Some(mlp), _) if self.recompute_mlp => {
-                let [y] = recomputed(mlp, [x], |mlp, [x]| [mlp.forward(x)]);
-                y
-            }
-            (Some(mlp), _) => mlp.forward(x),
-            (None, Some(moe)) if self.recompute_mlp => {
+            (Some(mlp), _) => maybe_recomputed(recompute, mlp, x, |mlp, x| mlp.forward(x)),
+            (None, Some(moe)) => {
                 let batch = batch.clone();
-                let [y] = recomputed(moe, [x], move |moe, [x]| [moe.forward(x, &batch)]);
-                y
+                maybe_recomputed(recompute, moe, x, move |moe, x| moe.forward(x, &batch))
             }
-            (None, Some(moe)) => moe.forward(x, batch),
             (None, None) => unreachable!("a block has either an MLP or experts"),
         };
         self.mlp_dropout.forward(y, batch.block)
@@ -145,4 +140,18 @@ impl Sharded for Block {
         plan.child("moe", &self.moe);
         plan.child("mtp", &self.mtp);
     }
+}
+
+/// Applies `layer`. With `recompute` only its input is saved, and backward applies it again.
+fn maybe_recomputed<M: Module + 'static>(
+    recompute: bool,
+    layer: &M,
+    x: Recomputable<3>,
+    forward: impl Fn(&M, Recomputable<3>) -> Tensor<3> + Send + Sync + 'static,
+) -> Tensor<3> {
+    if !recompute {
+        return forward(layer, x);
+    }
+    let [y] = recomputed(layer, [x], move |layer, [x]| [forward(layer, x.into())]);
+    y
 }

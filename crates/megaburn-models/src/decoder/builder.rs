@@ -1,9 +1,9 @@
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    Attention, AttentionGroups, ContextParallel, Mlp, MlpConfig, Moe, Norm, NormConfig,
-    ParallelDropout, ParallelDropoutConfig, SelfAttentionConfig, VocabParallelEmbedding,
-    VocabParallelEmbeddingConfig,
+    Attention, AttentionGroups, ContextParallel, Mlp, MlpConfig, Moe, MoeConfig,
+    MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout, ParallelDropoutConfig,
+    SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
 
 use super::{DecoderConfig, Experts, ModelGroups, ModelOptions};
@@ -45,26 +45,32 @@ impl ModelBuilder<'_> {
 
     /// A norm of the residual stream.
     pub(super) fn norm(&self, recompute: bool) -> Norm {
-        NormConfig::new(self.config.hidden, self.config.norm)
-            .with_epsilon(self.config.norm_eps)
-            .with_sequence_parallel(self.options.sequence_parallel)
-            .with_recompute(recompute)
-            .init(&self.groups.layers.tp, self.device)
+        let layer = NormConfig {
+            epsilon: self.config.norm_eps,
+            recompute,
+            sequence_parallel: self.options.sequence_parallel,
+            ..NormConfig::new(self.config.hidden, self.config.norm)
+        };
+        layer.init(&self.groups.layers.tp, self.device)
     }
 
     /// Dropout on the output of the part at `path`.
     pub(super) fn dropout(&self, path: &str) -> Result<ParallelDropout, ModelError> {
-        let layer =
-            ParallelDropoutConfig::new(self.options.dropout.hidden, format!("{path}.dropout"))
-                .with_sequence_parallel(self.options.sequence_parallel);
+        let layer = ParallelDropoutConfig {
+            prob: self.options.dropout.hidden,
+            name: format!("{path}.dropout"),
+            sequence_parallel: self.options.sequence_parallel,
+        };
         Ok(layer.init(&self.groups.layers.tp, self.zigzag)?)
     }
 
-    /// A matrix of the vocabulary.
-    pub(super) fn vectors(&self, name: &str) -> Result<VocabParallelEmbedding, ModelError> {
-        let layer = VocabParallelEmbeddingConfig::new(self.config.vocab, self.config.hidden)
-            .with_sequence_parallel(self.options.sequence_parallel)
-            .with_name(name);
+    /// The matrix at `path` with a vector for each token: the embedding, or the output projection.
+    pub(super) fn vocab_embedding(&self, path: &str) -> Result<VocabParallelEmbedding, ModelError> {
+        let layer = VocabParallelEmbeddingConfig {
+            sequence_parallel: self.options.sequence_parallel,
+            path: Some(path.into()),
+            ..VocabParallelEmbeddingConfig::new(self.config.vocab, self.config.hidden)
+        };
         Ok(layer.init(&self.groups.layers.tp, self.device)?)
     }
 
@@ -86,22 +92,23 @@ impl ModelBuilder<'_> {
         let Self {
             config, options, ..
         } = self;
-        let name = format!("blocks.{index}.attention");
         let groups = AttentionGroups {
             tp: self.groups.layers.tp.clone(),
             cp: cp.clone(),
         };
+        let path = Some(format!("blocks.{index}.attention"));
         if let Some(latent) = &config.latent {
-            let attention = latent
-                .layer(config.hidden, config.heads)
-                .with_softmax_scale(config.softmax_scale())
-                .with_dropout(options.dropout.attention)
-                .with_recompute(recompute)
-                .with_kernel(options.attention)
-                .with_sequence_parallel(options.sequence_parallel)
-                .with_output_initializer(self.output_initializer())
-                .with_name(name);
-            return Ok(attention.init(groups, self.device)?);
+            let layer = MultiLatentAttentionConfig {
+                softmax_scale: config.softmax_scale(),
+                dropout: options.dropout.attention,
+                kernel: options.attention,
+                recompute,
+                sequence_parallel: options.sequence_parallel,
+                output_initializer: self.output_initializer(),
+                path,
+                ..latent.layer(config.hidden, config.heads)
+            };
+            return Ok(layer.init(groups, self.device)?);
         }
         let DecoderConfig {
             hidden,
@@ -110,29 +117,33 @@ impl ModelBuilder<'_> {
             head_dim,
             ..
         } = **config;
-        let mut attention = SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
-            .with_qkv_bias(config.qkv_bias)
-            .with_output_bias(config.output_bias)
-            .with_dropout(options.dropout.attention)
-            .with_recompute(recompute)
-            .with_kernel(options.attention)
-            .with_sequence_parallel(options.sequence_parallel)
-            .with_output_initializer(self.output_initializer())
-            .with_name(name);
-        attention.window = config.layer_window(index);
-        attention.qk_norm = config.qk_norm.then_some(config.norm_eps);
-        Ok(attention.init(groups, self.device)?)
+        let layer = SelfAttentionConfig {
+            qkv_bias: config.qkv_bias,
+            output_bias: config.output_bias,
+            qk_norm: config.qk_norm.then_some(config.norm_eps),
+            window: config.layer_window(index),
+            dropout: options.dropout.attention,
+            kernel: options.attention,
+            recompute,
+            sequence_parallel: options.sequence_parallel,
+            output_initializer: self.output_initializer(),
+            path,
+            ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
+        };
+        Ok(layer.init(groups, self.device)?)
     }
 
     /// The MLP of block `index`.
     pub(super) fn mlp(&self, index: usize, recompute: bool) -> Result<Mlp, ModelError> {
-        let layer = MlpConfig::new(self.config.hidden, self.config.ffn)
-            .with_activation(self.config.activation)
-            .with_bias(self.config.mlp_bias)
-            .with_recompute(recompute)
-            .with_sequence_parallel(self.options.sequence_parallel)
-            .with_output_initializer(self.output_initializer())
-            .with_name(format!("blocks.{index}.mlp"));
+        let layer = MlpConfig {
+            activation: self.config.activation,
+            bias: self.config.mlp_bias,
+            recompute,
+            sequence_parallel: self.options.sequence_parallel,
+            output_initializer: self.output_initializer(),
+            path: Some(format!("blocks.{index}.mlp")),
+            ..MlpConfig::new(self.config.hidden, self.config.ffn)
+        };
         Ok(layer.init(&self.groups.layers.tp, self.device)?)
     }
 
@@ -143,13 +154,14 @@ impl ModelBuilder<'_> {
         index: usize,
         recompute: bool,
     ) -> Result<Moe, ModelError> {
-        let layer = experts
-            .layer(self.config.hidden)
-            .with_activation(self.config.activation)
-            .with_recompute(recompute)
-            .with_sequence_parallel(self.options.sequence_parallel)
-            .with_output_initializer(self.output_initializer())
-            .with_name(format!("blocks.{index}.moe"));
+        let layer = MoeConfig {
+            activation: self.config.activation,
+            recompute,
+            sequence_parallel: self.options.sequence_parallel,
+            output_initializer: self.output_initializer(),
+            path: Some(format!("blocks.{index}.moe")),
+            ..experts.layer(self.config.hidden)
+        };
         let moe = layer.init(self.groups.layers.clone(), self.options.moe, self.device)?;
         // Forces the lazy initialisation of the biases: parameters that are not initialised yet
         // count as ones with a gradient.

@@ -68,8 +68,10 @@ impl DecoderConfig {
         let ends = stages.iter().any(|stage| stage.loss);
         // On a rank with the last stage but not the first, the embedding is a copy of the first
         // stage's.
-        let embedding =
-            || Ok::<_, ModelError>(build.vectors("embedding")?.as_copy((!begins).into()));
+        let embedding = || {
+            let layer = build.vocab_embedding("embedding")?;
+            Ok::<_, ModelError>(layer.as_copy((!begins).into()))
+        };
         let positions = || {
             PositionEmbeddingConfig::new(self.max_seq_len, self.hidden)
                 .with_sequence_parallel(options.sequence_parallel)
@@ -85,7 +87,7 @@ impl DecoderConfig {
             norm: ends.then(|| build.norm(options.recompute.norm)),
             dropout: build.dropout("embedding")?,
             head: (ends && !self.tied)
-                .then(|| build.vectors("head"))
+                .then(|| build.vocab_embedding("head"))
                 .transpose()?,
             parts: DecoderParts {
                 config: self.clone(),

@@ -22,6 +22,34 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
+pub(super) fn template() -> DecoderConfig {
+    let parts = llama::template();
+    let ffn = parts.ffn / 2;
+    let latent = Mla {
+        q_lora_rank: None,
+        kv_lora_rank: 32,
+        qk_nope_head_dim: 32,
+        qk_rope_head_dim: 16,
+        v_head_dim: 32,
+        interleaved: true,
+    };
+    let experts = Experts {
+        shared_ffn: Some(ffn),
+        normalise: false,
+        dense_layers: vec![0],
+        ..Experts::new(8, 2, ffn)
+    };
+    DecoderConfig {
+        family: Family::DeepseekV2,
+        kv_heads: parts.heads,
+        head_dim: latent.qk_head_dim(),
+        norm_eps: 1e-6,
+        experts: Some(experts),
+        latent: Some(latent),
+        ..parts
+    }
+}
+
 /// The names of tensors; DeepSeek-V3 has the same.
 pub(super) const KEYS: &[Key] = &[
     Key::linear(
@@ -91,34 +119,6 @@ pub(super) const LATENT: &[KeyDefault] = &[
     KeyDefault::same("qk_nope_head_dim", Meaning::Size(128)),
     KeyDefault::same("qk_rope_head_dim", Meaning::Size(64)),
 ];
-
-pub(super) fn template() -> DecoderConfig {
-    let parts = llama::template();
-    let ffn = parts.ffn / 2;
-    let latent = Mla {
-        q_lora_rank: None,
-        kv_lora_rank: 32,
-        qk_nope_head_dim: 32,
-        qk_rope_head_dim: 16,
-        v_head_dim: 32,
-        interleaved: true,
-    };
-    let experts = Experts {
-        shared_ffn: Some(ffn),
-        normalise: false,
-        dense_layers: vec![0],
-        ..Experts::new(8, 2, ffn)
-    };
-    DecoderConfig {
-        family: Family::DeepseekV2,
-        kv_heads: parts.heads,
-        head_dim: latent.qk_head_dim(),
-        norm_eps: 1e-6,
-        experts: Some(experts),
-        latent: Some(latent),
-        ..parts
-    }
-}
 
 /// Reads the keys of `config.json` that both families share into a family's `template`, except for
 /// the routing of experts.

@@ -23,6 +23,24 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
+fn template() -> DecoderConfig {
+    let parts = deepseek_v2::template();
+    let how = |experts: Experts| Experts {
+        sigmoid: true,
+        normalise: true,
+        scale: 2.5,
+        groups: Some([4, 2, 2]),
+        bias: true,
+        ..experts
+    };
+    let experts = parts.experts.map(how);
+    DecoderConfig {
+        family: Family::DeepseekV3,
+        experts,
+        ..parts
+    }
+}
+
 const KEYS: &[Key] = &[Key::buffer(
     "blocks.*.moe.router.bias",
     "model.layers.*.mlp.gate.e_score_correction_bias",
@@ -43,24 +61,6 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::or_nothing("v_head_dim", Meaning::Size(128)),
     KeyDefault::or_nothing(MTP_LAYERS, Meaning::Size(1)),
 ];
-
-fn template() -> DecoderConfig {
-    let parts = deepseek_v2::template();
-    let how = |experts: Experts| Experts {
-        sigmoid: true,
-        normalise: true,
-        scale: 2.5,
-        groups: Some([4, 2, 2]),
-        bias: true,
-        ..experts
-    };
-    let experts = parts.experts.map(how);
-    DecoderConfig {
-        family: Family::DeepseekV3,
-        experts,
-        ..parts
-    }
-}
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // DeepSeek's own code reads these keys, Transformers does not.

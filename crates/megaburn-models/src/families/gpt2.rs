@@ -25,6 +25,22 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     write,
 };
 
+fn template() -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Gpt2,
+        ffn: 512,
+        kv_heads: 4,
+        positions: Positions::Learned,
+        norm: NormKind::Layer,
+        activation: Activation::GeluTanh,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        tied: true,
+        ..llama::template()
+    }
+}
+
 const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("activation_function", Meaning::Text("gelu_new")),
     // Defaults to four times the width.
@@ -92,22 +108,6 @@ const KEYS: &[Key] = &[
         "transformer.h.*.shared_head.norm.bias",
     ),
 ];
-
-fn template() -> DecoderConfig {
-    DecoderConfig {
-        family: Family::Gpt2,
-        ffn: 512,
-        kv_heads: 4,
-        positions: Positions::Learned,
-        norm: NormKind::Layer,
-        activation: Activation::GeluTanh,
-        qkv_bias: true,
-        output_bias: true,
-        mlp_bias: true,
-        tied: true,
-        ..llama::template()
-    }
-}
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("scale_attn_weights", true)?;

@@ -1,4 +1,6 @@
-//! Llama 2, 3 and 3.x: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+//! Llama 2, 3 and 3.x: RMSNorm, rotary positions, grouped-query attention, SwiGLU. A Llama is a
+//! [`Decoder`](crate::Decoder) with the parts of [`template`]; this file holds its sizes and its
+//! names on Hugging Face.
 //!
 //! Source: Touvron et al., "Llama 2" (2023); Grattafiori et al., "The Llama 3 herd of models"
 //! (2024).
@@ -25,6 +27,37 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     read,
     write,
 };
+
+pub(super) fn template() -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Llama,
+        vocab: 260,
+        hidden: 128,
+        ffn: 384,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        max_seq_len: 128,
+        positions: Positions::Rotary {
+            theta: 10_000.0,
+            scaling: RopeScaling::None,
+        },
+        norm: NormKind::Rms,
+        norm_eps: 1e-5,
+        activation: Activation::SwiGlu,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        window: None,
+        full_layers: Vec::new(),
+        tied: false,
+        experts: None,
+        latent: None,
+        mtp_layers: 0,
+    }
+}
 
 const DEFAULTS: &[KeyDefault] = &[
     // Defaults to the number of query heads.
@@ -114,37 +147,6 @@ pub(super) const KEYS: &[Key] = &[
         "model.layers.*.shared_head.norm.weight",
     ),
 ];
-
-pub(super) fn template() -> DecoderConfig {
-    DecoderConfig {
-        family: Family::Llama,
-        vocab: 260,
-        hidden: 128,
-        ffn: 384,
-        layers: 4,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 32,
-        max_seq_len: 128,
-        positions: Positions::Rotary {
-            theta: 10_000.0,
-            scaling: RopeScaling::None,
-        },
-        norm: NormKind::Rms,
-        norm_eps: 1e-5,
-        activation: Activation::SwiGlu,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        window: None,
-        full_layers: Vec::new(),
-        tied: false,
-        experts: None,
-        latent: None,
-        mtp_layers: 0,
-    }
-}
 
 /// Reads the keys of `config.json` that Llama and its successors share into a family's `template`.
 pub(super) fn read_sizes(

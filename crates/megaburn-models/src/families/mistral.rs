@@ -17,19 +17,19 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const DEFAULTS: &[KeyDefault] = &[
-    // Null means the number of query heads.
-    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(8)),
-    KeyDefault::same("head_dim", Meaning::Nothing),
-    KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),
-];
-
 fn template() -> DecoderConfig {
     DecoderConfig {
         family: Family::Mistral,
         ..llama::template()
     }
 }
+
+const DEFAULTS: &[KeyDefault] = &[
+    // Null means the number of query heads.
+    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(8)),
+    KeyDefault::same("head_dim", Meaning::Nothing),
+    KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),
+];
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let config = llama::read_sizes(json, template())?;

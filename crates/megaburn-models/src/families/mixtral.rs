@@ -21,6 +21,16 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
+fn template() -> DecoderConfig {
+    let parts = llama::template();
+    let experts = Some(Experts::new(8, 2, parts.ffn));
+    DecoderConfig {
+        family: Family::Mixtral,
+        experts,
+        ..parts
+    }
+}
+
 const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(8)),
     KeyDefault::same("head_dim", Meaning::Nothing),
@@ -49,16 +59,6 @@ const KEYS: &[Key] = &[
         &["model.layers.*.block_sparse_moe.experts.*.w2.weight"],
     ),
 ];
-
-fn template() -> DecoderConfig {
-    let parts = llama::template();
-    let experts = Some(Experts::new(8, 2, parts.ffn));
-    DecoderConfig {
-        family: Family::Mixtral,
-        experts,
-        ..parts
-    }
-}
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // Transformers applies the noise in training only.

@@ -17,6 +17,15 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
+fn template() -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Qwen2,
+        qkv_bias: true,
+        norm_eps: 1e-6,
+        ..llama::template()
+    }
+}
+
 /// The defaults of Qwen2; Qwen3 has the same keys.
 pub(super) const DEFAULTS: &[KeyDefault] = &[
     // Null means the number of query heads.
@@ -27,15 +36,6 @@ pub(super) const DEFAULTS: &[KeyDefault] = &[
     // Defaults to full attention in the layers below `max_window_layers`.
     KeyDefault::same("layer_types", Meaning::Nothing),
 ];
-
-fn template() -> DecoderConfig {
-    DecoderConfig {
-        family: Family::Qwen2,
-        qkv_bias: true,
-        norm_eps: 1e-6,
-        ..llama::template()
-    }
-}
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     with_window(json, llama::read_sizes(json, template())?)

@@ -19,6 +19,15 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
+pub(super) fn template() -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Qwen3,
+        qk_norm: true,
+        norm_eps: 1e-6,
+        ..llama::template()
+    }
+}
+
 /// The names of the norms of heads; the mixture-of-experts models have the same.
 pub(super) const KEYS: &[Key] = &[
     Key::plain(
@@ -36,15 +45,6 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("head_dim", Meaning::Size(128)),
     KeyDefault::same("attention_bias", Meaning::Flag(false)),
 ];
-
-pub(super) fn template() -> DecoderConfig {
-    DecoderConfig {
-        family: Family::Qwen3,
-        qk_norm: true,
-        norm_eps: 1e-6,
-        ..llama::template()
-    }
-}
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let bias = json.flag("attention_bias")?;

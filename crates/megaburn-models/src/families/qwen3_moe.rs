@@ -22,6 +22,17 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
+fn template() -> DecoderConfig {
+    let parts = qwen3::template();
+    // The published models normalise their softmax weights, which is the default of `Experts::new`.
+    let experts = Some(Experts::new(8, 2, parts.ffn / 2));
+    DecoderConfig {
+        family: Family::Qwen3Moe,
+        experts,
+        ..parts
+    }
+}
+
 /// The names of routers and experts; DeepSeek has the same.
 pub(super) const KEYS: &[Key] = &[
     Key::linear(
@@ -54,17 +65,6 @@ const DEFAULTS: &[KeyDefault] = &[
     // Defaults to experts in all layers.
     KeyDefault::same("mlp_only_layers", Meaning::Nothing),
 ];
-
-fn template() -> DecoderConfig {
-    let parts = qwen3::template();
-    // The published models normalise their softmax weights, which is the default of `Experts::new`.
-    let experts = Some(Experts::new(8, 2, parts.ffn / 2));
-    DecoderConfig {
-        family: Family::Qwen3Moe,
-        experts,
-        ..parts
-    }
-}
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let bias = json.flag("attention_bias")?;

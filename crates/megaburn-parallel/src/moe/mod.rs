@@ -109,7 +109,7 @@ impl Moe {
         let groups = &self.parts.groups;
         let [seq, batch, d_model] = dims;
         let tokens = x.clone().reshape([seq * batch, d_model]);
-        let slots = Assignments {
+        let assignments = Assignments {
             experts: routed.experts,
             tokens: off_graph(&tokens),
             num_experts: self.experts.len(),
@@ -118,7 +118,7 @@ impl Moe {
         // Collect the experts' matrices before the host blocks on the row counts: once it has them,
         // the GPU is idle and waits for the host.
         let experts = ExpertWeights::of(self.experts.iter().flatten());
-        let dispatch = Dispatch::new(slots, self.parts.dispatcher, groups);
+        let dispatch = Dispatch::new(assignments, self.parts.dispatcher, groups);
         let sent = dispatch.dispatch(tokens, routed.weights);
         let shared = self.shared.as_ref().map(|shared| shared.forward(x));
         let [rows, weights] = sent.map(InFlight::wait);

@@ -8,8 +8,8 @@ use super::{
     expert_sorted::{ExpertSorted, PendingCounts},
     plan::Order,
     row_permutation::RowPermutation,
-    rows::{exchange_counts, index, lengthened, shortened},
-    token_dispatcher::{Assignments, DROPPED, Direction, Payload, TokenDispatcher},
+    rows::{exchange_counts, index, pad_rows, truncate_rows},
+    token_dispatcher::{Assignments, DROPPED, Payload, TokenDispatcher},
 };
 use crate::moe::ExpertGroups;
 
@@ -17,15 +17,15 @@ use crate::moe::ExpertGroups;
 /// outputs are reduce-scattered.
 #[derive(Debug)]
 pub(super) struct AllGatherDispatch {
-    taken: ExpertSorted,
+    permutation: ExpertSorted,
     rows_per_expert: Vec<usize>,
     /// The permutation that inserts padding, if there is any.
-    arranged: Option<RowPermutation>,
+    padding: Option<RowPermutation>,
     top_k: usize,
     /// Number of tokens on this rank, and the largest number on any rank, to which all ranks pad
     /// for the all-gather.
     tokens: usize,
-    shown: usize,
+    padded_tokens: usize,
     groups: ExpertGroups,
 }
 
@@ -35,12 +35,12 @@ impl AllGatherDispatch {
     /// # Collective
     /// All ranks of `groups.experts`.
     pub(super) fn new(
-        slots: Assignments,
+        assignments: Assignments,
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
-        let [tokens, top_k] = slots.experts.dims();
-        let shown = match groups.experts.size() {
+        let [tokens, top_k] = assignments.experts.dims();
+        let padded_tokens = match groups.experts.size() {
             1 => tokens,
             _ => {
                 let (all, ()) = exchange_counts(index([tokens], device), &groups.experts, || ())?;
@@ -49,40 +49,40 @@ impl AllGatherDispatch {
                     .expect("the group has at least one rank")
             }
         };
-        let own = groups.own(slots.num_experts);
-        let all = with_remote_experts(slots.experts, shown);
+        let own = groups.own(assignments.num_experts);
+        let all = with_remote_experts(assignments.experts, padded_tokens);
         let all = tensors::all_gather(all, &groups.experts, Lane::InOrder)?.wait();
         // Ids of remote experts are out of range after this and drop out.
-        let all = if shown == 0 {
+        let all = if padded_tokens == 0 {
             all
         } else {
             all - own.start as i32
         };
-        let taken = PendingCounts::new(all, own.len());
-        let (counts, ()) = exchange_counts(taken.counts(), &Group::single(0), || ())?;
+        let permutation = PendingCounts::new(all, own.len());
+        let (counts, ()) = exchange_counts(permutation.counts(), &Group::single(0), || ())?;
         let order = Order::identity(counts.clone());
-        let order = match slots.padded {
+        let order = match assignments.padded {
             Some(rows) => order.padded(rows),
             None => order,
         };
         Ok(Self {
-            taken: taken.with_rows(counts.iter().sum()),
-            arranged: RowPermutation::new(&order, device),
+            permutation: permutation.with_rows(counts.iter().sum()),
+            padding: RowPermutation::new(&order, device),
             rows_per_expert: order.rows,
             top_k,
             tokens,
-            shown,
+            padded_tokens,
             groups: groups.clone(),
         })
     }
 
     /// Rows of this payload on this rank, and after padding for the all-gather.
-    fn lens(&self, of: Payload) -> [usize; 2] {
-        let of_token = match of {
+    fn lens(&self, payload: Payload) -> [usize; 2] {
+        let rows_per_token = match payload {
             Payload::Tokens => 1,
             Payload::Assignments => self.top_k,
         };
-        [self.tokens * of_token, self.shown * of_token]
+        [self.tokens, self.padded_tokens].map(|tokens| tokens * rows_per_token)
     }
 }
 
@@ -91,40 +91,48 @@ impl TokenDispatcher for AllGatherDispatch {
         self.groups.experts.size() > 1
     }
 
-    fn start(
+    fn start_dispatch(
         &self,
         x: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        payload: Payload,
     ) -> Result<Work<Tensor<2>>, CollectiveError> {
-        let group = &self.groups.experts;
-        if to == Direction::Dispatch {
-            let [_, shown] = self.lens(of);
-            return tensors::all_gather(lengthened(x, shown), group, Lane::Overlapped);
-        }
-        let rows = match &self.arranged {
-            Some(arranged) => arranged.back(x),
-            None => x,
-        };
-        let rows = self.taken.back(rows, of);
-        tensors::reduce_scatter(rows, ReduceOp::Sum, group, Lane::Overlapped)
+        let [_, padded_rows] = self.lens(payload);
+        let rows = pad_rows(x, padded_rows);
+        tensors::all_gather(rows, &self.groups.experts, Lane::Overlapped)
     }
 
-    fn finish(
+    fn finish_dispatch(
         &self,
-        came: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        received: Tensor<2>,
+        payload: Payload,
     ) -> Result<Tensor<2>, CollectiveError> {
-        if to == Direction::Combine {
-            let [own, _] = self.lens(of);
-            return Ok(shortened(came, own));
-        }
-        let rows = self.taken.there(came, of);
-        Ok(match &self.arranged {
-            Some(arranged) => arranged.there(rows),
+        let rows = self.permutation.permute(received, payload);
+        Ok(match &self.padding {
+            Some(padding) => padding.permute(rows),
             None => rows,
         })
+    }
+
+    fn start_combine(
+        &self,
+        y: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Work<Tensor<2>>, CollectiveError> {
+        let rows = match &self.padding {
+            Some(padding) => padding.unpermute(y),
+            None => y,
+        };
+        let rows = self.permutation.unpermute(rows, payload);
+        tensors::reduce_scatter(rows, ReduceOp::Sum, &self.groups.experts, Lane::Overlapped)
+    }
+
+    fn finish_combine(
+        &self,
+        received: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Tensor<2>, CollectiveError> {
+        let [rows, _] = self.lens(payload);
+        Ok(truncate_rows(received, rows))
     }
 
     fn rows_per_expert(&self) -> &[usize] {
@@ -138,12 +146,12 @@ fn with_remote_experts(experts: Tensor<2, Int>, len: usize) -> Tensor<2, Int> {
     if tokens == len {
         return experts;
     }
-    let nobodys = vec![DROPPED; (len - tokens) * top_k];
-    let nobodys = TensorData::new(nobodys, [len - tokens, top_k]);
-    let nobodys = Tensor::from_data(nobodys, (&experts.device(), DType::I32));
+    let dropped = vec![DROPPED; (len - tokens) * top_k];
+    let dropped = TensorData::new(dropped, [len - tokens, top_k]);
+    let dropped = Tensor::from_data(dropped, (&experts.device(), DType::I32));
     if tokens == 0 {
-        nobodys
+        dropped
     } else {
-        Tensor::cat(vec![experts, nobodys], 0)
+        Tensor::cat(vec![experts, dropped], 0)
     }
 }

@@ -8,21 +8,31 @@ use super::{
     expert_sorted::{ExpertSorted, PendingCounts, Prefetched},
     plan::{Exchange, Place},
     row_permutation::RowPermutation,
-    rows::{exchange_counts, lengthened, shortened},
-    token_dispatcher::{Assignments, Direction, Payload, TokenDispatcher},
+    rows::{exchange_counts, pad_rows, truncate_rows},
+    token_dispatcher::{Assignments, Payload, TokenDispatcher},
 };
 use crate::moe::ExpertGroups;
 
 /// Sends each row to the rank of its expert (all-to-all over `ep`), and from there to the ranks
 /// that share the expert's matrices (all-gather over `etp`).
+///
+/// ```text
+/// Dispatch: 1. permute token rows by expert   2. all-to-all (ep)   3. all-gather (etp)
+///           4. reorder (e0,r0)(e1,r0)..(e0,r1).. to (e0,r0)(e0,r1)..(e1,r0).., unless received so
+/// Combine:  4. undo the reorder   3. reduce-scatter (etp)   2. all-to-all back
+///           1. sum each token's rows
+/// ```
+///
+/// There, `(e0,r1)` are the rows of expert 0 from sending rank 1. Step 4 also inserts padding.
 #[derive(Debug)]
 pub(super) struct AllToAllDispatch {
-    sent: ExpertSorted,
+    permutation: ExpertSorted,
     exchange: Exchange,
     /// Rows received over `ep`.
     num_received: usize,
-    arranged: Option<RowPermutation>,
-    ahead: Prefetched,
+    /// The reordering of received rows (step 4), unless they are received in the experts' order.
+    to_expert_major: Option<RowPermutation>,
+    prefetched: Prefetched,
     groups: ExpertGroups,
 }
 
@@ -32,17 +42,17 @@ impl AllToAllDispatch {
     /// # Collective
     /// All ranks of `groups.experts`.
     pub(super) fn new(
-        slots: Assignments,
+        assignments: Assignments,
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
-        let [_, top_k] = slots.experts.dims();
-        let sent = PendingCounts::new(slots.experts, slots.num_experts);
-        let (counts, ahead) = exchange_counts(sent.counts(), &groups.experts, || {
-            sent.ahead(slots.tokens, top_k)
-        })?;
+        let [_, top_k] = assignments.experts.dims();
+        let permutation = PendingCounts::new(assignments.experts, assignments.num_experts);
+        let prefetch = || permutation.prefetch(assignments.tokens, top_k);
+        let (counts, prefetched) =
+            exchange_counts(permutation.counts(), &groups.experts, prefetch)?;
         let counts: Vec<_> = counts
-            .chunks(slots.num_experts)
+            .chunks(assignments.num_experts)
             .map(<[usize]>::to_vec)
             .collect();
         let place = |group: &Group| Place {
@@ -50,17 +60,17 @@ impl AllToAllDispatch {
             ranks: group.size(),
         };
         let [ep, etp] = [&groups.ep, &groups.etp].map(place);
-        let mut exchange = Exchange::new(&counts, ep, etp, slots.padded.is_some());
-        if let Some(rows) = slots.padded {
+        let mut exchange = Exchange::new(&counts, ep, etp, assignments.padded.is_some());
+        if let Some(rows) = assignments.padded {
             exchange.order = exchange.order.padded(rows);
         }
         let [num_sent, num_received] = exchange.num_rows();
         Ok(Self {
-            sent: sent.with_rows(num_sent),
+            permutation: permutation.with_rows(num_sent),
             num_received,
-            arranged: RowPermutation::new(&exchange.order, device),
+            to_expert_major: RowPermutation::new(&exchange.order, device),
             exchange,
-            ahead: Prefetched::new(ahead),
+            prefetched: Prefetched::new(prefetched),
             groups: groups.clone(),
         })
     }
@@ -75,61 +85,57 @@ impl TokenDispatcher for AllToAllDispatch {
         self.groups.ep.size() > 1
     }
 
-    fn start(
+    fn start_dispatch(
         &self,
         x: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        payload: Payload,
     ) -> Result<Work<Tensor<2>>, CollectiveError> {
-        let Self {
-            sent,
-            exchange: Exchange { send, recv, .. },
-            arranged,
-            ahead,
-            groups,
-            ..
-        } = self;
-        if to == Direction::Dispatch {
-            let rows = match ahead.take(of) {
-                Some(ahead) => sent.prefetch_numbers(ahead),
-                None => sent.there(x, of),
-            };
-            return tensors::all_to_all_ranges(rows, send, recv, &groups.ep, Lane::Overlapped);
-        }
-        let mut rows = match arranged {
-            Some(arranged) => arranged.back(x),
-            None => x,
+        let rows = match self.prefetched.take(payload) {
+            Some(prefetched) => self.permutation.trim_prefetched(prefetched),
+            None => self.permutation.permute(x, payload),
         };
-        if groups.etp.size() > 1 {
-            let shown = tensors::reduce_scatter(rows, ReduceOp::Sum, &groups.etp, Lane::InOrder)?;
-            rows = shortened(shown.wait(), self.num_received);
-        }
-        tensors::all_to_all_ranges(rows, recv, send, &groups.ep, Lane::Overlapped)
+        let Exchange { send, recv, .. } = &self.exchange;
+        tensors::all_to_all_ranges(rows, send, recv, &self.groups.ep, Lane::Overlapped)
     }
 
-    fn finish(
+    fn finish_dispatch(
         &self,
-        came: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        received: Tensor<2>,
+        _: Payload,
     ) -> Result<Tensor<2>, CollectiveError> {
-        let Self {
-            sent,
-            exchange: Exchange { shown, .. },
-            arranged,
-            groups,
-            ..
-        } = self;
-        if to == Direction::Combine {
-            return Ok(sent.back(came, of));
-        }
-        let rows = match groups.etp.size() {
-            1 => came,
-            _ => tensors::all_gather(lengthened(came, *shown), &groups.etp, Lane::InOrder)?.wait(),
+        let etp = &self.groups.etp;
+        let rows = match etp.size() {
+            1 => received,
+            _ => {
+                let padded = pad_rows(received, self.exchange.padded_rows);
+                tensors::all_gather(padded, etp, Lane::InOrder)?.wait()
+            }
         };
-        Ok(match arranged {
-            Some(arranged) => arranged.there(rows),
+        Ok(match &self.to_expert_major {
+            Some(to_expert_major) => to_expert_major.permute(rows),
             None => rows,
         })
+    }
+
+    fn start_combine(&self, y: Tensor<2>, _: Payload) -> Result<Work<Tensor<2>>, CollectiveError> {
+        let mut rows = match &self.to_expert_major {
+            Some(to_expert_major) => to_expert_major.unpermute(y),
+            None => y,
+        };
+        let etp = &self.groups.etp;
+        if etp.size() > 1 {
+            let padded = tensors::reduce_scatter(rows, ReduceOp::Sum, etp, Lane::InOrder)?;
+            rows = truncate_rows(padded.wait(), self.num_received);
+        }
+        let Exchange { send, recv, .. } = &self.exchange;
+        tensors::all_to_all_ranges(rows, recv, send, &self.groups.ep, Lane::Overlapped)
+    }
+
+    fn finish_combine(
+        &self,
+        received: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Tensor<2>, CollectiveError> {
+        Ok(self.permutation.unpermute(received, payload))
     }
 }

@@ -10,7 +10,7 @@ use super::{
     plan::{self, Order},
     row_permutation::RowPermutation,
     rows::{columns, exchange_counts},
-    token_dispatcher::{Assignments, Direction, Payload, TokenDispatcher},
+    token_dispatcher::{Assignments, Payload, TokenDispatcher},
 };
 use crate::moe::ExpertGroups;
 
@@ -23,36 +23,37 @@ use crate::moe::ExpertGroups;
 #[derive(Debug)]
 pub(super) struct DedupAllToAllDispatch {
     /// This rank's tokens, sorted by destination rank.
-    sent: ExpertSorted,
+    by_rank: ExpertSorted,
     /// The received tokens, sorted by this rank's experts.
-    taken: ExpertSorted,
+    by_expert: ExpertSorted,
     rows_per_expert: Vec<usize>,
     /// The permutation that inserts padding, if there is any.
-    arranged: Option<RowPermutation>,
+    padding: Option<RowPermutation>,
     /// Tokens sent to each rank, and received from each rank.
     send: Vec<usize>,
     recv: Vec<usize>,
     top_k: usize,
-    ahead: Prefetched,
+    prefetched: Prefetched,
     groups: ExpertGroups,
 }
 
 impl DedupAllToAllDispatch {
-    /// Whether deduplication pays off: the copies that a token sends, if all experts are equally
+    /// Whether deduplication is cheaper: the copies that a token sends, if all experts are equally
     /// likely, are so few that the saved bytes outweigh reordering the rows at the receiver. The
     /// limit is half as many copies as experts per token, or three quarters where rows are
-    /// [reordered](plan::are_placed) anyway. (For eight experts on two ranks and two per token, it
-    /// did not pay off.) It is never used with expert tensor parallelism, where several ranks read
-    /// each expert's rows.
-    pub(super) fn pays(num_experts: usize, top_k: usize, groups: &ExpertGroups) -> bool {
+    /// [reordered](plan::arrive_in_order) anyway. (For eight experts on two ranks and two per
+    /// token, it was not cheaper.) It is never used with expert tensor parallelism, where several
+    /// ranks read each expert's rows.
+    pub(super) fn is_cheaper(num_experts: usize, top_k: usize, groups: &ExpertGroups) -> bool {
         let ranks = groups.ep.size();
-        let slots = top_k as f64;
-        let most = if plan::are_placed(num_experts) {
+        let limit = if plan::arrive_in_order(num_experts) {
             0.5
         } else {
             0.75
         };
-        ranks > 1 && groups.etp.size() == 1 && copies(num_experts, top_k, ranks) <= most * slots
+        ranks > 1
+            && groups.etp.size() == 1
+            && copies(num_experts, top_k, ranks) <= limit * top_k as f64
     }
 
     /// Exchanges the number of tokens and rows for each rank, then the experts of the sent tokens.
@@ -60,20 +61,21 @@ impl DedupAllToAllDispatch {
     /// # Collective
     /// All ranks of `groups.ep`.
     pub(super) fn new(
-        slots: Assignments,
+        assignments: Assignments,
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
         let ranks = groups.ep.size();
-        let own = groups.own(slots.num_experts);
-        let [_, top_k] = slots.experts.dims();
-        let of_experts = PendingCounts::new(slots.experts.clone(), slots.num_experts);
-        let sent = PendingCounts::new(ep_ranks_of_experts(slots.experts.clone(), own.len()), ranks);
-        let counts = Tensor::cat(vec![sent.counts(), of_experts.counts()], 0);
-        let ahead = || sent.ahead(slots.tokens, top_k.min(ranks));
-        let (counts, ahead) = exchange_counts(counts, &groups.ep, ahead)?;
+        let own = groups.own(assignments.num_experts);
+        let [_, top_k] = assignments.experts.dims();
+        let of_experts = PendingCounts::new(assignments.experts.clone(), assignments.num_experts);
+        let ep_ranks = ep_ranks_of_experts(assignments.experts.clone(), own.len());
+        let by_rank = PendingCounts::new(ep_ranks, ranks);
+        let counts = Tensor::cat(vec![by_rank.counts(), of_experts.counts()], 0);
+        let prefetch = || by_rank.prefetch(assignments.tokens, top_k.min(ranks));
+        let (counts, prefetched) = exchange_counts(counts, &groups.ep, prefetch)?;
         let of_ranks: Vec<(&[usize], &[usize])> = counts
-            .chunks(ranks + slots.num_experts)
+            .chunks(ranks + assignments.num_experts)
             .map(|of_rank| of_rank.split_at(ranks))
             .collect();
         let send = of_ranks[groups.ep.rank()].0.to_vec();
@@ -85,37 +87,37 @@ impl DedupAllToAllDispatch {
             .clone()
             .map(|expert| of_ranks.iter().map(|(_, rows)| rows[expert]).sum());
         let rows: Vec<usize> = rows.collect();
-        let sent = sent.with_rows(send.iter().sum());
-        let came = sent.numbers(slots.experts);
-        let came = tensors::all_to_all(came, &send, &recv, &groups.ep, Lane::InOrder)?.wait();
+        let by_rank = by_rank.with_rows(send.iter().sum());
+        let ids = by_rank.permute_ids(assignments.experts);
+        let ids = tensors::all_to_all(ids, &send, &recv, &groups.ep, Lane::InOrder)?.wait();
         // Ids of remote experts are out of range after this and drop out.
-        let came = if came.dims()[0] == 0 {
-            came
+        let ids = if ids.dims()[0] == 0 {
+            ids
         } else {
-            came - own.start as i32
+            ids - own.start as i32
         };
-        let taken = PendingCounts::new(came, own.len()).with_rows(rows.iter().sum());
+        let by_expert = PendingCounts::new(ids, own.len()).with_rows(rows.iter().sum());
         let order = Order::identity(rows);
-        let order = match slots.padded {
+        let order = match assignments.padded {
             Some(rows) => order.padded(rows),
             None => order,
         };
         Ok(Self {
-            sent,
-            taken,
-            arranged: RowPermutation::new(&order, device),
+            by_rank,
+            by_expert,
+            padding: RowPermutation::new(&order, device),
             rows_per_expert: order.rows,
             send,
             recv,
             top_k,
-            ahead: Prefetched::new(ahead),
+            prefetched: Prefetched::new(prefetched),
             groups: groups.clone(),
         })
     }
 
     /// Reshapes to one row per token.
-    fn by_token(&self, x: Tensor<2>, of: Payload) -> Tensor<2> {
-        match of {
+    fn by_token(&self, x: Tensor<2>, payload: Payload) -> Tensor<2> {
+        match payload {
             Payload::Tokens => x,
             Payload::Assignments => columns(x, self.top_k),
         }
@@ -140,55 +142,65 @@ impl TokenDispatcher for DedupAllToAllDispatch {
         true
     }
 
-    fn start(
+    fn start_dispatch(
         &self,
         x: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        payload: Payload,
     ) -> Result<Work<Tensor<2>>, CollectiveError> {
-        let Self {
-            sent,
-            taken,
-            arranged,
-            send,
-            recv,
-            ahead,
-            groups,
-            ..
-        } = self;
-        if to == Direction::Dispatch {
-            let rows = match ahead.take(of) {
-                Some(ahead) => sent.prefetch_numbers(ahead),
-                None => sent.there(self.by_token(x, of), Payload::Tokens),
-            };
-            return tensors::all_to_all(rows, send, recv, &groups.ep, Lane::Overlapped);
-        }
-        let rows = match arranged {
-            Some(arranged) => arranged.back(x),
-            None => x,
+        let rows = match self.prefetched.take(payload) {
+            Some(prefetched) => self.by_rank.trim_prefetched(prefetched),
+            None => {
+                let rows = self.by_token(x, payload);
+                self.by_rank.permute(rows, Payload::Tokens)
+            }
         };
-        let rows = self.by_token(taken.back(rows, of), of);
-        tensors::all_to_all(rows, recv, send, &groups.ep, Lane::Overlapped)
+        let [send, recv] = [&self.send, &self.recv];
+        tensors::all_to_all(rows, send, recv, &self.groups.ep, Lane::Overlapped)
     }
 
-    fn finish(
+    fn finish_dispatch(
         &self,
-        came: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        received: Tensor<2>,
+        payload: Payload,
     ) -> Result<Tensor<2>, CollectiveError> {
-        let by_slot = |x: Tensor<2>| match of {
-            Payload::Tokens => x,
-            Payload::Assignments => columns(x, 1),
-        };
-        if to == Direction::Combine {
-            return Ok(by_slot(self.sent.back(came, Payload::Tokens)));
-        }
-        let rows = self.taken.there(by_slot(came), of);
-        Ok(match &self.arranged {
-            Some(arranged) => arranged.there(rows),
+        let rows = by_assignment(received, payload);
+        let rows = self.by_expert.permute(rows, payload);
+        Ok(match &self.padding {
+            Some(padding) => padding.permute(rows),
             None => rows,
         })
+    }
+
+    fn start_combine(
+        &self,
+        y: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Work<Tensor<2>>, CollectiveError> {
+        let rows = match &self.padding {
+            Some(padding) => padding.unpermute(y),
+            None => y,
+        };
+        let rows = self.by_token(self.by_expert.unpermute(rows, payload), payload);
+        let [send, recv] = [&self.send, &self.recv];
+        tensors::all_to_all(rows, recv, send, &self.groups.ep, Lane::Overlapped)
+    }
+
+    fn finish_combine(
+        &self,
+        received: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Tensor<2>, CollectiveError> {
+        let rows = self.by_rank.unpermute(received, Payload::Tokens);
+        Ok(by_assignment(rows, payload))
+    }
+}
+
+/// Reshapes to one row per token or per assignment; undoes
+/// [`by_token`](DedupAllToAllDispatch::by_token).
+fn by_assignment(x: Tensor<2>, payload: Payload) -> Tensor<2> {
+    match payload {
+        Payload::Tokens => x,
+        Payload::Assignments => columns(x, 1),
     }
 }
 

@@ -4,33 +4,33 @@ use burn::tensor::{Int, Tensor};
 use megaburn_kernels::{ExpertPermutation, permutation_by_expert};
 
 use super::{
-    rows::{shortened, summed, taken},
+    rows::{permute_rows, truncate_rows, unpermute_rows},
     token_dispatcher::Payload,
 };
 
-/// Expert-sorted assignments, on the device, without the slots that go to no expert.
+/// Expert-sorted assignments, on the device, without those that go to no expert.
 #[derive(Debug)]
 pub(super) struct ExpertSorted {
-    of: ExpertPermutation,
+    permutation: ExpertPermutation,
     num_rows: usize,
 }
 
 impl ExpertSorted {
-    /// Gathers the expert-sorted rows of tokens or of slots.
-    pub(super) fn there(&self, x: Tensor<2>, of: Payload) -> Tensor<2> {
-        let index = match of {
-            Payload::Tokens => &self.of.tokens,
-            Payload::Assignments => &self.of.slots,
+    /// Gathers the expert-sorted rows of tokens or of assignments.
+    pub(super) fn permute(&self, x: Tensor<2>, payload: Payload) -> Tensor<2> {
+        let index = match payload {
+            Payload::Tokens => &self.permutation.tokens,
+            Payload::Assignments => &self.permutation.slots,
         };
-        taken(x, index, self.num_rows)
+        permute_rows(x, index, self.num_rows)
     }
 
-    /// The transpose of [`there`](Self::there).
-    pub(super) fn back(&self, y: Tensor<2>, of: Payload) -> Tensor<2> {
-        let rows = self.of.rows.clone();
-        summed(
+    /// The transpose of [`permute`](Self::permute).
+    pub(super) fn unpermute(&self, y: Tensor<2>, payload: Payload) -> Tensor<2> {
+        let rows = self.permutation.rows.clone();
+        unpermute_rows(
             y,
-            match of {
+            match payload {
                 Payload::Tokens => rows,
                 Payload::Assignments => {
                     let [tokens, top_k] = rows.dims();
@@ -45,20 +45,20 @@ impl ExpertSorted {
     }
 
     /// Gathers the expert-sorted rows of integers per token.
-    pub(super) fn numbers(&self, x: Tensor<2, Int>) -> Tensor<2, Int> {
+    pub(super) fn permute_ids(&self, x: Tensor<2, Int>) -> Tensor<2, Int> {
         match self.num_rows {
             0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
-            len => x.select(0, self.of.tokens.clone().narrow(0, 0, len)),
+            len => x.select(0, self.permutation.tokens.clone().narrow(0, 0, len)),
         }
     }
 
-    /// The rows of tokens that were [gathered early](PendingCounts::ahead).
-    pub(super) fn prefetch_numbers(&self, ahead: Tensor<2>) -> Tensor<2> {
-        shortened(ahead, self.num_rows)
+    /// Drops the unused rows of [`PendingCounts::prefetch`].
+    pub(super) fn trim_prefetched(&self, prefetched: Tensor<2>) -> Tensor<2> {
+        truncate_rows(prefetched, self.num_rows)
     }
 }
 
-/// Token rows that were [gathered early](PendingCounts::ahead), until they are taken.
+/// Token rows that were [gathered early](PendingCounts::prefetch), until they are taken.
 #[derive(Debug)]
 pub(super) struct Prefetched(Mutex<Option<Tensor<2>>>);
 
@@ -67,10 +67,10 @@ impl Prefetched {
         Self(Mutex::new(Some(rows)))
     }
 
-    /// The rows, if `of` asks for tokens and they were not taken before.
-    pub(super) fn take(&self, of: Payload) -> Option<Tensor<2>> {
-        let mut ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.take_if(|_| of == Payload::Tokens)
+    /// The rows, if `payload` asks for tokens and they were not taken before.
+    pub(super) fn take(&self, payload: Payload) -> Option<Tensor<2>> {
+        let mut prefetched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        prefetched.take_if(|_| payload == Payload::Tokens)
     }
 }
 
@@ -87,17 +87,17 @@ impl PendingCounts {
         self.0.counts.clone()
     }
 
-    /// Gathers the rows of tokens, at most `most` per token. The rows after the actual count are
-    /// unused: this runs on the device while the host still waits for that count.
-    pub(super) fn ahead(&self, x: Tensor<2>, most: usize) -> Tensor<2> {
+    /// Gathers the rows of tokens, at most `max_per_token` per token. The rows after the actual
+    /// count are unused: this runs on the device while the host still waits for that count.
+    pub(super) fn prefetch(&self, x: Tensor<2>, max_per_token: usize) -> Tensor<2> {
         let [slots] = self.0.tokens.dims();
         let [tokens, _] = x.dims();
-        taken(x, &self.0.tokens, slots.min(most * tokens))
+        permute_rows(x, &self.0.tokens, slots.min(max_per_token * tokens))
     }
 
     pub(super) fn with_rows(self, num_rows: usize) -> ExpertSorted {
         ExpertSorted {
-            of: self.0,
+            permutation: self.0,
             num_rows,
         }
     }

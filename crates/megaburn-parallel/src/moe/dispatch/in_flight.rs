@@ -15,9 +15,9 @@ use super::{
 /// the same computation.
 #[must_use = "call `wait` to get the rows"]
 pub(in crate::moe) struct InFlight {
-    way: Arc<dyn TokenDispatcher>,
-    of: Payload,
-    to: Direction,
+    dispatcher: Arc<dyn TokenDispatcher>,
+    payload: Payload,
+    direction: Direction,
     state: TransferState,
 }
 
@@ -33,64 +33,81 @@ struct TrackedTransfer {
     received: Work<Tensor<2>>,
     /// A `[1, 1]` tensor that represents the transfer in the graph, because rows in flight must not
     /// be touched.
-    sign: Tensor<2>,
+    graph_token: Tensor<2>,
     /// The transfer that backward starts.
-    backward: Sent,
+    backward: BackwardTransfer,
 }
 
 /// The transfer of backward, once it was started.
-type Sent = Arc<Mutex<Option<Work<Tensor<2>>>>>;
+type BackwardTransfer = Arc<Mutex<Option<Work<Tensor<2>>>>>;
 
 impl InFlight {
-    /// Starts the transfer of `x` by `way`. Its backward computes `overlapped_wgrads` meanwhile, if
-    /// it returns the gradients of token rows.
+    /// Starts the transfer of `x` by `dispatcher`. Its backward computes `overlapped_wgrads`
+    /// meanwhile, if it returns the gradients of token rows.
     pub(super) fn start(
-        way: Arc<dyn TokenDispatcher>,
+        dispatcher: Arc<dyn TokenDispatcher>,
         overlapped_wgrads: &OverlappedWgrads,
         x: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        payload: Payload,
+        direction: Direction,
     ) -> Self {
         let device = x.device();
         let state = if !device.is_autodiff() {
-            TransferState::Plain(unwrap_collective(way.start(x, of, to)))
-        } else if way.sends() {
-            TransferState::TrackedTransfer(Box::new(tracked(&way, overlapped_wgrads, x, of, to)))
+            TransferState::Plain(unwrap_collective(dispatcher.start(x, payload, direction)))
+        } else if dispatcher.sends() {
+            TransferState::TrackedTransfer(Box::new(tracked(
+                &dispatcher,
+                overlapped_wgrads,
+                x,
+                payload,
+                direction,
+            )))
         } else {
-            let way = way.clone();
-            let go = move |x, to| {
-                unwrap_collective(way.finish(
-                    unwrap_collective(way.start(x, of, to)).wait(),
-                    of,
-                    to,
+            let dispatcher = dispatcher.clone();
+            let go = move |x, direction| {
+                unwrap_collective(dispatcher.finish(
+                    unwrap_collective(dispatcher.start(x, payload, direction)).wait(),
+                    payload,
+                    direction,
                 ))
             };
-            let y = go(x.clone().inner(), to);
-            TransferState::Done(function(x, y, move |dy| go(dy, to.back())))
+            let y = go(x.clone().inner(), direction);
+            TransferState::Done(function(x, y, move |dy| go(dy, direction.transposed())))
         };
-        Self { way, of, to, state }
+        Self {
+            dispatcher,
+            payload,
+            direction,
+            state,
+        }
     }
 
     /// Waits for the rows. On a GPU this does not block the host.
     pub(in crate::moe) fn wait(self) -> Tensor<2> {
-        let Self { way, of, to, state } = self;
+        let Self {
+            dispatcher,
+            payload,
+            direction,
+            state,
+        } = self;
         match state {
             TransferState::Plain(received) => {
-                unwrap_collective(way.finish(received.wait(), of, to))
+                unwrap_collective(dispatcher.finish(received.wait(), payload, direction))
             }
             TransferState::Done(y) => y,
             TransferState::TrackedTransfer(tracked) => {
                 let TrackedTransfer {
                     received,
-                    sign,
+                    graph_token,
                     backward,
                 } = *tracked;
-                let y = unwrap_collective(way.finish(received.wait(), of, to));
-                function(sign, y, move |dy| {
-                    let sign = scalar_tensor(&dy);
-                    let sent = unwrap_collective(way.start(dy, of, to.back()));
+                let y = unwrap_collective(dispatcher.finish(received.wait(), payload, direction));
+                function(graph_token, y, move |dy| {
+                    let graph_token = scalar_tensor(&dy);
+                    let sent =
+                        unwrap_collective(dispatcher.start(dy, payload, direction.transposed()));
                     *backward.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
-                    sign
+                    graph_token
                 })
             }
         }
@@ -98,30 +115,30 @@ impl InFlight {
 }
 
 fn tracked(
-    way: &Arc<dyn TokenDispatcher>,
+    dispatcher: &Arc<dyn TokenDispatcher>,
     overlapped_wgrads: &OverlappedWgrads,
     x: Tensor<2>,
-    of: Payload,
-    to: Direction,
+    payload: Payload,
+    direction: Direction,
 ) -> TrackedTransfer {
-    let way = way.clone();
+    let dispatcher = dispatcher.clone();
     let overlapped_wgrads = overlapped_wgrads.clone();
-    let received = unwrap_collective(way.start(x.clone().inner(), of, to));
-    let backward = Sent::default();
+    let received = unwrap_collective(dispatcher.start(x.clone().inner(), payload, direction));
+    let backward = BackwardTransfer::default();
     let sent = backward.clone();
-    let sign = function(x, scalar_tensor(&received.peek()), move |_| {
+    let graph_token = function(x, scalar_tensor(&received.peek()), move |_| {
         let received = sent.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if (of, to) == (Payload::Tokens, Direction::Dispatch) {
+        if (payload, direction) == (Payload::Tokens, Direction::Dispatch) {
             overlapped_wgrads.compute();
         }
         let received = received
             .expect("the backward of the wait has started the transfer")
             .wait();
-        unwrap_collective(way.finish(received, of, to.back()))
+        unwrap_collective(dispatcher.finish(received, payload, direction.transposed()))
     });
     TrackedTransfer {
         received,
-        sign,
+        graph_token,
         backward,
     }
 }

@@ -1,7 +1,7 @@
 //! Dispatch of rows to the experts' ranks, and combine.
 //!
-//! The way there is a linear map that has no numbers of its own: rows are copied, sent and put in
-//! order. The way back is its transpose, and so is the backward of either. What is computed between
+//! Dispatch is a linear map that has no numbers of its own: rows are copied, sent and put in order.
+//! Combine is its transpose, and so is the backward of either. What is computed between
 //! a start and the arrival overlaps with the transfer: the shared expert in the forward pass, the
 //! weight gradients of the experts in the backward pass.
 
@@ -49,8 +49,8 @@ pub enum Dispatcher {
 /// The dispatch of one pass's tokens to the experts of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch {
-    way: Arc<dyn TokenDispatcher>,
-    num_slots: usize,
+    dispatcher: Arc<dyn TokenDispatcher>,
+    num_assignments: usize,
     overlapped_wgrads: OverlappedWgrads,
 }
 
@@ -59,46 +59,52 @@ impl Dispatch {
     ///
     /// # Collective
     /// All ranks of `groups.experts`, which exchange the numbers of rows.
-    pub(super) fn new(slots: Assignments, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
-        let [tokens, top_k] = slots.experts.dims();
-        let device = slots.experts.device();
-        let num_slots = tokens * top_k;
-        let way: Arc<dyn TokenDispatcher> = match dispatcher {
+    pub(super) fn new(assignments: Assignments, kind: Dispatcher, groups: &ExpertGroups) -> Self {
+        let [tokens, top_k] = assignments.experts.dims();
+        let device = assignments.experts.device();
+        let num_assignments = tokens * top_k;
+        let dispatcher: Arc<dyn TokenDispatcher> = match kind {
             Dispatcher::AllToAll
-                if DedupAllToAllDispatch::pays(slots.num_experts, top_k, groups) =>
+                if DedupAllToAllDispatch::is_cheaper(assignments.num_experts, top_k, groups) =>
             {
                 Arc::new(unwrap_collective(DedupAllToAllDispatch::new(
-                    slots, groups, &device,
+                    assignments,
+                    groups,
+                    &device,
                 )))
             }
             Dispatcher::AllToAll => Arc::new(unwrap_collective(AllToAllDispatch::new(
-                slots, groups, &device,
+                assignments,
+                groups,
+                &device,
             ))),
             Dispatcher::AllGather => Arc::new(unwrap_collective(AllGatherDispatch::new(
-                slots, groups, &device,
+                assignments,
+                groups,
+                &device,
             ))),
         };
         Self {
-            way,
-            num_slots,
+            dispatcher,
+            num_assignments,
             overlapped_wgrads: OverlappedWgrads::default(),
         }
     }
 
     /// Rows of each expert of this rank.
     pub(super) fn rows_per_expert(&self) -> &[usize] {
-        self.way.rows_per_expert()
+        self.dispatcher.rows_per_expert()
     }
 
-    /// Sends each token to the ranks of its experts, and the weight of each slot along with its
-    /// row.
+    /// Sends each token to the ranks of its experts, and the weight of each assignment along with
+    /// its row.
     ///
     /// # Shapes
     /// `[tokens, d_model]` to `[rows, d_model]`; `[tokens, top_k]` to `[rows, 1]`
     pub(super) fn dispatch(&self, x: Tensor<2>, weights: Tensor<2>) -> [InFlight; 2] {
-        let weights = weights.reshape([self.num_slots, 1]);
+        let weights = weights.reshape([self.num_assignments, 1]);
         [(x, Payload::Tokens), (weights, Payload::Assignments)]
-            .map(|(x, of)| self.start(x, of, Direction::Dispatch))
+            .map(|(x, payload)| self.start(x, payload, Direction::Dispatch))
     }
 
     /// Sums the outputs of each token's experts.
@@ -109,12 +115,13 @@ impl Dispatch {
         self.start(y, Payload::Tokens, Direction::Combine).wait()
     }
 
-    fn start(&self, x: Tensor<2>, of: Payload, to: Direction) -> InFlight {
-        InFlight::start(self.way.clone(), &self.overlapped_wgrads, x, of, to)
+    fn start(&self, x: Tensor<2>, payload: Payload, direction: Direction) -> InFlight {
+        let dispatcher = self.dispatcher.clone();
+        InFlight::start(dispatcher, &self.overlapped_wgrads, x, payload, direction)
     }
 
     /// The weight-gradient GEMMs that overlap the transfers of backward; `None` if nothing is sent.
     pub(super) fn overlapped_wgrads(&self) -> Option<&OverlappedWgrads> {
-        self.way.sends().then_some(&self.overlapped_wgrads)
+        self.dispatcher.sends().then_some(&self.overlapped_wgrads)
     }
 }

@@ -12,13 +12,17 @@ pub(super) struct Place {
 /// What a rank sends, and what its experts receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
-    /// For each rank of `ep`, the ranges of rows that this rank sends to it, and the ranges at
-    /// which the rows from it are stored.
+    /// `[ep][messages]`: for each rank of `ep`, the ranges of this rank's expert-sorted rows that
+    /// are sent to it, with one message per expert of that rank or a single one
+    /// ([`new`](Self::new)).
     pub(super) send: Vec<Vec<Range<usize>>>,
+    /// `[ep][messages]`: for each rank of `ep`, the ranges at which the rows from it are stored,
+    /// with one message per expert of this rank or a single one.
     pub(super) recv: Vec<Vec<Range<usize>>>,
     /// The most rows that any rank of `etp` receives, to which all of them pad for the all-gather.
-    pub(super) shown: usize,
-    /// The order in which this rank's experts read the rows of all ranks of `etp`.
+    pub(super) padded_rows: usize,
+    /// The order in which this rank's experts read the `etp * padded_rows` rows of all ranks of
+    /// `etp`.
     pub(super) order: Order,
 }
 
@@ -29,7 +33,7 @@ pub(super) struct Exchange {
 const MESSAGES: usize = 32;
 
 /// Whether, with this number of experts, rows are received in the order in which they are read.
-pub(super) fn are_placed(num_experts: usize) -> bool {
+pub(super) fn arrive_in_order(num_experts: usize) -> bool {
     num_experts <= MESSAGES
 }
 
@@ -37,29 +41,35 @@ impl Exchange {
     /// Plans the exchange from the number of rows that each rank of `ep` and `etp` has for each
     /// expert; ranks of one `ep` coordinate are neighbours.
     ///
-    /// If the experts are few enough ([`are_placed`]) and no other rows are inserted (from `etp`,
-    /// or as padding), each pair of a rank and an expert is a message of its own, received where
-    /// the expert reads it. Otherwise each pair of ranks is one message, and the rows are reordered
-    /// after they arrive.
+    /// If the experts are few enough ([`arrive_in_order`]) and no other rows are inserted (from
+    /// `etp`, or as padding), each pair of a rank and an expert is a message of its own, received
+    /// where the expert reads it. Otherwise each pair of ranks is one message, and the rows are
+    /// reordered after they arrive.
     pub(super) fn new(counts: &[Vec<usize>], ep: Place, etp: Place, is_padded: bool) -> Self {
         let num_experts = counts[0].len();
         let of_rank = num_experts / ep.ranks;
         let own = ep.rank * of_rank..(ep.rank + 1) * of_rank;
         let mine = &counts[ep.rank * etp.ranks + etp.rank];
         // For each rank of `etp`, and each sending rank, the counts for this rank's experts.
-        let came = |shard: usize| {
+        let counts_of = |shard: usize| {
             let of = |from: usize| &counts[from * etp.ranks + shard][own.clone()];
             (0..ep.ranks).map(of).collect::<Vec<_>>()
         };
-        let came: Vec<Vec<&[usize]>> = (0..etp.ranks).map(came).collect();
+        let received_counts: Vec<Vec<&[usize]>> = (0..etp.ranks).map(counts_of).collect();
         let rows: Vec<usize> = (0..of_rank)
-            .map(|expert| came.iter().flatten().map(|counts| counts[expert]).sum())
+            .map(|expert| {
+                received_counts
+                    .iter()
+                    .flatten()
+                    .map(|counts| counts[expert])
+                    .sum()
+            })
             .collect();
-        let send = of_members(stretches(mine), of_rank);
-        if etp.ranks == 1 && !is_padded && are_placed(num_experts) {
+        let send = of_members(consecutive_ranges(mine), of_rank);
+        if etp.ranks == 1 && !is_padded && arrive_in_order(num_experts) {
             let by_expert =
-                (0..of_rank).flat_map(|expert| came[0].iter().map(move |of| of[expert]));
-            let by_expert = stretches(&by_expert.collect::<Vec<_>>());
+                (0..of_rank).flat_map(|expert| received_counts[0].iter().map(move |of| of[expert]));
+            let by_expert = consecutive_ranges(&by_expert.collect::<Vec<_>>());
             let from = |rank| {
                 by_expert
                     .iter()
@@ -69,40 +79,44 @@ impl Exchange {
                     .collect()
             };
             let recv = (0..ep.ranks).map(from).collect();
-            let shown = rows.iter().sum();
+            let padded_rows = rows.iter().sum();
             return Self {
                 send,
                 recv,
-                shown,
+                padded_rows,
                 order: Order::identity(rows),
             };
         }
-        let shown = came
+        let padded_rows = received_counts
             .iter()
             .map(|all| all.iter().copied().flatten().sum())
             .max()
             .unwrap_or(0);
         // The range of each pair of a sending rank and an expert, in the rows of one rank of `etp`.
-        let came: Vec<Vec<_>> = came.iter().map(|all| stretches(&all.concat())).collect();
-        let mut places = Vec::with_capacity(rows.iter().sum());
+        let received_ranges: Vec<Vec<_>> = received_counts
+            .iter()
+            .map(|all| consecutive_ranges(&all.concat()))
+            .collect();
+        let mut source_rows = Vec::with_capacity(rows.iter().sum());
         for expert in 0..of_rank {
-            for (shard, all) in came.iter().enumerate() {
-                for stretch in all.iter().skip(expert).step_by(of_rank) {
-                    places.extend(shard * shown + stretch.start..shard * shown + stretch.end);
+            for (shard, all) in received_ranges.iter().enumerate() {
+                for range in all.iter().skip(expert).step_by(of_rank) {
+                    source_rows
+                        .extend(shard * padded_rows + range.start..shard * padded_rows + range.end);
                 }
             }
         }
         let order = Order {
-            places: Some(places),
+            source_rows: Some(source_rows),
             rows,
-            num_places: shown * etp.ranks,
+            num_source_rows: padded_rows * etp.ranks,
         };
-        let recv = of_members(came[etp.rank].clone(), of_rank);
+        let recv = of_members(received_ranges[etp.rank].clone(), of_rank);
         let [send, recv] = [send, recv].map(|all| all.iter().map(|of| vec![joined(of)]).collect());
         Self {
             send,
             recv,
-            shown,
+            padded_rows,
             order,
         }
     }
@@ -114,13 +128,13 @@ impl Exchange {
 }
 
 /// Consecutive ranges of these lengths.
-fn stretches(lens: &[usize]) -> Vec<Range<usize>> {
-    let stretches = lens.iter().scan(0, |end, len| {
+fn consecutive_ranges(lens: &[usize]) -> Vec<Range<usize>> {
+    let ranges = lens.iter().scan(0, |end, len| {
         let start = *end;
         *end += len;
         Some(start..*end)
     });
-    stretches.collect()
+    ranges.collect()
 }
 
 fn of_members(all: Vec<Range<usize>>, of_member: usize) -> Vec<Vec<Range<usize>>> {
@@ -135,23 +149,23 @@ fn joined(all: &[Range<usize>]) -> Range<usize> {
 /// The order in which a rank's experts read rows: expert by expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Order {
-    /// For each row that an expert reads, its index among the received rows; `num_places` for
-    /// padding. `None` means in the order received.
-    places: Option<Vec<usize>>,
-    /// Rows of each expert.
+    /// `[sum(rows)]`: for each row that an expert reads, its index among the received rows;
+    /// `num_source_rows` for padding. `None` means in the order received.
+    source_rows: Option<Vec<usize>>,
+    /// `[experts]`: rows of each expert of this rank.
     pub(super) rows: Vec<usize>,
     /// Number of received rows, including unused ones.
-    num_places: usize,
+    num_source_rows: usize,
 }
 
 impl Order {
     /// The order of rows that are received as they are read.
     pub(super) fn identity(rows: Vec<usize>) -> Self {
-        let num_places = rows.iter().sum();
+        let num_source_rows = rows.iter().sum();
         Self {
-            places: None,
+            source_rows: None,
             rows,
-            num_places,
+            num_source_rows,
         }
     }
 
@@ -160,11 +174,11 @@ impl Order {
     /// # Panics
     /// If an expert has more rows.
     pub(super) fn padded(mut self, rows: usize) -> Self {
-        let mut places = Vec::with_capacity(rows * self.rows.len());
+        let mut source_rows = Vec::with_capacity(rows * self.rows.len());
         let all = self
-            .places
+            .source_rows
             .take()
-            .unwrap_or_else(|| (0..self.num_places).collect());
+            .unwrap_or_else(|| (0..self.num_source_rows).collect());
         let mut rest = &all[..];
         for own in &mut self.rows {
             assert!(
@@ -172,45 +186,46 @@ impl Order {
                 "an expert has {own} rows, but its capacity is {rows}"
             );
             let (mine, others) = rest.split_at(*own);
-            places.extend_from_slice(mine);
-            places.resize(places.len() + rows - *own, self.num_places);
+            source_rows.extend_from_slice(mine);
+            source_rows.resize(source_rows.len() + rows - *own, self.num_source_rows);
             rest = others;
             *own = rows;
         }
         Self {
-            places: Some(places),
+            source_rows: Some(source_rows),
             ..self
         }
     }
 
     /// The index of each row, unless rows are received as they are read.
-    pub(super) fn places(&self) -> Option<&[usize]> {
-        let places = self.places.as_deref()?;
-        (!places.iter().copied().eq(0..self.num_places)).then_some(places)
+    pub(super) fn source_rows(&self) -> Option<&[usize]> {
+        let source_rows = self.source_rows.as_deref()?;
+        (!source_rows.iter().copied().eq(0..self.num_source_rows)).then_some(source_rows)
     }
 
     /// Whether some rows are padding.
     pub(super) fn is_padded(&self) -> bool {
-        self.places
+        self.source_rows
             .iter()
             .flatten()
-            .any(|place| *place == self.num_places)
+            .any(|source_row| *source_row == self.num_source_rows)
     }
 
-    /// The inverse: the row of each of these places; `places.len()` for places without a row.
-    pub(super) fn back(&self, places: &[usize]) -> Vec<usize> {
-        let mut back = vec![places.len(); self.num_places];
-        let rows = places
+    /// The inverse of these source rows: the row that reads each received row, or
+    /// `source_rows.len()` for a received row that none reads.
+    pub(super) fn inverse(&self, source_rows: &[usize]) -> Vec<usize> {
+        let mut inverse = vec![source_rows.len(); self.num_source_rows];
+        let rows = source_rows
             .iter()
             .enumerate()
-            .filter(|(_, place)| **place < self.num_places);
-        rows.for_each(|(row, &place)| back[place] = row);
-        back
+            .filter(|(_, source_row)| **source_row < self.num_source_rows);
+        rows.for_each(|(row, &source_row)| inverse[source_row] = row);
+        inverse
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init, reason = "a member has one stretch")]
+#[expect(clippy::single_range_in_vec_init, reason = "a member has one range")]
 mod tests {
     use super::*;
 
@@ -240,14 +255,14 @@ mod tests {
         assert_eq!(second.recv, [vec![0..2, 2..5], vec![2..2, 5..7]]);
         assert_eq!((first.num_rows(), second.num_rows()), ([6, 6], [7, 7]));
         assert_eq!(
-            (first.shown, &first.order),
+            (first.padded_rows, &first.order),
             (6, &Order::identity(vec![5, 1]))
         );
         assert_eq!(
-            (second.shown, &second.order),
+            (second.padded_rows, &second.order),
             (7, &Order::identity(vec![2, 5]))
         );
-        assert!(first.order.places().is_none() && !first.order.is_padded());
+        assert!(first.order.source_rows().is_none() && !first.order.is_padded());
     }
 
     #[test]
@@ -260,8 +275,8 @@ mod tests {
             for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
                 let lens = |all: &[Range<usize>]| all.iter().map(Range::len).collect::<Vec<_>>();
                 let sent = &all[from].send[to];
-                let came = &all[to].recv[from];
-                assert_eq!(lens(sent), lens(came), "{from} to {to}");
+                let received = &all[to].recv[from];
+                assert_eq!(lens(sent), lens(received), "{from} to {to}");
                 assert_eq!(sent.len(), if is_padded { 1 } else { 2 });
             }
         }
@@ -280,12 +295,12 @@ mod tests {
             (&vec![vec![0..2], vec![2..2]], &vec![vec![0..2], vec![2..5]])
         );
         let order = exchange.order;
-        let places = order.places().unwrap();
+        let source_rows = order.source_rows().unwrap();
         assert_eq!(
-            (places, &order.rows[..]),
+            (source_rows, &order.rows[..]),
             (&[0, 2, 3, 1, 4][..], &[3, 2][..])
         );
-        assert_eq!(order.back(places), [0, 3, 1, 2, 4]);
+        assert_eq!(order.inverse(source_rows), [0, 3, 1, 2, 4]);
         assert!(!order.is_padded());
     }
 
@@ -294,25 +309,30 @@ mod tests {
         let counts = [vec![1; 34], vec![2; 34]];
         let exchange = of(&counts, 1, false);
         assert_eq!(exchange.recv, [vec![0..17], vec![17..51]]);
-        assert_eq!(&exchange.order.places().unwrap()[..4], [0, 17, 18, 1]);
+        assert_eq!(&exchange.order.source_rows().unwrap()[..4], [0, 17, 18, 1]);
     }
 
     #[test]
     fn experts_are_padded_to_as_many_rows() {
         let padded = two_of_each().order.padded(4);
-        let places = padded.places().unwrap();
+        let source_rows = padded.source_rows().unwrap();
         assert_eq!(
-            (places, &padded.rows[..]),
+            (source_rows, &padded.rows[..]),
             (&[0, 2, 3, 5, 1, 4, 5, 5][..], &[4, 4][..])
         );
-        assert_eq!(padded.back(places), [0, 4, 1, 2, 5]);
+        assert_eq!(padded.inverse(source_rows), [0, 4, 1, 2, 5]);
         assert!(padded.is_padded());
         let padded = Order::identity(vec![0, 2]).padded(2);
         assert_eq!(
-            (padded.places(), &padded.rows[..]),
+            (padded.source_rows(), &padded.rows[..]),
             (Some(&[2, 2, 0, 1][..]), &[2, 2][..])
         );
-        assert!(Order::identity(vec![2, 2]).padded(2).places().is_none());
+        assert!(
+            Order::identity(vec![2, 2])
+                .padded(2)
+                .source_rows()
+                .is_none()
+        );
     }
 
     #[test]
@@ -328,9 +348,9 @@ mod tests {
             (&a.recv, &b.recv),
             (&vec![vec![0..1], vec![1..3]], &vec![vec![0..3], vec![3..3]])
         );
-        assert_eq!((a.shown, b.shown), (3, 3));
+        assert_eq!((a.padded_rows, b.padded_rows), (3, 3));
         // Three rows from each rank of `etp`.
-        assert!(a.order.places().is_none() && a.order.rows == [6]);
+        assert!(a.order.source_rows().is_none() && a.order.rows == [6]);
         assert_eq!(a.order, b.order);
     }
 }

@@ -12,7 +12,7 @@ pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Ten
 }
 
 /// [`permute`] with the first `len` indices; `len` may be 0.
-pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<2> {
+pub(super) fn permute_rows(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<2> {
     match len {
         0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
         _ => permute(x, index.clone().narrow(0, 0, len)),
@@ -20,7 +20,7 @@ pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<
 }
 
 /// [`unpermute`], possibly without rows.
-pub(super) fn summed(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
+pub(super) fn unpermute_rows(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
     match index.dims()[0] {
         0 => Tensor::empty([0, y.dims()[1]], (&y.device(), y.dtype())),
         _ => unpermute(y, index),
@@ -28,7 +28,7 @@ pub(super) fn summed(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
 }
 
 /// Appends rows of zeros up to `len` rows.
-pub(super) fn lengthened(x: Tensor<2>, len: usize) -> Tensor<2> {
+pub(super) fn pad_rows(x: Tensor<2>, len: usize) -> Tensor<2> {
     let [rows, n] = x.dims();
     if rows == len {
         return x;
@@ -42,7 +42,7 @@ pub(super) fn lengthened(x: Tensor<2>, len: usize) -> Tensor<2> {
 }
 
 /// The first `len` rows.
-pub(super) fn shortened(x: Tensor<2>, len: usize) -> Tensor<2> {
+pub(super) fn truncate_rows(x: Tensor<2>, len: usize) -> Tensor<2> {
     let [_, n] = x.dims();
     match len {
         0 => Tensor::empty([0, n], (&x.device(), x.dtype())),

@@ -1,14 +1,14 @@
-//! What the ways of dispatching have in common: rows go to experts, and back by the transpose.
+//! What all dispatchers have in common: rows go to experts, and back by the transpose.
 
 use std::fmt::Debug;
 
 use burn::tensor::{Int, Tensor};
 use megaburn_collective::{CollectiveError, tensors::Work};
 
-/// The value of a slot, one of the `top_k` of a token, that goes to no expert.
+/// The value of an assignment that goes to no expert.
 pub(in crate::moe) const DROPPED: i32 = -1;
 
-/// The experts of all slots.
+/// The `top_k` experts of each token.
 pub(in crate::moe) struct Assignments {
     /// `[tokens, top_k]` in i32, off the autodiff device.
     pub(in crate::moe) experts: Tensor<2, Int>,
@@ -24,7 +24,7 @@ pub(in crate::moe) struct Assignments {
 pub(super) enum Payload {
     /// One row per token, which goes to all of its experts.
     Tokens,
-    /// One row per slot.
+    /// One row per assignment.
     Assignments,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    pub(super) fn back(self) -> Self {
+    pub(super) fn transposed(self) -> Self {
         match self {
             Self::Dispatch => Self::Combine,
             Self::Combine => Self::Dispatch,
@@ -49,22 +49,61 @@ pub(super) trait TokenDispatcher: Debug + Send + Sync {
     /// Whether anything is sent that other work can overlap.
     fn sends(&self) -> bool;
 
-    /// Starts the transfer. `x` is ignored if the token rows were gathered early.
-    fn start(
+    /// Starts to send rows to the ranks of their experts. `x` is ignored if the token rows were
+    /// gathered early.
+    fn start_dispatch(
         &self,
         x: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        payload: Payload,
     ) -> Result<Work<Tensor<2>>, CollectiveError>;
 
-    /// Finishes the transfer with the received rows.
-    fn finish(
+    /// Orders the received rows expert by expert.
+    fn finish_dispatch(
         &self,
-        came: Tensor<2>,
-        of: Payload,
-        to: Direction,
+        received: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Tensor<2>, CollectiveError>;
+
+    /// Undoes the order of [`finish_dispatch`](Self::finish_dispatch) and starts to send rows back.
+    fn start_combine(
+        &self,
+        y: Tensor<2>,
+        payload: Payload,
+    ) -> Result<Work<Tensor<2>>, CollectiveError>;
+
+    /// Sums the received rows of each token, or orders them by assignment.
+    fn finish_combine(
+        &self,
+        received: Tensor<2>,
+        payload: Payload,
     ) -> Result<Tensor<2>, CollectiveError>;
 
     /// Rows of each expert of this rank.
     fn rows_per_expert(&self) -> &[usize];
+
+    /// Starts the transfer in this direction.
+    fn start(
+        &self,
+        x: Tensor<2>,
+        payload: Payload,
+        direction: Direction,
+    ) -> Result<Work<Tensor<2>>, CollectiveError> {
+        match direction {
+            Direction::Dispatch => self.start_dispatch(x, payload),
+            Direction::Combine => self.start_combine(x, payload),
+        }
+    }
+
+    /// Finishes the transfer in this direction with the received rows.
+    fn finish(
+        &self,
+        received: Tensor<2>,
+        payload: Payload,
+        direction: Direction,
+    ) -> Result<Tensor<2>, CollectiveError> {
+        match direction {
+            Direction::Dispatch => self.finish_dispatch(received, payload),
+            Direction::Combine => self.finish_combine(received, payload),
+        }
+    }
 }

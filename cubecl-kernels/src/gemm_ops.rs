@@ -1,10 +1,9 @@
 //! Matrix products by each backend's best GEMM: Flex by its own, CUDA through cuBLASLt, other GPUs
 //! through CubeCL's.
 
-use burn::backend::ops::ModuleOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use megaburn_autograd::backend_ops::cast;
 use megaburn_autograd::on_every_backend;
 
@@ -156,6 +155,8 @@ impl GemmOps for burn::backend::Flex {}
 #[cfg(feature = "cuda")]
 pub(crate) mod cube {
     use burn::backend::Cube;
+    use burn::backend::ops::ModuleOps;
+    use burn::tensor::DType;
     use megaburn_cuda::{CudaQueue, gemm, tensor};
 
     use super::*;

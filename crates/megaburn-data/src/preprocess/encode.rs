@@ -7,11 +7,15 @@ use std::thread;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{
+    budget::{Budget, Reserved},
     inputs::InputFile,
     keys::texts_of,
     records::{Batch, Content, Position, Record, read_batches},
 };
 use crate::{error::DataError, indexed::TokenType, tokenizer::Tokenizer};
+
+/// Bytes of text that may be in memory in any case.
+const LEAST_BUDGET: usize = 1 << 24;
 
 /// What is done with a text.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +48,8 @@ pub(super) struct EncodedBatch {
     pub(super) records: Vec<Encoded>,
     pub(super) end: Position,
     pub(super) read_bytes: u64,
+    /// Keeps its share of the memory.
+    _reserved: Reserved,
 }
 
 impl Encoder<'_> {
@@ -65,9 +71,11 @@ impl Encoder<'_> {
             why: error.to_string(),
         })?;
         // Batches that wait for a worker or for being written.
-        let (send, queue) = sync_channel(2 * num_workers + 2);
+        let num_waiting = 2 * num_workers + 2;
+        let (send, queue) = sync_channel(num_waiting);
+        let budget = Budget::new((2 * num_waiting * batch_bytes).max(LEAST_BUDGET));
         thread::scope(|scope| {
-            scope.spawn(|| self.feed(&pool, files, start, batch_bytes, send));
+            scope.spawn(|| self.feed(&pool, files, start, batch_bytes, &budget, send));
             for next in queue {
                 // A worker that panics ends its channel; the panic continues when the pool is left.
                 let Ok(batch) = next?.recv() else { break };
@@ -84,17 +92,20 @@ impl Encoder<'_> {
         files: &[InputFile],
         start: Position,
         batch_bytes: usize,
+        budget: &Budget,
         send: SyncSender<Result<Receiver<EncodedBatch>, DataError>>,
     ) {
         pool.in_place_scope(|scope| {
             let read = read_batches(files, start, batch_bytes, &mut |batch| {
+                // Until the batch is written, or is dropped because the writer failed.
+                let reserved = budget.reserve(batch.num_bytes);
                 let (done, result) = channel();
                 if send.send(Ok(result)).is_err() {
                     return ControlFlow::Break(());
                 }
                 scope.spawn(move |_| {
                     // The receiver is gone if the writer failed.
-                    let _ = done.send(self.batch(batch));
+                    let _ = done.send(self.batch(batch, reserved));
                 });
                 ControlFlow::Continue(())
             });
@@ -104,12 +115,13 @@ impl Encoder<'_> {
         });
     }
 
-    fn batch(self, batch: Batch) -> EncodedBatch {
+    fn batch(self, batch: Batch, reserved: Reserved) -> EncodedBatch {
         let encoded = batch.records.into_iter().map(|record| self.record(record));
         EncodedBatch {
             records: encoded.collect(),
             end: batch.end,
             read_bytes: batch.read_bytes,
+            _reserved: reserved,
         }
     }
 

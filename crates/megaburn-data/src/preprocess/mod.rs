@@ -2,6 +2,7 @@
 //!
 //! Source: `tools/preprocess_data.py` of Megatron-LM.
 
+mod budget;
 mod encode;
 mod event;
 mod inputs;

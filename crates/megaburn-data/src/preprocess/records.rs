@@ -57,6 +57,8 @@ pub(super) struct Batch {
     pub(super) end: Position,
     /// Bytes of all files up to there, approximately.
     pub(super) read_bytes: u64,
+    /// Bytes of text.
+    pub(super) num_bytes: usize,
 }
 
 /// Gives batches of at least `batch_bytes` bytes of text to `emit`, until it breaks.
@@ -71,7 +73,6 @@ pub(super) fn read_batches(
 ) -> Result<(), DataError> {
     let mut reader = Reader {
         batch: Batch::default(),
-        num_bytes: 0,
         batch_bytes,
         before: 0,
         read: Arc::default(),
@@ -105,8 +106,6 @@ pub(super) fn read_batches(
 
 struct Reader<'a> {
     batch: Batch,
-    /// Bytes of text in the batch.
-    num_bytes: usize,
     batch_bytes: usize,
     /// Bytes of the files before this one.
     before: u64,
@@ -236,8 +235,8 @@ impl Reader<'_> {
             content,
         });
         self.batch.end = end;
-        self.num_bytes += size;
-        if self.num_bytes < self.batch_bytes {
+        self.batch.num_bytes += size;
+        if self.batch.num_bytes < self.batch_bytes {
             return ControlFlow::Continue(());
         }
         self.flush()
@@ -247,7 +246,6 @@ impl Reader<'_> {
         let mut batch = std::mem::take(&mut self.batch);
         batch.read_bytes = self.before + self.read.load(Relaxed);
         self.batch.end = batch.end;
-        self.num_bytes = 0;
         (self.emit)(batch)
     }
 }

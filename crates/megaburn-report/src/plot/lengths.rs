@@ -46,7 +46,7 @@ fn draw(title: &str, ranges: &[(u64, u64, u64)], backend: SVGBackend<'_>) -> Dra
         .x_labels(ranges.len().clamp(2, 24) + 1)
         .x_label_formatter(&bound)
         .y_labels(8)
-        .y_label_formatter(&|count| human_number(*count))
+        .y_label_formatter(&count)
         .draw()?;
     chart.draw_series(ranges.iter().map(|range| bar(*range)))?;
     canvas.present()?;
@@ -76,6 +76,15 @@ fn bound(place: &f64) -> String {
     }
 }
 
+/// Labels numbers of documents; none between two of them.
+fn count(documents: &f64) -> String {
+    match *documents {
+        count if count >= 1000.0 => human_number(count),
+        count if count.fract() == 0.0 => count.to_string(),
+        _ => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -100,7 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_lengths() {
+    fn labels_are_lengths_and_whole_documents() {
+        assert_eq!(
+            [0.0, 2.5, 20.0, 1500.0].map(|at| count(&at)),
+            ["0", "", "20", "1.50k"]
+        );
         assert_eq!(
             [-1.0, 0.0, 0.5, 3.0, 11.0].map(|at| bound(&at)),
             ["0", "1", "", "8", "2k"]

@@ -10,8 +10,7 @@ use megaburn_autograd::on_every_backend;
 /// Which algorithm computes a matrix product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmAlgorithm {
-    /// The fastest of those that were timed at the first product of its shape, if the device's
-    /// options allow timing.
+    /// Chosen by timing at the first product of about its shape, if the device's options allow it.
     #[default]
     Tuned,
     /// The library's first choice: equal matrices have bit-identical products on all devices of a

@@ -84,7 +84,7 @@ impl Source {
         self.path.iter().any(|name| name == part)
     }
 
-    /// What the file has that belongs into another part.
+    /// What the file has that belongs in another part.
     fn misplaced(&self) -> Vec<&'static str> {
         let is_shared = self.path[0] == SHARED;
         let has = |text: &str| self.code.contains(text);

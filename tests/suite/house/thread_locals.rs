@@ -1,5 +1,5 @@
-//! Options are arguments or belong to a device: no code behaves differently by what a caller has set
-//! for its thread.
+//! Options are arguments or belong to a device: except where it is listed, no code behaves differently
+//! by what a caller has set for its thread.
 
 use std::{collections::BTreeSet, fs};
 

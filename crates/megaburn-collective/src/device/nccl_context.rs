@@ -8,11 +8,11 @@ use std::{
 
 use megaburn_cuda::{
     CudaError,
-    nccl::{self, Communicator, Observer, Watchdog},
+    nccl::{self, Communicator, Observer, PollThread},
 };
 
 use super::{
-    watchdog::{GroupStatus, Groups, Watch},
+    watchdog::{GroupStatus, Groups, Watchdog},
     watched::Watched,
 };
 use crate::{clock, rank_context::RankContext};
@@ -23,7 +23,7 @@ static OWNER: Mutex<Weak<()>> = Mutex::new(Weak::new());
 /// The watchdog of a rank and the groups that it watches.
 #[derive(Debug, Default)]
 pub(crate) struct NcclContext {
-    watchdog: OnceLock<Result<Watchdog, CudaError>>,
+    watchdog: OnceLock<Result<PollThread, CudaError>>,
     groups: Groups,
     rank: Arc<()>,
 }
@@ -64,8 +64,8 @@ impl RankContext {
         let watchdog = watchdog.get_or_init(|| {
             let transport = self.transport.clone();
             let recorder = self.recorder.clone();
-            let watch = Watch::new(transport, recorder, self.failure.clone(), groups.clone());
-            Watchdog::start(WatchObserver {
+            let watch = Watchdog::new(transport, recorder, self.failure.clone(), groups.clone());
+            PollThread::start(WatchObserver {
                 watch,
                 oldest: HashMap::new(),
             })
@@ -91,7 +91,7 @@ impl RankContext {
 }
 
 struct WatchObserver {
-    watch: Watch,
+    watch: Watchdog,
     /// By group: the oldest call, and when it was first seen, on the clock that limits are measured
     /// with.
     oldest: HashMap<u64, (u64, Instant)>,

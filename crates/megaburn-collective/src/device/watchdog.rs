@@ -1,5 +1,5 @@
-//! The watchdog of collectives on GPUs: decides what happens to a rank whose GPU is waiting, and when
-//! the timeout has passed. This module needs no GPU.
+//! The watchdog of collectives on GPUs: decides what happens to a rank whose GPU is waiting, and names
+//! a silent member after the timeout. This module needs no GPU.
 //!
 //! NCCL kernels wait forever for a peer that is dead, stopped or elsewhere in its program.
 //!
@@ -42,7 +42,7 @@ pub(crate) struct GroupStatus {
 
 /// The watch of one rank over all its groups.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct Watchdog {
     transport: Arc<dyn Transport>,
     recorder: Arc<FlightRecorder>,
     failure: Arc<OnceLock<CollectiveError>>,
@@ -54,7 +54,7 @@ pub(crate) struct Watch {
 /// The groups of a rank that have made calls on its GPU.
 pub(crate) type Groups = Arc<Mutex<Vec<Arc<Watched>>>>;
 
-impl Watch {
+impl Watchdog {
     pub(crate) fn new(
         transport: Arc<dyn Transport>,
         recorder: Arc<FlightRecorder>,

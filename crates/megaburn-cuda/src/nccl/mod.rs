@@ -7,7 +7,7 @@
 //! - **No call blocks forever.** Members meet in a non-blocking communicator, with a deadline.
 //!   Calls are made on a blocking communicator that is split from it, because NCCL starts them
 //!   three times as fast; an abort of the first ends them at any point.
-//! - **A [`Watchdog`] monitors the calls.** It sees NCCL's errors and how long each call has
+//! - **A [`PollThread`] monitors the calls.** It sees NCCL's errors and how long each call has
 //!   waited, and aborts all communicators of the process when its observer says so. GPU kernels
 //!   that wait for a lost peer then end, and the host that waits for them continues.
 //! - **After an abort every call fails**, and readers of its outputs get the reason. Outputs of
@@ -33,4 +33,4 @@ pub use collectives::Reduction;
 pub use communicator::Communicator;
 pub use lane::Lane;
 pub use membership::{Membership, UniqueId};
-pub use poll_thread::{GroupStatus, Observer, Watchdog};
+pub use poll_thread::{GroupStatus, Observer, PollThread};

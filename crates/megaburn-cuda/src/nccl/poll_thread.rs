@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// The progress of the calls of one communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// The key that was passed to [`Watchdog::watch`].
+    /// The key that was passed to [`PollThread::watch`].
     pub key: u64,
     /// Calls that the GPU has finished since the previous look, by the ids of their labels.
     pub finished: Vec<u64>,
@@ -28,7 +28,7 @@ pub struct GroupStatus {
     pub fault: Option<String>,
 }
 
-/// Decides what a [`Watchdog`] does about what it sees.
+/// Decides what a [`PollThread`] does about what it sees.
 pub trait Observer: Send + 'static {
     /// Inspects all communicators of the process, about fifty times a second. If it returns a
     /// reason, all current and future communicators are aborted with it.
@@ -37,7 +37,7 @@ pub trait Observer: Send + 'static {
 
 /// A thread that monitors the communicators of a process. It ends when this is dropped.
 #[derive(Debug)]
-pub struct Watchdog {
+pub struct PollThread {
     watched: Watched,
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -45,7 +45,7 @@ pub struct Watchdog {
 
 type Watched = Arc<Mutex<Vec<(u64, Weak<Calls>)>>>;
 
-impl Watchdog {
+impl PollThread {
     /// Starts the watchdog's thread.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Watchdog {
     }
 }
 
-impl Drop for Watchdog {
+impl Drop for PollThread {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {

@@ -39,8 +39,8 @@ impl Decoder {
         x
     }
 
-    /// Applies blocks of which only the residual stream before them is saved: on the device, or in
-    /// host memory unless `keep_on_device` is set.
+    /// Applies blocks of which only the residual stream before them is saved: on the device or, with
+    /// `recompute.offload` and unless `keep_on_device` is set, in host memory.
     fn forward_recomputed(
         &self,
         blocks: Vec<Block>,

@@ -1,5 +1,5 @@
 //! The router losses and their gradients by their definitions. Sums over tokens are in a fixed
-//! order, which Burn's own have not on GPUs.
+//! order, which Burn's own sums do not have on GPUs.
 
 use burn::tensor::{DType, Tensor};
 

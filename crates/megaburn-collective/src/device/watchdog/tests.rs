@@ -6,7 +6,7 @@ use std::{
 
 use burn::tensor::DType;
 
-use super::{GroupStatus, Watch};
+use super::{GroupStatus, Watchdog};
 use crate::{
     busy::Phase,
     call::{Call, Collective, ReduceOp},
@@ -22,7 +22,7 @@ const CHANNEL: u64 = 77;
 
 /// One rank, its watch and its group, without a GPU.
 struct Rank {
-    watch: Watch,
+    watch: Watchdog,
     transport: Arc<ThreadTransport>,
     recorder: Arc<FlightRecorder>,
     failure: Arc<OnceLock<CollectiveError>>,
@@ -40,7 +40,7 @@ fn world(size: usize, timeout: Duration) -> Vec<Rank> {
         let group = Arc::new(Watched::new("tp", rank, members, CHANNEL, timeout));
         let groups = super::Groups::default();
         groups.lock().unwrap().push(group.clone());
-        let watch = Watch::new(transport.clone(), recorder.clone(), failure.clone(), groups);
+        let watch = Watchdog::new(transport.clone(), recorder.clone(), failure.clone(), groups);
         Rank {
             watch,
             transport,

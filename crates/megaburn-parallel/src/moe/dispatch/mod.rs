@@ -1,9 +1,9 @@
 //! Dispatch of rows to the experts' ranks, and combine.
 //!
 //! Dispatch is a linear map that has no numbers of its own: rows are copied, sent and put in order.
-//! Combine is its transpose, and so is the backward of either. What is computed between
-//! a start and the arrival overlaps with the transfer: the shared expert in the forward pass, the
-//! weight gradients of the experts in the backward pass.
+//! Combine is its transpose; the backward of each is the other. What is computed between a start and
+//! the arrival overlaps with the transfer: the shared expert in the forward pass, the weight gradients
+//! of the experts in the backward pass.
 
 mod all_gather;
 mod all_to_all;

@@ -64,14 +64,16 @@ pub(super) trait TokenDispatcher: Debug + Send + Sync {
         payload: Payload,
     ) -> Result<Tensor<2>, CollectiveError>;
 
-    /// Undoes the order of [`finish_dispatch`](Self::finish_dispatch) and starts to send rows back.
+    /// Starts to send rows back. Together with [`finish_combine`](Self::finish_combine) it sums the
+    /// rows of each token, or orders them by assignment; which of the two sums depends on the
+    /// dispatcher.
     fn start_combine(
         &self,
         y: Tensor<2>,
         payload: Payload,
     ) -> Result<Work<Tensor<2>>, CollectiveError>;
 
-    /// Sums the received rows of each token, or orders them by assignment.
+    /// Turns the received rows into the result: see [`start_combine`](Self::start_combine).
     fn finish_combine(
         &self,
         received: Tensor<2>,

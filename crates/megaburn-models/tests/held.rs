@@ -35,8 +35,8 @@ fn live() -> usize {
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-fn ids(of: &ActivationMemory, factor: usize, device: &Device) -> Tensor<2, Int> {
-    let shape = [of.seq_len, of.micro_batch];
+fn ids(of: &ActivationMemory, samples: usize, factor: usize, device: &Device) -> Tensor<2, Int> {
+    let shape = [of.seq_len, samples];
     let ids = (0..shape[0] * shape[1])
         .map(|i| (i * factor % 251) as i64)
         .collect();
@@ -62,42 +62,44 @@ fn model(of: &ActivationMemory, group: &Group, device: &Device) -> Decoder {
     load_params(model, next).unwrap()
 }
 
-/// The bytes that each rank holds after the forward pass of a micro-batch; all ranks hold equally
-/// many.
-fn held(of: &ActivationMemory) -> usize {
+/// The bytes that each rank holds after the forward pass of a micro-batch of each size; all ranks
+/// hold equally many.
+fn held<const N: usize>(of: &ActivationMemory, micro_batches: [usize; N]) -> [usize; N] {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let barrier = Barrier::new(of.tp);
     let ranks = run_threads(of.tp, GroupOptions::default(), |group| {
         let device = Device::flex().autodiff();
         let model = model(of, &group, &device);
-        let step = || {
+        let step = |samples: usize| {
+            let ids = |factor| ids(of, samples, factor, &device);
             let ahead = (0..of.model.mtp_layers).map(|depth| MtpTargets {
-                tokens: ids(of, 13 + depth, &device),
-                labels: ids(of, 17 + depth, &device),
+                tokens: ids(13 + depth),
+                labels: ids(17 + depth),
                 counted: None,
             });
             let ahead = ahead.collect::<Vec<_>>();
             let batch = BatchContext::default();
-            let x = model.embed(ids(of, 7, &device), &batch);
+            let x = model.embed(ids(7), &batch);
             let x = model.forward_stage(0, x, &batch);
-            model
-                .losses(x, ids(of, 11, &device), &ahead, &batch)
-                .total(0.1)
+            model.losses(x, ids(11), &ahead, &batch).total(0.1)
         };
-        // Parameters, tables and buffers of matrix products are allocated at their first use.
-        drop(step().backward());
-        barrier.wait();
-        let before = live();
-        barrier.wait();
-        let loss = step();
-        barrier.wait();
-        let held = live() - before;
-        barrier.wait();
-        drop(loss.backward());
+        let held = micro_batches.map(|samples| {
+            // Parameters, tables and buffers of matrix products are allocated at their first use.
+            drop(step(samples).backward());
+            barrier.wait();
+            let before = live();
+            barrier.wait();
+            let loss = step(samples);
+            barrier.wait();
+            let held = live() - before;
+            barrier.wait();
+            drop(loss);
+            held
+        });
         Ok::<_, Infallible>(held)
     });
     let ranks: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
-    ranks[0] / of.tp
+    ranks[0].map(|held| held / of.tp)
 }
 
 fn assert_held(of: &ActivationMemory) {
@@ -109,7 +111,7 @@ fn assert_held(of: &ActivationMemory) {
         },
         1,
     );
-    let found = held(of);
+    let [found] = held(of, [of.micro_batch]);
     let off = found as f64 / expected as f64 - 1.0;
     assert!(
         off.abs() < 0.1,
@@ -189,7 +191,8 @@ fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
             1,
         )
     };
-    let found = held(&twice) - held(of);
+    let [once, doubled] = held(of, [of.micro_batch, twice.micro_batch]);
+    let found = doubled - once;
     let expected = expected(&twice) - expected(of);
     let off = found as f64 / expected as f64 - 1.0;
     assert!(

@@ -1,6 +1,7 @@
 //! Steps whose loss or gradients are not finite, or whose gradients are too large, change nothing. The
 //! factor on the gradients becomes NaN, which the update takes as "do nothing"
-//! ([`Optimizer::step`](crate::Optimizer::step)).
+//! ([`Optimizer::step`](crate::Optimizer::step); on GPUs the optimizers' kernels read the factor). The
+//! gradients are tested by their norm, with the functions at the end of this file, when they are clipped.
 
 use burn::Tensor;
 

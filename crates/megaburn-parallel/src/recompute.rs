@@ -1,4 +1,5 @@
-//! Recompute (activation checkpointing) of parts of a model.
+//! Recompute (activation checkpointing) of parts of a model, up to whole blocks: `Decoder::forward_stage`
+//! of `megaburn-models` calls [`checkpoint_residual`] for full recompute.
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},

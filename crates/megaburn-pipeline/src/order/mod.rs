@@ -70,7 +70,8 @@ fn backward_weight(micro_batch: usize, chunk: usize) -> Action {
 mod tests {
     use super::*;
 
-    /// Megatron-LM's own example (`reference/megatron.md`, P3).
+    /// Megatron-LM's own example, in `get_schedule_table` of
+    /// `megatron/core/pipeline_parallel/schedules.py`.
     #[test]
     fn the_table_by_groups_is_megatrons() {
         let table = groups(5, 2, 3);

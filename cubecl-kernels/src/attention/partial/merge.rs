@@ -1,11 +1,66 @@
 //! The merge of ring attention: attention to one part of the keys after another is accumulated by the
-//! log-sum-exp of the scores.
+//! log-sum-exp (LSE) of the scores. [`PartialAttention::merge`] has the formula; on GPUs
+//! `merge_lse_kernel` computes it.
 
 use burn::tensor::{DType, Tensor};
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::compute_dtype;
 
 use super::partial_attention::{LOWEST, PartialAttention};
+
+impl PartialAttention {
+    /// Merges two partial attentions over disjoint keys into attention to all of them. The result
+    /// has the dtype of the LSE.
+    ///
+    /// # Shapes
+    /// Both have the same shapes.
+    ///
+    /// # Panics
+    /// If the shapes, or the dtypes of the LSE, differ.
+    pub fn merge(self, other: Self) -> Self {
+        let shapes = |part: &Self| (part.out.dims(), part.lse.dims());
+        assert_eq!(
+            shapes(&self),
+            shapes(&other),
+            "PartialAttention::merge: the shapes of the parts differ"
+        );
+        let ([s_q, b, hq, _], of_lse) = shapes(&self);
+        assert_eq!(
+            of_lse,
+            [b, hq, s_q],
+            "PartialAttention::merge: lse must be [b, hq, s_q] of out"
+        );
+        let dtypes = [self.lse.dtype(), other.lse.dtype()];
+        assert_eq!(
+            dtypes[0], dtypes[1],
+            "PartialAttention::merge: the dtypes of the LSEs differ"
+        );
+        let operands = [&self, &other].map(|x| [float("out", &x.out), float("lse", &x.lse)]);
+        arg_check::check("PartialAttention::merge", operands.into_iter().flatten());
+        let highest = self
+            .lse
+            .clone()
+            .max_pair(other.lse.clone())
+            .clamp_min(LOWEST);
+        let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
+        let [a, b] = weights.each_ref().map(Clone::clone);
+        let sum = a + b;
+        // If neither part sees a key, this avoids 0 / 0.
+        let over = sum.clone().clamp_min(f32::MIN_POSITIVE);
+        let dtype = sum.dtype();
+        let parts = [self.out, other.out].into_iter().zip(weights);
+        let mut outs = parts.map(|(out, weight)| {
+            let share = (weight / over.clone()).permute([2, 0, 1]);
+            out.cast(dtype) * share.unsqueeze_dim(3)
+        });
+        let both = "there are two parts";
+        let out = outs.next().expect(both) + outs.next().expect(both);
+        Self {
+            out,
+            lse: sum.log() + highest,
+        }
+    }
+}
 
 /// Merges attention to parts of the keys as they arrive, in f32 (f64 for f64). On GPUs each part
 /// takes one in-place pass over the queries that it covers.
@@ -234,6 +289,36 @@ mod tests {
     #[case(|| drop(OnlineSoftmaxMerge::new([4, 1, 2, 8]).finish(DType::F32)), "nothing was added")]
     #[case(|| drop(add_rows(constant([4, 1, 2, 8]), 3, constant([2, 1, 2, 8]))), "add_rows: rows 3.. of [4, 1, 2, 8] cannot take x of shape [2, 1, 2, 8]")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+
+    fn two(out: [usize; 4], lse: [usize; 3]) -> [PartialAttention; 2] {
+        let part = |out, lse| PartialAttention {
+            out: constant(out),
+            lse: constant(lse),
+        };
+        [part([3, 2, 4, 6], lse), part(out, lse)]
+    }
+
+    fn merged(out: [usize; 4], lse: [usize; 3]) {
+        let [one, other] = two(out, lse);
+        one.merge(other);
+    }
+
+    fn of_two_dtypes() {
+        let [one, other] = two([3, 2, 4, 6], [2, 4, 3]);
+        one.merge(PartialAttention {
+            lse: other.lse.cast(DType::F64),
+            ..other
+        });
+    }
+
+    #[rstest]
+    #[case(|| merged([3, 2, 4, 8], [2, 4, 3]), "PartialAttention::merge: the shapes of the parts \
+        differ")]
+    #[case(|| merged([3, 2, 4, 6], [2, 4, 1]), "lse must be [b, hq, s_q] of out")]
+    #[case(of_two_dtypes, "the dtypes of the LSEs differ")]
+    fn parts_that_do_not_match_are_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }
 }

@@ -1,3 +1,7 @@
+//! The forward pass of a norm, for rows that the registers of a group of units hold:
+//! `y = (x - mean(x)) * rstd * gamma [+ beta]` with `rstd = 1 / sqrt(mean((x - mean(x))^2) + epsilon)`.
+//! RMS norm has no mean and no beta. With a residual, `x` is the rounded sum of both.
+
 use cubecl::prelude::*;
 
 use super::{ForwardSizes, NormVariant};
@@ -28,6 +32,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
         let from = row as usize * sizes.x_stride as usize;
         let to = row as usize * sizes.width as usize;
         let mut values = Array::<Vector<F, N>>::new(vecs);
+        // The row is loaded.
         #[unroll]
         for i in 0..vecs {
             let at = unit + i as u32 * units;
@@ -37,6 +42,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
             }
             values[i] = value;
         }
+        // The residual is added.
         if comptime!(variant.add) {
             let from = row as usize * sizes.residual_stride as usize;
             #[unroll]
@@ -51,6 +57,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
                 }
             }
         }
+        // The mean.
         let mut row_mean = f32::new(0.0);
         if comptime!(variant.centered) {
             let mut total = Vector::<f32, N>::new(0.0);
@@ -61,6 +68,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
             row_mean =
                 row_sum(Vector::vector_sum(total), &mut shared, 32u32, group.planes) / sizes.len;
         }
+        // The reciprocal of the standard deviation.
         let mut squares = Vector::<f32, N>::new(0.0);
         #[unroll]
         for i in 0..vecs {
@@ -78,6 +86,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
                 mean[row as usize] = row_mean;
             }
         }
+        // The row is normalized.
         #[unroll]
         for i in 0..vecs {
             let at = unit + i as u32 * units;

@@ -95,8 +95,8 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     }
 }
 
-/// Like [`backward_kernel`](super::backward_kernel), with the partial sums in memory, which must be
-/// zeros initially. Each unit reads and writes only its own elements.
+/// Like [`backward_kernel`](super::backward_kernel), with the partial sums in memory, which the kernel
+/// sets to zero first. Each unit reads and writes only its own elements.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     dy: &[Vector<F, N>],

@@ -364,13 +364,15 @@ fn losses_without_logits_windows_and_copied_heads_are_counted() {
 #[test]
 fn what_is_computed_again_is_not_held() {
     let of = activations(Family::Llama);
-    let kept = held(&of);
-    let less = |recompute| {
-        kept - held(&ActivationMemory {
+    let held = |recompute| {
+        let of = ActivationMemory {
             recompute,
             ..of.clone()
-        })
+        };
+        held(&of, [of.micro_batch])[0]
     };
+    let kept = held(of.recompute);
+    let less = |recompute| kept - held(recompute);
     let n = of.seq_len * of.micro_batch;
     let e = of.element;
     let model = &of.model;

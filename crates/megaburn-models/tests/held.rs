@@ -102,15 +102,17 @@ fn held<const N: usize>(of: &ActivationMemory, micro_batches: [usize; N]) -> [us
     ranks[0].map(|held| held / of.tp)
 }
 
+/// The bytes of the whole model by the formula.
+fn formula(of: &ActivationMemory) -> usize {
+    let ends = StageEnds {
+        first: true,
+        last: true,
+    };
+    of.stage(0..of.model.layers, ends, 1)
+}
+
 fn assert_held(of: &ActivationMemory) {
-    let expected = of.stage(
-        0..of.model.layers,
-        StageEnds {
-            first: true,
-            last: true,
-        },
-        1,
-    );
+    let expected = formula(of);
     let [found] = held(of, [of.micro_batch]);
     let off = found as f64 / expected as f64 - 1.0;
     assert!(
@@ -181,19 +183,9 @@ fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
         micro_batch: 2 * of.micro_batch,
         ..of.clone()
     };
-    let expected = |of: &ActivationMemory| {
-        of.stage(
-            0..of.model.layers,
-            StageEnds {
-                first: true,
-                last: true,
-            },
-            1,
-        )
-    };
     let [once, doubled] = held(of, [of.micro_batch, twice.micro_batch]);
     let found = doubled - once;
-    let expected = expected(&twice) - expected(of);
+    let expected = formula(&twice) - formula(of);
     let off = found as f64 / expected as f64 - 1.0;
     assert!(
         off.abs() < tolerance,

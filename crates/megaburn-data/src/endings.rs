@@ -28,7 +28,7 @@ const NO_TEXT: [(&[&str], &str); 3] = [
             "pdf",
             "docx",
         ],
-        "give the text itself, as a .txt or .jsonl file; the run tokenizes it",
+        "give the text itself, as a .txt or .jsonl file; it is tokenized by megaburn",
     ),
 ];
 

@@ -175,9 +175,12 @@ pub enum DataError {
     Split { weights: Vec<f64>, why: String },
     #[error("the fields to read cannot be used: {why}")]
     Keys { why: String },
-    #[error("{record}; correct it, or skip and count such records with --on-error skip")]
+    #[error(
+        "{record}; skip and count such records with --on-error skip, or correct it, after which \
+        work that was saved begins again with --force"
+    )]
     BadRecord { record: String },
-    #[error("data file `{}`: its array is not valid JSON ({why})", path.display())]
+    #[error("data file `{}`: its array is not valid JSON ({why}); correct the file", path.display())]
     BadArray { path: PathBuf, why: String },
     #[error(
         "no file with text was found for `{}`; in folders, files that end in .jsonl, .ndjson, \
@@ -197,9 +200,45 @@ pub enum DataError {
     Busy { folder: PathBuf },
     #[error("`{}` is not overwritten: {why}; remove it yourself, or choose another path", path.display())]
     Foreign { path: PathBuf, why: String },
+    #[error("the unfinished work `{}` is damaged: {why}; start over with --force", path.display())]
+    DamagedPart { path: PathBuf, why: String },
     #[error(
-        "`{}` has unfinished work that differs: {why}; finish it with the command that began it, \
-        or drop it with --force",
+        "the part {name} would have {why}; give it a larger weight, or leave it out with the weight \
+        0"
+    )]
+    EmptyPart { name: &'static str, why: String },
+    #[error("`{}` cannot be the path of a data set: {why}", path.display())]
+    Prefix { path: PathBuf, why: String },
+    #[error(
+        "data file `{}` is no regular file, so work on it could not be continued; write it to a \
+        file first",
+        path.display()
+    )]
+    NoFile { path: PathBuf },
+    #[error(
+        "transformers and Megatron-LM encode otherwise than `{}` says: {why}; {remedy}, or encode \
+        with --plain-text, which takes tokenizer.json alone",
+        path.display()
+    )]
+    OtherIds {
+        path: PathBuf,
+        why: String,
+        remedy: String,
+    },
+    #[error(
+        "all {num_skipped} records were skipped, the last one for this: {record}; check the field \
+        and the files, because nothing would be written"
+    )]
+    AllSkipped { num_skipped: u64, record: String },
+    #[error(
+        "`{}` and `{}` were written with different tokenizers; only data sets of one tokenizer \
+        can be merged",
+        prefixes[0].display(), prefixes[1].display()
+    )]
+    OtherTokenizer { prefixes: [PathBuf; 2] },
+    #[error(
+        "`{}` has unfinished work that differs: {why}; finish it with the command and the files that \
+        began it, or drop it with --force",
         folder.display()
     )]
     OtherPart { folder: PathBuf, why: String },

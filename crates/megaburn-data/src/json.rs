@@ -8,7 +8,10 @@ use serde_json::Value;
 /// The line is not valid JSON; the message names the column.
 pub(crate) fn parse_line(line: &str) -> Result<Value, String> {
     serde_json::from_str(line).map_err(|error| {
-        // Each line is parsed alone, so serde's own line number would always be 1.
+        if error.line() > 1 {
+            return format!("not valid JSON ({error})");
+        }
+        // A line is parsed alone, so serde's own line number would always be 1.
         let place = format!(" at line {} column {}", error.line(), error.column());
         let what = error.to_string().replace(&place, "");
         format!("not valid JSON ({what} at column {})", error.column())

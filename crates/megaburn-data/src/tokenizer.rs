@@ -6,6 +6,7 @@ mod pieces;
 mod special;
 mod stream;
 mod train;
+mod transformers;
 
 use std::fmt::Debug;
 
@@ -42,6 +43,14 @@ pub trait Tokenizer: Debug + Send + Sync {
     /// As [`encode`](Self::encode).
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode(text)
+    }
+    /// Checks that [`encode_prompt`](Self::encode_prompt) gives the ids of `transformers`, as
+    /// far as the files of the tokenizer say.
+    ///
+    /// # Errors
+    /// They name a class, tokens or switches that change what `tokenizer.json` says.
+    fn check_prompts(&self) -> Result<(), DataError> {
+        Ok(())
     }
     /// The ids of each of `texts`, equal to those of [`encode_prompt`](Self::encode_prompt) for any
     /// number of threads.

@@ -2,11 +2,15 @@ use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Header, TokenType, i32s, i64s, with_ending};
-use crate::{error::DataError, part::description};
+use crate::{
+    error::DataError,
+    part::{description, hash_of, hex},
+};
 
 /// An indexed data set on disk. Its files are read on demand, so memory does not grow with them.
 #[derive(Debug)]
@@ -165,14 +169,32 @@ impl IndexedDataset {
         description(&self.prefix)
     }
 
+    /// What changes if the data set is written again: its path, size, time and index.
+    pub(crate) fn identity(&self) -> Result<Value, DataError> {
+        let metadata = self.bin.metadata();
+        let metadata = metadata.map_err(|source| self.unreadable(".bin", source))?;
+        let modified = metadata.modified().ok();
+        let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let index = self.read(hash_of(&with_ending(&self.prefix, ".idx")))?;
+        Ok(json!({
+            "path": self.prefix.display().to_string(),
+            "size": self.num_bytes,
+            "modified": since.map_or(0, |since| since.as_nanos()).to_string(),
+            "index_xxh3": hex(index),
+        }))
+    }
+
     /// The sizes of all documents, in order.
     pub fn document_sizes(&self) -> impl Iterator<Item = Result<DocumentSize, DataError>> + '_ {
         let mut lengths = self.lengths();
         let mut begin = 0;
         self.document_ends().map(move |end| {
             let end = end?;
-            let num_sequences = u64::try_from(end - begin)
-                .map_err(|_| self.bad(format!("a document ends at {end}, before {begin}")))?;
+            let count = end
+                .checked_sub(begin)
+                .and_then(|count| u64::try_from(count).ok());
+            let num_sequences = count
+                .ok_or_else(|| self.bad(format!("a document ends at {end}, before {begin}")))?;
             begin = end;
             let mut num_tokens = 0;
             for _ in 0..num_sequences {

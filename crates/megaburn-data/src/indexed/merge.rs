@@ -1,7 +1,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::IndexedDataset;
 use crate::{
@@ -16,8 +16,8 @@ const CHUNK: usize = 1 << 20;
 /// are those of Megatron-LM's `tools/merge_datasets.py`.
 ///
 /// # Errors
-/// The data sets have tokens of different types, or one of them is damaged. `out` exists, and
-/// `force` is not set or another program wrote it. A file cannot be read or written.
+/// The data sets have different tokenizers or types of tokens, or one of them is damaged. `out`
+/// exists, and `force` is not set or another program wrote it. A file cannot be read or written.
 pub fn merge(sets: &[IndexedDataset], out: &Path, force: bool) -> Result<(), DataError> {
     let Some(first) = sets.first() else {
         return Err(DataError::Zero {
@@ -36,9 +36,12 @@ pub fn merge(sets: &[IndexedDataset], out: &Path, force: bool) -> Result<(), Dat
     let name = |set: &IndexedDataset| set.prefix().display().to_string();
     let source = |set| json!({"path": name(set), "documents": set.num_documents()});
     let from: Vec<_> = sets.iter().map(source).collect();
-    let description = json!({"command": "merge", "from": from});
+    let description = json!({"command": "merge", "from": from, "tokenizer": tokenizer(sets)?});
+    let sources = sets.iter().map(IndexedDataset::identity);
+    let sources = sources.collect::<Result<Vec<_>, _>>()?;
+    let identity = json!({"command": "merge", "sources": sources});
     let outputs = [(out.to_path_buf(), first.token_type())];
-    let complete = match Part::open(out, &outputs, description.clone(), force)? {
+    let complete = match Part::open(out, &outputs, identity, force)? {
         Opened::Complete(part) => part,
         Opened::Writing(mut part) => {
             for set in sets {
@@ -48,6 +51,25 @@ pub fn merge(sets: &[IndexedDataset], out: &Path, force: bool) -> Result<(), Dat
         }
     };
     complete.commit()
+}
+
+/// The tokenizer that all data sets were written with; null if one of them does not name it.
+fn tokenizer(sets: &[IndexedDataset]) -> Result<Value, DataError> {
+    let of = |set: &IndexedDataset| set.description().map(|d| d["tokenizer"].clone());
+    let all: Vec<Value> = sets.iter().map(|set| of(set).unwrap_or_default()).collect();
+    let mut known = sets.iter().zip(&all).filter(|(_, name)| !name.is_null());
+    let Some((first, name)) = known.next() else {
+        return Ok(Value::Null);
+    };
+    if let Some((other, _)) = known.find(|(_, other)| *other != name) {
+        return Err(DataError::OtherTokenizer {
+            prefixes: [first.prefix().into(), other.prefix().into()],
+        });
+    }
+    Ok(match all.contains(&Value::Null) {
+        true => Value::Null,
+        false => name.clone(),
+    })
 }
 
 /// Adds a range of the documents of `from` to an output.

@@ -8,6 +8,8 @@ mod index;
 mod lengths;
 mod merge;
 mod split;
+#[cfg(test)]
+mod tests;
 mod token_type;
 
 pub use dataset::{DocumentSize, IndexedDataset};

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{IndexedDataset, merge::copy, with_ending};
 use crate::{
     error::DataError,
-    part::{Opened, Output, Part},
+    part::{Opened, Output, Part, check_replaceable},
 };
 
 /// The parts of a data set, by name.
@@ -23,8 +23,9 @@ const PARTS: [&str; 3] = ["train", "valid", "test"];
 pub struct DocumentSplit([Range<u64>; 3]);
 
 impl DocumentSplit {
-    /// Divides documents by weights of training, validation and test, with the rounding of
-    /// Megatron-LM's `--split`. Weights that are not given are 0.
+    /// Divides documents by weights of training, validation and test. Weights that are not given
+    /// are 0. The rounding is that of Megatron-LM's `--split`, which divides sequences: the parts
+    /// are the same if every document is one sequence.
     ///
     /// # Errors
     /// A weight is negative or not finite, all are 0, there are more than three, or a part whose
@@ -54,9 +55,10 @@ impl DocumentSplit {
         let parts = [0..ends[0], ends[0]..ends[1], ends[1]..ends[2]];
         for ((part, name), weight) in parts.iter().zip(PARTS).zip(weights) {
             if *weight > 0.0 && part.is_empty() {
-                return Err(bad(format!(
-                    "the part {name} would have none of the {num_documents} documents"
-                )));
+                return Err(DataError::EmptyPart {
+                    name,
+                    why: format!("none of the {num_documents} documents"),
+                });
             }
         }
         Ok(Self(parts))
@@ -69,11 +71,13 @@ impl DocumentSplit {
 }
 
 /// Writes the parts of a data set as data sets of their own: `OUT_train`, `OUT_valid` and
-/// `OUT_test`, of which those without documents are left out. Returns their prefixes.
+/// `OUT_test`, of which those without documents are left out; with `force` an earlier one of that
+/// name is removed. Returns their prefixes.
 ///
 /// # Errors
-/// The data set is damaged. One of the parts exists, and `force` is not set or another program
-/// wrote it. A file cannot be read or written.
+/// The data set is damaged, or a part would have no tokens. One of the three parts exists, also one
+/// that is left out, and `force` is not set or another program wrote it. A file cannot be read or
+/// written.
 pub fn split(
     set: &IndexedDataset,
     parts: &DocumentSplit,
@@ -85,7 +89,23 @@ pub fn split(
     let named: Vec<_> = named
         .filter(|(_, documents)| !documents.is_empty())
         .collect();
+    for &(name, documents) in &named {
+        let at = |document| set.bytes_before(set.sequences_before(document)?);
+        if at(documents.start)? == at(documents.end)? {
+            return Err(DataError::EmptyPart {
+                name,
+                why: format!("only documents {documents:?}, which have no tokens"),
+            });
+        }
+    }
     let prefix = |name: &str| with_ending(out, &format!("_{name}"));
+    // A part of an earlier split has documents that are in another part now.
+    let is_left_out = |part: &&str| named.iter().all(|(name, _)| name != part);
+    let others = PARTS.into_iter().filter(is_left_out);
+    let others: Vec<PathBuf> = others.map(prefix).collect();
+    for other in &others {
+        check_replaceable(other, force)?;
+    }
     let prefixes: Vec<PathBuf> = named.iter().map(|(name, _)| prefix(name)).collect();
     let outputs: Vec<_> = prefixes
         .iter()
@@ -93,11 +113,17 @@ pub fn split(
         .collect();
     let ranges: Vec<_> = named.iter().map(|(_, d)| json!([d.start, d.end])).collect();
     let from = set.prefix().display().to_string();
-    let identity = json!({"command": "split", "from": from, "documents": ranges});
+    let identity = json!({"command": "split", "from": set.identity()?, "documents": ranges});
+    let tokenizer = set.description().map(|d| d["tokenizer"].clone());
     let describe = |output: &Output| {
         let index = prefixes.iter().position(|prefix| prefix == output.prefix());
         let documents = index.map(|index| ranges[index].clone());
-        json!({"command": "split", "from": from, "documents": documents})
+        json!({
+            "command": "split",
+            "from": from,
+            "documents": documents,
+            "tokenizer": tokenizer,
+        })
     };
     let complete = match Part::open(out, &outputs, identity, force)? {
         Opened::Complete(part) => part,
@@ -108,7 +134,8 @@ pub fn split(
             part.complete(json!(null), describe)?
         }
     };
-    complete.commit()?;
+    let superseded = if force { others } else { Vec::new() };
+    complete.with_superseded(superseded).commit()?;
     Ok(prefixes)
 }
 

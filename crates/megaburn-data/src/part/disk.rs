@@ -36,8 +36,18 @@ impl AppendFile {
             file.seek(SeekFrom::Start(keep))?;
             Ok(file)
         };
+        let file = opened().map_err(|source| match source.kind() {
+            ErrorKind::UnexpectedEof => DataError::DamagedPart {
+                path: path.clone(),
+                why: source.to_string(),
+            },
+            _ => DataError::Write {
+                path: path.clone(),
+                source,
+            },
+        });
         let file = Guarded {
-            file: written(&path, opened())?,
+            file: file?,
             path: path.clone(),
         };
         Ok(Self {

@@ -1,7 +1,8 @@
 //! The folder of unfinished data sets, locked by this process.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{
@@ -24,16 +25,26 @@ impl LockedFolder {
     /// # Errors
     /// Another process has locked it, or it cannot be created.
     pub(super) fn lock(path: PathBuf) -> Result<Self, DataError> {
-        match fs::create_dir(&path) {
-            Ok(()) => sync_folder(folder_of(&path))?,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return written(&path, Err(error)),
-        }
-        let lock = written(&path, File::open(&path))?;
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(DataError::Busy { folder: path }),
+        loop {
+            match fs::create_dir(&path) {
+                Ok(()) => sync_folder(folder_of(&path))?,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return written(&path, Err(error)),
+            }
+            let lock = match File::open(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                lock => written(&path, lock)?,
+            };
+            if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+                return Err(DataError::Busy { folder: path });
+            }
             // Some network file systems have no locks; then nothing keeps two processes apart.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(Self { path, _lock: lock }),
+            // A process that finished may have removed this folder before it was locked.
+            let file = |metadata: Metadata| (metadata.dev(), metadata.ino());
+            let locked = written(&path, lock.metadata().map(file))?;
+            if fs::metadata(&path).is_ok_and(|metadata| file(metadata) == locked) {
+                return Ok(Self { path, _lock: lock });
+            }
         }
     }
 
@@ -72,5 +83,30 @@ impl LockedFolder {
     pub(super) fn remove(&self) -> Result<(), DataError> {
         self.remove_contents()?;
         disk::remove_folder(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_locked_is_the_one_at_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.megaburn-part");
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        if let Ok(folder) = LockedFolder::lock(path.clone()) {
+                            assert!(path.exists(), "another thread has removed it");
+                            folder.remove().unwrap();
+                        }
+                    }
+                });
+            }
+        });
     }
 }

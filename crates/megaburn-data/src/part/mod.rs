@@ -16,8 +16,9 @@ pub(crate) use complete::CompletePart;
 #[cfg(test)]
 pub(crate) use disk::fuse;
 pub(crate) use output::Output;
-pub(crate) use owned::description;
+pub(crate) use owned::{check_replaceable, description, hash_of, hex};
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -27,9 +28,9 @@ use crate::{
     indexed::{TokenType, with_ending},
 };
 use complete::CompleteOutput;
+use disk::folder_of;
 use folder::LockedFolder;
 use journal::{Journal, Saved};
-use owned::check_replaceable;
 
 /// The key that marks the first line of a journal of this module.
 const MARK: &str = "megaburn_part";
@@ -70,6 +71,13 @@ impl Part {
         identity: Value,
         force: bool,
     ) -> Result<Opened, DataError> {
+        for path in outputs
+            .iter()
+            .map(|(prefix, _)| prefix.as_path())
+            .chain([name])
+        {
+            check_prefix(path)?;
+        }
         let path = with_ending(name, ".megaburn-part");
         let identity = json!({ MARK: 1, "of": identity });
         let is_complete = |saved: &Option<Saved>| {
@@ -85,33 +93,35 @@ impl Part {
         }
         let folder = LockedFolder::lock(path)?;
         // Another process may have written until it was locked.
-        let saved = usable(&folder, Saved::read(folder.path())?, &identity, force)?;
-        let state = saved.as_ref().and_then(|saved| saved.state.clone());
-        let counts = |index: usize| state.as_ref().map(|state| &state["counts"][index]);
+        let mut saved = usable(&folder, Saved::read(folder.path())?, &identity, force)?;
         if is_complete(&saved) {
             let complete = |(index, (prefix, _)): (usize, &(PathBuf, TokenType))| {
                 let stem = folder.path().join(index.to_string());
                 CompleteOutput::new(prefix.clone(), stem)
             };
-            let outputs = outputs.iter().enumerate().map(complete).collect();
-            let progress = state.as_ref().map(|state| state["progress"].clone());
-            let progress = progress.unwrap_or_default();
-            let complete = CompletePart::new(folder, outputs, progress, force);
-            return Ok(Opened::Complete(complete));
+            let complete: Vec<_> = outputs.iter().enumerate().map(complete).collect();
+            if complete.iter().all(CompleteOutput::is_whole) {
+                let state = saved.and_then(|saved| saved.state);
+                let progress = state.map(|state| state["progress"].clone());
+                let progress = progress.unwrap_or_default();
+                let complete = CompletePart::new(folder, complete, progress, force);
+                return Ok(Opened::Complete(complete));
+            }
+            // Files were taken away since, so the work starts over.
+            for (prefix, _) in outputs {
+                check_replaceable(prefix, force)?;
+            }
+            folder.remove_contents()?;
+            saved = None;
         }
-        let journal = match &saved {
-            Some(saved) => Journal::resume(folder.path(), saved)?,
-            None => Journal::create(folder.path(), &identity)?,
-        };
-        let open = |(index, (prefix, of)): (usize, &(PathBuf, TokenType))| {
-            let stem = folder.path().join(index.to_string());
-            Output::open(prefix.clone(), stem, *of, counts(index))
-        };
-        let outputs = outputs
-            .iter()
-            .enumerate()
-            .map(open)
-            .collect::<Result<_, _>>()?;
+        let mut opened = open_files(&folder, outputs, saved.as_ref(), &identity);
+        if force && matches!(opened, Err(DataError::DamagedPart { .. })) {
+            folder.remove_contents()?;
+            saved = None;
+            opened = open_files(&folder, outputs, None, &identity);
+        }
+        let (journal, outputs) = opened?;
+        let state = saved.and_then(|saved| saved.state);
         Ok(Opened::Writing(Self {
             folder: Some(folder),
             outputs,
@@ -133,6 +143,11 @@ impl Part {
     /// Writes everything to the disk, then the state, from which a later process continues.
     pub(crate) fn save(&mut self, progress: Value) -> Result<(), DataError> {
         self.save_as(progress, false)
+    }
+
+    /// Drops what was written, also if a state was saved.
+    pub(crate) fn discard(mut self) {
+        self.progress = None;
     }
 
     fn save_as(&mut self, progress: Value, complete: bool) -> Result<(), DataError> {
@@ -170,6 +185,52 @@ impl Part {
         let outputs = self.outputs.iter().map(complete).collect();
         Ok(CompletePart::new(folder, outputs, progress, self.force))
     }
+}
+
+/// Checks that files can have the names that a prefix gives.
+fn check_prefix(prefix: &Path) -> Result<(), DataError> {
+    let bad = |why: String| {
+        let path = prefix.into();
+        Err(DataError::Prefix { path, why })
+    };
+    if prefix.as_os_str().as_bytes().ends_with(b"/") || prefix.file_name().is_none() {
+        return bad("it is a folder; add a name, like DIR/web".into());
+    }
+    if prefix.extension().is_some_and(|e| e == "bin" || e == "idx") {
+        return bad("its ending is added to it; leave the ending out".into());
+    }
+    let folder = folder_of(prefix);
+    if !folder.is_dir() {
+        return bad(format!(
+            "there is no folder `{}`; create it",
+            folder.display()
+        ));
+    }
+    Ok(())
+}
+
+/// Opens the files of data sets, and cuts them to what was saved.
+fn open_files(
+    folder: &LockedFolder,
+    outputs: &[(PathBuf, TokenType)],
+    saved: Option<&Saved>,
+    identity: &Value,
+) -> Result<(Journal, Vec<Output>), DataError> {
+    let journal = match saved {
+        Some(saved) => Journal::resume(folder.path(), saved)?,
+        None => Journal::create(folder.path(), identity)?,
+    };
+    let state = saved.and_then(|saved| saved.state.as_ref());
+    let open = |(index, (prefix, of)): (usize, &(PathBuf, TokenType))| {
+        let stem = folder.path().join(index.to_string());
+        let counts = state.map(|state| &state["counts"][index]);
+        Output::open(prefix.clone(), stem, *of, counts)
+    };
+    let outputs = outputs.iter().enumerate().map(open);
+    let outputs = outputs.collect::<Result<_, _>>()?;
+    // A state that is saved later counts on these files.
+    folder.sync()?;
+    Ok((journal, outputs))
 }
 
 impl Drop for Part {

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::disk::{self, AppendFile};
+use super::{
+    disk::{self, AppendFile},
+    owned::{hash_of, hex},
+};
 use crate::{
     error::DataError,
     indexed::{Header, TokenType, i32s, i64s, write_index},
@@ -139,7 +142,14 @@ impl Output {
     pub(super) fn write_description(&self, description: Value, hash: u64) -> Result<(), DataError> {
         let mut description = description;
         description["written_by"] = concat!("megaburn ", env!("CARGO_PKG_VERSION")).into();
-        description["index_xxh3"] = format!("{hash:016x}").into();
+        description["index_xxh3"] = hex(hash).into();
+        let bin = self.stem.with_extension("bin");
+        let found = hash_of(&bin).map_err(|source| DataError::Io {
+            path: bin.clone(),
+            source,
+        })?;
+        description["bin_bytes"] = self.bin.num_bytes().into();
+        description["bin_xxh3"] = hex(found).into();
         let text = format!("{description:#}\n");
         let path = self.stem.with_extension("megaburn");
         disk::write_file(&path, |out| out.write_all(text.as_bytes()))

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::disk;
 use crate::{error::DataError, indexed::with_ending};
 
 /// The file that describes a data set which megaburn wrote.
@@ -14,20 +15,44 @@ pub(crate) fn description_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".megaburn")
 }
 
-/// The description of a data set; `None` if there is none, or the index is another one.
+/// The description of a data set; `None` if there is none, or the index is another one or the
+/// tokens have another size.
 pub(crate) fn description(prefix: &Path) -> Option<Value> {
-    let text = fs::read_to_string(description_path(prefix)).ok()?;
-    let description: Value = serde_json::from_str(&text).ok()?;
-    let hash = u64::from_str_radix(description["index_xxh3"].as_str()?, 16).ok()?;
-    match hash_of(&with_ending(prefix, ".idx")) {
-        Ok(found) => (found == hash).then_some(description),
-        // The process that replaced the data set was killed before the new index had its name.
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(description),
-        Err(_) => None,
-    }
+    let description = read(prefix)?;
+    let bytes = fs::metadata(with_ending(prefix, ".bin")).ok()?.len();
+    let index = hash_of(&with_ending(prefix, ".idx")).ok()?;
+    let fits = description["bin_bytes"] == bytes && description["index_xxh3"] == hex(index);
+    fits.then_some(description)
 }
 
-fn hash_of(path: &Path) -> std::io::Result<u64> {
+/// Whether every file of a data set that exists is the one that its description names. A process
+/// that was killed while it replaced the data set may have left only some of them.
+pub(super) fn is_owned(prefix: &Path) -> bool {
+    let Some(description) = read(prefix) else {
+        return false;
+    };
+    let fits = |(ending, field): (&str, &str)| match hash_of(&with_ending(prefix, ending)) {
+        Ok(found) => description[field] == hex(found),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    [(".bin", "bin_xxh3"), (".idx", "index_xxh3")]
+        .into_iter()
+        .all(fits)
+}
+
+fn read(prefix: &Path) -> Option<Value> {
+    let text = fs::read_to_string(description_path(prefix)).ok()?;
+    let description: Value = serde_json::from_str(&text).ok()?;
+    description["index_xxh3"].is_string().then_some(description)
+}
+
+/// A hash as descriptions and journals write it.
+pub(crate) fn hex(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+/// The xxh3 hash of a file.
+pub(crate) fn hash_of(path: &Path) -> std::io::Result<u64> {
     let mut file = BufReader::new(File::open(path)?);
     let (mut hash, mut bytes) = (Xxh3::new(), vec![0; 1 << 18]);
     loop {
@@ -43,33 +68,37 @@ fn hash_of(path: &Path) -> std::io::Result<u64> {
 ///
 /// # Errors
 /// One of its files exists, and `force` is not set or megaburn did not write it.
-pub(super) fn check_replaceable(prefix: &Path, force: bool) -> Result<(), DataError> {
-    let paths = [
-        with_ending(prefix, ".bin"),
-        with_ending(prefix, ".idx"),
-        description_path(prefix),
-    ];
-    check_paths(paths, prefix, force)
-}
-
-/// The same for some of its files.
-pub(super) fn check_paths(
-    paths: impl IntoIterator<Item = PathBuf>,
-    prefix: &Path,
-    force: bool,
-) -> Result<(), DataError> {
-    let mut paths = paths.into_iter();
+pub(crate) fn check_replaceable(prefix: &Path, force: bool) -> Result<(), DataError> {
+    let mut paths = files(prefix).into_iter();
     let Some(path) = paths.find(|path| path.symlink_metadata().is_ok()) else {
         return Ok(());
     };
     if !force {
         return Err(DataError::Exists { path });
     }
-    if description(prefix).is_none() {
+    if !is_owned(prefix) {
         return Err(DataError::Foreign {
             why: "no description of megaburn fits it".into(),
             path,
         });
     }
     Ok(())
+}
+
+/// Removes a data set, which [`check_replaceable`] has passed. The description is last: without it,
+/// the rest would not be recognised.
+pub(super) fn remove(prefix: &Path) -> Result<(), DataError> {
+    let [bin, idx, description] = files(prefix);
+    for path in [idx, bin, description] {
+        disk::remove(&path)?;
+    }
+    Ok(())
+}
+
+fn files(prefix: &Path) -> [PathBuf; 3] {
+    [
+        with_ending(prefix, ".bin"),
+        with_ending(prefix, ".idx"),
+        description_path(prefix),
+    ]
 }

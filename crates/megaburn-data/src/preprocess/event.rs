@@ -14,7 +14,8 @@ pub enum PreprocessEvent {
         num_files: usize,
         /// Their size on the disk.
         num_bytes: u64,
-        /// Number of files in folders that were left out, because their endings are not of text.
+        /// Number of files in folders that were left out, because their endings are not of text,
+        /// and of linked folders.
         num_left_out: usize,
     },
     /// The work of an earlier process is continued.

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use glob::{MatchOptions, glob_with};
 use serde_json::{Value, json};
 
 use super::unpack::Packing;
@@ -36,7 +37,8 @@ pub(super) struct InputFile {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Inputs {
     pub(super) files: Vec<InputFile>,
-    /// Number of files in folders that were left out, because their endings are not of text.
+    /// Number of files in folders that were left out, because their endings are not of text, and of
+    /// linked folders.
     pub(super) num_left_out: usize,
 }
 
@@ -81,6 +83,10 @@ impl Inputs {
         if metadata.is_dir() {
             return self.add_folder(path);
         }
+        if !metadata.is_file() {
+            let path = path.into();
+            return Err(DataError::NoFile { path });
+        }
         let (kind, packing, inner) = kind_of(path);
         let ending = inner.extension().unwrap_or_default().to_string_lossy();
         check_ending(path, &ending.to_lowercase())?;
@@ -99,21 +105,21 @@ impl Inputs {
             if name.starts_with('.') {
                 continue;
             }
-            let metadata = fs::metadata(&path).map_err(|source| unreadable(&path, source))?;
-            if metadata.is_dir() {
+            if path.is_dir() {
                 // A link to a folder could lead back to this one.
-                if !path.is_symlink() {
+                if path.is_symlink() {
+                    self.num_left_out += 1;
+                } else {
                     self.add_folder(&path)?;
                 }
                 continue;
             }
-            let (kind, packing, inner) = kind_of(&path);
+            let (kind, _, inner) = kind_of(&path);
             let ending = inner.extension().unwrap_or_default().to_string_lossy();
             if kind == Kind::Text && !ending.eq_ignore_ascii_case("txt") {
                 self.num_left_out += 1;
             } else {
-                self.files
-                    .push(InputFile::new(&path, kind, packing, &metadata));
+                self.add(&path)?;
             }
         }
         Ok(())
@@ -193,7 +199,11 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
         let path = pattern.into();
         return Err(DataError::Missing { path });
     }
-    let paths = glob::glob(&text).map_err(|error| DataError::Pattern {
+    let options = MatchOptions {
+        require_literal_leading_dot: true,
+        ..MatchOptions::new()
+    };
+    let paths = glob_with(&text, options).map_err(|error| DataError::Pattern {
         pattern: text.to_string(),
         why: error.to_string(),
     })?;
@@ -269,11 +279,16 @@ mod tests {
         let all = ["a.json", "b/10.jsonl", "b/2.jsonl", "b/c/x.txt"]
             .map(String::from)
             .to_vec();
-        assert_eq!(find(dir.path(), &[""]), Ok((all.clone(), 2)));
+        // The link to a folder and the link to nothing are counted as well.
+        symlink("nowhere", dir.path().join("README.md")).unwrap();
+        assert_eq!(find(dir.path(), &[""]), Ok((all.clone(), 4)));
+        fs::write(dir.path().join("b/.hidden.jsonl"), "{}").unwrap();
         assert_eq!(
             find(dir.path(), &["b/*.jsonl"]),
             Ok((all[1..3].to_vec(), 0))
         );
+        let refusal = Inputs::find(&["/dev/null".into()]).unwrap_err().to_string();
+        assert!(refusal.contains("is no regular file"), "{refusal}");
         assert_eq!(
             find(dir.path(), &["n.md", "b/c"]).unwrap().0,
             ["n.md", "b/c/x.txt"]

@@ -21,7 +21,10 @@ pub(super) fn texts_of<T>(
     let parsed;
     let value = match content {
         Content::Text(text) => return with(vec![vec![utf8(text, "file")?]; keys.len()]),
-        Content::Element(value) => value,
+        Content::Element(element) => {
+            parsed = parse_line(utf8(element, "element")?.trim_ascii())?;
+            &parsed
+        }
         Content::Line(line) => {
             parsed = parse_line(utf8(line, "line")?.trim_ascii_end())?;
             &parsed

@@ -2,6 +2,7 @@
 //!
 //! Source: `tools/preprocess_data.py` of Megatron-LM.
 
+mod array;
 mod budget;
 mod encode;
 mod event;
@@ -155,7 +156,9 @@ impl PreprocessConfig {
     ///
     /// # Errors
     /// An input cannot be read; a record is no text and is not to be skipped; a data set exists and
-    /// is not to be overwritten; an input or setting has changed since the process that was killed.
+    /// is not to be overwritten; an input or setting has changed since the process that was killed;
+    /// all records were skipped. Without [`Self::with_plain_text`], `transformers` would encode
+    /// otherwise ([`Tokenizer::check_prompts`]).
     pub fn run(
         &self,
         tokenizer: &dyn Tokenizer,
@@ -164,6 +167,9 @@ impl PreprocessConfig {
         if self.num_workers == 0 {
             let what = "the number of workers";
             return Err(DataError::Zero { what });
+        }
+        if !self.plain_text {
+            tokenizer.check_prompts()?;
         }
         let inputs = Inputs::find(&self.inputs)?;
         self.check_keys(&inputs)?;
@@ -211,6 +217,13 @@ impl PreprocessConfig {
         };
         let start = progress.position;
         let mut saved = (Instant::now(), 0);
+        let mut last_skipped = String::from("an earlier process read it");
+        let on_event = &mut |event: PreprocessEvent| {
+            if let PreprocessEvent::Skipped(record) = &event {
+                last_skipped.clone_from(record);
+            }
+            on_event(event);
+        };
         let take = |batch: EncodedBatch| {
             let (end, read_bytes) = (batch.end, batch.read_bytes);
             self.add(batch, inputs, &mut part, &mut progress.counts, on_event)?;
@@ -235,6 +248,14 @@ impl PreprocessConfig {
             take,
         )?;
         inputs.check_unchanged()?;
+        let num_skipped = progress.counts.skipped;
+        if num_skipped > 0 && progress.counts.documents == 0 {
+            part.discard();
+            return Err(DataError::AllSkipped {
+                num_skipped,
+                record: last_skipped,
+            });
+        }
         let names = outputs_of(self);
         let describe = |output: &Output| self.description(output, &names, tokenizer);
         part.complete(json!(progress), describe)
@@ -281,20 +302,25 @@ impl PreprocessConfig {
         let keys = self.keys.names();
         let bad = |why: String| Err(DataError::Keys { why });
         if keys.is_empty() {
-            return bad("none is given".into());
+            return bad("none is given; name at least one".into());
         }
         for (index, key) in keys.iter().enumerate() {
-            if key.is_empty() || keys[..index].contains(key) {
-                return bad(format!("`{key}` is empty or is given twice"));
+            if key.is_empty() {
+                return bad("`` is empty; give the name of a field".into());
+            }
+            if keys[..index].contains(key) {
+                return bad(format!("`{key}` is given twice; give each field once"));
             }
             if matches!(self.keys, Keys::Each(_)) && key.contains(['/', '\0']) {
-                return bad(format!("`{key}` cannot be a part of a file name"));
+                return bad(format!(
+                    "`{key}` cannot be a part of a file name; read it with --field"
+                ));
             }
         }
         let text = inputs.files.iter().find(|file| file.kind == Kind::Text);
         match text {
             Some(file) if keys.len() > 1 => bad(format!(
-                "`{}` is one text without fields, and {} are given",
+                "`{}` is one text without fields, and {} are given; leave it out, or give one field",
                 file.path.display(),
                 keys.len()
             )),

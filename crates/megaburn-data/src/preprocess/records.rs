@@ -7,13 +7,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{self, DeserializeSeed, SeqAccess, Visitor},
-};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use super::{
+    array::{ArrayError, Elements},
     inputs::{InputFile, Kind},
     unpack,
 };
@@ -44,7 +41,7 @@ pub(super) enum Content {
     /// A line of JSON, without its end.
     Line(Vec<u8>),
     /// An element of a JSON array.
-    Element(Value),
+    Element(Vec<u8>),
     /// A document.
     Text(Vec<u8>),
 }
@@ -170,33 +167,33 @@ impl Reader<'_> {
         file: &InputFile,
         first: Position,
     ) -> Result<ControlFlow<()>, DataError> {
-        let reader = self.open(file, 0).map_err(|source| DataError::Io {
-            path: file.path.clone(),
-            source,
-        })?;
-        let mut flow = ControlFlow::Continue(());
+        let failed = |error: ArrayError| match error {
+            ArrayError::Io(source) => DataError::Io {
+                path: file.path.clone(),
+                source,
+            },
+            ArrayError::Bad(why) => DataError::BadArray {
+                path: file.path.clone(),
+                why,
+            },
+        };
+        let reader = self.open(file, 0).map_err(|source| failed(source.into()))?;
+        let mut elements = Elements::begin(reader).map_err(failed)?;
         let mut end = first;
         let mut seen = 0;
-        let mut each = |element: Value| {
+        while let Some(element) = elements.next().map_err(failed)? {
             seen += 1;
-            if seen > first.records {
-                end.records = seen;
-                let size = size_of_text(&element);
-                flow = self.push(first.file, seen, Content::Element(element), size, end);
+            if seen <= first.records {
+                continue;
             }
-            flow
-        };
-        let mut json = serde_json::Deserializer::from_reader(reader);
-        let read = Elements(&mut each)
-            .deserialize(&mut json)
-            .and_then(|()| json.end());
-        match read {
-            Err(error) if flow.is_continue() => Err(DataError::BadArray {
-                path: file.path.clone(),
-                why: error.to_string(),
-            }),
-            _ => Ok(flow),
+            end.records = seen;
+            let size = element.len();
+            let content = Content::Element(element);
+            if self.push(first.file, seen, content, size, end).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Whether the first character of the text, after whitespace, begins an array.
@@ -247,43 +244,5 @@ impl Reader<'_> {
         batch.read_bytes = self.before + self.read.load(Relaxed);
         self.batch.end = batch.end;
         (self.emit)(batch)
-    }
-}
-
-/// Bytes of text in a JSON value, approximately.
-fn size_of_text(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(size_of_text).sum::<usize>() + 2,
-        Value::Object(fields) => fields.values().map(size_of_text).sum::<usize>() + 2,
-        _ => 1,
-    }
-}
-
-/// Visits the elements of an array, one at a time.
-struct Elements<'a>(&'a mut dyn FnMut(Value) -> ControlFlow<()>);
-
-impl<'de> DeserializeSeed<'de> for Elements<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Elements<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("an array")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
-        while let Some(element) = elements.next_element()? {
-            if (self.0)(element).is_break() {
-                return Err(de::Error::custom("no more elements are wanted"));
-            }
-        }
-        Ok(())
     }
 }

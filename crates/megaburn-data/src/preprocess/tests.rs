@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::{indexed::IndexedDataset, part::fuse, tokenizer::ByteTokenizer};
 
+mod damage;
+
 /// A configuration that saves its state after every batch of a few documents.
 fn config(dir: &Path, inputs: &[&str]) -> PreprocessConfig {
     let inputs = inputs.iter().map(|input| dir.join(input)).collect();
@@ -373,7 +375,7 @@ fn a_damaged_file_is_never_skipped(
 }
 
 #[rstest]
-#[case(&["a.b", "a.b"], "`a.b` is empty or is given twice")]
+#[case(&["a.b", "a.b"], "`a.b` is given twice; give each field once")]
 #[case(&[""], "`` is empty")]
 #[case(&["a/b"], "`a/b` cannot be a part of a file name")]
 #[case(&["a", "b"], "is one text without fields, and 2 are given")]

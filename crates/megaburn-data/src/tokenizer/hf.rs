@@ -12,6 +12,7 @@ use super::{
     TextStream, Tokenizer, pieces,
     special::SpecialIds,
     stream::{HfStream, decode},
+    transformers,
 };
 use crate::error::DataError;
 
@@ -193,6 +194,10 @@ impl Tokenizer for HfTokenizer {
 
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.ids(self.prompt(), text, true)
+    }
+
+    fn check_prompts(&self) -> Result<(), DataError> {
+        transformers::check(&self.path, &self.plain, self.template()?)
     }
 
     fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {

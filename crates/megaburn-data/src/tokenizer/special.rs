@@ -67,16 +67,7 @@ impl Files {
         let [c, d] = IDS;
         let mut files = [a, b, c, d].map(|name| (name, Value::Null));
         for (name, value) in &mut files {
-            let path = folder.join(*name);
-            let text = match fs::read(&path) {
-                Ok(text) => text,
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                Err(source) => return Err(DataError::Io { path, source }),
-            };
-            *value = serde_json::from_slice(&text).map_err(|error| DataError::BadTokenizer {
-                path,
-                why: format!("not valid JSON ({error})"),
-            })?;
+            *value = read_json(&folder.join(*name))?;
         }
         Ok(Self(files))
     }
@@ -114,6 +105,22 @@ impl Files {
             WELL_KNOWN_EOS[0]
         )
     }
+}
+
+/// The content of a JSON file; `null` if it does not exist.
+pub(super) fn read_json(path: &Path) -> Result<Value, DataError> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Value::Null),
+        Err(source) => {
+            let path = path.into();
+            return Err(DataError::Io { path, source });
+        }
+    };
+    serde_json::from_slice(&text).map_err(|error| DataError::BadTokenizer {
+        path: path.into(),
+        why: format!("not valid JSON ({error})"),
+    })
 }
 
 fn name<'a>(file: &'a Value, kind: &str) -> Option<&'a str> {

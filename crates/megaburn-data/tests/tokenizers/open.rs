@@ -207,3 +207,125 @@ fn what_makes_encoding_random_or_short_is_left_out() {
     assert!(ids.len() > 4, "the file truncates at 4");
     assert!((0..20).all(|_| tokenizer.encode(text).unwrap() == ids));
 }
+
+/// Why `transformers` would encode otherwise, with the files of a fixture and these next to them.
+fn difference(name: &str, files: &[(&str, &str)]) -> Option<String> {
+    let dir = copy(name, |text| text);
+    for (file, content) in files {
+        fs::write(dir.path().join(file), content).unwrap();
+    }
+    let tokenizer = HfTokenizer::open(dir.path()).unwrap();
+    let checked = tokenizer.check_prompts();
+    checked.err().map(|error| error.to_string())
+}
+
+#[rstest]
+#[case(
+    "byte-level",
+    r#"{"additional_special_tokens": ["<|extra|>"]}"#,
+    "\"<|extra|>\" is no added token"
+)]
+#[case(
+    "byte-level",
+    r#"{"extra_special_tokens": {"a": "<|extra|>"}}"#,
+    "\"<|extra|>\" is no added token"
+)]
+#[case(
+    "byte-level",
+    r#"{"added_tokens_decoder": {"421": {"content": "<|x|>"}}}"#,
+    "adds tokens: \"<|x|>\""
+)]
+#[case(
+    "byte-level",
+    r#"{"added_tokens_decoder": {"421": {"content": "<|tool|>"}}}"#,
+    "has the id 421 there"
+)]
+#[case(
+    "byte-level",
+    r#"{"added_tokens_decoder": {"420": {"content": "<|tool|>", "lstrip": true}}}"#,
+    "has not lstrip false"
+)]
+#[case(
+    "byte-level",
+    r#"{"pad_token": "<pad>"}"#,
+    "the pad_token is added to it"
+)]
+#[case(
+    "byte-level",
+    r#"{"eos_token": "ing"}"#,
+    "the eos_token is added to it"
+)]
+#[case(
+    "byte-level",
+    r#"{"add_prefix_space": true}"#,
+    "add_prefix_space to true"
+)]
+#[case(
+    "byte-level",
+    r#"{"split_special_tokens": true}"#,
+    "sets split_special_tokens"
+)]
+#[case(
+    "byte-level",
+    r#"{"tokenizer_class": "GPT2Tokenizer"}"#,
+    "names the class GPT2Tokenizer"
+)]
+#[case(
+    "llama2",
+    r#"{"tokenizer_class": "LlamaTokenizer"}"#,
+    "names the class LlamaTokenizer"
+)]
+#[case("llama2", r#"{"add_bos_token": false}"#, "sets add_bos_token to false")]
+#[case("llama2", r#"{"add_eos_token": true}"#, "sets add_eos_token to true")]
+fn what_changes_the_ids_in_transformers_is_named(
+    #[case] fixture: &str,
+    #[case] config: &str,
+    #[case] why: &str,
+) {
+    let found = difference(fixture, &[("tokenizer_config.json", config)]).unwrap();
+    assert!(found.contains(why), "{found}");
+    assert!(found.contains("or encode with --plain-text"), "{found}");
+}
+
+#[test]
+fn what_the_other_files_change_is_named() {
+    let llama = [("config.json", r#"{"model_type": "llama"}"#)];
+    let found = difference("llama2", &llama).unwrap();
+    assert!(found.contains("names the model `llama`"), "{found}");
+    let added = [("added_tokens.json", r#"{"<|x|>": 9}"#)];
+    assert!(
+        difference("byte-level", &added)
+            .unwrap()
+            .contains("adds \"<|x|>\"")
+    );
+    let map = [(
+        "special_tokens_map.json",
+        r#"{"unk_token": {"content": "<u>"}}"#,
+    )];
+    assert!(
+        difference("byte-level", &map)
+            .unwrap()
+            .contains("the unk_token")
+    );
+}
+
+#[rstest]
+#[case("byte-level", r#"{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "pad_token": null}"#)]
+#[case("byte-level", r#"{"added_tokens_decoder": {"420": {"content": "<|tool|>", "lstrip": false}}, "add_prefix_space": false}"#)]
+#[case(
+    "byte-level",
+    r#"{"additional_special_tokens": ["<|tool|>"], "model_max_length": 512}"#
+)]
+#[case(
+    "llama2",
+    r#"{"tokenizer_class": "TokenizersBackend", "add_bos_token": true, "add_eos_token": false}"#
+)]
+#[case("llama3", r#"{"add_prefix_space": false}"#)]
+#[case("unigram", "{}")]
+fn what_leaves_the_ids_alone_is_accepted(#[case] fixture: &str, #[case] config: &str) {
+    let model = ("config.json", r#"{"model_type": "llama"}"#);
+    let named = config.contains("tokenizer_class");
+    let files = [("tokenizer_config.json", config), model];
+    let files = if named { &files[..] } else { &files[..1] };
+    assert_eq!(difference(fixture, files), None);
+}

@@ -26,13 +26,14 @@ pub(in crate::cli) struct SplitArgs {
     /// The path of the data set, without .bin and .idx.
     #[arg(value_name = "PREFIX")]
     prefix: PathBuf,
-    /// Weights of training, validation and test, by documents, like Megatron-LM's `--split`.
+    /// Weights of training, validation and test, by documents. Megatron-LM's `--split`
+    /// counts sequences, which differ if documents are empty or lists of texts.
     #[arg(long, value_name = "W,W,W", value_delimiter = ',', required = true)]
     split: Vec<f64>,
     /// Writes OUT_train, OUT_valid and OUT_test, each as .bin and .idx.
     #[arg(long, value_name = "OUT", visible_alias = "output-prefix")]
     out: PathBuf,
-    /// Overwrite data sets that megaburn wrote.
+    /// Overwrite data sets that megaburn wrote, and remove parts of an earlier split.
     #[arg(long)]
     force: bool,
 }

@@ -24,6 +24,7 @@ pub(in crate::cli) struct StatsArgs {
 impl StatsArgs {
     pub(super) fn run(self) -> Result<(), TrainError> {
         let set = IndexedDataset::open(&self.prefix).map_err(failed)?;
+        set.check().map_err(failed)?;
         let mut lengths = LengthHistogram::default();
         for size in set.document_sizes() {
             lengths.add(size.map_err(failed)?.num_tokens);

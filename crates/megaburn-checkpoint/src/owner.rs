@@ -118,6 +118,14 @@ pub(crate) fn is_blank(folder: &Path) -> bool {
     entries.all(|entry| entry.is_ok_and(|entry| entry.file_name() == OWNER) && is_torn())
 }
 
+/// Whether the folder has an incomplete mark whose writer has ended: it was killed while it wrote it.
+pub(crate) fn has_torn_mark(folder: &Path) -> bool {
+    open_mark(folder).is_some_and(|(file, text)| {
+        let is_ours = text.is_empty() || text.starts_with(FIRST_LINE);
+        is_ours && !is_whole(&text) && file.try_lock().is_ok()
+    })
+}
+
 fn is_whole(mark: &str) -> bool {
     mark == mark_of_run() || (mark.ends_with('\n') && mark.lines().count() == 3)
 }

@@ -4,7 +4,7 @@ use std::{ffi::OsStr, fs, path::Path};
 
 use crate::{
     error::{CheckpointError, IoContext},
-    owner::{OWNER, has_ended, is_abandoned, is_abandoned_blank, pid_of, unmark},
+    owner::{OWNER, has_ended, has_torn_mark, is_abandoned, is_abandoned_blank, pid_of, unmark},
     paths::{REPLACED, TMP, is_there, parent},
     unfinished::remove_marked,
 };
@@ -28,8 +28,9 @@ pub(crate) fn sweep(
     if !above.is_dir() {
         return Ok(());
     }
-    // The conversion was killed right after it had renamed its result.
-    if is_abandoned(target) {
+    // The conversion was killed right after it had renamed its result, or while it marked the result
+    // that it would replace. With such a mark the next one could not mark it.
+    if is_abandoned(target) || has_torn_mark(target) {
         unmark(target).during("remove the owner mark of an ended process in", target)?;
     }
     for entry in fs::read_dir(above).during("read the folder", above)? {
@@ -71,6 +72,21 @@ fn suffix<'a>(target: &OsStr, name: &'a OsStr, kind: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_torn_mark_of_the_result_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        fs::create_dir(&target).unwrap();
+        for text in ["", "megaburn writes this folder\n"] {
+            fs::write(target.join(OWNER), text).unwrap();
+            sweep(&target, |_| true).unwrap();
+            assert!(!target.join(OWNER).exists(), "{text:?}");
+        }
+        fs::write(target.join(OWNER), "a file of the user").unwrap();
+        sweep(&target, |_| true).unwrap();
+        assert!(target.join(OWNER).exists());
+    }
+
     use super::*;
     use crate::{
         owner::Owner,

@@ -7,7 +7,7 @@
 //! | `multi_output` | the same, with several differentiable results |
 //! | `backward_from` | starting a backward pass from a given output gradient |
 //! | `detached_output` | the end of a pipeline stage's graph, whose gradient comes from another rank |
-//! | `checkpoint_function` | functions that backward recomputes in a graph of their own |
+//! | `checkpoint_operands` | the operands of a function that backward recomputes in a graph of its own |
 //! | `main_grad` | f32 sums of weight gradients outside of Burn's `Gradients`, with hooks; weights from a source |
 //! | `bucket_slice` | main gradients in slices of a larger buffer |
 //! | `wgrad_queue` | weight gradients that a backward pass leaves for later |
@@ -19,13 +19,13 @@
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor, activation::tanh};
-//! use megaburn_autograd::{CheckpointFunction, DetachedOutput};
+//! use megaburn_autograd::{CheckpointOperands, DetachedOutput};
 //!
 //! // The activations of `tanh` are not saved, but recomputed in backward.
 //! let x = Tensor::<3>::ones([2, 1, 3], &Device::flex().autodiff()).require_grad();
 //! let source = x.clone().inner();
 //! let y = Tensor::from_inner(tanh(source.clone()));
-//! let mut function = CheckpointFunction::new(&x.device());
+//! let mut function = CheckpointOperands::new(&x.device());
 //! function.add(x.clone());
 //! let [y] = function.results([y], move |[dy]| {
 //!     let x = Tensor::from_inner(source).require_grad();
@@ -46,7 +46,7 @@ pub mod backend_ops;
 mod backends;
 mod backward_from;
 mod bucket_slice;
-mod checkpoint_function;
+mod checkpoint_operands;
 mod detached_output;
 mod fused_op;
 mod into_primitive;
@@ -60,7 +60,7 @@ mod wgrad_queue;
 
 pub use backward_from::backward_from;
 pub use bucket_slice::{bucket_slice, is_view_of};
-pub use checkpoint_function::CheckpointFunction;
+pub use checkpoint_operands::CheckpointOperands;
 pub use detached_output::DetachedOutput;
 #[cfg(feature = "cuda")]
 pub use fused_op::fused_on_gpu;

@@ -57,8 +57,8 @@
 #![deny(clippy::unwrap_used, clippy::panic)]
 
 mod agree;
-mod atomic;
 mod atomic_dir;
+mod atomic_file;
 mod buffer;
 mod cast;
 mod checkpoint;
@@ -96,7 +96,7 @@ mod unfinished;
 mod verified;
 mod write;
 
-pub use atomic::write_atomic;
+pub use atomic_file::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;

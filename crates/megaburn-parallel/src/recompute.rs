@@ -5,7 +5,7 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{Gradients, Tensor},
 };
-use megaburn_autograd::{CheckpointFunction, DetachedOutput, LinearPass, without_deferral};
+use megaburn_autograd::{CheckpointOperands, DetachedOutput, LinearPass, without_deferral};
 
 use crate::{
     norm::Norm,
@@ -59,7 +59,7 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     else {
         return forward(module, inputs.map(Recomputable::into_tensor));
     };
-    let mut operands = CheckpointFunction::new(&device);
+    let mut operands = CheckpointOperands::new(&device);
     let inputs = inputs.map(Recomputable::into_parts);
     inputs.iter().for_each(|(x, _)| operands.add(x.clone()));
     let mut params = RegisterParams {
@@ -175,7 +175,7 @@ fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
 
 /// Registers all parameters of a module as operands, and records which are trained.
 struct RegisterParams {
-    operands: CheckpointFunction,
+    operands: CheckpointOperands,
     are_trained: Vec<bool>,
 }
 

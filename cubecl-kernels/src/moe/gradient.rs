@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use megaburn_autograd::CheckpointFunction;
+use megaburn_autograd::CheckpointOperands;
 use megaburn_autograd::backend_ops::as_row;
 
 /// Returns `x` unchanged and adds `gradient` to its gradient in the backward pass: the gradient of
@@ -15,7 +15,7 @@ pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     }
     let shape = x.dims();
     let value = Tensor::from_inner(x.clone().inner());
-    let mut operands = CheckpointFunction::new(&device);
+    let mut operands = CheckpointOperands::new(&device);
     operands.add(x);
     let [y] = operands.results([value], move |[dy]| {
         let dy: Tensor<2> = dy.expect("the result has a gradient");

@@ -9,7 +9,7 @@ use super::{
     Inner, Sharding, ShardingLevel,
     config::ShardingConfig,
     order::{Order, Params},
-    param_all_gather::ParamAllGather,
+    overlapped_param_all_gather::ParamAllGather,
     param_kind::ParamKind,
     replicas::Replicas,
     zero3_params::Zero3Params,

@@ -5,7 +5,7 @@ mod config;
 mod grad_reduce_queue;
 mod init;
 mod order;
-mod param_all_gather;
+mod overlapped_param_all_gather;
 mod param_kind;
 mod replicas;
 #[cfg(test)]
@@ -25,7 +25,7 @@ pub use config::ShardingConfig;
 pub(crate) use grad_reduce_queue::GradReduceQueue;
 use megaburn_autograd::MainGrad;
 use megaburn_collective::{CollectiveError, tensors::Work};
-use param_all_gather::ParamAllGather;
+use overlapped_param_all_gather::ParamAllGather;
 pub(crate) use param_kind::ParamKind;
 pub(crate) use replicas::Replicas;
 use zero3_params::Zero3Params;

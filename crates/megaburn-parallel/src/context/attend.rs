@@ -1,7 +1,7 @@
 //! Context-parallel attention as one autodiff operation.
 
 use burn::tensor::Tensor;
-use megaburn_autograd::CheckpointFunction;
+use megaburn_autograd::CheckpointOperands;
 use megaburn_kernels::PartialAttention;
 
 use super::{
@@ -70,7 +70,7 @@ pub(crate) fn context_attention(
     if !is_trained {
         return out;
     }
-    let mut operands = CheckpointFunction::new(&device);
+    let mut operands = CheckpointOperands::new(&device);
     qkv.into_iter().for_each(|x| operands.add(x));
     let parallel = parallel.clone();
     let [out] = operands.results([Tensor::from_inner(out)], move |[dout]| {

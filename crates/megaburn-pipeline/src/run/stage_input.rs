@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
-use megaburn_autograd::CheckpointFunction;
+use megaburn_autograd::CheckpointOperands;
 
 /// The input of a stage's graph. It holds only the gradient; the tensor itself lives only as long
 /// as layers need it, because they may have offloaded it.
@@ -14,7 +14,7 @@ impl StageInput {
     pub(super) fn of(x: Tensor<3>) -> (Tensor<3>, Self) {
         let x = Tensor::<3>::from_inner(x);
         let slot = Slot::default();
-        let mut operands = CheckpointFunction::new(&x.device());
+        let mut operands = CheckpointOperands::new(&x.device());
         // A dummy operand that requires a gradient, so that autodiff records the function.
         operands.add(Tensor::<1>::empty([1], &x.device()).require_grad());
         let came = slot.clone();

@@ -52,10 +52,10 @@ mod run_dir;
 mod schedule;
 mod schema;
 mod sections;
-mod start;
 mod tokenizer;
 mod training;
 mod validate;
+mod validate_against_layout;
 mod value;
 
 use megaburn_kernels::AttentionKernel;

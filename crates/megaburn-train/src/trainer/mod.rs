@@ -8,7 +8,7 @@ mod experts;
 mod finite_weights;
 mod first_times;
 mod hybrid_context;
-mod nonfinite;
+mod nonfinite_origin;
 mod owner;
 mod packed_row;
 mod passes;

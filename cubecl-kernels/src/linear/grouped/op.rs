@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::as_row;
-use megaburn_autograd::{CheckpointFunction, LinearPass, MainGrad};
+use megaburn_autograd::{CheckpointOperands, LinearPass, MainGrad};
 
 use super::gradients::gradients;
 use super::options::{GroupWeight, GroupedOptions};
@@ -39,7 +39,7 @@ pub(super) fn grouped(
         .enumerate()
         .map(|(i, w)| Some(i) == first || !is_summed(w))
         .collect();
-    let mut operands = CheckpointFunction::new(&device);
+    let mut operands = CheckpointOperands::new(&device);
     operands.add(x);
     let with_nodes = weights
         .into_iter()

@@ -9,7 +9,7 @@
 use burn::tensor::{DType, Tensor};
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::backend_ops::as_row;
-use megaburn_autograd::{CheckpointFunction, RecomputeFn};
+use megaburn_autograd::{CheckpointOperands, RecomputeFn};
 
 use super::op::off_graph;
 use crate::gemm_ops::{GemmAlgorithm, ProductOptions, multiply_with};
@@ -54,7 +54,7 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
     }
     let source = x.clone().inner();
     let y = product(source.clone(), narrow.clone(), DType::F32);
-    let mut operands = CheckpointFunction::new(&device);
+    let mut operands = CheckpointOperands::new(&device);
     operands.add(x);
     operands.add(weight);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {

@@ -2,7 +2,7 @@
 //! gradients of losses that are not part of the summed loss.
 
 use burn::tensor::{DType, Tensor};
-use megaburn_autograd::CheckpointFunction;
+use megaburn_autograd::CheckpointOperands;
 use megaburn_autograd::backend_ops::as_row;
 
 use super::fallback;
@@ -45,7 +45,7 @@ pub(super) fn routed(
         experts,
         scores,
     } = routed;
-    let mut operands = CheckpointFunction::new(&device);
+    let mut operands = CheckpointOperands::new(&device);
     operands.add(logits);
     let found = (experts.clone(), scores.clone());
     let options = options.clone();

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
-use megaburn_autograd::{CheckpointFunction, OverlappedWgrads};
+use megaburn_autograd::{CheckpointOperands, OverlappedWgrads};
 use megaburn_collective::{region::unwrap_collective, tensors::Work};
 
 use super::{
@@ -153,7 +153,7 @@ fn function(
     y: Tensor<2>,
     gradient: impl FnOnce(Tensor<2>) -> Tensor<2> + Send + 'static,
 ) -> Tensor<2> {
-    let mut operands = CheckpointFunction::new(&x.device());
+    let mut operands = CheckpointOperands::new(&x.device());
     operands.add(x);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         vec![Some(as_row(gradient(

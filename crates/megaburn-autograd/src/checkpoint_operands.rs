@@ -16,12 +16,12 @@ use crate::{
 };
 
 /// The operands of a checkpointed function, registered in the caller's graph so that they receive
-/// its gradients although its forward pass was not recorded. See [`CheckpointFunction::results`].
+/// its gradients although its forward pass was not recorded. See [`CheckpointOperands::results`].
 ///
 /// Source: Chen et al. 2016, <https://arxiv.org/abs/1604.06174>; Megatron-LM
 /// `megatron/core/tensor_parallel/random.py`, `CheckpointFunction`.
 #[derive(Debug)]
-pub struct CheckpointFunction {
+pub struct CheckpointOperands {
     /// `[1]`: a placeholder that depends on all operands added so far.
     end: Tensor<1>,
     gradients: Slots,
@@ -31,7 +31,7 @@ pub struct CheckpointFunction {
 /// The gradient of each operand as one row, once it is known.
 type Slots = Arc<Mutex<Vec<Option<Tensor<2>>>>>;
 
-impl CheckpointFunction {
+impl CheckpointOperands {
     /// No operands yet, on a device with autodiff.
     pub fn new(device: &Device) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl CheckpointFunction {
         } = self;
         assert!(
             !results.iter().any(Tensor::is_tracked),
-            "CheckpointFunction: a result depends on a tracked tensor that was not added as an \
+            "CheckpointOperands: a result depends on a tracked tensor that was not added as an \
             operand"
         );
         let backward = move |of_results: [Option<Tensor<D>>; N]| {
@@ -86,7 +86,7 @@ impl CheckpointFunction {
             let found = of_operands.len();
             assert!(
                 found == len,
-                "CheckpointFunction: {found} gradients were returned for {len} operands"
+                "CheckpointOperands: {found} gradients were returned for {len} operands"
             );
             *gradients.lock().unwrap_or_else(PoisonError::into_inner) = of_operands;
         };
@@ -209,7 +209,7 @@ mod tests {
     fn forgotten([x, w]: [Tensor<3>; 2]) -> [Tensor<3>; 2] {
         let inner = [x.clone().inner(), w.clone().inner()];
         let results = both(inner.clone());
-        let mut operands = CheckpointFunction::new(&x.device());
+        let mut operands = CheckpointOperands::new(&x.device());
         operands.add(x);
         operands.add(w);
         operands.results(results.map(Tensor::from_inner), |found| {
@@ -267,7 +267,7 @@ mod tests {
     fn a_result_with_a_graph_of_its_own_is_refused() {
         let x = leaf(constant([2, 1, 3]));
         let other = leaf(constant([2, 1, 3]));
-        let mut operands = CheckpointFunction::new(&x.device());
+        let mut operands = CheckpointOperands::new(&x.device());
         operands.add(x.clone());
         operands.results([Tensor::from_inner(x.inner()) * other], |_| vec![None]);
     }
@@ -275,12 +275,12 @@ mod tests {
     #[test]
     fn a_gradient_for_each_operand_is_asked_for() {
         let x = leaf(constant([2, 1, 3]));
-        let mut operands = CheckpointFunction::new(&x.device());
+        let mut operands = CheckpointOperands::new(&x.device());
         operands.add(x.clone());
         let [y] = operands.results([Tensor::from_inner(x.inner())], |_| vec![]);
         assert_refused(
             || y.sum().backward(),
-            "CheckpointFunction: 0 gradients were returned for 1 operands",
+            "CheckpointOperands: 0 gradients were returned for 1 operands",
         );
     }
 }

@@ -42,3 +42,17 @@ pub fn write_random_documents(path: &Path, num: u64, longest: u64, seed: u64) {
     };
     fs::write(path, (0..num).map(document).collect::<String>()).unwrap();
 }
+
+/// Writes `num` words, separated by spaces, each drawn from 200 random words of 2 to 9 letters. Unlike
+/// [`write_random_text`], a model learns this text: its words repeat.
+pub fn write_random_words(path: &Path, num: u64, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "words");
+    let word = |number: u64| {
+        let rng = rng.with_stream(number);
+        let letters = (1..3 + rng.below(0, 8)).map(|at| b'a' + rng.below(at, 26) as u8);
+        letters.map(char::from).collect::<String>()
+    };
+    let words: Vec<String> = (0..200).map(word).collect();
+    let text = (0..num).map(|index| words[rng.below(index, 200) as usize].as_str());
+    fs::write(path, text.collect::<Vec<_>>().join(" ")).unwrap();
+}

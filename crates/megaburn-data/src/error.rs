@@ -110,7 +110,8 @@ pub enum DataError {
     #[error("no text to train on was found ({tried}); give a file as data")]
     NoSources { tried: String },
     #[error(
-        "no tokenizer at `{}`: {why}; give a tokenizer.json, or a folder that contains one",
+        "no tokenizer at `{}`: {why}; give a tokenizer.json, tokenizer.model, *.tiktoken or vocab.txt, \
+        or a folder that contains one",
         path.display()
     )]
     NoTokenizer { path: PathBuf, why: String },

@@ -1,12 +1,20 @@
 //! Converts text to tokens and back.
 
+mod beside;
 mod byte;
+mod encoder;
+mod files;
 mod hf;
+mod merges;
 mod pieces;
+mod sentencepiece;
 mod special;
 mod stream;
 mod train;
 mod transformers;
+mod trie;
+mod unknown;
+mod vocabulary;
 
 use std::fmt::Debug;
 
@@ -44,8 +52,9 @@ pub trait Tokenizer: Debug + Send + Sync {
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode(text)
     }
-    /// Checks that [`encode_prompt`](Self::encode_prompt) gives the ids of `transformers`, as
-    /// far as the files of the tokenizer say.
+    /// Checks that [`encode_prompt`](Self::encode_prompt) gives the ids of the original, as far as
+    /// the files of the tokenizer say. The original of a `tokenizer.json` is `transformers`; those
+    /// of other files are SentencePiece, tiktoken and BERT, whose ids are always given.
     ///
     /// # Errors
     /// They name a class, tokens or switches that change what `tokenizer.json` says.

@@ -92,7 +92,7 @@ fn a_resumed_run_with_another_tokenizer_is_refused() {
 #[case("no/such", "no tokenizer at `no/such`: no such file or folder")]
 #[case(
     "src",
-    "the folder has no tokenizer.json; give a tokenizer.json, or a folder that contains one"
+    "the folder has none of tokenizer.json, tokenizer.model, spiece.model, tiktoken.model, vocab.txt"
 )]
 fn a_path_without_a_tokenizer_is_named(#[case] path: &str, #[case] message: &str) {
     let run = Run::new();

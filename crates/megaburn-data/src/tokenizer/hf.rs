@@ -1,15 +1,17 @@
 use std::{
     fmt, fs,
-    io::ErrorKind,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
-use tokenizers::{Model, ModelWrapper};
+use tokenizers::Model;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    TextStream, Tokenizer, pieces,
+    TextStream, Tokenizer, beside,
+    encoder::Encoder,
+    files::{self, FileKind},
+    pieces,
     special::SpecialIds,
     stream::{HfStream, decode},
     transformers,
@@ -19,17 +21,20 @@ use crate::error::DataError;
 /// More ids than any real vocabulary has; a file with a higher id is damaged.
 const MOST_IDS: usize = 1 << 24;
 
-/// A tokenizer that is read from Hugging Face's `tokenizer.json`.
+/// A tokenizer that is read from the files of a published model: Hugging Face's `tokenizer.json`,
+/// a model of SentencePiece, a file of ranks of tiktoken, or BERT's `vocab.txt`.
 ///
 /// The token that ends a text is read from the files in the same folder: `tokenizer_config.json`,
 /// `special_tokens_map.json`, `generation_config.json`, `config.json`, in this order. If none of
-/// them names it, it is an added token with a usual name, such as `<|endoftext|>` or `</s>`.
+/// them names it, it is the one that the file itself names, or an added token with a usual name,
+/// such as `<|endoftext|>` or `</s>`.
 pub struct HfTokenizer {
     path: PathBuf,
+    kind: FileKind,
     /// Encodes special tokens in text as plain text.
-    plain: tokenizers::Tokenizer,
+    plain: Encoder,
     /// Recognises special tokens in text; created at its first use.
-    prompt: OnceLock<tokenizers::Tokenizer>,
+    prompt: OnceLock<Encoder>,
     /// The special tokens before and after a text; found at their first use.
     template: OnceLock<Option<[Vec<u32>; 2]>>,
     special: SpecialIds,
@@ -48,27 +53,37 @@ impl fmt::Debug for HfTokenizer {
 }
 
 impl HfTokenizer {
-    /// Opens a `tokenizer.json`, or the one in a folder.
+    /// Opens the file of a tokenizer, or the one in a folder: `tokenizer.json` if there is one,
+    /// else `tokenizer.model`, `spiece.model`, `tiktoken.model`, a `*.tiktoken` or `vocab.txt`.
     ///
     /// # Errors
     /// There is no such file, the file is not a tokenizer, or no token that ends a text is found.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DataError> {
-        let path = file(path.as_ref())?;
+        let path = files::find(path.as_ref())?;
         let bytes = fs::read(&path).map_err(|source| DataError::Io {
             path: path.clone(),
             source,
         })?;
-        let plain = parse(&path, &bytes)?;
-        let special = SpecialIds::find(&path, &plain)?;
-        Self::new(path, plain, special, &bytes)
+        let opened = files::read(&path, &bytes)?;
+        let mut plain = opened.encoder;
+        let special = SpecialIds::find(&path, &plain, opened.own)?;
+        if matches!(opened.kind, FileKind::SentencePiece | FileKind::Tiktoken) {
+            beside::set_template(&path, &mut plain, &special)?;
+        }
+        let hashed = [bytes.as_slice(), opened.settings.as_bytes()];
+        let tokenizer = Self::new(path, plain, special, &hashed)?;
+        Ok(Self {
+            kind: opened.kind,
+            ..tokenizer
+        })
     }
 
-    /// The tokenizer whose `tokenizer.json` has the content `bytes`.
+    /// The tokenizer of a `tokenizer.json`. Its hash is that of the parts of `hashed`.
     pub(super) fn new(
         path: PathBuf,
-        mut plain: tokenizers::Tokenizer,
+        mut plain: Encoder,
         special: SpecialIds,
-        bytes: &[u8],
+        hashed: &[&[u8]],
     ) -> Result<Self, DataError> {
         plain.set_encode_special_tokens(true);
         let highest = plain.get_vocab(true).into_values().max();
@@ -78,7 +93,7 @@ impl HfTokenizer {
             return Err(DataError::BadTokenizer { path, why });
         }
         let mut hash = Xxh3::new();
-        hash.update(bytes);
+        hashed.iter().for_each(|part| hash.update(part));
         // The file does not say which token separates documents, but the token is part of the
         // training data.
         hash.update(&special.eos.to_le_bytes());
@@ -86,6 +101,7 @@ impl HfTokenizer {
         let hash = hash.digest();
         Ok(Self {
             path,
+            kind: FileKind::Json,
             plain,
             prompt,
             template,
@@ -95,7 +111,7 @@ impl HfTokenizer {
         })
     }
 
-    /// The `tokenizer.json` that was read.
+    /// The file that was read.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -105,12 +121,7 @@ impl HfTokenizer {
         self.plain.token_to_id(token)
     }
 
-    fn ids(
-        &self,
-        tokenizer: &tokenizers::Tokenizer,
-        text: &str,
-        template: bool,
-    ) -> Result<Vec<u32>, DataError> {
+    fn ids(&self, tokenizer: &Encoder, text: &str, template: bool) -> Result<Vec<u32>, DataError> {
         match tokenizer.encode_fast(text, template) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(DataError::Encode {
@@ -122,7 +133,7 @@ impl HfTokenizer {
     }
 
     /// Recognises special tokens in text.
-    fn prompt(&self) -> &tokenizers::Tokenizer {
+    fn prompt(&self) -> &Encoder {
         self.prompt.get_or_init(|| {
             let mut prompt = self.plain.clone();
             prompt.set_encode_special_tokens(false);
@@ -143,6 +154,18 @@ impl HfTokenizer {
             let _ = self.template.set(around);
         }
         Ok(self.template.get_or_init(|| None))
+    }
+
+    /// Encodes texts in parallel. Long ones are divided, but not for SentencePiece's models, which
+    /// decide about all words of a text together.
+    fn encode_parts<F>(&self, texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
+    where
+        F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
+    {
+        match self.kind {
+            FileKind::SentencePiece => pieces::encode_whole(texts, encode),
+            _ => pieces::encode(texts, encode),
+        }
     }
 
     /// Whether the token is eos, bos or pad, which training text must not encode to.
@@ -189,7 +212,7 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn encode_batch(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
-        pieces::encode(texts, |text| self.encode(text))
+        self.encode_parts(texts, |text| self.encode(text))
     }
 
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
@@ -197,14 +220,17 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn check_prompts(&self) -> Result<(), DataError> {
-        transformers::check(&self.path, &self.plain, self.template()?)
+        match self.kind {
+            FileKind::Json => transformers::check(&self.path, &self.plain, self.template()?),
+            _ => Ok(()),
+        }
     }
 
     fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         let Some([before, after]) = self.template()? else {
             return texts.iter().map(|text| self.encode_prompt(text)).collect();
         };
-        let mut encoded = pieces::encode(texts, |text| self.ids(self.prompt(), text, false))?;
+        let mut encoded = self.encode_parts(texts, |text| self.ids(self.prompt(), text, false))?;
         for ids in &mut encoded {
             ids.splice(..0, before.iter().copied());
             ids.extend(after);
@@ -235,64 +261,4 @@ impl Tokenizer for HfTokenizer {
     fn hash(&self) -> u64 {
         self.hash
     }
-}
-
-/// The `tokenizer.json` for a path to the file or its folder.
-fn file(path: &Path) -> Result<PathBuf, DataError> {
-    let none = |why: String| DataError::NoTokenizer {
-        path: path.into(),
-        why,
-    };
-    let metadata = fs::metadata(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => none("no such file or folder".into()),
-        _ => none(error.to_string()),
-    })?;
-    if !metadata.is_dir() {
-        return Ok(path.into());
-    }
-    let file = path.join("tokenizer.json");
-    if file.is_file() {
-        return Ok(file);
-    }
-    let other = [
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-        "tiktoken.model",
-    ];
-    Err(none(
-        match other.into_iter().find(|name| path.join(name).exists()) {
-            Some(name) => format!(
-                "the folder has no tokenizer.json, only {name}; Python's \
-             `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` writes one"
-            ),
-            None => "the folder has no tokenizer.json".into(),
-        },
-    ))
-}
-
-/// Parses a tokenizer and removes truncation, padding and BPE dropout, so that it encodes complete
-/// texts and is deterministic.
-fn parse(path: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer, DataError> {
-    let bad = |why: String| DataError::BadTokenizer {
-        path: path.into(),
-        why,
-    };
-    let mut tokenizer =
-        tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(error.to_string()))?;
-    tokenizer
-        .with_truncation(None)
-        .map_err(|error| bad(error.to_string()))?;
-    tokenizer.with_padding(None);
-    if let ModelWrapper::BPE(model) = tokenizer.get_model()
-        && model.dropout.is_some()
-    {
-        let mut model = model.clone();
-        model.dropout = None;
-        tokenizer.with_model(model);
-    }
-    if tokenizer.get_vocab_size(true) == 0 {
-        return Err(bad("it has no tokens".into()));
-    }
-    Ok(tokenizer)
 }

@@ -50,6 +50,15 @@ where
     Ok(encoded)
 }
 
+/// Encodes texts on the threads of the rayon pool, each as a whole.
+pub(super) fn encode_whole<F>(texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
+where
+    F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
+{
+    let texts = texts.maybe_par_iter();
+    texts.map(|text| encode(text)).collect()
+}
+
 /// Splits a text at line breaks into pieces of at most [`PIECE`] bytes, if the lines allow. For
 /// counting words only: a cut may change the tokens.
 pub(super) fn lines(text: &str) -> Vec<&str> {

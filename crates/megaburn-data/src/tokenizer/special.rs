@@ -1,12 +1,11 @@
-//! Finds the tokens that end, start and pad a text. `tokenizer.json` does not name them, but the
-//! files next to it do.
+//! Finds the tokens that end, start and pad a text. Most files of tokenizers do not name them, but
+//! the files next to them do.
 
 use std::{fs, io::ErrorKind, path::Path};
 
-use serde_json::Value;
-use tokenizers::Tokenizer;
-
+use super::encoder::Encoder;
 use crate::error::DataError;
+use serde_json::Value;
 
 /// Files that name special tokens, as `"eos_token": "</s>"` or `{"content": "</s>"}`.
 const NAMES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
@@ -33,9 +32,18 @@ pub(super) struct SpecialIds {
     pub(super) pad: Option<u32>,
 }
 
+/// The special tokens that the file of a tokenizer names.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OwnIds {
+    pub(super) eos: Option<u32>,
+    pub(super) bos: Option<u32>,
+    pub(super) pad: Option<u32>,
+}
+
 impl SpecialIds {
-    /// The special tokens of the tokenizer that was read from `path`.
-    pub(super) fn find(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+    /// The special tokens of the tokenizer that was read from `path`: those that the files next to
+    /// it name, else `own`, which the file itself names, else for the end one with a usual name.
+    pub(super) fn find(path: &Path, tokenizer: &Encoder, own: OwnIds) -> Result<Self, DataError> {
         let files = Files::read(path.parent().unwrap_or(Path::new("")))?;
         let well_known = || {
             let added = tokenizer.get_added_vocabulary();
@@ -43,7 +51,7 @@ impl SpecialIds {
                 .iter()
                 .find_map(|name| added.get_vocab().get(*name).copied())
         };
-        let Some(eos) = files.id("eos", tokenizer).or_else(well_known) else {
+        let Some(eos) = files.id("eos", tokenizer).or(own.eos).or_else(well_known) else {
             return Err(DataError::NoEos {
                 path: path.into(),
                 looked: files.looked("eos"),
@@ -51,8 +59,8 @@ impl SpecialIds {
         };
         Ok(Self {
             eos,
-            bos: files.id("bos", tokenizer),
-            pad: files.id("pad", tokenizer),
+            bos: files.id("bos", tokenizer).or(own.bos),
+            pad: files.id("pad", tokenizer).or(own.pad),
         })
     }
 }
@@ -73,7 +81,7 @@ impl Files {
     }
 
     /// The id of a kind of token, from the first file that names a token of the vocabulary.
-    fn id(&self, kind: &str, tokenizer: &Tokenizer) -> Option<u32> {
+    fn id(&self, kind: &str, tokenizer: &Encoder) -> Option<u32> {
         let (named, numbered) = self.0.split_at(NAMES.len());
         let names = named.iter().filter_map(|(_, file)| name(file, kind));
         let ids = numbered.iter().filter_map(|(_, file)| number(file, kind));

@@ -1,15 +1,13 @@
-use tokenizers::Tokenizer;
+use super::{TextStream, encoder::Encoder};
 
-use super::TextStream;
-
-/// Decodes one token at a time with the decoder that `tokenizer.json` names.
+/// Decodes one token at a time with the decoder of its tokenizer.
 ///
 /// Decoders look at the surrounding tokens: the first space of a text is removed, several bytes
 /// together form a character, and byte fallback replaces a complete run of bytes if one of them is
 /// invalid. Therefore the last piece that was shown is decoded again together with the new tokens,
 /// and text is held back while a stray byte after it would change it.
 pub(super) struct HfStream<'a> {
-    tokenizer: &'a Tokenizer,
+    tokenizer: &'a Encoder,
     /// The token of a byte that no UTF-8 character contains, if the vocabulary has one.
     stray_byte: Option<u32>,
     /// The tokens of the last piece that was shown completely, then the tokens since.
@@ -30,7 +28,7 @@ impl std::fmt::Debug for HfStream<'_> {
 }
 
 impl<'a> HfStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
+    pub(super) fn new(tokenizer: &'a Encoder) -> Self {
         // Byte-level alphabets need no stray byte: their incomplete characters decode to U+FFFD.
         let fallback = |byte: u8| tokenizer.token_to_id(&format!("<0x{byte:02X}>"));
         let stray_byte = (0x80..=0xFF).rev().find_map(fallback);
@@ -45,7 +43,7 @@ impl<'a> HfStream<'a> {
 }
 
 /// The text of `ids` without special tokens.
-pub(super) fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+pub(super) fn decode(tokenizer: &Encoder, ids: &[u32]) -> String {
     tokenizer
         .decode(ids, true)
         .unwrap_or_else(|_| "\u{FFFD}".into())

@@ -12,7 +12,7 @@ use tokenizers::{
     pre_tokenizers::byte_level::ByteLevel,
 };
 
-use super::{HfTokenizer, pieces, special::SpecialIds};
+use super::{HfTokenizer, encoder::Encoder, pieces, special::SpecialIds};
 use crate::{corpus::Corpus, error::DataError};
 
 /// The token that starts a text in a vocabulary of [`TokenizerTrainer`]: id 0.
@@ -124,14 +124,14 @@ impl TokenizerTrainer {
         json.push('\n');
 
         // Parses the JSON, so that the tokenizer equals the one that a reader of the file gets.
-        let read = tokenizers::Tokenizer::from_bytes(&json).map_err(fails)?;
+        let read = Encoder::from_bytes(&json).map_err(fails)?;
         let special = SpecialIds {
             bos: Some(0),
             eos: 1,
             pad: Some(2),
         };
         let name = PathBuf::from("the newly trained tokenizer");
-        let tokenizer = HfTokenizer::new(name, read, special, json.as_bytes())?;
+        let tokenizer = HfTokenizer::new(name, read, special, &[json.as_bytes()])?;
         Ok(TrainedTokenizer { tokenizer, json })
     }
 

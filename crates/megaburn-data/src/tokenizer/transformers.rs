@@ -8,9 +8,9 @@
 use std::{collections::HashMap, path::Path};
 
 use serde_json::Value;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::AddedToken;
 
-use super::special::read_json;
+use super::{encoder::Encoder, special::read_json};
 use crate::error::DataError;
 
 /// The classes that take `tokenizer.json` as it is.
@@ -44,7 +44,7 @@ type Difference = (String, &'static str);
 /// after a text.
 pub(super) fn check(
     path: &Path,
-    tokenizer: &Tokenizer,
+    tokenizer: &Encoder,
     template: &Option<[Vec<u32>; 2]>,
 ) -> Result<(), DataError> {
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -98,7 +98,7 @@ fn class(config: &Value, model: &Value) -> Option<Difference> {
 /// `added_tokens_decoder`: objects by their ids.
 fn added_tokens(
     config: &Value,
-    tokenizer: &Tokenizer,
+    tokenizer: &Encoder,
     known: &HashMap<String, AddedToken>,
 ) -> Option<Difference> {
     let tokens = config["added_tokens_decoder"].as_object()?;
@@ -182,7 +182,7 @@ fn switches(config: &Value, template: &Option<[Vec<u32>; 2]>) -> Option<Differen
 }
 
 /// `add_prefix_space`, which is false if it is not given.
-fn prefix_space(config: &Value, tokenizer: &Tokenizer) -> Option<Difference> {
+fn prefix_space(config: &Value, tokenizer: &Encoder) -> Option<Difference> {
     let said = config["add_prefix_space"].as_bool();
     let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).unwrap_or_default();
     let is_byte_level = |part: &&Value| part["type"] == "ByteLevel";

@@ -37,18 +37,18 @@ fn what_is_not_there_is_named() {
     let dir = TempDir::new().unwrap();
     let error = refusal(&dir.path().join("nowhere"));
     assert!(
-        error.contains("no such file or folder; give a tokenizer.json, or"),
+        error.contains("no such file or folder; give a tokenizer.json, tokenizer.model"),
         "{error}"
     );
     let error = refusal(dir.path());
     assert!(
-        error.contains("the folder has no tokenizer.json; give"),
+        error.contains("the folder has none of tokenizer.json, tokenizer.model"),
         "{error}"
     );
-    fs::write(dir.path().join("tokenizer.model"), "x").unwrap();
+    fs::write(dir.path().join("vocab.json"), "x").unwrap();
     let error = refusal(dir.path());
     assert!(
-        error.contains("has no tokenizer.json, only tokenizer.model; Python's"),
+        error.contains("the folder has only vocab.json; Python's"),
         "{error}"
     );
 }

@@ -96,7 +96,7 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "no tokenizer at `no/such`: no such file or folder; give a tokenizer.json, or a folder that contains one"
+            "no tokenizer at `no/such`: no such file or folder; give a tokenizer.json, tokenizer.model, *.tiktoken or vocab.txt, or a folder that contains one"
         );
         assert_eq!(Tokenizer::Byte.open().unwrap().vocab_size(), 260);
     }

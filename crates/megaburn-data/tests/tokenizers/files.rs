@@ -1,0 +1,138 @@
+//! Tests that ids and decoded text of each file format equal those of the Python originals, by
+//! hashes that `tests/tools/tokenizer_files.py` wrote.
+
+use std::{fs, path::Path};
+
+use megaburn_data::{HfTokenizer, Tokenizer};
+use rstest::rstest;
+
+use crate::fixtures;
+
+fn fnv(bytes: impl IntoIterator<Item = u8>) -> String {
+    let hash = bytes.into_iter().fold(0x811C_9DC5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    format!("{hash:08x}")
+}
+
+fn hash(ids: &[u32]) -> String {
+    fnv(ids.iter().flat_map(|id| id.to_le_bytes()))
+}
+
+/// What differs between the tokenizer in a folder and the hashes in its folder, and the number of
+/// strings.
+fn differences(root: &Path, name: &str) -> (Vec<String>, usize) {
+    let strings = fs::read(root.join("strings.json")).unwrap();
+    let strings: Vec<(String, usize)> = serde_json::from_slice(&strings).unwrap();
+    let expected = fs::read_to_string(root.join(name).join("expected.txt")).unwrap();
+    let tokenizer = HfTokenizer::open(root.join(name)).unwrap();
+    let reserved = [Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad()];
+    let texts: Vec<String> = strings
+        .iter()
+        .map(|(text, times)| text.repeat(*times))
+        .collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let plain = tokenizer.encode_batch(&texts).unwrap();
+    let prompts = tokenizer.encode_prompts(&texts).unwrap();
+    let mut differ = Vec::new();
+    assert_eq!(expected.lines().count(), texts.len());
+    for (index, expected) in expected.lines().enumerate() {
+        let (text, plain, prompt) = (texts[index], &plain[index], &prompts[index]);
+        assert_eq!(tokenizer.encode(text).unwrap(), *plain, "{name}: {text:?}");
+        assert_eq!(
+            tokenizer.encode_prompt(text).unwrap(),
+            *prompt,
+            "{name}: {text:?}"
+        );
+        assert!(
+            !plain.iter().any(|&id| reserved.contains(&Some(id))),
+            "{name}: {text:?}"
+        );
+        let known: Vec<u32> = plain
+            .iter()
+            .copied()
+            .filter(|&id| Some(id) != unknown(&tokenizer))
+            .collect();
+        let decoded = tokenizer.decode(&known);
+        let mut stream = tokenizer.stream();
+        let mut streamed: String = known.iter().map(|&id| stream.push(id)).collect();
+        streamed += &stream.finish();
+        if plain.len() < 300 {
+            assert_eq!(streamed, decoded, "{name}: {text:?}");
+        }
+        let found = [hash(plain), hash(prompt), fnv(decoded.bytes())];
+        let parts = ["ids", "prompt", "text"]
+            .into_iter()
+            .zip(&found)
+            .zip(expected.split(' '));
+        for ((part, found), expected) in parts {
+            if found != expected && expected != "-" {
+                let what = match part {
+                    "ids" => format!("{plain:?}"),
+                    "prompt" => format!("{prompt:?}"),
+                    _ => format!("{decoded:?}"),
+                };
+                differ.push(format!(
+                    "{name}, string {index}, {part}: {text:?} gives {what}"
+                ));
+            }
+        }
+    }
+    (differ, texts.len())
+}
+
+fn unknown(tokenizer: &HfTokenizer) -> Option<u32> {
+    let names = ["<unk>", "[UNK]"];
+    names.iter().find_map(|name| tokenizer.token_to_id(name))
+}
+
+#[rstest]
+fn ids_and_text_are_those_of_the_original(
+    #[values(
+        "sp-unigram",
+        "sp-unigram-bytes",
+        "sp-bpe-llama",
+        "sp-bpe-suffix",
+        "sp-bpe-no-prefix",
+        "tiktoken-cl100k",
+        "tiktoken-o200k",
+        "tiktoken-llama3",
+        "tiktoken-qwen",
+        "bert-uncased",
+        "bert-cased",
+        "bert-accents"
+    )]
+    name: &str,
+) {
+    let (differ, count) = differences(&fixtures("tokenizer-files"), name);
+    assert!(count >= 300);
+    assert!(
+        differ.is_empty(),
+        "{} of {count}: {:#?}",
+        differ.len(),
+        &differ[..differ.len().min(5)]
+    );
+}
+
+/// Compares all tokenizers in the folder `MEGABURN_TOKENIZERS`, which `tokenizer_files.py --full`
+/// has filled.
+#[test]
+#[ignore = "it needs the folder that tests/tools/tokenizer_files.py --full writes"]
+fn ids_and_text_of_many_strings_are_those_of_the_original() {
+    let root = std::env::var("MEGABURN_TOKENIZERS").expect("MEGABURN_TOKENIZERS names the folder");
+    let mut total = 0;
+    for entry in fs::read_dir(&root).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if !Path::new(&root).join(&name).join("expected.txt").exists() {
+            continue;
+        }
+        let (differ, count) = differences(Path::new(&root), &name);
+        println!("{name}: {count} strings, {} mismatches", differ.len());
+        differ
+            .iter()
+            .take(10)
+            .for_each(|line| println!("  {}", line.chars().take(600).collect::<String>()));
+        total += differ.len();
+    }
+    assert_eq!(total, 0);
+}

@@ -195,7 +195,7 @@ impl Store {
 
     fn extend(&mut self, tokens: &[u32], vocab_size: usize, name: &str) -> Result<(), DataError> {
         if let Some(i) = tokens.iter().position(|&t| t as usize >= vocab_size) {
-            let token = tokens[i];
+            let token = tokens[i].into();
             let position = self.len() + i;
             return Err(DataError::OutsideVocab {
                 name: name.into(),

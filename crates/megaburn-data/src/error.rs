@@ -72,7 +72,7 @@ pub enum DataError {
     )]
     OutsideVocab {
         name: String,
-        token: u32,
+        token: i64,
         position: usize,
         vocab_size: usize,
     },
@@ -243,4 +243,25 @@ pub enum DataError {
         folder.display()
     )]
     OtherPart { folder: PathBuf, why: String },
+    #[error(
+        "`{name}` has {num_samples} samples, numbered from 0: there is no sample {index}; ask for \
+        more samples"
+    )]
+    NoSample {
+        name: String,
+        index: u64,
+        num_samples: u64,
+    },
+    #[error(
+        "the index `{}` is damaged: {why}; remove it, and the next start builds it again",
+        path.display()
+    )]
+    BadOrder { path: PathBuf, why: String },
+    #[error("the order of samples cannot be computed: {why}")]
+    OrderSize { why: String },
+    #[error(
+        "the seed {seed} is above 4294967295, the largest of NumPy's generator, which orders \
+        Megatron-LM's samples; choose a smaller one"
+    )]
+    LargeSeed { seed: u64 },
 }

@@ -8,7 +8,7 @@
 //! data-parallel rank reads.
 //!
 //! A [`PreprocessConfig`] encodes text files of any size into an [`IndexedDataset`], in
-//! Megatron-LM's format.
+//! Megatron-LM's format. A [`GptDataset`] has the samples of one in Megatron-LM's order.
 //!
 //! ```
 //! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};
@@ -38,11 +38,13 @@ mod error;
 mod files;
 mod indexed;
 mod json;
+mod megatron;
 mod part;
 mod permutation;
 mod preprocess;
 mod sample_log;
 mod sampler;
+mod samples;
 mod synthetic;
 mod tokenizer;
 
@@ -55,10 +57,12 @@ pub use files::read_text;
 pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };
+pub use megatron::{GptDataset, GptDatasetConfig, IndexEvent, SequenceRange};
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
+pub use samples::Samples;
 pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};
 pub use tokenizer::{
     BOS, ByteTokenizer, EOS, HfTokenizer, PAD, TextStream, Tokenizer, TokenizerTrainer,

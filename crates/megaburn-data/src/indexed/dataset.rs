@@ -1,15 +1,21 @@
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 
-use super::{Header, TokenType, i32s, i64s, with_ending};
+use super::{
+    Header, TokenType, i32s, i64s,
+    section::{Section, open},
+    with_ending,
+};
 use crate::{
     error::DataError,
-    part::{description, hash_of, hex},
+    part::{description, hash_from, hash_of, hex},
 };
 
 /// An indexed data set on disk. Its files are read on demand, so memory does not grow with them.
@@ -20,6 +26,20 @@ pub struct IndexedDataset {
     bin: File,
     idx: File,
     num_bytes: u64,
+    index_hash: OnceLock<u64>,
+}
+
+/// Where the tokens of a sequence are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SequencePlace {
+    /// The sequence.
+    sequence: u64,
+    /// Bytes of tokens before it.
+    begin: u64,
+    /// Number of tokens before it.
+    pub(crate) first_token: u64,
+    /// Number of its tokens.
+    pub(crate) num_tokens: u64,
 }
 
 /// The size of a document.
@@ -57,6 +77,7 @@ impl IndexedDataset {
             bin,
             idx,
             num_bytes,
+            index_hash: OnceLock::new(),
         };
         if idx_bytes != header.num_bytes() {
             let expected = header.num_bytes();
@@ -184,6 +205,15 @@ impl IndexedDataset {
         }))
     }
 
+    /// The hash of the index, which is read for it the first time.
+    pub(crate) fn index_hash(&self) -> Result<u64, DataError> {
+        if let Some(hash) = self.index_hash.get() {
+            return Ok(*hash);
+        }
+        let hash = self.read(hash_from(self.section(0, self.header.num_bytes())))?;
+        Ok(*self.index_hash.get_or_init(|| hash))
+    }
+
     /// The sizes of all documents, in order.
     pub fn document_sizes(&self) -> impl Iterator<Item = Result<DocumentSize, DataError>> + '_ {
         let mut lengths = self.lengths();
@@ -225,19 +255,53 @@ impl IndexedDataset {
         let end = self.sequences_before(index + 1)?;
         (self.sequences_before(index)?..end)
             .map(|sequence| {
-                let length = self.entry(self.header.lengths_at() + 4 * sequence)?;
-                let length = u64::try_from(i32::from_le_bytes(length)).unwrap_or(0);
-                let at = self.bytes_before(sequence)?;
-                let size = length * self.token_type().size();
-                if at.checked_add(size).is_none_or(|end| end > self.num_bytes) {
-                    return Err(self.bad(format!("sequence {sequence} is outside of the tokens")));
-                }
-                let mut bytes = vec![0; size as usize];
-                let read = self.bin.read_exact_at(&mut bytes, at);
-                read.map_err(|source| self.unreadable(".bin", source))?;
-                Ok(self.token_type().tokens_of(&bytes))
+                let place = self.sequence_place(sequence)?;
+                self.tokens(&place, 0..place.num_tokens)
             })
             .collect()
+    }
+
+    /// Where a sequence is, which must be below the number of sequences.
+    ///
+    /// # Errors
+    /// The index cannot be read, or the sequence is outside of the tokens.
+    pub(crate) fn sequence_place(&self, sequence: u64) -> Result<SequencePlace, DataError> {
+        let length = self.entry(self.header.lengths_at() + 4 * sequence)?;
+        let num_tokens = u64::try_from(i32::from_le_bytes(length)).unwrap_or(0);
+        let begin = self.bytes_before(sequence)?;
+        let size = self.token_type().size();
+        let end = begin.checked_add(num_tokens * size);
+        if end.is_none_or(|end| end > self.num_bytes) {
+            return Err(self.bad(format!("sequence {sequence} is outside of the tokens")));
+        }
+        Ok(SequencePlace {
+            sequence,
+            begin,
+            first_token: begin / size,
+            num_tokens,
+        })
+    }
+
+    /// The tokens `wanted` of a sequence, numbered from 0.
+    ///
+    /// # Errors
+    /// The sequence does not have them, or they cannot be read.
+    pub(crate) fn tokens(
+        &self,
+        place: &SequencePlace,
+        wanted: Range<u64>,
+    ) -> Result<Vec<i64>, DataError> {
+        let size = self.token_type().size();
+        let count = wanted.end.checked_sub(wanted.start);
+        let Some(count) = count.filter(|_| wanted.end <= place.num_tokens) else {
+            let sequence = place.sequence;
+            return Err(self.bad(format!("sequence {sequence} has no tokens {wanted:?}")));
+        };
+        let mut bytes = vec![0; (count * size) as usize];
+        let at = place.begin + wanted.start * size;
+        let read = self.bin.read_exact_at(&mut bytes, at);
+        read.map_err(|source| self.unreadable(".bin", source))?;
+        Ok(self.token_type().tokens_of(&bytes))
     }
 
     /// Number of sequences before a document; of all for the number of documents.
@@ -328,43 +392,9 @@ impl IndexedDataset {
         DataError::Io { path, source }
     }
 
-    fn bad(&self, why: String) -> DataError {
+    /// The error of an index that is damaged.
+    pub(crate) fn bad(&self, why: String) -> DataError {
         let path = with_ending(&self.prefix, ".idx");
         DataError::BadIndex { path, why }
-    }
-}
-
-/// Opens a file and returns its size.
-fn open(path: &Path) -> Result<(File, u64), DataError> {
-    let opened = File::open(path).and_then(|file| {
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(ErrorKind::IsADirectory.into());
-        }
-        Ok((file, metadata.len()))
-    });
-    opened.map_err(|source| match source.kind() {
-        ErrorKind::NotFound => DataError::Missing { path: path.into() },
-        _ => DataError::Io {
-            path: path.into(),
-            source,
-        },
-    })
-}
-
-/// A range of the bytes of a file, read without moving the file's own position.
-struct Section<'a> {
-    file: &'a File,
-    at: u64,
-    end: u64,
-}
-
-impl Read for Section<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
-        let wanted = left.min(buffer.len());
-        let count = self.file.read_at(&mut buffer[..wanted], self.at)?;
-        self.at += count as u64;
-        Ok(count)
     }
 }

@@ -7,6 +7,7 @@ mod dataset;
 mod index;
 mod lengths;
 mod merge;
+mod section;
 mod split;
 #[cfg(test)]
 mod tests;

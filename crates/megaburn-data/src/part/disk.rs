@@ -8,7 +8,7 @@ use crate::error::DataError;
 
 /// A file that grows at its end. What was appended is on the disk after [`sync`](Self::sync).
 #[derive(Debug)]
-pub(super) struct AppendFile {
+pub(crate) struct AppendFile {
     path: PathBuf,
     out: BufWriter<Guarded>,
     num_bytes: u64,
@@ -19,7 +19,7 @@ impl AppendFile {
     ///
     /// # Errors
     /// It is shorter, or cannot be written.
-    pub(super) fn open(path: PathBuf, keep: u64) -> Result<Self, DataError> {
+    pub(crate) fn open(path: PathBuf, keep: u64) -> Result<Self, DataError> {
         let opened = || -> io::Result<File> {
             step(&path)?;
             let mut options = OpenOptions::new();
@@ -57,7 +57,7 @@ impl AppendFile {
         })
     }
 
-    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         self.num_bytes += bytes.len() as u64;
         written(&self.path, self.out.write_all(bytes))
     }
@@ -68,7 +68,7 @@ impl AppendFile {
     }
 
     /// Writes everything to the disk.
-    pub(super) fn sync(&mut self) -> Result<(), DataError> {
+    pub(crate) fn sync(&mut self) -> Result<(), DataError> {
         let synced = self.out.flush().and_then(|()| {
             step(&self.path)?;
             to_disk(&self.out.get_ref().file)
@@ -98,12 +98,12 @@ pub(super) fn write_file(
 }
 
 /// Renames a file, replacing `to`.
-pub(super) fn rename(from: &Path, to: &Path) -> Result<(), DataError> {
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), DataError> {
     written(to, step(to).and_then(|()| fs::rename(from, to)))
 }
 
 /// Removes a file if it exists.
-pub(super) fn remove(path: &Path) -> Result<(), DataError> {
+pub(crate) fn remove(path: &Path) -> Result<(), DataError> {
     let removed = step(path).and_then(|()| fs::remove_file(path));
     let is_gone = |error: &io::Error| error.kind() == ErrorKind::NotFound;
     written(
@@ -118,7 +118,7 @@ pub(super) fn remove_folder(path: &Path) -> Result<(), DataError> {
 }
 
 /// Writes the entries of a folder to the disk.
-pub(super) fn sync_folder(folder: &Path) -> Result<(), DataError> {
+pub(crate) fn sync_folder(folder: &Path) -> Result<(), DataError> {
     let synced = step(folder).and_then(|()| to_disk(&File::open(folder)?));
     written(folder, synced)
 }

@@ -15,8 +15,9 @@ mod owned;
 pub(crate) use complete::CompletePart;
 #[cfg(test)]
 pub(crate) use disk::fuse;
+pub(crate) use disk::{AppendFile, remove, rename, sync_folder};
 pub(crate) use output::Output;
-pub(crate) use owned::{check_replaceable, description, hash_of, hex};
+pub(crate) use owned::{check_replaceable, description, hash_from, hash_of, hex};
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Which data sets megaburn wrote: those with a description next to them that fits.
 
 use std::fs::{self, File};
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -52,11 +52,16 @@ pub(crate) fn hex(hash: u64) -> String {
 }
 
 /// The xxh3 hash of a file.
-pub(crate) fn hash_of(path: &Path) -> std::io::Result<u64> {
-    let mut file = BufReader::new(File::open(path)?);
+pub(crate) fn hash_of(path: &Path) -> io::Result<u64> {
+    hash_from(File::open(path)?)
+}
+
+/// The xxh3 hash of what is read.
+pub(crate) fn hash_from(from: impl Read) -> io::Result<u64> {
+    let mut from = BufReader::new(from);
     let (mut hash, mut bytes) = (Xxh3::new(), vec![0; 1 << 18]);
     loop {
-        let count = file.read(&mut bytes)?;
+        let count = from.read(&mut bytes)?;
         if count == 0 {
             return Ok(hash.digest());
         }

@@ -1,0 +1,273 @@
+//! NumPy's `.npy` files of integers, as `numpy.save` writes them: a header that names type and
+//! shape, then the numbers, little endian.
+//!
+//! Source: `numpy/lib/format.py`.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::{error::DataError, part::AppendFile};
+
+/// Bytes that a header is a multiple of.
+const ALIGNMENT: usize = 64;
+/// A header has space for a first dimension of this number of digits, so that arrays can grow.
+const GROWTH_DIGITS: usize = 21;
+
+/// An integer type of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NpyType {
+    I32,
+    U32,
+    I64,
+}
+
+impl NpyType {
+    fn size(self) -> usize {
+        match self {
+            Self::I32 | Self::U32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    fn descr(self) -> &'static str {
+        match self {
+            Self::I32 => "<i4",
+            Self::U32 => "<u4",
+            Self::I64 => "<i8",
+        }
+    }
+
+    /// The number in `size` bytes.
+    fn number(self, bytes: &[u8]) -> i64 {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let word = i64::from_le_bytes(word);
+        match self {
+            Self::I32 => i64::from(word as i32),
+            Self::U32 | Self::I64 => word,
+        }
+    }
+}
+
+/// Type and shape of an array: `[rows]`, or `[rows, 2]` for pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NpyShape {
+    pub(super) of: NpyType,
+    pub(super) rows: u64,
+    pub(super) is_pairs: bool,
+}
+
+impl NpyShape {
+    /// Number of numbers.
+    fn count(&self) -> u64 {
+        self.rows.saturating_mul(if self.is_pairs { 2 } else { 1 })
+    }
+
+    /// The bytes before the numbers.
+    fn header(&self) -> Vec<u8> {
+        let rows = self.rows.to_string();
+        let shape = match self.is_pairs {
+            true => format!("({rows}, 2)"),
+            false => format!("({rows},)"),
+        };
+        let mut text = format!(
+            "{{'descr': '{}', 'fortran_order': False, 'shape': {shape}, }}",
+            self.of.descr()
+        );
+        text.push_str(&" ".repeat(GROWTH_DIGITS.saturating_sub(rows.len())));
+        let mut header = b"\x93NUMPY\x01\x00".to_vec();
+        let unaligned = header.len() + 2 + text.len() + 1;
+        text.push_str(&" ".repeat(unaligned.next_multiple_of(ALIGNMENT) - unaligned));
+        text.push('\n');
+        // The text has about 120 bytes.
+        header.extend((text.len() as u16).to_le_bytes());
+        header.extend(text.as_bytes());
+        header
+    }
+}
+
+/// An array that is being written.
+#[derive(Debug)]
+pub(super) struct NpyWriter {
+    path: PathBuf,
+    out: AppendFile,
+    shape: NpyShape,
+    count: u64,
+}
+
+impl NpyWriter {
+    /// Creates the file, or empties it.
+    pub(super) fn create(path: PathBuf, shape: NpyShape) -> Result<Self, DataError> {
+        let mut out = AppendFile::open(path.clone(), 0)?;
+        out.append(&shape.header())?;
+        Ok(Self {
+            path,
+            out,
+            shape,
+            count: 0,
+        })
+    }
+
+    /// Adds a number, which must be in the range of the type.
+    pub(super) fn push(&mut self, number: i64) -> Result<(), DataError> {
+        self.count += 1;
+        let size = self.shape.of.size();
+        self.out.append(&number.to_le_bytes()[..size])
+    }
+
+    /// Writes everything to the disk.
+    pub(super) fn finish(mut self) -> Result<(), DataError> {
+        let expected = self.shape.count();
+        if self.count != expected {
+            let why = format!("{} of {expected} numbers were computed", self.count);
+            return Err(DataError::BadOrder {
+                path: self.path,
+                why,
+            });
+        }
+        self.out.sync()
+    }
+}
+
+/// A file as it was found.
+#[derive(Debug)]
+pub(super) enum OpenedNpy {
+    Array(NpyFile),
+    Missing,
+    /// It is not such an array; the text says why.
+    Other(String),
+}
+
+/// An array on disk, whose numbers are read on demand.
+#[derive(Debug)]
+pub(super) struct NpyFile {
+    path: PathBuf,
+    file: File,
+    shape: NpyShape,
+    /// Bytes of the header.
+    begin: u64,
+}
+
+impl NpyFile {
+    /// Opens a file, whose header and size must be those of an array of this shape.
+    ///
+    /// # Errors
+    /// The file exists and cannot be read.
+    pub(super) fn open(path: &Path, shape: NpyShape) -> Result<OpenedNpy, DataError> {
+        let unreadable = |source| DataError::Io {
+            path: path.into(),
+            source,
+        };
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(OpenedNpy::Missing),
+            Err(error) => return Err(unreadable(error)),
+        };
+        let expected = shape.header();
+        let mut header = vec![0; expected.len()];
+        match file.read_exact_at(&mut header, 0) {
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => {
+                return Err(unreadable(error));
+            }
+            Ok(()) if header == expected => {}
+            _ => return Ok(OpenedNpy::Other("it does not begin with its header".into())),
+        }
+        let begin = expected.len() as u64;
+        let numbers = shape.count().saturating_mul(shape.of.size() as u64);
+        let size = begin.saturating_add(numbers);
+        let found = file.metadata().map_err(unreadable)?.len();
+        if found != size {
+            let why = format!("it has {found} bytes instead of {size}");
+            return Ok(OpenedNpy::Other(why));
+        }
+        Ok(OpenedNpy::Array(Self {
+            path: path.into(),
+            file,
+            shape,
+            begin,
+        }))
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.shape.rows
+    }
+
+    /// `count` numbers from number `first` on.
+    ///
+    /// # Errors
+    /// The file does not have them, or cannot be read.
+    pub(super) fn numbers(&self, first: u64, count: usize) -> Result<Vec<i64>, DataError> {
+        let size = self.shape.of.size();
+        let mut bytes = vec![0; count * size];
+        let read = match first.checked_add(count as u64) {
+            Some(end) if end <= self.shape.count() => {
+                let at = self.begin + first * size as u64;
+                self.file.read_exact_at(&mut bytes, at)
+            }
+            _ => Err(io::Error::new(ErrorKind::UnexpectedEof, "it ends before")),
+        };
+        read.map_err(|source| match source.kind() {
+            ErrorKind::UnexpectedEof => self.damaged(format!("it has no number {first}")),
+            _ => DataError::Io {
+                path: self.path.clone(),
+                source,
+            },
+        })?;
+        let numbers = bytes.chunks_exact(size);
+        Ok(numbers.map(|bytes| self.shape.of.number(bytes)).collect())
+    }
+
+    /// The error of a number that cannot be.
+    pub(super) fn damaged(&self, why: String) -> DataError {
+        let path = self.path.clone();
+        DataError::BadOrder { path, why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let numbers = |of| match of {
+            NpyType::I32 => vec![7, -70_000],
+            NpyType::U32 => vec![0, 4_294_967_293],
+            NpyType::I64 => vec![1 << 40, 5, -1, 4_294_967_296],
+        };
+        for of in [NpyType::I32, NpyType::U32, NpyType::I64] {
+            let expected = numbers(of);
+            let is_pairs = expected.len() % 2 == 0;
+            let rows = expected.len() as u64 / if is_pairs { 2 } else { 1 };
+            let shape = NpyShape { of, rows, is_pairs };
+            let path = dir.path().join(of.descr());
+            let mut writer = NpyWriter::create(path.clone(), shape).unwrap();
+            expected.iter().for_each(|n| writer.push(*n).unwrap());
+            writer.finish().unwrap();
+            let OpenedNpy::Array(file) = NpyFile::open(&path, shape).unwrap() else {
+                panic!("{} is not opened", path.display());
+            };
+            assert_eq!(file.numbers(0, expected.len()).unwrap(), expected);
+            assert_eq!(file.numbers(1, 1).unwrap(), expected[1..2]);
+            let error = file.numbers(expected.len() as u64, 1).unwrap_err();
+            assert!(error.to_string().contains("it has no number"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_array_that_is_not_complete_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = NpyShape {
+            of: NpyType::I32,
+            rows: 3,
+            is_pairs: false,
+        };
+        let mut writer = NpyWriter::create(dir.path().join("a"), shape).unwrap();
+        writer.push(1).unwrap();
+        let error = writer.finish().unwrap_err().to_string();
+        assert!(error.contains("1 of 3 numbers were computed"), "{error}");
+    }
+}

@@ -264,4 +264,15 @@ pub enum DataError {
         Megatron-LM's samples; choose a smaller one"
     )]
     LargeSeed { seed: u64 },
+    #[error("the data sets cannot be blended: {why}")]
+    Blend { why: String },
+    #[error(
+        "the blend needs more samples of `{name}` than the {num_samples} that were made; raise the \
+        surplus from {surplus}"
+    )]
+    Oversampled {
+        name: String,
+        num_samples: u64,
+        surplus: f64,
+    },
 }

@@ -8,7 +8,8 @@
 //! data-parallel rank reads.
 //!
 //! A [`PreprocessConfig`] encodes text files of any size into an [`IndexedDataset`], in
-//! Megatron-LM's format. A [`GptDataset`] has the samples of one in Megatron-LM's order.
+//! Megatron-LM's format. [`GptDataset`] and [`BlendedDataset`] have the samples of such data sets in
+//! Megatron-LM's order.
 //!
 //! ```
 //! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};
@@ -57,7 +58,9 @@ pub use files::read_text;
 pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };
-pub use megatron::{GptDataset, GptDatasetConfig, IndexEvent, SequenceRange};
+pub use megatron::{
+    BlendedDataset, BlendedDatasetConfig, GptDataset, GptDatasetConfig, IndexEvent, SequenceRange,
+};
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
 pub use sample_log::{SampleLog, order_hash};

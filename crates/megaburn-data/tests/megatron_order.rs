@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use flate2::Crc;
-use megaburn_data::{GptDatasetConfig, IndexedDataset, Samples, SequenceRange};
+use megaburn_data::{
+    BlendedDatasetConfig, GptDatasetConfig, IndexedDataset, Samples, SequenceRange,
+};
 use serde_json::{Value, json};
 
 const PARTS: [&str; 3] = ["train", "valid", "test"];
@@ -103,6 +105,35 @@ fn samples_of_a_data_set_are_those_of_megatron() {
 }
 
 #[test]
+fn samples_of_a_blend_are_those_of_megatron() {
+    let dir = tempfile::tempdir().unwrap();
+    for (number, case) in cases("blends").iter().enumerate() {
+        let about = format!("{} {} {}", case["sets"], case["seed"], case["part"]);
+        let cache = dir.path().join(number.to_string());
+        let sets = case["sets"].as_array().unwrap().iter();
+        let sources: Vec<_> = sets
+            .map(|set| source(set.as_str().unwrap(), case))
+            .collect();
+        let mut blend = BlendedDatasetConfig::new(config(case, cache.clone()));
+        if let Some(weights) = case["weights"].as_array() {
+            let weights = weights.iter().map(|weight| weight.as_f64().unwrap());
+            blend = blend.with_weights(weights.collect());
+        }
+        let built = blend.build(&sources, |_| ()).unwrap();
+        for (name, size) in [("dataset_index", 2), ("dataset_sample_index", 8)] {
+            let found = npy(&cache, &format!("-{name}.npy"));
+            assert_eq!(numbers(&found, size), case[name], "{about} {name}");
+        }
+        assert_eq!(sums(&built), case["tokens"], "{about}");
+        let error = built.tokens(u64::MAX).unwrap_err().to_string();
+        assert!(
+            error.contains("there is no sample 18446744073709551615"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn files_are_byte_for_byte_those_of_megatron() {
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("gpt");
@@ -111,6 +142,17 @@ fn files_are_byte_for_byte_those_of_megatron() {
     assert_eq!(built.unwrap().num_epochs(), 2);
     for name in ["document_index", "sample_index", "shuffle_index"] {
         let expected = fs::read(fixture(&format!("a-{name}.npy"))).unwrap();
+        assert_eq!(npy(&cache, &format!("-{name}.npy")), expected, "{name}");
+    }
+
+    let cache = dir.path().join("blend");
+    let case = &cases("blends")[0];
+    let blend = BlendedDatasetConfig::new(config(case, cache.clone()));
+    let blend = blend.with_weights(vec![0.3, 0.7]);
+    let sources = ["a", "b"].map(|name| source(name, case));
+    blend.build(&sources, |_| ()).unwrap();
+    for name in ["dataset_index", "dataset_sample_index"] {
+        let expected = fs::read(fixture(&format!("ab-{name}.npy"))).unwrap();
         assert_eq!(npy(&cache, &format!("-{name}.npy")), expected, "{name}");
     }
 }

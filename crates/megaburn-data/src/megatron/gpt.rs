@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use super::{
 use crate::{error::DataError, part::hex, samples::Samples};
 
 /// Changes when other indices are built from the same settings.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// Megatron-LM's `--seed` if none is given.
 const SEED: u64 = 1234;
 /// Entries of the document index that are read at a time.
@@ -83,10 +83,22 @@ impl GptDatasetConfig {
     /// Reads the sequences as many epochs as this number of samples needs. All samples of the last
     /// epoch count, so there may be more.
     pub fn with_num_samples(self, num_samples: u64) -> Self {
+        self.with_samples_of(Some(num_samples))
+    }
+
+    pub(super) fn with_samples_of(self, num_samples: Option<u64>) -> Self {
         Self {
-            num_samples: Some(num_samples),
+            num_samples,
             ..self
         }
+    }
+
+    pub(super) fn num_samples(&self) -> Option<u64> {
+        self.num_samples
+    }
+
+    pub(super) fn cache(&self) -> &Path {
+        &self.cache
     }
 
     /// Opens the indices of the samples, which are built if they are not in the folder; `report` is

@@ -1,12 +1,14 @@
 //! The samples of Megatron-LM in its order: sample `i` has the tokens of sample `i` there.
 //!
-//! A [`SequenceRange`] is a data set or a part of it, a [`GptDataset`] the samples of one. Its
-//! indices are built once, by one process of a host, and
+//! A [`SequenceRange`] is a data set or a part of it, a [`GptDataset`] the samples of one, and a
+//! [`BlendedDataset`] those of several. Their indices are built once, by one process of a host, and
 //! kept in a folder as `.npy` files with the contents that Megatron-Core's own files have.
 //!
 //! Source: `megatron/core/datasets` of megatron-core 0.16.1 (`gpt_dataset.py`,
-//! `helpers.cpp`).
+//! `blended_dataset.py`, `blended_megatron_dataset_builder.py`, `helpers.cpp`) on x86-64.
 
+mod blend;
+mod blended;
 mod cache;
 mod epochs;
 mod event;
@@ -15,7 +17,10 @@ mod gpt_index;
 mod npy;
 mod random;
 mod sequences;
+#[cfg(test)]
+mod tests;
 
+pub use blended::{BlendedDataset, BlendedDatasetConfig};
 pub use event::IndexEvent;
 pub use gpt::{GptDataset, GptDatasetConfig};
 pub use sequences::SequenceRange;

@@ -18,6 +18,7 @@ const GROWTH_DIGITS: usize = 21;
 /// An integer type of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NpyType {
+    I16,
     I32,
     U32,
     I64,
@@ -26,6 +27,7 @@ pub(super) enum NpyType {
 impl NpyType {
     fn size(self) -> usize {
         match self {
+            Self::I16 => 2,
             Self::I32 | Self::U32 => 4,
             Self::I64 => 8,
         }
@@ -33,6 +35,7 @@ impl NpyType {
 
     fn descr(self) -> &'static str {
         match self {
+            Self::I16 => "<i2",
             Self::I32 => "<i4",
             Self::U32 => "<u4",
             Self::I64 => "<i8",
@@ -45,6 +48,7 @@ impl NpyType {
         word[..bytes.len()].copy_from_slice(bytes);
         let word = i64::from_le_bytes(word);
         match self {
+            Self::I16 => i64::from(word as i16),
             Self::I32 => i64::from(word as i32),
             Self::U32 | Self::I64 => word,
         }
@@ -234,11 +238,12 @@ mod tests {
     fn numbers_come_back() {
         let dir = tempfile::tempdir().unwrap();
         let numbers = |of| match of {
+            NpyType::I16 => vec![0, -3, 32_766],
             NpyType::I32 => vec![7, -70_000],
             NpyType::U32 => vec![0, 4_294_967_293],
             NpyType::I64 => vec![1 << 40, 5, -1, 4_294_967_296],
         };
-        for of in [NpyType::I32, NpyType::U32, NpyType::I64] {
+        for of in [NpyType::I16, NpyType::I32, NpyType::U32, NpyType::I64] {
             let expected = numbers(of);
             let is_pairs = expected.len() % 2 == 0;
             let rows = expected.len() as u64 / if is_pairs { 2 } else { 1 };

@@ -12,7 +12,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn::{
-    data::{GlobalBatch, NUM_SYMBOLS, Sampler, Synthetic, SyntheticKind, TokenDataset},
+    data::{GlobalBatch, NUM_SYMBOLS, Sampler, Samples, Synthetic, SyntheticKind, TokenDataset},
     mesh::Layout,
     models::{DecoderConfig, Family, decoder::ModelOptions},
     optim::{
@@ -81,7 +81,7 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
         let mut losses = Vec::new();
         for index in 0..batch.num_micro_batches() {
             let sample_indices = batch.micro_batch(samples, groups.dp.rank(), index);
-            let (tokens, labels) = tensors(&sampler.batch(sample_indices), &device);
+            let (tokens, labels) = tensors(&sampler.batch(sample_indices)?, &device);
             let loss = model.loss(tokens, labels); // summed over tokens, equal on all of `tp`
             losses.push(loss.clone().inner());
             grads.accumulate(&model, &mut loss.backward());

@@ -261,7 +261,7 @@ mod tests {
             (64, 1, 1000)
         );
         assert_eq!(
-            set.sample(999, 0),
+            set.sample(999, 0).unwrap(),
             Synthetic::new(kind, 3).unwrap().tokens(1000)
         );
         assert_eq!(set.bytes_per_token(), None);

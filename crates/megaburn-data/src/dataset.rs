@@ -1,17 +1,22 @@
-//! Tokens in memory, cut into samples.
+//! A range of tokens, cut into samples.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{corpus::Corpus, error::DataError, tokenizer::Tokenizer};
+use crate::{
+    corpus::Corpus, error::DataError, indexed::IndexedDataset, token_store::TokenStore,
+    tokenizer::Tokenizer,
+};
 
-/// A range of tokens. The memory is shared by all rank threads of a process (a clone shares it).
-/// Each token takes 1, 2 or 4 bytes, the fewest that hold the vocabulary.
+/// A range of tokens, in memory or on disk. A clone shares memory and open files.
+///
+/// In memory, each token takes 1, 2 or 4 bytes, the fewest that hold the vocabulary. On disk,
+/// samples are read when they are asked for.
 #[derive(Clone, Debug)]
 pub struct TokenDataset {
     name: String,
-    store: Arc<Store>,
-    range: Range<usize>,
+    store: Arc<TokenStore>,
+    range: Range<u64>,
     vocab_size: usize,
     bytes_per_token: Option<f64>,
 }
@@ -47,8 +52,12 @@ impl TokenDataset {
     ) -> Result<Self, DataError> {
         let vocab_size = corpus.vocab_size(tokenizer);
         let mut set = Self::empty(corpus.name(), vocab_size);
-        let mut store = Store::for_vocab(vocab_size);
-        let keep = |tokens: &[u32]| store.extend(tokens, vocab_size, corpus.name());
+        let mut store = TokenStore::for_vocab(vocab_size);
+        let keep = |tokens: &[u32]| {
+            check_vocab(corpus.name(), tokens, store.len(), vocab_size)?;
+            store.extend(tokens);
+            Ok(())
+        };
         corpus.visit_tokens(tokenizer, keep, progress)?;
         set.range = 0..store.len();
         set.bytes_per_token = corpus
@@ -68,15 +77,30 @@ impl TokenDataset {
         vocab_size: usize,
     ) -> Result<Self, DataError> {
         let mut set = Self::empty(name, vocab_size);
-        let mut store = Store::for_vocab(vocab_size);
-        store.extend(tokens, vocab_size, &set.name)?;
+        let mut store = TokenStore::for_vocab(vocab_size);
+        check_vocab(&set.name, tokens, 0, vocab_size)?;
+        store.extend(tokens);
         set.range = 0..store.len();
         set.store = Arc::new(store);
         Ok(set)
     }
 
+    /// The tokens of all documents of a data set on disk, one after the other. `vocab_size` is that
+    /// of the tokenizer that encoded it; each token is compared with it when it is read.
+    pub fn indexed(set: IndexedDataset, vocab_size: usize) -> Self {
+        let name = set.prefix().display().to_string();
+        let store = TokenStore::Indexed(set);
+        Self {
+            name,
+            range: 0..store.len(),
+            bytes_per_token: None,
+            store: Arc::new(store),
+            vocab_size,
+        }
+    }
+
     fn empty(name: impl Into<String>, vocab_size: usize) -> Self {
-        let store = Arc::new(Store::for_vocab(vocab_size));
+        let store = Arc::new(TokenStore::for_vocab(vocab_size));
         Self {
             name: name.into(),
             store,
@@ -100,17 +124,49 @@ impl TokenDataset {
                 fraction: valid_fraction,
             });
         }
-        let num_valid = (self.num_tokens() as f64 * valid_fraction).round() as usize;
-        let cut = self.range.end - num_valid;
-        let part = |what, range| Self {
-            name: format!("{what} part of {}", self.name),
-            range,
-            ..self.clone()
-        };
+        let num_valid = (self.num_tokens() as f64 * valid_fraction).round() as u64;
+        let cut = self.num_tokens() - num_valid;
         Ok(Split {
-            train: part("training", self.range.start..cut),
-            valid: part("validation", cut..self.range.end),
+            train: self.part("training", 0..cut),
+            valid: self.part("validation", cut..self.num_tokens()),
         })
+    }
+
+    /// The tokens at some positions, as the part of the data set that messages call `what`.
+    ///
+    /// # Panics
+    /// If the positions are outside the data set.
+    pub fn part(&self, what: &str, positions: Range<u64>) -> Self {
+        assert!(
+            positions.end <= self.num_tokens(),
+            "positions {positions:?} must be below {}",
+            self.num_tokens()
+        );
+        Self {
+            name: format!("{what} part of {}", self.name),
+            range: self.range.start + positions.start..self.range.start + positions.end,
+            ..self.clone()
+        }
+    }
+
+    /// A hash that differs between data sets on disk with other documents
+    /// ([`IndexedDataset::fingerprint`]); 0 in memory.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn fingerprint(&self) -> Result<u64, DataError> {
+        match &*self.store {
+            TokenStore::Indexed(set) => set.fingerprint(),
+            TokenStore::U8(_) | TokenStore::U16(_) | TokenStore::U32(_) => Ok(0),
+        }
+    }
+
+    /// The data set under the name that messages use.
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
     }
 
     /// The name of the data set, for messages.
@@ -119,8 +175,8 @@ impl TokenDataset {
     }
 
     /// Number of tokens.
-    pub fn num_tokens(&self) -> usize {
-        self.range.len()
+    pub fn num_tokens(&self) -> u64 {
+        self.range.end - self.range.start
     }
 
     /// Size of the vocabulary; every token is below it.
@@ -134,92 +190,57 @@ impl TokenDataset {
         self.bytes_per_token
     }
 
-    /// Bytes per token in memory: 1, 2 or 4.
+    /// Bytes per token in memory or on disk: 1, 2, 4 or 8.
     pub fn token_width(&self) -> usize {
-        match *self.store {
-            Store::U8(_) => 1,
-            Store::U16(_) => 2,
-            Store::U32(_) => 4,
-        }
+        self.store.token_width()
     }
 
     /// Number of samples of `seq_len` targets. Consecutive samples overlap by one token, so every
     /// token except the first is a target once. Up to `seq_len - 1` tokens at the end are in no
     /// sample.
-    pub fn num_samples(&self, seq_len: usize) -> usize {
+    pub fn num_samples(&self, seq_len: usize) -> u64 {
         match seq_len {
             0 => 0,
-            _ => self.num_tokens().saturating_sub(1) / seq_len,
+            _ => self.num_tokens().saturating_sub(1) / seq_len as u64,
         }
     }
 
     /// Sample `index` in text order: `seq_len + 1` tokens, starting at token `index * seq_len`. The
     /// first `seq_len` are the inputs, the last `seq_len` the targets.
     ///
+    /// # Errors
+    /// The files cannot be read, or hold a token outside the vocabulary.
+    ///
     /// # Panics
     /// If `index` is not below [`Self::num_samples`].
-    pub fn sample(&self, seq_len: usize, index: usize) -> Vec<u32> {
+    pub fn sample(&self, seq_len: usize, index: u64) -> Result<Vec<u32>, DataError> {
         let num_samples = self.num_samples(seq_len);
         assert!(
             index < num_samples,
             "sample {index} must be less than {num_samples}"
         );
-        let start = self.range.start + index * seq_len;
-        self.store.get(start..start + seq_len + 1)
+        let start = self.range.start + index * seq_len as u64;
+        let end = start + seq_len as u64 + 1;
+        self.store.get(start..end, self.vocab_size)
     }
 }
 
-#[derive(Debug)]
-enum Store {
-    U8(Vec<u8>),
-    U16(Vec<u16>),
-    U32(Vec<u32>),
-}
-
-impl Store {
-    fn for_vocab(vocab_size: usize) -> Self {
-        match vocab_size {
-            0..=0x100 => Self::U8(Vec::new()),
-            0x101..=0x1_0000 => Self::U16(Vec::new()),
-            _ => Self::U32(Vec::new()),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::U8(v) => v.len(),
-            Self::U16(v) => v.len(),
-            Self::U32(v) => v.len(),
-        }
-    }
-
-    fn extend(&mut self, tokens: &[u32], vocab_size: usize, name: &str) -> Result<(), DataError> {
-        if let Some(i) = tokens.iter().position(|&t| t as usize >= vocab_size) {
-            let token = tokens[i].into();
-            let position = self.len() + i;
-            return Err(DataError::OutsideVocab {
-                name: name.into(),
-                token,
-                position,
-                vocab_size,
-            });
-        }
-        // The casts lose nothing: every token is below the vocabulary size from which the width was
-        // chosen.
-        match self {
-            Self::U8(v) => v.extend(tokens.iter().map(|&t| t as u8)),
-            Self::U16(v) => v.extend(tokens.iter().map(|&t| t as u16)),
-            Self::U32(v) => v.extend(tokens),
-        }
-        Ok(())
-    }
-
-    fn get(&self, range: Range<usize>) -> Vec<u32> {
-        match self {
-            Self::U8(v) => v[range].iter().map(|&t| t.into()).collect(),
-            Self::U16(v) => v[range].iter().map(|&t| t.into()).collect(),
-            Self::U32(v) => v[range].to_vec(),
-        }
+/// Refuses tokens outside the vocabulary. The first one is at `position`.
+fn check_vocab(
+    name: &str,
+    tokens: &[u32],
+    position: u64,
+    vocab_size: usize,
+) -> Result<(), DataError> {
+    let is_outside = |&token: &u32| token as usize >= vocab_size;
+    match tokens.iter().position(is_outside) {
+        Some(at) => Err(DataError::OutsideVocab {
+            name: name.into(),
+            token: tokens[at].into(),
+            position: position + at as u64,
+            vocab_size,
+        }),
+        None => Ok(()),
     }
 }
 
@@ -240,7 +261,7 @@ mod tests {
         let tokens: Vec<u32> = (0..100).chain([vocab_size as u32 - 1]).collect();
         let set = TokenDataset::from_tokens("t", &tokens, vocab_size).unwrap();
         assert_eq!(set.token_width(), width);
-        assert_eq!(set.sample(100, 0), tokens);
+        assert_eq!(set.sample(100, 0).unwrap(), tokens);
         let error = TokenDataset::from_tokens("t", &[1, 2, vocab_size as u32], vocab_size);
         let error = error.unwrap_err().to_string();
         let expected = format!(
@@ -270,16 +291,16 @@ mod tests {
             let set = TokenDataset::from_tokens("t", &tokens, 300).unwrap();
             let n = set.num_samples(seq_len);
             let targets: Vec<u32> =
-                (0..n).flat_map(|i| set.sample(seq_len, i)[1..].to_vec()).collect();
-            prop_assert_eq!(&targets[..], tokens.get(1..1 + n * seq_len).unwrap_or_default());
-            prop_assert!(len.saturating_sub(1) - n * seq_len < seq_len);
+                (0..n).flat_map(|i| set.sample(seq_len, i).unwrap()[1..].to_vec()).collect();
+            prop_assert_eq!(&targets[..], tokens.get(1..1 + n as usize * seq_len).unwrap_or_default());
+            prop_assert!(len.saturating_sub(1) - n as usize * seq_len < seq_len);
         }
 
         #[test]
         fn a_split_loses_and_repeats_nothing(len in 0usize..200, fraction in 0.0f64..1.0) {
             let tokens: Vec<u32> = (0..len as u32).collect();
             let split = TokenDataset::from_tokens("t", &tokens, 200).unwrap().split(fraction)?;
-            let all = |set: &TokenDataset| set.store.get(set.range.clone());
+            let all = |set: &TokenDataset| set.store.get(set.range.clone(), 200).unwrap();
             prop_assert_eq!([all(&split.train), all(&split.valid)].concat(), tokens);
             prop_assert!((split.valid.num_tokens() as f64 - len as f64 * fraction).abs() <= 0.5);
         }
@@ -289,7 +310,10 @@ mod tests {
     fn documents_are_joined_by_eos() {
         let corpus = Corpus::from_documents("two", vec!["ab".into(), "é".into()]).unwrap();
         let set = TokenDataset::new(&corpus, &ByteTokenizer).unwrap();
-        assert_eq!(set.sample(4, 0), [97, 98, ByteTokenizer::EOS, 195, 169]);
+        assert_eq!(
+            set.sample(4, 0).unwrap(),
+            [97, 98, ByteTokenizer::EOS, 195, 169]
+        );
         assert_eq!(set.bytes_per_token(), Some(0.8));
         assert_eq!(
             (set.vocab_size(), set.token_width(), set.num_tokens()),

@@ -62,8 +62,8 @@ pub enum DataError {
     )]
     TooShort {
         name: String,
-        found: usize,
-        needed: usize,
+        found: u64,
+        needed: u64,
         seq_len: usize,
     },
     #[error(
@@ -73,7 +73,7 @@ pub enum DataError {
     OutsideVocab {
         name: String,
         token: i64,
-        position: usize,
+        position: u64,
         vocab_size: usize,
     },
     #[error(
@@ -81,6 +81,41 @@ pub enum DataError {
         the last twentieth for validation"
     )]
     Fraction { fraction: f64 },
+    #[error(
+        "the cache folder `{}` cannot be created: {source}; set data.cache_dir to another folder",
+        folder.display()
+    )]
+    Cache { folder: PathBuf, source: io::Error },
+    #[error(
+        "data set `{}` needs a folder for a cache, but neither XDG_CACHE_HOME nor HOME is set; set \
+        data.cache_dir",
+        path.display()
+    )]
+    NoCacheDir { path: PathBuf },
+    #[error(
+        "{name} is a text, but data.split and data.order = \"megatron\" need documents; encode it \
+        with `megaburn data preprocess`"
+    )]
+    NoDocuments { name: String },
+    #[error(
+        "data set `{}` was encoded by another tokenizer ({theirs}) than the one that is given \
+        ({mine}); set data.tokenizer to the one that encoded it",
+        prefix.display()
+    )]
+    EncodedByOther {
+        prefix: PathBuf,
+        theirs: String,
+        mine: String,
+    },
+    #[error("the weight {weight} cannot be used: {why}")]
+    Weight { weight: f64, why: String },
+    #[error(
+        "{num_weights} weights are given for {num_sources} data sets; give each a weight, or none"
+    )]
+    NumWeights {
+        num_weights: usize,
+        num_sources: usize,
+    },
     #[error("{what} is 0 but must be at least 1")]
     Zero { what: &'static str },
     #[error(

@@ -12,7 +12,7 @@
 //! Megatron-LM's order.
 //!
 //! ```
-//! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};
+//! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, Samples, TokenDataset};
 //!
 //! let text = "It was the best of times, it was the worst of times. ".repeat(20);
 //! let corpus = Corpus::from_documents("two cities", vec![text])?;
@@ -21,8 +21,8 @@
 //! let batch = GlobalBatch::new(8, 2, 2)?; // 8 samples a step, 2 a micro-batch, 2 ranks
 //! assert_eq!(batch.num_micro_batches(), 2);
 //!
-//! let mine = order.batch(batch.micro_batch(0, 1, 0)); // step from 0 on, rank 1, its micro-batch 0
-//! assert_eq!(mine, [order.tokens(4), order.tokens(5)]);
+//! let mine = order.batch(batch.micro_batch(0, 1, 0))?; // step from 0 on, rank 1, its micro-batch 0
+//! assert_eq!(mine, [order.tokens(4)?, order.tokens(5)?]);
 //! assert_eq!(mine[0].len(), 16 + 1); // inputs are the first 16 tokens, targets the last 16
 //! # Ok::<(), megaburn_data::DataError>(())
 //! ```
@@ -32,6 +32,7 @@
 
 mod batch;
 mod batch_schedule;
+mod blend;
 mod corpus;
 mod dataset;
 mod endings;
@@ -47,10 +48,13 @@ mod sample_log;
 mod sampler;
 mod samples;
 mod synthetic;
+mod text_cache;
+mod token_store;
 mod tokenizer;
 
 pub use batch::GlobalBatch;
 pub use batch_schedule::BatchSchedule;
+pub use blend::BlendedSampler;
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
@@ -67,6 +71,7 @@ pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
 pub use samples::Samples;
 pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};
+pub use text_cache::{TextCache, TextCacheEvent};
 pub use tokenizer::{
     BOS, ByteTokenizer, EOS, HfTokenizer, PAD, TextStream, Tokenizer, TokenizerTrainer,
     TrainedTokenizer, bits_per_byte,

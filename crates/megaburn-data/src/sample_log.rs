@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::{batch::GlobalBatch, error::DataError, sampler::Sampler};
+use crate::{batch::GlobalBatch, error::DataError, samples::Samples};
 
 /// The samples that were read, as one hash of the tokens per sample. Each rank keeps a log of its
 /// own, and the logs are merged; the result does not depend on which rank read which sample.
@@ -67,8 +67,8 @@ impl SampleLog {
 /// data-parallel rank of `batch` reads. It is equal for every data-parallel degree and batch size.
 ///
 /// # Errors
-/// Two ranks read a sample with different tokens.
-pub fn order_hash(sampler: &Sampler, batch: &GlobalBatch, n: u64) -> Result<u64, DataError> {
+/// Two ranks read a sample with different tokens, or a sample cannot be read.
+pub fn order_hash(samples: &dyn Samples, batch: &GlobalBatch, n: u64) -> Result<u64, DataError> {
     let num_steps = n.div_ceil(batch.global_batch_size() as u64);
     let mut whole = SampleLog::new();
     for dp_rank in 0..batch.dp() {
@@ -77,7 +77,7 @@ pub fn order_hash(sampler: &Sampler, batch: &GlobalBatch, n: u64) -> Result<u64,
             let consumed = step * batch.global_batch_size() as u64;
             for micro_batch in 0..batch.num_micro_batches() {
                 let indices = batch.micro_batch(consumed, dp_rank, micro_batch);
-                for (index, tokens) in indices.clone().zip(sampler.batch(indices)) {
+                for (index, tokens) in indices.clone().zip(samples.batch(indices)?) {
                     mine.record(index, &tokens)?;
                 }
             }
@@ -92,7 +92,7 @@ pub fn order_hash(sampler: &Sampler, batch: &GlobalBatch, n: u64) -> Result<u64,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::TokenDataset;
+    use crate::{dataset::TokenDataset, sampler::Sampler};
 
     fn sampler(seed: u64) -> Sampler {
         let tokens: Vec<u32> = (0..5003u32).map(|i| i * i % 251).collect();
@@ -131,7 +131,7 @@ mod tests {
             let batch = GlobalBatch::new(global, 1, dp).unwrap();
             for _ in 0..num_steps {
                 for index in (0..dp).rev().flat_map(|r| batch.rank(consumed, r)) {
-                    log.record(index, &order.tokens(index)).unwrap();
+                    log.record(index, &order.tokens(index).unwrap()).unwrap();
                 }
                 consumed += global as u64;
             }

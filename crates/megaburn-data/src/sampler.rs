@@ -1,10 +1,8 @@
 //! The order in which samples are read.
 
-use std::ops::Range;
-
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{dataset::TokenDataset, error::DataError, permutation::Permutation};
+use crate::{dataset::TokenDataset, error::DataError, permutation::Permutation, samples::Samples};
 
 /// An unlimited sequence of samples of a data set: a pure function
 /// `(seed, sample index) -> tokens`, computed on demand.
@@ -50,12 +48,12 @@ impl Sampler {
                 what: "the sequence length",
             });
         }
-        let num_samples = dataset.num_samples(seq_len) as u64;
+        let num_samples = dataset.num_samples(seq_len);
         if num_samples == 0 {
             return Err(DataError::TooShort {
                 name: dataset.name().into(),
                 found: dataset.num_tokens(),
-                needed: seq_len + 1,
+                needed: seq_len as u64 + 1,
                 seq_len,
             });
         }
@@ -70,11 +68,6 @@ impl Sampler {
     /// Number of targets of a sample.
     pub fn seq_len(&self) -> usize {
         self.seq_len
-    }
-
-    /// Number of samples of an epoch.
-    pub fn num_samples(&self) -> u64 {
-        self.num_samples
     }
 
     /// The data set that is sampled.
@@ -92,18 +85,17 @@ impl Sampler {
         };
         (epoch, sample)
     }
+}
 
-    /// The `seq_len + 1` tokens of sample `index`. The first `seq_len` are the inputs, the last
-    /// `seq_len` the targets.
-    pub fn tokens(&self, index: u64) -> Vec<u32> {
-        let (_, sample) = self.position(index);
-        self.dataset.sample(self.seq_len, sample as usize)
+impl Samples for Sampler {
+    /// Number of samples of an epoch.
+    fn num_samples(&self) -> u64 {
+        self.num_samples
     }
 
-    /// The tokens of the samples `indices`. [`GlobalBatch`](crate::GlobalBatch) gives the indices
-    /// of a rank.
-    pub fn batch(&self, indices: Range<u64>) -> Vec<Vec<u32>> {
-        indices.map(|index| self.tokens(index)).collect()
+    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+        let (_, sample) = self.position(index);
+        self.dataset.sample(self.seq_len, sample)
     }
 }
 
@@ -148,7 +140,7 @@ mod tests {
             let sampler = Sampler::shuffled(dataset(len), seq_len, 5).unwrap();
             let start = sampler.position(i).1 as u32 * seq_len as u32;
             let expected: Vec<u32> = (start..=start + seq_len as u32).collect();
-            prop_assert_eq!(sampler.tokens(i), expected);
+            prop_assert_eq!(sampler.tokens(i).unwrap(), expected);
         }
     }
 
@@ -170,7 +162,10 @@ mod tests {
     fn validation_follows_the_text_and_starts_again() {
         let sampler = Sampler::sequential(dataset(11), 3).unwrap();
         assert_eq!(epoch(&sampler, 0), [0, 1, 2]);
-        assert_eq!(sampler.batch(2..4), [vec![6, 7, 8, 9], vec![0, 1, 2, 3]]);
+        assert_eq!(
+            sampler.batch(2..4).unwrap(),
+            [vec![6, 7, 8, 9], vec![0, 1, 2, 3]]
+        );
     }
 
     #[test]

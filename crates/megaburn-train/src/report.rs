@@ -255,23 +255,24 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    pub(crate) fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
-        self.metrics.write(metrics.clone())?;
-        self.console.eval(metrics);
-        Ok(())
+    /// Reports an evaluation, on each of its data sets.
+    pub(crate) fn eval(&mut self, evals: &[EvalMetrics]) -> Result<(), TrainError> {
+        self.final_eval(evals, None)
     }
 
     /// Reports the evaluation at the end of a run. `known` is the step of the last evaluation in
     /// the metrics: a finished run that is started again already has this one.
     pub(crate) fn final_eval(
         &mut self,
-        metrics: &EvalMetrics,
+        evals: &[EvalMetrics],
         known: Option<u64>,
     ) -> Result<(), TrainError> {
-        if known != Some(metrics.step) {
-            self.metrics.write(metrics.clone())?;
+        for metrics in evals {
+            if known != Some(metrics.step) {
+                self.metrics.write(metrics.clone())?;
+            }
+            self.console.eval(metrics);
         }
-        self.console.eval(metrics);
         Ok(())
     }
 

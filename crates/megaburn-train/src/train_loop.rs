@@ -104,15 +104,18 @@ impl TrainLoop<'_> {
         }
         self.save()?;
         let mut last = None;
-        if self.trainer.evaluates() {
-            let eval = match self.evaluate_unless_stopped()? {
-                ControlFlow::Continue(eval) => eval,
+        if self.trainer.evaluates() || self.trainer.tests() {
+            let evals = match self.final_evaluations()? {
+                ControlFlow::Continue(evals) => evals,
                 ControlFlow::Break(reason) => return self.stopped(reason),
             };
             if let Some(report) = &mut self.report {
-                report.final_eval(&eval, evaluated)?;
+                report.final_eval(&evals, evaluated)?;
             }
-            last = Some(eval);
+            last = evals
+                .into_iter()
+                .next()
+                .filter(|_| self.trainer.evaluates());
         }
         // The run is finished and saved; failures from here on do not change that.
         self.state.iter_mut().for_each(StateFile::finished);
@@ -195,22 +198,38 @@ impl TrainLoop<'_> {
 
     /// Evaluates and reports the result, or returns the reason if the run is stopped in the
     /// meantime.
-    fn evaluate(&mut self) -> Result<ControlFlow<StopReason, EvalMetrics>, TrainError> {
-        let eval = self.evaluate_unless_stopped()?;
-        if let (Some(report), ControlFlow::Continue(eval)) = (&mut self.report, &eval) {
-            report.eval(eval)?;
+    fn evaluate(&mut self) -> Result<Evaluated, TrainError> {
+        let evals = self.unless_stopped(|stop| self.trainer.evaluate_unless(stop))?;
+        if let (Some(report), ControlFlow::Continue(evals)) = (&mut self.report, &evals) {
+            report.eval(evals)?;
         }
-        Ok(eval)
+        Ok(evals)
     }
 
-    fn evaluate_unless_stopped(&self) -> Result<ControlFlow<StopReason, EvalMetrics>, TrainError> {
+    /// The evaluations at the end of the run: on the validation data, then on the test data.
+    fn final_evaluations(&self) -> Result<Evaluated, TrainError> {
+        let evals = self.unless_stopped(|stop| self.trainer.evaluate_unless(stop))?;
+        let ControlFlow::Continue(mut evals) = evals else {
+            return Ok(evals);
+        };
+        let tests = self.unless_stopped(|stop| self.trainer.test_unless(stop))?;
+        Ok(tests.map_continue(|tests| {
+            evals.extend(tests);
+            evals
+        }))
+    }
+
+    fn unless_stopped(
+        &self,
+        evaluate: impl FnOnce(&mut StopCheck<'_>) -> Result<Option<Vec<EvalMetrics>>, TrainError>,
+    ) -> Result<Evaluated, TrainError> {
         let mut reason = None;
-        let eval = self.trainer.evaluate_unless(|| {
+        let evals = evaluate(&mut || {
             reason = self.is_stopped()?;
             Ok(reason.is_some())
         })?;
-        Ok(match eval {
-            Some(eval) => ControlFlow::Continue(eval),
+        Ok(match evals {
+            Some(evals) => ControlFlow::Continue(evals),
             None => ControlFlow::Break(reason.expect("an evaluation ends early only for a reason")),
         })
     }
@@ -235,6 +254,12 @@ impl TrainLoop<'_> {
         Ok(Ended::Stopped(reason))
     }
 }
+
+/// The metrics of each data set, or why the run stopped in the meantime.
+type Evaluated = ControlFlow<StopReason, Vec<EvalMetrics>>;
+
+/// Whether the run stops, the same on all ranks.
+type StopCheck<'a> = dyn FnMut() -> Result<bool, TrainError> + 'a;
 
 fn due(step: u64, interval: u64) -> bool {
     interval > 0 && step > 0 && step.is_multiple_of(interval)

@@ -1,8 +1,9 @@
-//! `megaburn data`, as a user starts it.
+//! `megaburn data`, as a user starts it, and training on its files.
 
 mod documented;
 mod interrupted;
 mod preprocess;
+mod training;
 
 use std::{
     fs,

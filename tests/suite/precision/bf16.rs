@@ -5,7 +5,7 @@
 //! below are a few times 1/512, and each test would fail by far if an f32 part were in bf16, or if
 //! the weights were different.
 
-use std::{fs, path::Path, sync::Arc};
+use std::sync::Arc;
 
 use burn::{
     prelude::Device,

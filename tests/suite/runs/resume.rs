@@ -72,7 +72,8 @@ pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
         let mut stretch = Stretch::default();
         while trainer.progress().step < until {
             let micro_batches = 0..trainer.num_micro_batches();
-            for (numbers, samples) in micro_batches.map(|index| trainer.micro_batch(index)) {
+            for index in micro_batches {
+                let (numbers, samples) = trainer.micro_batch(index)?;
                 for (number, tokens) in numbers.zip(samples) {
                     stretch.samples.record(number, &tokens)?;
                 }

@@ -12,6 +12,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 mod token_type;
+mod tokens;
 
 pub use dataset::{DocumentSize, IndexedDataset};
 pub(crate) use index::{Header, i32s, i64s, write_index};

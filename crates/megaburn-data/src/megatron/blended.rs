@@ -1,4 +1,5 @@
 use serde_json::json;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     blend::{GreedyOrder, asked, normalize, target},
@@ -243,6 +244,11 @@ impl BlendedDataset {
 }
 
 impl Samples for BlendedDataset {
+    fn order_hash(&self) -> u64 {
+        let of_sources = self.datasets.iter().map(Samples::order_hash);
+        xxh3_64(&of_sources.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
+    }
+
     fn num_samples(&self) -> u64 {
         self.dataset_index.rows()
     }

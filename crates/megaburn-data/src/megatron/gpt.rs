@@ -1,6 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     cache::IndexFiles, epochs::Epochs, event::IndexEvent, gpt_index::GptIndex, npy::NpyFile,
@@ -56,6 +57,7 @@ pub struct GptDataset {
     seq_len: usize,
     vocab_size: usize,
     num_epochs: u64,
+    separate_last_epoch: bool,
     document_index: NpyFile,
     sample_index: NpyFile,
     shuffle_index: NpyFile,
@@ -133,8 +135,8 @@ impl GptDatasetConfig {
         }
         let too_short = |num_tokens: u64| DataError::TooShort {
             name: source.name(),
-            found: num_tokens as usize,
-            needed: self.seq_len + 1,
+            found: num_tokens,
+            needed: self.seq_len as u64 + 1,
             seq_len: self.seq_len,
         };
         let num_tokens = source.num_tokens()?;
@@ -176,6 +178,7 @@ impl GptDatasetConfig {
             seq_len: self.seq_len,
             vocab_size: self.vocab_size,
             num_epochs: epochs.num_epochs,
+            separate_last_epoch: epochs.separate_from.is_some(),
             document_index,
             sample_index,
             shuffle_index,
@@ -229,7 +232,7 @@ impl GptDataset {
                     return Err(DataError::OutsideVocab {
                         name: dataset.prefix().display().to_string(),
                         token,
-                        position: position as usize,
+                        position,
                         vocab_size: self.vocab_size,
                     });
                 }
@@ -245,6 +248,14 @@ impl GptDataset {
 }
 
 impl Samples for GptDataset {
+    /// The order depends on the number of epochs, and on whether the last one is shuffled on its
+    /// own.
+    fn order_hash(&self) -> u64 {
+        let mut bytes = self.num_epochs.to_le_bytes().to_vec();
+        bytes.push(u8::from(self.separate_last_epoch));
+        xxh3_64(&bytes)
+    }
+
     fn num_samples(&self) -> u64 {
         self.shuffle_index.rows()
     }

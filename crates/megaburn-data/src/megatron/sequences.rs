@@ -57,11 +57,21 @@ impl SequenceRange {
         &self.sequences
     }
 
+    /// The positions of the tokens among those of all sequences.
+    ///
+    /// # Errors
+    /// The index cannot be read, or is damaged.
+    pub fn tokens(&self) -> Result<Range<u64>, DataError> {
+        let size = self.dataset.token_type().size();
+        let begin = self.dataset.bytes_before(self.sequences.start)? / size;
+        let end = self.dataset.bytes_before(self.sequences.end)? / size;
+        Ok(begin..end.max(begin))
+    }
+
     /// Number of tokens, from the positions of the first and the last sequence.
     pub(super) fn num_tokens(&self) -> Result<u64, DataError> {
-        let begin = self.dataset.bytes_before(self.sequences.start)?;
-        let end = self.dataset.bytes_before(self.sequences.end)?;
-        Ok(end.saturating_sub(begin) / self.dataset.token_type().size())
+        let Range { start, end } = self.tokens()?;
+        Ok(end - start)
     }
 
     /// What messages call it.

@@ -36,7 +36,7 @@ fn text(bytes: usize, mut seed: u64) -> String {
 }
 
 fn tokens(set: &TokenDataset) -> Vec<u32> {
-    set.sample(set.num_tokens() - 1, 0)
+    set.sample(set.num_tokens() as usize - 1, 0).unwrap()
 }
 
 #[test]

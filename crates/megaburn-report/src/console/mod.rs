@@ -132,9 +132,11 @@ impl Console {
     pub fn eval(&mut self, metrics: &EvalMetrics) {
         let EvalMetrics {
             step,
+            data,
             eval_loss,
             mtp_losses,
         } = metrics;
+        let data = data.as_deref().unwrap_or("unseen data");
         let further = mtp_losses
             .iter()
             .map(|loss| format!("{loss:.4}"))
@@ -145,7 +147,7 @@ impl Console {
             format!("; MTP {}", further.join(", "))
         };
         self.line(format!(
-            "evaluation after step {step}: loss {eval_loss:.4} on unseen data{further}"
+            "evaluation after step {step}: loss {eval_loss:.4} on {data}{further}"
         ));
     }
 

@@ -68,6 +68,9 @@ pub struct StepMetrics {
 pub struct EvalMetrics {
     /// The step after which the model was evaluated.
     pub step: u64,
+    /// The name of the data; `None` for the part that is held out of the training data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
     /// Mean cross entropy over the validation tokens; nats per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub eval_loss: f64,
@@ -141,6 +144,7 @@ fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, 
 pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
     EvalMetrics {
         step,
+        data: None,
         eval_loss,
         mtp_losses: Vec::new(),
     }

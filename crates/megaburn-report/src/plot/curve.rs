@@ -8,13 +8,19 @@ const MAX_POINTS: usize = 2000;
 pub(super) struct Curve(Vec<(f64, f64)>);
 
 impl Curve {
-    /// The curves of the training loss and of the validation loss.
+    /// The curves of the training loss and of the validation loss, which is that of the first data
+    /// set that was evaluated.
     pub(super) fn of(records: &[MetricsRecord]) -> (Self, Self) {
         let mut train = Vec::new();
         let mut validation = Vec::new();
+        let first = records.iter().find_map(|record| match record {
+            MetricsRecord::Eval(metrics) => Some(&metrics.data),
+            MetricsRecord::Step(_) => None,
+        });
         for record in records {
             let (points, loss) = match record {
                 MetricsRecord::Step(metrics) => (&mut train, metrics.loss),
+                MetricsRecord::Eval(metrics) if Some(&metrics.data) != first => continue,
                 MetricsRecord::Eval(metrics) => (&mut validation, metrics.eval_loss),
             };
             points.push((

@@ -85,9 +85,11 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Content,
         "data",
-        "path tokenizer documents document_multiple",
+        "path train tokenizer documents document_multiple",
     ),
-    (Identity, "data", "seq_len validation_fraction"),
+    (Identity, "data", "seq_len validation_fraction split order"),
+    (Numeric, "data", "valid test"),
+    (Neutral, "data", "cache_dir"),
     (
         Numeric,
         "train",

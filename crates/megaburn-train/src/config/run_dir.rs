@@ -15,12 +15,15 @@ impl TrainConfig {
             Some(init) => name_of(Path::new(init)),
             None => format!("{}{}", self.model.family, self.size()),
         };
-        let data = match &self.data.path {
-            Some(path) => Path::new(path).file_stem().map_or_else(
-                || "data".to_string(),
-                |stem| stem.to_string_lossy().into_owned(),
-            ),
-            None => "burn-sources".to_string(),
+        let stem = |path: &str| {
+            let stem = Path::new(path).file_stem();
+            stem.map_or_else(|| "data".into(), |stem| stem.to_string_lossy().into_owned())
+        };
+        let data = match (&self.data.path, self.data.train.as_slice()) {
+            (Some(path), _) => stem(path),
+            (None, []) => "burn-sources".to_string(),
+            (None, [only]) => stem(&only.path),
+            (None, [first, others @ ..]) => format!("{}-and-{}", stem(&first.path), others.len()),
         };
         format!("runs/{}-{}", plain(&model), plain(&data))
     }

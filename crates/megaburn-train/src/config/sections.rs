@@ -4,8 +4,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    data_order::DataOrder,
     ineffective_keys::Condition,
     require::{fits_toml, require},
+    sources::{SourceConfig, TRAIN, validate_sources},
     tokenizer::Tokenizer,
 };
 use crate::{device::DeviceChoice, error::TrainError};
@@ -57,11 +59,36 @@ impl RunConfig {
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct DataConfig {
-    /// The data: a text file, or JSON objects with their text in the field `text`, one per line
+    /// The data: a data set in Megatron-LM's format (`PREFIX` of `PREFIX.bin` and `PREFIX.idx`, see
+    /// `megaburn data preprocess`), a text file, or JSON objects with their text in the field `text`, one per line
     /// (`.jsonl`, `.ndjson`, `.json`) or in one array (`.json`). The path is relative to the
     /// working directory. Default: the Rust sources of the Burn crates in the local Cargo registry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
+    /// Training data sets that are mixed by weight, in place of `path`. Each is a table with `path`
+    /// and, if any has one, `weight`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub train: Vec<SourceConfig>,
+    /// Data sets to evaluate on, in place of a part of the training data. Each has an evaluation of
+    /// its own; those with the same `name` are mixed. The first one is the validation loss of the
+    /// run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub valid: Vec<SourceConfig>,
+    /// Data sets to evaluate on at the end of the run, as `valid`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub test: Vec<SourceConfig>,
+    /// Divides each training data set between documents by up to three weights: training,
+    /// validation, test, like `969,30,1`. The rounding is that of Megatron-LM. Data sets must be in
+    /// Megatron-LM's format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<String>,
+    /// The order of the training samples.
+    pub order: DataOrder,
+    /// The folder of what is computed from data sets once per host. Text files are encoded into it
+    /// for all later runs: all of them if this key is set, otherwise those that are compressed
+    /// or above 16 MiB. Default: `$XDG_CACHE_HOME/megaburn` or `~/.cache/megaburn`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_dir: Option<String>,
     /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's
     /// maximum and 2048.
     #[schemars(extend("minimum" = 1))]
@@ -89,6 +116,12 @@ impl Default for DataConfig {
     fn default() -> Self {
         Self {
             path: None,
+            train: Vec::new(),
+            valid: Vec::new(),
+            test: Vec::new(),
+            split: None,
+            order: DataOrder::default(),
+            cache_dir: None,
             seq_len: 128,
             documents: false,
             document_multiple: 16,
@@ -106,17 +139,78 @@ impl DataConfig {
 
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self) -> Vec<Condition> {
-        vec![(
-            "document_multiple",
-            self.documents,
-            "with data.documents = true",
-        )]
+        let holds_out = self.valid.is_empty() && self.split.is_none();
+        vec![
+            (
+                "document_multiple",
+                self.documents,
+                "with data.documents = true",
+            ),
+            (
+                "validation_fraction",
+                holds_out,
+                "without data.valid and data.split",
+            ),
+        ]
+    }
+
+    /// The weights of `split`.
+    ///
+    /// # Errors
+    /// It is not a list of up to three numbers.
+    pub(crate) fn split(&self) -> Result<Option<Vec<f64>>, TrainError> {
+        let Some(split) = &self.split else {
+            return Ok(None);
+        };
+        let weights = split.split(',').map(|weight| weight.trim().parse().ok());
+        let weights: Option<Vec<f64>> = weights.collect();
+        let rule = "up to three numbers separated by commas, like 969,30,1";
+        let weights = weights.filter(|weights| weights.len() <= 3);
+        require(weights.is_some(), "data.split", split, rule)?;
+        let part = |index| weights.as_ref().and_then(|weights| weights.get(index));
+        let trains = part(0).is_some_and(|weight| *weight > 0.0);
+        require(
+            trains,
+            "data.split",
+            split,
+            "weights of which the first is above 0",
+        )?;
+        for (index, key, list) in [(1, "data.valid", &self.valid), (2, "data.test", &self.test)] {
+            let is_twice = part(index).is_some_and(|weight| *weight > 0.0) && !list.is_empty();
+            let rule = "a list without data.split, or with weight 0 there";
+            require(!is_twice, key, "a list", rule)?;
+        }
+        Ok(weights)
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         if let Some(path) = &self.path {
             require(!path.is_empty(), "data.path", "empty", "the path of a file")?;
+            let rule = "empty if data.path is set; move that data set into the list";
+            require(self.train.is_empty(), TRAIN, "a list", rule)?;
         }
+        let lists = [
+            (TRAIN, &self.train),
+            ("data.valid", &self.valid),
+            ("data.test", &self.test),
+        ];
+        for (key, sources) in lists {
+            validate_sources(key, sources)?;
+        }
+        if let Some(folder) = &self.cache_dir {
+            let rule = "the path of a folder";
+            require(!folder.is_empty(), "data.cache_dir", "empty", rule)?;
+        }
+        self.split()?;
+        let holds_out = self.validation_fraction > 0.0 && self.conditions()[1].1;
+        let rule = "`megaburn` with data.validation_fraction, which cuts documents; set data.split, \
+            like 95,5, or data.valid";
+        require(
+            self.order == DataOrder::Megaburn || !holds_out,
+            "data.order",
+            "megatron",
+            rule,
+        )?;
         self.tokenizer.validate()?;
         let Self {
             documents,

@@ -70,7 +70,7 @@ impl TrainConfig {
         let rule =
             format!("at least the {vocab} token ids of data.tokenizer = \"{tokenizer}\": {remedy}");
         require(model.vocab >= vocab, "model.vocab", model.vocab, rule)?;
-        data.samplers(self)?;
+        data.samples(self)?;
         Ok(model)
     }
 }

@@ -1,9 +1,10 @@
 use burn::module::Module;
-use megaburn_data::Sampler;
+use megaburn_data::Samples;
 use megaburn_pipeline::run;
 use megaburn_report::metrics::EvalMetrics;
 
 use crate::{
+    data::EvalSamples,
     error::TrainError,
     trainer::{
         Trainer, first_times::Work, hybrid_context::HybridContext, passes::Evaluation,
@@ -14,29 +15,15 @@ use crate::{
 impl Trainer {
     /// The loss on unseen data: on the first `train.eval_batches` global batches of the validation
     /// data, or on all of it if it is shorter. Each sample is used once, and always the same ones.
+    /// With several sets in `data.valid`, this is the first one.
     ///
     /// # Errors
-    /// `data.validation_fraction` is 0; a failed collective; a device that failed or is out of
+    /// There is no validation data; a failed collective; a device that failed or is out of
     /// memory.
     /// # Collective
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
-        let eval = self.evaluate_unless(|| Ok(false))?;
-        Ok(eval.expect("the evaluation cannot be stopped"))
-    }
-
-    /// As [`evaluate`](Self::evaluate), but returns `None` before the next global batch if `stop`
-    /// returns true.
-    ///
-    /// # Errors
-    /// As [`evaluate`](Self::evaluate); also the errors of `stop`.
-    /// # Collective
-    /// All ranks; `stop` must return the same on all of them.
-    pub(crate) fn evaluate_unless(
-        &self,
-        mut stop: impl FnMut() -> Result<bool, TrainError>,
-    ) -> Result<Option<EvalMetrics>, TrainError> {
-        let Some(valid) = &self.valid else {
+        let Some(first) = self.valid.first() else {
             let key = "data.validation_fraction";
             let rule = "more than 0 for an evaluation";
             return Err(TrainError::Invalid {
@@ -45,6 +32,52 @@ impl Trainer {
                 rule: rule.into(),
             });
         };
+        let eval = self.evaluate_on(first, &mut || Ok(false))?;
+        Ok(eval.expect("the evaluation cannot be stopped"))
+    }
+
+    /// The losses on all sets of validation data, as [`evaluate`](Self::evaluate) computes them. It
+    /// returns `None` before the next global batch if `stop` returns true.
+    ///
+    /// # Errors
+    /// As [`evaluate`](Self::evaluate); also the errors of `stop`.
+    /// # Collective
+    /// All ranks; `stop` must return the same on all of them.
+    pub(crate) fn evaluate_unless(
+        &self,
+        stop: impl FnMut() -> Result<bool, TrainError>,
+    ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
+        self.evaluate_all(&self.valid, stop)
+    }
+
+    /// As [`evaluate_unless`](Self::evaluate_unless), on the test data.
+    ///
+    /// # Errors
+    /// As [`evaluate_unless`](Self::evaluate_unless).
+    /// # Collective
+    /// All ranks; `stop` must return the same on all of them.
+    pub(crate) fn test_unless(
+        &self,
+        stop: impl FnMut() -> Result<bool, TrainError>,
+    ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
+        self.evaluate_all(&self.test, stop)
+    }
+
+    fn evaluate_all(
+        &self,
+        sets: &[EvalSamples],
+        mut stop: impl FnMut() -> Result<bool, TrainError>,
+    ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
+        let evals = sets.iter().map(|set| self.evaluate_on(set, &mut stop));
+        evals.collect()
+    }
+
+    fn evaluate_on(
+        &self,
+        set: &EvalSamples,
+        stop: &mut dyn FnMut() -> Result<bool, TrainError>,
+    ) -> Result<Option<EvalMetrics>, TrainError> {
+        let valid = &*set.samples;
         let _compiling = self.first_times.begin(Work::Evaluation, &self.groups.world);
         let model = self.model().valid();
         let inner_device = self.device.clone().inner();
@@ -90,6 +123,7 @@ impl Trainer {
         let mtp_losses = totals.mtp_means();
         Ok(Some(EvalMetrics {
             step: self.progress.step,
+            data: set.name.clone(),
             eval_loss,
             mtp_losses,
         }))
@@ -99,7 +133,7 @@ impl Trainer {
     /// hybrid context parallelism; otherwise `None`.
     fn hybrid_batches(
         &self,
-        valid: &Sampler,
+        valid: &dyn Samples,
         first: u64,
         total: u64,
     ) -> Result<Option<HybridContext>, TrainError> {
@@ -107,7 +141,7 @@ impl Trainer {
             return Ok(None);
         };
         let end = total.min(first + self.config.train.global_batch as u64);
-        hybrid.assign(&self.documents_of(valid, first..end))?;
+        hybrid.assign(&self.documents_of(valid, first..end)?)?;
         Ok(Some(hybrid))
     }
 }

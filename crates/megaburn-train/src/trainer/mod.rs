@@ -26,14 +26,14 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
-use megaburn_data::{GlobalBatch, Sampler};
+use megaburn_data::{GlobalBatch, Samples};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
 
 use crate::{
     config::{Dtype, InitFrom, TrainConfig},
-    data::RunData,
+    data::{EvalSamples, RunData, RunSamples},
     error::TrainError,
     pipeline::Pipeline,
     run_folder::{RunShare, names::CHECKPOINTS},
@@ -99,9 +99,11 @@ pub struct Trainer {
     loss_scaler: Option<LossScaler>,
     /// Number of consecutive skipped steps so far.
     consecutive_skips: u64,
-    train: Sampler,
-    /// The validation data; `None` if nothing is evaluated.
-    valid: Option<Sampler>,
+    train: Arc<dyn Samples>,
+    /// The validation data; empty if nothing is evaluated.
+    valid: Vec<EvalSamples>,
+    /// What is evaluated at the end of the run.
+    test: Vec<EvalSamples>,
     /// The batch of an evaluation, and of a step after the batch ramp.
     batch: GlobalBatch,
     /// For each layer of the full model, the fraction of the last batch's tokens that each expert
@@ -160,7 +162,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         let layout = groups.layout();
         let model_config = config.check_start(&layout, start, &data)?;
-        let (train, valid) = data.samplers(&config)?;
+        let RunSamples { train, valid, test } = data.samples(&config)?;
         let TrainState {
             pipeline,
             model,
@@ -193,6 +195,7 @@ impl Trainer {
             consecutive_skips: 0,
             train,
             valid,
+            test,
             batch: GlobalBatch::new(
                 config.train.global_batch,
                 config.train.micro_batch,
@@ -268,7 +271,12 @@ impl Trainer {
 
     /// Whether there is data to evaluate on.
     pub(crate) fn evaluates(&self) -> bool {
-        self.valid.is_some()
+        !self.valid.is_empty()
+    }
+
+    /// Whether there is data to test on at the end of the run.
+    pub(crate) fn tests(&self) -> bool {
+        !self.test.is_empty()
     }
 
     /// Whether all steps are done.

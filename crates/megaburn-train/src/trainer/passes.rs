@@ -4,7 +4,7 @@ use burn::{
     prelude::Device,
     tensor::{Gradients, Tensor},
 };
-use megaburn_data::Sampler;
+use megaburn_data::Samples;
 use megaburn_models::Decoder;
 use megaburn_parallel::{BatchContext, Residual};
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
@@ -76,7 +76,7 @@ impl StageExecutor for Training<'_> {
             if let Some(hybrid) = &trainer.hybrid {
                 return hybrid.batch(pass.micro_batch, inner_device);
             }
-            let (_, samples) = trainer.micro_batch(pass.micro_batch);
+            let (_, samples) = trainer.micro_batch(pass.micro_batch)?;
             Ok(trainer
                 .collator()
                 .batch(&samples, samples.len(), inner_device)?)
@@ -141,7 +141,7 @@ pub(super) struct Evaluation<'a> {
     /// The first sample of the global batch, and the number of all samples of the evaluation.
     pub(super) first: u64,
     pub(super) total: u64,
-    pub(super) valid: &'a Sampler,
+    pub(super) valid: &'a dyn Samples,
     pub(super) inner_device: &'a Device,
     pub(super) losses: &'a mut Losses,
     /// The assignment of the global batch's documents, with hybrid context parallelism.
@@ -171,11 +171,12 @@ impl StageExecutor for Evaluation<'_> {
             }
             let dp = trainer.groups.dp.rank();
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
-            // After the end of the data the sampler starts over; those samples do not count.
+            // After the end of the data the samples start over; those do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
-            Ok(trainer
-                .collator()
-                .batch(&self.valid.batch(numbers), counted, inner_device)?)
+            let num_samples = self.valid.num_samples();
+            let samples = numbers.map(|number| self.valid.tokens(number % num_samples));
+            let samples = samples.collect::<Result<Vec<_>, _>>()?;
+            Ok(trainer.collator().batch(&samples, counted, inner_device)?)
         };
         // Experts must not process samples that do not count, in any stage.
         let is_cut = total < first + trainer.config.train.global_batch as u64;

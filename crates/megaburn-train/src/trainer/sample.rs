@@ -1,5 +1,4 @@
 use megaburn_collective::{Lane, tensors};
-use megaburn_data::TokenDataset;
 use megaburn_models::{
     Decoder,
     decoder::DecoderCache,
@@ -8,7 +7,6 @@ use megaburn_models::{
 use megaburn_optim::ShardingLevel;
 
 use crate::{
-    data::RunData,
     error::TrainError,
     text::{continue_text, prompt_tokens},
     trainer::{Trainer, first_times::Work},
@@ -47,7 +45,7 @@ impl Trainer {
         };
         let prompt = match &generate.prompt {
             Some(prompt) => prompt_tokens(tokenizer, prompt)?,
-            None => prompt_tokens(tokenizer, &self.default_prompt())?,
+            None => prompt_tokens(tokenizer, &self.default_prompt()?)?,
         };
         let device = self.device.clone().inner();
         let prompts = [prompt];
@@ -72,29 +70,21 @@ impl Trainer {
     }
 
     /// The default prompt of the sample.
-    fn default_prompt(&self) -> String {
-        if self.config.data.path.is_none() {
-            return "pub fn ".into();
+    fn default_prompt(&self) -> Result<String, TrainError> {
+        if self.config.data.path.is_none() && self.config.data.train.is_empty() {
+            return Ok("pub fn ".into());
         }
-        let RunData {
-            tokenizer,
-            train,
-            valid,
-            ..
-        } = &*self.data;
-        let read = |data: &TokenDataset| {
-            let len = PROMPT_TOKENS.min(data.num_tokens().saturating_sub(1));
-            tokenizer.decode(&data.sample(len, 0))
-        };
-        if valid.num_tokens() <= 1 {
-            return first_words(&read(train)).into();
+        let (tokens, is_held_out) = self.data.first_tokens();
+        let len = PROMPT_TOKENS.min(tokens.num_tokens().saturating_sub(1) as usize);
+        let text = self.data.tokenizer.decode(&tokens.sample(len, 0)?);
+        if !is_held_out {
+            return Ok(first_words(&text).into());
         }
-        let text = read(valid);
         // The text may begin inside a word.
         let whole = text
             .split_once(char::is_whitespace)
             .map_or(&*text, |(_, rest)| rest);
-        first_words(whole).into()
+        Ok(first_words(whole).into())
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
+    config::DataOrder,
     error::TrainError,
     run_folder::RunShare,
     trainer::{Progress, Trainer},
@@ -116,8 +117,12 @@ impl Trainer {
             progress: self.progress,
             seed: self.config.run.seed,
             seq_len: self.config.data.seq_len,
-            data_hash: self.data.hash,
-            num_train_samples: self.train.num_samples(),
+            data_hash: self.data.hash ^ self.train.order_hash(),
+            num_train_samples: match self.config.data.order {
+                DataOrder::Megaburn => self.train.num_samples(),
+                // A longer run of as many epochs has the same order.
+                DataOrder::Megatron => 0,
+            },
             document_multiple: self.config.data.split_into(),
             config: self
                 .config

@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use megaburn_data::Sampler;
+use megaburn_data::Samples;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{P2pSpec, run};
@@ -236,12 +236,15 @@ impl Trainer {
     /// the full run, and the `seq_len + 1` tokens of each, of which context-parallel ranks take
     /// chunks. (With `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different
     /// way.)
-    pub fn micro_batch(&self, index: usize) -> (Range<u64>, Vec<Vec<u32>>) {
+    ///
+    /// # Errors
+    /// A sample cannot be read.
+    pub fn micro_batch(&self, index: usize) -> Result<(Range<u64>, Vec<Vec<u32>>), TrainError> {
         let consumed = self.progress.consumed_samples;
         let numbers = self
             .next_batch()
             .micro_batch(consumed, self.groups.dp.rank(), index);
-        (numbers.clone(), self.train.batch(numbers))
+        Ok((numbers.clone(), self.train.batch(numbers)?))
     }
 
     /// The position of micro-batch `index` of this rank in the run, which determines its dropout
@@ -279,7 +282,8 @@ impl Trainer {
         if let Some(mut hybrid) = self.hybrid.take() {
             let consumed = self.progress.consumed_samples;
             let numbers = consumed..consumed + batch.global_batch_size() as u64;
-            let assigned = hybrid.assign(&self.documents_of(&self.train, numbers));
+            let documents = self.documents_of(&*self.train, numbers);
+            let assigned = documents.and_then(|documents| hybrid.assign(&documents));
             self.hybrid = Some(hybrid);
             assigned?;
         }
@@ -324,10 +328,14 @@ impl Trainer {
     }
 
     /// The documents of these samples, which all ranks know.
-    pub(super) fn documents_of(&self, sampler: &Sampler, numbers: Range<u64>) -> Vec<Document> {
+    pub(super) fn documents_of(
+        &self,
+        samples: &dyn Samples,
+        numbers: Range<u64>,
+    ) -> Result<Vec<Document>, TrainError> {
         let collator = self.collator();
         let of = |sample: Vec<u32>| collator.documents_of(&sample);
-        sampler.batch(numbers).into_iter().flat_map(of).collect()
+        Ok(samples.batch(numbers)?.into_iter().flat_map(of).collect())
     }
 
     /// The messages between the stages of a pipeline.

@@ -1,0 +1,303 @@
+//! The mixing of several data sets by weight.
+
+use megaburn_mesh::{PositionRng, Purpose};
+
+use crate::{error::DataError, sampler::Sampler, samples::Samples};
+
+/// Bits of a position within a block.
+const BITS: u32 = 20;
+/// Samples of a block. Each block has the same number of samples of each source.
+const BLOCK: u64 = 1 << BITS;
+
+/// Which source the sample at each position is from: a pure function of seed and weights, computed
+/// on demand.
+///
+/// In each block of 2^20 samples, source `s` owns an interval of slots whose length is its weight.
+/// The position is mapped to a slot by a scrambled van der Corput sequence (Owen 1995, "Randomly
+/// permuted (t,m,s)-nets and (t,s)-sequences"): of any 2^k consecutive positions that start at a
+/// multiple of 2^k, one is in each of 2^k equal parts of the slots. So the sources are mixed evenly
+/// at every scale, and random within that.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Blend {
+    rng: PositionRng,
+    /// Where the slots of each source begin, and the end of the last.
+    begins: Vec<u64>,
+}
+
+impl Blend {
+    /// A blend by weights, which need not sum to 1. They are rounded to multiples of 2^-20.
+    ///
+    /// # Errors
+    /// A weight is not a positive number, or is below one sample in 2^20.
+    pub(crate) fn new(weights: &[f64], seed: u64) -> Result<Self, DataError> {
+        let bad = |weight: f64, why: &str| {
+            let why = why.into();
+            Err(DataError::Weight { weight, why })
+        };
+        if let Some(&weight) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+            return bad(
+                weight,
+                "it must be a positive number; leave a source without weight out",
+            );
+        }
+        let sum: f64 = weights.iter().sum();
+        let shares: Vec<f64> = weights.iter().map(|w| w / sum * BLOCK as f64).collect();
+        let mut lens: Vec<u64> = shares.iter().map(|share| *share as u64).collect();
+        // The slots that are left go to the largest remainders.
+        let remainder = |index: usize| shares[index] - shares[index].floor();
+        let mut order: Vec<usize> = (0..lens.len()).collect();
+        order.sort_by(|a, b| remainder(*b).total_cmp(&remainder(*a)).then(a.cmp(b)));
+        let num_left = BLOCK.saturating_sub(lens.iter().sum()) as usize;
+        for index in order.into_iter().cycle().take(num_left) {
+            lens[index] += 1;
+        }
+        if let Some(index) = lens.iter().position(|len| *len == 0) {
+            return bad(
+                weights[index],
+                "it is less than one sample in a million of the blend",
+            );
+        }
+        let mut end = 0;
+        let ends = lens.iter().map(|len| {
+            end += len;
+            end
+        });
+        Ok(Self {
+            rng: PositionRng::new(seed, Purpose::DataOrder, "blend"),
+            begins: [0].into_iter().chain(ends).collect(),
+        })
+    }
+
+    /// The source of the sample at `position`, and how many samples of that source come before it.
+    pub(crate) fn source_at(&self, position: u64) -> (usize, u64) {
+        let (block, place) = (position >> BITS, position & (BLOCK - 1));
+        let rng = self.rng.with_stream(block);
+        let slot = slot_of(rng, place);
+        let source = self.begins.partition_point(|begin| *begin <= slot) - 1;
+        let (begin, end) = (self.begins[source], self.begins[source + 1]);
+        let before = num_below(rng, place, end) - num_below(rng, place, begin);
+        (source, block * (end - begin) + before)
+    }
+
+    /// The share of each source.
+    pub(crate) fn shares(&self) -> Vec<f64> {
+        let lens = self.begins.windows(2).map(|pair| pair[1] - pair[0]);
+        lens.map(|len| len as f64 / BLOCK as f64).collect()
+    }
+}
+
+/// The random bit that scrambles bit `level` of the slot of all places with these lower bits.
+fn scramble(rng: PositionRng, level: u32, low: u64) -> u64 {
+    rng.below(u64::from(level) << BITS | low, 2)
+}
+
+/// The slot of a place: its bits in reverse order, each scrambled by those before it.
+fn slot_of(rng: PositionRng, place: u64) -> u64 {
+    (0..BITS).fold(0, |slot, level| {
+        let low = place & ((1 << level) - 1);
+        slot << 1 | (place >> level & 1 ^ scramble(rng, level, low))
+    })
+}
+
+/// How many of the first `num` places have a slot below `end`.
+fn num_below(rng: PositionRng, num: u64, end: u64) -> u64 {
+    if end == BLOCK {
+        return num;
+    }
+    let mut begin = 0;
+    let mut count = 0;
+    // The places are windows of 2^k, of which each has one place in each of 2^k parts of the slots.
+    for bits in (0..BITS).rev() {
+        if num >> bits & 1 == 0 {
+            continue;
+        }
+        let part = end >> (BITS - bits);
+        // The place of this window in the part in which `end` is.
+        let mut low = 0;
+        for level in 0..bits {
+            let wanted = part >> (bits - 1 - level) & 1;
+            low |= (wanted ^ scramble(rng, level, low)) << level;
+        }
+        let is_below = slot_of(rng, begin | low) < end;
+        count += part + u64::from(is_below);
+        begin += 1 << bits;
+    }
+    count
+}
+
+/// Samples of several data sets, mixed by weight. Each source is read in its own order, as if it
+/// were the only one.
+#[derive(Clone, Debug)]
+pub struct BlendedSampler {
+    sources: Vec<Sampler>,
+    blend: Blend,
+}
+
+impl BlendedSampler {
+    /// Mixes `sources` by `weights`, which need not sum to 1. Without weights, the sources are mixed
+    /// by their numbers of samples.
+    ///
+    /// # Errors
+    /// There is no source; a weight is not a positive number, or is below one sample in 2^20; the
+    /// numbers of weights and sources differ.
+    pub fn new(
+        sources: Vec<Sampler>,
+        weights: Option<&[f64]>,
+        seed: u64,
+    ) -> Result<Self, DataError> {
+        if sources.is_empty() {
+            let what = "the number of data sets";
+            return Err(DataError::Zero { what });
+        }
+        let sizes = sources.iter().map(|source| source.num_samples() as f64);
+        let weights = weights.map_or_else(|| sizes.collect(), <[f64]>::to_vec);
+        if weights.len() != sources.len() {
+            return Err(DataError::NumWeights {
+                num_weights: weights.len(),
+                num_sources: sources.len(),
+            });
+        }
+        let blend = Blend::new(&weights, seed)?;
+        Ok(Self { sources, blend })
+    }
+
+    /// The sources.
+    pub fn sources(&self) -> &[Sampler] {
+        &self.sources
+    }
+
+    /// The share of each source in the samples.
+    pub fn shares(&self) -> Vec<f64> {
+        self.blend.shares()
+    }
+
+    /// The source of sample `index`, and its index among the samples of that source.
+    pub fn source_at(&self, index: u64) -> (usize, u64) {
+        self.blend.source_at(index)
+    }
+}
+
+impl Samples for BlendedSampler {
+    /// Number of samples of an epoch of all sources.
+    fn num_samples(&self) -> u64 {
+        self.sources.iter().map(Samples::num_samples).sum()
+    }
+
+    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+        let (source, index) = self.source_at(index);
+        self.sources[source].tokens(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::dataset::TokenDataset;
+
+    #[rstest]
+    #[case(&[1.0])]
+    #[case(&[0.7, 0.3])]
+    #[case(&[5.0, 1.0, 1.0, 0.001])]
+    fn every_source_is_counted_from_zero_without_gaps(#[case] weights: &[f64]) {
+        for seed in [1, 77] {
+            let blend = Blend::new(weights, seed).unwrap();
+            for first in [0, BLOCK - 1500, 7 * BLOCK - 3] {
+                let mut next = vec![None; weights.len()];
+                for position in first..first + 3000 {
+                    let (source, index) = blend.source_at(position);
+                    let expected = next[source].unwrap_or(index);
+                    assert_eq!(index, expected, "{position}");
+                    next[source] = Some(index + 1);
+                }
+                if first == 0 {
+                    let total: u64 = next.iter().flatten().sum();
+                    assert_eq!(total, 3000);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn every_stretch_is_mixed_by_the_weights(
+            weights in prop::collection::vec(0.05f64..1.0, 1..6), first in 0u64..1 << 40, seed: u64
+        ) {
+            let blend = Blend::new(&weights, seed).unwrap();
+            let num = 1000;
+            let mut counts = vec![0u64; weights.len()];
+            for position in first..first + num {
+                counts[blend.source_at(position).0] += 1;
+            }
+            for (count, share) in counts.into_iter().zip(blend.shares()) {
+                // A random choice would be off by 16 at one standard deviation; here it is by a few
+                // per binary digit of the length.
+                let difference = (count as f64 - share * num as f64).abs();
+                prop_assert!(difference < 20.0, "{count} of {num} for {share}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_maps_places_to_slots_one_to_one() {
+        let rng = PositionRng::new(3, Purpose::DataOrder, "blend").with_stream(2);
+        let mut seen = vec![false; BLOCK as usize];
+        for place in 0..BLOCK {
+            let slot = slot_of(rng, place) as usize;
+            assert!(!std::mem::replace(&mut seen[slot], true));
+        }
+        for end in [1, 1000, BLOCK / 3, BLOCK - 1, BLOCK] {
+            assert_eq!(
+                num_below(rng, BLOCK - 1, end) + u64::from(slot_of(rng, BLOCK - 1) < end),
+                end
+            );
+        }
+    }
+
+    #[test]
+    fn seeds_give_other_mixtures() {
+        let sources = |seed| {
+            let blend = Blend::new(&[1.0, 1.0], seed).unwrap();
+            (0..64)
+                .map(|position| blend.source_at(position).0)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sources(1), sources(1));
+        assert_ne!(sources(1), sources(2));
+    }
+
+    #[rstest]
+    #[case(&[1.0, 0.0], "the weight 0 cannot be used: it must be a positive number")]
+    #[case(&[1.0, -2.0], "the weight -2 cannot be used: it must be a positive number")]
+    #[case(&[f64::NAN], "the weight NaN cannot be used: it must be a positive number")]
+    #[case(&[1.0, 1e-9], "the weight 0.000000001 cannot be used: it is less than one sample")]
+    fn a_weight_that_cannot_be_used_is_named(#[case] weights: &[f64], #[case] message: &str) {
+        let error = Blend::new(weights, 1).unwrap_err().to_string();
+        assert!(error.starts_with(message), "{error}");
+    }
+
+    #[test]
+    fn each_source_keeps_its_own_order() {
+        let sampler = |first: u32, len: u32| {
+            let tokens: Vec<u32> = (first..first + len).collect();
+            let set = TokenDataset::from_tokens("count", &tokens, 1000).unwrap();
+            Sampler::shuffled(set, 3, 5).unwrap()
+        };
+        let parts = vec![sampler(0, 31), sampler(500, 100)];
+        let blended = BlendedSampler::new(parts.clone(), Some(&[1.0, 2.0]), 5).unwrap();
+        let mut read = [0, 0];
+        for index in 0..200 {
+            let tokens = blended.tokens(index).unwrap();
+            let source = usize::from(tokens[0] >= 500);
+            assert_eq!(tokens, parts[source].tokens(read[source]).unwrap());
+            read[source] += 1;
+        }
+        assert!(read[0].abs_diff(67) < 5, "{read:?}");
+        let by_size = BlendedSampler::new(parts, None, 5).unwrap();
+        assert!((by_size.shares()[0] - 10.0 / 43.0).abs() < 1e-5);
+    }
+}

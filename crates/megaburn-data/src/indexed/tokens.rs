@@ -1,0 +1,156 @@
+//! Tokens of a data set by their position among the tokens of all documents.
+
+use std::io::Read;
+use std::ops::Range;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{IndexedDataset, with_ending};
+use crate::{
+    error::DataError,
+    part::{hash_of, hex},
+    tokenizer::Tokenizer,
+};
+
+/// Number of places at which the tokens are hashed, and bytes at each.
+const NUM_PLACES: u64 = 64;
+const PLACE_BYTES: u64 = 1 << 16;
+
+impl IndexedDataset {
+    /// The tokens at the positions `range`, of documents one after the other.
+    ///
+    /// # Errors
+    /// The tokens cannot be read, or one is outside a vocabulary of `vocab_size` ids.
+    pub(crate) fn tokens_at(
+        &self,
+        range: Range<u64>,
+        vocab_size: usize,
+    ) -> Result<Vec<u32>, DataError> {
+        let size = self.token_type().size();
+        let bytes = self.read_bytes(range.start * size, range.end * size)?;
+        let tokens = self.token_type().tokens_of(&bytes);
+        let checked = tokens.iter().enumerate().map(|(at, &token)| {
+            let inside = u32::try_from(token).ok();
+            inside
+                .filter(|token| (*token as usize) < vocab_size)
+                .ok_or_else(|| DataError::OutsideVocab {
+                    name: self.prefix().display().to_string(),
+                    token,
+                    position: range.start + at as u64,
+                    vocab_size,
+                })
+        });
+        checked.collect()
+    }
+
+    /// Checks that a tokenizer is the one that encoded the data set, if megaburn did.
+    ///
+    /// # Errors
+    /// Another one did.
+    pub fn check_tokenizer(&self, tokenizer: &dyn Tokenizer) -> Result<(), DataError> {
+        let Some(description) = self.description() else {
+            return Ok(());
+        };
+        let theirs = &description["tokenizer"]["xxh3"];
+        let mine = hex(tokenizer.hash());
+        match theirs.as_str() {
+            Some(theirs) if theirs != mine => Err(DataError::EncodedByOther {
+                prefix: self.prefix().into(),
+                theirs: format!("xxh3 {theirs}"),
+                mine: format!("xxh3 {mine}"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A hash that differs between data sets with other documents. It covers the whole index, and
+    /// 64 KiB at each of 64 places of the tokens, so it takes less than a second for any size.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn fingerprint(&self) -> Result<u64, DataError> {
+        let path = with_ending(self.prefix(), ".idx");
+        let index = hash_of(&path).map_err(|source| DataError::Io { path, source })?;
+        let mut hash = Xxh3::new();
+        hash.update(&index.to_le_bytes());
+        let num_bytes = self.num_tokens() * self.token_type().size();
+        for place in 0..NUM_PLACES {
+            // The last place ends with the last byte.
+            let last = num_bytes.saturating_sub(PLACE_BYTES);
+            let begin = (last as u128 * place as u128 / (NUM_PLACES - 1) as u128) as u64;
+            let end = num_bytes.min(begin + PLACE_BYTES);
+            hash.update(&self.read_bytes(begin, end)?);
+        }
+        Ok(hash.digest())
+    }
+
+    /// Bytes `begin..end` of the tokens.
+    fn read_bytes(&self, begin: u64, end: u64) -> Result<Vec<u8>, DataError> {
+        let mut bytes = vec![0; (end - begin) as usize];
+        let read = self.token_bytes(begin, end).read_exact(&mut bytes);
+        read.map_err(|source| DataError::Io {
+            path: with_ending(self.prefix(), ".bin"),
+            source,
+        })?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rstest::rstest;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::{preprocess::PreprocessConfig, tokenizer::ByteTokenizer};
+
+    /// A data set of documents, each of which ends with eos.
+    fn written(dir: &TempDir, name: &str, documents: &[&str]) -> IndexedDataset {
+        let input = dir.path().join(format!("{name}.jsonl"));
+        let line = |text: &&str| format!("{{\"text\": {text:?}}}\n");
+        fs::write(&input, documents.iter().map(line).collect::<String>()).unwrap();
+        let out = dir.path().join(name);
+        let config = PreprocessConfig::new(vec![input], out.clone()).with_append_eod(true);
+        config.run(&ByteTokenizer, |_| ()).unwrap();
+        IndexedDataset::open(out).unwrap()
+    }
+
+    #[test]
+    fn positions_run_through_all_documents() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = written(&dir, "a", &["ab", "", "c"]);
+        let tokens: [u32; 5] = [97, 98, 257, 99, 257];
+        for begin in 0..tokens.len() {
+            for end in begin..=tokens.len() {
+                let found = set.tokens_at(begin as u64..end as u64, 260).unwrap();
+                assert_eq!(found, tokens[begin..end], "{begin}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_outside_the_vocabulary_is_named_with_its_position() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = written(&dir, "a", &["abc"]);
+        assert_eq!(set.tokens_at(0..2, 99).unwrap(), [97, 98]);
+        let error = set.tokens_at(1..4, 99).unwrap_err().to_string();
+        let expected = "a: token 99 at position 2 is outside the vocabulary of 99; use the";
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[rstest]
+    #[case(1)]
+    #[case(300_000)]
+    fn the_fingerprint_sees_texts_and_where_documents_end(#[case] size: usize) {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "a".repeat(size);
+        let print =
+            |name: &str, documents: &[&str]| written(&dir, name, documents).fingerprint().unwrap();
+        let first = print("a", &[&text, "b"]);
+        assert_eq!(first, print("same", &[&text, "b"]));
+        assert_ne!(first, print("other", &[&text, "c"]));
+        assert_ne!(first, print("moved", &[&text[1..], "ab"]));
+    }
+}

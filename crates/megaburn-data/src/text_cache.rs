@@ -1,0 +1,253 @@
+//! Texts that are encoded once per host, and read from files by all later runs.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{
+    dataset::TokenDataset,
+    error::DataError,
+    indexed::{IndexedDataset, with_ending},
+    preprocess::{PreprocessConfig, PreprocessEvent},
+    tokenizer::Tokenizer,
+};
+
+/// Changes whenever the same text would be encoded into other tokens.
+const VERSION: u64 = 1;
+/// How often a process looks whether another one has finished.
+const POLL: Duration = Duration::from_millis(100);
+
+/// A folder of encoded texts. Each is named after its file and a hash of everything that decides
+/// its tokens: path, size and time of the file, and the tokenizer.
+///
+/// The folder may be removed at any time when no run uses it.
+#[derive(Clone, Debug)]
+pub struct TextCache {
+    folder: PathBuf,
+}
+
+/// What a process does to open a text.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TextCacheEvent {
+    /// The text is not in the cache, so it is encoded into this data set.
+    Encoding {
+        /// The path without `.bin` and `.idx`.
+        prefix: PathBuf,
+        /// Number of bytes of the file.
+        num_bytes: u64,
+    },
+    /// This many more bytes of the file were encoded.
+    Encoded(u64),
+    /// Another process encodes the text. This is reported several times a second.
+    Waiting,
+}
+
+impl TextCache {
+    /// A cache in `folder`, which is created when a text is encoded.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
+        Self { folder }
+    }
+
+    /// The tokens of a text file, with the tokenizer's eos between documents. They equal those of
+    /// [`Corpus::from_file`](crate::Corpus::from_file); files that end in `.gz` or `.zst` are
+    /// decompressed. If the cache lacks them, one of the processes that ask encodes the text, and
+    /// the others wait. Work that was interrupted is continued.
+    ///
+    /// # Errors
+    /// The text or the cache cannot be read or written, a record of the text is bad, or the text is
+    /// empty.
+    pub fn open(
+        &self,
+        text: &Path,
+        tokenizer: &dyn Tokenizer,
+        mut on_event: impl FnMut(TextCacheEvent),
+    ) -> Result<TokenDataset, DataError> {
+        let prefix = self.prefix_of(text, tokenizer)?;
+        let index = with_ending(&prefix, ".idx");
+        let mut is_told = false;
+        while !index.exists() {
+            match self.encode(text, &prefix, tokenizer, &mut is_told, &mut on_event) {
+                // Another process has the name, or has finished in the meantime.
+                Err(DataError::Busy { .. }) => {
+                    on_event(TextCacheEvent::Waiting);
+                    sleep(POLL);
+                }
+                Err(DataError::Exists { .. }) if index.exists() => {}
+                encoded => encoded?,
+            }
+        }
+        let name = text.display().to_string();
+        let set = IndexedDataset::open(&prefix)?;
+        let Some(num_tokens) = set.num_tokens().checked_sub(1) else {
+            return Err(DataError::Empty { name });
+        };
+        // The data set has an eos after the last document too.
+        let set = TokenDataset::indexed(set, tokenizer.vocab_size());
+        Ok(set.part("", 0..num_tokens).with_name(name))
+    }
+
+    fn encode(
+        &self,
+        text: &Path,
+        prefix: &Path,
+        tokenizer: &dyn Tokenizer,
+        is_told: &mut bool,
+        on_event: &mut dyn FnMut(TextCacheEvent),
+    ) -> Result<(), DataError> {
+        let created = fs::create_dir_all(&self.folder);
+        created.map_err(|source| DataError::Cache {
+            folder: self.folder.clone(),
+            source,
+        })?;
+        let config = PreprocessConfig::new(vec![text.into()], prefix.into());
+        let config = config.with_append_eod(true).with_plain_text(true);
+        let mut told = 0;
+        config.run(tokenizer, |event| match event {
+            PreprocessEvent::Found { num_bytes, .. } if !*is_told => {
+                *is_told = true;
+                let prefix = prefix.into();
+                on_event(TextCacheEvent::Encoding { prefix, num_bytes });
+            }
+            PreprocessEvent::Progress { read_bytes, .. } => {
+                on_event(TextCacheEvent::Encoded(read_bytes.saturating_sub(told)));
+                told = told.max(read_bytes);
+            }
+            _ => {}
+        })?;
+        Ok(())
+    }
+
+    /// Where the tokens of a text are, without `.bin` and `.idx`.
+    fn prefix_of(&self, text: &Path, tokenizer: &dyn Tokenizer) -> Result<PathBuf, DataError> {
+        let unreadable = |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::NotFound => DataError::Missing { path: text.into() },
+            _ => DataError::Io {
+                path: text.into(),
+                source,
+            },
+        };
+        let path = text.canonicalize().map_err(unreadable)?;
+        let metadata = fs::metadata(&path).map_err(unreadable)?;
+        if metadata.is_dir() {
+            return Err(DataError::Directory { path: text.into() });
+        }
+        let mut hash = Xxh3::new();
+        hash.update(path.as_os_str().as_encoded_bytes());
+        for number in [
+            VERSION,
+            metadata.len(),
+            metadata.mtime() as u64,
+            metadata.mtime_nsec() as u64,
+            tokenizer.hash(),
+            tokenizer.vocab_size() as u64,
+            u64::from(tokenizer.eos()),
+        ] {
+            hash.update(&number.to_le_bytes());
+        }
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = format!("{stem}-{:016x}", hash.digest());
+        Ok(self.folder.join(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::scope;
+
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{corpus::Corpus, tokenizer::ByteTokenizer};
+
+    fn all(set: &TokenDataset) -> Vec<u32> {
+        set.sample(set.num_tokens() as usize - 1, 0).unwrap()
+    }
+
+    #[rstest]
+    #[case("a.txt", "\u{FEFF}one text\r\nwith lines\n\0 and é\n")]
+    #[case(
+        "b.jsonl",
+        "{\"text\": \"ab\"}\n\n{\"text\": \"\"}\n{\"text\": \"c\\r\\nd\"}\n"
+    )]
+    #[case("c.json", "[{\"text\": \"ab\"}, {\"text\": \"\"}, {\"text\": \"c\"}]")]
+    fn cached_tokens_are_those_in_memory(#[case] name: &str, #[case] text: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        let corpus = Corpus::from_file(&path).unwrap();
+        let expected = all(&TokenDataset::new(&corpus, &ByteTokenizer).unwrap());
+        let cache = TextCache::new(dir.path().join("cache"));
+        let mut events = Vec::new();
+        let first = cache.open(&path, &ByteTokenizer, |event| events.push(event));
+        assert_eq!(all(&first.unwrap()), expected);
+        assert!(
+            matches!(events[0], TextCacheEvent::Encoding { num_bytes, .. }
+            if num_bytes == text.len() as u64)
+        );
+        let again = cache.open(&path, &ByteTokenizer, |event| panic!("{event:?}"));
+        let again = again.unwrap();
+        assert_eq!(all(&again), expected);
+        assert_eq!(again.name(), path.display().to_string());
+    }
+
+    #[test]
+    fn a_changed_text_is_encoded_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        let cache = TextCache::new(dir.path().join("cache"));
+        for text in ["first", "the second text"] {
+            fs::write(&path, text).unwrap();
+            let set = cache.open(&path, &ByteTokenizer, |_| ()).unwrap();
+            assert_eq!(all(&set), text.bytes().map(u32::from).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn many_processes_encode_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        fs::write(&path, "some text ".repeat(20_000)).unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        let counts = scope(|scope| {
+            let open = || {
+                let mut num_bytes = 0;
+                let set = cache.open(&path, &ByteTokenizer, |event| {
+                    if let TextCacheEvent::Encoded(more) = event {
+                        num_bytes += more;
+                    }
+                });
+                assert_eq!(set.unwrap().num_tokens(), 200_000);
+                num_bytes
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            let counts = threads.into_iter().map(|thread| thread.join().unwrap());
+            counts.collect::<Vec<u64>>()
+        });
+        assert_eq!(counts.iter().sum::<u64>(), 200_000, "{counts:?}");
+    }
+
+    #[rstest]
+    #[case("a.txt", "", "is empty; give a text")]
+    #[case("a.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n", "line 2")]
+    #[case("a.jsonl", "\n\n", "is empty; give a text")]
+    fn a_text_that_cannot_be_used_is_named(
+        #[case] name: &str,
+        #[case] text: &str,
+        #[case] message: &str,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        for _ in 0..2 {
+            let error = cache.open(&path, &ByteTokenizer, |_| ()).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(message) && error.contains(name), "{error}");
+        }
+    }
+}

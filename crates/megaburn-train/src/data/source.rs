@@ -1,0 +1,151 @@
+//! Opens one data set or text.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use megaburn_collective::Progress;
+use megaburn_data::{
+    Corpus, DataError, IndexedDataset, SequenceRange, TextCache, TextCacheEvent, TokenDataset,
+    Tokenizer,
+};
+
+use super::{cache_dir::cache_dir, mixture::DataPart};
+use crate::config::DataConfig;
+
+/// Texts up to this number of bytes are encoded in memory at each start, which takes a few seconds.
+const MAX_BYTES_IN_MEMORY: u64 = 16 << 20;
+
+/// An opened data set.
+pub(super) struct Source {
+    pub(super) tokens: TokenDataset,
+    /// The data set on disk, if it is one of Megatron-LM's format.
+    pub(super) documents: Option<Arc<IndexedDataset>>,
+    /// Differs between data sets with other tokens from the same tokenizer.
+    pub(super) hash: u64,
+    /// What it is, for people.
+    pub(super) description: String,
+    /// Whether it was encoded in memory from text.
+    pub(super) is_text: bool,
+}
+
+impl Source {
+    /// Opens a data set in Megatron-LM's format, or encodes a text.
+    ///
+    /// # Errors
+    /// There is neither at the path, or it cannot be read; another tokenizer encoded it.
+    pub(super) fn open(
+        path: &str,
+        config: &DataConfig,
+        tokenizer: &dyn Tokenizer,
+        progress: &Progress,
+    ) -> Result<Self, DataError> {
+        if is_indexed(Path::new(path)) {
+            return Self::indexed(path, tokenizer);
+        }
+        match cache_for(Path::new(path), config)? {
+            Some(cache) => Self::cached(path, &cache, tokenizer, progress),
+            None => Self::in_memory(&Corpus::from_file(path)?, tokenizer, progress),
+        }
+    }
+
+    /// All of it.
+    pub(super) fn all(&self) -> DataPart {
+        let sequences = self.documents.clone().map(SequenceRange::all);
+        DataPart {
+            tokens: self.tokens.clone(),
+            sequences,
+        }
+    }
+
+    fn indexed(path: &str, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
+        let set = IndexedDataset::open(path)?;
+        set.check_tokenizer(tokenizer)?;
+        let documents = Arc::new(IndexedDataset::open(path)?);
+        let plural = if set.num_documents() == 1 { "" } else { "s" };
+        let hash = set.fingerprint()?;
+        Ok(Self {
+            hash,
+            description: format!(
+                "{path}: {} document{plural}, {} tokens, xxh3 {hash:016x}",
+                set.num_documents(),
+                set.num_tokens()
+            ),
+            documents: Some(documents),
+            is_text: false,
+            tokens: TokenDataset::indexed(set, tokenizer.vocab_size()),
+        })
+    }
+
+    fn cached(
+        path: &str,
+        cache: &TextCache,
+        tokenizer: &dyn Tokenizer,
+        progress: &Progress,
+    ) -> Result<Self, DataError> {
+        let tokens = cache.open(Path::new(path), tokenizer, |event| match event {
+            TextCacheEvent::Encoding { prefix, num_bytes } => {
+                let prefix = prefix.display();
+                tracing::info!("encoding {path} into {prefix}.bin; later runs read that");
+                progress.expect(num_bytes);
+            }
+            TextCacheEvent::Encoded(num_bytes) => progress.add(num_bytes),
+            TextCacheEvent::Waiting => progress.add(0),
+        })?;
+        let hash = tokens.fingerprint()?;
+        let num_tokens = tokens.num_tokens();
+        Ok(Self {
+            hash,
+            description: format!("{path}: {num_tokens} tokens, xxh3 {hash:016x}"),
+            documents: None,
+            is_text: false,
+            tokens,
+        })
+    }
+
+    pub(super) fn in_memory(
+        corpus: &Corpus,
+        tokenizer: &dyn Tokenizer,
+        progress: &Progress,
+    ) -> Result<Self, DataError> {
+        progress.expect(corpus.num_bytes().unwrap_or_default() as u64);
+        let encoded = |bytes| progress.add(bytes as u64);
+        let tokens = TokenDataset::encoded(corpus, tokenizer, encoded)?;
+        Ok(Self {
+            hash: corpus.hash(),
+            description: described(corpus),
+            documents: None,
+            is_text: true,
+            tokens,
+        })
+    }
+}
+
+/// The text, its size and its hash, and why it was taken.
+fn described(corpus: &Corpus) -> String {
+    let note = corpus.note().map(|note| format!(" ({note})"));
+    format!("{corpus}{}", note.unwrap_or_default())
+}
+
+/// Whether a path names a data set in Megatron-LM's format: one of its files, or both without their
+/// endings.
+fn is_indexed(path: &Path) -> bool {
+    let ending = path.extension().unwrap_or_default();
+    let index = || {
+        let mut index = path.as_os_str().to_owned();
+        index.push(".idx");
+        Path::new(&index).exists()
+    };
+    ending == "bin" || ending == "idx" || (!path.is_file() && index())
+}
+
+/// The cache for a text; `None` if it is encoded in memory.
+fn cache_for(path: &Path, config: &DataConfig) -> Result<Option<TextCache>, DataError> {
+    let ending = path.extension().unwrap_or_default();
+    let is_compressed = ending == "gz" || ending == "zst";
+    let num_bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    if config.cache_dir.is_none() && num_bytes <= MAX_BYTES_IN_MEMORY && !is_compressed {
+        return Ok(None);
+    }
+    Ok(Some(TextCache::new(cache_dir(path, config)?)))
+}

@@ -100,6 +100,8 @@ fn type_named(name: &str, schema: &Value) -> String {
             let items = &schema["items"];
             let of = match names(items) {
                 Some(names) => listed(names),
+                // As TOML calls them.
+                None if items["type"] == "object" => "tables".into(),
                 None => format!("{}s{}", text(items, "type"), range(items)),
             };
             match &schema["maxItems"] {

@@ -1,10 +1,10 @@
 """Makes tokenizers in the file formats of SentencePiece, tiktoken and BERT, and expected hashes of ids.
 
-    python tests/tools/tokenizer_files.py [--full FOLDER]
+    python tests/tools/tokenizer_files.py [--full FOLDER] [NAME ..]
 
 Writes tests/fixtures/tokenizer-files: `strings.json` with strings of 30 scripts, and a folder a tokenizer
 with its files and `expected.txt`, one line a string: hashes of the ids as training text, of the
-ids as a prompt, and of the text that the former decode to. With --full, it writes 2,000 strings a script
+ids as a prompt, and of the text that the former decode to, or `-`. With --full, it writes 2,000 strings a script
 and larger tokenizers into FOLDER, which the ignored test of `tests/tokenizers/files.rs` compares.
 Made with sentencepiece 0.2.3, tiktoken 0.14.0, tokenizers 0.23.3 and transformers 5.24.0.
 """
@@ -358,6 +358,68 @@ def wordpiece(name, folder, full):
     return files, expected
 
 
+# The base, a folder of tests/fixtures/tokenizers or a vocabulary of BERT; tokenizer_config.json; the model.
+CLASSES = {
+    "class-gpt2": ("byte-level", {"tokenizer_class": "GPT2TokenizerFast"}, "gpt2"),
+    "class-gpt2-prefix": ("byte-level", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, None),
+    "class-gpt2-llama3": ("llama3", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "bos_token": "<|begin_of_text|>"}, None),
+    "class-qwen2": ("byte-level", {"tokenizer_class": "Qwen2Tokenizer"}, "qwen3"),
+    "class-qwen2-own": ("byte-level", {"tokenizer_class": "PreTrainedTokenizerFast"}, "qwen2"),
+    "class-llama": ("llama2", {"tokenizer_class": "LlamaTokenizer"}, "llama"),
+    "class-llama-legacy": ("llama2", {"tokenizer_class": "LlamaTokenizerFast", "legacy": True}, None),
+    "class-llama-no-prefix": ("mistral", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}, None),
+    "class-llama-mistral": ("mistral", {"tokenizer_class": "LlamaTokenizer", "legacy": False}, "mistral"),
+    "class-llama-bytes": ("llama3", {"tokenizer_class": "LlamaTokenizer"}, "llama"),
+    "class-gemma": (
+        "llama2",
+        {"tokenizer_class": "GemmaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>", "mask_token": None},
+        "gemma2",
+    ),
+    "class-t5": ("unigram", {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}, "t5"),
+    "class-bert": ("bert-uncased", {"tokenizer_class": "BertTokenizerFast", "eos_token": "[SEP]"}, None),
+    "class-bert-cased": ("bert-uncased", {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "eos_token": "[SEP]"}, "bert"),
+}  # fmt: skip
+
+
+def class_of(name, folder, full):
+    """Prompts of transformers for a tokenizer.json whose class changes it."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, BertTokenizer
+
+    base, config, model = CLASSES[name]
+    files = {"tokenizer_config.json": config}
+    if model:
+        files["config.json"] = {"model_type": model}
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        for file, value in files.items():
+            (scratch / file).write_text(json.dumps(value))
+        if base in BERT:
+            backend = BertTokenizer.from_pretrained(OUT / base)._tokenizer
+            backend.save(str(folder / "tokenizer.json"), pretty=False)
+            backend = folder
+        else:
+            backend = OUT.parent / "tokenizers" / base
+            (folder / "base.txt").write_text(f"{base}\n")
+        if base == "unigram":
+            # The class always adds the token that ends a text.
+            made = Tokenizer.from_file(str(backend / "tokenizer.json"))
+            made.post_processor = processors_template(made)
+            made.save(str(folder / "tokenizer.json"), pretty=False)
+            (folder / "base.txt").unlink()
+            backend = folder
+        shutil.copy(backend / "tokenizer.json", scratch)
+        tokenizer = AutoTokenizer.from_pretrained(scratch)
+    return files, lambda text: (None, tokenizer(text)["input_ids"], None)
+
+
+def processors_template(tokenizer):
+    from tokenizers import processors
+
+    end = tokenizer.token_to_id("</s>")
+    return processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
+
+
 TIKTOKEN = ["tiktoken-cl100k", "tiktoken-o200k", "tiktoken-llama3", "tiktoken-qwen"]
 
 
@@ -372,8 +434,8 @@ def write(root, name, make, cases, full):
         lines = []
         for text, repeat in cases:
             plain, prompt, decoded = expected(text * repeat)
-            prompt = "-" if prompt is None else hash_ids(prompt)
-            lines.append(f"{hash_ids(plain)} {prompt} {fnv(decoded.encode())}\n")
+            ids = ["-" if ids is None else hash_ids(ids) for ids in [plain, prompt]]
+            lines.append(f"{ids[0]} {ids[1]} {'-' if decoded is None else fnv(decoded.encode())}\n")
         (folder / "expected.txt").write_text("".join(lines))
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(name, size, "bytes", flush=True)
@@ -382,15 +444,15 @@ def write(root, name, make, cases, full):
 def main():
     full = sys.argv[1:2] == ["--full"]
     root = Path(sys.argv[2]) if full else OUT
+    only = sys.argv[3 if full else 1 :]
     root.mkdir(parents=True, exist_ok=True)
     cases = strings(2000 if full else 10)
     (root / "strings.json").write_text(json.dumps(cases, ensure_ascii=False) + "\n")
-    for name in SENTENCEPIECE:
-        write(root, name, sentencepiece, cases, full)
-    for name in TIKTOKEN:
-        write(root, name, tiktoken_model, cases, full)
-    for name in BERT:
-        write(root, name, wordpiece, cases, full)
+    makers = [(SENTENCEPIECE, sentencepiece), (TIKTOKEN, tiktoken_model), (BERT, wordpiece), (CLASSES, class_of)]
+    for names, make in makers:
+        for name in names:
+            if not only or name in only:
+                write(root, name, make, cases, full)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 mod beside;
 mod byte;
+mod classes;
 mod encoder;
 mod files;
 mod hf;
@@ -87,6 +88,10 @@ pub trait Tokenizer: Debug + Send + Sync {
     /// A hash that differs between tokenizers that encode the same documents differently; 0 for the
     /// byte-level tokenizer.
     fn hash(&self) -> u64;
+    /// A hash that differs between tokenizers that encode the same prompts differently.
+    fn prompt_hash(&self) -> u64 {
+        self.hash()
+    }
 }
 
 /// Decodes text incrementally, one token at a time.

@@ -383,7 +383,7 @@ fn outputs_of(config: &PreprocessConfig) -> Vec<String> {
 
 fn tokenizer_of(tokenizer: &dyn Tokenizer) -> Value {
     json!({
-        "xxh3": format!("{:016x}", tokenizer.hash()),
+        "xxh3": format!("{:016x}", tokenizer.prompt_hash()),
         "vocab_size": tokenizer.vocab_size(),
         "eos": tokenizer.eos(),
     })

@@ -16,7 +16,7 @@ const CONFIG: &str = "tokenizer_config.json";
 const NAMES: &str = "special_tokens_map.json";
 const ADDED: &str = "added_tokens.json";
 /// Keys that name special tokens.
-const NAMED: [&str; 7] = [
+pub(super) const NAMED: [&str; 7] = [
     "bos_token",
     "eos_token",
     "unk_token",
@@ -186,6 +186,13 @@ pub(super) fn with_template(
     })?;
     encoder.with_post_processor(Some(template));
     Ok(())
+}
+
+/// The added tokens and the tokens around a prompt, which the file of a tokenizer does not say.
+pub(super) fn describe(encoder: &Encoder) -> String {
+    let mut added: Vec<_> = encoder.get_added_tokens_decoder().into_iter().collect();
+    added.sort_by_key(|(id, _)| *id);
+    format!("{added:?} {}", json!(encoder.get_post_processor()))
 }
 
 /// A token, which is a string or an object.

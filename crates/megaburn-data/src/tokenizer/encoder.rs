@@ -1,5 +1,5 @@
-//! The tokenizer of the `tokenizers` crate, over its own parts and those of [`super::sentencepiece`]
-//! and [`super::merges`].
+//! The tokenizer of the `tokenizers` crate, over its own parts and those of
+//! [`super::sentencepiece`] and [`super::merges`].
 
 use std::{
     collections::HashMap,

@@ -5,7 +5,7 @@ use std::{
 };
 
 use tokenizers::Model;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::{
     TextStream, Tokenizer, beside,
@@ -14,7 +14,7 @@ use super::{
     pieces,
     special::SpecialIds,
     stream::{HfStream, decode},
-    transformers,
+    transformers::{self, Prompts},
 };
 use crate::error::DataError;
 
@@ -40,6 +40,9 @@ pub struct HfTokenizer {
     special: SpecialIds,
     vocab_size: usize,
     hash: u64,
+    prompt_hash: u64,
+    /// Why it is not known what `transformers` encodes prompts with.
+    unknown: Option<String>,
 }
 
 impl fmt::Debug for HfTokenizer {
@@ -70,12 +73,26 @@ impl HfTokenizer {
         if matches!(opened.kind, FileKind::SentencePiece | FileKind::Tiktoken) {
             beside::set_template(&path, &mut plain, &special)?;
         }
-        let hashed = [bytes.as_slice(), opened.settings.as_bytes()];
-        let tokenizer = Self::new(path, plain, special, &hashed)?;
-        Ok(Self {
-            kind: opened.kind,
-            ..tokenizer
-        })
+        let settings = match opened.kind {
+            FileKind::Json => String::new(),
+            _ => opened.settings + &beside::describe(&plain),
+        };
+        let hashed = [bytes.as_slice(), settings.as_bytes()];
+        let prompts = match opened.kind {
+            FileKind::Json => transformers::prompts(&path, &bytes, &plain)?,
+            _ => Prompts::AsItIs,
+        };
+        let mut tokenizer = Self::new(path, plain, special, &hashed)?;
+        tokenizer.kind = opened.kind;
+        match prompts {
+            Prompts::AsItIs => {}
+            Prompts::Changed(prompt, description) => {
+                tokenizer.prompt = OnceLock::from(*prompt);
+                tokenizer.prompt_hash ^= xxh3_64(description.as_bytes());
+            }
+            Prompts::Unknown(why) => tokenizer.unknown = Some(why),
+        }
+        Ok(tokenizer)
     }
 
     /// The tokenizer of a `tokenizer.json`. Its hash is that of the parts of `hashed`.
@@ -108,6 +125,8 @@ impl HfTokenizer {
             special,
             vocab_size,
             hash,
+            prompt_hash: hash,
+            unknown: None,
         })
     }
 
@@ -221,7 +240,10 @@ impl Tokenizer for HfTokenizer {
 
     fn check_prompts(&self) -> Result<(), DataError> {
         match self.kind {
-            FileKind::Json => transformers::check(&self.path, &self.plain, self.template()?),
+            FileKind::Json => {
+                let unknown = self.unknown.as_deref();
+                transformers::check(&self.path, self.prompt(), unknown, self.template()?)
+            }
             _ => Ok(()),
         }
     }
@@ -260,5 +282,9 @@ impl Tokenizer for HfTokenizer {
 
     fn hash(&self) -> u64 {
         self.hash
+    }
+
+    fn prompt_hash(&self) -> u64 {
+        self.prompt_hash
     }
 }

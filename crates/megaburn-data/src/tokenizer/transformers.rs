@@ -1,35 +1,27 @@
-//! Finds what `transformers`, and with it Megatron-LM, would encode otherwise than `tokenizer.json`
-//! says.
+//! What `transformers`, and with it Megatron-LM, encodes otherwise than `tokenizer.json` says.
 //!
 //! `AutoTokenizer` reads `tokenizer.json` and then changes it: by the class that the files next to
-//! it name, and by their added tokens, special tokens and switches. The changes are not made here,
-//! so a tokenizer that has some is refused.
+//! it name, and by their added tokens, special tokens and switches. The changes of the common
+//! classes are made for prompts ([`super::classes`]); a tokenizer with other changes is refused.
 
 use std::{collections::HashMap, path::Path};
 
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-use super::{encoder::Encoder, special::read_json};
+use super::{
+    beside::NAMED,
+    classes::{Resolved, resolve},
+    encoder::Encoder,
+    special::read_json,
+};
 use crate::error::DataError;
 
-/// The classes that take `tokenizer.json` as it is.
-const PLAIN_CLASSES: [&str; 2] = ["PreTrainedTokenizerFast", "TokenizersBackend"];
 const PLAIN_CLASS_REMEDY: &str = "write \"tokenizer_class\": \"PreTrainedTokenizerFast\" into its tokenizer_config.json, with \
     which they take tokenizer.json as it is";
 const SAVE_REMEDY: &str = "write a tokenizer.json with it by Python's `AutoTokenizer.from_pretrained(DIR)\
     .save_pretrained(DIR)`";
 const SWITCH_REMEDY: &str = "make both files say the same";
-/// Special tokens that are added to the vocabulary if `tokenizer.json` has not added them.
-const NAMED: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
 /// Lists of more such tokens, and objects whose values are such tokens.
 const MORE: [&str; 3] = [
     "additional_special_tokens",
@@ -37,27 +29,68 @@ const MORE: [&str; 3] = [
     "model_specific_special_tokens",
 ];
 
+/// How `tokenizer.json` names parts that encode bytes.
+const BYTE_LEVEL: &[u8] = b"\"ByteLevel\"";
+
 /// What differs, and its remedy.
 type Difference = (String, &'static str);
 
-/// Checks the files next to the tokenizer `path`. `template` are the special tokens before and
-/// after a text.
+/// What `transformers` encodes prompts with.
+#[derive(Debug)]
+pub(super) enum Prompts {
+    /// The file as it is.
+    AsItIs,
+    /// A tokenizer that a class made of the file, and a description of what it changed.
+    Changed(Box<Encoder>, String),
+    /// A tokenizer that is not known, for this reason.
+    Unknown(String),
+}
+
+/// Finds what `transformers` encodes prompts with, for the `tokenizer.json` at `path` with the
+/// content `bytes`.
+pub(super) fn prompts(
+    path: &Path,
+    bytes: &[u8],
+    tokenizer: &Encoder,
+) -> Result<Prompts, DataError> {
+    let read = |name: &str| read_json(&path.with_file_name(name));
+    let (config, names, model) = (
+        read("tokenizer_config.json")?,
+        read("special_tokens_map.json")?,
+        read("config.json")?,
+    );
+    let mut parts = bytes.windows(BYTE_LEVEL.len());
+    let is_byte_level = parts.any(|part| part == BYTE_LEVEL);
+    Ok(match resolve(&config, &model, is_byte_level) {
+        Resolved::AsItIs => Prompts::AsItIs,
+        Resolved::Unknown(why) => Prompts::Unknown(why),
+        Resolved::Class(class) => match class.apply(tokenizer, bytes, [&config, &names]) {
+            Ok(None) => Prompts::AsItIs,
+            Ok(Some((changed, description))) => Prompts::Changed(Box::new(changed), description),
+            Err(why) => Prompts::Unknown(why),
+        },
+    })
+}
+
+/// Checks the files next to the tokenizer `path`. `unknown` says why the class of its tokenizer is
+/// not known, and `template` are the special tokens before and after a text.
 pub(super) fn check(
     path: &Path,
     tokenizer: &Encoder,
+    unknown: Option<&str>,
     template: &Option<[Vec<u32>; 2]>,
 ) -> Result<(), DataError> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let config = read_json(&folder.join("tokenizer_config.json"))?;
     let names = read_json(&folder.join("special_tokens_map.json"))?;
     let added = read_json(&folder.join("added_tokens.json"))?;
-    let model = read_json(&folder.join("config.json"))?;
     let known: HashMap<String, AddedToken> = tokenizer
         .get_added_tokens_decoder()
         .into_values()
         .map(|token| (token.content.clone(), token))
         .collect();
-    let found = class(&config, &model)
+    let found = unknown
+        .map(|why| (why.to_string(), PLAIN_CLASS_REMEDY))
         .or_else(|| added_tokens(&config, tokenizer, &known))
         .or_else(|| special_tokens(&config, &known))
         .or_else(|| special_tokens(&names, &known))
@@ -71,27 +104,6 @@ pub(super) fn check(
             remedy: remedy.into(),
         }),
         None => Ok(()),
-    }
-}
-
-fn class(config: &Value, model: &Value) -> Option<Difference> {
-    let named = [(config, "tokenizer_config.json"), (model, "config.json")];
-    let named = named
-        .iter()
-        .find_map(|(file, name)| Some((file["tokenizer_class"].as_str()?, name)));
-    match (named, model["model_type"].as_str()) {
-        (Some((class, _)), _) if PLAIN_CLASSES.contains(&class) => None,
-        (Some((class, file)), _) => Some((
-            format!("{file} names the class {class}, which may change it"),
-            PLAIN_CLASS_REMEDY,
-        )),
-        (None, Some(model)) => Some((
-            format!(
-                "config.json names the model `{model}`, whose class of tokenizer may change it"
-            ),
-            PLAIN_CLASS_REMEDY,
-        )),
-        (None, None) => None,
     }
 }
 
@@ -170,12 +182,23 @@ fn switches(config: &Value, template: &Option<[Vec<u32>; 2]>) -> Option<Differen
         }
     }
     let adds = |index: usize| template.as_ref().map(|around| !around[index].is_empty());
-    let said = [("add_bos_token", adds(0)), ("add_eos_token", adds(1))];
-    said.into_iter().find_map(|(name, adds)| {
-        let said = config[name].as_bool()?;
-        (Some(said) != adds).then(|| {
-            let why =
-                format!("tokenizer_config.json sets {name} to {said}, unlike its post_processor");
+    let said = ["add_bos_token", "add_eos_token"].map(|name| config[name].as_bool());
+    if said == [None, None] {
+        return None;
+    }
+    // Once one of them is given, a missing one is false.
+    let all = ["add_bos_token", "add_eos_token"]
+        .into_iter()
+        .zip(said)
+        .zip([adds(0), adds(1)]);
+    all.into_iter().find_map(|((name, said), adds)| {
+        let value = said.unwrap_or(false);
+        (Some(value) != adds).then(|| {
+            let says = match said {
+                Some(said) => format!("sets {name} to {said}"),
+                None => format!("does not set {name} to true, only the other one"),
+            };
+            let why = format!("tokenizer_config.json {says}, unlike its post_processor");
             (why, SWITCH_REMEDY)
         })
     })

@@ -1,5 +1,5 @@
-//! Tests that damaged, cut and unclear files of SentencePiece, tiktoken and BERT give one error that
-//! names the file and says why.
+//! Tests that damaged, cut and unclear files of SentencePiece, tiktoken and BERT give one error
+//! that names the file and says why.
 
 use std::{fs, path::Path};
 

@@ -5,8 +5,9 @@ use std::{fs, path::Path};
 
 use megaburn_data::{HfTokenizer, Tokenizer};
 use rstest::rstest;
+use tempfile::TempDir;
 
-use crate::fixtures;
+use crate::{fixtures, folder};
 
 fn fnv(bytes: impl IntoIterator<Item = u8>) -> String {
     let hash = bytes.into_iter().fold(0x811C_9DC5_u32, |hash, byte| {
@@ -25,7 +26,7 @@ fn differences(root: &Path, name: &str) -> (Vec<String>, usize) {
     let strings = fs::read(root.join("strings.json")).unwrap();
     let strings: Vec<(String, usize)> = serde_json::from_slice(&strings).unwrap();
     let expected = fs::read_to_string(root.join(name).join("expected.txt")).unwrap();
-    let tokenizer = HfTokenizer::open(root.join(name)).unwrap();
+    let tokenizer = open(&root.join(name));
     let reserved = [Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad()];
     let texts: Vec<String> = strings
         .iter()
@@ -54,10 +55,10 @@ fn differences(root: &Path, name: &str) -> (Vec<String>, usize) {
             .filter(|&id| Some(id) != unknown(&tokenizer))
             .collect();
         let decoded = tokenizer.decode(&known);
-        let mut stream = tokenizer.stream();
-        let mut streamed: String = known.iter().map(|&id| stream.push(id)).collect();
-        streamed += &stream.finish();
-        if plain.len() < 300 {
+        if known.len() < 60 && !expected.ends_with('-') {
+            let mut stream = tokenizer.stream();
+            let mut streamed: String = known.iter().map(|&id| stream.push(id)).collect();
+            streamed += &stream.finish();
             assert_eq!(streamed, decoded, "{name}: {text:?}");
         }
         let found = [hash(plain), hash(prompt), fnv(decoded.bytes())];
@@ -81,6 +82,24 @@ fn differences(root: &Path, name: &str) -> (Vec<String>, usize) {
     (differ, texts.len())
 }
 
+/// The tokenizer in a folder, which may name another fixture that has its `tokenizer.json`.
+fn open(path: &Path) -> HfTokenizer {
+    let Ok(base) = fs::read_to_string(path.join("base.txt")) else {
+        return HfTokenizer::open(path).unwrap();
+    };
+    let dir = TempDir::new().unwrap();
+    let base = folder(base.trim()).join("tokenizer.json");
+    fs::copy(base, dir.path().join("tokenizer.json")).unwrap();
+    for file in ["tokenizer_config.json", "config.json"] {
+        if path.join(file).exists() {
+            fs::copy(path.join(file), dir.path().join(file)).unwrap();
+        }
+    }
+    let tokenizer = HfTokenizer::open(dir.path()).unwrap();
+    tokenizer.check_prompts().unwrap();
+    tokenizer
+}
+
 fn unknown(tokenizer: &HfTokenizer) -> Option<u32> {
     let names = ["<unk>", "[UNK]"];
     names.iter().find_map(|name| tokenizer.token_to_id(name))
@@ -100,7 +119,21 @@ fn ids_and_text_are_those_of_the_original(
         "tiktoken-qwen",
         "bert-uncased",
         "bert-cased",
-        "bert-accents"
+        "bert-accents",
+        "class-gpt2",
+        "class-gpt2-prefix",
+        "class-gpt2-llama3",
+        "class-qwen2",
+        "class-qwen2-own",
+        "class-llama",
+        "class-llama-legacy",
+        "class-llama-no-prefix",
+        "class-llama-mistral",
+        "class-llama-bytes",
+        "class-gemma",
+        "class-t5",
+        "class-bert",
+        "class-bert-cased"
     )]
     name: &str,
 ) {

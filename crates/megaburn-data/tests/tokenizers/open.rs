@@ -267,16 +267,25 @@ fn difference(name: &str, files: &[(&str, &str)]) -> Option<String> {
 )]
 #[case(
     "byte-level",
-    r#"{"tokenizer_class": "GPT2Tokenizer"}"#,
-    "names the class GPT2Tokenizer"
+    r#"{"tokenizer_class": "CodeGenTokenizer"}"#,
+    "names the class CodeGenTokenizer"
 )]
 #[case(
     "llama2",
-    r#"{"tokenizer_class": "LlamaTokenizer"}"#,
-    "names the class LlamaTokenizer"
+    r#"{"tokenizer_class": "GPT2Tokenizer"}"#,
+    "the class GPT2Tokenizer adds its unk_token \"<|endoftext|>\""
 )]
 #[case("llama2", r#"{"add_bos_token": false}"#, "sets add_bos_token to false")]
-#[case("llama2", r#"{"add_eos_token": true}"#, "sets add_eos_token to true")]
+#[case(
+    "llama2",
+    r#"{"add_bos_token": true, "add_eos_token": true}"#,
+    "sets add_eos_token to true"
+)]
+#[case(
+    "llama2",
+    r#"{"add_eos_token": true}"#,
+    "does not set add_bos_token to true"
+)]
 fn what_changes_the_ids_in_transformers_is_named(
     #[case] fixture: &str,
     #[case] config: &str,
@@ -289,9 +298,9 @@ fn what_changes_the_ids_in_transformers_is_named(
 
 #[test]
 fn what_the_other_files_change_is_named() {
-    let llama = [("config.json", r#"{"model_type": "llama"}"#)];
-    let found = difference("llama2", &llama).unwrap();
-    assert!(found.contains("names the model `llama`"), "{found}");
+    let model = [("config.json", r#"{"model_type": "opt"}"#)];
+    let found = difference("llama2", &model).unwrap();
+    assert!(found.contains("names the model `opt`"), "{found}");
     let added = [("added_tokens.json", r#"{"<|x|>": 9}"#)];
     assert!(
         difference("byte-level", &added)

@@ -75,7 +75,7 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
         kind: FileKind::SentencePiece,
         encoder,
         own,
-        settings: String::new(),
+        settings: config["legacy"].to_string(),
     })
 }
 

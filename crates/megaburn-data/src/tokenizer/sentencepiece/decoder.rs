@@ -3,8 +3,8 @@ use super::{
     proto::{SentencePieceModel, byte},
 };
 
-/// Joins tokens to a text: spaces for [`SPACE`], characters for runs of bytes, and without the space
-/// that the normalizer adds.
+/// Joins tokens to a text: spaces for [`SPACE`], characters for runs of bytes, and without the
+/// space that the normalizer adds.
 ///
 /// Source: SentencePiece `src/sentencepiece_processor.cc`.
 #[derive(Clone, Debug)]

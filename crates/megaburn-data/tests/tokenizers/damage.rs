@@ -258,3 +258,66 @@ fn a_folder_with_several_files_has_the_first_by_rule() {
     let json = add("tokenizers/llama2", "tokenizer.json");
     assert_eq!(opened(), json);
 }
+
+#[rstest]
+#[case("sp-unigram", "tokenizer.model")]
+#[case("sp-bpe-no-prefix", "tokenizer.model")]
+#[case("tiktoken-llama3", "tokenizer.model")]
+#[case("tiktoken-qwen", "qwen.tiktoken")]
+#[case("bert-cased", "vocab.txt")]
+fn a_copy_of_any_file_with_the_name_tokenizer_json_is_the_same_tokenizer(
+    #[case] name: &str,
+    #[case] file: &str,
+) {
+    let dir = copy(name);
+    let own = HfTokenizer::open(dir.path()).unwrap();
+    let renamed = dir.path().join("tokenizer.json");
+    fs::rename(dir.path().join(file), &renamed).unwrap();
+    let copied = HfTokenizer::open(dir.path()).unwrap();
+    assert_eq!(copied.path(), renamed);
+    assert_eq!(
+        (copied.hash(), copied.prompt_hash()),
+        (own.hash(), own.prompt_hash())
+    );
+    let text = "The river's old boats <tool> 今日 </s>";
+    assert_eq!(copied.encode(text).unwrap(), own.encode(text).unwrap());
+    assert_eq!(
+        copied.encode_prompt(text).unwrap(),
+        own.encode_prompt(text).unwrap()
+    );
+}
+
+#[test]
+fn what_changes_the_ids_of_prompts_is_part_of_the_hash() {
+    let dir = copy("sp-bpe-llama");
+    let config = dir.path().join("tokenizer_config.json");
+    let mut hashes = Vec::new();
+    for text in [
+        r#"{}"#,
+        r#"{"legacy": false}"#,
+        r#"{"add_bos_token": true}"#,
+        r#"{"add_eos_token": true}"#,
+        r#"{"additional_special_tokens": ["<x>"]}"#,
+        r#"{"added_tokens_decoder": {"900": {"content": "<x>"}}}"#,
+    ] {
+        fs::write(&config, text).unwrap();
+        hashes.push(HfTokenizer::open(dir.path()).unwrap().prompt_hash());
+    }
+    let json = fixtures("tokenizers/llama2/tokenizer.json");
+    fs::copy(json, dir.path().join("tokenizer.json")).unwrap();
+    let plain = HfTokenizer::open(dir.path()).unwrap().hash();
+    for class in ["TokenizersBackend", "LlamaTokenizer"] {
+        fs::write(&config, format!("{{\"tokenizer_class\": {class:?}}}")).unwrap();
+        let tokenizer = HfTokenizer::open(dir.path()).unwrap();
+        assert_eq!(
+            tokenizer.hash(),
+            plain,
+            "training text is encoded by the file alone"
+        );
+        hashes.push(tokenizer.prompt_hash());
+    }
+    let all = hashes.len();
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), all);
+}

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{encoder::Encoder, special::OwnIds};
+use super::{encoder::Encoder, sentencepiece::SentencePieceModel, special::OwnIds};
 use crate::error::DataError;
 
 /// The names of the files that are looked for in a folder, in this order. A `*.tiktoken` comes
@@ -93,19 +93,35 @@ pub(super) fn find(path: &Path) -> Result<PathBuf, DataError> {
     Err(none(why))
 }
 
-/// Reads the tokenizer from a file with the content `bytes`. Its ending says its kind:
-/// `.model` is SentencePiece or, if its first line is one of ranks, tiktoken; `.tiktoken` is
-/// tiktoken, `.txt` is WordPiece, any other `tokenizer.json`.
+/// Reads the tokenizer from a file with the content `bytes`.
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
+    match kind(path, bytes) {
+        FileKind::Json => json::read(path, bytes),
+        FileKind::SentencePiece => sentencepiece::read(path, bytes),
+        FileKind::Tiktoken => tiktoken::read(path, bytes),
+        FileKind::WordPiece => wordpiece::read(path, bytes),
+    }
+}
+
+/// The format of a file. Its ending says it: `.model` is SentencePiece or, if the first line is one
+/// of ranks, tiktoken; `.tiktoken` is tiktoken, `.txt` is WordPiece. With another ending, the
+/// content says it, because a run keeps its copy of any of them as `tokenizer.json`.
+fn kind(path: &Path, bytes: &[u8]) -> FileKind {
     let is_model = has_ending(path, "model");
-    if has_ending(path, "tiktoken") || (is_model && tiktoken::is_rank_file(bytes)) {
-        tiktoken::read(path, bytes)
-    } else if is_model {
-        sentencepiece::read(path, bytes)
-    } else if has_ending(path, "txt") {
-        wordpiece::read(path, bytes)
+    let is_json = !is_model && bytes.trim_ascii_start().starts_with(b"{");
+    let mut lines = bytes.split(|&byte| byte == b'\n');
+    if has_ending(path, "txt") {
+        FileKind::WordPiece
+    } else if is_json {
+        FileKind::Json
+    } else if has_ending(path, "tiktoken") || tiktoken::is_rank_file(bytes) {
+        FileKind::Tiktoken
+    } else if is_model || bytes.starts_with(&[SentencePieceModel::FIRST_BYTE]) {
+        FileKind::SentencePiece
+    } else if lines.any(|line| line.trim_ascii_end() == b"[UNK]") {
+        FileKind::WordPiece
     } else {
-        json::read(path, bytes)
+        FileKind::Json
     }
 }
 

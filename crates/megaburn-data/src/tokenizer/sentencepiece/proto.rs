@@ -56,6 +56,9 @@ pub(in super::super) struct NormalizerSpec {
 }
 
 impl SentencePieceModel {
+    /// Every file begins with this byte, the key of its first token.
+    pub(in super::super) const FIRST_BYTE: u8 = 0x0A;
+
     /// Parses the content of a file.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
 use std::{
     cmp::Ordering,
     collections::{BinaryHeap, HashMap},
+    ops::Range,
 };
 
 use tokenizers::Token;
 
-use super::{trie::Trie, unknown::Unknown, vocabulary::Vocabulary};
+use super::{sentencepiece::SPACE, trie::Trie, unknown::Unknown, vocabulary::Vocabulary};
 
 /// A BPE that joins the neighbours whose union has the best score, the leftmost ones first.
 ///
@@ -19,6 +20,8 @@ pub(super) struct Merges {
     /// Scores by id; the highest is joined first.
     scores: Vec<f32>,
     options: MergeOptions,
+    /// Whether the words of a text are encoded one by one, because no token crosses their limits.
+    by_words: bool,
 }
 
 /// What distinguishes the kinds of BPE.
@@ -80,11 +83,16 @@ impl Merges {
         scores: Vec<f32>,
         options: MergeOptions,
     ) -> Self {
+        let pieces: HashMap<Box<str>, u32> = pieces.into_iter().collect();
+        let has_unused = options.unused.contains(&true);
+        let crosses = |piece: &str| word_end(piece) < piece.len();
+        let by_words = !has_unused && !pieces.keys().any(|piece| crosses(piece));
         Self {
             vocabulary,
-            pieces: pieces.into_iter().collect(),
+            pieces,
             scores,
             options,
+            by_words,
         }
     }
 
@@ -98,7 +106,22 @@ impl Merges {
         {
             return vec![Token::new(id, String::new(), (0, text.len()))];
         }
-        let mut symbols = self.symbols(text);
+        let mut tokens = Vec::new();
+        let mut start = 0;
+        while start < text.len() {
+            let end = match self.by_words {
+                true => start + word_end(&text[start..]),
+                false => text.len(),
+            };
+            self.encode_part(text, start..end, &mut tokens);
+            start = end;
+        }
+        tokens
+    }
+
+    /// Appends the tokens of a part of the text.
+    fn encode_part(&self, text: &str, part: Range<usize>, tokens: &mut Vec<Token>) {
+        let mut symbols = self.symbols(text, part);
         let mut joins = HashMap::new();
         let mut queue = BinaryHeap::new();
         for right in 1..symbols.len() {
@@ -128,18 +151,17 @@ impl Merges {
                 }
             }
         }
-        let mut tokens = Vec::new();
         let parts = symbols.iter().filter(|symbol| symbol.start < symbol.end);
         for symbol in parts {
-            self.push(text, symbol.start..symbol.end, &joins, &mut tokens);
+            self.push(text, symbol.start..symbol.end, &joins, tokens);
         }
-        tokens
     }
 
-    /// The characters of the text, and the strings that are never divided.
-    fn symbols(&self, text: &str) -> Vec<Symbol> {
-        let mut symbols = Vec::with_capacity(text.len());
-        let mut start = 0;
+    /// The characters of a part of the text, and the strings that are never divided.
+    fn symbols(&self, text: &str, part: Range<usize>) -> Vec<Symbol> {
+        let text = &text[..part.end];
+        let mut symbols = Vec::with_capacity(part.len());
+        let mut start = part.start;
         while let Some(first) = text[start..].chars().next() {
             let whole = self.options.whole.longest(&text.as_bytes()[start..]);
             let end = start + whole.map_or(first.len_utf8(), |(length, _)| length);
@@ -186,7 +208,7 @@ impl Merges {
     fn push<'t>(
         &self,
         text: &'t str,
-        range: std::ops::Range<usize>,
+        range: Range<usize>,
         joins: &HashMap<&'t str, usize>,
         tokens: &mut Vec<Token>,
     ) {
@@ -205,4 +227,12 @@ impl Merges {
             }
         }
     }
+}
+
+/// Where the first word of a text ends: before the first space that follows another character.
+fn word_end(text: &str) -> usize {
+    let is_space = |c: char| c == SPACE;
+    let spaces = text.len() - text.trim_start_matches(is_space).len();
+    let end = text[spaces..].find(is_space);
+    end.map_or(text.len(), |end| spaces + end)
 }

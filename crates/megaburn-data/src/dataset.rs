@@ -161,6 +161,15 @@ impl TokenDataset {
         }
     }
 
+    /// Sets the number of bytes of text that the tokens were encoded from.
+    pub fn with_num_text_bytes(self, num_bytes: u64) -> Self {
+        let bytes_per_token = Some(num_bytes as f64 / self.num_tokens().max(1) as f64);
+        Self {
+            bytes_per_token,
+            ..self
+        }
+    }
+
     /// The data set under the name that messages use.
     pub fn with_name(self, name: impl Into<String>) -> Self {
         Self {

@@ -88,7 +88,15 @@ impl TextCache {
         };
         // The data set has an eos after the last document too.
         let set = TokenDataset::indexed(set, tokenizer.vocab_size());
-        Ok(set.part("", 0..num_tokens).with_name(name))
+        let set = set.part("", 0..num_tokens).with_name(name);
+        let endings = ["json", "jsonl", "ndjson", "gz", "zst"];
+        let ending = text.extension().unwrap_or_default().to_ascii_lowercase();
+        if endings.iter().any(|other| ending == *other) {
+            return Ok(set);
+        }
+        // Other files are one text as they are.
+        let num_bytes = fs::metadata(text).map_or(0, |metadata| metadata.len());
+        Ok(set.with_num_text_bytes(num_bytes))
     }
 
     fn encode(

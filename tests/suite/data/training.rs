@@ -107,13 +107,13 @@ fn cached_text_trains_as_text_in_memory() {
         }
         let text = text.path("text.txt").display().to_string();
         args.extend(["--data".into(), text]);
-        let stdout = Ranks::threads(&args).finish().remove(0).stdout;
+        let ended = Ranks::threads(&args).finish().remove(0);
         let evals: Vec<_> = read_metrics(run.path("run/metrics.jsonl")).unwrap();
         let evals = evals.into_iter().filter_map(|record| match record {
             MetricsRecord::Eval(eval) => Some((eval.step, eval.eval_loss.to_bits())),
             MetricsRecord::Step(_) => None,
         });
-        (run.numbers(), evals.collect::<Vec<_>>(), stdout)
+        (run.numbers(), evals.collect::<Vec<_>>(), ended)
     };
     let cache = text.path("cache");
     let in_memory = run(None);
@@ -130,7 +130,17 @@ fn cached_text_trains_as_text_in_memory() {
         let modified = files
             .iter()
             .map(|file| file.metadata().unwrap().modified().unwrap());
+        let is_first = times.is_empty();
         times.push(modified.collect::<Vec<_>>());
+        let stderr = &cached.2.stderr;
+        assert_eq!(stderr.contains("encoding "), is_first, "{stderr}");
+        let bits = |stdout: &str| {
+            stdout
+                .lines()
+                .find(|line| line.contains("bits per byte"))
+                .map(String::from)
+        };
+        assert_eq!(bits(&cached.2.stdout), bits(&in_memory.2.stdout));
     }
     assert_eq!(times[0].len(), 3);
     assert_eq!(times[0], times[1], "the second run encodes nothing");

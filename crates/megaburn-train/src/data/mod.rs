@@ -1,6 +1,7 @@
 //! The data of a run, opened once per process and shared by its rank threads.
 
 mod cache_dir;
+mod encoding_log;
 mod mixture;
 mod source;
 

@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use megaburn_collective::Progress;
 use megaburn_data::{
-    Corpus, DataError, IndexedDataset, SequenceRange, TextCache, TextCacheEvent, TokenDataset,
-    Tokenizer,
+    Corpus, DataError, IndexedDataset, SequenceRange, TextCache, TokenDataset, Tokenizer,
 };
 
-use super::{cache_dir::cache_dir, mixture::DataPart};
+use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart};
 use crate::config::DataConfig;
 
 /// Texts up to this number of bytes are encoded in memory at each start, which takes a few seconds.
@@ -83,15 +82,8 @@ impl Source {
         tokenizer: &dyn Tokenizer,
         progress: &Progress,
     ) -> Result<Self, DataError> {
-        let tokens = cache.open(Path::new(path), tokenizer, |event| match event {
-            TextCacheEvent::Encoding { prefix, num_bytes } => {
-                let prefix = prefix.display();
-                tracing::info!("encoding {path} into {prefix}.bin; later runs read that");
-                progress.expect(num_bytes);
-            }
-            TextCacheEvent::Encoded(num_bytes) => progress.add(num_bytes),
-            TextCacheEvent::Waiting => progress.add(0),
-        })?;
+        let mut log = EncodingLog::new(path, progress);
+        let tokens = cache.open(Path::new(path), tokenizer, |event| log.event(event))?;
         let hash = tokens.fingerprint()?;
         let num_tokens = tokens.num_tokens();
         Ok(Self {

@@ -73,10 +73,14 @@ fn write_stderr(output: Output<Vec<u8>>) {
     };
 }
 
-/// Sends log lines to standard error: warnings and errors, or what `RUST_LOG` selects. They are
-/// colored on a terminal, unless `NO_COLOR` is set.
+/// What is logged without `RUST_LOG`: warnings, errors, and what is done to data sets before a run,
+/// which may take minutes.
+const FILTER: &str = "warn,megaburn_train::data=info";
+
+/// Sends log lines to standard error: [`FILTER`], or what `RUST_LOG` selects. They are colored on a
+/// terminal, unless `NO_COLOR` is set.
 pub(super) fn start_logging() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(FILTER));
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     // This fails only if the application has its own subscriber, which then stays in use.
     let _ = tracing_subscriber::fmt()

@@ -261,9 +261,9 @@ fn a_tokenizer_that_cannot_be_read_is_refused_unless_bytes_are_meant() {
     write_random_text(&run.path("text.txt"), 20_000, fresh_seed());
     let model = run.path("model");
     copy(&fixture("qwen3-tied"), &model);
-    fs::write(model.join("tokenizer.model"), "sentencepiece").unwrap();
+    fs::write(model.join("tekken.json"), "{}").unwrap();
     let ended = start_from(&run, text(&model), "1", &[]);
-    assert_refused(&ended, "tokenizer.model` cannot be read");
+    assert_refused(&ended, "tekken.json` cannot be read");
     assert_refused(&ended, "`data.tokenizer=byte` to train on bytes");
     assert!(!run.path("run").exists());
     let ended = start_from(&run, text(&model), "1", &["--set", "data.tokenizer=byte"]);

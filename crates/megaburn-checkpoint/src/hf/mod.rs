@@ -10,7 +10,7 @@ pub use view::{HfEntry, HfView};
 pub use write::{HfWriteOptions, HfWritten, write_hf};
 
 /// The files of a published model other than its weights.
-pub const SMALL_FILES: [&str; 11] = [
+pub const SMALL_FILES: [&str; 14] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -18,6 +18,9 @@ pub const SMALL_FILES: [&str; 11] = [
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",
+    "spiece.model",
+    "tiktoken.model",
+    "vocab.txt",
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",

@@ -95,6 +95,11 @@ impl HfTokenizer {
         Ok(tokenizer)
     }
 
+    /// The file that [`open`](Self::open) reads in `folder`; `None` if there is none.
+    pub fn find(folder: &Path) -> Option<PathBuf> {
+        files::find(folder).ok().filter(|_| folder.is_dir())
+    }
+
     /// The tokenizer of a `tokenizer.json`. Its hash is that of the parts of `hashed`.
     pub(super) fn new(
         path: PathBuf,

@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use megaburn_checkpoint::{Checkpoint, Latest, newest};
+use megaburn_data::HfTokenizer;
 use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
 
@@ -101,16 +102,11 @@ fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> RecordedInit {
     }
 }
 
-/// Tokenizer files that are not supported, looked for in folders without a `tokenizer.json`.
-const UNREAD_TOKENIZERS: [&str; 9] = [
-    "tokenizer.model",
-    "spiece.model",
+/// Tokenizer files that are not supported, looked for in folders without another one.
+const UNREAD_TOKENIZERS: [&str; 4] = [
     "sentencepiece.bpe.model",
     "tekken.json",
-    "tokenizer.tiktoken",
-    "qwen.tiktoken",
     "vocab.json",
-    "vocab.txt",
     "merges.txt",
 ];
 
@@ -119,8 +115,7 @@ fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> 
     let Some(folder) = Assets::folder(source) else {
         return Ok(None);
     };
-    let file = folder.join("tokenizer.json");
-    if file.is_file() {
+    if let Some(file) = HfTokenizer::find(&folder) {
         return Ok(Some(Tokenizer::File(file.display().to_string())));
     }
     match UNREAD_TOKENIZERS

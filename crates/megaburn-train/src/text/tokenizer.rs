@@ -3,7 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn_data::Tokenizer;
+use megaburn_data::{HfTokenizer, Tokenizer};
 use megaburn_models::{
     assets::{ASSETS, Assets},
     source::ModelSource,
@@ -12,7 +12,7 @@ use megaburn_models::{
 use crate::{config::Tokenizer as Choice, error::TrainError, run_folder::config_of};
 
 /// The tokenizer of an opened model: `choice` if it is given, else the one that the run trained
-/// with, else the `tokenizer.json` that came with the model; `None` if there is none of these.
+/// with, else the one that came with the model; `None` if there is none of these.
 ///
 /// # Errors
 /// The tokenizer cannot be used, or the run's configuration cannot be read.
@@ -31,9 +31,7 @@ pub fn model_tokenizer(
 }
 
 fn in_folder(folder: &Path) -> Option<Choice> {
-    let file = folder.join("tokenizer.json");
-    file.is_file()
-        .then(|| Choice::File(file.display().to_string()))
+    HfTokenizer::find(folder).map(|file| Choice::File(file.display().to_string()))
 }
 
 /// The run that a checkpoint belongs to, if any.

@@ -71,7 +71,7 @@ pub(super) struct GenerateArgs {
     /// this in a training run, like `parallel.pipeline_layout=Ett|tL`. Repeatable. Default: evenly.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// `byte`, a `tokenizer.json`, or its folder. Default: the model's own tokenizer.
+    /// `byte`, the file of a tokenizer, or its folder. Default: the model's own tokenizer.
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<String>,
     /// Print one JSON object per prompt instead of text.

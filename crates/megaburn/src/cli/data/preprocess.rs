@@ -16,7 +16,8 @@ pub(in crate::cli) struct PreprocessArgs {
     /// compressed (.gz, .zst).
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
-    /// `byte`, a tokenizer.json, or a folder that holds one.
+    /// `byte`, the file of a tokenizer (tokenizer.json, tokenizer.model, *.tiktoken, vocab.txt), or a
+    /// folder that holds one.
     #[arg(long, value_name = "TOKENIZER")]
     tokenizer: String,
     /// Writes PREFIX.bin and PREFIX.idx.

@@ -219,6 +219,20 @@ pub enum DataError {
     #[error("data file `{}`: its array is not valid JSON ({why}); correct the file", path.display())]
     BadArray { path: PathBuf, why: String },
     #[error(
+        "data file `{}` cannot be read by this build, which has no Parquet: build megaburn with \
+        `cargo build --release -p megaburn --features parquet`, or write its texts to a .jsonl file",
+        path.display()
+    )]
+    NoParquet { path: PathBuf },
+    #[error("data file `{}` cannot be read as Parquet: {why}", path.display())]
+    Parquet { path: PathBuf, why: String },
+    #[error(
+        "data file `{}` has an object that goes over several lines; write each object into one \
+        line, as `jq -c .` does, or put the objects into one array",
+        path.display()
+    )]
+    LongObject { path: PathBuf },
+    #[error(
         "no file with text was found for `{}`; in folders, files that end in .jsonl, .ndjson, \
         .json or .txt are read, also with .gz or .zst",
         path.display()

@@ -11,11 +11,13 @@ mod pieces;
 mod sentencepiece;
 mod special;
 mod stream;
+mod text_encoder;
 mod train;
 mod transformers;
 mod trie;
 mod unknown;
 mod vocabulary;
+mod words;
 
 use std::fmt::Debug;
 
@@ -69,6 +71,11 @@ pub trait Tokenizer: Debug + Send + Sync {
     /// As [`encode`](Self::encode).
     fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.iter().map(|text| self.encode_prompt(text)).collect()
+    }
+    /// Bytes of memory that the encoding of a text needs at most, approximately. The text has
+    /// `num_bytes` bytes, and its longest word, or run of spaces, `_longest_word`.
+    fn encoding_memory(&self, num_bytes: usize, _longest_word: usize) -> usize {
+        16 * num_bytes
     }
     /// The text of `tokens`. Special tokens are dropped; bytes that are not UTF-8 become U+FFFD.
     fn decode(&self, tokens: &[u32]) -> String;

@@ -12,6 +12,8 @@ use super::{files, start, succeed};
 
 /// Bytes of text; enough for several saved states on any machine.
 const TEXT: usize = 24 << 20;
+/// A tokenizer that encodes slowly, because it does not cut text into words.
+const TOKENIZER: &str = "{F}/tokenizers/unigram";
 
 /// Writes random words as lines of JSON.
 fn write_corpus(path: &Path, seed: u64) {
@@ -45,7 +47,7 @@ fn a_process_that_is_killed_at_any_moment_is_continued_to_the_same_files() {
     let seed = fresh_seed();
     let mut draw = fastrand::Rng::with_seed(seed);
     write_corpus(&dir.path().join("corpus.jsonl"), seed);
-    let line = "preprocess {D}/corpus.jsonl --tokenizer {F}/tokenizers/byte-level --append-eod";
+    let line = format!("preprocess {{D}}/corpus.jsonl --tokenizer {TOKENIZER} --append-eod");
     succeed(dir.path(), &format!("{line} --out {{D}}/whole"));
     let line = format!("{line} --workers 1 --out {{D}}/set");
     for kills in 1..=2 {
@@ -71,10 +73,10 @@ fn a_process_that_is_killed_at_any_moment_is_continued_to_the_same_files() {
 fn work_with_another_setting_is_not_continued_but_can_be_dropped() {
     let dir = tempfile::tempdir().unwrap();
     write_corpus(&dir.path().join("corpus.jsonl"), fresh_seed());
-    let line = "preprocess {D}/corpus.jsonl --tokenizer {F}/tokenizers/byte-level --out {D}/set";
+    let line = format!("preprocess {{D}}/corpus.jsonl --tokenizer {TOKENIZER} --out {{D}}/set");
     let mut process = start(dir.path(), &format!("{line} --workers 1"));
     process.wait_until(|| num_states(dir.path()) > 0);
-    let ended = super::data(dir.path(), line);
+    let ended = super::data(dir.path(), &line);
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     assert!(
         ended.stderr.contains("is being written by another process"),

@@ -319,6 +319,14 @@ fn the_loss_curve_of_the_tiny_example_is_that_of_f32() {
         expected[29] < 0.7 * expected[0],
         "it does not learn: {expected:?}"
     );
+    eprintln!(
+        "XX {:?}",
+        found
+            .iter()
+            .zip(&expected)
+            .map(|(f, e)| (relative(*f, *e) * 1e5) as i32)
+            .collect::<Vec<_>>()
+    );
     for (found, expected) in found.iter().zip(&expected) {
         assert!(relative(*found, *expected) < 2e-3, "{found} {expected}");
     }

@@ -298,7 +298,11 @@ fn difference(name: &str, saved: &Value, identity: &Value) -> String {
         Some((name, before, now)) => difference(&name, before, now),
         None => {
             let shown = |value: &Value| value.to_string().chars().take(80).collect::<String>();
-            format!("its{name} was {}, and is {}", shown(saved), shown(identity))
+            format!(
+                "its{name}: {} before, {} now",
+                shown(saved),
+                shown(identity)
+            )
         }
     }
 }
@@ -315,19 +319,19 @@ mod tests {
         other["tokenizer"]["eod"] = json!(5);
         assert_eq!(
             difference("", &saved, &other),
-            "its tokenizer eod was 2, and is 5"
+            "its tokenizer eod: 2 before, 5 now"
         );
         other = saved.clone();
         other["files"][1]["size"] = json!(9);
         assert_eq!(
             difference("", &saved, &other),
-            "its files size was 4, and is 9"
+            "its files size: 4 before, 9 now"
         );
         other["files"] = json!([]);
         let found = difference("", &saved, &other);
         assert_eq!(
             found,
-            "its files was [{\"size\":3},{\"size\":4}], and is []"
+            "its files: [{\"size\":3},{\"size\":4}] before, [] now"
         );
     }
 }

@@ -1,6 +1,9 @@
-//! Limits the bytes of text that are in memory at a time.
+//! Limits the bytes of memory that the encoding of texts needs at a time.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Of texts up to this size nothing else is looked at.
+const FEW_BYTES: usize = 1 << 14;
 
 /// A number of bytes that may be in use. What does not fit waits, except for something that is
 /// larger than everything: that is let through alone.
@@ -45,6 +48,16 @@ impl Budget {
     }
 }
 
+/// The bytes of the longest part of a text in which no space follows something else, nor something
+/// else a space. Of a text of a few bytes it is all of them: it need not be known.
+pub(super) fn longest_word(text: &[u8]) -> usize {
+    if text.len() <= FEW_BYTES {
+        return text.len();
+    }
+    let parts = text.chunk_by(|left, right| (*left == b' ') == (*right == b' '));
+    parts.map(<[u8]>::len).max().unwrap_or(0)
+}
+
 impl Shared {
     fn in_use(&self) -> MutexGuard<'_, usize> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,6 +77,16 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn the_longest_word_or_run_of_spaces_counts() {
+        let text =
+            |word: &str, spaces: usize| "a bc ".repeat(FEW_BYTES) + word + &" ".repeat(spaces);
+        assert_eq!(longest_word(text("größer", 3).as_bytes()), 8);
+        assert_eq!(longest_word(text("x", 9).as_bytes()), 9);
+        assert_eq!(longest_word(b"a bc"), 4);
+        assert_eq!(longest_word(b""), 0);
+    }
 
     #[test]
     fn what_does_not_fit_waits_and_what_is_larger_than_everything_passes_alone() {

@@ -7,15 +7,18 @@ use std::thread;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{
-    budget::{Budget, Reserved},
+    budget::{Budget, Reserved, longest_word},
     inputs::InputFile,
     keys::texts_of,
     records::{Batch, Content, Position, Record, read_batches},
 };
 use crate::{error::DataError, indexed::TokenType, tokenizer::Tokenizer};
 
-/// Bytes of text that may be in memory in any case.
-const LEAST_BUDGET: usize = 1 << 24;
+/// Bytes of memory that encoding may need in any case.
+const LEAST_BUDGET: usize = 1 << 28;
+/// Bytes of memory that a batch needs per byte of text, until it is written: its lines, ids and
+/// tokens.
+const BATCH_MEMORY: usize = 8;
 
 /// What is done with a text.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +76,8 @@ impl Encoder<'_> {
         // Batches that wait for a worker or for being written.
         let num_waiting = 2 * num_workers + 2;
         let (send, queue) = sync_channel(num_waiting);
-        let budget = Budget::new((2 * num_waiting * batch_bytes).max(LEAST_BUDGET));
+        let least = 2 * num_waiting * batch_bytes * BATCH_MEMORY;
+        let budget = Budget::new(least.max(LEAST_BUDGET));
         thread::scope(|scope| {
             scope.spawn(|| self.feed(&pool, files, start, batch_bytes, &budget, send));
             for next in queue {
@@ -96,9 +100,9 @@ impl Encoder<'_> {
         send: SyncSender<Result<Receiver<EncodedBatch>, DataError>>,
     ) {
         pool.in_place_scope(|scope| {
-            let read = read_batches(files, start, batch_bytes, &mut |batch| {
+            let read = read_batches(files, self.keys, start, batch_bytes, &mut |batch| {
                 // Until the batch is written, or is dropped because the writer failed.
-                let reserved = budget.reserve(batch.num_bytes);
+                let reserved = budget.reserve(self.memory_of(&batch));
                 let (done, result) = channel();
                 if send.send(Ok(result)).is_err() {
                     return ControlFlow::Break(());
@@ -113,6 +117,19 @@ impl Encoder<'_> {
                 let _ = send.send(Err(error));
             }
         });
+    }
+
+    /// Bytes of memory that a batch needs, approximately. Its texts are encoded one after another.
+    fn memory_of(self, batch: &Batch) -> usize {
+        let of = |record: &Record| {
+            let texts = record.content.texts().into_iter();
+            let of = |text: &[u8]| {
+                let longest_word = longest_word(text);
+                self.tokenizer.encoding_memory(text.len(), longest_word)
+            };
+            texts.map(of).max().unwrap_or(0)
+        };
+        BATCH_MEMORY * batch.num_bytes + batch.records.iter().map(of).max().unwrap_or(0)
     }
 
     fn batch(self, batch: Batch, reserved: Reserved) -> EncodedBatch {
@@ -135,6 +152,8 @@ impl Encoder<'_> {
             Content::Line(_) => format!(", line {number}: {why}"),
             Content::Element(_) => format!(", element {number}: {why}"),
             Content::Text(_) => format!(": {why}"),
+            #[cfg(feature = "parquet")]
+            Content::Row(_) => format!(", row {number}: {why}"),
         });
         Encoded { file, documents }
     }

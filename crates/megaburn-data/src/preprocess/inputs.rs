@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 use super::unpack::Packing;
 use crate::{endings::check_ending, error::DataError};
 
+/// Whether this build reads Parquet files.
+const READS_PARQUET: bool = cfg!(feature = "parquet");
+
 /// How the documents of a file are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -21,6 +24,8 @@ pub(super) enum Kind {
     Lines,
     /// One array of JSON objects, or one object per line.
     Json,
+    /// A table, with a document in each row.
+    Parquet,
 }
 
 /// A file to read.
@@ -88,8 +93,14 @@ impl Inputs {
             return Err(DataError::NoFile { path });
         }
         let (kind, packing, inner) = kind_of(path);
-        let ending = inner.extension().unwrap_or_default().to_string_lossy();
-        check_ending(path, &ending.to_lowercase())?;
+        if kind == Kind::Parquet && !READS_PARQUET {
+            let path = path.into();
+            return Err(DataError::NoParquet { path });
+        }
+        if kind != Kind::Parquet {
+            let ending = inner.extension().unwrap_or_default().to_string_lossy();
+            check_ending(path, &ending.to_lowercase())?;
+        }
         self.files
             .push(InputFile::new(path, kind, packing, &metadata));
         Ok(())
@@ -116,7 +127,12 @@ impl Inputs {
             }
             let (kind, _, inner) = kind_of(&path);
             let ending = inner.extension().unwrap_or_default().to_string_lossy();
-            if kind == Kind::Text && !ending.eq_ignore_ascii_case("txt") {
+            let is_read = match kind {
+                Kind::Text => ending.eq_ignore_ascii_case("txt"),
+                Kind::Parquet => READS_PARQUET,
+                Kind::Lines | Kind::Json => true,
+            };
+            if !is_read {
                 self.num_left_out += 1;
             } else {
                 self.add(&path)?;
@@ -187,6 +203,7 @@ fn kind_of(path: &Path) -> (Kind, Packing, PathBuf) {
     let kind = match ending(&inner).as_str() {
         "jsonl" | "ndjson" => Kind::Lines,
         "json" => Kind::Json,
+        "parquet" if packing == Packing::None => Kind::Parquet,
         _ => Kind::Text,
     };
     (kind, packing, inner)
@@ -236,6 +253,8 @@ mod tests {
     #[case("a.txt", Kind::Text, Packing::None)]
     #[case("a.gz", Kind::Text, Packing::Gzip)]
     #[case("a", Kind::Text, Packing::None)]
+    #[case("a.parquet", Kind::Parquet, Packing::None)]
+    #[case("a.parquet.gz", Kind::Text, Packing::Gzip)]
     fn the_name_says_how_a_file_is_read(
         #[case] name: &str,
         #[case] kind: Kind,
@@ -293,6 +312,22 @@ mod tests {
             find(dir.path(), &["n.md", "b/c"]).unwrap().0,
             ["n.md", "b/c/x.txt"]
         );
+    }
+
+    #[test]
+    fn tables_are_read_by_builds_that_can() {
+        let dir = folder();
+        fs::write(dir.path().join("b/c/y.parquet"), "PAR1").unwrap();
+        let in_folder = find(dir.path(), &["b/c"]).unwrap();
+        let alone = find(dir.path(), &["b/c/y.parquet"]);
+        if READS_PARQUET {
+            assert_eq!((in_folder.0.len(), in_folder.1), (2, 0));
+            assert_eq!(alone.unwrap().0, ["b/c/y.parquet"]);
+        } else {
+            assert_eq!((in_folder.0.len(), in_folder.1), (1, 1));
+            let refusal = alone.unwrap_err();
+            assert!(refusal.contains("--features parquet"), "{refusal}");
+        }
     }
 
     #[rstest]

@@ -21,6 +21,14 @@ pub(super) fn texts_of<T>(
     let parsed;
     let value = match content {
         Content::Text(text) => return with(vec![vec![utf8(text, "file")?]; keys.len()]),
+        #[cfg(feature = "parquet")]
+        Content::Row(texts) => {
+            let texts = keys.iter().zip(texts).map(|(key, text)| match text {
+                Some(text) => Ok(vec![utf8(text, "text")?]),
+                None => Err(format!("column `{key}` is null, not a string")),
+            });
+            return with(texts.collect::<Result<_, _>>()?);
+        }
         Content::Element(element) => {
             parsed = parse_line(utf8(element, "element")?.trim_ascii())?;
             &parsed

@@ -6,8 +6,11 @@ mod array;
 mod budget;
 mod encode;
 mod event;
+mod fields;
 mod inputs;
 mod keys;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod records;
 #[cfg(test)]
 mod tests;
@@ -30,7 +33,8 @@ use crate::{
     tokenizer::Tokenizer,
 };
 use encode::{EncodedBatch, Encoder};
-use inputs::{Inputs, Kind};
+use fields::Keys;
+use inputs::Inputs;
 use records::Position;
 
 /// Bytes of text that a worker encodes at a time.
@@ -70,14 +74,6 @@ pub struct PreprocessConfig {
     save_interval: Duration,
 }
 
-#[derive(Clone, Debug)]
-enum Keys {
-    /// One field, for a data set `OUT`.
-    Field(String),
-    /// Fields, each for a data set `OUT_KEY_document`.
-    Each(Vec<String>),
-}
-
 /// What the journal saves.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Progress {
@@ -90,7 +86,8 @@ impl PreprocessConfig {
     ///
     /// A file that ends in `.jsonl` or `.ndjson` has a JSON object per line, one in `.json` also an
     /// array of objects; the text is in the field `text`. Any other file is one document. All may
-    /// be compressed (`.gz`, `.zst`).
+    /// be compressed (`.gz`, `.zst`). With the feature `parquet`, a file in `.parquet` has a
+    /// document in each row, in the column `text`.
     pub fn new(inputs: Vec<PathBuf>, out: PathBuf) -> Self {
         Self {
             inputs,
@@ -145,6 +142,15 @@ impl PreprocessConfig {
         }
     }
 
+    /// The time after which the state is saved, from which a later process continues. Default: a
+    /// second.
+    pub fn with_save_interval(self, save_interval: Duration) -> Self {
+        Self {
+            save_interval,
+            ..self
+        }
+    }
+
     /// Whether to overwrite data sets that megaburn wrote, and to drop unfinished work with other
     /// settings.
     pub fn with_force(self, force: bool) -> Self {
@@ -172,7 +178,7 @@ impl PreprocessConfig {
             tokenizer.check_prompts()?;
         }
         let inputs = Inputs::find(&self.inputs)?;
-        self.check_keys(&inputs)?;
+        self.keys.check(&inputs)?;
         on_event(PreprocessEvent::Found {
             num_files: inputs.files.len(),
             num_bytes: inputs.num_bytes(),
@@ -297,37 +303,6 @@ impl PreprocessConfig {
         Ok(())
     }
 
-    /// Checks that each key gives a file name, and that text files have one key.
-    fn check_keys(&self, inputs: &Inputs) -> Result<(), DataError> {
-        let keys = self.keys.names();
-        let bad = |why: String| Err(DataError::Keys { why });
-        if keys.is_empty() {
-            return bad("none is given; name at least one".into());
-        }
-        for (index, key) in keys.iter().enumerate() {
-            if key.is_empty() {
-                return bad("`` is empty; give the name of a field".into());
-            }
-            if keys[..index].contains(key) {
-                return bad(format!("`{key}` is given twice; give each field once"));
-            }
-            if matches!(self.keys, Keys::Each(_)) && key.contains(['/', '\0']) {
-                return bad(format!(
-                    "`{key}` cannot be a part of a file name; read it with --field"
-                ));
-            }
-        }
-        let text = inputs.files.iter().find(|file| file.kind == Kind::Text);
-        match text {
-            Some(file) if keys.len() > 1 => bad(format!(
-                "`{}` is one text without fields, and {} are given; leave it out, or give one field",
-                file.path.display(),
-                keys.len()
-            )),
-            _ => Ok(()),
-        }
-    }
-
     /// Everything that decides what is written.
     fn identity(&self, inputs: &Inputs, tokenizer: &dyn Tokenizer) -> Value {
         json!({
@@ -363,15 +338,6 @@ impl PreprocessConfig {
                 let name = |key: &String| with_ending(&self.out, &format!("_{key}_document"));
                 keys.iter().map(name).collect()
             }
-        }
-    }
-}
-
-impl Keys {
-    fn names(&self) -> &[String] {
-        match self {
-            Self::Field(field) => std::slice::from_ref(field),
-            Self::Each(keys) => keys,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::{
     array::{ArrayError, Elements},
@@ -44,6 +44,20 @@ pub(super) enum Content {
     Element(Vec<u8>),
     /// A document.
     Text(Vec<u8>),
+    /// The texts of a row, one for each key; `None` for null.
+    #[cfg(feature = "parquet")]
+    Row(Vec<Option<Vec<u8>>>),
+}
+
+impl Content {
+    /// The texts, or one that has them.
+    pub(super) fn texts(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Line(bytes) | Self::Element(bytes) | Self::Text(bytes) => vec![bytes],
+            #[cfg(feature = "parquet")]
+            Self::Row(texts) => texts.iter().flatten().map(Vec::as_slice).collect(),
+        }
+    }
 }
 
 /// Records that follow each other.
@@ -58,18 +72,21 @@ pub(super) struct Batch {
     pub(super) num_bytes: usize,
 }
 
-/// Gives batches of at least `batch_bytes` bytes of text to `emit`, until it breaks.
+/// Gives batches of at least `batch_bytes` bytes of text to `emit`, until it breaks. Of tables the
+/// columns `keys` are read.
 ///
 /// # Errors
 /// A file cannot be read, or its array is not valid JSON.
 pub(super) fn read_batches(
     files: &[InputFile],
+    keys: &[String],
     start: Position,
     batch_bytes: usize,
     emit: &mut dyn FnMut(Batch) -> ControlFlow<()>,
 ) -> Result<(), DataError> {
     let mut reader = Reader {
         batch: Batch::default(),
+        keys,
         batch_bytes,
         before: 0,
         read: Arc::default(),
@@ -103,6 +120,8 @@ pub(super) fn read_batches(
 
 struct Reader<'a> {
     batch: Batch,
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code))]
+    keys: &'a [String],
     batch_bytes: usize,
     /// Bytes of the files before this one.
     before: u64,
@@ -131,11 +150,37 @@ impl Reader<'_> {
                 Ok(self.push(first.file, 0, content, size, end))
             }
             Kind::Lines => self.lines(file, first).map_err(failed),
-            Kind::Json => match self.is_array(file).map_err(failed)? {
-                true => self.elements(file, first),
-                false => self.lines(file, first).map_err(failed),
+            Kind::Json => match self.first_byte(file).map_err(failed)? {
+                Some(b'[') => self.elements(file, first),
+                _ if self.has_long_object(file).map_err(failed)? => {
+                    let path = file.path.clone();
+                    Err(DataError::LongObject { path })
+                }
+                _ => self.lines(file, first).map_err(failed),
             },
+            #[cfg(feature = "parquet")]
+            Kind::Parquet => self.rows(file, first),
+            #[cfg(not(feature = "parquet"))]
+            Kind::Parquet => {
+                let path = file.path.clone();
+                Err(DataError::NoParquet { path })
+            }
         }
+    }
+
+    #[cfg(feature = "parquet")]
+    fn rows(&mut self, file: &InputFile, first: Position) -> Result<ControlFlow<()>, DataError> {
+        let keys = self.keys;
+        super::parquet::read(&file.path, keys, first.records, |number, part, row| {
+            let read_bytes = part * file.num_bytes as f64;
+            self.read.store(read_bytes as u64, Relaxed);
+            let end = Position {
+                records: number,
+                ..first
+            };
+            let size = row.iter().flatten().map(Vec::len).sum();
+            self.push(first.file, number, Content::Row(row), size, end)
+        })
     }
 
     fn lines(&mut self, file: &InputFile, first: Position) -> io::Result<ControlFlow<()>> {
@@ -196,21 +241,39 @@ impl Reader<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Whether the first character of the text, after whitespace, begins an array.
-    fn is_array(&self, file: &InputFile) -> io::Result<bool> {
+    /// The first byte of the text after whitespace.
+    fn first_byte(&self, file: &InputFile) -> io::Result<Option<u8>> {
         let mut reader = self.open(file, 0)?;
         loop {
             let bytes = reader.fill_buf()?;
-            let Some(first) = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) else {
-                let count = bytes.len();
-                if count == 0 {
-                    return Ok(false);
-                }
-                reader.consume(count);
-                continue;
-            };
-            return Ok(*first == b'[');
+            let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+            if bytes.is_empty() || first.is_some() {
+                return Ok(first.copied());
+            }
+            let count = bytes.len();
+            reader.consume(count);
         }
+    }
+
+    /// Whether the first line that is not blank begins an object that the next such line continues,
+    /// as a pretty-printed one. A line that was cut is followed by another object.
+    fn has_long_object(&self, file: &InputFile) -> io::Result<bool> {
+        let mut reader = self.open(file, 0)?;
+        let mut line = || {
+            let mut line = Vec::new();
+            while line.trim_ascii().is_empty() {
+                line.clear();
+                if reader.read_until(b'\n', &mut line)? == 0 {
+                    break;
+                }
+            }
+            Ok::<_, io::Error>(line)
+        };
+        let is_open = match serde_json::from_slice::<IgnoredAny>(&line()?) {
+            Ok(_) => false,
+            Err(error) => error.is_eof(),
+        };
+        Ok(is_open && !matches!(line()?.trim_ascii_start().first(), None | Some(b'{')))
     }
 
     fn open(&self, file: &InputFile, skip: u64) -> io::Result<Box<dyn BufRead>> {

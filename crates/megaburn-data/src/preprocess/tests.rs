@@ -13,6 +13,8 @@ use super::*;
 use crate::{indexed::IndexedDataset, part::fuse, tokenizer::ByteTokenizer};
 
 mod damage;
+#[cfg(feature = "parquet")]
+mod parquet;
 
 /// A configuration that saves its state after every batch of a few documents.
 fn config(dir: &Path, inputs: &[&str]) -> PreprocessConfig {
@@ -205,7 +207,7 @@ fn a_changed_source_or_setting_is_not_continued() {
     run(&config).unwrap_err();
     let other = run(&config.clone().with_append_eod(false)).unwrap_err();
     assert!(
-        other.contains("its append_eod was true, and is false"),
+        other.contains("its append_eod: true before, false now"),
         "{other}"
     );
     fs::write(dir.path().join("a.jsonl"), "{\"text\": \"new\"}\n").unwrap();
@@ -300,6 +302,8 @@ fn a_second_process_waits_for_nothing_and_is_refused() {
 #[case::lines_in_json("a.json", "\n {\"text\": \"a\"}\n{\"text\": \"b\"}\n", &["a$", "b$"])]
 #[case::plain("a.txt", "\u{FEFF}a\0\r\nb\n", &["a\0\r\nb\n$"])]
 #[case::nothing("a.jsonl", "", &[])]
+#[case::only_blank_lines("a.jsonl", "\r\n\n  \n\t", &[])]
+#[case::zeros_are_no_padding("a.txt", "a\0\0", &["a\0\0$"])]
 #[case::empty_file("a.txt", "", &[""])]
 fn documents_are_read_as_they_are(
     #[case] name: &str,
@@ -341,6 +345,12 @@ fn documents_are_read_as_they_are(
     "element 2: a number, not an object"
 )]
 #[case("a.txt", b"ab\xFF", "a.txt`: not UTF-8: byte 2 of the 3")]
+#[case(
+    "a.json",
+    b"{\"text\": \"a\n{\"text\": \"b\"}\n",
+    "line 1: not valid JSON"
+)]
+#[case("a.json", b"{\"text\": \"a\n\n", "line 1: not valid JSON")]
 fn a_bad_record_is_named_or_skipped(
     #[case] name: &str,
     #[case] content: &[u8],
@@ -361,6 +371,8 @@ fn a_bad_record_is_named_or_skipped(
 #[rstest]
 #[case("a.json", b"[{\"text\": \"a\"}, ".into(), "its array is not valid JSON (EOF")]
 #[case("a.json", b"[{\"text\": \"a\"}] 3".into(), "its array is not valid JSON (trailing")]
+#[case("a.json", b"{\n  \"text\": \"a\"\n}\n".into(), "an object that goes over several lines; write each object")]
+#[case("a.json", b"\n{\"text\":\n\n  \"a\"}".into(), "an object that goes over several lines; write each object")]
 #[case("a.jsonl.gz", gzip("{\"text\": \"a\"}\n")[..12].into(), "cannot be read")]
 #[case("a.jsonl.zst", b"{\"text\": \"a\"}\n".into(), "cannot be read")]
 fn a_damaged_file_is_never_skipped(

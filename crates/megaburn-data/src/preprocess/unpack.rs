@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use ruzstd::decoding::{
     BlockDecodingStrategy, FrameDecoder,
     errors::{FrameDecoderError, ReadFrameHeaderError},
@@ -60,10 +60,7 @@ pub(super) fn open(
     let counted = BufReader::with_capacity(BUFFER, Counting(file, read.clone()));
     let unpacked: Box<dyn BufRead> = match packing {
         Packing::None => Box::new(counted),
-        Packing::Gzip => Box::new(BufReader::with_capacity(
-            BUFFER,
-            MultiGzDecoder::new(counted),
-        )),
+        Packing::Gzip => Box::new(BufReader::with_capacity(BUFFER, Members::new(counted))),
         Packing::Zstd => Box::new(BufReader::with_capacity(BUFFER, Frames::new(counted))),
     };
     let mut text = without_mark(unpacked)?;
@@ -101,6 +98,62 @@ impl<R: Read> Read for Counting<R> {
         let count = self.0.read(buffer)?;
         self.1.fetch_add(count as u64, Relaxed);
         Ok(count)
+    }
+}
+
+/// The text of all gzip members of a file, one after another. As `gunzip`, it accepts zeros behind
+/// them, with which some archives fill their blocks.
+enum Members<R: BufRead> {
+    Inside(GzDecoder<R>),
+    Between(R),
+    Ended,
+}
+
+impl<R: BufRead> Members<R> {
+    fn new(source: R) -> Self {
+        Self::Inside(GzDecoder::new(source))
+    }
+
+    /// Whether another member follows.
+    fn has_next(source: &mut R) -> io::Result<bool> {
+        if source.fill_buf()?.first().is_some_and(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        loop {
+            let bytes = source.fill_buf()?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                let why = "other bytes follow the zeros behind its gzip stream";
+                return Err(io::Error::new(ErrorKind::InvalidData, why));
+            }
+            let count = bytes.len();
+            if count == 0 {
+                return Ok(false);
+            }
+            source.consume(count);
+        }
+    }
+}
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let has_next = match self {
+                Self::Inside(member) => {
+                    let count = member.read(buffer)?;
+                    if count > 0 || buffer.is_empty() {
+                        return Ok(count);
+                    }
+                    false
+                }
+                Self::Between(source) => Self::has_next(source)?,
+                Self::Ended => return Ok(0),
+            };
+            *self = match std::mem::replace(self, Self::Ended) {
+                Self::Inside(member) => Self::Between(member.into_inner()),
+                Self::Between(source) if has_next => Self::new(source),
+                _ => Self::Ended,
+            };
+        }
     }
 }
 
@@ -236,6 +289,23 @@ mod tests {
         }
         assert!(read_all(b"plain text", packing, 0).is_err());
         assert!(read_all(&bytes, packing, text.len() as u64 + 1).is_err());
+    }
+
+    #[test]
+    fn zeros_behind_a_gzip_stream_are_no_text() {
+        let mut bytes = pack(Packing::Gzip, b"text");
+        bytes.extend(pack(Packing::Gzip, b" of two members"));
+        bytes.extend([0; 3 * BUFFER + 1]);
+        let (text, read) = read_all(&bytes, Packing::Gzip, 0).unwrap();
+        assert_eq!(text, b"text of two members");
+        assert_eq!(read, bytes.len() as u64);
+        bytes.push(1);
+        let refusal = read_all(&bytes, Packing::Gzip, 0).unwrap_err().to_string();
+        assert!(
+            refusal.contains("other bytes follow the zeros"),
+            "{refusal}"
+        );
+        assert!(read_all(&[0; 100], Packing::Gzip, 0).is_err());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::{
     pieces,
     special::SpecialIds,
     stream::{HfStream, decode},
+    text_encoder::TextEncoder,
     transformers::{self, Prompts},
 };
 use crate::error::DataError;
@@ -32,9 +33,9 @@ pub struct HfTokenizer {
     path: PathBuf,
     kind: FileKind,
     /// Encodes special tokens in text as plain text.
-    plain: Encoder,
+    plain: TextEncoder,
     /// Recognises special tokens in text; created at its first use.
-    prompt: OnceLock<Encoder>,
+    prompt: OnceLock<TextEncoder>,
     /// The special tokens before and after a text; found at their first use.
     template: OnceLock<Option<[Vec<u32>; 2]>>,
     special: SpecialIds,
@@ -87,7 +88,7 @@ impl HfTokenizer {
         match prompts {
             Prompts::AsItIs => {}
             Prompts::Changed(prompt, description) => {
-                tokenizer.prompt = OnceLock::from(*prompt);
+                tokenizer.prompt = OnceLock::from(TextEncoder::new(*prompt));
                 tokenizer.prompt_hash ^= xxh3_64(description.as_bytes());
             }
             Prompts::Unknown(why) => tokenizer.unknown = Some(why),
@@ -124,7 +125,7 @@ impl HfTokenizer {
         Ok(Self {
             path,
             kind: FileKind::Json,
-            plain,
+            plain: TextEncoder::new(plain),
             prompt,
             template,
             special,
@@ -142,26 +143,24 @@ impl HfTokenizer {
 
     /// The id of a token, spelled as in the vocabulary.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.plain.token_to_id(token)
+        self.plain.encoder.token_to_id(token)
     }
 
-    fn ids(&self, tokenizer: &Encoder, text: &str, template: bool) -> Result<Vec<u32>, DataError> {
-        match tokenizer.encode_fast(text, template) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(DataError::Encode {
-                tokenizer: self.path.display().to_string(),
-                excerpt: text.chars().take(40).collect(),
-                why: error.to_string(),
-            }),
-        }
+    /// Ids that an encoder found for a text.
+    fn ids(&self, text: &str, ids: tokenizers::Result<Vec<u32>>) -> Result<Vec<u32>, DataError> {
+        ids.map_err(|error| DataError::Encode {
+            tokenizer: self.path.display().to_string(),
+            excerpt: text.chars().take(40).collect(),
+            why: error.to_string(),
+        })
     }
 
     /// Recognises special tokens in text.
-    fn prompt(&self) -> &Encoder {
+    fn prompt(&self) -> &TextEncoder {
         self.prompt.get_or_init(|| {
-            let mut prompt = self.plain.clone();
+            let mut prompt = self.plain.encoder.clone();
             prompt.set_encode_special_tokens(false);
-            prompt
+            TextEncoder::new(prompt)
         })
     }
 
@@ -169,8 +168,8 @@ impl HfTokenizer {
     /// than that.
     fn template(&self) -> Result<&Option<[Vec<u32>; 2]>, DataError> {
         if self.template.get().is_none() {
-            let inner = self.ids(self.prompt(), "x", false)?;
-            let whole = self.ids(self.prompt(), "x", true)?;
+            let inner = self.ids("x", self.prompt().encode("x"))?;
+            let whole = self.ids("x", self.prompt().encode_with_template("x"))?;
             let mut starts = 0..=whole.len().saturating_sub(inner.len());
             let at = starts.find(|at| !inner.is_empty() && whole[*at..].starts_with(&inner));
             let around = at.map(|at| [whole[..at].into(), whole[at + inner.len()..].into()]);
@@ -202,8 +201,8 @@ impl HfTokenizer {
     /// longest piece (Unigram, WordLevel) find special tokens in text even if added tokens are not
     /// recognised.
     fn spelled_out(&self, id: u32) -> Vec<u32> {
-        let token = self.plain.id_to_token(id).unwrap_or_default();
-        let model = self.plain.get_model();
+        let token = self.plain.encoder.id_to_token(id).unwrap_or_default();
+        let model = self.plain.encoder.get_model();
         let of = |c: char| {
             model
                 .tokenize(c.encode_utf8(&mut [0; 4]))
@@ -220,7 +219,7 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let ids = self.ids(&self.plain, text, false)?;
+        let ids = self.ids(text, self.plain.encode(text))?;
         if !ids.iter().any(|&id| self.is_reserved(id)) {
             return Ok(ids);
         }
@@ -240,14 +239,15 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        self.ids(self.prompt(), text, true)
+        self.ids(text, self.prompt().encode_with_template(text))
     }
 
     fn check_prompts(&self) -> Result<(), DataError> {
         match self.kind {
             FileKind::Json => {
                 let unknown = self.unknown.as_deref();
-                transformers::check(&self.path, self.prompt(), unknown, self.template()?)
+                let encoder = &self.prompt().encoder;
+                transformers::check(&self.path, encoder, unknown, self.template()?)
             }
             _ => Ok(()),
         }
@@ -257,7 +257,8 @@ impl Tokenizer for HfTokenizer {
         let Some([before, after]) = self.template()? else {
             return texts.iter().map(|text| self.encode_prompt(text)).collect();
         };
-        let mut encoded = self.encode_parts(texts, |text| self.ids(self.prompt(), text, false))?;
+        let mut encoded =
+            self.encode_parts(texts, |text| self.ids(text, self.prompt().encode(text)))?;
         for ids in &mut encoded {
             ids.splice(..0, before.iter().copied());
             ids.extend(after);
@@ -265,12 +266,16 @@ impl Tokenizer for HfTokenizer {
         Ok(encoded)
     }
 
+    fn encoding_memory(&self, num_bytes: usize, longest_word: usize) -> usize {
+        self.prompt().memory(num_bytes, longest_word)
+    }
+
     fn decode(&self, tokens: &[u32]) -> String {
-        decode(&self.plain, tokens)
+        decode(&self.plain.encoder, tokens)
     }
 
     fn stream(&self) -> Box<dyn TextStream + '_> {
-        Box::new(HfStream::new(&self.plain))
+        Box::new(HfStream::new(&self.plain.encoder))
     }
 
     fn eos(&self) -> u32 {

@@ -13,7 +13,7 @@ const NAMED: u64 = 10;
 pub(in crate::cli) struct PreprocessArgs {
     /// Files, folders, or patterns in quotes. .jsonl and .ndjson: one JSON object per line; .json:
     /// an array of them, or one per line; other files: one document of plain text. All may be
-    /// compressed (.gz, .zst).
+    /// compressed (.gz, .zst). Builds with the feature `parquet` also read .parquet.
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
     /// `byte`, the file of a tokenizer (tokenizer.json, tokenizer.model, *.tiktoken, vocab.txt), or a

@@ -5,14 +5,14 @@ use megaburn_mesh::{PositionRng, Purpose};
 use crate::{error::DataError, sampler::Sampler, samples::Samples};
 
 /// Bits of a position within a block.
-const BITS: u32 = 20;
+const BITS: u32 = 32;
 /// Samples of a block. Each block has the same number of samples of each source.
 const BLOCK: u64 = 1 << BITS;
 
 /// Which source the sample at each position is from: a pure function of seed and weights, computed
 /// on demand.
 ///
-/// In each block of 2^20 samples, source `s` owns an interval of slots whose length is its weight.
+/// In each block of 2^32 samples, source `s` owns an interval of slots whose length is its weight.
 /// The position is mapped to a slot by a scrambled van der Corput sequence (Owen 1995, "Randomly
 /// permuted (t,m,s)-nets and (t,s)-sequences"): of any 2^k consecutive positions that start at a
 /// multiple of 2^k, one is in each of 2^k equal parts of the slots. So the sources are mixed evenly
@@ -25,10 +25,10 @@ pub(crate) struct Blend {
 }
 
 impl Blend {
-    /// A blend by weights, which need not sum to 1. They are rounded to multiples of 2^-20.
+    /// A blend by weights, which need not sum to 1. They are rounded to multiples of 2^-32.
     ///
     /// # Errors
-    /// A weight is not a positive number, or is below one sample in 2^20.
+    /// A weight is not a positive number, or is below one sample in 2^32.
     pub(crate) fn new(weights: &[f64], seed: u64) -> Result<Self, DataError> {
         let bad = |weight: f64, why: &str| {
             let why = why.into();
@@ -54,7 +54,7 @@ impl Blend {
         if let Some(index) = lens.iter().position(|len| *len == 0) {
             return bad(
                 weights[index],
-                "it is less than one sample in a million of the blend",
+                "it is less than one sample in 2^32 of the blend",
             );
         }
         let mut end = 0;
@@ -77,6 +77,18 @@ impl Blend {
         let (begin, end) = (self.begins[source], self.begins[source + 1]);
         let before = num_below(rng, place, end) - num_below(rng, place, begin);
         (source, block * (end - begin) + before)
+    }
+
+    /// How many of the first `num` samples are of each source.
+    fn counts(&self, num: u64) -> Vec<u64> {
+        let (blocks, places) = (num >> BITS, num & (BLOCK - 1));
+        let rng = self.rng.with_stream(blocks);
+        let below = self.begins.iter().map(|end| num_below(rng, places, *end));
+        let below: Vec<u64> = below.collect();
+        let pairs = below.windows(2).zip(self.begins.windows(2));
+        pairs
+            .map(|(counts, slots)| counts[1] - counts[0] + blocks * (slots[1] - slots[0]))
+            .collect()
     }
 
     /// The share of each source.
@@ -138,7 +150,7 @@ impl BlendedSampler {
     /// by their numbers of samples.
     ///
     /// # Errors
-    /// There is no source; a weight is not a positive number, or is below one sample in 2^20; the
+    /// There is no source; a weight is not a positive number, or is below one sample in 2^32; the
     /// numbers of weights and sources differ.
     pub fn new(
         sources: Vec<Sampler>,
@@ -178,9 +190,24 @@ impl BlendedSampler {
 }
 
 impl Samples for BlendedSampler {
-    /// Number of samples of an epoch of all sources.
+    /// Number of samples before a source is read again.
     fn num_samples(&self) -> u64 {
-        self.sources.iter().map(Samples::num_samples).sum()
+        let sizes: Vec<u64> = self.sources.iter().map(Samples::num_samples).collect();
+        let repeats = |num: u64| {
+            let counts = self.blend.counts(num).into_iter();
+            counts.zip(&sizes).any(|(count, size)| count > *size)
+        };
+        // The largest number without a repetition: at least 0, and at most that of all samples.
+        let (mut low, mut high) = (0, sizes.iter().sum::<u64>() + 1);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if repeats(middle) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        low
     }
 
     fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
@@ -200,7 +227,7 @@ mod tests {
     #[rstest]
     #[case(&[1.0])]
     #[case(&[0.7, 0.3])]
-    #[case(&[5.0, 1.0, 1.0, 0.001])]
+    #[case(&[5.0, 1.0, 1.0, 1e-8])]
     fn every_source_is_counted_from_zero_without_gaps(#[case] weights: &[f64]) {
         for seed in [1, 77] {
             let blend = Blend::new(weights, seed).unwrap();
@@ -243,18 +270,26 @@ mod tests {
     }
 
     #[test]
-    fn a_block_maps_places_to_slots_one_to_one() {
+    fn a_window_has_one_place_in_each_part_of_the_slots() {
         let rng = PositionRng::new(3, Purpose::DataOrder, "blend").with_stream(2);
-        let mut seen = vec![false; BLOCK as usize];
-        for place in 0..BLOCK {
-            let slot = slot_of(rng, place) as usize;
-            assert!(!std::mem::replace(&mut seen[slot], true));
+        for (bits, first) in [(4, 0), (10, 3 << 10), (12, BLOCK - (1 << 12))] {
+            let mut parts: Vec<u64> = (first..first + (1 << bits))
+                .map(|place| slot_of(rng, place) >> (BITS - bits))
+                .collect();
+            parts.sort_unstable();
+            assert_eq!(parts, (0..1 << bits).collect::<Vec<_>>());
         }
-        for end in [1, 1000, BLOCK / 3, BLOCK - 1, BLOCK] {
-            assert_eq!(
-                num_below(rng, BLOCK - 1, end) + u64::from(slot_of(rng, BLOCK - 1) < end),
-                end
-            );
+    }
+
+    #[test]
+    fn places_below_a_slot_are_counted_without_looking_at_each() {
+        let rng = PositionRng::new(3, Purpose::DataOrder, "blend").with_stream(2);
+        for end in [0, 1, 1000, BLOCK / 3, BLOCK / 2, BLOCK - 1, BLOCK] {
+            let mut count = 0;
+            for num in 0..700 {
+                assert_eq!(num_below(rng, num, end), count, "{num} places below {end}");
+                count += u64::from(slot_of(rng, num) < end);
+            }
         }
     }
 
@@ -274,7 +309,7 @@ mod tests {
     #[case(&[1.0, 0.0], "the weight 0 cannot be used: it must be a positive number")]
     #[case(&[1.0, -2.0], "the weight -2 cannot be used: it must be a positive number")]
     #[case(&[f64::NAN], "the weight NaN cannot be used: it must be a positive number")]
-    #[case(&[1.0, 1e-9], "the weight 0.000000001 cannot be used: it is less than one sample")]
+    #[case(&[1.0, 1e-11], "the weight 0.00000000001 cannot be used: it is less than one sample")]
     fn a_weight_that_cannot_be_used_is_named(#[case] weights: &[f64], #[case] message: &str) {
         let error = Blend::new(weights, 1).unwrap_err().to_string();
         assert!(error.starts_with(message), "{error}");
@@ -297,6 +332,13 @@ mod tests {
             read[source] += 1;
         }
         assert!(read[0].abs_diff(67) < 5, "{read:?}");
+        let num = blended.num_samples();
+        let counts = blended.blend.counts(num);
+        assert!(
+            counts[0] <= 10 && counts[1] <= 33 && num >= 28,
+            "{counts:?}"
+        );
+        assert_ne!(blended.blend.counts(num + 1), counts);
         let by_size = BlendedSampler::new(parts, None, 5).unwrap();
         assert!((by_size.shares()[0] - 10.0 / 43.0).abs() < 1e-5);
     }

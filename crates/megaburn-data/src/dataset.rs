@@ -87,7 +87,7 @@ impl TokenDataset {
 
     /// The tokens of all documents of a data set on disk, one after the other. `vocab_size` is that
     /// of the tokenizer that encoded it; each token is compared with it when it is read.
-    pub fn indexed(set: IndexedDataset, vocab_size: usize) -> Self {
+    pub fn indexed(set: Arc<IndexedDataset>, vocab_size: usize) -> Self {
         let name = set.prefix().display().to_string();
         let store = TokenStore::Indexed(set);
         Self {

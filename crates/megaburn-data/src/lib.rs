@@ -51,6 +51,7 @@ mod synthetic;
 mod text_cache;
 mod token_store;
 mod tokenizer;
+mod union;
 
 pub use batch::GlobalBatch;
 pub use batch_schedule::BatchSchedule;
@@ -76,3 +77,4 @@ pub use tokenizer::{
     BOS, ByteTokenizer, EOS, HfTokenizer, PAD, TextStream, Tokenizer, TokenizerTrainer,
     TrainedTokenizer, bits_per_byte,
 };
+pub use union::UnionSampler;

@@ -25,7 +25,25 @@ impl Sampler {
     /// # Errors
     /// `seq_len` is 0, or the data set is shorter than one sample.
     pub fn shuffled(dataset: TokenDataset, seq_len: usize, seed: u64) -> Result<Self, DataError> {
-        let rng = PositionRng::new(seed, Purpose::DataOrder, "train");
+        Self::shuffled_source(dataset, seq_len, seed, 0)
+    }
+
+    /// As [`Self::shuffled`], for data set `number` of several that are mixed: data sets of the same
+    /// size have different orders.
+    ///
+    /// # Errors
+    /// As [`Self::shuffled`].
+    pub fn shuffled_source(
+        dataset: TokenDataset,
+        seq_len: usize,
+        seed: u64,
+        number: usize,
+    ) -> Result<Self, DataError> {
+        let name = match number {
+            0 => "train".into(),
+            _ => format!("train {number}"),
+        };
+        let rng = PositionRng::new(seed, Purpose::DataOrder, &name);
         Self::new(dataset, seq_len, Some(rng))
     }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -87,7 +88,7 @@ impl TextCache {
             return Err(DataError::Empty { name });
         };
         // The data set has an eos after the last document too.
-        let set = TokenDataset::indexed(set, tokenizer.vocab_size());
+        let set = TokenDataset::indexed(Arc::new(set), tokenizer.vocab_size());
         let set = set.part("", 0..num_tokens).with_name(name);
         let endings = ["json", "jsonl", "ndjson", "gz", "zst"];
         let ending = text.extension().unwrap_or_default().to_ascii_lowercase();
@@ -114,16 +115,19 @@ impl TextCache {
         })?;
         let config = PreprocessConfig::new(vec![text.into()], prefix.into());
         let config = config.with_append_eod(true).with_plain_text(true);
-        let mut told = 0;
+        let (mut size, mut told) = (0, Some(0));
         config.run(tokenizer, |event| match event {
-            PreprocessEvent::Found { num_bytes, .. } if !*is_told => {
-                *is_told = true;
-                let prefix = prefix.into();
-                on_event(TextCacheEvent::Encoding { prefix, num_bytes });
-            }
+            PreprocessEvent::Found { num_bytes, .. } => size = num_bytes,
+            // What an earlier process read does not count; the first event says how much it is.
+            PreprocessEvent::Resumed(_) => told = None,
             PreprocessEvent::Progress { read_bytes, .. } => {
-                on_event(TextCacheEvent::Encoded(read_bytes.saturating_sub(told)));
-                told = told.max(read_bytes);
+                if !std::mem::replace(is_told, true) {
+                    let (prefix, num_bytes) = (prefix.into(), size);
+                    on_event(TextCacheEvent::Encoding { prefix, num_bytes });
+                }
+                let before = told.unwrap_or(read_bytes);
+                on_event(TextCacheEvent::Encoded(read_bytes.saturating_sub(before)));
+                told = Some(before.max(read_bytes));
             }
             _ => {}
         })?;
@@ -223,20 +227,29 @@ mod tests {
         let cache = TextCache::new(dir.path().join("cache"));
         let counts = scope(|scope| {
             let open = || {
-                let mut num_bytes = 0;
-                let set = cache.open(&path, &ByteTokenizer, |event| {
-                    if let TextCacheEvent::Encoded(more) = event {
-                        num_bytes += more;
-                    }
+                let (mut num_bytes, mut num_told) = (0, 0);
+                let set = cache.open(&path, &ByteTokenizer, |event| match event {
+                    TextCacheEvent::Encoded(more) => num_bytes += more,
+                    TextCacheEvent::Encoding { .. } => num_told += 1,
+                    TextCacheEvent::Waiting => {}
                 });
                 assert_eq!(set.unwrap().num_tokens(), 200_000);
-                num_bytes
+                (num_bytes, num_told)
             };
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
             let counts = threads.into_iter().map(|thread| thread.join().unwrap());
-            counts.collect::<Vec<u64>>()
+            counts.collect::<Vec<(u64, usize)>>()
         });
-        assert_eq!(counts.iter().sum::<u64>(), 200_000, "{counts:?}");
+        assert_eq!(
+            counts.iter().map(|(bytes, _)| bytes).sum::<u64>(),
+            200_000,
+            "{counts:?}"
+        );
+        assert_eq!(
+            counts.iter().map(|(_, told)| told).sum::<usize>(),
+            1,
+            "{counts:?}"
+        );
     }
 
     #[rstest]

@@ -1,6 +1,7 @@
 //! Where the tokens of a data set are: in memory, or in files.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::{error::DataError, indexed::IndexedDataset};
 
@@ -12,7 +13,7 @@ pub(crate) enum TokenStore {
     U16(Vec<u16>),
     U32(Vec<u32>),
     /// Tokens of all documents of a data set on disk, one after the other. They are read on demand.
-    Indexed(IndexedDataset),
+    Indexed(Arc<IndexedDataset>),
 }
 
 impl TokenStore {

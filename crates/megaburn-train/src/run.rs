@@ -206,9 +206,10 @@ impl RankRun {
         } = self;
         let on_gpus = self.devices != Devices::Cpu;
         let text = format!(
-            "{}{layout}{fresh}{}{on_gpus}",
+            "{}{layout}{fresh}{}{}{on_gpus}",
             config.to_toml(),
-            loaded.data.hash
+            loaded.data.hash,
+            loaded.data.eval_hash
         );
         let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
         if world.broadcast(mine.clone(), 0)? == mine {

@@ -247,7 +247,9 @@ fn megatrons_order_is_read_by_every_layout() {
     };
     let refused = resume(steps * 2);
     assert!(
-        refused.stderr.contains("a different sample order"),
+        refused
+            .stderr
+            .contains("the number of epochs that train.steps needs"),
         "{refused:#?}"
     );
     assert_eq!(resume(steps).code, Some(0));
@@ -275,7 +277,7 @@ fn megatrons_order_is_read_by_every_layout() {
 #[case("data.split = \"8,-1\"", "-1 is not a weight")]
 #[case(
     "data.train = [{path = \"x\"}]",
-    "`data.train` is a list: it must be empty if data.path"
+    "`data.train` is a list: it must be empty if --data or"
 )]
 #[case(
     "data.valid = [{path = \"x\", weight = 0}]",
@@ -289,6 +291,14 @@ fn megatrons_order_is_read_by_every_layout() {
 #[case(
     "data.test = [{path = \"x\"}, {path = \"x\"}]",
     "`data.test` is a list with x twice"
+)]
+#[case(
+    "data.valid = [{path = \"a/x\"}, {path = \"b/x\"}]",
+    "`data.valid` is a list with x twice"
+)]
+#[case(
+    "data.valid = [{path = \"x\"}]\ndata.test = [{path = \"a/x\"}]",
+    "`data.test` is a list with x"
 )]
 fn a_setting_that_the_data_cannot_have_is_named(#[case] line: &str, #[case] message: &str) {
     let run = Run::new();
@@ -324,4 +334,28 @@ fn a_truncated_data_set_is_named(#[case] ending: &str, #[case] message: &str) {
         "{ended:#?}"
     );
     assert!(!run.path("run").exists(), "nothing is written");
+}
+
+#[test]
+fn megatrons_order_without_weights_is_refused_if_it_ends_before_the_run() {
+    let run = Run::new();
+    let mut config = config(&run, "tp1", 2);
+    let sets = [("a", 60), ("b", 50)].map(|(name, number)| data_set(&run, name, number));
+    config.data.train = sets.iter().map(|path| source(path, None, None)).collect();
+    config.data.order = DataOrder::Megatron;
+    config.data.validation_fraction = 0.0;
+    config.data.cache_dir = Some(run.path("cache").display().to_string());
+    fs::write(run.path("mixed.toml"), config.to_toml()).unwrap();
+    let path = run.path("mixed.toml").display().to_string();
+    let start = |steps: &str| {
+        let args = ["--config", &path, "--steps", steps].map(String::from);
+        Ranks::threads(&args).wait_all().remove(0)
+    };
+    let refused = start("5000");
+    assert_eq!(refused.code, Some(2), "{refused:#?}");
+    assert!(
+        refused.stderr.contains("the run needs 40000; give weights"),
+        "{refused:#?}"
+    );
+    assert_eq!(start("2").code, Some(0));
 }

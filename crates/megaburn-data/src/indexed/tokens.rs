@@ -6,11 +6,7 @@ use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{IndexedDataset, with_ending};
-use crate::{
-    error::DataError,
-    part::{hash_of, hex},
-    tokenizer::Tokenizer,
-};
+use crate::{error::DataError, part::hex, tokenizer::Tokenizer};
 
 /// Number of places at which the tokens are hashed, and bytes at each.
 const NUM_PLACES: u64 = 64;
@@ -51,28 +47,36 @@ impl IndexedDataset {
         let Some(description) = self.description() else {
             return Ok(());
         };
-        let theirs = &description["tokenizer"]["xxh3"];
-        let mine = hex(tokenizer.hash());
-        match theirs.as_str() {
-            Some(theirs) if theirs != mine => Err(DataError::EncodedByOther {
+        // Special tokens in text, and those around it, may have been encoded as in prompts.
+        let mine = [tokenizer.hash(), tokenizer.prompt_hash()].map(hex);
+        let theirs = description["tokenizer"]["xxh3"].as_str();
+        match theirs.filter(|theirs| !mine.iter().any(|mine| mine == theirs)) {
+            Some(theirs) => Err(DataError::EncodedByOther {
                 prefix: self.prefix().into(),
                 theirs: format!("xxh3 {theirs}"),
-                mine: format!("xxh3 {mine}"),
+                mine: format!("xxh3 {}", mine[0]),
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
-    /// A hash that differs between data sets with other documents. It covers the whole index, and
-    /// 64 KiB at each of 64 places of the tokens, so it takes less than a second for any size.
+    /// A hash of the documents. If megaburn wrote the data set and nothing has changed it, the hash
+    /// covers all tokens. Otherwise it covers the whole index, and 64 KiB at each of 64 places of
+    /// the tokens.
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn fingerprint(&self) -> Result<u64, DataError> {
-        let path = with_ending(self.prefix(), ".idx");
-        let index = hash_of(&path).map_err(|source| DataError::Io { path, source })?;
         let mut hash = Xxh3::new();
-        hash.update(&index.to_le_bytes());
+        hash.update(&self.index_hash()?.to_le_bytes());
+        let description = self.description();
+        let tokens = description
+            .as_ref()
+            .and_then(|all| all["bin_xxh3"].as_str());
+        if let Some(tokens) = tokens {
+            hash.update(tokens.as_bytes());
+            return Ok(hash.digest());
+        }
         let num_bytes = self.num_tokens() * self.token_type().size();
         for place in 0..NUM_PLACES {
             // The last place ends with the last byte.
@@ -104,7 +108,12 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::{preprocess::PreprocessConfig, tokenizer::ByteTokenizer};
+    use std::path::Path;
+
+    use crate::{
+        preprocess::PreprocessConfig,
+        tokenizer::{ByteTokenizer, HfTokenizer},
+    };
 
     /// A data set of documents, each of which ends with eos.
     fn written(dir: &TempDir, name: &str, documents: &[&str]) -> IndexedDataset {
@@ -138,6 +147,41 @@ mod tests {
         let error = set.tokens_at(1..4, 99).unwrap_err().to_string();
         let expected = "a: token 99 at position 2 is outside the vocabulary of 99; use the";
         assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn a_data_set_accepts_the_tokenizer_that_encoded_it_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let input = dir.path().join("a.jsonl");
+        fs::write(&input, "{\"text\": \"some text\"}\n").unwrap();
+        let fixtures =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers");
+        let mut num_encoded = [0, 0];
+        for folder in fs::read_dir(fixtures).unwrap() {
+            let Ok(tokenizer) = HfTokenizer::open(folder.unwrap().path()) else {
+                continue;
+            };
+            for (plain, count) in num_encoded.iter_mut().enumerate() {
+                let out = dir.path().join("set");
+                let config = PreprocessConfig::new(vec![input.clone()], out.clone());
+                let config = config.with_plain_text(plain == 1).with_force(true);
+                if config.run(&tokenizer, |_| ()).is_err() {
+                    continue;
+                }
+                let set = IndexedDataset::open(out).unwrap();
+                set.check_tokenizer(&tokenizer).unwrap();
+                let error = set.check_tokenizer(&ByteTokenizer).unwrap_err().to_string();
+                assert!(
+                    error.contains("was encoded by another tokenizer"),
+                    "{error}"
+                );
+                *count += 1;
+            }
+        }
+        assert!(
+            num_encoded.iter().all(|count| *count > 3),
+            "{num_encoded:?}"
+        );
     }
 
     #[rstest]

@@ -31,8 +31,12 @@ impl TrainConfig {
                     .into(),
             );
         }
-        if self.data.validation_fraction == 0.0 {
-            notes.push("data.validation_fraction is 0: there are no evaluations".into());
+        if !self.data.evaluates() {
+            let key = match &self.data.split {
+                Some(split) => format!("data.split is {split}"),
+                None => "data.validation_fraction is 0".into(),
+            };
+            notes.push(format!("{key}: there are no evaluations"));
         }
         notes
     }
@@ -55,6 +59,7 @@ mod tests {
     #[case(&["model.family=mixtral"], "")]
     #[case(&["model.family=deepseek_v2", "model.experts.top_k=1"], "")]
     #[case(&["data.validation_fraction=0"], "there are no evaluations")]
+    #[case(&["data.split=99,0,1"], "data.split is 99,0,1: there are no evaluations")]
     fn what_may_not_be_meant_is_said(#[case] sets: &[&str], #[case] note: &str) {
         let layers = sets
             .iter()

@@ -77,7 +77,7 @@ pub struct DataConfig {
     /// Data sets to evaluate on at the end of the run, as `valid`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub test: Vec<SourceConfig>,
-    /// Divides each training data set between documents by up to three weights: training,
+    /// Divides each training data set between its sequences by up to three weights: training,
     /// validation, test, like `969,30,1`. The rounding is that of Megatron-LM. Data sets must be in
     /// Megatron-LM's format.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,8 +85,8 @@ pub struct DataConfig {
     /// The order of the training samples.
     pub order: DataOrder,
     /// The folder of what is computed from data sets once per host. Text files are encoded into it
-    /// for all later runs: all of them if this key is set, otherwise those that are compressed
-    /// or above 16 MiB. Default: `$XDG_CACHE_HOME/megaburn` or `~/.cache/megaburn`.
+    /// for all later runs: all of them if this key is set, otherwise those that are compressed and
+    /// JSON files above 16 MiB. Default: `$XDG_CACHE_HOME/megaburn` or `~/.cache/megaburn`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<String>,
     /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's
@@ -139,7 +139,6 @@ impl DataConfig {
 
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self) -> Vec<Condition> {
-        let holds_out = self.valid.is_empty() && self.split.is_none();
         vec![
             (
                 "document_multiple",
@@ -148,10 +147,26 @@ impl DataConfig {
             ),
             (
                 "validation_fraction",
-                holds_out,
+                self.cuts_tokens(),
                 "without data.valid and data.split",
             ),
         ]
+    }
+
+    /// Whether `validation_fraction` decides which data is held out.
+    fn cuts_tokens(&self) -> bool {
+        self.valid.is_empty() && self.split.is_none()
+    }
+
+    /// Whether there is data for evaluations during training.
+    pub(super) fn evaluates(&self) -> bool {
+        let split = self.split().ok().flatten();
+        let weight = split.and_then(|weights| weights.get(1).copied());
+        match weight {
+            _ if !self.valid.is_empty() => true,
+            Some(weight) => weight > 0.0,
+            None => self.split.is_none() && self.validation_fraction > 0.0,
+        }
     }
 
     /// The weights of `split`.
@@ -186,7 +201,8 @@ impl DataConfig {
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         if let Some(path) = &self.path {
             require(!path.is_empty(), "data.path", "empty", "the path of a file")?;
-            let rule = "empty if data.path is set; move that data set into the list";
+            let rule = "empty if --data or data.path is set: move that data set into the list, or \
+                drop the list with --set 'data.train=[]'";
             require(self.train.is_empty(), TRAIN, "a list", rule)?;
         }
         let lists = [
@@ -202,7 +218,12 @@ impl DataConfig {
             require(!folder.is_empty(), "data.cache_dir", "empty", rule)?;
         }
         self.split()?;
-        let holds_out = self.validation_fraction > 0.0 && self.conditions()[1].1;
+        let is_both = |name: &String| self.test.iter().any(|test| test.name() == *name);
+        let both = self.valid.iter().map(SourceConfig::name).find(is_both);
+        let value = format!("a list with {}", both.as_deref().unwrap_or_default());
+        let rule = "a list with other names than data.valid; set `name`";
+        require(both.is_none(), "data.test", value, rule)?;
+        let holds_out = self.validation_fraction > 0.0 && self.cuts_tokens();
         let rule = "`megaburn` with data.validation_fraction, which cuts documents; set data.split, \
             like 95,5, or data.valid";
         require(

@@ -53,6 +53,21 @@ pub(super) fn validate_sources(
             value,
             "a list with positive weights; leave a data set out instead",
         )?;
+        let has_name = source.name.is_some();
+        let rule = "a list without names, which only evaluations have";
+        require(key != TRAIN || !has_name, key, "a list with names", rule)?;
+        // Only those that are given the same name are meant to be mixed.
+        let mut same = sources[..index]
+            .iter()
+            .filter(|other| other.name() == source.name());
+        let is_meant = key == TRAIN || same.all(|other| has_name && other.name.is_some());
+        let value = format!("a list with {} twice", source.name());
+        require(
+            is_meant,
+            key,
+            value,
+            "a list whose data sets have different names; set `name`",
+        )?;
         // Within an evaluation, and in training.
         let is_mixed = |other: &&SourceConfig| key == TRAIN || other.name() == source.name();
         let mut others = sources[..index].iter().filter(is_mixed);

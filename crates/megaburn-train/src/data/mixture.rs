@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use megaburn_data::{
     BlendedDatasetConfig, BlendedSampler, DataError, GptDatasetConfig, IndexEvent, Sampler,
-    Samples, SequenceRange, TokenDataset,
+    Samples, SequenceRange, TokenDataset, UnionSampler,
 };
 
 use super::cache_dir::cache_dir;
@@ -49,25 +49,37 @@ impl Mixture {
     /// A data set is shorter than a sample, or a weight cannot be used.
     pub(super) fn shuffled(&self, config: &TrainConfig) -> Result<Arc<dyn Samples>, DataError> {
         let seed = config.run.seed;
+        let seq_len = config.data.seq_len;
+        let mut numbers = 0..;
         self.mixed(config, |tokens| {
-            Sampler::shuffled(tokens, config.data.seq_len, seed)
+            let number = numbers.next().unwrap_or_default();
+            Sampler::shuffled_source(tokens, seq_len, seed, number)
         })
     }
 
-    /// Samples in the order of the files, for evaluation.
+    /// Samples in the order of the files, for evaluation. Without weights, each sample of several
+    /// data sets is read once.
     ///
     /// # Errors
     /// As [`shuffled`](Self::shuffled).
     pub(super) fn sequential(&self, config: &TrainConfig) -> Result<Arc<dyn Samples>, DataError> {
-        self.mixed(config, |tokens| {
-            Sampler::sequential(tokens, config.data.seq_len)
-        })
+        let seq_len = config.data.seq_len;
+        let sequential = |tokens| Sampler::sequential(tokens, seq_len);
+        if self.weights.is_some() || self.parts.len() == 1 {
+            return self.mixed(config, sequential);
+        }
+        let samplers = self
+            .parts
+            .iter()
+            .map(|part| sequential(part.tokens.clone()));
+        let samplers = samplers.collect::<Result<_, _>>()?;
+        Ok(Arc::new(UnionSampler::new(samplers, config.run.seed)?))
     }
 
     fn mixed(
         &self,
         config: &TrainConfig,
-        sampler: impl Fn(TokenDataset) -> Result<Sampler, DataError>,
+        mut sampler: impl FnMut(TokenDataset) -> Result<Sampler, DataError>,
     ) -> Result<Arc<dyn Samples>, DataError> {
         let samplers = self.parts.iter().map(|part| sampler(part.tokens.clone()));
         let mut samplers = samplers.collect::<Result<Vec<_>, _>>()?;
@@ -105,11 +117,25 @@ impl Mixture {
         if let ([only], None) = (sequences.as_slice(), &self.weights) {
             return Ok(Arc::new(gpt.build(only, report)?));
         }
+
         let mut blend = BlendedDatasetConfig::new(gpt);
         if let Some(weights) = &self.weights {
             blend = blend.with_weights(weights.clone());
         }
-        Ok(Arc::new(blend.build(&sequences, report)?))
+        let blend = blend.build(&sequences, report)?;
+        let (found, steps) = (blend.num_samples(), config.train.steps);
+        if found < num_samples {
+            let rule = format!(
+                "fewer: without weights Megatron-LM reads each data set of data.train once, which \
+                gives {found} samples, and the run needs {num_samples}; give weights"
+            );
+            return Err(TrainError::Invalid {
+                key: "train.steps",
+                value: steps.to_string(),
+                rule,
+            });
+        }
+        Ok(Arc::new(blend))
     }
 }
 
@@ -117,6 +143,9 @@ fn report(event: IndexEvent) {
     match event {
         IndexEvent::Building { name, num_samples } => {
             tracing::info!("building the index of {num_samples} samples of {name}");
+        }
+        IndexEvent::Waiting { folder } => {
+            tracing::info!("waiting for an index in {}", folder.display());
         }
         IndexEvent::Damaged { path, why } => {
             tracing::warn!("building {} again: {why}", path.display());

@@ -36,6 +36,8 @@ pub struct RunData {
     pub(crate) description: String,
     /// Hash of the training data and its tokenizer. A resumed run must read the same tokens.
     pub(crate) hash: u64,
+    /// Hash of the data for evaluation. All ranks must evaluate on the same data.
+    pub(crate) eval_hash: u64,
 }
 
 /// The samples of a run.
@@ -77,9 +79,9 @@ impl RunData {
             progress,
         };
         let sources = opening.training(default_text)?;
-        let listed = |sources| opening.evaluations(sources);
-        let mut valid = listed(&config.data.valid)?;
-        let mut test = listed(&config.data.test)?;
+        let mut eval_hash = Xxh3::new();
+        let mut valid = opening.evaluations(&config.data.valid, &mut eval_hash)?;
+        let mut test = opening.evaluations(&config.data.test, &mut eval_hash)?;
         let weights: Option<Vec<f64>> = config
             .data
             .train
@@ -118,6 +120,7 @@ impl RunData {
             test,
             description,
             hash: hash_of(&sources, weights.as_deref()) ^ tokenizer.hash(),
+            eval_hash: eval_hash.digest(),
             tokenizer,
         })
     }
@@ -196,11 +199,17 @@ impl Opening<'_> {
     }
 
     /// The evaluations of a list, by name.
-    fn evaluations(&self, sources: &[SourceConfig]) -> Result<Vec<EvalData>, DataError> {
+    fn evaluations(
+        &self,
+        sources: &[SourceConfig],
+        hash: &mut Xxh3,
+    ) -> Result<Vec<EvalData>, DataError> {
         let mut evaluations: Vec<EvalData> = Vec::new();
         for source in sources {
             let name = Some(source.name());
-            let part = self.open(&source.path)?.all();
+            let opened = self.open(&source.path)?;
+            hash.update(&opened.hash.to_le_bytes());
+            let part = opened.all();
             let known = evaluations.iter_mut().find(|known| known.name == name);
             let Some(EvalData { mixture, .. }) = known else {
                 let weights = source.weight.map(|weight| vec![weight]);

@@ -12,7 +12,7 @@ use megaburn_data::{
 use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart};
 use crate::config::DataConfig;
 
-/// Texts up to this number of bytes are encoded in memory at each start, which takes a few seconds.
+/// JSON files up to this number of bytes are encoded in memory at each start, in a few seconds.
 const MAX_BYTES_IN_MEMORY: u64 = 16 << 20;
 
 /// An opened data set.
@@ -58,9 +58,8 @@ impl Source {
     }
 
     fn indexed(path: &str, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
-        let set = IndexedDataset::open(path)?;
+        let set = Arc::new(IndexedDataset::open(path)?);
         set.check_tokenizer(tokenizer)?;
-        let documents = Arc::new(IndexedDataset::open(path)?);
         let plural = if set.num_documents() == 1 { "" } else { "s" };
         let hash = set.fingerprint()?;
         Ok(Self {
@@ -70,7 +69,7 @@ impl Source {
                 set.num_documents(),
                 set.num_tokens()
             ),
-            documents: Some(documents),
+            documents: Some(set.clone()),
             is_text: false,
             tokens: TokenDataset::indexed(set, tokenizer.vocab_size()),
         })
@@ -133,10 +132,11 @@ fn is_indexed(path: &Path) -> bool {
 
 /// The cache for a text; `None` if it is encoded in memory.
 fn cache_for(path: &Path, config: &DataConfig) -> Result<Option<TextCache>, DataError> {
-    let ending = path.extension().unwrap_or_default();
-    let is_compressed = ending == "gz" || ending == "zst";
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let is = |endings: &[&str]| endings.iter().any(|other| ending == *other);
     let num_bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
-    if config.cache_dir.is_none() && num_bytes <= MAX_BYTES_IN_MEMORY && !is_compressed {
+    let has_lines = is(&["json", "jsonl", "ndjson"]) && num_bytes > MAX_BYTES_IN_MEMORY;
+    if config.cache_dir.is_none() && !has_lines && !is(&["gz", "zst"]) {
         return Ok(None);
     }
     Ok(Some(TextCache::new(cache_dir(path, config)?)))

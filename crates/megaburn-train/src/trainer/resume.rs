@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{owner::set_aside, save::TrainerState};
 use crate::{
-    config::{Change, Changes, Dtype, changes, record_of_file},
+    config::{Change, Changes, DataOrder, Dtype, changes, record_of_file},
     error::TrainError,
     resume_error::ResumeError,
     run_folder::config_of,
@@ -212,6 +212,7 @@ impl Trainer {
             ("run.seed", saved.seed, mine.seed),
             ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
             (HASH, saved.data_hash, mine.data_hash),
+            (ORDER, saved.order_hash, mine.order_hash),
             (
                 "the number of training samples",
                 saved.num_train_samples,
@@ -221,7 +222,7 @@ impl Trainer {
             if saved != mine {
                 // In the format of the console's line `data`.
                 let shown = |value: u64| match name {
-                    HASH => format!("xxh3 {value:016x}"),
+                    HASH | ORDER => format!("xxh3 {value:016x}"),
                     _ => value.to_string(),
                 };
                 let saved = shown(saved);
@@ -237,6 +238,7 @@ impl Trainer {
                 .into());
             }
         }
+        self.check_enough_samples(&saved)?;
         if saved.document_multiple != mine.document_multiple {
             let keys = |multiple: Option<usize>| match multiple {
                 Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
@@ -254,6 +256,35 @@ impl Trainer {
             .into());
         }
         Ok(())
+    }
+
+    /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
+    /// samples: the order was made for all steps with the batch sizes of this configuration.
+    fn check_enough_samples(&self, saved: &TrainerState) -> Result<(), TrainError> {
+        if self.config.data.order != DataOrder::Megatron {
+            return Ok(());
+        }
+        let Progress {
+            step,
+            consumed_samples,
+            ..
+        } = saved.progress;
+        let steps = step..self.config.train.steps;
+        let needed = steps.fold(consumed_samples, |consumed: u64, _| {
+            consumed + self.schedules.batch.batch_size(consumed) as u64
+        });
+        let found = self.train.num_samples();
+        if needed <= found {
+            return Ok(());
+        }
+        Err(TrainError::Invalid {
+            key: "train.global_batch",
+            value: self.config.train.global_batch.to_string(),
+            rule: format!(
+                "that of the steps before: data.order megatron has {found} samples for \
+                train.steps at this size, and {consumed_samples} are read, so the run needs {needed}"
+            ),
+        })
     }
 
     /// Loads the weights of another model of the same sizes; nothing else changes.
@@ -326,6 +357,9 @@ impl Trainer {
     }
 }
 
+/// The name of the hash of Megatron-LM's order in errors.
+const ORDER: &str = "the order of data.order, which follows from it and from the number of epochs that \
+    train.steps needs,";
 /// The name of the data hash in errors.
 const HASH: &str = "the hash of text and tokenizer";
 

@@ -22,6 +22,9 @@ pub(super) struct TrainerState {
     pub(super) seed: u64,
     pub(super) seq_len: usize,
     pub(super) data_hash: u64,
+    /// [`megaburn_data::Samples::order_hash`].
+    #[serde(default)]
+    pub(super) order_hash: u64,
     pub(super) num_train_samples: u64,
     /// The multiple that documents are padded to, if samples are split into documents.
     #[serde(default)]
@@ -117,7 +120,8 @@ impl Trainer {
             progress: self.progress,
             seed: self.config.run.seed,
             seq_len: self.config.data.seq_len,
-            data_hash: self.data.hash ^ self.train.order_hash(),
+            data_hash: self.data.hash,
+            order_hash: self.train.order_hash(),
             num_train_samples: match self.config.data.order {
                 DataOrder::Megaburn => self.train.num_samples(),
                 // A longer run of as many epochs has the same order.

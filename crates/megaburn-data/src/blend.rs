@@ -91,6 +91,25 @@ impl Blend {
             .collect()
     }
 
+    /// The largest number of first samples that read no sample of a source twice, for sources of
+    /// these sizes.
+    fn num_unrepeated(&self, sizes: &[u64]) -> u64 {
+        let repeats = |num: u64| {
+            let counts = self.counts(num).into_iter();
+            counts.zip(sizes).any(|(count, size)| count > *size)
+        };
+        let (mut low, mut high) = (0, sizes.iter().sum::<u64>() + 1);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if repeats(middle) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        low
+    }
+
     /// The share of each source.
     pub(crate) fn shares(&self) -> Vec<f64> {
         let lens = self.begins.windows(2).map(|pair| pair[1] - pair[0]);
@@ -143,6 +162,7 @@ fn num_below(rng: PositionRng, num: u64, end: u64) -> u64 {
 pub struct BlendedSampler {
     sources: Vec<Sampler>,
     blend: Blend,
+    num_samples: u64,
 }
 
 impl BlendedSampler {
@@ -161,8 +181,9 @@ impl BlendedSampler {
             let what = "the number of data sets";
             return Err(DataError::Zero { what });
         }
-        let sizes = sources.iter().map(|source| source.num_samples() as f64);
-        let weights = weights.map_or_else(|| sizes.collect(), <[f64]>::to_vec);
+        let sizes: Vec<u64> = sources.iter().map(Samples::num_samples).collect();
+        let by_size = || sizes.iter().map(|size| *size as f64).collect();
+        let weights = weights.map_or_else(by_size, <[f64]>::to_vec);
         if weights.len() != sources.len() {
             return Err(DataError::NumWeights {
                 num_weights: weights.len(),
@@ -170,7 +191,11 @@ impl BlendedSampler {
             });
         }
         let blend = Blend::new(&weights, seed)?;
-        Ok(Self { sources, blend })
+        Ok(Self {
+            num_samples: blend.num_unrepeated(&sizes),
+            sources,
+            blend,
+        })
     }
 
     /// The sources.
@@ -192,22 +217,7 @@ impl BlendedSampler {
 impl Samples for BlendedSampler {
     /// Number of samples before a source is read again.
     fn num_samples(&self) -> u64 {
-        let sizes: Vec<u64> = self.sources.iter().map(Samples::num_samples).collect();
-        let repeats = |num: u64| {
-            let counts = self.blend.counts(num).into_iter();
-            counts.zip(&sizes).any(|(count, size)| count > *size)
-        };
-        // The largest number without a repetition: at least 0, and at most that of all samples.
-        let (mut low, mut high) = (0, sizes.iter().sum::<u64>() + 1);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if repeats(middle) {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
-        low
+        self.num_samples
     }
 
     fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {

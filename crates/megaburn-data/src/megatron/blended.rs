@@ -24,8 +24,8 @@ pub struct BlendedDatasetConfig {
     surplus: f64,
 }
 
-/// The samples of Megatron-LM's `BlendedDataset`: those of several data sets, of which each time
-/// the one is read of which most is missing, by its weight.
+/// The samples of Megatron-LM's `BlendedDataset`: it mixes several data sets. Each sample comes
+/// from the data set that is furthest behind its weight.
 ///
 /// Megatron-LM makes a [`GptDataset`] of a single data set without weights. A single one with a
 /// weight is a blend, because it is asked for the surplus.
@@ -37,7 +37,7 @@ pub struct BlendedDataset {
 }
 
 impl BlendedDatasetConfig {
-    /// A blend of data sets with these settings. Its number of samples is that of `gpt`.
+    /// A blend whose data sets are built with `gpt`, which also sets its number of samples.
     ///
     /// Without weights each data set is read for one epoch, in proportion to its number of samples,
     /// up to the number of samples, if one is given.
@@ -66,7 +66,7 @@ impl BlendedDatasetConfig {
     /// The blend is built in a few KB of memory.
     ///
     /// # Errors
-    /// - Those of [`GptDatasetConfig::build`].
+    /// - [`GptDatasetConfig::build`] fails for a data set.
     /// - There are no data sets or too many, a weight is not positive, or there are weights and no
     ///   number of samples.
     /// - A data set would be read for more samples than it was asked for.

@@ -36,7 +36,7 @@ pub(super) struct IndexFiles<'a, const N: usize> {
     arrays: [(&'static str, NpyShape); N],
 }
 
-/// What is in the folder.
+/// The state of the index files in the folder.
 enum Found<const N: usize> {
     Whole([NpyFile; N]),
     /// A file is missing.
@@ -61,7 +61,7 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
     /// their numbers.
     ///
     /// # Errors
-    /// Those of `build`; the folder cannot be written or read.
+    /// `build` fails, or the folder cannot be written or read.
     pub(super) fn open_or_build(
         &self,
         report: &mut dyn FnMut(IndexEvent),

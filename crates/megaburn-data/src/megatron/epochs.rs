@@ -72,7 +72,7 @@ mod tests {
             let fewer = (epochs.num_epochs - 1) * num_tokens;
             prop_assert!(fewer.saturating_sub(1) / seq_len < asked || fewer == 0);
             if let Some(before) = epochs.separate_from {
-                // The last epoch gives what is asked for, and less than 80% of an epoch.
+                // The run needs the last epoch, but less than 80% of it.
                 prop_assert!(before < asked);
                 prop_assert!(((asked - before) * seq_len) as f64 <= 0.8 * num_tokens as f64);
             }

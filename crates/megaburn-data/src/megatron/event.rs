@@ -14,7 +14,7 @@ pub enum IndexEvent {
     Damaged {
         /// The file, which is replaced.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         why: String,
     },
     /// The index is built.

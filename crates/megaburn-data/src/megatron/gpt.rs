@@ -275,7 +275,7 @@ impl Samples for GptDataset {
             let why = format!("it names sample {sample} of {num_samples}");
             return Err(self.shuffle_index.damaged(why));
         };
-        // The place of this sample, and that of the one after it.
+        // A sample ends where the next one begins.
         let places = self.sample_index.numbers(2 * sample, 4)?;
         let (begin, end) = ((places[0], places[1]), (places[2], places[3]));
         let num_documents = self.document_index.rows() as i64;

@@ -60,7 +60,8 @@ impl RunConfig {
 #[derive(JsonSchema)]
 pub struct DataConfig {
     /// The data: a data set in Megatron-LM's format (`PREFIX` of `PREFIX.bin` and `PREFIX.idx`, see
-    /// `megaburn data preprocess`), a text file, or JSON objects with their text in the field `text`, one per line
+    /// `megaburn data preprocess`), a text file, or JSON objects with their text in the field
+    /// `text`, one per line
     /// (`.jsonl`, `.ndjson`, `.json`) or in one array (`.json`). The path is relative to the
     /// working directory. Default: the Rust sources of the Burn crates in the local Cargo registry.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,6 @@
 //! The check of a configuration, section by section. The fields carry their ranges as attributes, and
 //! each section checks what its keys require of each other. `validate_against_layout.rs` checks them with
-//! the layout, the
-//! model and the data.
+//! the layout, the model and the data.
 
 use super::{TrainConfig, ranges};
 use crate::error::TrainError;

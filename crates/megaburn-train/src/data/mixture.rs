@@ -117,7 +117,6 @@ impl Mixture {
         if let ([only], None) = (sequences.as_slice(), &self.weights) {
             return Ok(Arc::new(gpt.build(only, report)?));
         }
-
         let mut blend = BlendedDatasetConfig::new(gpt);
         if let Some(weights) = &self.weights {
             blend = blend.with_weights(weights.clone());

@@ -12,7 +12,9 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn::{
-    data::{GlobalBatch, NUM_SYMBOLS, Sampler, Samples, Synthetic, SyntheticKind, TokenDataset},
+    data::{
+        GlobalBatch, NUM_SYMBOLS, Sample, Sampler, Samples, Synthetic, SyntheticKind, TokenDataset,
+    },
     mesh::Layout,
     models::{DecoderConfig, Family, decoder::ModelOptions},
     optim::{
@@ -81,7 +83,7 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
         let mut losses = Vec::new();
         for index in 0..batch.num_micro_batches() {
             let sample_indices = batch.micro_batch(samples, groups.dp.rank(), index);
-            let (tokens, labels) = tensors(&sampler.batch(sample_indices)?, &device);
+            let (tokens, labels) = tensors(sampler.batch(sample_indices)?, &device);
             let loss = model.loss(tokens, labels); // summed over tokens, equal on all of `tp`
             losses.push(loss.clone().inner());
             grads.accumulate(&model, &mut loss.backward());
@@ -111,7 +113,8 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
 }
 
 /// The inputs and next-token labels, `[seq, batch]` each, of samples of `SEQ_LEN + 1` tokens.
-fn tensors(samples: &[Vec<u32>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+fn tensors(samples: Vec<Sample>, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    let samples: Vec<_> = samples.into_iter().map(Sample::into_tokens).collect();
     let from = |first: usize| {
         let rows = first..first + SEQ_LEN;
         let ids: Vec<i64> = rows

@@ -2,7 +2,11 @@
 
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{error::DataError, sampler::Sampler, samples::Samples};
+use crate::{
+    error::DataError,
+    sampler::Sampler,
+    samples::{Sample, Samples},
+};
 
 /// Bits of a position within a block.
 const BITS: u32 = 32;
@@ -220,9 +224,9 @@ impl Samples for BlendedSampler {
         self.num_samples
     }
 
-    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let (source, index) = self.source_at(index);
-        self.sources[source].tokens(index)
+        self.sources[source].sample(index)
     }
 }
 

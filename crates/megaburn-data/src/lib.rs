@@ -22,8 +22,8 @@
 //! assert_eq!(batch.num_micro_batches(), 2);
 //!
 //! let mine = order.batch(batch.micro_batch(0, 1, 0))?; // step from 0 on, rank 1, its micro-batch 0
-//! assert_eq!(mine, [order.tokens(4)?, order.tokens(5)?]);
-//! assert_eq!(mine[0].len(), 16 + 1); // inputs are the first 16 tokens, targets the last 16
+//! assert_eq!(mine, [order.sample(4)?, order.sample(5)?]);
+//! assert_eq!(order.tokens(4)?.len(), 16 + 1); // inputs are the first 16 tokens, targets the last 16
 //! # Ok::<(), megaburn_data::DataError>(())
 //! ```
 
@@ -70,7 +70,7 @@ pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
-pub use samples::Samples;
+pub use samples::{Sample, Samples};
 pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};
 pub use text_cache::{TextCache, TextCacheEvent};
 pub use tokenizer::{

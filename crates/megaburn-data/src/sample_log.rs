@@ -77,8 +77,8 @@ pub fn order_hash(samples: &dyn Samples, batch: &GlobalBatch, n: u64) -> Result<
             let consumed = step * batch.global_batch_size() as u64;
             for micro_batch in 0..batch.num_micro_batches() {
                 let indices = batch.micro_batch(consumed, dp_rank, micro_batch);
-                for (index, tokens) in indices.clone().zip(samples.batch(indices)?) {
-                    mine.record(index, &tokens)?;
+                for index in indices {
+                    mine.record(index, &samples.tokens(index)?)?;
                 }
             }
         }

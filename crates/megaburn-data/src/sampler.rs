@@ -2,7 +2,12 @@
 
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{dataset::TokenDataset, error::DataError, permutation::Permutation, samples::Samples};
+use crate::{
+    dataset::TokenDataset,
+    error::DataError,
+    permutation::Permutation,
+    samples::{Sample, Samples},
+};
 
 /// An unlimited sequence of samples of a data set: a pure function
 /// `(seed, sample index) -> tokens`, computed on demand.
@@ -111,9 +116,10 @@ impl Samples for Sampler {
         self.num_samples
     }
 
-    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let (_, sample) = self.position(index);
-        self.dataset.sample(self.seq_len, sample)
+        let tokens = self.dataset.sample(self.seq_len, sample)?;
+        Ok(Sample::Tokens(tokens))
     }
 }
 
@@ -182,7 +188,7 @@ mod tests {
         assert_eq!(epoch(&sampler, 0), [0, 1, 2]);
         assert_eq!(
             sampler.batch(2..4).unwrap(),
-            [vec![6, 7, 8, 9], vec![0, 1, 2, 3]]
+            [vec![6, 7, 8, 9], vec![0, 1, 2, 3]].map(Sample::Tokens)
         );
     }
 

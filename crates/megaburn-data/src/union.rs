@@ -2,7 +2,12 @@
 
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{error::DataError, permutation::Permutation, sampler::Sampler, samples::Samples};
+use crate::{
+    error::DataError,
+    permutation::Permutation,
+    sampler::Sampler,
+    samples::{Sample, Samples},
+};
 
 /// All samples of several data sets, each once, in a random order: for an evaluation.
 #[derive(Clone, Debug)]
@@ -33,11 +38,11 @@ impl Samples for UnionSampler {
         self.sources.iter().map(Samples::num_samples).sum()
     }
 
-    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let mut left = self.order.at(index % self.num_samples());
         for source in &self.sources {
             if left < source.num_samples() {
-                return source.tokens(left);
+                return source.sample(left);
             }
             left -= source.num_samples();
         }

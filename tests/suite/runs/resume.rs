@@ -74,8 +74,8 @@ pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
             let micro_batches = 0..trainer.num_micro_batches();
             for index in micro_batches {
                 let (numbers, samples) = trainer.micro_batch(index)?;
-                for (number, tokens) in numbers.zip(samples) {
-                    stretch.samples.record(number, &tokens)?;
+                for (number, sample) in numbers.zip(samples) {
+                    stretch.samples.record(number, &sample.into_tokens())?;
                 }
             }
             stretch.losses.push(trainer.step()?.loss);

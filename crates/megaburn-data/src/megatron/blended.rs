@@ -9,7 +9,10 @@ use super::{
     npy::{NpyFile, NpyShape, NpyType, NpyWriter},
     sequences::SequenceRange,
 };
-use crate::{error::DataError, samples::Samples};
+use crate::{
+    error::DataError,
+    samples::{Sample, Samples},
+};
 
 /// Megatron-LM's `mid_level_dataset_surplus` if none is given.
 const SURPLUS: f64 = 0.005;
@@ -253,8 +256,8 @@ impl Samples for BlendedDataset {
         self.dataset_index.rows()
     }
 
-    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let (dataset, sample) = self.position(index)?;
-        self.datasets[dataset].tokens(sample)
+        self.datasets[dataset].sample(sample)
     }
 }

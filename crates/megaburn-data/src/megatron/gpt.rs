@@ -7,7 +7,11 @@ use super::{
     cache::IndexFiles, epochs::Epochs, event::IndexEvent, gpt_index::GptIndex, npy::NpyFile,
     sequences::SequenceRange,
 };
-use crate::{error::DataError, part::hex, samples::Samples};
+use crate::{
+    error::DataError,
+    part::hex,
+    samples::{Sample, Samples},
+};
 
 /// Changes when other indices are built from the same settings.
 pub(super) const VERSION: u32 = 1;
@@ -260,7 +264,7 @@ impl Samples for GptDataset {
         self.shuffle_index.rows()
     }
 
-    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let num_samples = self.num_samples();
         if index >= num_samples {
             return Err(DataError::NoSample {
@@ -300,6 +304,6 @@ impl Samples for GptDataset {
         if tokens.len() != self.seq_len + 1 {
             return Err(self.other_length());
         }
-        Ok(tokens)
+        Ok(Sample::Tokens(tokens))
     }
 }

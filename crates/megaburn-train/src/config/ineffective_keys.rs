@@ -76,6 +76,8 @@ mod tests {
     #[case(&["parallel.cp_pad=true", "parallel.cp_comm=[\"a2a\"]"], &["parallel.cp_comm", "parallel.cp_pad"])]
     #[case(&["parallel.cp_pad=true", "parallel.cp=2"], &[])]
     #[case(&["data.document_multiple=8"], &["data.document_multiple"])]
+    #[case(&["data.eod_mask_loss=true"], &[])]
+    #[case(&["data.eod_mask_loss=true", "data.documents=true"], &["data.eod_mask_loss"])]
     #[case(&["train.mtp_loss_scaling_factor=0.3"], &["train.mtp_loss_scaling_factor"])]
     #[case(&["train.mtp_loss_scaling_factor=0.3", "model.mtp_layers=1"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]

@@ -88,7 +88,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "path train tokenizer documents document_multiple",
     ),
     (Identity, "data", "seq_len validation_fraction split order"),
-    (Numeric, "data", "valid test"),
+    (Numeric, "data", "eod_mask_loss valid test"),
     (Neutral, "data", "cache_dir"),
     (
         Numeric,

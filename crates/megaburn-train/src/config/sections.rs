@@ -103,6 +103,9 @@ pub struct DataConfig {
     /// `documents`.
     #[schemars(extend("minimum" = 1))]
     pub document_multiple: usize,
+    /// Whether the label after an end of a document, which is the first token of the next one, is
+    /// excluded from the loss. Used without `documents`, where it is no label.
+    pub eod_mask_loss: bool,
     /// Fraction of the data that is held out for evaluation, from 0 to below 1; 0 turns evaluation
     /// off.
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 (no evaluation) and less than 1"))]
@@ -126,6 +129,7 @@ impl Default for DataConfig {
             seq_len: 128,
             documents: false,
             document_multiple: 16,
+            eod_mask_loss: false,
             validation_fraction: 0.05,
             tokenizer: Tokenizer::Byte,
         }
@@ -146,6 +150,7 @@ impl DataConfig {
                 self.documents,
                 "with data.documents = true",
             ),
+            ("eod_mask_loss", !self.documents, "without data.documents"),
             (
                 "validation_fraction",
                 self.cuts_tokens(),

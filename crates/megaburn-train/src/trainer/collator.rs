@@ -4,6 +4,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
+use megaburn_data::Sample;
 use megaburn_mesh::{MeshError, PackedRows, Zigzag};
 use megaburn_models::decoder::{MtpTargets, shift_for_depth};
 use megaburn_parallel::{ContextParallel, PackedDocuments};
@@ -21,6 +22,8 @@ pub(super) struct Collator {
     pub(super) zigzag: Zigzag,
     /// How samples are split into documents; `None` if they are not.
     pub(super) documents: Option<Split>,
+    /// The eos, if labels after it are excluded from the loss.
+    pub(super) masked_eos: Option<u32>,
     /// Number of multi-token-prediction depths.
     pub(super) mtp_depths: usize,
 }
@@ -64,11 +67,11 @@ impl Collator {
     /// The context-parallel ranks do not divide the documents.
     pub(super) fn batch(
         &self,
-        samples: &[Vec<u32>],
+        samples: &[Sample],
         counted: usize,
         device: &Device,
     ) -> Result<Batch, MeshError> {
-        let row = |(index, sample): (usize, &Vec<u32>)| {
+        let row = |(index, sample): (usize, &Sample)| {
             let documents = self.documents_of(sample).into_iter();
             let loss_mask_values = index < counted;
             let documents = documents.map(|of| if loss_mask_values { of } else { of.ignored() });
@@ -86,19 +89,26 @@ impl Collator {
 
     /// The documents of a sample, or the sample itself if samples are not split. Tokens that do not
     /// fit into a sequence are cut off.
-    pub(super) fn documents_of(&self, sample: &[u32]) -> Vec<Document> {
-        let Some(Split { eos, multiple }) = self.documents else {
-            return vec![Document::of(sample)];
+    pub(super) fn documents_of(&self, sample: &Sample) -> Vec<Document> {
+        let documents: Vec<&[u32]> = match (sample, self.documents) {
+            (Sample::Documents(documents), _) => documents.iter().map(Vec::as_slice).collect(),
+            // The eos at the end of a document is only a label of the token before it, never an
+            // input.
+            (Sample::Tokens(tokens), Some(Split { eos, .. })) => {
+                tokens.split_inclusive(|token| *token == eos).collect()
+            }
+            (Sample::Tokens(tokens), None) => vec![tokens],
         };
+        let multiple = self.documents.map_or(1, |split| split.multiple);
         let mut room = self.seq_len;
-        // The eos at the end of a document is only a label of the token before it, never an input.
-        let documents = sample
-            .split_inclusive(|token| *token == eos)
-            .filter_map(|tokens| {
-                let document = Document::of(tokens).cut(room);
-                room -= document.len().next_multiple_of(multiple).min(room);
-                (document.len() > 0).then_some(document)
-            });
+        let documents = documents.into_iter().filter_map(|tokens| {
+            let mut document = Document::of(tokens).cut(room);
+            room -= document.len().next_multiple_of(multiple).min(room);
+            if let Some(eos) = self.masked_eos {
+                document.ignore_after(eos);
+            }
+            (document.len() > 0).then_some(document)
+        });
         documents.collect()
     }
 
@@ -216,6 +226,7 @@ mod tests {
             padded: seq_len,
             zigzag: Zigzag::WHOLE,
             documents,
+            masked_eos: None,
             mtp_depths: 0,
         }
     }
@@ -233,7 +244,7 @@ mod tests {
         #[case] labels: &[i64],
     ) {
         let of = collator(6, None);
-        let row = of.row(of.documents_of(sample).into_iter());
+        let row = of.row(of.documents_of(&Sample::Tokens(sample.into())).into_iter());
         assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
         assert_eq!(row.bounds, [0, 6]);
     }
@@ -257,15 +268,41 @@ mod tests {
                 multiple: 2,
             }),
         );
-        let row = of.row(of.documents_of(sample).into_iter());
+        let row = of.row(of.documents_of(&Sample::Tokens(sample.into())).into_iter());
         assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
         assert_eq!(row.bounds, bounds);
     }
 
     #[test]
+    fn documents_of_a_sample_are_packed_as_they_are() {
+        let split = Split {
+            eos: 9,
+            multiple: 2,
+        };
+        let of = collator(8, Some(split));
+        let sample = Sample::Documents(vec![vec![1, 2, 3, 4], vec![5, 9], vec![6, 7, 8]]);
+        let row = of.row(of.documents_of(&sample).into_iter());
+        assert_eq!(row.tokens, [1, 2, 3, 0, 5, 0, 6, 7]);
+        assert_eq!(row.labels, [2, 3, 4, NO, 9, NO, 7, 8]);
+        assert_eq!(row.bounds, [0, 4, 6, 8]);
+    }
+
+    #[test]
+    fn the_label_after_an_eos_can_be_excluded_from_the_loss() {
+        let sample = Sample::Tokens(vec![1, 9, 2, 9, 9, 3, 9]);
+        let of = Collator {
+            masked_eos: Some(9),
+            ..collator(6, None)
+        };
+        let row = of.row(of.documents_of(&sample).into_iter());
+        assert_eq!(row.tokens, [1, 9, 2, 9, 9, 3]);
+        assert_eq!(row.labels, [9, NO, 9, NO, NO, 9]);
+    }
+
+    #[test]
     fn ranks_hold_what_the_zigzag_says() {
         let device = Device::flex();
-        let samples: [Vec<u32>; 2] = [(0..9).collect(), (10..19).collect()];
+        let samples = [0..9, 10..19].map(|tokens| Sample::Tokens(tokens.collect()));
         let of = Collator {
             zigzag: Zigzag::new(0, 2),
             ..collator(8, None)
@@ -284,7 +321,8 @@ mod tests {
             documents: Some(split),
             ..collator(16, None)
         };
-        let sample = |end: u32| [(1..end).collect(), vec![99], (50..70).collect()].concat();
+        let sample =
+            |end: u32| Sample::Tokens([(1..end).collect(), vec![99], (50..70).collect()].concat());
         let batch = of.batch(&[sample(5), sample(9)], 2, &device).unwrap();
         let columns: Vec<i64> = matrix(batch.tokens);
         let row = |at: usize| {
@@ -304,7 +342,7 @@ mod tests {
     fn further_tokens_are_those_of_whole_documents() {
         let device = Device::flex();
         // Documents of 4 and 12 tokens; the second is padded.
-        let sample = [vec![1, 2, 3, 4, 99], (50..60).collect()].concat();
+        let sample = Sample::Tokens([vec![1, 2, 3, 4, 99], (50..60).collect()].concat());
         let split = Some(Split {
             eos: 99,
             multiple: 4,

@@ -42,6 +42,16 @@ impl Document {
         self
     }
 
+    /// Excludes the label of each `eos` among the inputs from the loss (Megatron-LM's
+    /// `--eod-mask-loss`): it is the first token of the next document, which cannot be predicted.
+    pub(super) fn ignore_after(&mut self, eos: u32) {
+        for (token, label) in self.tokens.iter().zip(&mut self.labels) {
+            if *token == i64::from(eos) {
+                *label = IGNORED;
+            }
+        }
+    }
+
     pub(super) fn cut(mut self, len: usize) -> Self {
         self.tokens.truncate(len);
         self.labels.truncate(len);

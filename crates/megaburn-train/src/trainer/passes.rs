@@ -174,7 +174,7 @@ impl StageExecutor for Evaluation<'_> {
             // After the end of the data the samples start over; those do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
             let num_samples = self.valid.num_samples();
-            let samples = numbers.map(|number| self.valid.tokens(number % num_samples));
+            let samples = numbers.map(|number| self.valid.sample(number % num_samples));
             let samples = samples.collect::<Result<Vec<_>, _>>()?;
             Ok(trainer.collator().batch(&samples, counted, inner_device)?)
         };

@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use megaburn_data::Samples;
+use megaburn_data::{Sample, Samples};
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{P2pSpec, run};
@@ -233,13 +233,12 @@ impl Trainer {
     }
 
     /// Micro-batch `index` of this rank in its next step: the numbers of its samples, counted over
-    /// the full run, and the `seq_len + 1` tokens of each, of which context-parallel ranks take
-    /// chunks. (With `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different
+    /// the full run, and the samples, of which context-parallel ranks take chunks. (With `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different
     /// way.)
     ///
     /// # Errors
     /// A sample cannot be read.
-    pub fn micro_batch(&self, index: usize) -> Result<(Range<u64>, Vec<Vec<u32>>), TrainError> {
+    pub fn micro_batch(&self, index: usize) -> Result<(Range<u64>, Vec<Sample>), TrainError> {
         let consumed = self.progress.consumed_samples;
         let numbers = self
             .next_batch()
@@ -312,6 +311,7 @@ impl Trainer {
         let DataConfig {
             documents,
             document_multiple,
+            eod_mask_loss,
             ..
         } = &self.config.data;
         let eos = self.data.tokenizer.eos();
@@ -323,6 +323,7 @@ impl Trainer {
                 eos,
                 multiple: *document_multiple,
             }),
+            masked_eos: eod_mask_loss.then_some(eos),
             mtp_depths: self.model_config.mtp_layers,
         }
     }
@@ -334,7 +335,7 @@ impl Trainer {
         numbers: Range<u64>,
     ) -> Result<Vec<Document>, TrainError> {
         let collator = self.collator();
-        let of = |sample: Vec<u32>| collator.documents_of(&sample);
+        let of = |sample: Sample| collator.documents_of(&sample);
         Ok(samples.batch(numbers)?.into_iter().flat_map(of).collect())
     }
 

@@ -167,6 +167,10 @@ pub struct BlendedSampler {
     sources: Vec<Sampler>,
     blend: Blend,
     num_samples: u64,
+    /// The first sample of the blend.
+    first: u64,
+    /// How many samples of each source were read before it.
+    num_before: Vec<u64>,
 }
 
 impl BlendedSampler {
@@ -197,9 +201,25 @@ impl BlendedSampler {
         let blend = Blend::new(&weights, seed)?;
         Ok(Self {
             num_samples: blend.num_unrepeated(&sizes),
+            num_before: vec![0; sources.len()],
             sources,
             blend,
+            first: 0,
         })
+    }
+
+    /// The blend of a run that changes to it before sample `first`. Each source continues after the
+    /// samples that were read of it before, of which there are `num_before`.
+    ///
+    /// # Panics
+    /// If there is not one number for each source.
+    pub fn continued(self, first: u64, num_before: Vec<u64>) -> Self {
+        assert_eq!(num_before.len(), self.sources.len(), "one number a source");
+        Self {
+            first,
+            num_before,
+            ..self
+        }
     }
 
     /// The sources.
@@ -213,8 +233,27 @@ impl BlendedSampler {
     }
 
     /// The source of sample `index`, and its index among the samples of that source.
+    ///
+    /// # Panics
+    /// If the sample is one before the blend was [changed to](Self::continued).
     pub fn source_at(&self, index: u64) -> (usize, u64) {
-        self.blend.source_at(index)
+        let position = index.checked_sub(self.first);
+        let position = position.expect("samples before a change are not read again");
+        let (source, index) = self.blend.source_at(position);
+        (source, self.num_before[source] + index)
+    }
+
+    /// How many of the samples before sample `end` of the run are of each source.
+    ///
+    /// # Panics
+    /// As [`Self::source_at`].
+    pub fn num_read(&self, end: u64) -> Vec<u64> {
+        let num = end.checked_sub(self.first);
+        let counts = self
+            .blend
+            .counts(num.expect("counts begin where the blend does"));
+        let both = counts.into_iter().zip(&self.num_before);
+        both.map(|(count, before)| count + before).collect()
     }
 }
 
@@ -353,6 +392,24 @@ mod tests {
             "{counts:?}"
         );
         assert_ne!(blended.blend.counts(num + 1), counts);
+        // A third source is added after 200 samples, and the weights change.
+        let more = [parts.clone(), vec![sampler(700, 50)]].concat();
+        let changed = BlendedSampler::new(more.clone(), Some(&[3.0, 2.0, 4.0]), 5).unwrap();
+        let before = blended.num_read(200);
+        assert_eq!(before, read);
+        let changed = changed.continued(200, [before, vec![0]].concat());
+        let mut read = [read[0], read[1], 0];
+        for index in 200..500 {
+            assert_eq!(changed.num_read(index), read);
+            let (source, number) = changed.source_at(index);
+            assert_eq!(number, read[source], "{index}");
+            assert_eq!(
+                changed.tokens(index).unwrap(),
+                more[source].tokens(number).unwrap()
+            );
+            read[source] += 1;
+        }
+        assert!(read[2].abs_diff(133) < 5, "{read:?}");
         let by_size = BlendedSampler::new(parts, None, 5).unwrap();
         assert!((by_size.shares()[0] - 10.0 / 43.0).abs() < 1e-5);
     }

@@ -22,7 +22,7 @@ const BLOCK: u64 = 1 << BITS;
 /// multiple of 2^k, one is in each of 2^k equal parts of the slots. So the sources are mixed evenly
 /// at every scale, and random within that.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Blend {
+pub struct Blend {
     rng: PositionRng,
     /// Where the slots of each source begin, and the end of the last.
     begins: Vec<u64>,
@@ -33,7 +33,7 @@ impl Blend {
     ///
     /// # Errors
     /// A weight is not a positive number, or is below one sample in 2^32.
-    pub(crate) fn new(weights: &[f64], seed: u64) -> Result<Self, DataError> {
+    pub fn new(weights: &[f64], seed: u64) -> Result<Self, DataError> {
         let bad = |weight: f64, why: &str| {
             let why = why.into();
             Err(DataError::Weight { weight, why })
@@ -73,7 +73,7 @@ impl Blend {
     }
 
     /// The source of the sample at `position`, and how many samples of that source come before it.
-    pub(crate) fn source_at(&self, position: u64) -> (usize, u64) {
+    pub fn source_at(&self, position: u64) -> (usize, u64) {
         let (block, place) = (position >> BITS, position & (BLOCK - 1));
         let rng = self.rng.with_stream(block);
         let slot = slot_of(rng, place);
@@ -84,7 +84,7 @@ impl Blend {
     }
 
     /// How many of the first `num` samples are of each source.
-    fn counts(&self, num: u64) -> Vec<u64> {
+    pub fn counts(&self, num: u64) -> Vec<u64> {
         let (blocks, places) = (num >> BITS, num & (BLOCK - 1));
         let rng = self.rng.with_stream(blocks);
         let below = self.begins.iter().map(|end| num_below(rng, places, *end));
@@ -115,7 +115,7 @@ impl Blend {
     }
 
     /// The share of each source.
-    pub(crate) fn shares(&self) -> Vec<f64> {
+    pub fn shares(&self) -> Vec<f64> {
         let lens = self.begins.windows(2).map(|pair| pair[1] - pair[0]);
         lens.map(|len| len as f64 / BLOCK as f64).collect()
     }

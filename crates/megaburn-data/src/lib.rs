@@ -55,7 +55,7 @@ mod union;
 
 pub use batch::GlobalBatch;
 pub use batch_schedule::BatchSchedule;
-pub use blend::BlendedSampler;
+pub use blend::{Blend, BlendedSampler};
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;

@@ -117,6 +117,12 @@ impl<'a> Reporter<'a> {
             model.vocab,
         ));
         console.line(format!("data     {}", data.description));
+        let epochs = trainer.epochs();
+        if epochs.len() > 1 || epochs.iter().any(|(_, epochs)| *epochs > 1.0) {
+            let of = |(path, epochs): &(String, f64)| format!("{epochs:.2} of {path}");
+            let all: Vec<_> = epochs.iter().map(of).collect();
+            console.line(format!("epochs   {}", all.join(", ")));
+        }
         console.line(format!(
             "steps    {} of {} tokens ({} samples of {})",
             config.train.steps,

@@ -1,5 +1,6 @@
 //! `megaburn data`, as a user starts it, and training on its files.
 
+mod added_sources;
 mod documented;
 mod interrupted;
 mod preprocess;

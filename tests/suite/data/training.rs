@@ -29,7 +29,7 @@ use crate::runs::{
 };
 
 /// A data set of random documents, and its prefix.
-fn data_set(run: &Run, name: &str, num_documents: u64) -> String {
+pub(super) fn data_set(run: &Run, name: &str, num_documents: u64) -> String {
     let text = run.path(&format!("{name}.jsonl"));
     write_random_documents(&text, num_documents, 90, fresh_seed() ^ num_documents);
     encode(run, text, name)
@@ -45,16 +45,17 @@ fn encode(run: &Run, text: PathBuf, name: &str) -> String {
     out.display().to_string()
 }
 
-fn source(path: &str, weight: Option<f64>, name: Option<&str>) -> SourceConfig {
+pub(super) fn source(path: &str, weight: Option<f64>, name: Option<&str>) -> SourceConfig {
     SourceConfig {
         path: path.into(),
         weight,
         name: name.map(String::from),
+        ..SourceConfig::default()
     }
 }
 
 /// A configuration of the run without data.
-fn config(run: &Run, layout: &str, steps: u64) -> TrainConfig {
+pub(super) fn config(run: &Run, layout: &str, steps: u64) -> TrainConfig {
     let mut config = run.config(layout, steps);
     config.data.path = None;
     config
@@ -299,6 +300,22 @@ fn megatrons_order_is_read_by_every_layout() {
 #[case(
     "data.valid = [{path = \"x\"}]\ndata.test = [{path = \"a/x\"}]",
     "`data.test` is a list with x"
+)]
+#[case(
+    "data.valid = [{path = \"x\", name = \"test\"}]\ndata.split = \"8,0,2\"",
+    "`data.valid` is a list with test, which is the name"
+)]
+#[case(
+    "data.valid = [{path = \"x\", epochs = 0}]",
+    "`data.valid` is a list with epochs 0: it must be a list with positive epochs"
+)]
+#[case(
+    "data.valid = [{path = \"x\", epochs = 1, weight = 1}]",
+    "`data.valid` is a list with both weight and epochs of x"
+)]
+#[case(
+    "data.valid = [{path = \"x\", split = \"9,1\"}]",
+    "`data.valid` is a list with a split"
 )]
 fn a_setting_that_the_data_cannot_have_is_named(#[case] line: &str, #[case] message: &str) {
     let run = Run::new();

@@ -77,7 +77,7 @@ fn a_resumed_run_with_another_tokenizer_is_refused() {
         let ended = start(&run, "tp1", 2, sets);
         assert_refused(
             &ended,
-            "a different sample order: the hash of text and tokenizer is xxh3 ",
+            "a different sample order: the hash of the tokenizer is xxh3 ",
         );
     }
     assert_eq!(run.tensors(1), before);

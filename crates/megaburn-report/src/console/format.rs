@@ -66,6 +66,9 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
     let params = metrics
         .params_norm
         .map(|norm| format!("  params norm {}", human_number(norm)));
+    let padding = metrics
+        .padding
+        .map(|padding| format!("  padding {:.1}%", 100.0 * padding));
     let skipped = if metrics.skipped { "  skipped" } else { "" };
     let width = steps.to_string().len();
     let rest = if left.is_zero() {
@@ -74,11 +77,12 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
         format!("{} left", human_duration(left))
     };
     format!(
-        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}  lr {lr:.2e}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
+        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}  lr {lr:.2e}{}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
         zeros.unwrap_or_default(),
         params.unwrap_or_default(),
         scale.unwrap_or_default(),
+        padding.unwrap_or_default(),
         human_number(tokens_per_second),
         human_number(tflops),
         BinaryBytes(memory_bytes),
@@ -170,11 +174,14 @@ mod tests {
         let metrics = StepMetrics {
             num_zeros: Some(521_040_000),
             params_norm: Some(123.4),
+            padding: Some(0.0312),
             ..example_step(1, 5.5)
         };
         let line = step_line(&metrics, 10, Duration::ZERO);
         assert!(
-            line.contains("norm 1.25  zeros 521M  params norm 123  lr 3.00e-4"),
+            line.contains(
+                "norm 1.25  zeros 521M  params norm 123  lr 3.00e-4  padding 3.1%  12.3k"
+            ),
             "{line}"
         );
     }

@@ -28,7 +28,7 @@ pub struct StepMetrics {
     /// Learning rate of the update.
     #[serde(deserialize_with = "nan_if_null")]
     pub lr: f64,
-    /// Tokens of the step, over all ranks.
+    /// Tokens of the step that count in the loss, over all ranks.
     pub tokens: u64,
     /// Tokens per second, over all ranks.
     #[serde(deserialize_with = "nan_if_null")]
@@ -44,6 +44,9 @@ pub struct StepMetrics {
     /// Whether the step was skipped: its gradient overflowed f16 or exceeded the threshold.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// Fraction of the positions that are padding, with `data.documents`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<f64>,
     /// Elements of the gradient that are zero, with `train.log_num_zeros`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_zeros: Option<u64>,
@@ -163,6 +166,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         memory_bytes: 123 << 20,
         loss_scale: None,
         skipped: false,
+        padding: None,
         num_zeros: None,
         params_norm: None,
         mtp_losses: Vec::new(),

@@ -1,4 +1,4 @@
-//! Data sets that are read together.
+//! Data sets that are mixed, and their samples in the order of a run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,23 +8,32 @@ use megaburn_data::{
     Samples, SequenceRange, TokenDataset, UnionSampler,
 };
 
-use super::cache_dir::cache_dir;
-use crate::{config::TrainConfig, error::TrainError};
+use super::{
+    blend_record::{BlendRecord, SourceRecord},
+    cache_dir::cache_dir,
+};
+use crate::{
+    config::{MixBy, TrainConfig},
+    error::TrainError,
+};
 
 /// A data set, or a part of one.
 #[derive(Clone, Debug)]
 pub(super) struct DataPart {
+    /// The path of the data set, and the hash of its tokens.
+    pub(super) path: String,
+    pub(super) hash: u64,
     pub(super) tokens: TokenDataset,
     /// The same as sequences; `None` for text and for a part that begins or ends inside one.
     pub(super) sequences: Option<SequenceRange>,
+    /// What decides its share.
+    pub(super) mix_by: MixBy,
 }
 
-/// Data sets that are mixed by weight. There is at least one.
+/// Data sets that are mixed. There is at least one.
 #[derive(Clone, Debug)]
 pub(super) struct Mixture {
     pub(super) parts: Vec<DataPart>,
-    /// The weight of each; `None` for those of their numbers of samples.
-    pub(super) weights: Option<Vec<f64>>,
 }
 
 /// An evaluation: a data set, or several that are mixed.
@@ -42,18 +51,78 @@ pub(crate) struct EvalSamples {
     pub(crate) samples: Arc<dyn Samples>,
 }
 
+/// Training samples in megaburn's order.
+pub(super) struct Shuffled {
+    pub(super) samples: Arc<dyn Samples>,
+    pub(super) blend: BlendRecord,
+    /// How often the run reads each data set, with its path.
+    pub(super) epochs: Vec<(String, f64)>,
+}
+
 impl Mixture {
-    /// Samples that are reshuffled in each epoch of their data set, for training.
+    /// The weights of its data sets, of which sampler `i` has `sizes[i]` samples; `None` for these
+    /// numbers.
+    fn weights(&self, sizes: &[u64]) -> Option<Vec<f64>> {
+        let weight = |(part, size): (&DataPart, &u64)| match part.mix_by {
+            MixBy::Weight(weight) => Some(weight),
+            MixBy::Epochs(epochs) => Some(epochs * *size as f64),
+            MixBy::NumSamples => None,
+        };
+        self.parts.iter().zip(sizes).map(weight).collect()
+    }
+
+    /// Samples that are reshuffled in each epoch of their data set, for training. `record` is that
+    /// of a run whose data sets have changed; without one, all begin with their first sample.
+    /// `tokenizer` is the hash of the tokenizer.
     ///
     /// # Errors
     /// A data set is shorter than a sample, or a weight cannot be used.
-    pub(super) fn shuffled(&self, config: &TrainConfig) -> Result<Arc<dyn Samples>, DataError> {
+    pub(super) fn shuffled(
+        &self,
+        config: &TrainConfig,
+        record: Option<&BlendRecord>,
+        tokenizer: u64,
+    ) -> Result<Shuffled, TrainError> {
         let seed = config.run.seed;
-        let seq_len = config.data.seq_len;
-        let mut numbers = 0..;
-        self.mixed(config, |tokens| {
-            let number = numbers.next().unwrap_or_default();
-            Sampler::shuffled_source(tokens, seq_len, seed, number)
+        let of = |index: usize| record.map(|record| &record.sources[index]);
+        let parts = self.parts.iter().enumerate();
+        let samplers = parts.map(|(index, part)| {
+            let number = of(index).map_or(index, |source| source.number);
+            Sampler::shuffled_source(part.tokens.clone(), config.data.seq_len, seed, number)
+        });
+        let samplers = samplers.collect::<Result<Vec<_>, _>>()?;
+        let sizes: Vec<u64> = samplers.iter().map(Samples::num_samples).collect();
+        let only = samplers.first().filter(|_| samplers.len() == 1).cloned();
+        let blended = BlendedSampler::new(samplers, self.weights(&sizes).as_deref(), seed)?;
+        let names = self
+            .parts
+            .iter()
+            .map(|part| (part.path.as_str(), part.hash));
+        let new = BlendRecord::new(names, blended.shares().into_iter(), tokenizer);
+        let num_before = |source: &SourceRecord| source.num_before;
+        let blended = match record {
+            Some(record) => {
+                let before = record.sources[..sizes.len()].iter().map(num_before);
+                blended.continued(record.first_sample, before.collect())
+            }
+            None => blended,
+        };
+        let schedule = config.train.batch_schedule()?;
+        let end = schedule.samples_after(config.train.steps);
+        let first = record.map_or(0, |record| record.first_sample);
+        let num_read = blended.num_read(end.max(first)).into_iter();
+        let epochs = num_read.zip(&sizes).zip(&self.parts);
+        let epochs = epochs
+            .map(|((num_read, size), part)| (part.path.clone(), num_read as f64 / *size as f64));
+        let epochs = epochs.collect();
+        let samples: Arc<dyn Samples> = match (only, record) {
+            (Some(only), None) => Arc::new(only),
+            _ => Arc::new(blended),
+        };
+        Ok(Shuffled {
+            samples,
+            blend: record.cloned().unwrap_or(new),
+            epochs,
         })
     }
 
@@ -63,32 +132,20 @@ impl Mixture {
     /// # Errors
     /// As [`shuffled`](Self::shuffled).
     pub(super) fn sequential(&self, config: &TrainConfig) -> Result<Arc<dyn Samples>, DataError> {
-        let seq_len = config.data.seq_len;
-        let sequential = |tokens| Sampler::sequential(tokens, seq_len);
-        if self.weights.is_some() || self.parts.len() == 1 {
-            return self.mixed(config, sequential);
-        }
         let samplers = self
             .parts
             .iter()
-            .map(|part| sequential(part.tokens.clone()));
-        let samplers = samplers.collect::<Result<_, _>>()?;
-        Ok(Arc::new(UnionSampler::new(samplers, config.run.seed)?))
-    }
-
-    fn mixed(
-        &self,
-        config: &TrainConfig,
-        mut sampler: impl FnMut(TokenDataset) -> Result<Sampler, DataError>,
-    ) -> Result<Arc<dyn Samples>, DataError> {
-        let samplers = self.parts.iter().map(|part| sampler(part.tokens.clone()));
+            .map(|part| Sampler::sequential(part.tokens.clone(), config.data.seq_len));
         let mut samplers = samplers.collect::<Result<Vec<_>, _>>()?;
         if samplers.len() == 1 {
             return Ok(Arc::new(samplers.remove(0)));
         }
-        let weights = self.weights.as_deref();
-        let blended = BlendedSampler::new(samplers, weights, config.run.seed)?;
-        Ok(Arc::new(blended))
+        let sizes: Vec<u64> = samplers.iter().map(Samples::num_samples).collect();
+        let seed = config.run.seed;
+        Ok(match self.weights(&sizes) {
+            Some(weights) => Arc::new(BlendedSampler::new(samplers, Some(&weights), seed)?),
+            None => Arc::new(UnionSampler::new(samplers, seed)?),
+        })
     }
 
     /// The samples of Megatron-LM in its order, as many as the run trains on.
@@ -114,12 +171,14 @@ impl Mixture {
         let gpt = GptDatasetConfig::new(config.data.seq_len, vocab_size, cache)
             .with_seed(config.run.seed)
             .with_num_samples(num_samples);
-        if let ([only], None) = (sequences.as_slice(), &self.weights) {
+        // `epochs` is refused with this order, so no sizes are needed.
+        let weights = self.weights(&vec![0; sequences.len()]);
+        if let ([only], None) = (sequences.as_slice(), &weights) {
             return Ok(Arc::new(gpt.build(only, report)?));
         }
         let mut blend = BlendedDatasetConfig::new(gpt);
-        if let Some(weights) = &self.weights {
-            blend = blend.with_weights(weights.clone());
+        if let Some(weights) = weights {
+            blend = blend.with_weights(weights);
         }
         let blend = blend.build(&sequences, report)?;
         let (found, steps) = (blend.num_samples(), config.train.steps);

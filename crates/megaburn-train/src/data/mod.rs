@@ -1,26 +1,27 @@
 //! The data of a run, opened once per process and shared by its rank threads.
 
+mod blend_record;
 mod cache_dir;
 mod encoding_log;
 mod mixture;
+mod opening;
 mod source;
 
+pub(crate) use blend_record::BlendRecord;
 pub(crate) use mixture::EvalSamples;
 
 use std::sync::Arc;
 
 use megaburn_collective::Progress;
-use megaburn_data::{
-    Corpus, DataError, Samples, SequenceRange, Split, TokenDataset, Tokenizer, bits_per_byte,
-};
+use megaburn_data::{Corpus, DataError, Samples, TokenDataset, Tokenizer, bits_per_byte};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    config::{DataConfig, DataOrder, SourceConfig, TrainConfig},
+    config::{DataOrder, MixBy, TEST, TrainConfig},
     error::TrainError,
 };
-use mixture::{DataPart, EvalData, Mixture};
-use source::Source;
+use mixture::{DataPart, EvalData, Mixture, Shuffled};
+use opening::{Opening, TrainingSource};
 
 /// Returns the text of a run whose configuration has neither `data.path` nor `data.train`.
 pub type DefaultText = fn() -> Result<Corpus, DataError>;
@@ -44,6 +45,10 @@ pub struct RunData {
 #[derive(Clone, Debug)]
 pub(crate) struct RunSamples {
     pub(crate) train: Arc<dyn Samples>,
+    /// How the training data sets are mixed; `None` in Megatron-LM's order.
+    pub(crate) blend: Option<BlendRecord>,
+    /// How often the run reads each training data set, with its path; empty in Megatron-LM's order.
+    pub(crate) epochs: Vec<(String, f64)>,
     /// Each is evaluated on its own. The first one is the validation loss of the run.
     pub(crate) valid: Vec<EvalSamples>,
     /// As `valid`, evaluated at the end of the run.
@@ -82,32 +87,22 @@ impl RunData {
         let mut eval_hash = Xxh3::new();
         let mut valid = opening.evaluations(&config.data.valid, &mut eval_hash)?;
         let mut test = opening.evaluations(&config.data.test, &mut eval_hash)?;
-        let weights: Option<Vec<f64>> = config
-            .data
-            .train
-            .iter()
-            .map(|source| source.weight)
-            .collect();
-        let weights = weights.filter(|weights| !weights.is_empty());
-        let [train, held_out, left] = opening.split(&sources, !valid.is_empty())?;
-        let mixture = |parts| Mixture {
-            parts,
-            weights: weights.clone(),
-        };
-        if valid.is_empty() && !held_out.is_empty() {
+        let [train, held_out, left] = opening.divide(&sources)?;
+        if !held_out.is_empty() {
             valid.push(EvalData {
                 name: None,
-                mixture: mixture(held_out),
+                mixture: Mixture { parts: held_out },
             });
         }
-        if test.is_empty() && !left.is_empty() {
+        if !left.is_empty() {
             test.push(EvalData {
-                name: Some("test".into()),
-                mixture: mixture(left),
+                name: Some(TEST.into()),
+                mixture: Mixture { parts: left },
             });
         }
-        let mut description = described(&sources, weights.as_deref());
-        if let ([source], false) = (sources.as_slice(), tokenizer.is_byte_level())
+        let mut description = described(&sources);
+        if let ([TrainingSource { source, .. }], false) =
+            (sources.as_slice(), tokenizer.is_byte_level())
             && source.is_text
         {
             let path = String::from(config.data.tokenizer.clone());
@@ -115,11 +110,11 @@ impl RunData {
             description += &format!(", {num_tokens} tokens of {path} ({num_ids} ids)");
         }
         Ok(Self {
-            train: mixture(train),
+            hash: hash_of(&train) ^ tokenizer.hash(),
+            train: Mixture { parts: train },
             valid,
             test,
             description,
-            hash: hash_of(&sources, weights.as_deref()) ^ tokenizer.hash(),
             eval_hash: eval_hash.digest(),
             tokenizer,
         })
@@ -131,6 +126,16 @@ impl RunData {
     /// A part of the data is shorter than a sample; a weight cannot be used; the data has no
     /// documents, which `data.order = "megatron"` needs.
     pub(crate) fn samples(&self, config: &TrainConfig) -> Result<RunSamples, TrainError> {
+        self.samples_from(config, None)
+    }
+
+    /// As [`samples`](Self::samples), for a run whose training data sets have changed before, with
+    /// its record. Its first data sets are those of `config`.
+    pub(crate) fn samples_from(
+        &self,
+        config: &TrainConfig,
+        record: Option<&BlendRecord>,
+    ) -> Result<RunSamples, TrainError> {
         let evaluations = |all: &[EvalData]| {
             let samples = all.iter().map(|data| {
                 Ok::<_, DataError>(EvalSamples {
@@ -140,11 +145,21 @@ impl RunData {
             });
             samples.collect::<Result<Vec<_>, _>>()
         };
+        let (train, blend, epochs) = match config.data.order {
+            DataOrder::Megaburn => {
+                let Shuffled {
+                    samples,
+                    blend,
+                    epochs,
+                } = self.train.shuffled(config, record, self.tokenizer.hash())?;
+                (samples, Some(blend), epochs)
+            }
+            DataOrder::Megatron => (self.train.megatron(config, self.vocab())?, None, Vec::new()),
+        };
         Ok(RunSamples {
-            train: match config.data.order {
-                DataOrder::Megaburn => self.train.shuffled(config)?,
-                DataOrder::Megatron => self.train.megatron(config, self.vocab())?,
-            },
+            train,
+            blend,
+            epochs,
             valid: evaluations(&self.valid)?,
             test: evaluations(&self.test)?,
         })
@@ -173,130 +188,35 @@ impl RunData {
     }
 }
 
-/// What the data sets of a run are opened with.
-struct Opening<'a> {
-    config: &'a DataConfig,
-    tokenizer: &'a dyn Tokenizer,
-    progress: &'a Progress,
-}
-
-impl Opening<'_> {
-    fn open(&self, path: &str) -> Result<Source, DataError> {
-        Source::open(path, self.config, self.tokenizer, self.progress)
-    }
-
-    /// The training data sets, before a part is held out.
-    fn training(&self, default_text: DefaultText) -> Result<Vec<Source>, DataError> {
-        if !self.config.train.is_empty() {
-            let sources = self.config.train.iter();
-            return sources.map(|source| self.open(&source.path)).collect();
-        }
-        let source = match &self.config.path {
-            Some(path) => self.open(path)?,
-            None => Source::in_memory(&default_text()?, self.tokenizer, self.progress)?,
-        };
-        Ok(vec![source])
-    }
-
-    /// The evaluations of a list, by name.
-    fn evaluations(
-        &self,
-        sources: &[SourceConfig],
-        hash: &mut Xxh3,
-    ) -> Result<Vec<EvalData>, DataError> {
-        let mut evaluations: Vec<EvalData> = Vec::new();
-        for source in sources {
-            let name = Some(source.name());
-            let opened = self.open(&source.path)?;
-            hash.update(&opened.hash.to_le_bytes());
-            let part = opened.all();
-            let known = evaluations.iter_mut().find(|known| known.name == name);
-            let Some(EvalData { mixture, .. }) = known else {
-                let weights = source.weight.map(|weight| vec![weight]);
-                let parts = vec![part];
-                let mixture = Mixture { parts, weights };
-                evaluations.push(EvalData { name, mixture });
-                continue;
-            };
-            mixture.parts.push(part);
-            if let (Some(weights), Some(weight)) = (&mut mixture.weights, source.weight) {
-                weights.push(weight);
-            }
-        }
-        Ok(evaluations)
-    }
-
-    /// The parts of the training data for training, validation and test. The last two are empty if
-    /// nothing is held out.
-    fn split(&self, sources: &[Source], has_valid: bool) -> Result<[Vec<DataPart>; 3], TrainError> {
-        let mut parts = [const { Vec::new() }; 3];
-        for source in sources {
-            if let Some(split) = self.config.split()? {
-                let split = split_documents(source, &split)?;
-                for (part, set) in parts.iter_mut().zip(split) {
-                    part.extend(set);
-                }
-                continue;
-            }
-            let fraction = self.config.validation_fraction;
-            if has_valid || fraction == 0.0 {
-                parts[0].push(source.all());
-                continue;
-            }
-            let Split { train, valid } = source.tokens.split(fraction)?;
-            for (part, tokens) in parts.iter_mut().zip([train, valid]) {
-                let sequences = None;
-                part.push(DataPart { tokens, sequences });
-            }
-        }
-        Ok(parts)
-    }
-}
-
-/// Splits a data set between documents, as Megatron-LM's `--split` does.
-fn split_documents(source: &Source, weights: &[f64]) -> Result<[Option<DataPart>; 3], DataError> {
-    let Some(set) = &source.documents else {
-        return Err(DataError::NoDocuments {
-            name: source.tokens.name().into(),
-        });
-    };
-    let names = ["training", "validation", "test"];
-    let mut parts = [const { None }; 3];
-    let split = SequenceRange::split(set, weights)?.into_iter();
-    for ((part, sequences), name) in parts.iter_mut().zip(split).zip(names) {
-        if !sequences.sequences().is_empty() {
-            let tokens = source.tokens.part(name, sequences.tokens()?);
-            let sequences = Some(sequences);
-            *part = Some(DataPart { tokens, sequences });
-        }
-    }
-    Ok(parts)
-}
-
 /// What the training data is, for people.
-fn described(sources: &[Source], weights: Option<&[f64]>) -> String {
-    if let [source] = sources {
-        return source.description.clone();
-    }
-    let sum: f64 = weights.unwrap_or_default().iter().sum();
-    let one = |(index, source): (usize, &Source)| {
-        let share = weights.map(|weights| format!("{:.1}% of ", 100.0 * weights[index] / sum));
-        format!("{}{}", share.unwrap_or_default(), source.description)
+fn described(sources: &[TrainingSource<'_>]) -> String {
+    let weight = |source: &TrainingSource<'_>| source.entry.and_then(|entry| entry.weight);
+    let sum: f64 = sources.iter().filter_map(weight).sum();
+    let one = |of: &TrainingSource<'_>| {
+        let share = weight(of).filter(|_| sources.len() > 1);
+        let share = share.map(|weight| format!("{:.1}% of ", 100.0 * weight / sum));
+        format!("{}{}", share.unwrap_or_default(), of.source.description)
     };
-    let all: Vec<String> = sources.iter().enumerate().map(one).collect();
+    let all: Vec<String> = sources.iter().map(one).collect();
     all.join("; ")
 }
 
 /// A hash of the training data. That of one text is the text's own.
-fn hash_of(sources: &[Source], weights: Option<&[f64]>) -> u64 {
-    if let [source] = sources {
-        return source.hash;
+fn hash_of(parts: &[DataPart]) -> u64 {
+    if let [part] = parts {
+        return part.hash;
     }
     let mut hash = Xxh3::new();
-    for (index, source) in sources.iter().enumerate() {
-        hash.update(&source.hash.to_le_bytes());
-        let weight = weights.map_or(0.0, |weights| weights[index]);
-        hash.update(&weight.to_bits().to_le_bytes());
+    for part in parts {
+        hash.update(&part.hash.to_le_bytes());
+        match part.mix_by {
+            MixBy::NumSamples => hash.update(&0.0f64.to_bits().to_le_bytes()),
+            MixBy::Weight(weight) => hash.update(&weight.to_bits().to_le_bytes()),
+            MixBy::Epochs(epochs) => {
+                hash.update(b"epochs");
+                hash.update(&epochs.to_bits().to_le_bytes());
+            }
+        }
     }
     hash.digest()
 }

@@ -10,13 +10,15 @@ use megaburn_data::{
 };
 
 use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart};
-use crate::config::DataConfig;
+use crate::config::{DataConfig, MixBy};
 
 /// JSON files up to this number of bytes are encoded in memory at each start, in a few seconds.
 const MAX_BYTES_IN_MEMORY: u64 = 16 << 20;
 
 /// An opened data set.
 pub(super) struct Source {
+    /// Its path; for the default text, its name.
+    pub(super) path: String,
     pub(super) tokens: TokenDataset,
     /// The data set on disk, if it is one of Megatron-LM's format.
     pub(super) documents: Option<Arc<IndexedDataset>>,
@@ -48,12 +50,14 @@ impl Source {
         }
     }
 
-    /// All of it.
-    pub(super) fn all(&self) -> DataPart {
-        let sequences = self.documents.clone().map(SequenceRange::all);
+    /// All of it, in a mixture by `mix_by`.
+    pub(super) fn all(&self, mix_by: MixBy) -> DataPart {
         DataPart {
+            path: self.path.clone(),
+            hash: self.hash,
             tokens: self.tokens.clone(),
-            sequences,
+            sequences: self.documents.clone().map(SequenceRange::all),
+            mix_by,
         }
     }
 
@@ -63,6 +67,7 @@ impl Source {
         let plural = if set.num_documents() == 1 { "" } else { "s" };
         let hash = set.fingerprint()?;
         Ok(Self {
+            path: path.into(),
             hash,
             description: format!(
                 "{path}: {} document{plural}, {} tokens, xxh3 {hash:016x}",
@@ -86,6 +91,7 @@ impl Source {
         let hash = tokens.fingerprint()?;
         let num_tokens = tokens.num_tokens();
         Ok(Self {
+            path: path.into(),
             hash,
             description: format!("{path}: {num_tokens} tokens, xxh3 {hash:016x}"),
             documents: None,
@@ -103,6 +109,7 @@ impl Source {
         let encoded = |bytes| progress.add(bytes as u64);
         let tokens = TokenDataset::encoded(corpus, tokenizer, encoded)?;
         Ok(Self {
+            path: corpus.name().into(),
             hash: corpus.hash(),
             description: described(corpus),
             documents: None,

@@ -23,7 +23,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
-        let Some(first) = self.valid.first() else {
+        let Some(first) = self.samples.valid.first() else {
             let key = "data.validation_fraction";
             let rule = "more than 0 for an evaluation";
             return Err(TrainError::Invalid {
@@ -47,7 +47,7 @@ impl Trainer {
         &self,
         stop: impl FnMut() -> Result<bool, TrainError>,
     ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
-        self.evaluate_all(&self.valid, stop)
+        self.evaluate_all(&self.samples.valid, stop)
     }
 
     /// As [`evaluate_unless`](Self::evaluate_unless), on the test data.
@@ -60,7 +60,7 @@ impl Trainer {
         &self,
         stop: impl FnMut() -> Result<bool, TrainError>,
     ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
-        self.evaluate_all(&self.test, stop)
+        self.evaluate_all(&self.samples.test, stop)
     }
 
     fn evaluate_all(

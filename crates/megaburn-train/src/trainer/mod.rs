@@ -14,6 +14,7 @@ mod packed_row;
 mod passes;
 mod replicas;
 mod resume;
+mod resume_samples;
 mod sample;
 mod save;
 mod schedules;
@@ -26,14 +27,14 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
-use megaburn_data::{GlobalBatch, Samples};
+use megaburn_data::GlobalBatch;
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
 
 use crate::{
     config::{Dtype, InitFrom, TrainConfig},
-    data::{EvalSamples, RunData, RunSamples},
+    data::{RunData, RunSamples},
     error::TrainError,
     pipeline::Pipeline,
     run_folder::{RunShare, names::CHECKPOINTS},
@@ -99,11 +100,7 @@ pub struct Trainer {
     loss_scaler: Option<LossScaler>,
     /// Number of consecutive skipped steps so far.
     consecutive_skips: u64,
-    train: Arc<dyn Samples>,
-    /// The validation data; empty if nothing is evaluated.
-    valid: Vec<EvalSamples>,
-    /// What is evaluated at the end of the run.
-    test: Vec<EvalSamples>,
+    samples: RunSamples,
     /// The batch of an evaluation, and of a step after the batch ramp.
     batch: GlobalBatch,
     /// For each layer of the full model, the fraction of the last batch's tokens that each expert
@@ -162,7 +159,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         let layout = groups.layout();
         let model_config = config.check_start(&layout, start, &data)?;
-        let RunSamples { train, valid, test } = data.samples(&config)?;
+        let samples = data.samples(&config)?;
         let TrainState {
             pipeline,
             model,
@@ -193,9 +190,7 @@ impl Trainer {
                 Dtype::F32 | Dtype::Bf16 => None,
             },
             consecutive_skips: 0,
-            train,
-            valid,
-            test,
+            samples,
             batch: GlobalBatch::new(
                 config.train.global_batch,
                 config.train.micro_batch,
@@ -245,6 +240,11 @@ impl Trainer {
         self.progress
     }
 
+    /// How often the run reads each training data set, with its path; empty in Megatron-LM's order.
+    pub(crate) fn epochs(&self) -> &[(String, f64)] {
+        &self.samples.epochs
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -271,12 +271,12 @@ impl Trainer {
 
     /// Whether there is data to evaluate on.
     pub(crate) fn evaluates(&self) -> bool {
-        !self.valid.is_empty()
+        !self.samples.valid.is_empty()
     }
 
     /// Whether there is data to test on at the end of the run.
     pub(crate) fn tests(&self) -> bool {
-        !self.test.is_empty()
+        !self.samples.test.is_empty()
     }
 
     /// Whether all steps are done.

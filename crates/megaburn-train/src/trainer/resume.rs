@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{owner::set_aside, save::TrainerState};
 use crate::{
-    config::{Change, Changes, DataOrder, Dtype, changes, record_of_file},
+    config::{Change, Changes, Dtype, changes, record_of_file},
     error::TrainError,
     resume_error::ResumeError,
     run_folder::config_of,
@@ -77,14 +77,17 @@ impl Trainer {
         }
         self.check_model(&checkpoint)?;
         self.check_optimizer(&checkpoint)?;
-        self.check_samples(&checkpoint)?;
+        let of_data = self.resume_samples(&checkpoint)?;
         let changes = self.changes(&checkpoint)?;
         self.load(&checkpoint, phase.progress())?;
         Ok(Some(Resumed {
             progress: self.progress,
             other_run: self.other_run(&checkpoint),
             is_recorded: changes.is_some(),
-            changes: changes.unwrap_or_default(),
+            changes: of_data
+                .into_iter()
+                .chain(changes.unwrap_or_default())
+                .collect(),
             rounded: self.rounded(&checkpoint),
         }))
     }
@@ -204,89 +207,6 @@ impl Trainer {
         .into())
     }
 
-    /// Refuses a checkpoint of another stream of samples.
-    fn check_samples(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let saved = read_state(checkpoint)?;
-        let mine = self.state();
-        for (name, saved, mine) in [
-            ("run.seed", saved.seed, mine.seed),
-            ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
-            (HASH, saved.data_hash, mine.data_hash),
-            (ORDER, saved.order_hash, mine.order_hash),
-            (
-                "the number of training samples",
-                saved.num_train_samples,
-                mine.num_train_samples,
-            ),
-        ] {
-            if saved != mine {
-                // In the format of the console's line `data`.
-                let shown = |value: u64| match name {
-                    HASH | ORDER => format!("xxh3 {value:016x}"),
-                    _ => value.to_string(),
-                };
-                let saved = shown(saved);
-                let mine = shown(mine);
-                let what = format!(
-                    "was trained with a different sample order: {name} is {saved} there and \
-                    {mine} here"
-                );
-                return Err(ResumeError::Other {
-                    path: checkpoint.path().into(),
-                    what,
-                }
-                .into());
-            }
-        }
-        self.check_enough_samples(&saved)?;
-        if saved.document_multiple != mine.document_multiple {
-            let keys = |multiple: Option<usize>| match multiple {
-                Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
-                None => "no data.documents".to_string(),
-            };
-            let saved = keys(saved.document_multiple);
-            let mine = keys(mine.document_multiple);
-            let what = format!(
-                "was trained on samples that were read differently: {saved} there, {mine} here"
-            );
-            return Err(ResumeError::Other {
-                path: checkpoint.path().into(),
-                what,
-            }
-            .into());
-        }
-        Ok(())
-    }
-
-    /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
-    /// samples: the order was made for all steps with the batch sizes of this configuration.
-    fn check_enough_samples(&self, saved: &TrainerState) -> Result<(), TrainError> {
-        if self.config.data.order != DataOrder::Megatron {
-            return Ok(());
-        }
-        let Progress {
-            step,
-            consumed_samples,
-            ..
-        } = saved.progress;
-        let steps = step..self.config.train.steps;
-        let needed = steps.fold(consumed_samples, |consumed: u64, _| {
-            consumed + self.schedules.batch.batch_size(consumed) as u64
-        });
-        let found = self.train.num_samples();
-        if needed <= found {
-            return Ok(());
-        }
-        Err(TrainError::Invalid {
-            key: "train.global_batch",
-            value: self.config.train.global_batch.to_string(),
-            rule: format!(
-                "that of the steps before: data.order megatron has {found} samples for \
-                train.steps at this size, and {consumed_samples} are read, so the run needs {needed}"
-            ),
-        })
-    }
-
     /// Loads the weights of another model of the same sizes; nothing else changes.
     fn load_weights(
         &mut self,
@@ -357,13 +277,7 @@ impl Trainer {
     }
 }
 
-/// The name of the hash of Megatron-LM's order in errors.
-const ORDER: &str = "the order of data.order, which follows from it and from the number of epochs that \
-    train.steps needs,";
-/// The name of the data hash in errors.
-const HASH: &str = "the hash of text and tokenizer";
-
-fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
+pub(super) fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
         let what = format!("has a trainer state that this version does not support: {error}");
         ResumeError::Other {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     config::DataOrder,
+    data::BlendRecord,
     error::TrainError,
     run_folder::RunShare,
     trainer::{Progress, Trainer},
@@ -26,6 +27,9 @@ pub(super) struct TrainerState {
     #[serde(default)]
     pub(super) order_hash: u64,
     pub(super) num_train_samples: u64,
+    /// How the training data sets are mixed.
+    #[serde(default)]
+    pub(super) blend: Option<BlendRecord>,
     /// The multiple that documents are padded to, if samples are split into documents.
     #[serde(default)]
     pub(super) document_multiple: Option<usize>,
@@ -121,12 +125,13 @@ impl Trainer {
             seed: self.config.run.seed,
             seq_len: self.config.data.seq_len,
             data_hash: self.data.hash,
-            order_hash: self.train.order_hash(),
+            order_hash: self.samples.train.order_hash(),
             num_train_samples: match self.config.data.order {
-                DataOrder::Megaburn => self.train.num_samples(),
+                DataOrder::Megaburn => self.samples.train.num_samples(),
                 // A longer run of as many epochs has the same order.
                 DataOrder::Megatron => 0,
             },
+            blend: self.samples.blend.clone(),
             document_multiple: self.config.data.split_into(),
             config: self
                 .config

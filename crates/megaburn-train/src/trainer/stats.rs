@@ -32,17 +32,31 @@ pub(super) struct Losses {
     tokens: usize,
     /// FLOPs of forward and backward, by Megatron-LM's formula.
     flops: f64,
+    /// Positions of the sequences, and those without padding.
+    positions: f64,
+    held: f64,
+}
+
+/// What all ranks did in a step.
+pub(super) struct Work {
+    /// Number of tokens that count in the loss.
+    pub(super) tokens: f64,
+    /// FLOPs of forward and backward, by Megatron-LM's formula.
+    pub(super) flops: f64,
+    /// Fraction of the positions that are padding.
+    pub(super) padding: f64,
 }
 
 impl Losses {
     /// No losses yet, for a model with `mtp_depths` multi-token-prediction depths.
     pub(super) fn of(mtp_depths: usize) -> Self {
-        let (sums, tokens, flops) = Default::default();
         Self {
-            sums,
+            sums: Vec::new(),
             mtp: vec![Vec::new(); mtp_depths],
-            tokens,
-            flops,
+            tokens: 0,
+            flops: 0.0,
+            positions: 0.0,
+            held: 0.0,
         }
     }
 
@@ -56,15 +70,22 @@ impl Losses {
         self.tokens += batch.counted;
         let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
         self.flops += flops / batch.ranks as f64;
+        self.positions += batch.tokens.shape().num_elements() as f64;
+        self.held += batch.lens.iter().sum::<usize>() as f64 / batch.ranks as f64;
     }
 
-    /// The tokens of all micro-batches of all members, and their FLOPs.
+    /// The work of all micro-batches of all members.
     ///
     /// # Collective
     /// All members.
-    pub(super) fn work_over(&self, group: &Group) -> Result<[f64; 2], CollectiveError> {
-        let work = reduce(group, &[self.tokens as f64, self.flops], ReduceOp::Sum)?;
-        Ok([work[0], work[1]])
+    pub(super) fn work_over(&self, group: &Group) -> Result<Work, CollectiveError> {
+        let own = [self.tokens as f64, self.flops, self.positions, self.held];
+        let work = reduce(group, &own, ReduceOp::Sum)?;
+        Ok(Work {
+            tokens: work[0],
+            flops: work[1],
+            padding: 1.0 - work[3] / work[2].max(1.0),
+        })
     }
 
     /// The sums over all members, without waiting for the device. A pipeline stage that computes no

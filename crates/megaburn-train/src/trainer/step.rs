@@ -22,7 +22,7 @@ use crate::{
         packed_row::Document,
         passes::{ReduceScope, Training},
         schedules::StepRates,
-        stats::{Losses, StepLossTotals, world_max},
+        stats::{Losses, StepLossTotals, Work, world_max},
     },
 };
 
@@ -73,7 +73,8 @@ impl Trainer {
         let reduce = range("reduce");
         self.grads.reduce()?;
         self.pipeline.all_reduce_tied(&mut self.grads)?;
-        let [tokens, flops] = losses.work_over(&self.groups.batch)?;
+        let work = losses.work_over(&self.groups.batch)?;
+        let Work { tokens, flops, .. } = work;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm()?;
         let StepLossTotals { loss, mtp } = losses.sum_over(&self.groups.batch, &self.device)?;
@@ -130,6 +131,7 @@ impl Trainer {
             memory_bytes: memory as u64,
             loss_scale,
             skipped: !is_update,
+            padding: self.config.data.documents.then_some(work.padding),
             num_zeros: num_zeros.map(|zeros| zeros as u64),
             params_norm,
             mtp_losses,
@@ -233,8 +235,8 @@ impl Trainer {
     }
 
     /// Micro-batch `index` of this rank in its next step: the numbers of its samples, counted over
-    /// the full run, and the samples, of which context-parallel ranks take chunks. (With `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different
-    /// way.)
+    /// the full run, and the samples, of which context-parallel ranks take chunks. (With
+    /// `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different way.)
     ///
     /// # Errors
     /// A sample cannot be read.
@@ -243,7 +245,7 @@ impl Trainer {
         let numbers = self
             .next_batch()
             .micro_batch(consumed, self.groups.dp.rank(), index);
-        Ok((numbers.clone(), self.train.batch(numbers)?))
+        Ok((numbers.clone(), self.samples.train.batch(numbers)?))
     }
 
     /// The position of micro-batch `index` of this rank in the run, which determines its dropout
@@ -281,7 +283,7 @@ impl Trainer {
         if let Some(mut hybrid) = self.hybrid.take() {
             let consumed = self.progress.consumed_samples;
             let numbers = consumed..consumed + batch.global_batch_size() as u64;
-            let documents = self.documents_of(&*self.train, numbers);
+            let documents = self.documents_of(&*self.samples.train, numbers);
             let assigned = documents.and_then(|documents| hybrid.assign(&documents));
             self.hybrid = Some(hybrid);
             assigned?;

@@ -1,0 +1,153 @@
+//! Opens the data sets that `[data]` names, and divides them.
+
+use megaburn_collective::Progress;
+use megaburn_data::{Corpus, DataError, SequenceRange, Split, Tokenizer};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{
+    mixture::{DataPart, EvalData, Mixture},
+    source::Source,
+};
+use crate::{
+    config::{DataConfig, MixBy, SourceConfig},
+    error::TrainError,
+};
+
+/// What the data sets of a run are opened with.
+pub(super) struct Opening<'a> {
+    pub(super) config: &'a DataConfig,
+    pub(super) tokenizer: &'a dyn Tokenizer,
+    pub(super) progress: &'a Progress,
+}
+
+/// A training data set before it is divided.
+pub(super) struct TrainingSource<'a> {
+    pub(super) source: Source,
+    /// Its entry in `data.train`; `None` for that of `data.path`.
+    pub(super) entry: Option<&'a SourceConfig>,
+}
+
+impl<'a> Opening<'a> {
+    fn open(&self, path: &str) -> Result<Source, DataError> {
+        Source::open(path, self.config, self.tokenizer, self.progress)
+    }
+
+    /// The training data sets, before a part is held out.
+    pub(super) fn training(
+        &self,
+        default_text: impl FnOnce() -> Result<Corpus, DataError>,
+    ) -> Result<Vec<TrainingSource<'a>>, DataError> {
+        if !self.config.train.is_empty() {
+            let entries = self.config.train.iter();
+            let open = |entry: &'a SourceConfig| {
+                Ok(TrainingSource {
+                    source: self.open(&entry.path)?,
+                    entry: Some(entry),
+                })
+            };
+            return entries.map(open).collect();
+        }
+        let source = match &self.config.path {
+            Some(path) => self.open(path)?,
+            None => Source::in_memory(&default_text()?, self.tokenizer, self.progress)?,
+        };
+        let entry = None;
+        Ok(vec![TrainingSource { source, entry }])
+    }
+
+    /// The evaluations of a list, by name.
+    pub(super) fn evaluations(
+        &self,
+        sources: &[SourceConfig],
+        hash: &mut Xxh3,
+    ) -> Result<Vec<EvalData>, DataError> {
+        let mut evaluations: Vec<EvalData> = Vec::new();
+        for source in sources {
+            let name = Some(source.name());
+            let opened = self.open(&source.path)?;
+            hash.update(&opened.hash.to_le_bytes());
+            let part = opened.all(source.mix_by());
+            match evaluations.iter_mut().find(|known| known.name == name) {
+                Some(known) => known.mixture.parts.push(part),
+                None => {
+                    let mixture = Mixture { parts: vec![part] };
+                    evaluations.push(EvalData { name, mixture });
+                }
+            }
+        }
+        Ok(evaluations)
+    }
+
+    /// The parts of the training data for training, validation and test. The last two are empty if
+    /// nothing is held out.
+    pub(super) fn divide(
+        &self,
+        sources: &[TrainingSource<'_>],
+    ) -> Result<[Vec<DataPart>; 3], TrainError> {
+        let mut parts = [const { Vec::new() }; 3];
+        for TrainingSource { source, entry } in sources {
+            let all = source.all(entry.map_or(MixBy::NumSamples, SourceConfig::mix_by));
+            if let Some(weights) = self.config.split_of(*entry)? {
+                // A split of the data set itself may change without that of all.
+                let own = entry.and_then(|entry| entry.split.as_ref());
+                let all = DataPart {
+                    hash: own.map_or(all.hash, |_| hash_with(all.hash, &weights)),
+                    ..all
+                };
+                for (part, set) in parts.iter_mut().zip(divided(source, &all, &weights)?) {
+                    part.extend(set);
+                }
+                continue;
+            }
+            let fraction = self.config.validation_fraction;
+            if !self.config.valid.is_empty() || fraction == 0.0 {
+                parts[0].push(all);
+                continue;
+            }
+            let Split { train, valid } = source.tokens.split(fraction)?;
+            for (part, tokens) in parts.iter_mut().zip([train, valid]) {
+                part.push(DataPart {
+                    tokens,
+                    sequences: None,
+                    ..all.clone()
+                });
+            }
+        }
+        Ok(parts)
+    }
+}
+
+/// Divides a data set between sequences, as Megatron-LM's `--split` does.
+fn divided(
+    source: &Source,
+    all: &DataPart,
+    weights: &[f64],
+) -> Result<[Option<DataPart>; 3], DataError> {
+    let Some(set) = &source.documents else {
+        return Err(DataError::NoDocuments {
+            name: source.tokens.name().into(),
+        });
+    };
+    let names = ["training", "validation", "test"];
+    let mut parts = [const { None }; 3];
+    let split = SequenceRange::split(set, weights)?.into_iter();
+    for ((part, sequences), name) in parts.iter_mut().zip(split).zip(names) {
+        if !sequences.sequences().is_empty() {
+            *part = Some(DataPart {
+                tokens: source.tokens.part(name, sequences.tokens()?),
+                sequences: Some(sequences),
+                ..all.clone()
+            });
+        }
+    }
+    Ok(parts)
+}
+
+fn hash_with(hash: u64, numbers: &[f64]) -> u64 {
+    let mut all = Xxh3::new();
+    all.update(&hash.to_le_bytes());
+    numbers
+        .iter()
+        .for_each(|number| all.update(&number.to_bits().to_le_bytes()));
+    all.digest()
+}

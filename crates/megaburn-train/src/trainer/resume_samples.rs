@@ -1,0 +1,150 @@
+//! Continues the stream of samples of a checkpoint.
+
+use megaburn_checkpoint::Checkpoint;
+
+use super::{resume::read_state, save::TrainerState};
+use crate::{
+    config::{Change, DataOrder},
+    data::BlendRecord,
+    error::TrainError,
+    resume_error::ResumeError,
+    trainer::{Progress, Trainer},
+};
+
+impl Trainer {
+    /// Reads on where the run of a checkpoint stopped. If data sets were added to `data.train`, or
+    /// their weights have changed, the new mixture begins here; this change is returned.
+    ///
+    /// # Errors
+    /// The checkpoint is of another stream of samples.
+    pub(super) fn resume_samples(
+        &mut self,
+        checkpoint: &Checkpoint,
+    ) -> Result<Option<Change>, TrainError> {
+        let saved = read_state(checkpoint)?;
+        let mine = self.state();
+        let refused = |what: String| ResumeError::Other {
+            path: checkpoint.path().into(),
+            what,
+        };
+        self.check_reading(&saved, &mine).map_err(refused)?;
+        let change = match (&saved.blend, &mine.blend) {
+            (Some(old), Some(new)) if saved.data_hash != mine.data_hash => {
+                let consumed = saved.progress.consumed_samples;
+                let changed = old.changed_to(new, consumed, saved.seed)?;
+                let changed = changed.map_err(|why| {
+                    refused(format!(
+                        "was trained on other data than data.train has now: {why}"
+                    ))
+                })?;
+                Some((old, changed))
+            }
+            _ => None,
+        };
+        let record = change
+            .as_ref()
+            .map_or(saved.blend.as_ref(), |(_, changed)| Some(changed));
+        if let Some(record) = record.filter(|record| record.first_sample > 0) {
+            self.samples = self.data.samples_from(&self.config, Some(record))?;
+        }
+        if let Some((old, changed)) = change {
+            let first = changed.first_sample;
+            return Ok(Some(Change {
+                key: "data.train".into(),
+                old: old.describe(),
+                new: format!("{} from sample {first} on", changed.describe()),
+            }));
+        }
+        for (name, saved, mine) in [
+            (HASH, saved.data_hash, mine.data_hash),
+            (ORDER, saved.order_hash, mine.order_hash),
+            (NUM_SAMPLES, saved.num_train_samples, mine.num_train_samples),
+        ] {
+            let shown = |value: u64| match name {
+                NUM_SAMPLES => value.to_string(),
+                // In the format of the console's line `data`.
+                _ => format!("xxh3 {value:016x}"),
+            };
+            differs(name, saved != mine, shown(saved), shown(mine)).map_err(refused)?;
+        }
+        self.check_enough_samples(&saved)?;
+        Ok(None)
+    }
+
+    /// Refuses a checkpoint whose run read samples in another way.
+    fn check_reading(&self, saved: &TrainerState, mine: &TrainerState) -> Result<(), String> {
+        for (name, saved, mine) in [
+            ("run.seed", saved.seed, mine.seed),
+            ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
+        ] {
+            differs(name, saved != mine, saved.to_string(), mine.to_string())?;
+        }
+        let tokenizer = |blend: &Option<BlendRecord>| {
+            blend
+                .as_ref()
+                .map(|blend| format!("xxh3 {}", blend.tokenizer))
+        };
+        if let (Some(saved), Some(mine)) = (tokenizer(&saved.blend), tokenizer(&mine.blend)) {
+            differs("the hash of the tokenizer", saved != mine, saved, mine)?;
+        }
+        if saved.document_multiple == mine.document_multiple {
+            return Ok(());
+        }
+        let keys = |multiple: Option<usize>| match multiple {
+            Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
+            None => "no data.documents".to_string(),
+        };
+        let saved = keys(saved.document_multiple);
+        let mine = keys(mine.document_multiple);
+        Err(format!(
+            "was trained on samples that were read differently: {saved} there, {mine} here"
+        ))
+    }
+
+    /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
+    /// samples: the order was made for all steps with the batch sizes of this configuration.
+    fn check_enough_samples(&self, saved: &TrainerState) -> Result<(), TrainError> {
+        if self.config.data.order != DataOrder::Megatron {
+            return Ok(());
+        }
+        let Progress {
+            step,
+            consumed_samples,
+            ..
+        } = saved.progress;
+        let steps = step..self.config.train.steps;
+        let needed = steps.fold(consumed_samples, |consumed: u64, _| {
+            consumed + self.schedules.batch.batch_size(consumed) as u64
+        });
+        let found = self.samples.train.num_samples();
+        if needed <= found {
+            return Ok(());
+        }
+        Err(TrainError::Invalid {
+            key: "train.global_batch",
+            value: self.config.train.global_batch.to_string(),
+            rule: format!(
+                "that of the steps before: data.order megatron has {found} samples for \
+                train.steps at this size, and {consumed_samples} are read, so the run needs {needed}"
+            ),
+        })
+    }
+}
+
+/// Refuses a checkpoint in which `name` is `saved`, if that differs from this run's.
+fn differs(name: &str, differs: bool, saved: String, mine: String) -> Result<(), String> {
+    if !differs {
+        return Ok(());
+    }
+    Err(format!(
+        "was trained with a different sample order: {name} is {saved} there and {mine} here"
+    ))
+}
+
+/// The name of the number of samples in errors.
+const NUM_SAMPLES: &str = "the number of training samples";
+/// The name of the hash of Megatron-LM's order in errors.
+const ORDER: &str = "the order of data.order, which follows from it and from the number of epochs that \
+    train.steps needs,";
+/// The name of the data hash in errors.
+const HASH: &str = "the hash of text and tokenizer";

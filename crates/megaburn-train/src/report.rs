@@ -221,9 +221,15 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    /// The last step whose evaluation is in the metrics.
-    pub(crate) fn evaluated(&self) -> Option<u64> {
-        self.metrics.found().evaluated
+    /// The last step with evaluations in the metrics, if all of `names` are there.
+    pub(crate) fn evaluated<'n>(
+        &self,
+        mut names: impl Iterator<Item = Option<&'n str>>,
+    ) -> Option<u64> {
+        let found = self.metrics.found().evaluated?;
+        names
+            .all(|name| found.has(found.step, name))
+            .then_some(found.step)
     }
 
     /// Whether metrics could not be written for so long that the run should save and stop.
@@ -261,20 +267,13 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    /// Reports an evaluation, on each of its data sets.
+    /// Reports an evaluation, on each of its data sets. Those that the metrics have already are not
+    /// written again: the run was started again after it had finished, or was killed between two.
     pub(crate) fn eval(&mut self, evals: &[EvalMetrics]) -> Result<(), TrainError> {
-        self.final_eval(evals, None)
-    }
-
-    /// Reports the evaluation at the end of a run. `known` is the step of the last evaluation in
-    /// the metrics: a finished run that is started again already has this one.
-    pub(crate) fn final_eval(
-        &mut self,
-        evals: &[EvalMetrics],
-        known: Option<u64>,
-    ) -> Result<(), TrainError> {
         for metrics in evals {
-            if known != Some(metrics.step) {
+            let EvalMetrics { step, data, .. } = metrics;
+            let known = self.metrics.found().evaluated;
+            if !known.is_some_and(|known| known.has(*step, data.as_deref())) {
                 self.metrics.write(metrics.clone())?;
             }
             self.console.eval(metrics);

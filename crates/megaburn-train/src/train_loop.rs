@@ -110,7 +110,7 @@ impl TrainLoop<'_> {
                 ControlFlow::Break(reason) => return self.stopped(reason),
             };
             if let Some(report) = &mut self.report {
-                report.final_eval(&evals, evaluated)?;
+                report.eval(&evals)?;
             }
             last = evals
                 .into_iter()
@@ -234,9 +234,11 @@ impl TrainLoop<'_> {
         })
     }
 
-    /// The last step whose evaluation is in the metrics.
+    /// The last step whose evaluations are all in the metrics.
     fn evaluated(&self) -> Result<Option<u64>, TrainError> {
-        let mine = self.report.as_ref().and_then(Reporter::evaluated);
+        let names = || self.trainer.valid_names();
+        let report = self.report.as_ref();
+        let mine = report.and_then(|report| report.evaluated(names()));
         Ok(objects::broadcast(&self.groups.world, &mine)?)
     }
 

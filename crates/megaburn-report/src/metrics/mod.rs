@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub use experts::ExpertMetrics;
 pub use journal::Journal;
 pub use reader::read_metrics;
-pub use writer::{FoundLines, MetricsWriter, OTHER_LINES};
+pub use writer::{EvaluatedStep, FoundLines, MetricsWriter, OTHER_LINES};
 
 /// One optimizer step: a line of `metrics.jsonl`. Non-finite numbers are written as null and read
 /// back as NaN.

@@ -8,7 +8,7 @@ use std::{
 use megaburn_checkpoint::{TMP, sibling_path, write_atomic};
 use serde::Serialize;
 
-use super::{MetricsRecord, line::Line};
+use super::{EvalMetrics, MetricsRecord, line::Line};
 use crate::error::ReportError;
 
 /// The file next to `metrics.jsonl` with those of its lines that are not JSON objects.
@@ -30,13 +30,39 @@ pub struct MetricsWriter {
     found: FoundLines,
 }
 
+/// A step that has evaluations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EvaluatedStep {
+    /// The step.
+    pub step: u64,
+    /// The names of the data sets, as in [`EvalMetrics::data`](super::EvalMetrics::data).
+    pub data: Vec<Option<String>>,
+}
+
+impl EvaluatedStep {
+    /// Whether it has this evaluation.
+    pub fn has(&self, step: u64, data: Option<&str>) -> bool {
+        self.step == step && self.data.iter().any(|known| known.as_deref() == data)
+    }
+
+    fn add(found: &mut Option<Self>, eval: &EvalMetrics) {
+        let before = found.take().filter(|found| found.step >= eval.step);
+        let mut last = before.unwrap_or_default();
+        if last.step <= eval.step {
+            last.step = eval.step;
+            last.data.push(eval.data.clone());
+        }
+        *found = Some(last);
+    }
+}
+
 /// What a file contained when it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundLines {
     /// Number of starts of this run.
     pub starts: u64,
-    /// The step of the last evaluation.
-    pub evaluated: Option<u64>,
+    /// The last step that has evaluations.
+    pub evaluated: Option<EvaluatedStep>,
     /// Number of lines that are not JSON objects. They were moved to `metrics.other-lines.txt` in
     /// the same folder.
     pub other_lines: usize,
@@ -66,7 +92,7 @@ impl MetricsWriter {
 
     /// What the file contained when it was opened.
     pub fn found(&self) -> FoundLines {
-        self.found
+        self.found.clone()
     }
 
     /// Path of the file.
@@ -213,7 +239,7 @@ fn copy_through(
                 if let MetricsRecord::Eval(eval) = &*record
                     && is_kept
                 {
-                    found.evaluated = found.evaluated.max(Some(eval.step));
+                    EvaluatedStep::add(&mut found.evaluated, eval);
                 }
                 is_kept
             }

@@ -24,6 +24,8 @@ pub(crate) struct SourceRecord {
     pub(crate) path: String,
     /// The hash of its tokens, in hexadecimal digits.
     pub(crate) xxh3: String,
+    /// Number of its samples in an epoch.
+    pub(crate) num_samples: u64,
     /// Its share of the samples; 0 if it is no longer read.
     pub(crate) share: f64,
     /// What its order of samples is drawn from, in addition to the seed.
@@ -33,15 +35,17 @@ pub(crate) struct SourceRecord {
 }
 
 impl BlendRecord {
-    /// The record of a new run. `sources` are the paths and hashes of the data sets.
+    /// The record of a new run. `sources` are the paths, hashes and numbers of samples of the data
+    /// sets.
     pub(super) fn new<'a>(
-        sources: impl Iterator<Item = (&'a str, u64)>,
+        sources: impl Iterator<Item = (&'a str, u64, u64)>,
         shares: impl Iterator<Item = f64>,
         tokenizer: u64,
     ) -> Self {
-        let one = |(number, ((path, hash), share)): (usize, ((&str, u64), f64))| SourceRecord {
-            path: path.into(),
-            xxh3: format!("{hash:016x}"),
+        let one = |(number, (source, share)): (usize, ((&str, u64, u64), f64))| SourceRecord {
+            path: source.0.into(),
+            xxh3: format!("{:016x}", source.1),
+            num_samples: source.2,
             share,
             number,
             num_before: 0,
@@ -83,6 +87,12 @@ impl BlendRecord {
             if let Some(at) = same.or_else(moved) {
                 let before = old[at].take().expect("the position is one of a source");
                 is_kept |= before.share > 0.0;
+                if before.num_samples != source.num_samples {
+                    return Ok(Err(format!(
+                        "{} has {} training samples there and {} here; {HELD_OUT}",
+                        source.path, before.num_samples, source.num_samples
+                    )));
+                }
                 sources.push(SourceRecord {
                     number: before.number,
                     num_before: before.num_before,
@@ -142,12 +152,16 @@ impl BlendRecord {
     }
 }
 
+/// Why a data set has another number of training samples.
+pub(crate) const HELD_OUT: &str = "the part that is held out of it must stay: data.split, \
+    data.validation_fraction, and whether there is data.valid";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn record(sources: &[(&'static str, u64, f64)]) -> BlendRecord {
-        let names = sources.iter().map(|(path, hash, _)| (*path, *hash));
+        let names = sources.iter().map(|(path, hash, _)| (*path, *hash, 1000));
         BlendRecord::new(names, sources.iter().map(|(.., share)| *share), 5)
     }
 
@@ -193,6 +207,11 @@ mod tests {
         };
         let none = "the run reads none of these data sets";
         assert_eq!(changed(&[("code", 3, 1.0)]), none);
+        let mut new = record(&[("web", 1, 1.0)]);
+        new.sources[0].num_samples = 1001;
+        let longer = first.changed_to(&new, 100, 7).unwrap().unwrap_err();
+        let message = "web has 1000 training samples there and 1001 here; the part that is held";
+        assert!(longer.starts_with(message), "{longer}");
         let edited = [("web", 4, 0.5), ("books", 2, 0.5)];
         assert_eq!(changed(&edited), "web has changed since");
     }

@@ -94,10 +94,8 @@ impl Mixture {
         let sizes: Vec<u64> = samplers.iter().map(Samples::num_samples).collect();
         let only = samplers.first().filter(|_| samplers.len() == 1).cloned();
         let blended = BlendedSampler::new(samplers, self.weights(&sizes).as_deref(), seed)?;
-        let names = self
-            .parts
-            .iter()
-            .map(|part| (part.path.as_str(), part.hash));
+        let known = self.parts.iter().zip(&sizes);
+        let names = known.map(|(part, size)| (part.path.as_str(), part.hash, *size));
         let new = BlendRecord::new(names, blended.shares().into_iter(), tokenizer);
         let num_before = |source: &SourceRecord| source.num_before;
         let blended = match record {

@@ -7,7 +7,7 @@ mod mixture;
 mod opening;
 mod source;
 
-pub(crate) use blend_record::BlendRecord;
+pub(crate) use blend_record::{BlendRecord, HELD_OUT};
 pub(crate) use mixture::EvalSamples;
 
 use std::sync::Arc;

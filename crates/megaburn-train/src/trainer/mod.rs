@@ -279,6 +279,11 @@ impl Trainer {
         !self.samples.test.is_empty()
     }
 
+    /// The names of the evaluations on validation data.
+    pub(crate) fn valid_names(&self) -> impl Iterator<Item = Option<&str>> {
+        self.samples.valid.iter().map(|set| set.name.as_deref())
+    }
+
     /// Whether all steps are done.
     pub(crate) fn is_finished(&self) -> bool {
         self.progress.step >= self.config.train.steps

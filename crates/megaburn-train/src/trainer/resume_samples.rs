@@ -5,7 +5,7 @@ use megaburn_checkpoint::Checkpoint;
 use super::{resume::read_state, save::TrainerState};
 use crate::{
     config::{Change, DataOrder},
-    data::BlendRecord,
+    data::{BlendRecord, HELD_OUT},
     error::TrainError,
     resume_error::ResumeError,
     trainer::{Progress, Trainer},
@@ -65,7 +65,12 @@ impl Trainer {
                 // In the format of the console's line `data`.
                 _ => format!("xxh3 {value:016x}"),
             };
-            differs(name, saved != mine, shown(saved), shown(mine)).map_err(refused)?;
+            let hint = match name {
+                NUM_SAMPLES => format!("; {HELD_OUT}"),
+                _ => String::new(),
+            };
+            differs(name, saved != mine, shown(saved), shown(mine))
+                .map_err(|what| refused(format!("{what}{hint}")))?;
         }
         self.check_enough_samples(&saved)?;
         Ok(None)

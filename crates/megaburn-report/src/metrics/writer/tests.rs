@@ -36,7 +36,8 @@ fn resuming_keeps_the_lines_up_to_the_checkpoint(#[case] step: u64, #[case] kept
     let path = dir.path().join("metrics.jsonl");
     run_to(&path, 0, 4);
     let evaluated = kept.iter().copied().filter(|step| step % 2 == 0).max();
-    assert_eq!(open(&path, step).found().evaluated, evaluated);
+    let found = open(&path, step).found().evaluated;
+    assert_eq!(found.map(|found| found.step), evaluated);
     assert_eq!(steps(&path), kept);
     let names: Vec<_> = fs::read_dir(&dir)
         .unwrap()
@@ -83,6 +84,7 @@ fn lines_that_no_run_wrote_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics.jsonl");
     let eval = |step: u64| format!("{{\"step\":{step},\"eval_loss\":1.0}}\n");
+    let web = "{\"step\":2,\"data\":\"web\",\"eval_loss\":1.0}\n";
     let mine = "{\"note\":\"mine\"}\n";
     let start = "{\"start\":1,\"run_id\":\"1f\"}\n";
     let other = "{\"start\":1,\"run_id\":\"2e\"}\n";
@@ -95,16 +97,21 @@ fn lines_that_no_run_wrote_are_kept() {
         mine,
         other,
         &eval(2),
+        &web,
+        &eval(1),
         "the end",
     ];
     fs::write(&path, text.concat()).unwrap();
     let expected = FoundLines {
         starts: 1,
-        evaluated: Some(2),
+        evaluated: Some(EvaluatedStep {
+            step: 2,
+            data: vec![None, Some("web".into())],
+        }),
         other_lines: 3,
     };
     assert_eq!(open(&path, 2).found(), expected);
-    let kept = [&eval(1), start, mine, &eval(2)].concat();
+    let kept = [&eval(1), start, mine, &eval(2), &web, &eval(1)].concat();
     assert_eq!(fs::read_to_string(&path).unwrap(), kept);
     let others = dir.path().join(OTHER_LINES);
     assert_eq!(

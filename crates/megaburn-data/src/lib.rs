@@ -38,6 +38,7 @@ mod dataset;
 mod endings;
 mod error;
 mod files;
+mod index_cache;
 mod indexed;
 mod json;
 mod megatron;
@@ -60,11 +61,12 @@ pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
 pub use files::read_text;
+pub use index_cache::IndexEvent;
 pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };
 pub use megatron::{
-    BlendedDataset, BlendedDatasetConfig, GptDataset, GptDatasetConfig, IndexEvent, SequenceRange,
+    BlendedDataset, BlendedDatasetConfig, GptDataset, GptDatasetConfig, SequenceRange,
 };
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};

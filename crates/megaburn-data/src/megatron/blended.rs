@@ -3,14 +3,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     blend::{GreedyOrder, asked, normalize, target},
-    cache::IndexFiles,
-    event::IndexEvent,
     gpt::{GptDataset, GptDatasetConfig, VERSION},
-    npy::{NpyFile, NpyShape, NpyType, NpyWriter},
     sequences::SequenceRange,
 };
 use crate::{
     error::DataError,
+    index_cache::{IndexEvent, IndexFiles, NpyFile, NpyShape, NpyType, NpyWriter},
     samples::{Sample, Samples},
 };
 

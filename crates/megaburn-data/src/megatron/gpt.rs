@@ -3,12 +3,10 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    cache::IndexFiles, epochs::Epochs, event::IndexEvent, gpt_index::GptIndex, npy::NpyFile,
-    sequences::SequenceRange,
-};
+use super::{epochs::Epochs, gpt_index::GptIndex, sequences::SequenceRange};
 use crate::{
     error::DataError,
+    index_cache::{IndexEvent, IndexFiles, NpyFile},
     part::hex,
     samples::{Sample, Samples},
 };

@@ -6,13 +6,11 @@
 
 use std::ops::Range;
 
-use super::{
-    epochs::Epochs,
-    npy::{NpyShape, NpyType, NpyWriter},
-    random::RandomState,
-    sequences::SequenceRange,
+use super::{epochs::Epochs, random::RandomState, sequences::SequenceRange};
+use crate::{
+    error::DataError,
+    index_cache::{NpyShape, NpyType, NpyWriter},
 };
-use crate::error::DataError;
 
 /// What the indices depend on.
 #[derive(Debug)]

@@ -9,18 +9,14 @@
 
 mod blend;
 mod blended;
-mod cache;
 mod epochs;
-mod event;
 mod gpt;
 mod gpt_index;
-mod npy;
 mod random;
 mod sequences;
 #[cfg(test)]
 mod tests;
 
 pub use blended::{BlendedDataset, BlendedDatasetConfig};
-pub use event::IndexEvent;
 pub use gpt::{GptDataset, GptDatasetConfig};
 pub use sequences::SequenceRange;

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    error::DataError, indexed::IndexedDataset, part::fuse, preprocess::PreprocessConfig,
-    samples::Samples, tokenizer::ByteTokenizer,
+    error::DataError, index_cache::IndexEvent, indexed::IndexedDataset, part::fuse,
+    preprocess::PreprocessConfig, samples::Samples, tokenizer::ByteTokenizer,
 };
 
 /// A data set of random lines.

@@ -17,7 +17,7 @@ const GROWTH_DIGITS: usize = 21;
 
 /// An integer type of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NpyType {
+pub(crate) enum NpyType {
     I16,
     I32,
     U32,
@@ -57,10 +57,10 @@ impl NpyType {
 
 /// Type and shape of an array: `[rows]`, or `[rows, 2]` for pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NpyShape {
-    pub(super) of: NpyType,
-    pub(super) rows: u64,
-    pub(super) is_pairs: bool,
+pub(crate) struct NpyShape {
+    pub(crate) of: NpyType,
+    pub(crate) rows: u64,
+    pub(crate) is_pairs: bool,
 }
 
 impl NpyShape {
@@ -94,7 +94,7 @@ impl NpyShape {
 
 /// An array that is being written.
 #[derive(Debug)]
-pub(super) struct NpyWriter {
+pub(crate) struct NpyWriter {
     path: PathBuf,
     out: AppendFile,
     shape: NpyShape,
@@ -103,7 +103,7 @@ pub(super) struct NpyWriter {
 
 impl NpyWriter {
     /// Creates the file, or empties it.
-    pub(super) fn create(path: PathBuf, shape: NpyShape) -> Result<Self, DataError> {
+    pub(crate) fn create(path: PathBuf, shape: NpyShape) -> Result<Self, DataError> {
         let mut out = AppendFile::open(path.clone(), 0)?;
         out.append(&shape.header())?;
         Ok(Self {
@@ -115,14 +115,14 @@ impl NpyWriter {
     }
 
     /// Adds a number, which must be in the range of the type.
-    pub(super) fn push(&mut self, number: i64) -> Result<(), DataError> {
+    pub(crate) fn push(&mut self, number: i64) -> Result<(), DataError> {
         self.count += 1;
         let size = self.shape.of.size();
         self.out.append(&number.to_le_bytes()[..size])
     }
 
     /// Writes everything to the disk.
-    pub(super) fn finish(mut self) -> Result<(), DataError> {
+    pub(crate) fn finish(mut self) -> Result<(), DataError> {
         let expected = self.shape.count();
         if self.count != expected {
             let why = format!("{} of {expected} numbers were computed", self.count);
@@ -137,7 +137,7 @@ impl NpyWriter {
 
 /// A file as it was found.
 #[derive(Debug)]
-pub(super) enum OpenedNpy {
+pub(crate) enum OpenedNpy {
     Array(NpyFile),
     Missing,
     /// It is not such an array; the text says why.
@@ -146,7 +146,7 @@ pub(super) enum OpenedNpy {
 
 /// An array on disk, whose numbers are read on demand.
 #[derive(Debug)]
-pub(super) struct NpyFile {
+pub(crate) struct NpyFile {
     path: PathBuf,
     file: File,
     shape: NpyShape,
@@ -159,7 +159,7 @@ impl NpyFile {
     ///
     /// # Errors
     /// The file exists and cannot be read.
-    pub(super) fn open(path: &Path, shape: NpyShape) -> Result<OpenedNpy, DataError> {
+    pub(crate) fn open(path: &Path, shape: NpyShape) -> Result<OpenedNpy, DataError> {
         let unreadable = |source| DataError::Io {
             path: path.into(),
             source,
@@ -194,7 +194,7 @@ impl NpyFile {
         }))
     }
 
-    pub(super) fn rows(&self) -> u64 {
+    pub(crate) fn rows(&self) -> u64 {
         self.shape.rows
     }
 
@@ -202,7 +202,7 @@ impl NpyFile {
     ///
     /// # Errors
     /// The file does not have them, or cannot be read.
-    pub(super) fn numbers(&self, first: u64, count: usize) -> Result<Vec<i64>, DataError> {
+    pub(crate) fn numbers(&self, first: u64, count: usize) -> Result<Vec<i64>, DataError> {
         let size = self.shape.of.size();
         let mut bytes = vec![0; count * size];
         let read = match first.checked_add(count as u64) {
@@ -224,7 +224,7 @@ impl NpyFile {
     }
 
     /// The error of a number that cannot be.
-    pub(super) fn damaged(&self, why: String) -> DataError {
+    pub(crate) fn damaged(&self, why: String) -> DataError {
         let path = self.path.clone();
         DataError::BadOrder { path, why }
     }

@@ -29,7 +29,7 @@ const KEY_DIGITS: usize = 32;
 
 /// The files of an index.
 #[derive(Debug)]
-pub(super) struct IndexFiles<'a, const N: usize> {
+pub(crate) struct IndexFiles<'a, const N: usize> {
     folder: &'a Path,
     /// What the contents depend on.
     description: String,
@@ -45,7 +45,7 @@ enum Found<const N: usize> {
 }
 
 impl<'a, const N: usize> IndexFiles<'a, N> {
-    pub(super) fn new(
+    pub(crate) fn new(
         folder: &'a Path,
         description: &Value,
         arrays: [(&'static str, NpyShape); N],
@@ -62,7 +62,7 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
     ///
     /// # Errors
     /// `build` fails, or the folder cannot be written or read.
-    pub(super) fn open_or_build(
+    pub(crate) fn open_or_build(
         &self,
         report: &mut dyn FnMut(IndexEvent),
         building: IndexEvent,

@@ -4,8 +4,7 @@ use megaburn_mesh::{PositionRng, Purpose};
 
 use crate::{
     error::DataError,
-    sampler::Sampler,
-    samples::{Sample, Samples},
+    samples::{Sample, Samples, order_hash_of},
 };
 
 /// Bits of a position within a block.
@@ -161,10 +160,10 @@ fn num_below(rng: PositionRng, num: u64, end: u64) -> u64 {
 }
 
 /// Samples of several data sets, mixed by weight. Each source is read in its own order, as if it
-/// were the only one.
+/// were the only one. Sources of different types are mixed as `Arc<dyn Samples>`.
 #[derive(Clone, Debug)]
-pub struct BlendedSampler {
-    sources: Vec<Sampler>,
+pub struct BlendedSampler<S> {
+    sources: Vec<S>,
     blend: Blend,
     num_samples: u64,
     /// The first sample of the blend.
@@ -173,18 +172,14 @@ pub struct BlendedSampler {
     num_before: Vec<u64>,
 }
 
-impl BlendedSampler {
+impl<S: Samples> BlendedSampler<S> {
     /// Mixes `sources` by `weights`, which need not sum to 1. Without weights, the sources are mixed
     /// by their numbers of samples.
     ///
     /// # Errors
     /// There is no source; a weight is not a positive number, or is below one sample in 2^32; the
     /// numbers of weights and sources differ.
-    pub fn new(
-        sources: Vec<Sampler>,
-        weights: Option<&[f64]>,
-        seed: u64,
-    ) -> Result<Self, DataError> {
+    pub fn new(sources: Vec<S>, weights: Option<&[f64]>, seed: u64) -> Result<Self, DataError> {
         if sources.is_empty() {
             let what = "the number of data sets";
             return Err(DataError::Zero { what });
@@ -223,7 +218,7 @@ impl BlendedSampler {
     }
 
     /// The sources.
-    pub fn sources(&self) -> &[Sampler] {
+    pub fn sources(&self) -> &[S] {
         &self.sources
     }
 
@@ -257,10 +252,14 @@ impl BlendedSampler {
     }
 }
 
-impl Samples for BlendedSampler {
+impl<S: Samples> Samples for BlendedSampler<S> {
     /// Number of samples before a source is read again.
     fn num_samples(&self) -> u64 {
         self.num_samples
+    }
+
+    fn order_hash(&self) -> u64 {
+        order_hash_of(&self.sources)
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
@@ -275,7 +274,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::dataset::TokenDataset;
+    use crate::{dataset::TokenDataset, sampler::Sampler};
 
     #[rstest]
     #[case(&[1.0])]

@@ -2,6 +2,9 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::DataError;
 
@@ -58,4 +61,36 @@ pub trait Samples: Debug + Send + Sync {
     fn batch(&self, indices: Range<u64>) -> Result<Vec<Sample>, DataError> {
         indices.map(|index| self.sample(index)).collect()
     }
+}
+
+impl<S: Samples + ?Sized> Samples for Arc<S> {
+    fn num_samples(&self) -> u64 {
+        (**self).num_samples()
+    }
+
+    fn order_hash(&self) -> u64 {
+        (**self).order_hash()
+    }
+
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        (**self).sample(index)
+    }
+
+    fn tokens(&self, index: u64) -> Result<Vec<u32>, DataError> {
+        (**self).tokens(index)
+    }
+
+    fn batch(&self, indices: Range<u64>) -> Result<Vec<Sample>, DataError> {
+        (**self).batch(indices)
+    }
+}
+
+/// The [`order_hash`](Samples::order_hash) of samples from several sources; 0 if theirs are.
+pub(crate) fn order_hash_of<S: Samples>(sources: &[S]) -> u64 {
+    let hashes: Vec<u64> = sources.iter().map(Samples::order_hash).collect();
+    if hashes.iter().all(|hash| *hash == 0) {
+        return 0;
+    }
+    let bytes: Vec<u8> = hashes.into_iter().flat_map(u64::to_le_bytes).collect();
+    xxh3_64(&bytes)
 }

@@ -5,23 +5,23 @@ use megaburn_mesh::{PositionRng, Purpose};
 use crate::{
     error::DataError,
     permutation::Permutation,
-    sampler::Sampler,
-    samples::{Sample, Samples},
+    samples::{Sample, Samples, order_hash_of},
 };
 
 /// All samples of several data sets, each once, in a random order: for an evaluation.
+/// Sources of different types are joined as `Arc<dyn Samples>`.
 #[derive(Clone, Debug)]
-pub struct UnionSampler {
-    sources: Vec<Sampler>,
+pub struct UnionSampler<S> {
+    sources: Vec<S>,
     order: Permutation,
 }
 
-impl UnionSampler {
+impl<S: Samples> UnionSampler<S> {
     /// All samples of `sources`, in an order that depends on `seed`.
     ///
     /// # Errors
     /// There is no source.
-    pub fn new(sources: Vec<Sampler>, seed: u64) -> Result<Self, DataError> {
+    pub fn new(sources: Vec<S>, seed: u64) -> Result<Self, DataError> {
         let num_samples: u64 = sources.iter().map(Samples::num_samples).sum();
         if num_samples == 0 {
             let what = "the number of data sets";
@@ -33,9 +33,13 @@ impl UnionSampler {
     }
 }
 
-impl Samples for UnionSampler {
+impl<S: Samples> Samples for UnionSampler<S> {
     fn num_samples(&self) -> u64 {
         self.sources.iter().map(Samples::num_samples).sum()
+    }
+
+    fn order_hash(&self) -> u64 {
+        order_hash_of(&self.sources)
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
@@ -53,7 +57,7 @@ impl Samples for UnionSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::TokenDataset;
+    use crate::{dataset::TokenDataset, sampler::Sampler};
 
     #[test]
     fn every_sample_of_every_source_is_read_once() {
@@ -70,6 +74,6 @@ mod tests {
         let expected = (0..10).map(|n| 3 * n).chain((0..33).map(|n| 500 + 3 * n));
         assert_eq!(sorted, expected.collect::<Vec<_>>());
         assert_ne!(read, sorted);
-        assert!(UnionSampler::new(Vec::new(), 5).is_err());
+        assert!(UnionSampler::<Sampler>::new(Vec::new(), 5).is_err());
     }
 }

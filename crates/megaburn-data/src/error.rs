@@ -324,4 +324,6 @@ pub enum DataError {
         num_samples: u64,
         surplus: f64,
     },
+    #[error("fill-in-the-middle cannot be used: {why}")]
+    Fim { why: String },
 }

@@ -39,6 +39,7 @@ mod endings;
 mod error;
 mod files;
 mod index_cache;
+mod fim;
 mod indexed;
 mod json;
 mod megatron;
@@ -62,6 +63,7 @@ pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
 pub use files::read_text;
 pub use index_cache::IndexEvent;
+pub use fim::{FimConfig, FimSamples};
 pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };

@@ -87,6 +87,15 @@ pub trait Tokenizer: Debug + Send + Sync {
     fn bos(&self) -> Option<u32>;
     /// The token that pads short samples, if the tokenizer has one.
     fn pad(&self) -> Option<u32>;
+    /// The id of a token, spelled as in the vocabulary; `None` if there is no such token.
+    fn token_to_id(&self, _token: &str) -> Option<u32> {
+        None
+    }
+    /// Whether a token is special: [`decode`](Self::decode) gives no text for it, and
+    /// [`encode`](Self::encode) never returns it.
+    fn is_special(&self, id: u32) -> bool {
+        id == self.eos() || Some(id) == self.bos() || Some(id) == self.pad()
+    }
     /// Whether each token of text is exactly one byte, so that the loss per token is the loss per
     /// byte.
     fn is_byte_level(&self) -> bool {

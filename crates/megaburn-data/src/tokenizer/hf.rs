@@ -141,11 +141,6 @@ impl HfTokenizer {
         &self.path
     }
 
-    /// The id of a token, spelled as in the vocabulary.
-    pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.plain.encoder.token_to_id(token)
-    }
-
     /// Ids that an encoder found for a text.
     fn ids(&self, text: &str, ids: tokenizers::Result<Vec<u32>>) -> Result<Vec<u32>, DataError> {
         ids.map_err(|error| DataError::Encode {
@@ -288,6 +283,16 @@ impl Tokenizer for HfTokenizer {
 
     fn pad(&self) -> Option<u32> {
         self.special.pad
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.plain.encoder.token_to_id(token)
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        let added = self.plain.encoder.get_added_vocabulary();
+        let token = added.get_added_tokens_decoder().get(&id);
+        self.is_reserved(id) || token.is_some_and(|token| token.special)
     }
 
     fn hash(&self) -> u64 {

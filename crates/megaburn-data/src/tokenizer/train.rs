@@ -173,6 +173,11 @@ impl TrainedTokenizer {
         &self.tokenizer
     }
 
+    /// The tokenizer alone, which can no longer be saved.
+    pub fn into_tokenizer(self) -> HfTokenizer {
+        self.tokenizer
+    }
+
     /// Writes `tokenizer.json`, and next to it a `tokenizer_config.json`, in the format of Hugging
     /// Face's libraries, and returns the path of the former. If `path` ends in `.json`, it is that
     /// file, else the folder, which is created. Each file is replaced atomically.

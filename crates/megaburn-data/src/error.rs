@@ -216,6 +216,12 @@ pub enum DataError {
         work that was saved begins again with --force"
     )]
     BadRecord { record: String },
+    #[error(
+        "data file `{}` is a text that is encoded in pieces, of which one cannot be encoded and none \
+        is skipped{why}; correct the text, or leave the file out",
+        path.display()
+    )]
+    BadPiece { path: PathBuf, why: String },
     #[error("data file `{}`: its array is not valid JSON ({why}); correct the file", path.display())]
     BadArray { path: PathBuf, why: String },
     #[error(

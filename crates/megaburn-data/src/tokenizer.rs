@@ -6,7 +6,9 @@ mod classes;
 mod encoder;
 mod files;
 mod hf;
+mod hf_pieces;
 mod merges;
+mod piece_encoder;
 mod pieces;
 mod sentencepiece;
 mod special;
@@ -25,6 +27,7 @@ use crate::error::DataError;
 
 pub use byte::ByteTokenizer;
 pub use hf::HfTokenizer;
+pub use piece_encoder::PieceEncoder;
 pub use train::{BOS, EOS, PAD, TokenizerTrainer, TrainedTokenizer};
 
 /// Converts text to token ids and back. It is object-safe, so the configuration can select the
@@ -71,6 +74,11 @@ pub trait Tokenizer: Debug + Send + Sync {
     /// As [`encode`](Self::encode).
     fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.iter().map(|text| self.encode_prompt(text)).collect()
+    }
+    /// Encodes texts piece by piece, as training text or as prompts, if it is proven where a text can
+    /// be cut. `None` if it is not: then each text is encoded as a whole.
+    fn pieces(&self, _are_prompts: bool) -> Option<Box<dyn PieceEncoder + '_>> {
+        None
     }
     /// Bytes of memory that the encoding of a text needs at most, approximately. The text has
     /// `num_bytes` bytes, and its longest word, or run of spaces, `_longest_word`.

@@ -10,9 +10,13 @@ use super::{
     budget::{Budget, Reserved, longest_word},
     inputs::InputFile,
     keys::texts_of,
-    records::{Batch, Content, Position, Record, read_batches},
+    records::{Batch, Content, Piece, Position, Record, read_batches},
 };
-use crate::{error::DataError, indexed::TokenType, tokenizer::Tokenizer};
+use crate::{
+    error::DataError,
+    indexed::TokenType,
+    tokenizer::{PieceEncoder, Tokenizer},
+};
 
 /// Bytes of memory that encoding may need in any case.
 const LEAST_BUDGET: usize = 1 << 28;
@@ -24,6 +28,8 @@ const BATCH_MEMORY: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a dyn Tokenizer,
+    /// Encodes long texts piece by piece, if it can.
+    pub(super) pieces: Option<&'a dyn PieceEncoder>,
     pub(super) keys: &'a [String],
     pub(super) append_eod: bool,
     /// Whether special tokens are ordinary text, and none are added.
@@ -38,11 +44,26 @@ pub(super) struct Document {
     pub(super) lengths: Vec<i32>,
 }
 
-/// A record of a file with the documents of its keys, or its place and what is wrong with it.
+/// The tokens of a piece of a document.
+#[derive(Debug)]
+pub(super) struct EncodedPiece {
+    pub(super) bytes: Vec<u8>,
+    pub(super) num_tokens: u64,
+    pub(super) is_last: bool,
+}
+
+/// A record of a file, or its place and what is wrong with it.
 #[derive(Debug)]
 pub(super) struct Encoded {
     pub(super) file: usize,
-    pub(super) documents: Result<Vec<Document>, String>,
+    pub(super) content: EncodedContent,
+}
+
+#[derive(Debug)]
+pub(super) enum EncodedContent {
+    /// The documents of the keys.
+    Documents(Result<Vec<Document>, String>),
+    Piece(Result<EncodedPiece, String>),
 }
 
 /// A batch of records whose texts are encoded.
@@ -100,7 +121,8 @@ impl Encoder<'_> {
         send: SyncSender<Result<Receiver<EncodedBatch>, DataError>>,
     ) {
         pool.in_place_scope(|scope| {
-            let read = read_batches(files, self.keys, start, batch_bytes, &mut |batch| {
+            let (keys, pieces) = (self.keys, self.pieces);
+            let read = read_batches(files, keys, pieces, start, batch_bytes, &mut |batch| {
                 // Until the batch is written, or is dropped because the writer failed.
                 let reserved = budget.reserve(self.memory_of(&batch));
                 let (done, result) = channel();
@@ -148,14 +170,30 @@ impl Encoder<'_> {
             number,
             content,
         } = record;
+        if let (Content::Piece(piece), Some(pieces)) = (&content, self.pieces) {
+            let piece = self.piece(piece, pieces).map_err(|why| format!(": {why}"));
+            let content = EncodedContent::Piece(piece);
+            return Encoded { file, content };
+        }
         let documents = self.documents(&content).map_err(|why| match content {
             Content::Line(_) => format!(", line {number}: {why}"),
             Content::Element(_) => format!(", element {number}: {why}"),
-            Content::Text(_) => format!(": {why}"),
+            Content::Text(_) | Content::Piece(_) | Content::NotUtf8(_) => format!(": {why}"),
             #[cfg(feature = "parquet")]
             Content::Row(_) => format!(", row {number}: {why}"),
         });
-        Encoded { file, documents }
+        let content = EncodedContent::Documents(documents);
+        Encoded { file, content }
+    }
+
+    fn piece(self, piece: &Piece, pieces: &dyn PieceEncoder) -> Result<EncodedPiece, String> {
+        let ids = pieces.encode(&piece.text, piece.is_first, piece.is_last);
+        let ids = ids.map_err(|error| error.to_string())?;
+        Ok(EncodedPiece {
+            bytes: self.token_type.bytes_of(&ids),
+            num_tokens: ids.len() as u64,
+            is_last: piece.is_last,
+        })
     }
 
     fn documents(self, content: &Content) -> Result<Vec<Document>, String> {

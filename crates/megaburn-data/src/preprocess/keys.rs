@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::records::Content;
+use super::{long_text::why_not_utf8, records::Content};
 use crate::json::{kind, no_field, parse_line};
 
 /// The sequences of the document of each key.
@@ -21,6 +21,8 @@ pub(super) fn texts_of<T>(
     let parsed;
     let value = match content {
         Content::Text(text) => return with(vec![vec![utf8(text, "file")?]; keys.len()]),
+        Content::Piece(piece) => return with(vec![vec![&piece.text]; keys.len()]),
+        Content::NotUtf8(why) => return Err(why.clone()),
         #[cfg(feature = "parquet")]
         Content::Row(texts) => {
             let texts = keys.iter().zip(texts).map(|(key, text)| match text {
@@ -48,8 +50,7 @@ pub(super) fn texts_of<T>(
 fn utf8<'a>(bytes: &'a [u8], whole: &str) -> Result<&'a str, String> {
     std::str::from_utf8(bytes).map_err(|error| {
         let at = error.valid_up_to();
-        let size = bytes.len();
-        format!("not UTF-8: byte {at} of the {size} of the {whole} starts no valid character")
+        why_not_utf8(at as u64, bytes.len() as u64, whole)
     })
 }
 

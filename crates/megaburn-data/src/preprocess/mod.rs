@@ -9,12 +9,14 @@ mod event;
 mod fields;
 mod inputs;
 mod keys;
+mod long_text;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod records;
 #[cfg(test)]
 mod tests;
 mod unpack;
+mod writer;
 
 pub use event::{PreprocessCounts, PreprocessEvent, PreprocessSummary};
 
@@ -23,7 +25,6 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
@@ -35,7 +36,7 @@ use crate::{
 use encode::{EncodedBatch, Encoder};
 use fields::Keys;
 use inputs::Inputs;
-use records::Position;
+use writer::{Progress, Writer};
 
 /// Bytes of text that a worker encodes at a time.
 const BATCH_BYTES: usize = 1 << 18;
@@ -74,20 +75,14 @@ pub struct PreprocessConfig {
     save_interval: Duration,
 }
 
-/// What the journal saves.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Progress {
-    position: Position,
-    counts: PreprocessCounts,
-}
-
 impl PreprocessConfig {
     /// Reads `inputs`, which are files, folders and patterns, and writes `OUT.bin` and `OUT.idx`.
     ///
     /// A file that ends in `.jsonl` or `.ndjson` has a JSON object per line, one in `.json` also an
-    /// array of objects; the text is in the field `text`. Any other file is one document. All may
-    /// be compressed (`.gz`, `.zst`). With the feature `parquet`, a file in `.parquet` has a
-    /// document in each row, in the column `text`.
+    /// array of objects; the text is in the field `text`. Any other file is one document, which is
+    /// encoded piece by piece if the tokenizer can ([`Tokenizer::pieces`]). All may be compressed
+    /// (`.gz`, `.zst`). With the feature `parquet`, a file in `.parquet` has a document in each row,
+    /// in the column `text`.
     pub fn new(inputs: Vec<PathBuf>, out: PathBuf) -> Self {
         Self {
             inputs,
@@ -129,7 +124,8 @@ impl PreprocessConfig {
         Self { plain_text, ..self }
     }
 
-    /// Whether to skip and count records that cannot be read, instead of failing.
+    /// Whether to skip and count records that cannot be read, instead of failing. Of a plain text
+    /// that is read in pieces, a piece that the tokenizer cannot encode is always an error.
     pub fn with_skip_bad(self, skip_bad: bool) -> Self {
         Self { skip_bad, ..self }
     }
@@ -198,50 +194,48 @@ impl PreprocessConfig {
         complete.commit()?;
         Ok(PreprocessSummary {
             prefixes: outputs.into_iter().map(|(prefix, _)| prefix).collect(),
-            counts: progress_of(Some(complete.progress())).counts,
+            counts: Progress::of(Some(complete.progress())).counts,
         })
     }
 
     /// Encodes what is missing.
     fn write(
         &self,
-        mut part: Part,
+        part: Part,
         inputs: &Inputs,
         tokenizer: &dyn Tokenizer,
         on_event: &mut dyn FnMut(PreprocessEvent),
     ) -> Result<CompletePart, DataError> {
-        let mut progress = progress_of(part.progress());
-        if part.progress().is_some() {
-            on_event(PreprocessEvent::Resumed(progress.counts));
+        let is_resumed = part.progress().is_some();
+        let token_type = TokenType::for_vocab(tokenizer.vocab_size());
+        let end = token_type.bytes_of(&[tokenizer.eos()]);
+        let end = self.append_eod.then_some(end);
+        let mut writer = Writer::new(part, inputs, self.skip_bad, end);
+        if is_resumed {
+            on_event(PreprocessEvent::Resumed(writer.progress.counts));
         }
+        let pieces = tokenizer.pieces(!self.plain_text);
         let encoder = Encoder {
             tokenizer,
+            pieces: pieces.as_deref(),
             keys: self.keys.names(),
             append_eod: self.append_eod,
             plain_text: self.plain_text,
-            token_type: TokenType::for_vocab(tokenizer.vocab_size()),
+            token_type,
         };
-        let start = progress.position;
+        let start = writer.progress.position;
         let mut saved = (Instant::now(), 0);
-        let mut last_skipped = String::from("an earlier process read it");
-        let on_event = &mut |event: PreprocessEvent| {
-            if let PreprocessEvent::Skipped(record) = &event {
-                last_skipped.clone_from(record);
-            }
-            on_event(event);
-        };
         let take = |batch: EncodedBatch| {
-            let (end, read_bytes) = (batch.end, batch.read_bytes);
-            self.add(batch, inputs, &mut part, &mut progress.counts, on_event)?;
-            progress.position = end;
+            let read_bytes = batch.read_bytes;
+            writer.add(batch, on_event)?;
             on_event(PreprocessEvent::Progress {
                 read_bytes,
-                counts: progress.counts,
+                counts: writer.progress.counts,
             });
             if saved.0.elapsed() >= self.save_interval
                 || read_bytes.saturating_sub(saved.1) >= SAVE_BYTES
             {
-                part.save(json!(progress))?;
+                writer.save()?;
                 saved = (Instant::now(), read_bytes);
             }
             Ok(())
@@ -254,53 +248,10 @@ impl PreprocessConfig {
             take,
         )?;
         inputs.check_unchanged()?;
-        let num_skipped = progress.counts.skipped;
-        if num_skipped > 0 && progress.counts.documents == 0 {
-            part.discard();
-            return Err(DataError::AllSkipped {
-                num_skipped,
-                record: last_skipped,
-            });
-        }
+        let (part, progress) = writer.finish()?;
         let names = outputs_of(self);
         let describe = |output: &Output| self.description(output, &names, tokenizer);
         part.complete(json!(progress), describe)
-    }
-
-    /// Writes the documents of a batch.
-    fn add(
-        &self,
-        batch: EncodedBatch,
-        inputs: &Inputs,
-        part: &mut Part,
-        counts: &mut PreprocessCounts,
-        on_event: &mut dyn FnMut(PreprocessEvent),
-    ) -> Result<(), DataError> {
-        for record in batch.records {
-            let documents = match record.documents {
-                Ok(documents) => documents,
-                Err(why) => {
-                    let path = &inputs.files[record.file].path;
-                    let record = format!("data file `{}`{why}", path.display());
-                    if !self.skip_bad {
-                        return Err(DataError::BadRecord { record });
-                    }
-                    counts.skipped += 1;
-                    on_event(PreprocessEvent::Skipped(record));
-                    continue;
-                }
-            };
-            counts.documents += 1;
-            for (document, output) in documents.iter().zip(part.outputs()) {
-                output.add_document(&document.bytes, &document.lengths)?;
-                let lengths = document.lengths.iter();
-                counts.tokens += lengths
-                    .map(|length| u64::from(length.unsigned_abs()))
-                    .sum::<u64>();
-                counts.empty += u64::from(document.lengths.is_empty());
-            }
-        }
-        Ok(())
     }
 
     /// Everything that decides what is written.
@@ -353,12 +304,4 @@ fn tokenizer_of(tokenizer: &dyn Tokenizer) -> Value {
         "vocab_size": tokenizer.vocab_size(),
         "eos": tokenizer.eos(),
     })
-}
-
-/// The progress that a journal saved; that of a beginning if there is none.
-fn progress_of(saved: Option<&Value>) -> Progress {
-    let saved = saved
-        .cloned()
-        .and_then(|saved| serde_json::from_value(saved).ok());
-    saved.unwrap_or_default()
 }

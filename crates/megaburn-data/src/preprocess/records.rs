@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use super::{
     array::{ArrayError, Elements},
     inputs::{InputFile, Kind},
+    long_text::{LongText, not_utf8},
     unpack,
 };
-use crate::error::DataError;
+use crate::{error::DataError, tokenizer::PieceEncoder};
 
 /// A place between two records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,16 +23,16 @@ pub(super) struct Position {
     /// The number of the file.
     pub(super) file: usize,
     /// Bytes of the text of this file that were read; 0 in an array.
-    bytes: u64,
-    /// Lines or elements of this file that were read.
-    records: u64,
+    pub(super) bytes: u64,
+    /// Lines, elements or pieces of this file that were read.
+    pub(super) records: u64,
 }
 
-/// Something that holds at most one document.
+/// Something that holds at most one document, or a piece of one.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) file: usize,
-    /// The number of its line or element from 1 on; 0 for a file that is one document.
+    /// The number of its line, element or piece from 1 on.
     pub(super) number: u64,
     pub(super) content: Content,
 }
@@ -44,9 +45,21 @@ pub(super) enum Content {
     Element(Vec<u8>),
     /// A document.
     Text(Vec<u8>),
+    /// A piece of a document that is too long for memory.
+    Piece(Piece),
+    /// A document that is not UTF-8, with the reason.
+    NotUtf8(String),
     /// The texts of a row, one for each key; `None` for null.
     #[cfg(feature = "parquet")]
     Row(Vec<Option<Vec<u8>>>),
+}
+
+/// A piece of a document.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) text: String,
+    pub(super) is_first: bool,
+    pub(super) is_last: bool,
 }
 
 impl Content {
@@ -54,6 +67,8 @@ impl Content {
     pub(super) fn texts(&self) -> Vec<&[u8]> {
         match self {
             Self::Line(bytes) | Self::Element(bytes) | Self::Text(bytes) => vec![bytes],
+            Self::Piece(piece) => vec![piece.text.as_bytes()],
+            Self::NotUtf8(_) => Vec::new(),
             #[cfg(feature = "parquet")]
             Self::Row(texts) => texts.iter().flatten().map(Vec::as_slice).collect(),
         }
@@ -73,13 +88,14 @@ pub(super) struct Batch {
 }
 
 /// Gives batches of at least `batch_bytes` bytes of text to `emit`, until it breaks. Of tables the
-/// columns `keys` are read.
+/// columns `keys` are read. Texts are cut into pieces where `pieces` can, if it is given.
 ///
 /// # Errors
 /// A file cannot be read, or its array is not valid JSON.
 pub(super) fn read_batches(
     files: &[InputFile],
     keys: &[String],
+    pieces: Option<&dyn PieceEncoder>,
     start: Position,
     batch_bytes: usize,
     emit: &mut dyn FnMut(Batch) -> ControlFlow<()>,
@@ -87,6 +103,7 @@ pub(super) fn read_batches(
     let mut reader = Reader {
         batch: Batch::default(),
         keys,
+        pieces,
         batch_bytes,
         before: 0,
         read: Arc::default(),
@@ -122,6 +139,7 @@ struct Reader<'a> {
     batch: Batch,
     #[cfg_attr(not(feature = "parquet"), expect(dead_code))]
     keys: &'a [String],
+    pieces: Option<&'a dyn PieceEncoder>,
     batch_bytes: usize,
     /// Bytes of the files before this one.
     before: u64,
@@ -137,18 +155,7 @@ impl Reader<'_> {
             source,
         };
         match file.kind {
-            Kind::Text => {
-                let mut text = Vec::new();
-                let mut reader = self.open(file, 0).map_err(failed)?;
-                reader.read_to_end(&mut text).map_err(failed)?;
-                let end = Position {
-                    file: first.file + 1,
-                    ..Position::default()
-                };
-                let size = text.len();
-                let content = Content::Text(text);
-                Ok(self.push(first.file, 0, content, size, end))
-            }
+            Kind::Text => self.text(file, first),
             Kind::Lines => self.lines(file, first).map_err(failed),
             Kind::Json => match self.first_byte(file).map_err(failed)? {
                 Some(b'[') => self.elements(file, first),
@@ -164,6 +171,58 @@ impl Reader<'_> {
             Kind::Parquet => {
                 let path = file.path.clone();
                 Err(DataError::NoParquet { path })
+            }
+        }
+    }
+
+    /// A text as one document, or as pieces of it if it is long.
+    fn text(&mut self, file: &InputFile, first: Position) -> Result<ControlFlow<()>, DataError> {
+        let failed = |source: io::Error| DataError::Io {
+            path: file.path.clone(),
+            source,
+        };
+        let file_end = Position {
+            file: first.file + 1,
+            ..Position::default()
+        };
+        let mut reader = self.open(file, first.bytes).map_err(failed)?;
+        let Some(pieces) = self.pieces else {
+            let mut text = Vec::new();
+            reader.read_to_end(&mut text).map_err(failed)?;
+            let size = text.len();
+            return Ok(self.push(first.file, 1, Content::Text(text), size, file_end));
+        };
+        let mut text = LongText::new(&mut reader, pieces, self.batch_bytes);
+        if first.bytes == 0 {
+            if let Some(text) = text.whole().map_err(failed)? {
+                let size = text.len();
+                return Ok(self.push(first.file, 1, Content::Text(text), size, file_end));
+            }
+            // A piece cannot be taken back, so the whole text is checked before the first one.
+            let num_read = self.read.load(Relaxed);
+            let mut whole = self.open(file, 0).map_err(failed)?;
+            let checked = not_utf8(&mut whole).map_err(failed)?;
+            if let Some(why) = checked {
+                return Ok(self.push(first.file, 1, Content::NotUtf8(why), 0, file_end));
+            }
+            self.read.store(num_read, Relaxed);
+        }
+        let mut end = first;
+        loop {
+            let (piece, is_last) = text.next(&file.path)?;
+            let is_first = end.bytes == 0;
+            let size = piece.len();
+            end.bytes += size as u64;
+            end.records += 1;
+            let content = Content::Piece(Piece {
+                text: piece,
+                is_first,
+                is_last,
+            });
+            let place = if is_last { file_end } else { end };
+            let pushed = self.push(first.file, end.records, content, size, place);
+            if is_last || pushed.is_break() {
+                return Ok(pushed);
             }
         }
     }

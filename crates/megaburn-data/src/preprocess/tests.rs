@@ -15,6 +15,7 @@ use crate::{indexed::IndexedDataset, part::fuse, tokenizer::ByteTokenizer};
 mod damage;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod pieces;
 
 /// A configuration that saves its state after every batch of a few documents.
 fn config(dir: &Path, inputs: &[&str]) -> PreprocessConfig {

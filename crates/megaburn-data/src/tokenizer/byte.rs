@@ -1,6 +1,6 @@
 use std::str::from_utf8;
 
-use super::{TextStream, Tokenizer};
+use super::{PieceEncoder, TextStream, Tokenizer};
 use crate::error::DataError;
 
 /// A tokenizer whose tokens are bytes: ids 0 to 255 are the bytes of UTF-8, followed by four
@@ -39,6 +39,10 @@ impl Tokenizer for ByteTokenizer {
         Ok(text.bytes().map(u32::from).collect())
     }
 
+    fn pieces(&self, _are_prompts: bool) -> Option<Box<dyn PieceEncoder + '_>> {
+        Some(Box::new(BytePieces))
+    }
+
     fn decode(&self, tokens: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(tokens.len());
         tokens
@@ -69,6 +73,21 @@ impl Tokenizer for ByteTokenizer {
 
     fn hash(&self) -> u64 {
         0
+    }
+}
+
+/// Cuts texts between characters.
+#[derive(Debug)]
+struct BytePieces;
+
+impl PieceEncoder for BytePieces {
+    fn end(&self, text: &str, least: usize) -> Result<Option<usize>, DataError> {
+        let at = text.ceil_char_boundary(least.max(1));
+        Ok((at < text.len()).then_some(at))
+    }
+
+    fn encode(&self, piece: &str, _is_first: bool, _is_last: bool) -> Result<Vec<u32>, DataError> {
+        ByteTokenizer.encode(piece)
     }
 }
 

@@ -8,9 +8,10 @@ use tokenizers::Model;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::{
-    TextStream, Tokenizer, beside,
+    PieceEncoder, TextStream, Tokenizer, beside,
     encoder::Encoder,
     files::{self, FileKind},
+    hf_pieces::HfPieces,
     pieces,
     special::SpecialIds,
     stream::{HfStream, decode},
@@ -141,8 +142,8 @@ impl HfTokenizer {
         &self.path
     }
 
-    /// Ids that an encoder found for a text.
-    fn ids(&self, text: &str, ids: tokenizers::Result<Vec<u32>>) -> Result<Vec<u32>, DataError> {
+    /// What an encoder found for a text.
+    pub(super) fn ids<T>(&self, text: &str, ids: tokenizers::Result<T>) -> Result<T, DataError> {
         ids.map_err(|error| DataError::Encode {
             tokenizer: self.path.display().to_string(),
             excerpt: text.chars().take(40).collect(),
@@ -151,7 +152,7 @@ impl HfTokenizer {
     }
 
     /// Recognises special tokens in text.
-    fn prompt(&self) -> &TextEncoder {
+    pub(super) fn prompt(&self) -> &TextEncoder {
         self.prompt.get_or_init(|| {
             let mut prompt = self.plain.encoder.clone();
             prompt.set_encode_special_tokens(false);
@@ -159,9 +160,14 @@ impl HfTokenizer {
         })
     }
 
+    /// Encodes special tokens in text as plain text.
+    pub(super) fn plain(&self) -> &TextEncoder {
+        &self.plain
+    }
+
     /// The special tokens that the template puts before and after a text; `None` if it does more
     /// than that.
-    fn template(&self) -> Result<&Option<[Vec<u32>; 2]>, DataError> {
+    pub(super) fn template(&self) -> Result<&Option<[Vec<u32>; 2]>, DataError> {
         if self.template.get().is_none() {
             let inner = self.ids("x", self.prompt().encode("x"))?;
             let whole = self.ids("x", self.prompt().encode_with_template("x"))?;
@@ -192,6 +198,21 @@ impl HfTokenizer {
         id == eos || Some(id) == bos || Some(id) == pad
     }
 
+    /// Replaces special tokens that the model found in plain text by their spellings.
+    pub(super) fn without_reserved(&self, ids: Vec<u32>) -> Vec<u32> {
+        if !ids.iter().any(|&id| self.is_reserved(id)) {
+            return ids;
+        }
+        let honest = |id| {
+            if self.is_reserved(id) {
+                self.spelled_out(id)
+            } else {
+                vec![id]
+            }
+        };
+        ids.into_iter().flat_map(honest).collect()
+    }
+
     /// Encodes the spelling of a special token, character by character. Models that search for the
     /// longest piece (Unigram, WordLevel) find special tokens in text even if added tokens are not
     /// recognised.
@@ -215,18 +236,7 @@ impl Tokenizer for HfTokenizer {
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let ids = self.ids(text, self.plain.encode(text))?;
-        if !ids.iter().any(|&id| self.is_reserved(id)) {
-            return Ok(ids);
-        }
-        // The model found a special token in plain text: replace it by its spelling.
-        let honest = |id| {
-            if self.is_reserved(id) {
-                self.spelled_out(id)
-            } else {
-                vec![id]
-            }
-        };
-        Ok(ids.into_iter().flat_map(honest).collect())
+        Ok(self.without_reserved(ids))
     }
 
     fn encode_batch(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
@@ -259,6 +269,10 @@ impl Tokenizer for HfTokenizer {
             ids.extend(after);
         }
         Ok(encoded)
+    }
+
+    fn pieces(&self, are_prompts: bool) -> Option<Box<dyn PieceEncoder + '_>> {
+        Some(Box::new(HfPieces::of(self, are_prompts)?))
     }
 
     fn encoding_memory(&self, num_bytes: usize, longest_word: usize) -> usize {

@@ -4,7 +4,10 @@ use std::sync::OnceLock;
 
 use tokenizers::Result;
 
-use super::{encoder::Encoder, words::Words};
+use super::{
+    encoder::Encoder,
+    words::{PieceEnds, Words},
+};
 
 /// Bytes of memory that a model needs per byte of a word; BPE was measured with 110.
 const MODEL_MEMORY: usize = 120;
@@ -31,8 +34,21 @@ impl TextEncoder {
     /// The ids of a text without those of the template.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self.words() {
-            Some(words) => words.encode(&self.encoder, text),
+            Some(words) => words.encode(&self.encoder, text, false),
             None => Ok(self.encoder.encode_fast(text, false)?.get_ids().to_vec()),
+        }
+    }
+
+    /// Finds where texts can be cut; `None` if no such place is known.
+    pub(super) fn piece_ends(&self) -> Option<PieceEnds<'_>> {
+        PieceEnds::of(self.words()?, &self.encoder)
+    }
+
+    /// The ids of a piece of a text, after the first one.
+    pub(super) fn encode_continued(&self, piece: &str) -> Result<Vec<u32>> {
+        match self.words() {
+            Some(words) => words.encode(&self.encoder, piece, true),
+            None => self.encode(piece),
         }
     }
 

@@ -18,6 +18,7 @@ pub(super) struct Added {
 #[derive(Debug)]
 pub(super) struct Literals {
     regex: meta::Regex,
+    spellings: Vec<String>,
     /// The ids of the tokens; `None` for those that are to be ordinary text.
     ids: Vec<Option<u32>>,
 }
@@ -71,10 +72,35 @@ impl Literals {
                 .collect()
         };
         let escaped: Vec<String> = tokens.iter().map(escaped).collect();
+        let regex = meta::Regex::new_many(&escaped).ok()?;
+        let (spellings, ids) = tokens.into_iter().unzip();
         Some(Self {
-            regex: meta::Regex::new_many(&escaped).ok()?,
-            ids: tokens.into_iter().map(|(_, id)| id).collect(),
+            regex,
+            spellings,
+            ids,
         })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.spellings.is_empty()
+    }
+
+    /// Bytes of the longest spelling.
+    pub(super) fn longest(&self) -> usize {
+        // They are sorted by their lengths.
+        self.spellings.first().map_or(0, String::len)
+    }
+
+    /// Whether a spelling in a text, also one that is to be ordinary text, begins before a place
+    /// and ends there or after it. The text must have [`longest`](Self::longest) bytes after the
+    /// place.
+    pub(super) fn reach(&self, text: &str, at: usize) -> bool {
+        let reaches = |spelling: &String| {
+            let begins = at.saturating_sub(spelling.len())..at;
+            let mut found = begins.map(|begin| &text.as_bytes()[begin..]);
+            found.any(|rest| rest.starts_with(spelling.as_bytes()))
+        };
+        self.spellings.iter().any(reaches)
     }
 
     /// Gives each part of a text to `each`, in order, with the place where it begins.

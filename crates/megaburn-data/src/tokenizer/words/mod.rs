@@ -5,7 +5,9 @@
 //! which takes more time and memory than all the rest. Here the same words are found without that.
 
 mod added;
+mod ends;
 mod form;
+mod limits;
 mod pattern;
 mod spaces;
 mod table;
@@ -21,8 +23,10 @@ use tokenizers::{Error, Model};
 use super::encoder::{Encoder, EncoderNormalizer};
 use added::{Added, Part};
 use pattern::Pattern;
-use spaces::{MARK, Prefix};
+use spaces::{MARK, Prefix, Start};
 use table::WordTable;
+
+pub(super) use ends::PieceEnds;
 
 /// The expression of the pre-tokenizer `ByteLevel`, which is GPT-2's.
 const BYTE_LEVEL: &str =
@@ -82,11 +86,21 @@ impl Words {
         })
     }
 
-    /// The ids of a text, without those that the template of the tokenizer adds.
+    /// The ids of a text, without those that the template of the tokenizer adds. `is_continued`
+    /// says that it is a piece of a text, after the first one.
     ///
     /// # Errors
     /// The model has no ids for a word.
-    pub(super) fn encode(&self, tokenizer: &Encoder, text: &str) -> Result<Vec<u32>, Error> {
+    pub(super) fn encode(
+        &self,
+        tokenizer: &Encoder,
+        text: &str,
+        is_continued: bool,
+    ) -> Result<Vec<u32>, Error> {
+        let first = match is_continued {
+            true => Start::Continued,
+            false => Start::First,
+        };
         let free = self.free().pop();
         let mut state = free.unwrap_or_else(|| self.state());
         state.ids.reserve(text.len() / 4);
@@ -95,7 +109,10 @@ impl Words {
                 state.ids.push(id);
                 Ok(())
             }
-            Part::Text(text) => self.between(tokenizer, text, at == 0, &mut state),
+            Part::Text(text) => {
+                let start = if at == 0 { first } else { Start::AfterToken };
+                self.between(tokenizer, text, start, &mut state)
+            }
         })?;
         let ids = std::mem::take(&mut state.ids);
         self.free().push(state);
@@ -107,7 +124,7 @@ impl Words {
         &self,
         tokenizer: &Encoder,
         text: &str,
-        is_first: bool,
+        start: Start,
         state: &mut State,
     ) -> Result<(), Error> {
         let text = match (&self.cut, tokenizer.get_normalizer()) {
@@ -119,7 +136,10 @@ impl Words {
                 state.ids.push(id);
                 Ok(())
             }
-            Part::Text(text) => self.cut.encode(tokenizer, text, is_first && at == 0, state),
+            Part::Text(text) => {
+                let start = if at == 0 { start } else { Start::AfterToken };
+                self.cut.encode(tokenizer, text, start, state)
+            }
         })
     }
 
@@ -160,12 +180,12 @@ impl Cut {
         })
     }
 
-    /// Adds the ids of a text without added tokens, which is the first part of all or not.
+    /// Adds the ids of a text without added tokens.
     fn encode(
         &self,
         tokenizer: &Encoder,
         text: &str,
-        is_first: bool,
+        start: Start,
         state: &mut State,
     ) -> Result<(), Error> {
         let State { caches, seen, ids } = state;
@@ -186,7 +206,7 @@ impl Cut {
                     );
                 };
                 let mut rest = text;
-                if prefix.is_added(text, is_first) {
+                if prefix.is_added(text, start) {
                     let (first, after) = text.split_at(spaces::first_word(text));
                     seen.add(tokenizer, &format!(" {first}"), spell, ids)?;
                     rest = after;

@@ -3,6 +3,7 @@
 use regex_automata::{
     Anchored, Input, MatchKind, PatternID,
     hybrid::dfa::{Cache, DFA},
+    nfa::thompson::NFA,
     util::syntax,
 };
 use tokenizers::Error;
@@ -54,6 +55,11 @@ impl Pattern {
             .ok()?;
         let spaces = is_cut.then(|| PatternID::must(1));
         Some(Self { dfa, spaces })
+    }
+
+    /// The automaton of the expression, and of runs of whitespace if they are cut.
+    pub(super) fn nfa(&self) -> &NFA {
+        self.dfa.get_nfa()
     }
 
     pub(super) fn cache(&self) -> Cache {

@@ -8,6 +8,17 @@ use crate::tokenizer::encoder::EncoderModel;
 /// What a space becomes.
 pub(super) const MARK: char = '\u{2581}';
 
+/// Where a text between added tokens begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// It is the first part of its text.
+    First,
+    /// It follows an added token.
+    AfterToken,
+    /// It continues a text that was cut here.
+    Continued,
+}
+
 /// Whether a text between added tokens is given a space at its start.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Prefix {
@@ -21,12 +32,13 @@ pub(super) enum Prefix {
 
 impl Prefix {
     /// Whether it is added to a text, which is not empty.
-    pub(super) fn is_added(self, text: &str, is_first: bool) -> bool {
+    pub(super) fn is_added(self, text: &str, start: Start) -> bool {
         match self {
+            _ if start == Start::Continued => false,
             Self::Never => false,
             Self::Always => true,
             Self::IfMissing => !text.starts_with([' ', MARK]),
-            Self::IfMissingAtStart => is_first && !text.starts_with([' ', MARK]),
+            Self::IfMissingAtStart => start == Start::First && !text.starts_with([' ', MARK]),
         }
     }
 }
@@ -89,4 +101,10 @@ pub(super) fn first_word(text: &str) -> usize {
     text[spaces..]
         .find(is_space)
         .map_or(text.len(), |end| spaces + end)
+}
+
+/// Whether a word ends between two parts of a text.
+pub(super) fn is_limit(before: &str, after: &str) -> bool {
+    let is_space = |char: char| char == ' ' || char == MARK;
+    after.starts_with(is_space) && before.ends_with(|char| !is_space(char))
 }

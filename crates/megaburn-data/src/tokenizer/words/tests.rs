@@ -117,7 +117,7 @@ fn compare(mut tokenizer: Encoder, is_special: bool) {
     texts.push(texts.concat());
     for text in &texts {
         let expected = tokenizer.encode_fast(text.as_str(), false).unwrap();
-        let found = words.encode(&tokenizer, text).unwrap();
+        let found = words.encode(&tokenizer, text, false).unwrap();
         assert!(found == expected.get_ids(), "seed {seed}: {text:?}");
     }
 }
@@ -155,6 +155,84 @@ fn ids_are_those_of_the_library(
     #[values(false, true)] is_special: bool,
 ) {
     compare(tokenizer(name, &parts), is_special);
+}
+
+/// Cuts random texts where pieces may end, and compares the ids of the pieces with those of the
+/// library for the whole text. Returns the number of pieces.
+fn compare_pieces(mut tokenizer: Encoder, is_special: bool) -> usize {
+    tokenizer.set_encode_special_tokens(is_special);
+    let words = Words::of(&tokenizer).expect("it encodes by words");
+    let ends = PieceEnds::of(&words, &tokenizer).expect("it cuts text");
+    let seed = fastrand::u64(..);
+    let mut draw = fastrand::Rng::with_seed(seed);
+    let mut num_pieces = 0;
+    for _ in 0..40 {
+        let text: String = (0..draw.usize(1..6)).map(|_| text(&mut draw)).collect();
+        let expected = tokenizer.encode_fast(text.as_str(), false).unwrap();
+        let (mut found, mut begin) = (Vec::new(), 0);
+        loop {
+            // Only a part of what follows is known.
+            let known = begin + draw.usize(0..=text.len() - begin);
+            let known = &text[begin..text.ceil_char_boundary(known)];
+            let least = draw.usize(0..40);
+            let end = ends.find(known, least.min(known.len())).unwrap();
+            let end = end.map_or(text.len(), |end| begin + end);
+            let piece = &text[begin..end];
+            found.extend(words.encode(&tokenizer, piece, begin > 0).unwrap());
+            num_pieces += 1;
+            begin = end;
+            if begin == text.len() {
+                break;
+            }
+        }
+        assert!(found == expected.get_ids(), "seed {seed}: {text:?}");
+    }
+    num_pieces
+}
+
+#[rstest]
+#[case::gpt2("byte-level", json!({}))]
+#[case::llama3("llama3", json!({}))]
+#[case::qwen2("byte-level", json!({"pre_tokenizer": split(&[QWEN2]), "normalizer": {"type": "NFC"}}))]
+#[case::o200k("llama3", json!({"pre_tokenizer": split(&[O200K])}))]
+#[case::deepseek("byte-level", json!({"pre_tokenizer": split(&DEEPSEEK)}))]
+#[case::gpt_neox("byte-level", json!({"normalizer": {"type": "NFKD"}}))]
+#[case::llama2("llama2", json!({}))]
+#[case::mistral("mistral", json!({}))]
+#[case::space_added_to_each_part(
+    "mistral",
+    json!({"pre_tokenizer": {
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false
+    }})
+)]
+#[case::added_tokens(
+    "byte-level",
+    json!({
+        "normalizer": {"type": "NFKC"},
+        "added_tokens": added(&[("<both>", true), ("th>e", false)], true)["added_tokens"],
+    })
+)]
+#[case::added_to_raw_text("byte-level", added(&[("<both>", false), (" > ", true), ("  ", false)], false))]
+#[case::added_to_mistral("mistral", added(&[("<both>", true), ("<both>er", false), ("th>e", false)], true))]
+fn pieces_have_the_ids_of_the_whole_text(
+    #[case] name: &str,
+    #[case] parts: Value,
+    #[values(false, true)] is_special: bool,
+) {
+    let num_pieces = compare_pieces(tokenizer(name, &parts), is_special);
+    assert!(num_pieces > 44, "only {num_pieces} pieces of 40 texts");
+}
+
+#[test]
+fn one_word_of_any_size_is_no_piece() {
+    let whole = tokenizer("byte-level", &json!({"pre_tokenizer": byte_level(false)}));
+    let words = Words::of(&whole).unwrap();
+    assert!(PieceEnds::of(&words, &whole).is_none());
+    let gpt2 = tokenizer("byte-level", &json!({}));
+    let words = Words::of(&gpt2).unwrap();
+    let ends = PieceEnds::of(&words, &gpt2).unwrap();
+    assert_eq!(ends.find(&"a".repeat(10_000), 10).unwrap(), None);
+    assert_eq!(ends.find(&" \n\t".repeat(10_000), 10).unwrap(), None);
 }
 
 #[rstest]

@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::{
     error::DataError,
     synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind},
+    text_hash::TextHash,
     tokenizer::Tokenizer,
 };
 
@@ -115,19 +116,23 @@ impl Corpus {
     /// The xxh3 hash of all documents, each followed by the byte 0xFF, which never occurs in UTF-8.
     /// For generated symbols, the hash of the symbols as little-endian `u32`.
     pub fn hash(&self) -> u64 {
-        let mut hash = Xxh3::new();
         match &self.content {
-            Content::Text(documents) => documents.iter().for_each(|document| {
-                hash.update(document.as_bytes());
-                hash.update(&[0xFF]);
-            }),
+            Content::Text(documents) => {
+                let mut hash = TextHash::default();
+                for document in documents {
+                    hash.add(document.as_bytes());
+                    hash.end_document();
+                }
+                hash.digest()
+            }
             Content::Symbols { tokens, .. } => {
+                let mut hash = Xxh3::new();
                 tokens
                     .iter()
                     .for_each(|token| hash.update(&token.to_le_bytes()));
+                hash.digest()
             }
         }
-        hash.digest()
     }
 
     /// Number of token ids that a model of this corpus needs: the tokenizer's, or [`NUM_SYMBOLS`].
@@ -236,6 +241,13 @@ mod tests {
         ] {
             assert_ne!(base, other.hash());
         }
+    }
+
+    /// Runs compare this hash with the one that they began with.
+    #[test]
+    fn the_hash_is_that_of_earlier_versions() {
+        let found = text(&["ab", "", "é"]).hash();
+        assert_eq!(found, xxhash_rust::xxh3::xxh3_64(b"ab\xFF\xC3\xA9\xFF"));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct TokenDataset {
     range: Range<u64>,
     vocab_size: usize,
     bytes_per_token: Option<f64>,
+    /// The hash of the text that was encoded, if it is known.
+    text_hash: Option<u64>,
 }
 
 /// The training and validation parts of a data set.
@@ -63,6 +65,7 @@ impl TokenDataset {
         set.bytes_per_token = corpus
             .num_bytes()
             .map(|b| b as f64 / store.len().max(1) as f64);
+        set.text_hash = Some(corpus.hash());
         set.store = Arc::new(store);
         Ok(set)
     }
@@ -88,14 +91,17 @@ impl TokenDataset {
     /// The tokens of all documents of a data set on disk, one after the other. `vocab_size` is that
     /// of the tokenizer that encoded it; each token is compared with it when it is read.
     pub fn indexed(set: Arc<IndexedDataset>, vocab_size: usize) -> Self {
-        let name = set.prefix().display().to_string();
-        let store = TokenStore::Indexed(set);
-        Self {
-            name,
+        let num_text_bytes = set.num_text_bytes();
+        let store = TokenStore::Indexed(set.clone());
+        let set = Self {
+            name: set.prefix().display().to_string(),
             range: 0..store.len(),
-            bytes_per_token: None,
             store: Arc::new(store),
-            vocab_size,
+            ..Self::empty("", vocab_size)
+        };
+        match num_text_bytes {
+            Some(num_bytes) => set.with_num_text_bytes(num_bytes),
+            None => set,
         }
     }
 
@@ -107,6 +113,7 @@ impl TokenDataset {
             range: 0..0,
             vocab_size,
             bytes_per_token: None,
+            text_hash: None,
         }
     }
 
@@ -149,16 +156,27 @@ impl TokenDataset {
         }
     }
 
-    /// A hash that differs between data sets on disk with other documents
-    /// ([`IndexedDataset::fingerprint`]); 0 in memory.
+    /// A hash that differs between data sets with other documents. It is [`Corpus::hash`] for a
+    /// corpus, and for a text in a [`TextCache`](crate::TextCache) too, so that it does not matter
+    /// which of both a run reads; [`IndexedDataset::fingerprint`] for other data sets on disk; 0 for
+    /// [`Self::from_tokens`].
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn fingerprint(&self) -> Result<u64, DataError> {
+        if let Some(hash) = self.text_hash {
+            return Ok(hash);
+        }
         match &*self.store {
             TokenStore::Indexed(set) => set.fingerprint(),
             TokenStore::U8(_) | TokenStore::U16(_) | TokenStore::U32(_) => Ok(0),
         }
+    }
+
+    /// Sets the hash of the text that the tokens were encoded from.
+    pub(crate) fn with_text_hash(self, hash: u64) -> Self {
+        let text_hash = Some(hash);
+        Self { text_hash, ..self }
     }
 
     /// Sets the number of bytes of text that the tokens were encoded from.
@@ -194,7 +212,8 @@ impl TokenDataset {
     }
 
     /// Bytes of text per token over the whole corpus (document separators are tokens without
-    /// bytes); `None` if the tokens do not come from text. See [`crate::bits_per_byte`].
+    /// bytes); `None` if the tokens do not come from text, or another program encoded it. See
+    /// [`crate::bits_per_byte`].
     pub fn bytes_per_token(&self) -> Option<f64> {
         self.bytes_per_token
     }

@@ -312,6 +312,12 @@ pub enum DataError {
         path.display()
     )]
     BadOrder { path: PathBuf, why: String },
+    #[error(
+        "the encoded text `{}` in the cache is damaged: {why}; remove its .bin, .idx and .megaburn, \
+        and the next start encodes the text again",
+        prefix.display()
+    )]
+    DamagedText { prefix: PathBuf, why: String },
     #[error("the order of samples cannot be computed: {why}")]
     OrderSize { why: String },
     #[error(

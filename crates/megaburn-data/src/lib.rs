@@ -51,6 +51,7 @@ mod sampler;
 mod samples;
 mod synthetic;
 mod text_cache;
+mod text_hash;
 mod token_store;
 mod tokenizer;
 mod union;

@@ -17,8 +17,8 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// Changes whenever the same text would be encoded into other tokens.
-const VERSION: u64 = 1;
+/// Changes whenever the same text would be encoded into other tokens or described otherwise.
+const VERSION: u64 = 2;
 /// How often a process looks whether another one has finished.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -55,7 +55,8 @@ impl TextCache {
     }
 
     /// The tokens of a text file, with the tokenizer's eos between documents. They equal those of
-    /// [`Corpus::from_file`](crate::Corpus::from_file); files that end in `.gz` or `.zst` are
+    /// [`Corpus::from_file`](crate::Corpus::from_file), and so do the hash
+    /// ([`TokenDataset::fingerprint`]) and the number of bytes; files that end in `.gz` or `.zst` are
     /// decompressed. If the cache lacks them, one of the processes that ask encodes the text, and
     /// the others wait. Work that was interrupted is continued.
     ///
@@ -87,17 +88,18 @@ impl TextCache {
         let Some(num_tokens) = set.num_tokens().checked_sub(1) else {
             return Err(DataError::Empty { name });
         };
+        let description = set.description().unwrap_or_default();
+        let text_hash = description["text_xxh3"].as_str();
+        let text_hash = text_hash.and_then(|hash| u64::from_str_radix(hash, 16).ok());
+        let (Some(text_hash), Some(num_bytes)) = (text_hash, description["text_bytes"].as_u64())
+        else {
+            let why = "its description is missing, or of other files".into();
+            return Err(DataError::DamagedText { prefix, why });
+        };
         // The data set has an eos after the last document too.
         let set = TokenDataset::indexed(Arc::new(set), tokenizer.vocab_size());
         let set = set.part("", 0..num_tokens).with_name(name);
-        let endings = ["json", "jsonl", "ndjson", "gz", "zst"];
-        let ending = text.extension().unwrap_or_default().to_ascii_lowercase();
-        if endings.iter().any(|other| ending == *other) {
-            return Ok(set);
-        }
-        // Other files are one text as they are.
-        let num_bytes = fs::metadata(text).map_or(0, |metadata| metadata.len());
-        Ok(set.with_num_text_bytes(num_bytes))
+        Ok(set.with_text_hash(text_hash).with_num_text_bytes(num_bytes))
     }
 
     fn encode(
@@ -114,7 +116,10 @@ impl TextCache {
             source,
         })?;
         let config = PreprocessConfig::new(vec![text.into()], prefix.into());
-        let config = config.with_append_eod(true).with_plain_text(true);
+        let config = config
+            .with_append_eod(true)
+            .with_plain_text(true)
+            .with_text_hash(true);
         let (mut size, mut told) = (0, Some(0));
         config.run(tokenizer, |event| match event {
             PreprocessEvent::Found { num_bytes, .. } => size = num_bytes,
@@ -187,12 +192,14 @@ mod tests {
         "{\"text\": \"ab\"}\n\n{\"text\": \"\"}\n{\"text\": \"c\\r\\nd\"}\n"
     )]
     #[case("c.json", "[{\"text\": \"ab\"}, {\"text\": \"\"}, {\"text\": \"c\"}]")]
-    fn cached_tokens_are_those_in_memory(#[case] name: &str, #[case] text: &str) {
+    #[case("d.json", "\u{FEFF}{\"text\": \"é\"}\n{\"text\": \"e\u{301}\"}")]
+    fn a_cached_text_is_that_in_memory(#[case] name: &str, #[case] text: &str) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);
         fs::write(&path, text).unwrap();
         let corpus = Corpus::from_file(&path).unwrap();
-        let expected = all(&TokenDataset::new(&corpus, &ByteTokenizer).unwrap());
+        let in_memory = TokenDataset::new(&corpus, &ByteTokenizer).unwrap();
+        let expected = all(&in_memory);
         let cache = TextCache::new(dir.path().join("cache"));
         let mut events = Vec::new();
         let first = cache.open(&path, &ByteTokenizer, |event| events.push(event));
@@ -205,6 +212,9 @@ mod tests {
         let again = again.unwrap();
         assert_eq!(all(&again), expected);
         assert_eq!(again.name(), path.display().to_string());
+        assert_eq!(again.bytes_per_token(), in_memory.bytes_per_token());
+        assert_eq!(again.fingerprint().unwrap(), corpus.hash());
+        assert_eq!(in_memory.fingerprint().unwrap(), corpus.hash());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::DataError,
-    part::{description, hash_from, hash_of, hex},
+    part::{description_of, hash_from, hash_of, hex},
 };
 
 /// An indexed data set on disk. Its files are read on demand, so memory does not grow with them.
@@ -187,7 +187,12 @@ impl IndexedDataset {
     /// What megaburn wrote next to the data set: the command, its inputs and the tokenizer. `None`
     /// if another program wrote the data set, or it was changed since.
     pub fn description(&self) -> Option<Value> {
-        description(&self.prefix)
+        description_of(&self.prefix, self.index_hash().ok()?)
+    }
+
+    /// Number of bytes of text that were encoded; `None` if it is not known.
+    pub(crate) fn num_text_bytes(&self) -> Option<u64> {
+        self.description()?["text_bytes"].as_u64()
     }
 
     /// What changes if the data set is written again: its path, size, time and index.

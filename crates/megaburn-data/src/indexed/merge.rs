@@ -36,7 +36,11 @@ pub fn merge(sets: &[IndexedDataset], out: &Path, force: bool) -> Result<(), Dat
     let name = |set: &IndexedDataset| set.prefix().display().to_string();
     let source = |set| json!({"path": name(set), "documents": set.num_documents()});
     let from: Vec<_> = sets.iter().map(source).collect();
-    let description = json!({"command": "merge", "from": from, "tokenizer": tokenizer(sets)?});
+    let text_bytes: Option<u64> = sets.iter().map(IndexedDataset::num_text_bytes).sum();
+    let mut description = json!({"command": "merge", "from": from, "tokenizer": tokenizer(sets)?});
+    if let Some(text_bytes) = text_bytes {
+        description["text_bytes"] = text_bytes.into();
+    }
     let sources = sets.iter().map(IndexedDataset::identity);
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
     let identity = json!({"command": "merge", "sources": sources});

@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tempfile::TempDir;
 
 use super::*;
-use crate::{part::fuse, preprocess::PreprocessConfig, tokenizer::ByteTokenizer};
+use crate::{
+    dataset::TokenDataset, part::fuse, preprocess::PreprocessConfig, tokenizer::ByteTokenizer,
+};
 
 /// Writes texts as the data set `name` of a folder.
 fn write(dir: &Path, name: &str, texts: &[&str]) -> PathBuf {
@@ -139,6 +142,32 @@ fn the_tokenizer_is_carried_over() {
     let sets = [&set, &set].map(|prefix| IndexedDataset::open(prefix).unwrap());
     merge(&sets, &all, false).unwrap();
     assert_eq!(tokenizer(&all), expected);
+}
+
+#[test]
+fn bytes_of_text_are_known_of_what_megaburn_encoded() {
+    let dir = folder();
+    let one = write(dir.path(), "one", &["größer", "", "b"]);
+    let other = write(dir.path(), "other", &["cd"]);
+    let bytes_per_token = |prefix: &Path| {
+        let set = IndexedDataset::open(prefix).unwrap();
+        TokenDataset::indexed(Arc::new(set), 260).bytes_per_token()
+    };
+    assert_eq!(bytes_per_token(&one), Some(1.0));
+    let sets = [&one, &other].map(|prefix| IndexedDataset::open(prefix).unwrap());
+    let all = dir.path().join("all");
+    merge(&sets, &all, false).unwrap();
+    assert_eq!(bytes_per_token(&all), Some(1.0));
+    let described = IndexedDataset::open(&all).unwrap().description().unwrap();
+    assert_eq!(described["text_bytes"], 8 + 1 + 2);
+    for prefix in [&one, &all] {
+        fs::remove_file(with_ending(prefix, ".megaburn")).unwrap();
+        assert_eq!(bytes_per_token(prefix), None, "another program wrote it");
+    }
+    let sets = [&one, &other].map(|prefix| IndexedDataset::open(prefix).unwrap());
+    let unknown = dir.path().join("unknown");
+    merge(&sets, &unknown, false).unwrap();
+    assert_eq!(bytes_per_token(&unknown), None);
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) use complete::CompletePart;
 pub(crate) use disk::fuse;
 pub(crate) use disk::{AppendFile, remove, rename, sync_folder};
 pub(crate) use output::Output;
-pub(crate) use owned::{check_replaceable, description, hash_from, hash_of, hex};
+pub(crate) use owned::{check_replaceable, description_of, hash_from, hash_of, hex};
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -17,11 +17,16 @@ pub(crate) fn description_path(prefix: &Path) -> PathBuf {
 
 /// The description of a data set; `None` if there is none, or the index is another one or the
 /// tokens have another size.
-pub(crate) fn description(prefix: &Path) -> Option<Value> {
+pub(super) fn description(prefix: &Path) -> Option<Value> {
+    let index = hash_of(&with_ending(prefix, ".idx")).ok()?;
+    description_of(prefix, index)
+}
+
+/// The description of a data set whose index has a hash.
+pub(crate) fn description_of(prefix: &Path, index_hash: u64) -> Option<Value> {
     let description = read(prefix)?;
     let bytes = fs::metadata(with_ending(prefix, ".bin")).ok()?.len();
-    let index = hash_of(&with_ending(prefix, ".idx")).ok()?;
-    let fits = description["bin_bytes"] == bytes && description["index_xxh3"] == hex(index);
+    let fits = description["bin_bytes"] == bytes && description["index_xxh3"] == hex(index_hash);
     fits.then_some(description)
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Encoder<'a> {
     /// Whether special tokens are ordinary text, and none are added.
     pub(super) plain_text: bool,
     pub(super) token_type: TokenType,
+    /// Whether to keep the texts until they are written.
+    pub(super) keep_text: bool,
 }
 
 /// The document of a key: the bytes of its tokens, and the lengths of its sequences.
@@ -42,6 +44,15 @@ pub(super) struct Encoder<'a> {
 pub(super) struct Document {
     pub(super) bytes: Vec<u8>,
     pub(super) lengths: Vec<i32>,
+    pub(super) text: EncodedText,
+}
+
+/// What is known of a text that was encoded.
+#[derive(Debug, Default)]
+pub(super) struct EncodedText {
+    pub(super) num_bytes: u64,
+    /// The text, if it was to be kept.
+    pub(super) text: Vec<u8>,
 }
 
 /// The tokens of a piece of a document.
@@ -49,6 +60,7 @@ pub(super) struct Document {
 pub(super) struct EncodedPiece {
     pub(super) bytes: Vec<u8>,
     pub(super) num_tokens: u64,
+    pub(super) text: EncodedText,
     pub(super) is_last: bool,
 }
 
@@ -192,8 +204,19 @@ impl Encoder<'_> {
         Ok(EncodedPiece {
             bytes: self.token_type.bytes_of(&ids),
             num_tokens: ids.len() as u64,
+            text: self.text(&[&piece.text]),
             is_last: piece.is_last,
         })
+    }
+
+    fn text(self, texts: &[&str]) -> EncodedText {
+        EncodedText {
+            num_bytes: texts.iter().map(|text| text.len() as u64).sum(),
+            text: match self.keep_text {
+                true => texts.concat().into_bytes(),
+                false => Vec::new(),
+            },
+        }
     }
 
     fn documents(self, content: &Content) -> Result<Vec<Document>, String> {
@@ -213,6 +236,7 @@ impl Encoder<'_> {
         let mut document = Document {
             bytes: Vec::new(),
             lengths: Vec::new(),
+            text: self.text(texts),
         };
         let last = ids.iter().rposition(|ids| !ids.is_empty());
         for (index, mut ids) in ids.into_iter().enumerate() {

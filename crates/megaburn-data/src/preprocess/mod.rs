@@ -13,6 +13,7 @@ mod long_text;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod records;
+mod rehash;
 #[cfg(test)]
 mod tests;
 mod unpack;
@@ -30,13 +31,13 @@ use serde_json::{Value, json};
 use crate::{
     error::DataError,
     indexed::{TokenType, with_ending},
-    part::{CompletePart, Opened, Output, Part},
+    part::{CompletePart, Opened, Output, Part, hex},
     tokenizer::Tokenizer,
 };
 use encode::{EncodedBatch, Encoder};
 use fields::Keys;
 use inputs::Inputs;
-use writer::{Progress, Writer};
+use writer::{Finished, Progress, Writer};
 
 /// Bytes of text that a worker encodes at a time.
 const BATCH_BYTES: usize = 1 << 18;
@@ -71,6 +72,7 @@ pub struct PreprocessConfig {
     skip_bad: bool,
     num_workers: usize,
     force: bool,
+    text_hash: bool,
     batch_bytes: usize,
     save_interval: Duration,
 }
@@ -93,6 +95,7 @@ impl PreprocessConfig {
             skip_bad: false,
             num_workers: available_parallelism().map_or(1, NonZeroUsize::get),
             force: false,
+            text_hash: false,
             batch_bytes: BATCH_BYTES,
             save_interval: SAVE_INTERVAL,
         }
@@ -151,6 +154,12 @@ impl PreprocessConfig {
     /// settings.
     pub fn with_force(self, force: bool) -> Self {
         Self { force, ..self }
+    }
+
+    /// Whether to write the hash of the documents, which is [`Corpus::hash`](crate::Corpus::hash),
+    /// into the description. For that, work that is continued reads again what was read before.
+    pub(crate) fn with_text_hash(self, text_hash: bool) -> Self {
+        Self { text_hash, ..self }
     }
 
     /// Encodes the files with a tokenizer and returns what was written. If a process was killed at
@@ -222,8 +231,14 @@ impl PreprocessConfig {
             append_eod: self.append_eod,
             plain_text: self.plain_text,
             token_type,
+            keep_text: self.text_hash,
         };
         let start = writer.progress.position;
+        if self.text_hash {
+            let keys = self.keys.names();
+            let hash = rehash::hash_before(&inputs.files, keys, start, self.batch_bytes)?;
+            writer.hash = Some(hash);
+        }
         let mut saved = (Instant::now(), 0);
         let take = |batch: EncodedBatch| {
             let read_bytes = batch.read_bytes;
@@ -248,9 +263,17 @@ impl PreprocessConfig {
             take,
         )?;
         inputs.check_unchanged()?;
-        let (part, progress) = writer.finish()?;
+        let Finished {
+            part,
+            progress,
+            hash,
+        } = writer.finish()?;
         let names = outputs_of(self);
-        let describe = |output: &Output| self.description(output, &names, tokenizer);
+        let describe = |output: &Output| {
+            let prefix = output.prefix().display().to_string();
+            let index = names.iter().position(|name| *name == prefix);
+            self.description(index.unwrap_or_default(), &progress, hash, tokenizer)
+        };
         part.complete(json!(progress), describe)
     }
 
@@ -267,19 +290,31 @@ impl PreprocessConfig {
         })
     }
 
-    /// What the file next to a data set says about it.
-    fn description(&self, output: &Output, all: &[String], tokenizer: &dyn Tokenizer) -> Value {
-        let prefix = output.prefix().display().to_string();
-        let key = all.iter().position(|name| *name == prefix);
+    /// What the file next to a data set, the one of field `index`, says about it.
+    fn description(
+        &self,
+        index: usize,
+        progress: &Progress,
+        hash: Option<u64>,
+        tokenizer: &dyn Tokenizer,
+    ) -> Value {
         let inputs = self.inputs.iter().map(|path| path.display().to_string());
-        json!({
+        let mut description = json!({
             "command": "preprocess",
             "inputs": inputs.collect::<Vec<_>>(),
-            "field": key.map(|index| self.keys.names()[index].clone()),
+            "field": self.keys.names().get(index),
             "append_eod": self.append_eod,
             "plain_text": self.plain_text,
             "tokenizer": tokenizer_of(tokenizer),
-        })
+        });
+        let text_bytes = progress.text_bytes.as_ref();
+        if let Some(num_bytes) = text_bytes.and_then(|counts| counts.get(index)) {
+            description["text_bytes"] = (*num_bytes).into();
+        }
+        if let Some(hash) = hash {
+            description["text_xxh3"] = hex(hash).into();
+        }
+        description
     }
 
     fn prefixes(&self) -> Vec<PathBuf> {

@@ -4,21 +4,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    encode::{Document, Encoded, EncodedBatch, EncodedContent, EncodedPiece},
+    encode::{Document, Encoded, EncodedBatch, EncodedContent, EncodedPiece, EncodedText},
     event::{PreprocessCounts, PreprocessEvent},
     inputs::Inputs,
     records::Position,
 };
-use crate::{error::DataError, part::Part};
+use crate::{error::DataError, part::Part, text_hash::TextHash};
 
 /// What the journal saves.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Progress {
     pub(super) position: Position,
     pub(super) counts: PreprocessCounts,
     /// Tokens of a document whose other pieces are missing.
     #[serde(default)]
     open_tokens: u64,
+    /// Bytes of text of each data set; `None` if a version wrote it that did not count them.
+    #[serde(default)]
+    pub(super) text_bytes: Option<Vec<u64>>,
 }
 
 impl Progress {
@@ -35,6 +38,8 @@ impl Progress {
 pub(super) struct Writer<'a> {
     pub(super) part: Part,
     pub(super) progress: Progress,
+    /// The hash of the documents, if it is asked for.
+    pub(super) hash: Option<TextHash>,
     inputs: &'a Inputs,
     skip_bad: bool,
     /// The token that ends a document, as bytes.
@@ -43,17 +48,30 @@ pub(super) struct Writer<'a> {
     last_skipped: String,
 }
 
+/// All documents that were written.
+pub(super) struct Finished {
+    pub(super) part: Part,
+    pub(super) progress: Progress,
+    /// The hash of the documents, if it was asked for.
+    pub(super) hash: Option<u64>,
+}
+
 impl<'a> Writer<'a> {
     /// Continues a part. `end` is the token that ends a document.
     pub(super) fn new(
-        part: Part,
+        mut part: Part,
         inputs: &'a Inputs,
         skip_bad: bool,
         end: Option<Vec<u8>>,
     ) -> Self {
+        let mut progress = Progress::of(part.progress());
+        if part.progress().is_none() {
+            progress.text_bytes = Some(vec![0; part.outputs().len()]);
+        }
         Self {
-            progress: Progress::of(part.progress()),
+            progress,
             part,
+            hash: None,
             inputs,
             skip_bad,
             end,
@@ -95,6 +113,9 @@ impl<'a> Writer<'a> {
     }
 
     fn add_documents(&mut self, documents: &[Document]) -> Result<(), DataError> {
+        for (index, document) in documents.iter().enumerate() {
+            self.add_text(index, &document.text, true);
+        }
         let counts = &mut self.progress.counts;
         counts.documents += 1;
         for (document, output) in documents.iter().zip(self.part.outputs()) {
@@ -110,6 +131,7 @@ impl<'a> Writer<'a> {
 
     /// Adds a piece of a document. Only one field is read of texts with pieces.
     fn add_piece(&mut self, piece: &EncodedPiece) -> Result<(), DataError> {
+        self.add_text(0, &piece.text, piece.is_last);
         let counts = &mut self.progress.counts;
         let open = &mut self.progress.open_tokens;
         for output in self.part.outputs() {
@@ -136,13 +158,27 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// Counts the text of a document, or of a piece of one.
+    fn add_text(&mut self, index: usize, text: &EncodedText, is_last: bool) {
+        let counts = self.progress.text_bytes.as_mut();
+        if let Some(count) = counts.and_then(|counts| counts.get_mut(index)) {
+            *count += text.num_bytes;
+        }
+        if let Some(hash) = &mut self.hash {
+            hash.add(&text.text);
+            if is_last {
+                hash.end_document();
+            }
+        }
+    }
+
     /// Saves the state, from which a later process continues.
     pub(super) fn save(&mut self) -> Result<(), DataError> {
         self.part.save(json!(self.progress))
     }
 
-    /// The part, unless nothing was written because all records were skipped.
-    pub(super) fn finish(self) -> Result<(Part, Progress), DataError> {
+    /// What was written, unless it is nothing because all records were skipped.
+    pub(super) fn finish(self) -> Result<Finished, DataError> {
         let PreprocessCounts {
             skipped, documents, ..
         } = self.progress.counts;
@@ -153,7 +189,11 @@ impl<'a> Writer<'a> {
                 record: self.last_skipped,
             });
         }
-        Ok((self.part, self.progress))
+        Ok(Finished {
+            part: self.part,
+            progress: self.progress,
+            hash: self.hash.map(|hash| hash.digest()),
+        })
     }
 }
 
@@ -186,6 +226,6 @@ mod tests {
         });
         let progress = Progress::of(Some(&saved));
         assert_eq!((progress.position.file, progress.counts.tokens), (1, 5));
-        assert_eq!(progress.open_tokens, 0);
+        assert_eq!((progress.open_tokens, progress.text_bytes), (0, None));
     }
 }

@@ -141,16 +141,39 @@ fn a_text_of_any_size_needs_the_memory_of_a_piece() {
     assert!(longest < 810, "{longest} bytes were encoded at a time");
 }
 
-#[test]
-fn an_interrupted_text_is_continued_in_the_middle() {
-    let dir = folder(&[(
-        "a.txt",
-        text(&mut fastrand::Rng::new(), 20_000).into_bytes(),
-    )]);
+/// The description has the hash and the size of the text, which are compared too.
+#[rstest]
+#[case::text("a.txt")]
+#[case::lines("b.jsonl")]
+#[case::array("c.json")]
+#[case::packed("a.txt.gz")]
+fn an_interrupted_text_is_continued_in_the_middle(#[case] name: &str) {
+    let draw = &mut fastrand::Rng::new();
+    let (text, lines) = (text(draw, 20_000), lines(draw, 300));
+    let array = format!("[{}]", lines.trim_end().replace('\n', ","));
+    let packed = gzip(&text);
+    let dir = folder(&[
+        ("a.txt", text.clone().into_bytes()),
+        ("a.txt.gz", packed),
+        ("b.jsonl", lines.into_bytes()),
+        ("c.json", array.into_bytes()),
+    ]);
     let tokenizer = tokenizer("llama2");
-    let config = config(dir.path(), &["a.txt"]).with_num_workers(1);
+    let config = config(dir.path(), &[name])
+        .with_num_workers(1)
+        .with_text_hash(true);
     config.run(&tokenizer, |_| ()).unwrap();
     let expected = files(dir.path());
+    let found = IndexedDataset::open(dir.path().join("out")).unwrap();
+    let found = found.description().unwrap();
+    let path = dir.path().join(name);
+    if !name.ends_with(".gz") {
+        let corpus = crate::corpus::Corpus::from_file(&path).unwrap();
+        assert_eq!(found["text_bytes"], corpus.num_bytes().unwrap());
+        assert_eq!(found["text_xxh3"], hex(corpus.hash()));
+    } else {
+        assert_eq!(found["text_bytes"], text.len());
+    }
     clear(dir.path());
     let mut resumed = 0;
     for operations in (0..).step_by(9) {

@@ -38,8 +38,8 @@ mod dataset;
 mod endings;
 mod error;
 mod files;
-mod index_cache;
 mod fim;
+mod index_cache;
 mod indexed;
 mod json;
 mod megatron;
@@ -63,8 +63,8 @@ pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
 pub use files::read_text;
-pub use index_cache::IndexEvent;
 pub use fim::{FimConfig, FimSamples};
+pub use index_cache::IndexEvent;
 pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };

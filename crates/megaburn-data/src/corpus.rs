@@ -153,26 +153,27 @@ impl Corpus {
     }
 
     /// Calls `visit` with consecutive chunks of the tokens, in order, with an eos token between two
-    /// documents. Only the token ids of one batch of documents are in memory at a time. After each
-    /// encoded batch, `progress` is called with its number of bytes of text.
+    /// documents, and with whether another document begins after the chunk. Only the token ids of
+    /// one batch of documents are in memory at a time. After each encoded batch, `progress` is
+    /// called with its number of bytes of text.
     pub(crate) fn visit_tokens(
         &self,
         tokenizer: &dyn Tokenizer,
-        mut visit: impl FnMut(&[u32]) -> Result<(), DataError>,
+        mut visit: impl FnMut(&[u32], bool) -> Result<(), DataError>,
         mut progress: impl FnMut(usize),
     ) -> Result<(), DataError> {
         let documents = match &self.content {
             Content::Text(documents) => documents,
-            Content::Symbols { tokens, .. } => return visit(tokens),
+            Content::Symbols { tokens, .. } => return visit(tokens, false),
         };
         let mut is_first = true;
         for batch in batches(documents) {
             let texts: Vec<&str> = batch.iter().map(String::as_str).collect();
             for ids in tokenizer.encode_batch(&texts)? {
                 if !std::mem::take(&mut is_first) {
-                    visit(&[tokenizer.eos()])?;
+                    visit(&[tokenizer.eos()], true)?;
                 }
-                visit(&ids)?;
+                visit(&ids, false)?;
             }
             progress(texts.iter().map(|text| text.len()).sum());
         }

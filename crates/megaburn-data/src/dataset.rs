@@ -16,6 +16,8 @@ use crate::{
 pub struct TokenDataset {
     name: String,
     store: Arc<TokenStore>,
+    /// In memory: the ends of all documents but the last, as positions in the store.
+    document_ends: Arc<Vec<u64>>,
     range: Range<u64>,
     vocab_size: usize,
     bytes_per_token: Option<f64>,
@@ -55,9 +57,13 @@ impl TokenDataset {
         let vocab_size = corpus.vocab_size(tokenizer);
         let mut set = Self::empty(corpus.name(), vocab_size);
         let mut store = TokenStore::for_vocab(vocab_size);
-        let keep = |tokens: &[u32]| {
+        let mut document_ends = Vec::new();
+        let keep = |tokens: &[u32], is_end: bool| {
             check_vocab(corpus.name(), tokens, store.len(), vocab_size)?;
             store.extend(tokens);
+            if is_end {
+                document_ends.push(store.len());
+            }
             Ok(())
         };
         corpus.visit_tokens(tokenizer, keep, progress)?;
@@ -67,10 +73,11 @@ impl TokenDataset {
             .map(|b| b as f64 / store.len().max(1) as f64);
         set.text_hash = Some(corpus.hash());
         set.store = Arc::new(store);
+        set.document_ends = Arc::new(document_ends);
         Ok(set)
     }
 
-    /// A data set of the given tokens; messages call it `name`.
+    /// A data set of the given tokens, which are one document; messages call it `name`.
     ///
     /// # Errors
     /// A token is outside the vocabulary.
@@ -110,6 +117,7 @@ impl TokenDataset {
         Self {
             name: name.into(),
             store,
+            document_ends: Arc::default(),
             range: 0..0,
             vocab_size,
             bytes_per_token: None,
@@ -247,9 +255,73 @@ impl TokenDataset {
             index < num_samples,
             "sample {index} must be less than {num_samples}"
         );
-        let start = self.range.start + index * seq_len as u64;
-        let end = start + seq_len as u64 + 1;
-        self.store.get(start..end, self.vocab_size)
+        let start = index * seq_len as u64;
+        self.tokens_at(start..start + seq_len as u64 + 1)
+    }
+
+    /// The tokens at some positions of the data set, which must be inside.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub(crate) fn tokens_at(&self, positions: Range<u64>) -> Result<Vec<u32>, DataError> {
+        let start = self.range.start;
+        let range = start + positions.start..start + positions.end;
+        self.store.get(range, self.vocab_size)
+    }
+
+    /// The data set on disk that has the tokens, and their positions in it; `None` in memory.
+    pub(crate) fn on_disk(&self) -> Option<(&IndexedDataset, &Range<u64>)> {
+        match &*self.store {
+            TokenStore::Indexed(set) => Some((set, &self.range)),
+            TokenStore::U8(_) | TokenStore::U16(_) | TokenStore::U32(_) => None,
+        }
+    }
+
+    /// The positions of the tokens of each document, in order. Of a document that is only partly in
+    /// the data set, they are those of that part.
+    ///
+    /// # Errors
+    /// The index of a data set on disk cannot be read, or is damaged.
+    pub(crate) fn documents(&self) -> impl Iterator<Item = Result<Range<u64>, DataError>> + '_ {
+        let Range { start, end } = self.range;
+        let ends: Box<dyn Iterator<Item = Result<u64, DataError>> + '_> = match &*self.store {
+            TokenStore::Indexed(set) => {
+                let sizes = set.document_sizes();
+                Box::new(sizes.scan(0, |end, size| {
+                    Some(size.map(|size| {
+                        *end += size.num_tokens;
+                        *end
+                    }))
+                }))
+            }
+            store => {
+                let ends = self.document_ends.iter().copied().chain([store.len()]);
+                Box::new(ends.map(Ok))
+            }
+        };
+        let mut begin = 0;
+        let all = ends.map(move |end| {
+            let document = begin..end?;
+            begin = document.end;
+            Ok(document)
+        });
+        let is_left = move |document: &Result<Range<u64>, DataError>| {
+            document.as_ref().map_or(true, |range| range.start <= end)
+        };
+        let is_inside = move |document: &Range<u64>| {
+            // Documents without tokens are inside too.
+            document.is_empty() && document.start >= start
+                || document.start.max(start) < document.end.min(end)
+        };
+        all.take_while(is_left)
+            .filter_map(move |document| match document {
+                Ok(range) if is_inside(&range) => {
+                    let inside = range.start.max(start)..range.end.min(end);
+                    Some(Ok(inside.start - start..inside.end - start))
+                }
+                Ok(_) => None,
+                Err(error) => Some(Err(error)),
+            })
     }
 }
 

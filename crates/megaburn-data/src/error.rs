@@ -318,6 +318,17 @@ pub enum DataError {
         prefix.display()
     )]
     DamagedText { prefix: PathBuf, why: String },
+    #[error(
+        "{name} has no document of two tokens or more, but {num_documents} shorter ones, so there is \
+        nothing to pack; give documents with text"
+    )]
+    NothingToPack { name: String, num_documents: u64 },
+    #[error(
+        "documents that are padded to multiples of {multiple} positions cannot fill sequences of \
+        {seq_len}; use a sequence length of {}",
+        seq_len.next_multiple_of(*multiple)
+    )]
+    PackMultiple { seq_len: usize, multiple: usize },
     #[error("the order of samples cannot be computed: {why}")]
     OrderSize { why: String },
     #[error(

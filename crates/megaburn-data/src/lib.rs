@@ -7,6 +7,9 @@
 //! [`BatchSchedule`] gives the number of samples of a step, a [`GlobalBatch`] the indices that each
 //! data-parallel rank reads.
 //!
+//! A [`PackedSampler`] fills samples with whole documents, and a [`BlendedSampler`] mixes samples of
+//! several data sets by weight.
+//!
 //! A [`PreprocessConfig`] encodes text files of any size into an [`IndexedDataset`], in
 //! Megatron-LM's format. [`GptDataset`] and [`BlendedDataset`] have the samples of such data sets in
 //! Megatron-LM's order.
@@ -36,6 +39,7 @@ mod blend;
 mod corpus;
 mod dataset;
 mod endings;
+mod epoch_order;
 mod error;
 mod files;
 mod fim;
@@ -43,6 +47,7 @@ mod index_cache;
 mod indexed;
 mod json;
 mod megatron;
+mod packing;
 mod part;
 mod permutation;
 mod preprocess;
@@ -71,6 +76,7 @@ pub use indexed::{
 pub use megatron::{
     BlendedDataset, BlendedDatasetConfig, GptDataset, GptDatasetConfig, SequenceRange,
 };
+pub use packing::{PackedSampler, PackedSamplerConfig, PackingStats};
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
 pub use sample_log::{SampleLog, order_hash};

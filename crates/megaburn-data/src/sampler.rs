@@ -1,11 +1,9 @@
 //! The order in which samples are read.
 
-use megaburn_mesh::{PositionRng, Purpose};
-
 use crate::{
     dataset::TokenDataset,
+    epoch_order::EpochOrder,
     error::DataError,
-    permutation::Permutation,
     samples::{Sample, Samples},
 };
 
@@ -13,15 +11,14 @@ use crate::{
 /// `(seed, sample index) -> tokens`, computed on demand.
 ///
 /// Sample index `i` belongs to epoch `i / num_samples`. Each epoch reads every sample once, in the
-/// order of its own [`Permutation`]. The order does not depend on the data-parallel degree, the
-/// batch sizes, the length of the run, or the step at which it was resumed. (It does depend on the
-/// sequence length and the text, which define the samples.)
+/// order of its own [`Permutation`](crate::Permutation). The order does not depend on the
+/// data-parallel degree, the batch sizes, the length of the run, or the step at which it was
+/// resumed. (It does depend on the sequence length and the text, which define the samples.)
 #[derive(Clone, Debug)]
 pub struct Sampler {
     dataset: TokenDataset,
     seq_len: usize,
-    num_samples: u64,
-    shuffle: Option<PositionRng>,
+    order: EpochOrder,
 }
 
 impl Sampler {
@@ -44,12 +41,9 @@ impl Sampler {
         seed: u64,
         number: usize,
     ) -> Result<Self, DataError> {
-        let name = match number {
-            0 => "train".into(),
-            _ => format!("train {number}"),
-        };
-        let rng = PositionRng::new(seed, Purpose::DataOrder, &name);
-        Self::new(dataset, seq_len, Some(rng))
+        Self::new(dataset, seq_len, |num_samples| {
+            EpochOrder::shuffled(num_samples, seed, number)
+        })
     }
 
     /// Samples of `seq_len + 1` tokens in text order, which restart after the last one; for
@@ -58,13 +52,13 @@ impl Sampler {
     /// # Errors
     /// As [`Self::shuffled`].
     pub fn sequential(dataset: TokenDataset, seq_len: usize) -> Result<Self, DataError> {
-        Self::new(dataset, seq_len, None)
+        Self::new(dataset, seq_len, EpochOrder::sequential)
     }
 
     fn new(
         dataset: TokenDataset,
         seq_len: usize,
-        shuffle: Option<PositionRng>,
+        order: impl FnOnce(u64) -> EpochOrder,
     ) -> Result<Self, DataError> {
         if seq_len == 0 {
             return Err(DataError::Zero {
@@ -83,8 +77,7 @@ impl Sampler {
         Ok(Self {
             dataset,
             seq_len,
-            num_samples,
-            shuffle,
+            order: order(num_samples),
         })
     }
 
@@ -100,20 +93,14 @@ impl Sampler {
 
     /// The epoch of sample `index`, and the index of the sample in text order.
     pub fn position(&self, index: u64) -> (u64, u64) {
-        let epoch = index / self.num_samples;
-        let index = index % self.num_samples;
-        let sample = match self.shuffle {
-            Some(rng) => Permutation::new(self.num_samples, rng.with_stream(epoch)).at(index),
-            None => index,
-        };
-        (epoch, sample)
+        self.order.position(index)
     }
 }
 
 impl Samples for Sampler {
     /// Number of samples of an epoch.
     fn num_samples(&self) -> u64 {
-        self.num_samples
+        self.order.num_samples()
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {

@@ -17,6 +17,11 @@ pub enum IndexEvent {
         /// Why the file cannot be used.
         why: String,
     },
+    /// Documents are packed, which gives the index.
+    Packing {
+        /// What the documents are of.
+        name: String,
+    },
     /// The index is built.
     Building {
         /// What the samples are made of.

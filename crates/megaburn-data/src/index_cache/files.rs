@@ -214,7 +214,7 @@ fn is_unfinished(name: &str) -> bool {
         return false;
     };
     let is_key = key.len() == KEY_DIGITS && key.bytes().all(|b| b.is_ascii_hexdigit());
-    is_number(process) && is_key && (ending == DESCRIPTION || ending.ends_with("_index.npy"))
+    is_number(process) && is_key && (ending == DESCRIPTION || ending.ends_with(".npy"))
 }
 
 /// Temporary names, and the names that the files get. What was not renamed is removed at the end.
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn only_temporary_names_of_this_module_are_removed() {
         let key = "0123456789abcdef0123456789abcdef";
-        for name in ["sample_index.npy", "description.json"] {
+        for name in ["sample_index.npy", "statistics.npy", "description.json"] {
             assert!(is_unfinished(&format!("{key}-{name}.unfinished-71")));
             assert!(!is_unfinished(&format!("{key}-{name}")));
             assert!(!is_unfinished(&format!("{key}-{name}.unfinished-")));

@@ -3,8 +3,10 @@
 
 mod event;
 mod files;
+mod memory;
 mod npy;
 
 pub use event::IndexEvent;
 pub(crate) use files::IndexFiles;
+pub(crate) use memory::reserved;
 pub(crate) use npy::{NpyFile, NpyShape, NpyType, NpyWriter};

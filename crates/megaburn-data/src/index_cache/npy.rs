@@ -59,19 +59,25 @@ impl NpyType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NpyShape {
     pub(crate) of: NpyType,
-    pub(crate) rows: u64,
+    /// `None` for as many as are written, which the file says.
+    pub(crate) rows: Option<u64>,
     pub(crate) is_pairs: bool,
 }
 
 impl NpyShape {
-    /// Number of numbers.
-    fn count(&self) -> u64 {
-        self.rows.saturating_mul(if self.is_pairs { 2 } else { 1 })
+    /// Number of numbers of a row.
+    fn row(&self) -> u64 {
+        if self.is_pairs { 2 } else { 1 }
     }
 
-    /// The bytes before the numbers.
-    fn header(&self) -> Vec<u8> {
-        let rows = self.rows.to_string();
+    /// Number of bytes of a row.
+    fn row_bytes(&self) -> u64 {
+        self.row() * self.of.size() as u64
+    }
+
+    /// The bytes before the numbers, of which there are equally many for all numbers of rows.
+    fn header(&self, rows: u64) -> Vec<u8> {
+        let rows = rows.to_string();
         let shape = match self.is_pairs {
             true => format!("({rows}, 2)"),
             false => format!("({rows},)"),
@@ -105,7 +111,7 @@ impl NpyWriter {
     /// Creates the file, or empties it.
     pub(crate) fn create(path: PathBuf, shape: NpyShape) -> Result<Self, DataError> {
         let mut out = AppendFile::open(path.clone(), 0)?;
-        out.append(&shape.header())?;
+        out.append(&shape.header(shape.rows.unwrap_or(0)))?;
         Ok(Self {
             path,
             out,
@@ -123,13 +129,17 @@ impl NpyWriter {
 
     /// Writes everything to the disk.
     pub(crate) fn finish(mut self) -> Result<(), DataError> {
-        let expected = self.shape.count();
+        let rows = self.shape.rows.unwrap_or(self.count / self.shape.row());
+        let expected = rows.saturating_mul(self.shape.row());
         if self.count != expected {
             let why = format!("{} of {expected} numbers were computed", self.count);
             return Err(DataError::BadOrder {
                 path: self.path,
                 why,
             });
+        }
+        if self.shape.rows.is_none() {
+            self.out.replace_start(&self.shape.header(rows))?;
         }
         self.out.sync()
     }
@@ -149,7 +159,10 @@ pub(crate) enum OpenedNpy {
 pub(crate) struct NpyFile {
     path: PathBuf,
     file: File,
-    shape: NpyShape,
+    of: NpyType,
+    rows: u64,
+    /// Number of numbers.
+    count: u64,
     /// Bytes of the header.
     begin: u64,
 }
@@ -169,7 +182,12 @@ impl NpyFile {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(OpenedNpy::Missing),
             Err(error) => return Err(unreadable(error)),
         };
-        let expected = shape.header();
+        let found = file.metadata().map_err(unreadable)?.len();
+        let begin = shape.header(0).len() as u64;
+        let rows = shape
+            .rows
+            .unwrap_or(found.saturating_sub(begin) / shape.row_bytes());
+        let expected = shape.header(rows);
         let mut header = vec![0; expected.len()];
         match file.read_exact_at(&mut header, 0) {
             Err(error) if error.kind() != ErrorKind::UnexpectedEof => {
@@ -178,10 +196,7 @@ impl NpyFile {
             Ok(()) if header == expected => {}
             _ => return Ok(OpenedNpy::Other("it does not begin with its header".into())),
         }
-        let begin = expected.len() as u64;
-        let numbers = shape.count().saturating_mul(shape.of.size() as u64);
-        let size = begin.saturating_add(numbers);
-        let found = file.metadata().map_err(unreadable)?.len();
+        let size = begin.saturating_add(rows.saturating_mul(shape.row_bytes()));
         if found != size {
             let why = format!("it has {found} bytes instead of {size}");
             return Ok(OpenedNpy::Other(why));
@@ -189,13 +204,15 @@ impl NpyFile {
         Ok(OpenedNpy::Array(Self {
             path: path.into(),
             file,
-            shape,
+            of: shape.of,
+            rows,
+            count: rows * shape.row(),
             begin,
         }))
     }
 
     pub(crate) fn rows(&self) -> u64 {
-        self.shape.rows
+        self.rows
     }
 
     /// `count` numbers from number `first` on.
@@ -203,10 +220,10 @@ impl NpyFile {
     /// # Errors
     /// The file does not have them, or cannot be read.
     pub(crate) fn numbers(&self, first: u64, count: usize) -> Result<Vec<i64>, DataError> {
-        let size = self.shape.of.size();
+        let size = self.of.size();
         let mut bytes = vec![0; count * size];
         let read = match first.checked_add(count as u64) {
-            Some(end) if end <= self.shape.count() => {
+            Some(end) if end <= self.count => {
                 let at = self.begin + first * size as u64;
                 self.file.read_exact_at(&mut bytes, at)
             }
@@ -220,7 +237,7 @@ impl NpyFile {
             },
         })?;
         let numbers = bytes.chunks_exact(size);
-        Ok(numbers.map(|bytes| self.shape.of.number(bytes)).collect())
+        Ok(numbers.map(|bytes| self.of.number(bytes)).collect())
     }
 
     /// The error of a number that cannot be.
@@ -232,10 +249,12 @@ impl NpyFile {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
-    #[test]
-    fn numbers_come_back() {
+    #[rstest]
+    fn numbers_come_back(#[values(true, false)] knows_rows: bool) {
         let dir = tempfile::tempdir().unwrap();
         let numbers = |of| match of {
             NpyType::I16 => vec![0, -3, 32_766],
@@ -246,33 +265,56 @@ mod tests {
         for of in [NpyType::I16, NpyType::I32, NpyType::U32, NpyType::I64] {
             let expected = numbers(of);
             let is_pairs = expected.len() % 2 == 0;
-            let rows = expected.len() as u64 / if is_pairs { 2 } else { 1 };
+            let num_rows = expected.len() as u64 / if is_pairs { 2 } else { 1 };
+            let rows = knows_rows.then_some(num_rows);
             let shape = NpyShape { of, rows, is_pairs };
             let path = dir.path().join(of.descr());
             let mut writer = NpyWriter::create(path.clone(), shape).unwrap();
             expected.iter().for_each(|n| writer.push(*n).unwrap());
             writer.finish().unwrap();
-            let OpenedNpy::Array(file) = NpyFile::open(&path, shape).unwrap() else {
-                panic!("{} is not opened", path.display());
-            };
-            assert_eq!(file.numbers(0, expected.len()).unwrap(), expected);
-            assert_eq!(file.numbers(1, 1).unwrap(), expected[1..2]);
-            let error = file.numbers(expected.len() as u64, 1).unwrap_err();
-            assert!(error.to_string().contains("it has no number"), "{error}");
+            for rows in [None, Some(num_rows)] {
+                let shape = NpyShape { rows, ..shape };
+                let OpenedNpy::Array(file) = NpyFile::open(&path, shape).unwrap() else {
+                    panic!("{} is not opened", path.display());
+                };
+                assert_eq!(file.rows(), num_rows);
+                assert_eq!(file.numbers(0, expected.len()).unwrap(), expected);
+                assert_eq!(file.numbers(1, 1).unwrap(), expected[1..2]);
+                let error = file.numbers(expected.len() as u64, 1).unwrap_err();
+                assert!(error.to_string().contains("it has no number"), "{error}");
+            }
+            let written = std::fs::read(&path).unwrap();
+            for len in 0..written.len() {
+                std::fs::write(&path, &written[..len]).unwrap();
+                let opened = NpyFile::open(
+                    &path,
+                    NpyShape {
+                        rows: None,
+                        ..shape
+                    },
+                );
+                assert!(matches!(opened.unwrap(), OpenedNpy::Other(_)), "{len}");
+            }
         }
     }
 
-    #[test]
-    fn an_array_that_is_not_complete_is_refused() {
+    #[rstest]
+    #[case(Some(3), 1, "1 of 3 numbers were computed")]
+    #[case(None, 3, "3 of 2 numbers were computed")]
+    fn an_array_that_is_not_complete_is_refused(
+        #[case] rows: Option<u64>,
+        #[case] num_pushed: i64,
+        #[case] why: &str,
+    ) {
         let dir = tempfile::tempdir().unwrap();
         let shape = NpyShape {
             of: NpyType::I32,
-            rows: 3,
-            is_pairs: false,
+            rows,
+            is_pairs: rows.is_none(),
         };
         let mut writer = NpyWriter::create(dir.path().join("a"), shape).unwrap();
-        writer.push(1).unwrap();
+        (0..num_pushed).for_each(|n| writer.push(n).unwrap());
         let error = writer.finish().unwrap_err().to_string();
-        assert!(error.contains("1 of 3 numbers were computed"), "{error}");
+        assert!(error.contains(why), "{error}");
     }
 }

@@ -174,7 +174,7 @@ impl BlendedDatasetConfig {
         });
         let shape = |of| NpyShape {
             of,
-            rows: length,
+            rows: Some(length),
             is_pairs: false,
         };
         let arrays = [

@@ -62,6 +62,12 @@ impl AppendFile {
         written(&self.path, self.out.write_all(bytes))
     }
 
+    /// Replaces the first bytes, of which there must be as many. The file does not grow after this.
+    pub(crate) fn replace_start(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        let start = self.out.seek(SeekFrom::Start(0));
+        written(&self.path, start.and_then(|_| self.out.write_all(bytes)))
+    }
+
     /// Number of bytes, including those that are not synced.
     pub(super) fn num_bytes(&self) -> u64 {
         self.num_bytes
@@ -143,6 +149,12 @@ pub(super) fn written<T>(path: &Path, result: io::Result<T>) -> Result<T, DataEr
 pub(super) struct Guarded {
     file: File,
     path: PathBuf,
+}
+
+impl Seek for Guarded {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
 }
 
 impl Write for Guarded {

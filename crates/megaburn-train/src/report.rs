@@ -16,7 +16,7 @@ use megaburn_report::{
 use crate::{
     attention_line::Facts,
     config::{BatchRampConfig, Dtype, IneffectiveKey, Tokenizer, TrainConfig},
-    data::RunData,
+    data::{RunData, SourceReading},
     device::{Devices, find_cudnn},
     error::TrainError,
     memory::used_bytes,
@@ -117,11 +117,21 @@ impl<'a> Reporter<'a> {
             model.vocab,
         ));
         console.line(format!("data     {}", data.description));
-        let epochs = trainer.epochs();
-        if epochs.len() > 1 || epochs.iter().any(|(_, epochs)| *epochs > 1.0) {
-            let of = |(path, epochs): &(String, f64)| format!("{epochs:.2} of {path}");
-            let all: Vec<_> = epochs.iter().map(of).collect();
+        let reading = trainer.reading();
+        let several = reading.len() > 1;
+        if several || reading.iter().any(|source| source.epochs > 1.0) {
+            let of = |source: &SourceReading| format!("{:.2} of {}", source.epochs, source.path);
+            let all: Vec<_> = reading.iter().map(of).collect();
             console.line(format!("epochs   {}", all.join(", ")));
+        }
+        for SourceReading { path, packing, .. } in reading {
+            let of = if several {
+                format!("{path}: ")
+            } else {
+                String::new()
+            };
+            let packing = packing.as_ref();
+            packing.inspect(|packing| console.line(format!("packing  {of}{packing}")));
         }
         console.line(format!(
             "steps    {} of {} tokens ({} samples of {})",

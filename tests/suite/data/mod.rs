@@ -4,6 +4,7 @@ mod added_sources;
 mod documented;
 mod interrupted;
 mod preprocess;
+mod reading;
 mod training;
 
 use std::{

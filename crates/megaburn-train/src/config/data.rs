@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     data_order::DataOrder,
+    fim::FimConfig,
     ineffective_keys::Condition,
+    packing::Packing,
     require::require,
     sources::{SourceConfig, TRAIN, parse_split, validate_sources},
     tokenizer::Tokenizer,
@@ -61,6 +63,8 @@ pub struct DataConfig {
     /// `documents`.
     #[schemars(extend("minimum" = 1))]
     pub document_multiple: usize,
+    /// How documents are put into samples. `best_fit` needs `documents`.
+    pub packing: Packing,
     /// Whether the label after an end of a document, which is the first token of the next one, is
     /// excluded from the loss. Used without `documents`, where it is no label.
     pub eod_mask_loss: bool,
@@ -68,6 +72,9 @@ pub struct DataConfig {
     /// off.
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 (no evaluation) and less than 1"))]
     pub validation_fraction: f64,
+    /// `[data.fim]`: fill-in-the-middle. Default: documents are read as they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fim: Option<FimConfig>,
     /// The tokenizer: `byte`, or the path of a `tokenizer.json` or of a folder that holds one,
     /// relative to the working directory. Default with `model.init`: the model's own tokenizer, if
     /// it has one.
@@ -87,8 +94,10 @@ impl Default for DataConfig {
             seq_len: 128,
             documents: false,
             document_multiple: 16,
+            packing: Packing::None,
             eod_mask_loss: false,
             validation_fraction: 0.05,
+            fim: None,
             tokenizer: Tokenizer::Byte,
         }
     }
@@ -200,6 +209,13 @@ impl DataConfig {
         let rule = "`megaburn` with data.validation_fraction, which cuts documents; set data.split, \
             like 95,5, or data.valid";
         require(!is_megatron || !holds_out, "data.order", "megatron", rule)?;
+        if self.packing == Packing::BestFit {
+            let rule = "`none` without data.documents = true, which keeps documents apart";
+            require(self.documents, "data.packing", "best_fit", rule)?;
+            let rule = "`none` with data.order = \"megatron\", which joins documents";
+            require(!is_megatron, "data.packing", "best_fit", rule)?;
+        }
+        self.fim.as_ref().map_or(Ok(()), FimConfig::validate)?;
         self.tokenizer.validate()?;
         let Self {
             documents,

@@ -87,7 +87,16 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "data",
         "path train tokenizer documents document_multiple",
     ),
-    (Identity, "data", "seq_len validation_fraction split order"),
+    (
+        Identity,
+        "data",
+        "seq_len validation_fraction split order packing",
+    ),
+    (
+        Identity,
+        "data.fim",
+        "rate spm_rate split_sample fragment_rate no_prefix prefix middle suffix",
+    ),
     (Numeric, "data", "eod_mask_loss valid test"),
     (Neutral, "data", "cache_dir"),
     (

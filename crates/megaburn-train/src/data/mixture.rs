@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use megaburn_data::{
-    BlendedDatasetConfig, BlendedSampler, DataError, GptDatasetConfig, IndexEvent, Sampler,
-    Samples, SequenceRange, TokenDataset, UnionSampler,
+    BlendedDatasetConfig, BlendedSampler, DataError, GptDatasetConfig, IndexEvent,
+    PackedSamplerConfig, PackingStats, Sampler, Samples, SequenceRange, TokenDataset, UnionSampler,
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     cache_dir::cache_dir,
 };
 use crate::{
-    config::{MixBy, TrainConfig},
+    config::{MixBy, Packing, TrainConfig},
     error::TrainError,
 };
 
@@ -44,6 +44,16 @@ pub(super) struct EvalData {
     pub(super) mixture: Mixture,
 }
 
+/// How a run reads a training data set.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceReading {
+    pub(crate) path: String,
+    /// How often it is read.
+    pub(crate) epochs: f64,
+    /// What packing made of its documents.
+    pub(crate) packing: Option<PackingStats>,
+}
+
 /// The samples of an evaluation.
 #[derive(Clone, Debug)]
 pub(crate) struct EvalSamples {
@@ -51,12 +61,56 @@ pub(crate) struct EvalSamples {
     pub(crate) samples: Arc<dyn Samples>,
 }
 
+/// The samples of a data set.
+struct PartSamples {
+    samples: Arc<dyn Samples>,
+    packing: Option<PackingStats>,
+}
+
+impl DataPart {
+    /// Its samples: reshuffled in each epoch as data set `number` of the run, or in the order of the
+    /// file.
+    ///
+    /// # Errors
+    /// It is shorter than a sample, or has no documents to pack; an index cannot be read or built.
+    fn samples(
+        &self,
+        config: &TrainConfig,
+        number: Option<usize>,
+    ) -> Result<PartSamples, DataError> {
+        let seq_len = config.data.seq_len;
+        let seed = config.run.seed;
+        let tokens = self.tokens.clone();
+        if config.data.packing == Packing::BestFit {
+            let packed = PackedSamplerConfig::new(seq_len)
+                .with_multiple(config.data.document_multiple)
+                .with_cache(cache_dir(Path::new(&self.path), &config.data)?);
+            let packed = match number {
+                Some(number) => packed.with_shuffle(seed, number),
+                None => packed,
+            };
+            let samples = packed.init(&tokens, report)?;
+            let packing = Some(samples.stats().clone());
+            let samples = Arc::new(samples);
+            return Ok(PartSamples { samples, packing });
+        }
+        let samples = match number {
+            Some(number) => Sampler::shuffled_source(tokens, seq_len, seed, number)?,
+            None => Sampler::sequential(tokens, seq_len)?,
+        };
+        Ok(PartSamples {
+            samples: Arc::new(samples),
+            packing: None,
+        })
+    }
+}
+
 /// Training samples in megaburn's order.
 pub(super) struct Shuffled {
     pub(super) samples: Arc<dyn Samples>,
     pub(super) blend: BlendRecord,
-    /// How often the run reads each data set, with its path.
-    pub(super) epochs: Vec<(String, f64)>,
+    /// How each data set is read.
+    pub(super) reading: Vec<SourceReading>,
 }
 
 impl Mixture {
@@ -85,12 +139,14 @@ impl Mixture {
     ) -> Result<Shuffled, TrainError> {
         let seed = config.run.seed;
         let of = |index: usize| record.map(|record| &record.sources[index]);
-        let parts = self.parts.iter().enumerate();
-        let samplers = parts.map(|(index, part)| {
+        let mut samplers = Vec::new();
+        let mut packing = Vec::new();
+        for (index, part) in self.parts.iter().enumerate() {
             let number = of(index).map_or(index, |source| source.number);
-            Sampler::shuffled_source(part.tokens.clone(), config.data.seq_len, seed, number)
-        });
-        let samplers = samplers.collect::<Result<Vec<_>, _>>()?;
+            let part = part.samples(config, Some(number))?;
+            samplers.push(part.samples);
+            packing.push(part.packing);
+        }
         let sizes: Vec<u64> = samplers.iter().map(Samples::num_samples).collect();
         let only = samplers.first().filter(|_| samplers.len() == 1).cloned();
         let blended = BlendedSampler::new(samplers, self.weights(&sizes).as_deref(), seed)?;
@@ -109,18 +165,21 @@ impl Mixture {
         let end = schedule.samples_after(config.train.steps);
         let first = record.map_or(0, |record| record.first_sample);
         let num_read = blended.num_read(end.max(first)).into_iter();
-        let epochs = num_read.zip(&sizes).zip(&self.parts);
-        let epochs = epochs
-            .map(|((num_read, size), part)| (part.path.clone(), num_read as f64 / *size as f64));
-        let epochs = epochs.collect();
+        let all = num_read.zip(&sizes).zip(&self.parts).zip(packing);
+        let reading = all.map(|(((num_read, size), part), packing)| SourceReading {
+            path: part.path.clone(),
+            epochs: num_read as f64 / *size as f64,
+            packing,
+        });
+        let reading = reading.collect();
         let samples: Arc<dyn Samples> = match (only, record) {
-            (Some(only), None) => Arc::new(only),
+            (Some(only), None) => only,
             _ => Arc::new(blended),
         };
         Ok(Shuffled {
             samples,
             blend: record.cloned().unwrap_or(new),
-            epochs,
+            reading,
         })
     }
 
@@ -133,10 +192,10 @@ impl Mixture {
         let samplers = self
             .parts
             .iter()
-            .map(|part| Sampler::sequential(part.tokens.clone(), config.data.seq_len));
+            .map(|part| Ok::<_, DataError>(part.samples(config, None)?.samples));
         let mut samplers = samplers.collect::<Result<Vec<_>, _>>()?;
         if samplers.len() == 1 {
-            return Ok(Arc::new(samplers.remove(0)));
+            return Ok(samplers.remove(0));
         }
         let sizes: Vec<u64> = samplers.iter().map(Samples::num_samples).collect();
         let seed = config.run.seed;
@@ -199,6 +258,9 @@ fn report(event: IndexEvent) {
     match event {
         IndexEvent::Building { name, num_samples } => {
             tracing::info!("building the index of {num_samples} samples of {name}");
+        }
+        IndexEvent::Packing { name } => {
+            tracing::info!("packing the documents of {name}");
         }
         IndexEvent::Waiting { folder } => {
             tracing::info!("waiting for an index in {}", folder.display());

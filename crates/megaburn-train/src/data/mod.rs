@@ -8,7 +8,7 @@ mod opening;
 mod source;
 
 pub(crate) use blend_record::{BlendRecord, HELD_OUT};
-pub(crate) use mixture::EvalSamples;
+pub(crate) use mixture::{EvalSamples, SourceReading};
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub type DefaultText = fn() -> Result<Corpus, DataError>;
 /// The data for training, validation and test, and its tokenizer.
 #[derive(Debug)]
 pub struct RunData {
-    pub(crate) tokenizer: Box<dyn Tokenizer>,
+    pub(crate) tokenizer: Arc<dyn Tokenizer>,
     train: Mixture,
     valid: Vec<EvalData>,
     test: Vec<EvalData>,
@@ -47,8 +47,8 @@ pub(crate) struct RunSamples {
     pub(crate) train: Arc<dyn Samples>,
     /// How the training data sets are mixed; `None` in Megatron-LM's order.
     pub(crate) blend: Option<BlendRecord>,
-    /// How often the run reads each training data set, with its path; empty in Megatron-LM's order.
-    pub(crate) epochs: Vec<(String, f64)>,
+    /// How the run reads each training data set; empty in Megatron-LM's order.
+    pub(crate) reading: Vec<SourceReading>,
     /// Each is evaluated on its own. The first one is the validation loss of the run.
     pub(crate) valid: Vec<EvalSamples>,
     /// As `valid`, evaluated at the end of the run.
@@ -76,7 +76,7 @@ impl RunData {
         default_text: DefaultText,
         progress: &Progress,
     ) -> Result<Self, TrainError> {
-        let tokenizer = config.data.tokenizer.open()?;
+        let tokenizer: Arc<dyn Tokenizer> = config.data.tokenizer.open()?.into();
         progress.add(0);
         let opening = Opening {
             config: &config.data,
@@ -145,21 +145,33 @@ impl RunData {
             });
             samples.collect::<Result<Vec<_>, _>>()
         };
-        let (train, blend, epochs) = match config.data.order {
+        let (train, blend, reading) = match config.data.order {
             DataOrder::Megaburn => {
                 let Shuffled {
                     samples,
                     blend,
-                    epochs,
+                    reading,
                 } = self.train.shuffled(config, record, self.tokenizer.hash())?;
-                (samples, Some(blend), epochs)
+                (samples, Some(blend), reading)
             }
             DataOrder::Megatron => (self.train.megatron(config, self.vocab())?, None, Vec::new()),
+        };
+        let train = match &config.data.fim {
+            Some(fim) => fim
+                .of_data()
+                .build(
+                    train,
+                    self.tokenizer.clone(),
+                    config.data.seq_len,
+                    config.run.seed,
+                )
+                .map(Arc::new)?,
+            None => train,
         };
         Ok(RunSamples {
             train,
             blend,
-            epochs,
+            reading,
             valid: evaluations(&self.valid)?,
             test: evaluations(&self.test)?,
         })

@@ -34,7 +34,7 @@ use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
 
 use crate::{
     config::{Dtype, InitFrom, TrainConfig},
-    data::{RunData, RunSamples},
+    data::{RunData, RunSamples, SourceReading},
     error::TrainError,
     pipeline::Pipeline,
     run_folder::{RunShare, names::CHECKPOINTS},
@@ -240,9 +240,9 @@ impl Trainer {
         self.progress
     }
 
-    /// How often the run reads each training data set, with its path; empty in Megatron-LM's order.
-    pub(crate) fn epochs(&self) -> &[(String, f64)] {
-        &self.samples.epochs
+    /// How the run reads each training data set; empty in Megatron-LM's order.
+    pub(crate) fn reading(&self) -> &[SourceReading] {
+        &self.samples.reading
     }
 
     pub(crate) fn device(&self) -> &Device {

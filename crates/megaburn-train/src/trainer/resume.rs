@@ -77,8 +77,9 @@ impl Trainer {
         }
         self.check_model(&checkpoint)?;
         self.check_optimizer(&checkpoint)?;
-        let of_data = self.resume_samples(&checkpoint)?;
+        self.check_reading(&checkpoint)?;
         let changes = self.changes(&checkpoint)?;
+        let of_data = self.resume_samples(&checkpoint)?;
         self.load(&checkpoint, phase.progress())?;
         Ok(Some(Resumed {
             progress: self.progress,

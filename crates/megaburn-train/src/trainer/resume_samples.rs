@@ -27,7 +27,6 @@ impl Trainer {
             path: checkpoint.path().into(),
             what,
         };
-        self.check_reading(&saved, &mine).map_err(refused)?;
         let change = match (&saved.blend, &mine.blend) {
             (Some(old), Some(new)) if saved.data_hash != mine.data_hash => {
                 let consumed = saved.progress.consumed_samples;
@@ -77,33 +76,12 @@ impl Trainer {
     }
 
     /// Refuses a checkpoint whose run read samples in another way.
-    fn check_reading(&self, saved: &TrainerState, mine: &TrainerState) -> Result<(), String> {
-        for (name, saved, mine) in [
-            ("run.seed", saved.seed, mine.seed),
-            ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
-        ] {
-            differs(name, saved != mine, saved.to_string(), mine.to_string())?;
-        }
-        let tokenizer = |blend: &Option<BlendRecord>| {
-            blend
-                .as_ref()
-                .map(|blend| format!("xxh3 {}", blend.tokenizer))
-        };
-        if let (Some(saved), Some(mine)) = (tokenizer(&saved.blend), tokenizer(&mine.blend)) {
-            differs("the hash of the tokenizer", saved != mine, saved, mine)?;
-        }
-        if saved.document_multiple == mine.document_multiple {
-            return Ok(());
-        }
-        let keys = |multiple: Option<usize>| match multiple {
-            Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
-            None => "no data.documents".to_string(),
-        };
-        let saved = keys(saved.document_multiple);
-        let mine = keys(mine.document_multiple);
-        Err(format!(
-            "was trained on samples that were read differently: {saved} there, {mine} here"
-        ))
+    pub(super) fn check_reading(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let found = compare_reading(&read_state(checkpoint)?, &self.state());
+        Ok(found.map_err(|what| ResumeError::Other {
+            path: checkpoint.path().into(),
+            what,
+        })?)
     }
 
     /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
@@ -134,6 +112,36 @@ impl Trainer {
             ),
         })
     }
+}
+
+/// Why a run read samples in another way than this one.
+fn compare_reading(saved: &TrainerState, mine: &TrainerState) -> Result<(), String> {
+    for (name, saved, mine) in [
+        ("run.seed", saved.seed, mine.seed),
+        ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
+    ] {
+        differs(name, saved != mine, saved.to_string(), mine.to_string())?;
+    }
+    let tokenizer = |blend: &Option<BlendRecord>| {
+        blend
+            .as_ref()
+            .map(|blend| format!("xxh3 {}", blend.tokenizer))
+    };
+    if let (Some(saved), Some(mine)) = (tokenizer(&saved.blend), tokenizer(&mine.blend)) {
+        differs("the hash of the tokenizer", saved != mine, saved, mine)?;
+    }
+    if saved.document_multiple == mine.document_multiple {
+        return Ok(());
+    }
+    let keys = |multiple: Option<usize>| match multiple {
+        Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
+        None => "no data.documents".to_string(),
+    };
+    let saved = keys(saved.document_multiple);
+    let mine = keys(mine.document_multiple);
+    Err(format!(
+        "was trained on samples that were read differently: {saved} there, {mine} here"
+    ))
 }
 
 /// Refuses a checkpoint in which `name` is `saved`, if that differs from this run's.

@@ -1,0 +1,91 @@
+//! `[data.fim]`: fill-in-the-middle.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::require::require;
+use crate::error::TrainError;
+
+/// `[data.fim]`: training documents whose middle is put last (fill-in-the-middle; Megatron-LM's
+/// `--fim-data`). Evaluations read documents as they are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[derive(JsonSchema)]
+pub struct FimConfig {
+    /// The probability that a document is transformed, from 0 to 1.
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    pub rate: f64,
+    /// The probability that a transformed document has the suffix first (SPM), from 0 to 1.
+    #[serde(default = "half")]
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    pub spm_rate: f64,
+    /// The token between the fragments of a document, such as the files of a repository. Each
+    /// fragment is transformed by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split_sample: Option<String>,
+    /// The probability that a fragment of a transformed document is transformed. Used with
+    /// `split_sample`. Default: `rate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    pub fragment_rate: Option<f64>,
+    /// Documents and fragments whose text starts with this are not transformed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_prefix: Option<String>,
+    /// The token before the prefix. Default: that of a published tokenizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
+    /// The token before the middle. Default: that of a published tokenizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub middle: Option<String>,
+    /// The token before the suffix. Default: that of a published tokenizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suffix: Option<String>,
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+impl FimConfig {
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        let rule = "from 0 to 1";
+        let is_rate = |rate: f64| (0.0..=1.0).contains(&rate);
+        require(is_rate(self.rate), "data.fim.rate", self.rate, rule)?;
+        require(
+            is_rate(self.spm_rate),
+            "data.fim.spm_rate",
+            self.spm_rate,
+            rule,
+        )?;
+        let rate = self.fragment_rate.unwrap_or_default();
+        require(is_rate(rate), "data.fim.fragment_rate", rate, rule)?;
+        let has_fragments = self.fragment_rate.is_none() || self.split_sample.is_some();
+        let rule = "left out without data.fim.split_sample, the token between fragments";
+        require(has_fragments, "data.fim.fragment_rate", rate, rule)?;
+        let given = [&self.prefix, &self.middle, &self.suffix];
+        let num_given = given.iter().filter(|token| token.is_some()).count();
+        let rule = "given together with data.fim.middle and data.fim.suffix, or none of them";
+        let value = format!("one of {num_given} tokens");
+        require(matches!(num_given, 0 | 3), "data.fim.prefix", value, rule)
+    }
+
+    /// The transformation of documents.
+    pub(crate) fn of_data(&self) -> megaburn_data::FimConfig {
+        let mut fim = megaburn_data::FimConfig::new(self.rate).with_spm_rate(self.spm_rate);
+        if let Some(token) = &self.split_sample {
+            fim = fim.with_split_sample(token);
+        }
+        if let Some(rate) = self.fragment_rate {
+            fim = fim.with_fragment_rate(rate);
+        }
+        if let Some(start) = &self.no_prefix {
+            fim = fim.with_no_prefix(start);
+        }
+        if let (Some(prefix), Some(middle), Some(suffix)) =
+            (&self.prefix, &self.middle, &self.suffix)
+        {
+            fim = fim.with_tokens(prefix, middle, suffix);
+        }
+        fim
+    }
+}

@@ -1,0 +1,194 @@
+//! How documents are put into samples: packing, the mask after an eos, fill-in-the-middle.
+
+use std::{fs, sync::Arc};
+
+use megaburn::{
+    data::{
+        Corpus, FimConfig, IndexedDataset, PackedSampler, PackedSamplerConfig, Sample, SampleLog,
+        Sampler, Samples, TokenDataset, Tokenizer, TokenizerTrainer,
+    },
+    report::metrics::{MetricsRecord, StepMetrics, read_metrics},
+    train::{ConfigLayers, TrainConfig, config::Packing},
+};
+use megaburn_test_support::run::Run;
+
+use super::training::{config, data_set};
+use crate::runs::{
+    child::{Ended, Ranks},
+    resume::train,
+};
+
+const SEQ_LEN: usize = 48;
+const EOS: u32 = 257;
+
+fn start(run: &Run, config: &TrainConfig) -> Ended {
+    let path = run.path("reading.toml");
+    fs::write(&path, config.to_toml()).unwrap();
+    let args = ["--config".to_string(), path.display().to_string()];
+    Ranks::threads(&args).wait_all().remove(0)
+}
+
+fn steps(run: &Run) -> Vec<StepMetrics> {
+    let records = read_metrics(run.path("run/metrics.jsonl")).unwrap();
+    let step = |record| match record {
+        MetricsRecord::Step(step) => Some(step),
+        MetricsRecord::Eval(_) => None,
+    };
+    records.into_iter().filter_map(step).collect()
+}
+
+fn packed(run: &Run, layout: &str, steps: u64) -> TrainConfig {
+    let mut config = config(run, layout, steps);
+    config.data.path = Some(run.path("a").display().to_string());
+    config.data.cache_dir = Some(run.path("cache").display().to_string());
+    config.data.validation_fraction = 0.0;
+    config.data.seq_len = SEQ_LEN;
+    config.data.documents = true;
+    config.data.document_multiple = 8;
+    config.data.packing = Packing::BestFit;
+    config
+}
+
+fn sampler(run: &Run, seed: u64) -> PackedSampler {
+    let set = Arc::new(IndexedDataset::open(run.path("a")).unwrap());
+    let config = PackedSamplerConfig::new(SEQ_LEN).with_multiple(8);
+    let config = config.with_shuffle(seed, 0);
+    config
+        .init(&TokenDataset::indexed(set, 260), |_| ())
+        .unwrap()
+}
+
+#[test]
+fn packed_documents_train_alike_under_every_layout() {
+    let whole = Run::new();
+    data_set(&whole, "a", 120);
+    let expected = train(packed(&whole, "tp1", 5), 5, 2);
+    let samples = sampler(&whole, packed(&whole, "tp1", 5).run.seed);
+    let mut log = SampleLog::new();
+    for index in 0..40 {
+        log.record(index, &samples.tokens(index).unwrap()).unwrap();
+    }
+    assert!(expected.samples == log);
+    for layout in ["dp2-cp2", "tp2-dp2-sp", "pp2-dp2"] {
+        let run = Run::new();
+        let mut config = packed(&whole, layout, 5);
+        config.run.dir = run.path("run").display().to_string();
+        let found = train(config, 5, 5);
+        assert!(found.samples == log, "{layout}");
+        for (step, (found, expected)) in found.losses.iter().zip(&expected.losses).enumerate() {
+            let difference = (found - expected).abs() / expected;
+            assert!(
+                difference < 1e-4,
+                "{layout} step {step}: {found} {expected}"
+            );
+        }
+    }
+    // The rest of the run is another way of reading.
+    let mut joined = packed(&whole, "tp1", 8);
+    joined.data.packing = Packing::None;
+    let ended = start(&whole, &joined);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    let message = "data.packing is best_fit there and none here";
+    assert!(ended.stderr.contains(message), "{ended:#?}");
+}
+
+#[test]
+fn packing_and_padding_are_printed_and_recorded() {
+    let run = Run::new();
+    data_set(&run, "a", 120);
+    let mut config = packed(&run, "dp2-cp2", 3);
+    config.train.log_interval = 1;
+    let samples = sampler(&run, config.run.seed);
+    let ended = start(&run, &config);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let line = format!("packing  {}", samples.stats());
+    assert!(ended.stdout.contains(&line), "{ended:#?}");
+    assert!(
+        ended.stderr.contains("packing the documents of"),
+        "{ended:#?}"
+    );
+    let num_labels = |index| match samples.sample(index).unwrap() {
+        Sample::Documents(documents) => documents.iter().map(|of| of.len() as u64 - 1).sum(),
+        Sample::Tokens(_) => 0,
+    };
+    for (step, first) in steps(&run).iter().zip((0..).step_by(8)) {
+        let held: u64 = (first..first + 8).map(num_labels).sum();
+        let padding = 1.0 - held as f64 / (8 * SEQ_LEN) as f64;
+        assert_eq!(step.tokens, held);
+        assert!((step.padding.unwrap() - padding).abs() < 1e-9, "{step:?}");
+        let line = format!("padding {:.1}%", 100.0 * padding);
+        assert!(ended.stdout.contains(&line), "{line} {ended:#?}");
+    }
+    // The second start packs nothing.
+    let mut again = config;
+    again.train.steps = 4;
+    let ended = start(&run, &again);
+    assert!(
+        ended.stdout.contains(&line) && ended.code == Some(0),
+        "{ended:#?}"
+    );
+    assert!(!ended.stderr.contains("packing the"), "{ended:#?}");
+}
+
+#[test]
+fn labels_after_an_eos_can_be_left_out_of_the_loss() {
+    let run = Run::new();
+    let path = data_set(&run, "a", 120);
+    let mut config = config(&run, "tp2-dp2-sp", 3);
+    config.data.path = Some(path);
+    config.data.validation_fraction = 0.0;
+    config.data.seq_len = SEQ_LEN;
+    config.data.eod_mask_loss = true;
+    let set = Arc::new(IndexedDataset::open(run.path("a")).unwrap());
+    let tokens = TokenDataset::indexed(set, 260);
+    let samples = Sampler::shuffled(tokens, SEQ_LEN, config.run.seed).unwrap();
+    assert_eq!(start(&run, &config).code, Some(0));
+    let num_kept = |index| {
+        let tokens = samples.tokens(index).unwrap();
+        tokens[..SEQ_LEN]
+            .iter()
+            .filter(|token| **token != EOS)
+            .count() as u64
+    };
+    for (step, first) in steps(&run).iter().zip((0..).step_by(8)) {
+        assert_eq!(step.tokens, (first..first + 8).map(num_kept).sum::<u64>());
+        assert!(step.tokens < 8 * SEQ_LEN as u64);
+    }
+}
+
+#[test]
+fn documents_are_filled_in_the_middle() {
+    let run = Run::new();
+    let text = fs::read_to_string(run.path("text.txt")).unwrap();
+    let corpus = Corpus::from_documents("text", vec![text]).unwrap();
+    let special = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>"].map(String::from);
+    let trained = TokenizerTrainer::new(300)
+        .with_special_tokens(special)
+        .train(&corpus)
+        .unwrap();
+    trained.save(run.path("bpe"), false).unwrap();
+    let lines = "[data.fim]\nrate = 0.8\nspm_rate = 0.3\n";
+    let layers = ConfigLayers::new()
+        .with_file(run.path("config.toml"))
+        .unwrap();
+    let layers = layers.with_text("fim", lines).unwrap();
+    let refused = start(&run, &layers.clone().load().unwrap());
+    assert_eq!(refused.code, Some(2), "{refused:#?}");
+    assert!(refused.stderr.contains("fim"), "{refused:#?}");
+    let path = format!("data.tokenizer={}", run.path("bpe").display());
+    let mut config = layers.with_set(&path).unwrap().load().unwrap();
+    config.run.dir = run.path("run").display().to_string();
+    config.data.validation_fraction = 0.0;
+    let seed = config.run.seed;
+    let tokenizer: Arc<dyn Tokenizer> = Arc::new(trained.into_tokenizer());
+    let tokens = TokenDataset::new(&corpus, tokenizer.as_ref()).unwrap();
+    let seq_len = config.data.seq_len;
+    let samples = Arc::new(Sampler::shuffled(tokens, seq_len, seed).unwrap());
+    let fim = FimConfig::new(0.8).with_spm_rate(0.3);
+    let expected = fim.build(samples, tokenizer, seq_len, seed).unwrap();
+    let mut log = SampleLog::new();
+    for index in 0..16 {
+        log.record(index, &expected.tokens(index).unwrap()).unwrap();
+    }
+    assert!(train(config, 2, 2).samples == log);
+}

@@ -4,7 +4,7 @@
 //! is locked by the process that builds. Files grow under temporary names and are renamed when they
 //! are on the disk, so that a file with its name is complete.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     error::DataError,
-    part::{AppendFile, remove, rename, sync_folder},
+    part::{AppendFile, lock_folder, remove, rename, sync_folder},
 };
 
 /// The ending of the file that says what an index is of.
@@ -71,19 +71,20 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
         if let Found::Whole(files) = self.find()? {
             return Ok(files);
         }
-        let created = fs::create_dir_all(self.folder);
-        created.map_err(|source| DataError::Write {
-            path: self.folder.into(),
-            source,
+        let folder = PathBuf::from(self.folder);
+        // Without locks several processes may build the same files, of which the last ones stay.
+        let lock = lock_folder(self.folder, &mut || {
+            let folder = folder.clone();
+            report(IndexEvent::Waiting { folder });
+            Ok(())
         })?;
-        let lock = self.lock(report)?;
         // Another process may have built it until the folder was locked.
         match self.find()? {
             Found::Whole(files) => return Ok(files),
             Found::Damaged(path, why) => report(IndexEvent::Damaged { path, why }),
             Found::Missing => {}
         }
-        if lock.is_some() {
+        if lock.is_held() {
             self.remove_unfinished()?;
         }
         report(building);
@@ -154,28 +155,6 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
             rename(temporary, path)?;
         }
         sync_folder(self.folder)
-    }
-
-    /// Locks the folder, if its file system has locks. Without them several processes may build the
-    /// same files, of which the last ones stay.
-    fn lock(&self, report: &mut dyn FnMut(IndexEvent)) -> Result<Option<File>, DataError> {
-        let path: PathBuf = self.folder.into();
-        let unreadable = |source| DataError::Io {
-            path: path.clone(),
-            source,
-        };
-        let file = File::open(self.folder).map_err(unreadable)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => {
-                report(IndexEvent::Waiting {
-                    folder: path.clone(),
-                });
-                file.lock().map_err(unreadable)?;
-                Ok(Some(file))
-            }
-            Err(TryLockError::Error(_)) => Ok(None),
-        }
     }
 
     /// Removes what processes left that were killed while they built, also of other indices. The

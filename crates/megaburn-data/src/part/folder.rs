@@ -1,13 +1,12 @@
 //! The folder of unfinished data sets, locked by this process.
 
-use std::fs::{self, File, Metadata, TryLockError};
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{
-    disk::{self, folder_of, sync_folder, written},
+    disk::{self, sync_folder, written},
     journal::{JOURNAL, NEW_JOURNAL},
+    lock::{FolderLock, lock_folder},
     output::Output,
 };
 use crate::error::DataError;
@@ -16,7 +15,7 @@ use crate::error::DataError;
 pub(super) struct LockedFolder {
     path: PathBuf,
     /// Keeps the folder locked.
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl LockedFolder {
@@ -25,27 +24,12 @@ impl LockedFolder {
     /// # Errors
     /// Another process has locked it, or it cannot be created.
     pub(super) fn lock(path: PathBuf) -> Result<Self, DataError> {
-        loop {
-            match fs::create_dir(&path) {
-                Ok(()) => sync_folder(folder_of(&path))?,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return written(&path, Err(error)),
-            }
-            let lock = match File::open(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                lock => written(&path, lock)?,
-            };
-            if let Err(TryLockError::WouldBlock) = lock.try_lock() {
-                return Err(DataError::Busy { folder: path });
-            }
-            // Some network file systems have no locks; then nothing keeps two processes apart.
-            // A process that finished may have removed this folder before it was locked.
-            let file = |metadata: Metadata| (metadata.dev(), metadata.ino());
-            let locked = written(&path, lock.metadata().map(file))?;
-            if fs::metadata(&path).is_ok_and(|metadata| file(metadata) == locked) {
-                return Ok(Self { path, _lock: lock });
-            }
-        }
+        let busy = || {
+            let folder = path.clone();
+            Err(DataError::Busy { folder })
+        };
+        let _lock = lock_folder(&path, &mut { busy })?;
+        Ok(Self { path, _lock })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -84,29 +68,10 @@ impl LockedFolder {
         self.remove_contents()?;
         disk::remove_folder(&self.path)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn a_folder_that_is_locked_is_the_one_at_its_path() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("out.megaburn-part");
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        if let Ok(folder) = LockedFolder::lock(path.clone()) {
-                            assert!(path.exists(), "another thread has removed it");
-                            folder.remove().unwrap();
-                        }
-                    }
-                });
-            }
-        });
+    /// Removes the folder if there is nothing in it.
+    pub(super) fn remove_if_empty(&self) {
+        // An error is ignored: it is that something is in it, or is less than that before it.
+        let _ = disk::remove_folder(&self.path);
     }
 }

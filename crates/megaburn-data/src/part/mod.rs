@@ -9,6 +9,7 @@ mod complete;
 mod disk;
 mod folder;
 mod journal;
+mod lock;
 mod output;
 mod owned;
 
@@ -16,6 +17,7 @@ pub(crate) use complete::CompletePart;
 #[cfg(test)]
 pub(crate) use disk::fuse;
 pub(crate) use disk::{AppendFile, remove, rename, sync_folder};
+pub(crate) use lock::lock_folder;
 pub(crate) use output::Output;
 pub(crate) use owned::{check_replaceable, description_of, hash_from, hash_of, hex};
 
@@ -81,40 +83,20 @@ impl Part {
         }
         let path = with_ending(name, ".megaburn-part");
         let identity = json!({ MARK: 1, "of": identity });
-        let is_complete = |saved: &Option<Saved>| {
-            let state = saved.as_ref().and_then(|saved| saved.state.as_ref());
-            state.is_some_and(|state| state["complete"] == true)
-        };
-        // A complete data set may have some of its names already.
-        let before = Saved::read(&path)?.filter(|saved| saved.identity == identity);
-        if !is_complete(&before) {
-            for (prefix, _) in outputs {
-                check_replaceable(prefix, force)?;
-            }
-        }
+        // Without the lock, nothing is created where nothing may be written.
+        check_names(&path, outputs, &identity, force)?;
         let folder = LockedFolder::lock(path)?;
-        // Another process may have written until it was locked.
-        let mut saved = usable(&folder, Saved::read(folder.path())?, &identity, force)?;
-        if is_complete(&saved) {
-            let complete = |(index, (prefix, _)): (usize, &(PathBuf, TokenType))| {
-                let stem = folder.path().join(index.to_string());
-                CompleteOutput::new(prefix.clone(), stem)
-            };
-            let complete: Vec<_> = outputs.iter().enumerate().map(complete).collect();
-            if complete.iter().all(CompleteOutput::is_whole) {
-                let state = saved.and_then(|saved| saved.state);
-                let progress = state.map(|state| state["progress"].clone());
-                let progress = progress.unwrap_or_default();
-                let complete = CompletePart::new(folder, complete, progress, force);
+        let found = Self::find(&folder, outputs, &identity, force);
+        if found.is_err() {
+            folder.remove_if_empty();
+        }
+        let mut saved = match found? {
+            Found::Writing(saved) => saved,
+            Found::Complete(outputs, progress) => {
+                let complete = CompletePart::new(folder, outputs, progress, force);
                 return Ok(Opened::Complete(complete));
             }
-            // Files were taken away since, so the work starts over.
-            for (prefix, _) in outputs {
-                check_replaceable(prefix, force)?;
-            }
-            folder.remove_contents()?;
-            saved = None;
-        }
+        };
         let mut opened = open_files(&folder, outputs, saved.as_ref(), &identity);
         if force && matches!(opened, Err(DataError::DamagedPart { .. })) {
             folder.remove_contents()?;
@@ -130,6 +112,37 @@ impl Part {
             progress: state.map(|state| state["progress"].clone()),
             force,
         }))
+    }
+
+    /// What is in the folder, after it was locked: another process may have written, or finished and
+    /// removed the folder, until then.
+    fn find(
+        folder: &LockedFolder,
+        outputs: &[(PathBuf, TokenType)],
+        identity: &Value,
+        force: bool,
+    ) -> Result<Found, DataError> {
+        check_names(folder.path(), outputs, identity, force)?;
+        let saved = usable(folder, Saved::read(folder.path())?, identity, force)?;
+        if !is_complete(saved.as_ref()) {
+            return Ok(Found::Writing(saved));
+        }
+        let complete = |(index, (prefix, _)): (usize, &(PathBuf, TokenType))| {
+            let stem = folder.path().join(index.to_string());
+            CompleteOutput::new(prefix.clone(), stem)
+        };
+        let complete: Vec<_> = outputs.iter().enumerate().map(complete).collect();
+        if complete.iter().all(CompleteOutput::is_whole) {
+            let state = saved.and_then(|saved| saved.state);
+            let progress = state.map(|state| state["progress"].clone());
+            return Ok(Found::Complete(complete, progress.unwrap_or_default()));
+        }
+        // Files were taken away since, so the work starts over.
+        for (prefix, _) in outputs {
+            check_replaceable(prefix, force)?;
+        }
+        folder.remove_contents()?;
+        Ok(Found::Writing(None))
     }
 
     /// What the caller saved last; `None` for a new folder.
@@ -186,6 +199,36 @@ impl Part {
         let outputs = self.outputs.iter().map(complete).collect();
         Ok(CompletePart::new(folder, outputs, progress, self.force))
     }
+}
+
+/// What is in a folder that is locked.
+enum Found {
+    /// Documents are missing; of some, the state may be saved.
+    Writing(Option<Saved>),
+    /// Only the names are missing. The value is what the caller saved last.
+    Complete(Vec<CompleteOutput>, Value),
+}
+
+/// Checks that data sets may be written, unless they are complete in the folder: then they may have
+/// some of their names already.
+fn check_names(
+    folder: &Path,
+    outputs: &[(PathBuf, TokenType)],
+    identity: &Value,
+    force: bool,
+) -> Result<(), DataError> {
+    let saved = Saved::read(folder)?.filter(|saved| saved.identity == *identity);
+    if is_complete(saved.as_ref()) {
+        return Ok(());
+    }
+    outputs
+        .iter()
+        .try_for_each(|(prefix, _)| check_replaceable(prefix, force))
+}
+
+fn is_complete(saved: Option<&Saved>) -> bool {
+    let state = saved.and_then(|saved| saved.state.as_ref());
+    state.is_some_and(|state| state["complete"] == true)
 }
 
 /// Checks that files can have the names that a prefix gives.

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{indexed::IndexedDataset, part::fuse, tokenizer::ByteTokenizer};
 
+mod concurrent;
 mod damage;
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -273,22 +274,6 @@ fn only_what_megaburn_wrote_is_overwritten_and_only_if_told() {
     let refusal = run(&forced).unwrap_err();
     assert!(refusal.contains("has no journal"), "{refusal}");
     assert_eq!(names(&dir.path().join("out.megaburn-part")), ["0.bin"]);
-}
-
-#[test]
-fn a_second_process_waits_for_nothing_and_is_refused() {
-    let dir = folder(&[("a.jsonl", b"{\"text\": \"x\"}".into())]);
-    let config = config(dir.path(), &["a.jsonl"]);
-    let mut refusal = String::new();
-    let found = config.run(&ByteTokenizer, |event| {
-        if let PreprocessEvent::Progress { .. } = event {
-            refusal = run(&config).unwrap_err();
-        }
-    });
-    assert!(
-        found.is_ok() && refusal.contains("is being written by another process"),
-        "{refusal}"
-    );
 }
 
 #[rstest]

@@ -366,7 +366,7 @@ mod tests {
         let error = error.unwrap_err().to_string();
         let expected = format!(
             "t: token {vocab_size} at position 2 is outside the vocabulary of {vocab_size}; use \
-            the tokenizer that produced it"
+            the tokenizer that produced it (data.tokenizer)"
         );
         assert_eq!(error, expected);
     }

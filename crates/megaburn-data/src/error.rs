@@ -58,7 +58,8 @@ pub enum DataError {
     },
     #[error(
         "{name} has {found} tokens, but one sample of sequence length {seq_len} needs {needed}; \
-        give more text, a shorter sequence or another validation fraction"
+        give more text, a shorter sequence (data.seq_len) or another part for validation \
+        (data.validation_fraction, data.split)"
     )]
     TooShort {
         name: String,
@@ -68,7 +69,7 @@ pub enum DataError {
     },
     #[error(
         "{name}: token {token} at position {position} is outside the vocabulary of {vocab_size}; \
-        use the tokenizer that produced it"
+        use the tokenizer that produced it (data.tokenizer)"
     )]
     OutsideVocab {
         name: String,
@@ -82,10 +83,11 @@ pub enum DataError {
     )]
     Fraction { fraction: f64 },
     #[error(
-        "the cache folder `{}` cannot be created: {source}; set data.cache_dir to another folder",
-        folder.display()
+        "`{}` in the cache cannot be written: {source}; make room, or set data.cache_dir to another \
+        folder",
+        path.display()
     )]
-    Cache { folder: PathBuf, source: io::Error },
+    Cache { path: PathBuf, source: io::Error },
     #[error(
         "data set `{}` needs a folder for a cache, but neither XDG_CACHE_HOME nor HOME is set; set \
         data.cache_dir",
@@ -181,7 +183,7 @@ pub enum DataError {
     BadIndex { path: PathBuf, why: String },
     #[error(
         "`{}` has {found} bytes, but the sequences of its index end at {expected}: it was cut, or \
-        the index is that of another file",
+        the index is that of another file; give the two files that belong together",
         bin.display()
     )]
     OtherIndex {
@@ -300,7 +302,7 @@ pub enum DataError {
     OtherPart { folder: PathBuf, why: String },
     #[error(
         "`{name}` has {num_samples} samples, numbered from 0: there is no sample {index}; ask for \
-        more samples"
+        more samples when it is built"
     )]
     NoSample {
         name: String,
@@ -313,9 +315,9 @@ pub enum DataError {
     )]
     BadOrder { path: PathBuf, why: String },
     #[error(
-        "the encoded text `{}` in the cache is damaged: {why}; remove its .bin, .idx and .megaburn, \
+        "the encoded text `{}` in the cache cannot be used: {why}; remove `{}.*` when no run uses it, \
         and the next start encodes the text again",
-        prefix.display()
+        prefix.display(), prefix.display()
     )]
     DamagedText { prefix: PathBuf, why: String },
     #[error(
@@ -329,18 +331,23 @@ pub enum DataError {
         seq_len.next_multiple_of(*multiple)
     )]
     PackMultiple { seq_len: usize, multiple: usize },
+    #[error("{record}; correct it, or leave the file out")]
+    BadText { record: String },
+    #[error("data file `{}` was changed while it was encoded; start again when it stays as it is", path.display())]
+    ChangedText { path: PathBuf },
     #[error("the order of samples cannot be computed: {why}")]
     OrderSize { why: String },
     #[error(
         "the seed {seed} is above 4294967295, the largest of NumPy's generator, which orders \
-        Megatron-LM's samples; choose a smaller one"
+        Megatron-LM's samples; choose a smaller one (run.seed)"
     )]
     LargeSeed { seed: u64 },
     #[error("the data sets cannot be blended: {why}")]
     Blend { why: String },
     #[error(
-        "the blend needs more samples of `{name}` than the {num_samples} that were made; raise the \
-        surplus from {surplus}"
+        "the blend needs more samples of `{name}` than the {num_samples} that were made with the \
+        surplus {surplus}; change its weight (data.train) or the number of samples (train.steps), or \
+        raise the surplus (`BlendedDatasetConfig::with_surplus`)"
     )]
     Oversampled {
         name: String,

@@ -188,7 +188,7 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "training part of count has 90 tokens, but one sample of sequence length 90 needs 91; give more text, a shorter sequence or another validation fraction"
+            "training part of count has 90 tokens, but one sample of sequence length 90 needs 91; give more text, a shorter sequence (data.seq_len) or another part for validation (data.validation_fraction, data.split)"
         );
         let error = Sampler::sequential(split.valid, 16)
             .unwrap_err()

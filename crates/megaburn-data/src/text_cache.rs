@@ -13,7 +13,7 @@ use crate::{
     dataset::TokenDataset,
     error::DataError,
     indexed::{IndexedDataset, with_ending},
-    preprocess::{PreprocessConfig, PreprocessEvent},
+    preprocess::{PreprocessConfig, PreprocessEvent, is_read_as_is},
     tokenizer::Tokenizer,
 };
 
@@ -48,10 +48,22 @@ pub enum TextCacheEvent {
 }
 
 impl TextCache {
+    /// Texts up to this number of bytes are encoded in memory in a few seconds.
+    pub const MAX_BYTES_IN_MEMORY: u64 = 16 << 20;
+
     /// A cache in `folder`, which is created when a text is encoded.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self { folder }
+    }
+
+    /// Whether a text is better encoded once into a cache than in memory at each start
+    /// ([`Corpus::from_file`](crate::Corpus::from_file)), by its name and the bytes of its file. It is
+    /// if the file is compressed (`.gz`, `.zst`) or a table (`.parquet`), which only a cache reads, and
+    /// if it is larger than [`Self::MAX_BYTES_IN_MEMORY`]. Endings count in any case, and of two, as
+    /// in `.jsonl.GZ`, the last one.
+    pub fn is_needed(text: &Path, num_bytes: u64) -> bool {
+        num_bytes > Self::MAX_BYTES_IN_MEMORY || !is_read_as_is(text)
     }
 
     /// The tokens of a text file, with the tokenizer's eos between documents. They equal those of
@@ -80,11 +92,11 @@ impl TextCache {
                     sleep(POLL);
                 }
                 Err(DataError::Exists { .. }) if index.exists() => {}
-                encoded => encoded?,
+                encoded => encoded.map_err(|error| for_run(error, &prefix))?,
             }
         }
         let name = text.display().to_string();
-        let set = IndexedDataset::open(&prefix)?;
+        let set = IndexedDataset::open(&prefix).map_err(|error| for_run(error, &prefix))?;
         let Some(num_tokens) = set.num_tokens().checked_sub(1) else {
             return Err(DataError::Empty { name });
         };
@@ -112,7 +124,7 @@ impl TextCache {
     ) -> Result<(), DataError> {
         let created = fs::create_dir_all(&self.folder);
         created.map_err(|source| DataError::Cache {
-            folder: self.folder.clone(),
+            path: self.folder.clone(),
             source,
         })?;
         let config = PreprocessConfig::new(vec![text.into()], prefix.into());
@@ -172,6 +184,40 @@ impl TextCache {
     }
 }
 
+/// The error of a data set in a cache, with a remedy for those who start runs: they have no command
+/// that could be forced.
+fn for_run(error: DataError, prefix: &Path) -> DataError {
+    let damaged = |why: String| DataError::DamagedText {
+        prefix: prefix.into(),
+        why,
+    };
+    let named = |path: PathBuf, why: String| damaged(format!("`{}`: {why}", path.display()));
+    match error {
+        DataError::BadRecord { record } => DataError::BadText { record },
+        DataError::Changed { path } => DataError::ChangedText { path },
+        DataError::Write { path, source } => DataError::Cache { path, source },
+        DataError::DamagedPart { path, why }
+        | DataError::Foreign { path, why }
+        | DataError::BadIndex { path, why } => named(path, why),
+        DataError::OtherPart { folder, why } => named(folder, why),
+        DataError::Exists { path } => {
+            named(path, "it exists, and others of its files do not".into())
+        }
+        DataError::Missing { path } if path.starts_with(prefix.parent().unwrap_or(prefix)) => {
+            named(path, "it does not exist".into())
+        }
+        DataError::OtherIndex {
+            bin,
+            found,
+            expected,
+        } => named(
+            bin,
+            format!("it has {found} bytes, and its index ends at {expected}"),
+        ),
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread::scope;
@@ -215,6 +261,32 @@ mod tests {
         assert_eq!(again.bytes_per_token(), in_memory.bytes_per_token());
         assert_eq!(again.fingerprint().unwrap(), corpus.hash());
         assert_eq!(in_memory.fingerprint().unwrap(), corpus.hash());
+    }
+
+    #[rstest]
+    #[case::any_text("a.txt", false)]
+    #[case("a", false)]
+    #[case("A.TXT", false)]
+    #[case("a.jsonl", false)]
+    #[case("a.NDJSON", false)]
+    #[case("a.json", false)]
+    #[case("a.txt.gz", true)]
+    #[case("a.jsonl.GZ", true)]
+    #[case("a.json.Zst", true)]
+    #[case("a.gz", true)]
+    #[case("a.gz.txt", false)]
+    #[case("a.parquet", true)]
+    #[case("a.PARQUET", true)]
+    #[case("gz", false)]
+    fn large_texts_and_those_that_are_unpacked_need_a_cache(
+        #[case] name: &str,
+        #[case] is_needed: bool,
+    ) {
+        let name = Path::new("folder.gz").join(name);
+        let most = TextCache::MAX_BYTES_IN_MEMORY;
+        assert_eq!(TextCache::is_needed(&name, 0), is_needed);
+        assert_eq!(TextCache::is_needed(&name, most), is_needed);
+        assert!(TextCache::is_needed(&name, most + 1));
     }
 
     #[test]
@@ -279,6 +351,61 @@ mod tests {
             let error = cache.open(&path, &ByteTokenizer, |_| ()).unwrap_err();
             let error = error.to_string();
             assert!(error.contains(message) && error.contains(name), "{error}");
+            assert!(!error.contains("--"), "a run has no such flag: {error}");
         }
+    }
+
+    /// A cached text, one of whose files is damaged, or something that is in its way.
+    #[rstest]
+    #[case::cut_tokens(".bin", Some("cu"), "it has 2 bytes, and its index ends at 8")]
+    #[case::no_tokens(".bin", None, ".bin`: it does not exist")]
+    #[case::other_index(".idx", Some("no index"), "it is shorter than")]
+    #[case::no_index(".idx", None, ".bin`: it exists, and others of its files do not")]
+    #[case::no_description(".megaburn", None, "its description is missing")]
+    #[case::cut_description(".megaburn", Some("{"), "its description is missing")]
+    fn a_damaged_cache_says_what_to_remove(
+        #[case] ending: &str,
+        #[case] content: Option<&str>,
+        #[case] why: &str,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        fs::write(&path, "abc").unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        let open = || cache.open(&path, &ByteTokenizer, |_| ());
+        let expected = all(&open().unwrap());
+        let prefix = cache.prefix_of(&path, &ByteTokenizer).unwrap();
+        let damaged = with_ending(&prefix, ending);
+        match content {
+            Some(content) => fs::write(damaged, content).unwrap(),
+            None => fs::remove_file(damaged).unwrap(),
+        }
+        let error = open().unwrap_err().to_string();
+        let remedy = format!("remove `{}.*`", prefix.display());
+        assert!(error.contains(why) && error.contains(&remedy), "{error}");
+        assert!(!error.contains("--force"), "{error}");
+        for entry in fs::read_dir(dir.path().join("cache")).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        assert_eq!(all(&open().unwrap()), expected);
+    }
+
+    #[test]
+    fn unfinished_work_that_is_damaged_says_what_to_remove() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        fs::write(&path, "{\"text\": \"a\"}\n").unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        let prefix = cache.prefix_of(&path, &ByteTokenizer).unwrap();
+        let part = with_ending(&prefix, ".megaburn-part");
+        fs::create_dir_all(&part).unwrap();
+        fs::write(part.join("0.bin"), "mine").unwrap();
+        let error = cache.open(&path, &ByteTokenizer, |_| ()).unwrap_err();
+        let error = error.to_string();
+        let remedy = format!("remove `{}.*`", prefix.display());
+        assert!(
+            error.contains("it has no journal") && error.contains(&remedy),
+            "{error}"
+        );
     }
 }

@@ -68,6 +68,19 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
         building: IndexEvent,
         build: impl FnOnce(&mut [NpyWriter; N]) -> Result<(), DataError>,
     ) -> Result<[NpyFile; N], DataError> {
+        let found = self.find_or_build(report, building, build);
+        found.map_err(|error| match error {
+            DataError::Write { path, source } => DataError::Cache { path, source },
+            other => other,
+        })
+    }
+
+    fn find_or_build(
+        &self,
+        report: &mut dyn FnMut(IndexEvent),
+        building: IndexEvent,
+        build: impl FnOnce(&mut [NpyWriter; N]) -> Result<(), DataError>,
+    ) -> Result<[NpyFile; N], DataError> {
         if let Found::Whole(files) = self.find()? {
             return Ok(files);
         }
@@ -111,7 +124,12 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
                 let why = "it describes another index".into();
                 return Ok(Found::Damaged(path, why));
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Missing),
+            // That the folder is a file is an error when it is created.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(Found::Missing);
+            }
             Err(source) => return Err(DataError::Io { path, source }),
         }
         let mut files = Vec::new();

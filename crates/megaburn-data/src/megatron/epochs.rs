@@ -36,7 +36,7 @@ impl Epochs {
         let Some((num_epochs, all)) = all.filter(|(n, _)| *n <= i32::MAX as u64) else {
             return Err(too_many(format!(
                 "{asked} samples of {seq_len} tokens need more than {} epochs of {num_tokens} \
-                 tokens; ask for fewer",
+                 tokens; ask for fewer (train.steps)",
                 i32::MAX
             )));
         };

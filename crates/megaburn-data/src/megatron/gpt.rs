@@ -129,7 +129,7 @@ impl GptDatasetConfig {
         }
         if self.seq_len >= i32::MAX as usize {
             let why = format!(
-                "the sequence length {} is not below {}",
+                "the sequence length {} (data.seq_len) is not below {}; give a shorter one",
                 self.seq_len,
                 i32::MAX
             );

@@ -256,7 +256,8 @@ fn the_folder_cannot_be_a_file() {
     let file = case.cache.parent().unwrap();
     fs::write(file, "a file").unwrap();
     let error = case.build().unwrap_err().to_string();
-    assert!(error.contains("cache"), "{error}");
+    assert!(error.contains("in the cache cannot be written"), "{error}");
+    assert!(error.contains("set data.cache_dir"), "{error}");
     assert_eq!(fs::read(file).unwrap(), b"a file");
 }
 
@@ -297,7 +298,9 @@ fn a_blend_that_needs_more_than_was_made_is_refused() {
     let error = exact.build(&sources, |_| ()).unwrap_err().to_string();
     assert!(error.contains("needs more samples of"), "{error}");
     assert!(
-        error.contains("than the 1 that were made; raise the surplus from 0"),
+        error.contains(
+            "than the 1 that were made with the surplus 0; change its weight (data.train)"
+        ),
         "{error}"
     );
     assert_eq!(files(&cache).len(), 2 * 4, "those of the two data sets");
@@ -310,7 +313,7 @@ fn a_blend_that_needs_more_than_was_made_is_refused() {
 #[case(GptDatasetConfig::new(0, 260, "none"), "the sequence length is 0")]
 #[case(
     GptDatasetConfig::new(usize::MAX, 260, "none"),
-    "sequence length 18446744073709551615 is"
+    "sequence length 18446744073709551615 (data.seq_len) is not below"
 )]
 #[case(GptDatasetConfig::new(9, 260, "none").with_seed(1 << 32), "the seed 4294967296 is above")]
 #[case(

@@ -209,6 +209,12 @@ fn kind_of(path: &Path) -> (Kind, Packing, PathBuf) {
     (kind, packing, inner)
 }
 
+/// Whether a file is text by its name, and neither compressed nor a table.
+pub(crate) fn is_read_as_is(path: &Path) -> bool {
+    let (kind, packing, _) = kind_of(path);
+    packing == Packing::None && kind != Kind::Parquet
+}
+
 /// What a pattern matches, sorted.
 fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
     let text = pattern.to_string_lossy();

@@ -19,6 +19,8 @@ mod tests;
 mod unpack;
 mod writer;
 
+pub(crate) use inputs::is_read_as_is;
+
 pub use event::{PreprocessCounts, PreprocessEvent, PreprocessSummary};
 
 use std::num::NonZeroUsize;

@@ -87,9 +87,13 @@ impl SortedChunks {
         for document in dataset.documents() {
             for chunk in chunks_of(document?, seq_len) {
                 let at = &mut next[(longest - chunk.num_labels) as usize];
-                first_tokens[*at as usize] = chunk.first_token;
+                let place = first_tokens.get_mut(*at as usize);
+                *place.ok_or_else(|| changed(dataset))? = chunk.first_token;
                 *at += 1;
             }
+        }
+        if next[..longest as usize] != begins[1..] {
+            return Err(changed(dataset));
         }
         let chunks = Self {
             first_tokens,
@@ -122,6 +126,15 @@ impl SortedChunks {
             num_labels: self.longest - longer as u32,
         }
     }
+}
+
+/// The error of documents that have other lengths when they are read again.
+fn changed(dataset: &TokenDataset) -> DataError {
+    let why = format!(
+        "the documents of {} changed while they were read; start again when they are written",
+        dataset.name()
+    );
+    DataError::OrderSize { why }
 }
 
 impl PackingStats {

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    corpus::Corpus, error::DataError, indexed::IndexedDataset, token_store::TokenStore,
-    tokenizer::Tokenizer,
+    corpus::Corpus, error::DataError, generated::GeneratedTokens, indexed::IndexedDataset,
+    token_store::TokenStore, tokenizer::Tokenizer,
 };
 
-/// A range of tokens, in memory or on disk. A clone shares memory and open files.
+/// A range of tokens, in memory, on disk or generated. A clone shares memory and open files.
 ///
-/// In memory, each token takes 1, 2 or 4 bytes, the fewest that hold the vocabulary. On disk,
-/// samples are read when they are asked for.
+/// In memory, each token takes 1, 2 or 4 bytes, the fewest that hold the vocabulary. Samples on
+/// disk are read, and generated ones computed, when they are asked for.
 #[derive(Clone, Debug)]
 pub struct TokenDataset {
     name: String,
@@ -21,8 +21,8 @@ pub struct TokenDataset {
     range: Range<u64>,
     vocab_size: usize,
     bytes_per_token: Option<f64>,
-    /// The hash of the text that was encoded, if it is known.
-    text_hash: Option<u64>,
+    /// The hash of what the tokens were made from, if it is known.
+    source_hash: Option<u64>,
 }
 
 /// The training and validation parts of a data set.
@@ -71,7 +71,7 @@ impl TokenDataset {
         set.bytes_per_token = corpus
             .num_bytes()
             .map(|b| b as f64 / store.len().max(1) as f64);
-        set.text_hash = Some(corpus.hash());
+        set.source_hash = Some(corpus.hash());
         set.store = Arc::new(store);
         set.document_ends = Arc::new(document_ends);
         Ok(set)
@@ -112,6 +112,20 @@ impl TokenDataset {
         }
     }
 
+    /// Tokens at some positions of generated data, all below `vocab_size`.
+    pub(crate) fn generated(
+        name: impl Into<String>,
+        tokens: GeneratedTokens,
+        range: Range<u64>,
+        vocab_size: usize,
+    ) -> Self {
+        Self {
+            range,
+            store: Arc::new(TokenStore::Generated(tokens)),
+            ..Self::empty(name, vocab_size)
+        }
+    }
+
     fn empty(name: impl Into<String>, vocab_size: usize) -> Self {
         let store = Arc::new(TokenStore::for_vocab(vocab_size));
         Self {
@@ -121,7 +135,7 @@ impl TokenDataset {
             range: 0..0,
             vocab_size,
             bytes_per_token: None,
-            text_hash: None,
+            source_hash: None,
         }
     }
 
@@ -167,24 +181,28 @@ impl TokenDataset {
     /// A hash that differs between data sets with other documents. It is [`Corpus::hash`] for a
     /// corpus, and for a text in a [`TextCache`](crate::TextCache) too, so that it does not matter
     /// which of both a run reads; [`IndexedDataset::fingerprint`] for other data sets on disk; 0 for
-    /// [`Self::from_tokens`].
+    /// [`Self::from_tokens`]; [`GeneratedSource::hash`](crate::GeneratedSource::hash) for generated
+    /// data.
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn fingerprint(&self) -> Result<u64, DataError> {
-        if let Some(hash) = self.text_hash {
+        if let Some(hash) = self.source_hash {
             return Ok(hash);
         }
         match &*self.store {
             TokenStore::Indexed(set) => set.fingerprint(),
-            TokenStore::U8(_) | TokenStore::U16(_) | TokenStore::U32(_) => Ok(0),
+            _ => Ok(0),
         }
     }
 
-    /// Sets the hash of the text that the tokens were encoded from.
-    pub(crate) fn with_text_hash(self, hash: u64) -> Self {
-        let text_hash = Some(hash);
-        Self { text_hash, ..self }
+    /// Sets the hash of what the tokens were made from.
+    pub(crate) fn with_source_hash(self, hash: u64) -> Self {
+        let source_hash = Some(hash);
+        Self {
+            source_hash,
+            ..self
+        }
     }
 
     /// Sets the number of bytes of text that the tokens were encoded from.
@@ -226,7 +244,7 @@ impl TokenDataset {
         self.bytes_per_token
     }
 
-    /// Bytes per token in memory or on disk: 1, 2, 4 or 8.
+    /// Bytes per token in memory or on disk: 1, 2, 4 or 8; 4 for generated tokens.
     pub fn token_width(&self) -> usize {
         self.store.token_width()
     }

@@ -356,4 +356,11 @@ pub enum DataError {
     },
     #[error("fill-in-the-middle cannot be used: {why}")]
     Fim { why: String },
+    #[error(
+        "`{path}` cannot be generated: {why}; there are mock:ascending, mock:random, \
+        synthetic:markov and synthetic:echo, with the options tokens=N, seed=N (not \
+        mock:ascending) and distance=N (synthetic:echo), such as \
+        synthetic:echo?tokens=1000000&distance=5; a file of this name is given as ./{path}"
+    )]
+    Generated { path: String, why: String },
 }

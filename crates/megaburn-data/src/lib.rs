@@ -14,6 +14,9 @@
 //! Megatron-LM's format. [`GptDataset`] and [`BlendedDataset`] have the samples of such data sets in
 //! Megatron-LM's order.
 //!
+//! A [`GeneratedSource`] is data without files, for benches and for tests that know the lowest
+//! possible loss. A [`FimConfig`] transforms the documents of any samples for fill-in-the-middle.
+//!
 //! ```
 //! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, Samples, TokenDataset};
 //!
@@ -43,6 +46,7 @@ mod epoch_order;
 mod error;
 mod files;
 mod fim;
+mod generated;
 mod index_cache;
 mod indexed;
 mod json;
@@ -69,6 +73,7 @@ pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
 pub use files::read_text;
 pub use fim::{FimConfig, FimSamples};
+pub use generated::{GeneratedPart, GeneratedSource};
 pub use index_cache::IndexEvent;
 pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,

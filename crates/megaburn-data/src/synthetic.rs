@@ -1,6 +1,8 @@
 //! Generated symbols whose entropy is known in closed form. A model that learns reaches this loss
 //! floor; a model below the floor has seen its own targets.
 
+use std::ops::Range;
+
 use megaburn_mesh::{PositionRng, Purpose};
 use serde::{Deserialize, Serialize};
 
@@ -72,9 +74,14 @@ impl Synthetic {
 
     /// The first `num_tokens` symbols.
     pub fn tokens(&self, num_tokens: usize) -> Vec<u32> {
+        self.tokens_at(0..num_tokens as u64)
+    }
+
+    /// The symbols at the positions `range`, without those before them.
+    pub fn tokens_at(&self, range: Range<u64>) -> Vec<u32> {
         match self.kind {
-            SyntheticKind::Markov => self.markov(num_tokens),
-            SyntheticKind::Echo { distance } => self.echo(num_tokens, distance),
+            SyntheticKind::Markov => self.markov(range),
+            SyntheticKind::Echo { distance } => self.echo(range, distance as u64),
         }
     }
 
@@ -104,39 +111,74 @@ impl Synthetic {
         (blind * (NUM_SYMBOLS as f64).ln() + (seq_len - blind) * self.entropy()) / seq_len
     }
 
-    fn markov(&self, num_tokens: usize) -> Vec<u32> {
+    fn markov(&self, range: Range<u64>) -> Vec<u32> {
         let rng = PositionRng::new(self.seed, Purpose::Sampling, "synthetic.markov");
         let rows = successors(rng.with_stream(0));
         let walk = rng.with_stream(1);
-        let mut state = rng.with_stream(2).below(0, NUM_SYMBOLS as u64) as usize;
-        (0..num_tokens as u64)
-            .map(|t| {
-                let mut rest = f64::from(walk.uniform(t));
-                let choice = SUCCESSORS.iter().position(|&p| {
-                    rest -= p;
-                    rest < 0.0
-                });
-                state = rows[state][choice.unwrap_or(SUCCESSORS.len() - 1)];
+        let step = |state: usize, at: u64| {
+            let mut rest = f64::from(walk.uniform(at));
+            let choice = SUCCESSORS.iter().position(|&p| {
+                rest -= p;
+                rest < 0.0
+            });
+            rows[state][choice.unwrap_or(SUCCESSORS.len() - 1)]
+        };
+        let first = rng.with_stream(2).below(0, NUM_SYMBOLS as u64) as usize;
+        let mut state = state_before(range.start, first, step);
+        range
+            .map(|at| {
+                state = step(state, at);
                 state as u32
             })
             .collect()
     }
 
-    fn echo(&self, num_tokens: usize, distance: usize) -> Vec<u32> {
+    fn echo(&self, range: Range<u64>, distance: u64) -> Vec<u32> {
         let rng = PositionRng::new(self.seed, Purpose::Sampling, "synthetic.echo");
         let repeat = rng.with_stream(0);
         let draw = rng.with_stream(1);
-        let mut tokens: Vec<u32> = Vec::with_capacity(num_tokens);
-        for t in 0..num_tokens {
-            let repeats = t >= distance && f64::from(repeat.uniform(t as u64)) < REPEAT;
-            tokens.push(if repeats {
-                tokens[t - distance]
-            } else {
-                draw.below(t as u64, NUM_SYMBOLS as u64) as u32
-            });
+        let repeats = |at| at >= distance && f64::from(repeat.uniform(at)) < REPEAT;
+        let start = range.start;
+        let mut tokens: Vec<u32> = Vec::with_capacity((range.end - start) as usize);
+        for mut at in range {
+            let token = loop {
+                if !repeats(at) {
+                    break draw.below(at, NUM_SYMBOLS as u64) as u32;
+                }
+                at -= distance;
+                if at >= start {
+                    break tokens[(at - start) as usize];
+                }
+            };
+            tokens.push(token);
         }
         tokens
     }
+}
+
+/// The state of the walk before position `at`.
+///
+/// The random choice at a position moves every state, so two walks that meet stay together. From
+/// some hundreds of positions before, the walks of all states have met, and where they are does not
+/// depend on the states before (coupling from the past; Propp and Wilson 1996).
+fn state_before(at: u64, first: usize, step: impl Fn(usize, u64) -> usize) -> usize {
+    let mut num_steps = 512;
+    while num_steps < at {
+        let mut states = u64::MAX;
+        for position in at - num_steps..at {
+            let mut next = 0;
+            while states != 0 {
+                next |= 1 << step(states.trailing_zeros() as usize, position);
+                states &= states - 1;
+            }
+            states = next;
+        }
+        if states.is_power_of_two() {
+            return states.trailing_zeros() as usize;
+        }
+        num_steps = num_steps.saturating_mul(4);
+    }
+    (0..at).fold(first, step)
 }
 
 /// Four distinct successors of every symbol: the first four elements of a shuffle of all symbols.
@@ -236,6 +278,84 @@ mod tests {
             // 0.08.
             let h = conditional_entropy(&tokens, distance - 1);
             assert!((h - 64f64.ln()).abs() < 0.1, "{h}");
+        }
+    }
+
+    /// The mean loss of a predictor that knows the rule and sees a sample only, and the standard
+    /// error of this mean.
+    fn optimal_loss(kind: SyntheticKind, seed: u64, seq_len: usize) -> (f64, f64) {
+        let law = synthetic(kind, seed);
+        let rng = PositionRng::new(seed, Purpose::Sampling, "synthetic.markov");
+        let rows = successors(rng.with_stream(0));
+        let probability = |sample: &[u32], at: usize| match kind {
+            SyntheticKind::Markov => {
+                let row = &rows[sample[at - 1] as usize];
+                let choice = row.iter().position(|s| *s == sample[at] as usize);
+                SUCCESSORS[choice.unwrap()]
+            }
+            SyntheticKind::Echo { distance } if at < distance => 1.0 / 64.0,
+            SyntheticKind::Echo { distance } => {
+                let is_repeat = sample[at] == sample[at - distance];
+                0.1 / 64.0 + if is_repeat { 0.9 } else { 0.0 }
+            }
+        };
+        let num_samples = N / seq_len;
+        let losses: Vec<f64> = (0..num_samples as u64)
+            .map(|number| {
+                let start = (1 << 50) + number * seq_len as u64;
+                let sample = law.tokens_at(start..start + seq_len as u64 + 1);
+                let losses = (1..=seq_len).map(|at| -probability(&sample, at).ln());
+                losses.sum::<f64>() / seq_len as f64
+            })
+            .collect();
+        let mean = losses.iter().sum::<f64>() / num_samples as f64;
+        let squares = losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>();
+        (mean, squares.sqrt() / num_samples as f64)
+    }
+
+    #[rstest]
+    fn a_predictor_that_knows_the_rule_reaches_the_floor(
+        #[values(
+            SyntheticKind::Markov,
+            SyntheticKind::Echo { distance: 1 },
+            SyntheticKind::Echo { distance: 7 },
+            SyntheticKind::Echo { distance: 40 },
+        )]
+        kind: SyntheticKind,
+        #[values(16, 61)] seq_len: usize,
+    ) {
+        let seed = fastrand::u64(..);
+        let (mean, error) = optimal_loss(kind, seed, seq_len);
+        let floor = synthetic(kind, seed).floor(seq_len);
+        assert!(error < 0.01);
+        assert!(
+            (mean - floor).abs() < 6.0 * error + 1e-9,
+            "seed {seed}: {mean} +- {error}, but the floor is {floor}"
+        );
+    }
+
+    #[rstest]
+    fn symbols_are_a_function_of_their_position(
+        #[values(
+            SyntheticKind::Markov,
+            SyntheticKind::Echo { distance: 1 },
+            SyntheticKind::Echo { distance: 300 },
+        )]
+        kind: SyntheticKind,
+    ) {
+        for seed in std::iter::repeat_with(|| fastrand::u64(..)).take(40) {
+            let law = synthetic(kind, seed);
+            let begin = law.tokens(6000);
+            for start in [1, 511, 513, 3000, 5999] {
+                let part = law.tokens_at(start..6000);
+                assert_eq!(part, begin[start as usize..], "seed {seed}");
+            }
+            let far = law.tokens_at((1 << 60) - 3000..(1 << 60) + 10);
+            assert_eq!(
+                law.tokens_at(1 << 60..(1 << 60) + 10),
+                far[3000..],
+                "seed {seed}"
+            );
         }
     }
 

@@ -111,7 +111,9 @@ impl TextCache {
         // The data set has an eos after the last document too.
         let set = TokenDataset::indexed(Arc::new(set), tokenizer.vocab_size());
         let set = set.part("", 0..num_tokens).with_name(name);
-        Ok(set.with_text_hash(text_hash).with_num_text_bytes(num_bytes))
+        Ok(set
+            .with_source_hash(text_hash)
+            .with_num_text_bytes(num_bytes))
     }
 
     fn encode(

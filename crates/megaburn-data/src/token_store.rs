@@ -1,9 +1,9 @@
-//! Where the tokens of a data set are: in memory, or in files.
+//! Where the tokens of a data set are: in memory, in files, or nowhere until they are read.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{error::DataError, indexed::IndexedDataset};
+use crate::{error::DataError, generated::GeneratedTokens, indexed::IndexedDataset};
 
 /// Tokens by position.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) enum TokenStore {
     U32(Vec<u32>),
     /// Tokens of all documents of a data set on disk, one after the other. They are read on demand.
     Indexed(Arc<IndexedDataset>),
+    /// Tokens without end that are computed when they are read.
+    Generated(GeneratedTokens),
 }
 
 impl TokenStore {
@@ -32,6 +34,7 @@ impl TokenStore {
             Self::U16(tokens) => tokens.len() as u64,
             Self::U32(tokens) => tokens.len() as u64,
             Self::Indexed(set) => set.num_tokens(),
+            Self::Generated(_) => u64::MAX,
         }
     }
 
@@ -40,7 +43,7 @@ impl TokenStore {
         match self {
             Self::U8(_) => 1,
             Self::U16(_) => 2,
-            Self::U32(_) => 4,
+            Self::U32(_) | Self::Generated(_) => 4,
             Self::Indexed(set) => set.token_type().size() as usize,
         }
     }
@@ -52,7 +55,7 @@ impl TokenStore {
             Self::U8(all) => all.extend(tokens.iter().map(|&token| token as u8)),
             Self::U16(all) => all.extend(tokens.iter().map(|&token| token as u16)),
             Self::U32(all) => all.extend(tokens),
-            Self::Indexed(_) => unreachable!("a data set on disk does not grow"),
+            Self::Indexed(_) | Self::Generated(_) => unreachable!("only tokens in memory grow"),
         }
     }
 
@@ -67,6 +70,7 @@ impl TokenStore {
             Self::U16(tokens) => tokens[at].iter().map(|&token| token.into()).collect(),
             Self::U32(tokens) => tokens[at].to_vec(),
             Self::Indexed(set) => set.tokens_at(range, vocab_size)?,
+            Self::Generated(tokens) => tokens.get(range),
         })
     }
 }

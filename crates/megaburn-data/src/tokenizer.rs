@@ -6,6 +6,7 @@ mod classes;
 mod encoder;
 mod files;
 mod hf;
+mod hf_encoding;
 mod hf_pieces;
 mod merges;
 mod piece_encoder;

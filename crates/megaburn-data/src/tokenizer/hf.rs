@@ -8,13 +8,11 @@ use tokenizers::Model;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::{
-    PieceEncoder, TextStream, Tokenizer, beside,
+    beside,
     encoder::Encoder,
     files::{self, FileKind},
-    hf_pieces::HfPieces,
     pieces,
     special::SpecialIds,
-    stream::{HfStream, decode},
     text_encoder::TextEncoder,
     transformers::{self, Prompts},
 };
@@ -31,20 +29,20 @@ const MOST_IDS: usize = 1 << 24;
 /// them names it, it is the one that the file itself names, or an added token with a usual name,
 /// such as `<|endoftext|>` or `</s>`.
 pub struct HfTokenizer {
-    path: PathBuf,
-    kind: FileKind,
+    pub(super) path: PathBuf,
+    pub(super) kind: FileKind,
     /// Encodes special tokens in text as plain text.
-    plain: TextEncoder,
+    pub(super) plain: TextEncoder,
     /// Recognises special tokens in text; created at its first use.
     prompt: OnceLock<TextEncoder>,
     /// The special tokens before and after a text; found at their first use.
     template: OnceLock<Option<[Vec<u32>; 2]>>,
-    special: SpecialIds,
-    vocab_size: usize,
-    hash: u64,
-    prompt_hash: u64,
+    pub(super) special: SpecialIds,
+    pub(super) vocab_size: usize,
+    pub(super) hash: u64,
+    pub(super) prompt_hash: u64,
     /// Why it is not known what `transformers` encodes prompts with.
-    unknown: Option<String>,
+    pub(super) unknown: Option<String>,
 }
 
 impl fmt::Debug for HfTokenizer {
@@ -182,7 +180,7 @@ impl HfTokenizer {
 
     /// Encodes texts in parallel. Long ones are divided, but not for SentencePiece's models, which
     /// decide about all words of a text together.
-    fn encode_parts<F>(&self, texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
+    pub(super) fn encode_parts<F>(&self, texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
     where
         F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
     {
@@ -193,7 +191,7 @@ impl HfTokenizer {
     }
 
     /// Whether the token is eos, bos or pad, which training text must not encode to.
-    fn is_reserved(&self, id: u32) -> bool {
+    pub(super) fn is_reserved(&self, id: u32) -> bool {
         let SpecialIds { eos, bos, pad } = self.special;
         id == eos || Some(id) == bos || Some(id) == pad
     }
@@ -226,94 +224,5 @@ impl HfTokenizer {
         };
         let ids = token.chars().flat_map(of).map(|token| token.id);
         ids.filter(|&id| !self.is_reserved(id)).collect()
-    }
-}
-
-impl Tokenizer for HfTokenizer {
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let ids = self.ids(text, self.plain.encode(text))?;
-        Ok(self.without_reserved(ids))
-    }
-
-    fn encode_batch(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
-        self.encode_parts(texts, |text| self.encode(text))
-    }
-
-    fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        self.ids(text, self.prompt().encode_with_template(text))
-    }
-
-    fn check_prompts(&self) -> Result<(), DataError> {
-        match self.kind {
-            FileKind::Json => {
-                let unknown = self.unknown.as_deref();
-                let encoder = &self.prompt().encoder;
-                transformers::check(&self.path, encoder, unknown, self.template()?)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn encode_prompts(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
-        let Some([before, after]) = self.template()? else {
-            return texts.iter().map(|text| self.encode_prompt(text)).collect();
-        };
-        let mut encoded =
-            self.encode_parts(texts, |text| self.ids(text, self.prompt().encode(text)))?;
-        for ids in &mut encoded {
-            ids.splice(..0, before.iter().copied());
-            ids.extend(after);
-        }
-        Ok(encoded)
-    }
-
-    fn pieces(&self, are_prompts: bool) -> Option<Box<dyn PieceEncoder + '_>> {
-        Some(Box::new(HfPieces::of(self, are_prompts)?))
-    }
-
-    fn encoding_memory(&self, num_bytes: usize, longest_word: usize) -> usize {
-        self.prompt().memory(num_bytes, longest_word)
-    }
-
-    fn decode(&self, tokens: &[u32]) -> String {
-        decode(&self.plain.encoder, tokens)
-    }
-
-    fn stream(&self) -> Box<dyn TextStream + '_> {
-        Box::new(HfStream::new(&self.plain.encoder))
-    }
-
-    fn eos(&self) -> u32 {
-        self.special.eos
-    }
-
-    fn bos(&self) -> Option<u32> {
-        self.special.bos
-    }
-
-    fn pad(&self) -> Option<u32> {
-        self.special.pad
-    }
-
-    fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.plain.encoder.token_to_id(token)
-    }
-
-    fn is_special(&self, id: u32) -> bool {
-        let added = self.plain.encoder.get_added_vocabulary();
-        let token = added.get_added_tokens_decoder().get(&id);
-        self.is_reserved(id) || token.is_some_and(|token| token.special)
-    }
-
-    fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    fn prompt_hash(&self) -> u64 {
-        self.prompt_hash
     }
 }

@@ -1,6 +1,6 @@
 //! Encodes texts piece by piece with a tokenizer of a published model.
 
-use super::{HfTokenizer, PieceEncoder, text_encoder::TextEncoder, words::PieceEnds};
+use super::{PieceEncoder, hf::HfTokenizer, text_encoder::TextEncoder, words::PieceEnds};
 use crate::error::DataError;
 
 #[derive(Debug)]

@@ -287,11 +287,12 @@ impl TokenDataset {
         self.store.get(range, self.vocab_size)
     }
 
-    /// The data set on disk that has the tokens, and their positions in it; `None` in memory.
+    /// The data set on disk that has the tokens, and their positions in it; `None` for
+    /// others.
     pub(crate) fn on_disk(&self) -> Option<(&IndexedDataset, &Range<u64>)> {
         match &*self.store {
             TokenStore::Indexed(set) => Some((set, &self.range)),
-            TokenStore::U8(_) | TokenStore::U16(_) | TokenStore::U32(_) => None,
+            _ => None,
         }
     }
 
@@ -312,6 +313,7 @@ impl TokenDataset {
                     }))
                 }))
             }
+            TokenStore::Generated(tokens) => Box::new(tokens.document_ends_after(start).map(Ok)),
             store => {
                 let ends = self.document_ends.iter().copied().chain([store.len()]);
                 Box::new(ends.map(Ok))

@@ -76,6 +76,19 @@ impl MockTokens {
         tokens
     }
 
+    /// The positions after position `start` at which documents end, in order.
+    pub(super) fn document_ends_after(&self, start: u64) -> impl Iterator<Item = u64> + '_ {
+        let period = self.num_tokens();
+        let (repetition, first) = (start / period, start % period);
+        let document = self.ends.partition_point(|end| *end <= first);
+        (repetition..).flat_map(move |number| {
+            let from = if number == repetition { document } else { 0 };
+            self.ends[from..]
+                .iter()
+                .map(move |end| number * period + end)
+        })
+    }
+
     fn vocab_size(&self) -> u64 {
         self.vocab_size.into()
     }

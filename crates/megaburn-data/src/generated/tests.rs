@@ -7,8 +7,9 @@ use rstest::rstest;
 use super::{GeneratedPart, GeneratedSource};
 use crate::{
     error::DataError,
+    packing::PackedSamplerConfig,
     sampler::Sampler,
-    samples::Samples,
+    samples::{Sample, Samples},
     synthetic::{Synthetic, SyntheticKind},
     tokenizer::{ByteTokenizer, TextStream, Tokenizer},
 };
@@ -151,6 +152,55 @@ fn samples_of_generated_data_need_no_memory_for_tokens() {
     assert_eq!(distinct.len(), 5);
     assert!(distinct.iter().flatten().all(|token| *token < 260));
     assert_eq!(sampler.tokens(7).unwrap(), sampler.tokens(7).unwrap());
+}
+
+#[rstest]
+fn documents_of_generated_data_are_packed(#[values(700, 2048)] seq_len: usize) {
+    // One repetition of the mock documents has 204,637,097 tokens.
+    for (path, num_tokens) in [
+        ("mock:ascending?tokens=100000", 100_000),
+        ("mock:random?tokens=300000000", 300_000_000),
+        ("synthetic:echo?tokens=100001", 100_001),
+    ] {
+        for part in PARTS {
+            let set = source(path).dataset(part, &ByteTokenizer).unwrap();
+            let set = set.part("training", 0..num_tokens.min(100_001));
+            let documents: Vec<_> = set.documents().collect::<Result<_, _>>().unwrap();
+            assert_eq!(documents[0].start, 0);
+            assert_eq!(documents.last().unwrap().end, set.num_tokens());
+            let samples = PackedSamplerConfig::new(seq_len)
+                .init(&set, |_| ())
+                .unwrap();
+            let mut num_labels = 0;
+            for index in 0..samples.num_samples() {
+                let Sample::Documents(documents) = samples.sample(index).unwrap() else {
+                    panic!("documents are packed");
+                };
+                for tokens in documents {
+                    num_labels += tokens.len() - 1;
+                    let ends = tokens
+                        .iter()
+                        .rposition(|token| *token == ByteTokenizer::EOS);
+                    assert!(
+                        !path.starts_with("mock:random")
+                            || ends.is_none_or(|at| at + 1 == tokens.len())
+                    );
+                }
+            }
+            assert_eq!(num_labels as u64, set.num_tokens() - documents.len() as u64);
+        }
+    }
+    let set = source("mock:random?tokens=500000000").dataset(GeneratedPart::Valid, &ByteTokenizer);
+    let (num, last) = set
+        .unwrap()
+        .documents()
+        .fold((0, 0), |(num, last), document| {
+            let document = document.unwrap();
+            assert_eq!(document.start, last);
+            (num + 1, document.end)
+        });
+    assert_eq!(last, 500_000_000);
+    assert!((243_000..246_000).contains(&num), "{num}");
 }
 
 #[test]

@@ -18,4 +18,13 @@ impl GeneratedTokens {
             Self::Synthetic(law) => law.tokens_at(range),
         }
     }
+
+    /// The positions after position `start` at which documents end, in order. Synthetic symbols are
+    /// one document.
+    pub(crate) fn document_ends_after(&self, start: u64) -> Box<dyn Iterator<Item = u64> + '_> {
+        match self {
+            Self::Mock(mock) => Box::new(mock.document_ends_after(start)),
+            Self::Synthetic(_) => Box::new(std::iter::once(u64::MAX)),
+        }
+    }
 }

@@ -117,6 +117,11 @@ impl<'a> Reporter<'a> {
             model.vocab,
         ));
         console.line(format!("data     {}", data.description));
+        if let Some(floor) = data.loss_floor {
+            console.line(format!(
+                "floor    no model can have a mean loss below {floor:.4} on this data"
+            ));
+        }
         let reading = trainer.reading();
         let several = reading.len() > 1;
         if several || reading.iter().any(|source| source.epochs > 1.0) {

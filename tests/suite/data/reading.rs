@@ -12,7 +12,7 @@ use megaburn::{
 };
 use megaburn_test_support::run::Run;
 
-use super::training::{config, data_set};
+use super::training::{config, data_set, source};
 use crate::runs::{
     child::{Ended, Ranks},
     resume::train,
@@ -191,4 +191,38 @@ fn documents_are_filled_in_the_middle() {
         log.record(index, &expected.tokens(index).unwrap()).unwrap();
     }
     assert!(train(config, 2, 2).samples == log);
+}
+
+#[test]
+fn generated_data_has_a_floor_and_other_tokens_for_evaluation() {
+    let run = Run::new();
+    let mut config = config(&run, "tp2-dp2-sp", 60);
+    config.data.train = vec![source("synthetic:markov?tokens=100000", None, None)];
+    config.data.valid = vec![source("synthetic:markov?tokens=100000", None, None)];
+    config.data.test = vec![source("synthetic:markov?tokens=90000", None, Some("later"))];
+    let ended = start(&run, &config);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    assert!(
+        ended
+            .stdout
+            .contains("a mean loss below 1.2080 on this data"),
+        "{ended:#?}"
+    );
+    let records = read_metrics(run.path("run/metrics.jsonl")).unwrap();
+    let evals = records.into_iter().filter_map(|record| match record {
+        MetricsRecord::Eval(eval) if eval.step == 60 => Some(eval.eval_loss),
+        _ => None,
+    });
+    let evals: Vec<_> = evals.collect();
+    // Equally likely symbols have ln 64 = 4.16.
+    assert_eq!(evals.len(), 2);
+    assert!(
+        evals.iter().all(|loss| (1.208..4.1).contains(loss)),
+        "{evals:?}"
+    );
+    assert_ne!(evals[0], evals[1]);
+    config.data.train[0].path = "mock:none".into();
+    let ended = start(&run, &config);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    assert!(ended.stderr.contains("synthetic:markov"), "{ended:#?}");
 }

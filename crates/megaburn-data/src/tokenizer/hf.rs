@@ -180,7 +180,11 @@ impl HfTokenizer {
 
     /// Encodes texts in parallel. Long ones are divided, but not for SentencePiece's models, which
     /// decide about all words of a text together.
-    pub(super) fn encode_parts<F>(&self, texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
+    pub(super) fn encode_parts<F>(
+        &self,
+        texts: &[&str],
+        encode: F,
+    ) -> Result<Vec<Vec<u32>>, DataError>
     where
         F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
     {

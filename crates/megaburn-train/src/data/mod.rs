@@ -13,7 +13,9 @@ pub(crate) use mixture::{EvalSamples, SourceReading};
 use std::sync::Arc;
 
 use megaburn_collective::Progress;
-use megaburn_data::{Corpus, DataError, Samples, TokenDataset, Tokenizer, bits_per_byte};
+use megaburn_data::{
+    Corpus, DataError, GeneratedPart, Samples, TokenDataset, Tokenizer, bits_per_byte,
+};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
@@ -35,6 +37,8 @@ pub struct RunData {
     test: Vec<EvalData>,
     /// The source of the training data, its size and its hash, for people.
     pub(crate) description: String,
+    /// The lowest mean loss that a model can reach, in nats per token, if it is known.
+    pub(crate) loss_floor: Option<f64>,
     /// Hash of the training data and its tokenizer. A resumed run must read the same tokens.
     pub(crate) hash: u64,
     /// Hash of the data for evaluation. All ranks must evaluate on the same data.
@@ -85,8 +89,10 @@ impl RunData {
         };
         let sources = opening.training(default_text)?;
         let mut eval_hash = Xxh3::new();
-        let mut valid = opening.evaluations(&config.data.valid, &mut eval_hash)?;
-        let mut test = opening.evaluations(&config.data.test, &mut eval_hash)?;
+        let mut valid =
+            opening.evaluations(&config.data.valid, GeneratedPart::Valid, &mut eval_hash)?;
+        let mut test =
+            opening.evaluations(&config.data.test, GeneratedPart::Test, &mut eval_hash)?;
         let [train, held_out, left] = opening.divide(&sources)?;
         if !held_out.is_empty() {
             valid.push(EvalData {
@@ -115,6 +121,10 @@ impl RunData {
             valid,
             test,
             description,
+            loss_floor: match sources.as_slice() {
+                [TrainingSource { source, .. }] => source.loss_floor,
+                _ => None,
+            },
             eval_hash: eval_hash.digest(),
             tokenizer,
         })

@@ -1,7 +1,7 @@
 //! Opens the data sets that `[data]` names, and divides them.
 
 use megaburn_collective::Progress;
-use megaburn_data::{Corpus, DataError, SequenceRange, Split, Tokenizer};
+use megaburn_data::{Corpus, DataError, GeneratedPart, SequenceRange, Split, Tokenizer};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -28,8 +28,8 @@ pub(super) struct TrainingSource<'a> {
 }
 
 impl<'a> Opening<'a> {
-    fn open(&self, path: &str) -> Result<Source, DataError> {
-        Source::open(path, self.config, self.tokenizer, self.progress)
+    fn open(&self, path: &str, part: GeneratedPart) -> Result<Source, DataError> {
+        Source::open(path, part, self.config, self.tokenizer, self.progress)
     }
 
     /// The training data sets, before a part is held out.
@@ -41,36 +41,37 @@ impl<'a> Opening<'a> {
             let entries = self.config.train.iter();
             let open = |entry: &'a SourceConfig| {
                 Ok(TrainingSource {
-                    source: self.open(&entry.path)?,
+                    source: self.open(&entry.path, GeneratedPart::Train)?,
                     entry: Some(entry),
                 })
             };
             return entries.map(open).collect();
         }
         let source = match &self.config.path {
-            Some(path) => self.open(path)?,
+            Some(path) => self.open(path, GeneratedPart::Train)?,
             None => Source::in_memory(&default_text()?, self.tokenizer, self.progress)?,
         };
         let entry = None;
         Ok(vec![TrainingSource { source, entry }])
     }
 
-    /// The evaluations of a list, by name.
+    /// The evaluations of a list, by name, on `part` of generated data.
     pub(super) fn evaluations(
         &self,
         sources: &[SourceConfig],
+        part: GeneratedPart,
         hash: &mut Xxh3,
     ) -> Result<Vec<EvalData>, DataError> {
         let mut evaluations: Vec<EvalData> = Vec::new();
         for source in sources {
             let name = Some(source.name());
-            let opened = self.open(&source.path)?;
+            let opened = self.open(&source.path, part)?;
             hash.update(&opened.hash.to_le_bytes());
-            let part = opened.all(source.mix_by());
+            let data = opened.all(source.mix_by());
             match evaluations.iter_mut().find(|known| known.name == name) {
-                Some(known) => known.mixture.parts.push(part),
+                Some(known) => known.mixture.parts.push(data),
                 None => {
-                    let mixture = Mixture { parts: vec![part] };
+                    let mixture = Mixture { parts: vec![data] };
                     evaluations.push(EvalData { name, mixture });
                 }
             }

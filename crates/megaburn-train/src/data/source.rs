@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use megaburn_collective::Progress;
 use megaburn_data::{
-    Corpus, DataError, IndexedDataset, SequenceRange, TextCache, TokenDataset, Tokenizer,
+    Corpus, DataError, GeneratedPart, GeneratedSource, IndexedDataset, SequenceRange, TextCache,
+    TokenDataset, Tokenizer,
 };
 
 use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart};
@@ -28,19 +29,25 @@ pub(super) struct Source {
     pub(super) description: String,
     /// Whether it was encoded in memory from text.
     pub(super) is_text: bool,
+    /// The lowest mean loss that a model can reach, in nats per token, if it is known.
+    pub(super) loss_floor: Option<f64>,
 }
 
 impl Source {
-    /// Opens a data set in Megatron-LM's format, or encodes a text.
+    /// Opens a data set in Megatron-LM's format, or encodes a text. Of generated data it is `part`.
     ///
     /// # Errors
     /// There is neither at the path, or it cannot be read; another tokenizer encoded it.
     pub(super) fn open(
         path: &str,
+        part: GeneratedPart,
         config: &DataConfig,
         tokenizer: &dyn Tokenizer,
         progress: &Progress,
     ) -> Result<Self, DataError> {
+        if let Some(source) = GeneratedSource::parse(path) {
+            return Self::generated(&source?, part, config, tokenizer);
+        }
         if is_indexed(Path::new(path)) {
             return Self::indexed(path, tokenizer);
         }
@@ -61,6 +68,23 @@ impl Source {
         }
     }
 
+    fn generated(
+        source: &GeneratedSource,
+        part: GeneratedPart,
+        config: &DataConfig,
+        tokenizer: &dyn Tokenizer,
+    ) -> Result<Self, DataError> {
+        Ok(Self {
+            path: source.name().into(),
+            hash: source.hash(),
+            description: source.to_string(),
+            documents: None,
+            is_text: false,
+            tokens: source.dataset(part, tokenizer)?,
+            loss_floor: source.loss_floor(config.seq_len),
+        })
+    }
+
     fn indexed(path: &str, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
         let set = Arc::new(IndexedDataset::open(path)?);
         set.check_tokenizer(tokenizer)?;
@@ -76,6 +100,7 @@ impl Source {
             ),
             documents: Some(set.clone()),
             is_text: false,
+            loss_floor: None,
             tokens: TokenDataset::indexed(set, tokenizer.vocab_size()),
         })
     }
@@ -96,6 +121,7 @@ impl Source {
             description: format!("{path}: {num_tokens} tokens, xxh3 {hash:016x}"),
             documents: None,
             is_text: false,
+            loss_floor: None,
             tokens,
         })
     }
@@ -114,6 +140,7 @@ impl Source {
             description: described(corpus),
             documents: None,
             is_text: true,
+            loss_floor: None,
             tokens,
         })
     }

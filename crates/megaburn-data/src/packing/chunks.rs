@@ -118,11 +118,16 @@ impl SortedChunks {
         })
     }
 
+    /// The first token of chunk `index`, which must be below their number.
+    pub(super) fn first_token(&self, index: u32) -> u64 {
+        self.first_tokens[index as usize]
+    }
+
     /// Chunk `index`, which must be below their number.
     pub(super) fn get(&self, index: u32) -> Chunk {
         let longer = self.begins.partition_point(|begin| *begin <= index) - 1;
         Chunk {
-            first_token: self.first_tokens[index as usize],
+            first_token: self.first_token(index),
             num_labels: self.longest - longer as u32,
         }
     }

@@ -53,7 +53,7 @@ impl Packing {
         }
         let sizes = chunks.lengths().map(|length| size.size_of(length));
         let mut bins = Bins::best_fit(sizes, chunks.len(), size.capacity())?;
-        bins.sort_by_first(|chunk| chunks.get(chunk).first_token);
+        bins.sort_by_first(|chunk| chunks.first_token(chunk));
         stats.num_samples = bins.len() as u64;
         Ok(Self {
             chunks,

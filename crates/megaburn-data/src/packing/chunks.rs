@@ -5,6 +5,9 @@ use std::ops::Range;
 use super::stats::PackingStats;
 use crate::{dataset::TokenDataset, error::DataError, index_cache::reserved};
 
+/// The most chunks of a data set: they are numbered by 32 bits, of which one number ends a chain.
+const MOST_CHUNKS: u64 = u32::MAX as u64;
+
 /// A document, or the part of a long document that is in one bin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
@@ -62,17 +65,16 @@ impl SortedChunks {
             for chunk in chunks_of(document, seq_len) {
                 counts[(longest - chunk.num_labels) as usize] += 1;
                 num_chunks += 1;
+                if num_chunks > MOST_CHUNKS {
+                    return Err(DataError::OrderSize {
+                        why: format!(
+                            "{} has more than the {MOST_CHUNKS} documents and parts of documents \
+                             that can be packed; divide it",
+                            dataset.name()
+                        ),
+                    });
+                }
             }
-        }
-        if num_chunks >= u32::MAX.into() {
-            return Err(DataError::OrderSize {
-                why: format!(
-                    "{} has {num_chunks} documents and parts of documents, and up to {} can be \
-                     packed; divide it",
-                    dataset.name(),
-                    u32::MAX - 1
-                ),
-            });
         }
         let mut end = 0;
         let begins = counts.into_iter().map(|count| {

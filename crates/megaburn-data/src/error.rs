@@ -354,6 +354,9 @@ pub enum DataError {
         num_samples: u64,
         surplus: f64,
     },
+    #[cfg(feature = "dataset")]
+    #[error("item {item} of the dataset cannot be read: {why}")]
+    BurnDataset { item: u64, why: String },
     #[error("fill-in-the-middle cannot be used: {why}")]
     Fim { why: String },
     #[error(

@@ -39,6 +39,8 @@
 mod batch;
 mod batch_schedule;
 mod blend;
+#[cfg(feature = "dataset")]
+mod burn_dataset;
 mod corpus;
 mod dataset;
 mod endings;
@@ -68,6 +70,8 @@ mod union;
 pub use batch::GlobalBatch;
 pub use batch_schedule::BatchSchedule;
 pub use blend::{Blend, BlendedSampler};
+#[cfg(feature = "dataset")]
+pub use burn_dataset::{DatasetSampler, SamplesDataset};
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;

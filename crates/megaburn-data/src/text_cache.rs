@@ -19,6 +19,8 @@ use crate::{
 
 /// Changes whenever the same text would be encoded into other tokens or described otherwise.
 const VERSION: u64 = 2;
+/// Bytes of the name of a text that the names of its files begin with.
+const LONGEST_STEM: usize = 100;
 /// How often a process looks whether another one has finished.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -94,6 +96,14 @@ impl TextCache {
                 Err(DataError::Exists { .. }) if index.exists() => {}
                 encoded => encoded.map_err(|error| for_run(error, &prefix))?,
             }
+        }
+        let part = with_ending(&prefix, ".megaburn-part");
+        if part.exists() {
+            // A process was killed after it had given the files their names, or is about to remove
+            // its folder. Errors are ignored: the text is complete, and nothing is written again.
+            let _ = self.encode(text, &prefix, tokenizer, &mut true, &mut |_| ());
+            // If that process had removed everything in it, it is only the empty folder.
+            let _ = fs::remove_dir(part);
         }
         let name = text.display().to_string();
         let set = IndexedDataset::open(&prefix).map_err(|error| for_run(error, &prefix))?;
@@ -181,6 +191,8 @@ impl TextCache {
             hash.update(&number.to_le_bytes());
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        // With its endings, the name must not be longer than file systems allow.
+        let stem = &stem[..stem.floor_char_boundary(LONGEST_STEM.min(stem.len()))];
         let name = format!("{stem}-{:016x}", hash.digest());
         Ok(self.folder.join(name))
     }
@@ -227,7 +239,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{corpus::Corpus, tokenizer::ByteTokenizer};
+    use crate::{corpus::Corpus, part::fuse, tokenizer::ByteTokenizer};
 
     fn all(set: &TokenDataset) -> Vec<u32> {
         set.sample(set.num_tokens() as usize - 1, 0).unwrap()
@@ -301,6 +313,48 @@ mod tests {
             let set = cache.open(&path, &ByteTokenizer, |_| ()).unwrap();
             assert_eq!(all(&set), text.bytes().map(u32::from).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_text_may_have_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        let long = "é".repeat(125);
+        for name in [
+            long.as_str(),
+            "a.bin.txt",
+            ".txt",
+            "two\nlines",
+            "*.idx.text",
+        ] {
+            let path = dir.path().join(name);
+            fs::write(&path, name).unwrap();
+            for _ in 0..2 {
+                let set = cache.open(&path, &ByteTokenizer, |_| ()).unwrap();
+                assert_eq!(set.num_tokens(), name.len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_changed_while_it_is_encoded_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        let text = "some text ".repeat(100_000);
+        fs::write(&path, &text).unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        let error = cache.open(&path, &ByteTokenizer, |event| {
+            if let TextCacheEvent::Encoding { .. } = event {
+                fs::write(&path, text.replace('o', "ö")).unwrap();
+            }
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("a.txt` was changed while it was encoded; start again"),
+            "{error}"
+        );
+        let set = cache.open(&path, &ByteTokenizer, |_| ()).unwrap();
+        assert_eq!(set.num_tokens(), 1_100_000);
     }
 
     #[test]
@@ -390,6 +444,37 @@ mod tests {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
         assert_eq!(all(&open().unwrap()), expected);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_what_is_of_others_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        fs::write(&path, "abc").unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        let open = || cache.open(&path, &ByteTokenizer, |_| ());
+        let prefix = cache.prefix_of(&path, &ByteTokenizer).unwrap();
+        let index = with_ending(&prefix, ".idx");
+        let part = with_ending(&prefix, ".megaburn-part");
+        let mut left = 0;
+        for operations in 0.. {
+            fuse::allow(dir.path(), operations);
+            let found = open();
+            fuse::remove(dir.path());
+            left += usize::from(part.exists() && index.exists());
+            let is_whole = found.is_ok() && !part.exists();
+            assert_eq!(all(&open().unwrap()), [97, 98, 99]);
+            assert!(!part.exists(), "{operations}");
+            if is_whole {
+                break;
+            }
+            fs::remove_dir_all(dir.path().join("cache")).unwrap();
+        }
+        assert!(left > 3, "only {left} were left");
+        fs::create_dir(&part).unwrap();
+        fs::write(part.join("0.bin"), "mine").unwrap();
+        assert_eq!(all(&open().unwrap()), [97, 98, 99]);
+        assert_eq!(fs::read(part.join("0.bin")).unwrap(), b"mine");
     }
 
     #[test]

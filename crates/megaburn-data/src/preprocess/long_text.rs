@@ -48,7 +48,8 @@ impl<'a, R: Read> LongText<'a, R> {
         let changed = |_| DataError::Changed { path: path.into() };
         let mut least = self.piece_bytes;
         loop {
-            let wanted = least + self.piece_bytes + OVERLAP;
+            // Twice as much each time, so that a text without an end of a piece is not checked often.
+            let wanted = least + least.max(self.piece_bytes) + OVERLAP;
             self.read_to(wanted).map_err(|source| DataError::Io {
                 path: path.into(),
                 source,

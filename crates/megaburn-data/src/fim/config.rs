@@ -117,7 +117,8 @@ impl FimConfig {
     /// transformed and where they are divided depends on `seed` and the index of the sample only.
     ///
     /// # Errors
-    /// A rate is outside of 0 to 1; the tokenizer lacks a token, or changes texts.
+    /// A rate is outside of 0 to 1; the tokenizer lacks a token, or changes texts; a token has two
+    /// roles.
     pub fn build(
         &self,
         samples: Arc<dyn Samples>,
@@ -162,6 +163,14 @@ impl FimConfig {
                 id => id,
             },
         };
+        let mut roles = vec![
+            ("prefix", sentinels.prefix),
+            ("middle", sentinels.middle),
+            ("suffix", sentinels.suffix),
+            ("the end of documents", tokenizer.eos()),
+        ];
+        roles.extend(split_token.map(|id| ("split_sample", id)));
+        check_different(&roles)?;
         check_gives_back(tokenizer)?;
         Ok(Transform {
             sentinels,
@@ -172,6 +181,17 @@ impl FimConfig {
             no_prefix: self.no_prefix.clone(),
         })
     }
+}
+
+/// Checks that no token has two roles.
+fn check_different(roles: &[(&str, u32)]) -> Result<(), DataError> {
+    for (at, (role, id)) in roles.iter().enumerate() {
+        if let Some((other, _)) = roles[..at].iter().find(|(_, other)| other == id) {
+            let why = format!("{other} and {role} are the same token, {id}; name different ones");
+            return Err(DataError::Fim { why });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that code which is divided anywhere survives encoding and decoding.

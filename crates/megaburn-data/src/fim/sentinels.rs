@@ -32,7 +32,7 @@ impl Sentinels {
     ///
     /// # Errors
     /// Only some of the spellings are given; the tokenizer does not have one of the tokens, or none
-    /// of the known ones; two of them are the same.
+    /// of the known ones.
     pub(super) fn find(
         tokenizer: &dyn Tokenizer,
         given: [Option<&str>; 3],
@@ -73,12 +73,6 @@ impl Sentinels {
                 );
             }
         };
-        if prefix == middle || middle == suffix || prefix == suffix {
-            return failed(format!(
-                "prefix, middle and suffix are the tokens {prefix}, {middle} and {suffix}; name \
-                three different ones"
-            ));
-        }
         Ok(Self {
             prefix,
             middle,
@@ -138,10 +132,6 @@ mod tests {
             (
                 [Some("<p>"), None, Some("<s>")],
                 "only some of its tokens are named; name",
-            ),
-            (
-                [Some("<p>"), Some("<m>"), Some("<p>")],
-                "prefix, middle and suffix are the tokens 3, 4 and 3; name three different ones",
             ),
             (
                 [None; 3],

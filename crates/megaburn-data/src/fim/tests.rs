@@ -321,6 +321,18 @@ fn each_setting_changes_the_hash_of_the_order() {
     FimConfig::new(0.5).with_split_sample("<file>").with_fragment_rate(-1.0),
     "fragment_rate is -1; give a probability"
 )]
+#[case(
+    FimConfig::new(0.5).with_tokens("<file>", "<fim_middle>", "<file>"),
+    "prefix and suffix are the same token, 6; name different ones"
+)]
+#[case(
+    FimConfig::new(0.5).with_tokens("<file>", "<|end_of_text|>", "<fim_suffix>"),
+    "middle and the end of documents are the same token, 1; name"
+)]
+#[case(
+    FimConfig::new(0.5).with_split_sample("<|end_of_text|>"),
+    "the end of documents and split_sample are the same token, 1; name"
+)]
 fn bad_settings_are_named(#[case] config: FimConfig, #[case] expected: &str) {
     let error = config
         .transform(code_tokenizer().as_ref())
@@ -334,7 +346,7 @@ fn bad_settings_are_named(#[case] config: FimConfig, #[case] expected: &str) {
 fn a_tokenizer_that_changes_text_is_refused() {
     let path = format!("{FIXTURES}/tokenizer-files/bert-uncased");
     let tokenizer = HfTokenizer::open(path).unwrap();
-    let config = FimConfig::new(0.5).with_tokens("[CLS]", "[SEP]", "[PAD]");
+    let config = FimConfig::new(0.5).with_tokens("[CLS]", "[UNK]", "[PAD]");
     let error = config.transform(&tokenizer).unwrap_err().to_string();
     assert!(error.contains("the tokenizer changes texts: "), "{error}");
     let tokenizer = self::tokenizer("llama3");

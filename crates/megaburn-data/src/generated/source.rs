@@ -181,8 +181,9 @@ impl GeneratedSource {
         self.num_tokens
     }
 
-    /// The lowest mean loss, in nats per token, that a model can reach on samples of `seq_len`
-    /// ([`Synthetic::floor`]); `None` for mock documents.
+    /// The lowest mean loss, in nats per token, that a model can reach on new samples of `seq_len`
+    /// ([`Synthetic::floor`]); `None` for mock documents. Samples that are read again can be
+    /// learned by heart.
     pub fn loss_floor(&self, seq_len: usize) -> Option<f64> {
         match self.kind {
             Kind::Synthetic(law) => Some(law.floor(seq_len)),

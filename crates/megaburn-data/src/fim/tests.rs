@@ -130,6 +130,7 @@ proptest! {
     #[test]
     fn no_text_is_lost(
         documents in prop::collection::vec(text(), 1..4),
+        cut in prop::collection::vec(0usize..4, 2),
         seed: u64,
         spm_rate in prop::sample::select(vec![0.0, 0.5, 1.0]),
         name in prop::sample::select(vec!["byte", "byte-level", "llama3", "llama2", "mistral"]),
@@ -138,8 +139,16 @@ proptest! {
             "byte" => Box::new(ByteTokenizer),
             name => Box::new(tokenizer(name)),
         };
-        let documents: Vec<_> =
-            documents.iter().map(|text| tokenizer.encode(text).unwrap()).collect();
+        let encode = |text: &String| tokenizer.encode(text).unwrap();
+        let mut documents: Vec<_> = documents.iter().map(encode).collect();
+        // A sample begins and ends anywhere, also inside a character. Next to a cut one,
+        // SentencePiece decodes whole ones as U+FFFD too, and only without transformation.
+        if !["llama2", "mistral"].contains(&name) {
+            let num = documents[0].len();
+            documents[0].drain(..cut[0].min(num));
+            let last = documents.last_mut().unwrap();
+            last.truncate(last.len().saturating_sub(cut[1]));
+        }
         let tokens = documents.join(&tokenizer.eos());
         let transform = transform(1.0, spm_rate);
         let ids = transform.documents(&tokens, tokenizer.as_ref(), &mut keyed(seed, 0)).unwrap();

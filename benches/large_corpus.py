@@ -52,13 +52,14 @@ def median_step(run):
     """The tokens per second of the last two thirds of the steps, as milliseconds of a step."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
-    steps = [step for step in steps if "tokens_per_second" in step][STEPS // 3 :]
+    steps = [step for step in steps if "tokens_per_second" in step]
+    steps = steps[len(steps) // 3 :]
     return statistics.median(1000 * step["tokens"] / step["tokens_per_second"] for step in steps)
 
 
-def train(megaburn, run, args, num_ranks):
+def train(megaburn, run, args, num_ranks, num_steps=STEPS):
     shutil.rmtree(run, ignore_errors=True)
-    command = [megaburn, "train", "--steps", str(STEPS), "--set", f"run.dir={run}"]
+    command = [megaburn, "train", "--steps", str(num_steps), "--set", f"run.dir={run}"]
     command += ["--set", "train.eval_interval=0", "--set", "generate.tokens=0"]
     command += ["--set", "data.validation_fraction=0", *args]
     if num_ranks > 1:
@@ -94,11 +95,27 @@ def peak(command_run):
     return json.loads(text)
 
 
+def compare_steps(megaburn, directory, corpus, num_pairs):
+    """Alternates runs on generated tokens and on the data set, so that both see the same state of the machine."""
+    print("\n| pair | a step on generated tokens | a step on the data set | ratio |\n|---:|---:|---:|---:|")
+    ratios = []
+    for pair in range(num_pairs):
+        times = []
+        for data in ("synthetic:markov", str(corpus)):
+            run = directory / "run"
+            train(megaburn, run, ["--data", data], 1, 6 * STEPS)
+            times.append(median_step(run))
+        ratios.append(times[1] / times[0])
+        print(f"| {pair + 1} | {times[0]:.2f} ms | {times[1]:.2f} ms | {ratios[-1]:.4f} |", flush=True)
+    print(f"\nmedian ratio {statistics.median(ratios):.4f}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--megaburn", default="target/release/megaburn")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--gigabytes", type=float, default=20)
+    parser.add_argument("--pairs", type=int, default=7, help="pairs of runs whose steps are compared")
     args = parser.parse_args()
     megaburn = str(Path(args.megaburn).resolve())
     args.dir.mkdir(parents=True, exist_ok=True)
@@ -129,6 +146,7 @@ def main():
         run = args.dir / "run"
         first, memory = peak(lambda: train(megaburn, run, extra, num_ranks))
         print(f"| {name} | {first:.2f} s | {memory / 1024:.0f} MiB | {median_step(run):.1f} ms |", flush=True)
+    compare_steps(megaburn, args.dir, corpus, args.pairs)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ pub enum DataError {
     )]
     NoCacheDir { path: PathBuf },
     #[error(
-        "{name} is a text, but data.split and data.order = \"megatron\" need documents; encode it \
+        "{name} is no data set of documents, which data.split and data.order = \"megatron\" need; encode it \
         with `megaburn data preprocess`"
     )]
     NoDocuments { name: String },

@@ -119,7 +119,7 @@ impl<'a> Reporter<'a> {
         console.line(format!("data     {}", data.description));
         if let Some(floor) = data.loss_floor {
             console.line(format!(
-                "floor    no model can have a mean loss below {floor:.4} on this data"
+                "floor    no mean loss below {floor:.4} is possible on tokens that were not read"
             ));
         }
         let reading = trainer.reading();

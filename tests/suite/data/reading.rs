@@ -205,7 +205,7 @@ fn generated_data_has_a_floor_and_other_tokens_for_evaluation() {
     assert!(
         ended
             .stdout
-            .contains("a mean loss below 1.2080 on this data"),
+            .contains("no mean loss below 1.2080 is possible"),
         "{ended:#?}"
     );
     let records = read_metrics(run.path("run/metrics.jsonl")).unwrap();

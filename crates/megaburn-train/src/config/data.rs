@@ -46,8 +46,8 @@ pub struct DataConfig {
     /// The order of the training samples.
     pub order: DataOrder,
     /// The folder of what is computed from data sets once per host. Text files are encoded into it
-    /// for all later runs: all of them if this key is set, otherwise those that are compressed and
-    /// JSON files above 16 MiB. Default: `$XDG_CACHE_HOME/megaburn` or `~/.cache/megaburn`.
+    /// for all later runs: all of them if this key is set, otherwise those that are compressed or
+    /// above 16 MiB. Default: `$XDG_CACHE_HOME/megaburn` or `~/.cache/megaburn`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<String>,
     /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's

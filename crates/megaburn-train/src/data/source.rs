@@ -13,9 +13,6 @@ use megaburn_data::{
 use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart};
 use crate::config::{DataConfig, MixBy};
 
-/// JSON files up to this number of bytes are encoded in memory at each start, in a few seconds.
-const MAX_BYTES_IN_MEMORY: u64 = 16 << 20;
-
 /// An opened data set.
 pub(super) struct Source {
     /// Its path; for the default text, its name.
@@ -166,11 +163,8 @@ fn is_indexed(path: &Path) -> bool {
 
 /// The cache for a text; `None` if it is encoded in memory.
 fn cache_for(path: &Path, config: &DataConfig) -> Result<Option<TextCache>, DataError> {
-    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
-    let is = |endings: &[&str]| endings.iter().any(|other| ending == *other);
     let num_bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
-    let has_lines = is(&["json", "jsonl", "ndjson"]) && num_bytes > MAX_BYTES_IN_MEMORY;
-    if config.cache_dir.is_none() && !has_lines && !is(&["gz", "zst"]) {
+    if config.cache_dir.is_none() && !TextCache::is_needed(path, num_bytes) {
         return Ok(None);
     }
     Ok(Some(TextCache::new(cache_dir(path, config)?)))

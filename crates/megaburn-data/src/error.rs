@@ -366,4 +366,27 @@ pub enum DataError {
         synthetic:echo?tokens=1000000&distance=5; a file of this name is given as ./{path}"
     )]
     Generated { path: String, why: String },
+    #[error(
+        "`{url}` cannot be read by this build, which has no object stores: build megaburn with \
+        `cargo build --release -p megaburn --features object-store`, or download the data set"
+    )]
+    NoObjectStore { url: String },
+    #[error("`{url}` is not the URL of a data set: {why}")]
+    Url { url: String, why: String },
+    #[error(
+        "`{url}` is the URL of a text; download it, because only data sets in Megatron-LM's format, \
+        which `megaburn data preprocess` writes, are read from URLs"
+    )]
+    UrlOfText { url: String },
+    #[error("`{url}` cannot be read: {why}; {remedy}")]
+    Object {
+        url: String,
+        why: String,
+        remedy: String,
+    },
+    #[error(
+        "`{url}` was changed while it was read: {why}; start again when it is complete, because its \
+        tokens would be mixed with those of before"
+    )]
+    ObjectChanged { url: String, why: String },
 }

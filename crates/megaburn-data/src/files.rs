@@ -11,6 +11,7 @@ use crate::{
     endings::check_ending,
     error::DataError,
     json::{kind, no_field, parse_line},
+    remote::missing,
 };
 
 impl Corpus {
@@ -121,7 +122,7 @@ fn document_of(value: Value, field: &str) -> Result<String, String> {
 /// The file does not exist, is a folder, cannot be read, or is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String, DataError> {
     let unreadable = |source: std::io::Error| match source.kind() {
-        ErrorKind::NotFound => DataError::Missing { path: path.into() },
+        ErrorKind::NotFound => missing(path),
         _ => DataError::Io {
             path: path.into(),
             source,

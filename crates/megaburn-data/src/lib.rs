@@ -12,7 +12,8 @@
 //!
 //! A [`PreprocessConfig`] encodes text files of any size into an [`IndexedDataset`], in
 //! Megatron-LM's format. [`GptDataset`] and [`BlendedDataset`] have the samples of such data sets in
-//! Megatron-LM's order.
+//! Megatron-LM's order. With the feature `object-store`, an [`IndexedDataset`] is read from S3, Google
+//! Cloud Storage and HTTP servers too, as an [`ObjectStoreConfig`] says.
 //!
 //! A [`GeneratedSource`] is data without files, for benches and for tests that know the lowest
 //! possible loss. A [`FimConfig`] transforms the documents of any samples for fill-in-the-middle.
@@ -41,6 +42,7 @@ mod batch_schedule;
 mod blend;
 #[cfg(feature = "dataset")]
 mod burn_dataset;
+mod cache_folder;
 mod corpus;
 mod dataset;
 mod endings;
@@ -57,6 +59,7 @@ mod packing;
 mod part;
 mod permutation;
 mod preprocess;
+mod remote;
 mod sample_log;
 mod sampler;
 mod samples;
@@ -72,6 +75,7 @@ pub use batch_schedule::BatchSchedule;
 pub use blend::{Blend, BlendedSampler};
 #[cfg(feature = "dataset")]
 pub use burn_dataset::{DatasetSampler, SamplesDataset};
+pub use cache_folder::default_cache_dir;
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
 pub use error::DataError;
@@ -88,6 +92,7 @@ pub use megatron::{
 pub use packing::{PackedSampler, PackedSamplerConfig, PackingStats};
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
+pub use remote::{ObjectStoreConfig, ObjectStoreEvent, is_url};
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
 pub use samples::{Sample, Samples};

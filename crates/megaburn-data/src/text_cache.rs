@@ -14,6 +14,7 @@ use crate::{
     error::DataError,
     indexed::{IndexedDataset, with_ending},
     preprocess::{PreprocessConfig, PreprocessEvent, is_read_as_is},
+    remote::missing,
     tokenizer::Tokenizer,
 };
 
@@ -166,7 +167,7 @@ impl TextCache {
     /// Where the tokens of a text are, without `.bin` and `.idx`.
     fn prefix_of(&self, text: &Path, tokenizer: &dyn Tokenizer) -> Result<PathBuf, DataError> {
         let unreadable = |source: std::io::Error| match source.kind() {
-            std::io::ErrorKind::NotFound => DataError::Missing { path: text.into() },
+            std::io::ErrorKind::NotFound => missing(text),
             _ => DataError::Io {
                 path: text.into(),
                 source,

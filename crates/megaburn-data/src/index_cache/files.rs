@@ -16,14 +16,13 @@ use super::{
     npy::{NpyFile, NpyShape, NpyWriter, OpenedNpy},
 };
 use crate::{
+    cache_folder::{UNFINISHED, Unfinished, remove_unfinished},
     error::DataError,
-    part::{AppendFile, lock_folder, remove, rename, sync_folder},
+    part::{AppendFile, lock_folder, rename, sync_folder},
 };
 
 /// The ending of the file that says what an index is of.
 const DESCRIPTION: &str = "description.json";
-/// What stands before the process id in a temporary name.
-const UNFINISHED: &str = ".unfinished-";
 /// Digits of a hash.
 const KEY_DIGITS: usize = 32;
 
@@ -98,7 +97,8 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
             Found::Missing => {}
         }
         if lock.is_held() {
-            self.remove_unfinished()?;
+            // Also those of other indices: the folder is locked, so no process builds.
+            remove_unfinished(self.folder, is_unfinished)?;
         }
         report(building);
         self.write(build)?;
@@ -149,7 +149,7 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
         &self,
         build: impl FnOnce(&mut [NpyWriter; N]) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
-        let mut unfinished = Unfinished(Vec::new());
+        let mut unfinished = Unfinished::default();
         let mut add = |ending: &str| {
             let temporary = format!("{ending}{UNFINISHED}{}", std::process::id());
             let temporary = self.path(&temporary);
@@ -175,22 +175,6 @@ impl<'a, const N: usize> IndexFiles<'a, N> {
         sync_folder(self.folder)
     }
 
-    /// Removes what processes left that were killed while they built, also of other indices. The
-    /// folder is locked, so no process builds.
-    fn remove_unfinished(&self) -> Result<(), DataError> {
-        let unreadable = |source| DataError::Io {
-            path: self.folder.into(),
-            source,
-        };
-        for entry in fs::read_dir(self.folder).map_err(unreadable)? {
-            let entry = entry.map_err(unreadable)?;
-            if entry.file_name().to_str().is_some_and(is_unfinished) {
-                remove(&entry.path())?;
-            }
-        }
-        Ok(())
-    }
-
     fn path(&self, ending: &str) -> PathBuf {
         let key = xxh3_128(self.description.as_bytes());
         self.folder.join(format!("{key:0KEY_DIGITS$x}-{ending}"))
@@ -212,18 +196,6 @@ fn is_unfinished(name: &str) -> bool {
     };
     let is_key = key.len() == KEY_DIGITS && key.bytes().all(|b| b.is_ascii_hexdigit());
     is_number(process) && is_key && (ending == DESCRIPTION || ending.ends_with(".npy"))
-}
-
-/// Temporary names, and the names that the files get. What was not renamed is removed at the end.
-struct Unfinished(Vec<(PathBuf, PathBuf)>);
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        for (temporary, _) in &self.0 {
-            // An error of the removal is ignored: the error before it is the one to report.
-            let _ = remove(temporary);
-        }
-    }
 }
 
 #[cfg(test)]

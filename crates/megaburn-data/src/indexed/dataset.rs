@@ -1,31 +1,23 @@
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
-use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 
-use super::{
-    Header, TokenType, i32s, i64s,
-    section::{Section, open},
-    with_ending,
-};
+use super::{Header, TokenType, bytes::read_error, files::Files, i32s, i64s};
 use crate::{
     error::DataError,
-    part::{description_of, hash_from, hash_of, hex},
+    part::{hash_from, hex},
+    remote::ObjectStoreConfig,
 };
 
-/// An indexed data set on disk. Its files are read on demand, so memory does not grow with them.
+/// An indexed data set on disk or in an object store. Its tokens are read on demand, so memory does
+/// not grow with them.
 #[derive(Debug)]
 pub struct IndexedDataset {
-    prefix: PathBuf,
+    files: Files,
     header: Header,
-    bin: File,
-    idx: File,
-    num_bytes: u64,
     index_hash: OnceLock<u64>,
 }
 
@@ -53,30 +45,31 @@ pub struct DocumentSize {
 }
 
 impl IndexedDataset {
-    /// Opens `PREFIX.bin` and `PREFIX.idx`. The prefix may also be the path of one of the two.
-    /// Their sizes are compared; [`Self::check`] reads the whole index.
+    /// Opens `PREFIX.bin` and `PREFIX.idx`. The prefix may also be the path of one of the two, or a
+    /// URL (`s3://`, `gs://`, `http://`, `https://`, `file://`) in builds with the feature
+    /// `object-store`. Their sizes are compared; [`Self::check`] reads the whole index.
     ///
     /// # Errors
     /// A file is missing or cannot be read, the index is damaged, or the two files do not belong
     /// together.
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self, DataError> {
-        let prefix = prefix.as_ref();
-        let is_file = prefix.extension().is_some_and(|e| e == "bin" || e == "idx");
-        let prefix = if is_file {
-            prefix.with_extension("")
-        } else {
-            prefix.into()
-        };
-        let (bin_path, idx_path) = (with_ending(&prefix, ".bin"), with_ending(&prefix, ".idx"));
-        let (idx, idx_bytes) = open(&idx_path)?;
-        let (bin, num_bytes) = open(&bin_path)?;
-        let header = Header::read(&idx_path, &mut &idx)?;
+        Self::open_with(prefix, &ObjectStoreConfig::new())
+    }
+
+    /// The same, with a configuration for URLs.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(
+        prefix: impl AsRef<Path>,
+        config: &ObjectStoreConfig,
+    ) -> Result<Self, DataError> {
+        let files = Files::open(prefix.as_ref(), config)?;
+        let idx_bytes = files.idx_bytes;
+        let header = Header::read(&files.idx_name(), &mut files.idx_section(0, idx_bytes))?;
         let set = Self {
-            prefix,
+            files,
             header,
-            bin,
-            idx,
-            num_bytes,
             index_hash: OnceLock::new(),
         };
         if idx_bytes != header.num_bytes() {
@@ -113,10 +106,10 @@ impl IndexedDataset {
                 header.num_sequences
             )));
         }
-        if u64::try_from(tokens_end) != Ok(self.num_bytes) {
+        if u64::try_from(tokens_end) != Ok(self.files.bin_bytes) {
             return Err(DataError::OtherIndex {
-                bin: with_ending(&self.prefix, ".bin"),
-                found: self.num_bytes,
+                bin: self.files.bin_name(),
+                found: self.files.bin_bytes,
                 expected: tokens_end,
             });
         }
@@ -159,9 +152,9 @@ impl IndexedDataset {
         Ok(())
     }
 
-    /// The path without `.bin` and `.idx`.
+    /// The path or URL without `.bin` and `.idx`.
     pub fn prefix(&self) -> &Path {
-        &self.prefix
+        &self.files.prefix
     }
 
     /// Number of documents.
@@ -176,7 +169,7 @@ impl IndexedDataset {
 
     /// Number of tokens.
     pub fn num_tokens(&self) -> u64 {
-        self.num_bytes / self.token_type().size()
+        self.files.bin_bytes / self.token_type().size()
     }
 
     /// The integer type of the tokens.
@@ -187,7 +180,7 @@ impl IndexedDataset {
     /// What megaburn wrote next to the data set: the command, its inputs and the tokenizer. `None`
     /// if another program wrote the data set, or it was changed since.
     pub fn description(&self) -> Option<Value> {
-        description_of(&self.prefix, self.index_hash().ok()?)
+        self.files.description(self.index_hash().ok()?)
     }
 
     /// Number of bytes of text that were encoded; `None` if it is not known.
@@ -197,16 +190,13 @@ impl IndexedDataset {
 
     /// What changes if the data set is written again: its path, size, time and index.
     pub(crate) fn identity(&self) -> Result<Value, DataError> {
-        let metadata = self.bin.metadata();
-        let metadata = metadata.map_err(|source| self.unreadable(".bin", source))?;
-        let modified = metadata.modified().ok();
-        let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let index = self.read(hash_of(&with_ending(&self.prefix, ".idx")))?;
+        let modified = self.files.bin.version();
+        let modified = modified.map_err(|source| read_error(self.files.bin_name(), source))?;
         Ok(json!({
-            "path": self.prefix.display().to_string(),
-            "size": self.num_bytes,
-            "modified": since.map_or(0, |since| since.as_nanos()).to_string(),
-            "index_xxh3": hex(index),
+            "path": self.prefix().display().to_string(),
+            "size": self.files.bin_bytes,
+            "modified": modified,
+            "index_xxh3": hex(self.read(self.files.hash_of_idx())?),
         }))
     }
 
@@ -252,7 +242,7 @@ impl IndexedDataset {
         let num_documents = self.num_documents();
         if index >= num_documents {
             return Err(DataError::NoDocument {
-                prefix: self.prefix.clone(),
+                prefix: self.prefix().into(),
                 index,
                 num_documents,
             });
@@ -276,7 +266,7 @@ impl IndexedDataset {
         let begin = self.bytes_before(sequence)?;
         let size = self.token_type().size();
         let end = begin.checked_add(num_tokens * size);
-        if end.is_none_or(|end| end > self.num_bytes) {
+        if end.is_none_or(|end| end > self.files.bin_bytes) {
             return Err(self.bad(format!("sequence {sequence} is outside of the tokens")));
         }
         Ok(SequencePlace {
@@ -304,8 +294,8 @@ impl IndexedDataset {
         };
         let mut bytes = vec![0; (count * size) as usize];
         let at = place.begin + wanted.start * size;
-        let read = self.bin.read_exact_at(&mut bytes, at);
-        read.map_err(|source| self.unreadable(".bin", source))?;
+        let read = self.files.bin.read_exact_at(&mut bytes, at);
+        read.map_err(|source| read_error(self.files.bin_name(), source))?;
         Ok(self.token_type().tokens_of(&bytes))
     }
 
@@ -322,7 +312,7 @@ impl IndexedDataset {
     /// Number of bytes of tokens before a sequence; of all for the number of sequences.
     pub(crate) fn bytes_before(&self, sequence: u64) -> Result<u64, DataError> {
         if sequence == self.num_sequences() {
-            return Ok(self.num_bytes);
+            return Ok(self.files.bin_bytes);
         }
         let pointer = self.entry(self.header.pointers_at() + 8 * sequence)?;
         let pointer = i64::from_le_bytes(pointer);
@@ -363,43 +353,26 @@ impl IndexedDataset {
 
     /// Bytes `begin..end` of the tokens.
     pub(crate) fn token_bytes(&self, begin: u64, end: u64) -> impl Read + '_ {
-        Section {
-            file: &self.bin,
-            at: begin,
-            end,
-        }
+        self.files.bin_section(begin, end)
     }
 
     fn section(&self, begin: u64, end: u64) -> impl Read + '_ {
-        let file = &self.idx;
-        BufReader::with_capacity(
-            1 << 16,
-            Section {
-                file,
-                at: begin,
-                end,
-            },
-        )
+        BufReader::with_capacity(1 << 16, self.files.idx_section(begin, end))
     }
 
     fn entry<const N: usize>(&self, at: u64) -> Result<[u8; N], DataError> {
         let mut bytes = [0; N];
-        self.read(self.idx.read_exact_at(&mut bytes, at))?;
+        self.read(self.files.idx.read_exact_at(&mut bytes, at))?;
         Ok(bytes)
     }
 
     fn read<T>(&self, read: io::Result<T>) -> Result<T, DataError> {
-        read.map_err(|source| self.unreadable(".idx", source))
-    }
-
-    fn unreadable(&self, ending: &str, source: io::Error) -> DataError {
-        let path = with_ending(&self.prefix, ending);
-        DataError::Io { path, source }
+        read.map_err(|source| read_error(self.files.idx_name(), source))
     }
 
     /// The error of an index that is damaged.
     pub(crate) fn bad(&self, why: String) -> DataError {
-        let path = with_ending(&self.prefix, ".idx");
+        let path = self.files.idx_name();
         DataError::BadIndex { path, why }
     }
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::IndexedDataset;
+use super::{IndexedDataset, bytes::read_error};
 use crate::{
     error::DataError,
     part::{Opened, Output, Part},
@@ -91,10 +91,8 @@ pub(super) fn copy(
     while left > 0 {
         let wanted = CHUNK.min(usize::try_from(left).unwrap_or(CHUNK));
         let read = tokens.read_exact(&mut chunk[..wanted]);
-        read.map_err(|source| DataError::Io {
-            path: super::with_ending(from.prefix(), ".bin"),
-            source,
-        })?;
+        let path = || super::with_ending(from.prefix(), ".bin");
+        read.map_err(|source| read_error(path(), source))?;
         to.add_tokens(&chunk[..wanted])?;
         left -= wanted as u64;
     }

@@ -3,7 +3,9 @@
 //!
 //! Source: `megatron/core/datasets/indexed_dataset.py`.
 
+mod bytes;
 mod dataset;
+mod files;
 mod index;
 mod lengths;
 mod merge;

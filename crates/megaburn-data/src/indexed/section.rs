@@ -1,31 +1,10 @@
-use std::fs::File;
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::io::{self, Read};
 
-use crate::error::DataError;
+use super::bytes::Bytes;
 
-/// Opens a file and returns its size.
-pub(super) fn open(path: &Path) -> Result<(File, u64), DataError> {
-    let opened = File::open(path).and_then(|file| {
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(ErrorKind::IsADirectory.into());
-        }
-        Ok((file, metadata.len()))
-    });
-    opened.map_err(|source| match source.kind() {
-        ErrorKind::NotFound => DataError::Missing { path: path.into() },
-        _ => DataError::Io {
-            path: path.into(),
-            source,
-        },
-    })
-}
-
-/// A range of the bytes of a file, read without moving the file's own position.
+/// A range of bytes, read without moving the position of the file.
 pub(super) struct Section<'a> {
-    pub(super) file: &'a File,
+    pub(super) from: &'a Bytes,
     pub(super) at: u64,
     pub(super) end: u64,
 }
@@ -34,7 +13,7 @@ impl Read for Section<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
         let wanted = left.min(buffer.len());
-        let count = self.file.read_at(&mut buffer[..wanted], self.at)?;
+        let count = self.from.read_at(&mut buffer[..wanted], self.at)?;
         self.at += count as u64;
         Ok(count)
     }

@@ -183,3 +183,13 @@ fn a_document_that_ends_before_it_begins_is_an_error() {
     let refusal = set.document_sizes().find_map(Result::err).unwrap();
     assert!(refusal.to_string().contains("before 1"), "{refusal}");
 }
+
+#[cfg(not(feature = "object-store"))]
+#[test]
+fn a_build_without_object_stores_names_the_feature() {
+    for url in ["s3://bucket/web", "https://host/web.bin", "file:///tmp/web"] {
+        let refusal = IndexedDataset::open(url).unwrap_err().to_string();
+        let command = "`cargo build --release -p megaburn --features object-store`";
+        assert!(refusal.contains(command), "{refusal}");
+    }
+}

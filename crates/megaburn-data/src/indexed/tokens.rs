@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{IndexedDataset, with_ending};
+use super::{IndexedDataset, bytes::read_error, with_ending};
 use crate::{error::DataError, part::hex, tokenizer::Tokenizer};
 
 /// Number of places at which the tokens are hashed, and bytes at each.
@@ -92,10 +92,8 @@ impl IndexedDataset {
     fn read_bytes(&self, begin: u64, end: u64) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; (end - begin) as usize];
         let read = self.token_bytes(begin, end).read_exact(&mut bytes);
-        read.map_err(|source| DataError::Io {
-            path: with_ending(self.prefix(), ".bin"),
-            source,
-        })?;
+        let path = || with_ending(self.prefix(), ".bin");
+        read.map_err(|source| read_error(path(), source))?;
         Ok(bytes)
     }
 }

@@ -17,8 +17,12 @@ pub(crate) use complete::CompletePart;
 #[cfg(test)]
 pub(crate) use disk::fuse;
 pub(crate) use disk::{AppendFile, remove, rename, sync_folder};
+#[cfg(feature = "object-store")]
+pub(crate) use lock::FolderLock;
 pub(crate) use lock::lock_folder;
 pub(crate) use output::Output;
+#[cfg(feature = "object-store")]
+pub(crate) use owned::description_from;
 pub(crate) use owned::{check_replaceable, description_of, hash_from, hash_of, hex};
 
 use std::os::unix::ffi::OsStrExt;
@@ -29,6 +33,7 @@ use serde_json::{Value, json};
 use crate::{
     error::DataError,
     indexed::{TokenType, with_ending},
+    remote::is_url,
 };
 use complete::CompleteOutput;
 use disk::folder_of;
@@ -237,6 +242,9 @@ fn check_prefix(prefix: &Path) -> Result<(), DataError> {
         let path = prefix.into();
         Err(DataError::Prefix { path, why })
     };
+    if is_url(prefix) {
+        return bad("it is a URL; write to files of this host, and upload them".into());
+    }
     if prefix.as_os_str().as_bytes().ends_with(b"/") || prefix.file_name().is_none() {
         return bad("it is a folder; add a name, like DIR/web".into());
     }

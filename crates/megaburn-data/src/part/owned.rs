@@ -24,9 +24,17 @@ pub(super) fn description(prefix: &Path) -> Option<Value> {
 
 /// The description of a data set whose index has a hash.
 pub(crate) fn description_of(prefix: &Path, index_hash: u64) -> Option<Value> {
-    let description = read(prefix)?;
+    let text = fs::read_to_string(description_path(prefix)).ok()?;
     let bytes = fs::metadata(with_ending(prefix, ".bin")).ok()?.len();
-    let fits = description["bin_bytes"] == bytes && description["index_xxh3"] == hex(index_hash);
+    description_from(&text, bytes, index_hash)
+}
+
+/// The description in a text, of a data set whose tokens have a size and whose index has a hash;
+/// `None` if it does not fit them.
+pub(crate) fn description_from(text: &str, bin_bytes: u64, index_hash: u64) -> Option<Value> {
+    let description = parse(text)?;
+    let fits =
+        description["bin_bytes"] == bin_bytes && description["index_xxh3"] == hex(index_hash);
     fits.then_some(description)
 }
 
@@ -46,8 +54,11 @@ pub(super) fn is_owned(prefix: &Path) -> bool {
 }
 
 fn read(prefix: &Path) -> Option<Value> {
-    let text = fs::read_to_string(description_path(prefix)).ok()?;
-    let description: Value = serde_json::from_str(&text).ok()?;
+    parse(&fs::read_to_string(description_path(prefix)).ok()?)
+}
+
+fn parse(text: &str) -> Option<Value> {
+    let description: Value = serde_json::from_str(text).ok()?;
     description["index_xxh3"].is_string().then_some(description)
 }
 

@@ -10,7 +10,7 @@ use glob::{MatchOptions, glob_with};
 use serde_json::{Value, json};
 
 use super::unpack::Packing;
-use crate::{endings::check_ending, error::DataError};
+use crate::{endings::check_ending, error::DataError, remote::is_url};
 
 /// Whether this build reads Parquet files.
 const READS_PARQUET: bool = cfg!(feature = "parquet");
@@ -58,6 +58,10 @@ impl Inputs {
         let mut found = Self::default();
         for input in inputs {
             let before = found.files.len();
+            if is_url(input) {
+                let url = input.display().to_string();
+                return Err(DataError::UrlOfText { url });
+            }
             if input.exists() {
                 found.add(input)?;
             } else {

@@ -1,0 +1,41 @@
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What happens while a data set in an object store is opened and read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ObjectStoreEvent {
+    /// A request failed and is sent again after a delay.
+    Retrying {
+        /// The object.
+        url: String,
+        /// The bytes that were asked for; `None` for the object's size.
+        range: Option<Range<u64>>,
+        /// Number of requests that failed so far.
+        num_tries: u32,
+        /// The most requests that are sent.
+        max_tries: u32,
+        /// The time until the next request.
+        delay: Duration,
+        /// Why the request failed.
+        why: String,
+    },
+    /// The index is not in the cache, so it is copied there.
+    Downloading {
+        /// The index.
+        url: String,
+        /// Its copy.
+        path: PathBuf,
+        /// Number of bytes of the index.
+        num_bytes: u64,
+    },
+    /// This many more bytes of the index were copied.
+    Downloaded(u64),
+    /// Another process, or another thread of this one, copies an index into this cache. This is
+    /// reported several times a second.
+    Waiting {
+        /// The folder of the cache.
+        folder: PathBuf,
+    },
+}

@@ -141,7 +141,7 @@ pub enum DataError {
     },
     #[error(
         "two ranks read different tokens for sample {index}; their seeds, texts or sequence \
-        lengths differ"
+        lengths differ: give all hosts the same files and the same [data]"
     )]
     SampleConflict { index: u64 },
     #[error("no text to train on was found ({tried}); give a file as data")]
@@ -160,7 +160,10 @@ pub enum DataError {
         path.display()
     )]
     NoEos { path: PathBuf, looked: String },
-    #[error("the tokenizer `{tokenizer}` cannot encode the text {excerpt:?}: {why}")]
+    #[error(
+        "the tokenizer `{tokenizer}` cannot encode the text {excerpt:?}: {why}; choose one that has ids \
+        for all of it"
+    )]
     Encode {
         tokenizer: String,
         excerpt: String,
@@ -179,7 +182,11 @@ pub enum DataError {
     Exists { path: PathBuf },
     #[error("cannot write `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("`{}` is not an index of Megatron-LM that can be read: {why}", path.display())]
+    #[error(
+        "`{}` is not an index of Megatron-LM that can be read: {why}; restore it, or write \
+        the data set again",
+        path.display()
+    )]
     BadIndex { path: PathBuf, why: String },
     #[error(
         "`{}` has {found} bytes, but the sequences of its index end at {expected}: it was cut, or \
@@ -250,9 +257,9 @@ pub enum DataError {
     InputTwice { path: PathBuf },
     #[error("data file `{}` was changed while it was read; start over with --force", path.display())]
     Changed { path: PathBuf },
-    #[error("`{pattern}` is not a pattern of paths: {why}")]
+    #[error("`{pattern}` is not a pattern of paths: {why}; write `[[]` for the character `[`")]
     Pattern { pattern: String, why: String },
-    #[error("{num_workers} worker threads cannot be started: {why}")]
+    #[error("{num_workers} worker threads cannot be started: {why}; ask for fewer")]
     Workers { num_workers: usize, why: String },
     #[error("`{}` is being written by another process; wait for it, or choose another path", folder.display())]
     Busy { folder: PathBuf },

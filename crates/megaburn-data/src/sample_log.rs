@@ -151,7 +151,7 @@ mod tests {
         let error = a.merge(b.entries()).unwrap_err().to_string();
         assert_eq!(
             error,
-            "two ranks read different tokens for sample 5; their seeds, texts or sequence lengths differ"
+            "two ranks read different tokens for sample 5; their seeds, texts or sequence lengths differ: give all hosts the same files and the same [data]"
         );
     }
 }

@@ -207,6 +207,7 @@ fn for_run(error: DataError, prefix: &Path) -> DataError {
         why,
     };
     let named = |path: PathBuf, why: String| damaged(format!("`{}`: {why}", path.display()));
+    let folder = prefix.parent().unwrap_or(prefix);
     match error {
         DataError::BadRecord { record } => DataError::BadText { record },
         DataError::Changed { path } => DataError::ChangedText { path },
@@ -218,8 +219,11 @@ fn for_run(error: DataError, prefix: &Path) -> DataError {
         DataError::Exists { path } => {
             named(path, "it exists, and others of its files do not".into())
         }
-        DataError::Missing { path } if path.starts_with(prefix.parent().unwrap_or(prefix)) => {
+        DataError::Missing { path } if path.starts_with(folder) => {
             named(path, "it does not exist".into())
+        }
+        DataError::Io { path, source } if path.starts_with(folder) => {
+            named(path, format!("it cannot be read: {source}"))
         }
         DataError::OtherIndex {
             bin,
@@ -476,6 +480,57 @@ mod tests {
         fs::write(part.join("0.bin"), "mine").unwrap();
         assert_eq!(all(&open().unwrap()), [97, 98, 99]);
         assert_eq!(fs::read(part.join("0.bin")).unwrap(), b"mine");
+    }
+
+    #[rstest]
+    #[case::a_file(".megaburn-part", false, "it cannot be read: Not a directory")]
+    #[case::a_folder(".bin", true, ".bin`: it exists, and others of its files do not")]
+    #[case::a_folder_as_index(".idx", true, "it cannot be read: is a directory")]
+    fn what_is_in_the_way_is_named_and_stays(
+        #[case] ending: &str,
+        #[case] is_folder: bool,
+        #[case] why: &str,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        fs::write(&path, "abc").unwrap();
+        let cache = TextCache::new(dir.path().join("cache"));
+        fs::create_dir(dir.path().join("cache")).unwrap();
+        let prefix = cache.prefix_of(&path, &ByteTokenizer).unwrap();
+        let other = with_ending(&prefix, ending);
+        match is_folder {
+            true => fs::create_dir(&other).unwrap(),
+            false => fs::write(&other, "mine").unwrap(),
+        }
+        let error = cache.open(&path, &ByteTokenizer, |_| ()).unwrap_err();
+        let error = error.to_string();
+        let remedy = format!("remove `{}.*`", prefix.display());
+        assert!(error.contains(why) && error.contains(&remedy), "{error}");
+        assert!(other.exists());
+    }
+
+    #[test]
+    fn the_cache_and_the_text_must_be_what_they_are_named_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let [text, file] = ["a.txt", "cache"].map(|name| dir.path().join(name));
+        fs::write(&text, "abc").unwrap();
+        fs::write(&file, "abc").unwrap();
+        let refusal = |cache: &Path, text: &Path| {
+            let opened = TextCache::new(cache).open(text, &ByteTokenizer, |_| ());
+            opened.unwrap_err().to_string()
+        };
+        let found = refusal(&file, &text);
+        assert!(
+            found.contains("cache` in the cache cannot be written"),
+            "{found}"
+        );
+        let cache = dir.path().join("folder");
+        let found = refusal(&cache, dir.path());
+        assert!(found.contains("is a directory"), "{found}");
+        let found = refusal(&cache, Path::new("/dev/null"));
+        assert!(found.contains("is no regular file"), "{found}");
+        let found = refusal(&cache, &dir.path().join("none"));
+        assert!(found.contains("does not exist"), "{found}");
     }
 
     #[test]

@@ -98,13 +98,10 @@ impl TextCache {
                 encoded => encoded.map_err(|error| for_run(error, &prefix))?,
             }
         }
-        let part = with_ending(&prefix, ".megaburn-part");
-        if part.exists() {
+        if with_ending(&prefix, ".megaburn-part").exists() {
             // A process was killed after it had given the files their names, or is about to remove
             // its folder. Errors are ignored: the text is complete, and nothing is written again.
             let _ = self.encode(text, &prefix, tokenizer, &mut true, &mut |_| ());
-            // If that process had removed everything in it, it is only the empty folder.
-            let _ = fs::remove_dir(part);
         }
         let name = text.display().to_string();
         let set = IndexedDataset::open(&prefix).map_err(|error| for_run(error, &prefix))?;

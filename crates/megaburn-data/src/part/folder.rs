@@ -71,7 +71,7 @@ impl LockedFolder {
 
     /// Removes the folder if there is nothing in it.
     pub(super) fn remove_if_empty(&self) {
-        // An error is ignored: it is that something is in it, or is less than that before it.
+        // An error is ignored: something is in it, or the error before it is the one to report.
         let _ = disk::remove_folder(&self.path);
     }
 }

@@ -89,7 +89,14 @@ impl Part {
         let path = with_ending(name, ".megaburn-part");
         let identity = json!({ MARK: 1, "of": identity });
         // Without the lock, nothing is created where nothing may be written.
-        check_names(&path, outputs, &identity, force)?;
+        check_names(&path, outputs, &identity, force).inspect_err(|_| {
+            // A process that was killed when it had finished may have left the empty folder.
+            if path.is_dir()
+                && let Ok(folder) = LockedFolder::lock(path.clone())
+            {
+                folder.remove_if_empty();
+            }
+        })?;
         let folder = LockedFolder::lock(path)?;
         let found = Self::find(&folder, outputs, &identity, force);
         if found.is_err() {

@@ -81,10 +81,20 @@ fn what_a_killed_process_leaves_is_continued_to_the_same_files() {
                 break;
             }
         }
-        if !folder.join("out.idx").exists() || folder.join("out.megaburn-part").exists() {
+        let part = folder.join("out.megaburn-part");
+        if !folder.join("out.idx").exists() || part.join("journal").exists() {
             left += 1;
             resumed += usize::from(finish(JOB, &folder).contains("resumed"));
+        } else if part.exists() {
+            // Of a process that had finished, only the empty folder is left.
+            let shown = start(JOB, &folder).wait_with_output().unwrap().stdout;
+            let shown = String::from_utf8(shown).unwrap();
+            assert!(
+                shown.contains("refused "),
+                "case {case}, seed {seed}: {shown}"
+            );
         }
+        assert!(!part.exists(), "case {case}, seed {seed}");
         assert!(
             files(&folder) == expected,
             "other files, case {case}, seed {seed}"

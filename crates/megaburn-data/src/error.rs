@@ -361,7 +361,8 @@ pub enum DataError {
         num_samples: u64,
         surplus: f64,
     },
-    #[cfg(feature = "dataset")]
+    #[error("no thread can be started that reads data ahead: {source}; lower data.num_workers")]
+    Thread { source: io::Error },
     #[error("item {item} of the dataset cannot be read: {why}")]
     BurnDataset { item: u64, why: String },
     #[error("fill-in-the-middle cannot be used: {why}")]

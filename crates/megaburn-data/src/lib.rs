@@ -59,6 +59,7 @@ mod packing;
 mod part;
 mod permutation;
 mod preprocess;
+mod read_ahead;
 mod remote;
 mod sample_log;
 mod sampler;
@@ -92,6 +93,7 @@ pub use megatron::{
 pub use packing::{PackedSampler, PackedSamplerConfig, PackingStats};
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
+pub use read_ahead::ReadAhead;
 pub use remote::{ObjectStoreConfig, ObjectStoreEvent, is_url};
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;

@@ -226,3 +226,24 @@ fn generated_data_has_a_floor_and_other_tokens_for_evaluation() {
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     assert!(ended.stderr.contains("synthetic:markov"), "{ended:#?}");
 }
+
+#[test]
+fn samples_that_are_read_ahead_are_the_same() {
+    let whole = Run::new();
+    let path = data_set(&whole, "a", 120);
+    let read = |layout, num_workers| {
+        let run = Run::new();
+        let mut config = config(&run, layout, 6);
+        config.data.path = Some(path.clone());
+        config.data.num_workers = num_workers;
+        train(config, 6, 3)
+    };
+    let expected = read("tp1", None);
+    for (layout, num_workers) in [("tp2-dp2-sp", 3), ("pp2-dp2", 1), ("dp4", 16)] {
+        let found = read(layout, Some(num_workers));
+        assert!(found.samples == expected.samples, "{layout}");
+        for (found, expected) in found.losses.iter().zip(&expected.losses) {
+            assert!((found - expected).abs() < 1e-4 * expected, "{layout}");
+        }
+    }
+}

@@ -50,6 +50,11 @@ pub struct DataConfig {
     /// above 16 MiB. Default: `$XDG_CACHE_HOME/megaburn` or `~/.cache/megaburn`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<String>,
+    /// Threads of each rank that read the samples of the next step while one is computed; 0 reads
+    /// samples when they are needed. Default: 8 if a training data set is read from a URL, else 0,
+    /// because reads from a local disk take microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_workers: Option<usize>,
     /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's
     /// maximum and 2048.
     #[schemars(extend("minimum" = 1))]
@@ -91,6 +96,7 @@ impl Default for DataConfig {
             split: None,
             order: DataOrder::default(),
             cache_dir: None,
+            num_workers: None,
             seq_len: 128,
             documents: false,
             document_multiple: 16,
@@ -182,6 +188,9 @@ impl DataConfig {
             let rule = "the path of a folder";
             require(!folder.is_empty(), "data.cache_dir", "empty", rule)?;
         }
+        let num_workers = self.num_workers.unwrap_or_default();
+        let rule = "at most 256";
+        require(num_workers <= 256, "data.num_workers", num_workers, rule)?;
         self.split_of(None)?;
         let rule = "a list without data.split, or with weight 0 there";
         let is_twice = |index, list: &[SourceConfig]| self.splits_off(index) && !list.is_empty();

@@ -98,7 +98,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "rate spm_rate split_sample fragment_rate no_prefix prefix middle suffix",
     ),
     (Numeric, "data", "eod_mask_loss valid test"),
-    (Neutral, "data", "cache_dir"),
+    (Neutral, "data", "cache_dir num_workers"),
     (
         Numeric,
         "train",

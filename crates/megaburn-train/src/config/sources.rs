@@ -9,8 +9,8 @@ use crate::error::TrainError;
 #[serde(deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct SourceConfig {
-    /// A data set in Megatron-LM's format (`PREFIX` of `PREFIX.bin` and `PREFIX.idx`), or a text
-    /// file.
+    /// A data set in Megatron-LM's format (`PREFIX` of `PREFIX.bin` and `PREFIX.idx`, or a URL), a
+    /// text file, or generated data, such as `mock:random`.
     pub path: String,
     /// The share of its samples relative to the other data sets. If no data set of the list has a
     /// weight, each has that of its number of samples.

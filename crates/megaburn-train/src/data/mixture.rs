@@ -6,6 +6,7 @@ use std::sync::Arc;
 use megaburn_data::{
     BlendedDatasetConfig, BlendedSampler, DataError, GptDatasetConfig, IndexEvent,
     PackedSamplerConfig, PackingStats, Sampler, Samples, SequenceRange, TokenDataset, UnionSampler,
+    is_url,
 };
 
 use super::{
@@ -43,6 +44,9 @@ pub(super) struct EvalData {
     pub(super) name: Option<String>,
     pub(super) mixture: Mixture,
 }
+
+/// A request takes some tens of milliseconds, and a rank reads tens of samples in a step.
+const WORKERS_OF_URLS: usize = 8;
 
 /// How a run reads a training data set.
 #[derive(Clone, Debug)]
@@ -123,6 +127,14 @@ impl Mixture {
             MixBy::NumSamples => None,
         };
         self.parts.iter().zip(sizes).map(weight).collect()
+    }
+
+    /// Number of threads that read ahead if the configuration does not say.
+    pub(super) fn default_num_workers(&self) -> usize {
+        match self.parts.iter().any(|part| is_url(&part.path)) {
+            true => WORKERS_OF_URLS,
+            false => 0,
+        }
     }
 
     /// Samples that are reshuffled in each epoch of their data set, for training. `record` is that

@@ -4,6 +4,7 @@ mod blend_record;
 mod cache_dir;
 mod encoding_log;
 mod mixture;
+mod object_store_log;
 mod opening;
 mod source;
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use megaburn_collective::Progress;
 use megaburn_data::{
-    Corpus, DataError, GeneratedPart, Samples, TokenDataset, Tokenizer, bits_per_byte,
+    Corpus, DataError, GeneratedPart, ReadAhead, Samples, TokenDataset, Tokenizer, bits_per_byte,
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -49,6 +50,8 @@ pub struct RunData {
 #[derive(Clone, Debug)]
 pub(crate) struct RunSamples {
     pub(crate) train: Arc<dyn Samples>,
+    /// `train`, if samples are read ahead.
+    pub(crate) read_ahead: Option<Arc<ReadAhead>>,
     /// How the training data sets are mixed; `None` in Megatron-LM's order.
     pub(crate) blend: Option<BlendRecord>,
     /// How the run reads each training data set; empty in Megatron-LM's order.
@@ -178,8 +181,16 @@ impl RunData {
                 .map(Arc::new)?,
             None => train,
         };
+        let num_workers = config.data.num_workers;
+        let num_workers = num_workers.unwrap_or_else(|| self.train.default_num_workers());
+        let ahead = || ReadAhead::new(train.clone(), num_workers).map(Arc::new);
+        let read_ahead = (num_workers > 0).then(ahead).transpose()?;
         Ok(RunSamples {
-            train,
+            train: match &read_ahead {
+                Some(ahead) => ahead.clone(),
+                None => train,
+            },
+            read_ahead,
             blend,
             reading,
             valid: evaluations(&self.valid)?,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use megaburn_collective::Progress;
 use megaburn_data::{
-    Corpus, DataError, GeneratedPart, GeneratedSource, IndexedDataset, SequenceRange, TextCache,
-    TokenDataset, Tokenizer,
+    Corpus, DataError, GeneratedPart, GeneratedSource, IndexedDataset, ObjectStoreConfig,
+    SequenceRange, TextCache, TokenDataset, Tokenizer, is_url,
 };
 
-use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart};
+use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart, object_store_log};
 use crate::config::{DataConfig, MixBy};
 
 /// An opened data set.
@@ -46,7 +46,7 @@ impl Source {
             return Self::generated(&source?, part, config, tokenizer);
         }
         if is_indexed(Path::new(path)) {
-            return Self::indexed(path, tokenizer);
+            return Self::indexed(path, config, tokenizer, progress);
         }
         match cache_for(Path::new(path), config)? {
             Some(cache) => Self::cached(path, &cache, tokenizer, progress),
@@ -82,8 +82,20 @@ impl Source {
         })
     }
 
-    fn indexed(path: &str, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
-        let set = Arc::new(IndexedDataset::open(path)?);
+    fn indexed(
+        path: &str,
+        config: &DataConfig,
+        tokenizer: &dyn Tokenizer,
+        progress: &Progress,
+    ) -> Result<Self, DataError> {
+        let mut store = ObjectStoreConfig::new();
+        if is_url(path) {
+            let progress = progress.clone();
+            store = store
+                .with_cache_dir(cache_dir(Path::new(path), config)?)
+                .on_event(move |event| object_store_log::log(event, &progress));
+        }
+        let set = Arc::new(IndexedDataset::open_with(path, &store)?);
         set.check_tokenizer(tokenizer)?;
         let plural = if set.num_documents() == 1 { "" } else { "s" };
         let hash = set.fingerprint()?;
@@ -149,8 +161,8 @@ fn described(corpus: &Corpus) -> String {
     format!("{corpus}{}", note.unwrap_or_default())
 }
 
-/// Whether a path names a data set in Megatron-LM's format: one of its files, or both without their
-/// endings.
+/// Whether a path names a data set in Megatron-LM's format: a URL, one of its files, or both without
+/// their endings.
 fn is_indexed(path: &Path) -> bool {
     let ending = path.extension().unwrap_or_default();
     let index = || {
@@ -158,7 +170,7 @@ fn is_indexed(path: &Path) -> bool {
         index.push(".idx");
         Path::new(&index).exists()
     };
-    ending == "bin" || ending == "idx" || (!path.is_file() && index())
+    is_url(path) || ending == "bin" || ending == "idx" || (!path.is_file() && index())
 }
 
 /// The cache for a text; `None` if it is encoded in memory.

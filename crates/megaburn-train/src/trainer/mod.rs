@@ -260,13 +260,34 @@ impl Trainer {
 
     /// The batch of the next step.
     fn next_batch(&self) -> GlobalBatch {
-        let samples = self
-            .schedules
-            .batch
-            .batch_size(self.progress.consumed_samples);
+        self.batch_after(self.progress.consumed_samples)
+    }
+
+    /// The batch of the step that begins after `consumed` samples.
+    fn batch_after(&self, consumed: u64) -> GlobalBatch {
+        let samples = self.schedules.batch.batch_size(consumed);
         let micro = self.batch.micro_batch_size();
         let dp = self.batch.dp();
         GlobalBatch::new(samples, micro, dp).expect("every batch size was validated")
+    }
+
+    /// Asks for the samples of the next two steps, if samples are read ahead.
+    fn read_ahead(&self) {
+        let Some(ahead) = &self.samples.read_ahead else {
+            return;
+        };
+        let mut consumed = self.progress.consumed_samples;
+        let left = self.config.train.steps.saturating_sub(self.progress.step);
+        let steps = (0..left.min(2)).flat_map(|_| {
+            let batch = self.batch_after(consumed);
+            let first = consumed;
+            consumed += batch.global_batch_size() as u64;
+            match self.hybrid {
+                Some(_) => first..consumed,
+                None => batch.rank(first, self.groups.dp.rank()),
+            }
+        });
+        ahead.request(steps);
     }
 
     /// Whether there is data to evaluate on.

@@ -272,6 +272,7 @@ impl Trainer {
     ) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
         self.reset_loads()?;
+        self.read_ahead();
         let batch = self.next_batch();
         // Scale as if the loss were a mean over all tokens, whose gradients fit better into the
         // range of f16.

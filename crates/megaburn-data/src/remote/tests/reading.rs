@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::ops::Range;
 use std::thread::{self, scope};
 use std::time::Instant;
@@ -13,6 +14,7 @@ use crate::{
     dataset::TokenDataset,
     indexed::merge,
     megatron::{GptDatasetConfig, SequenceRange},
+    part::lock_folder,
     remote::RemoteFile,
     samples::Samples,
 };
@@ -178,25 +180,46 @@ fn other_reads_fetch_only_their_bytes() {
     assert_eq!(file.blocks().size(), (0, 0));
 }
 
+/// The bytes of the index that the server was asked for since the last call.
+fn index_bytes(fixture: &Fixture) -> u64 {
+    let requests = fixture.server.requests().into_iter();
+    let of_index = requests.filter(|request| request.path.ends_with(".idx"));
+    let ranges = of_index.filter_map(|request| request.range);
+    ranges.map(|range| range.end - range.start).sum()
+}
+
+#[test]
+fn of_several_that_wait_for_the_index_one_downloads_it() {
+    let fixture = Fixture::new(3_000);
+    let lock = lock_folder(&fixture.cache(), &mut || Ok(())).unwrap();
+    let waiting: Arc<Mutex<HashSet<usize>>> = Arc::default();
+    scope(|scope| {
+        for number in 0..4 {
+            let noted = waiting.clone();
+            let config = fixture.config().on_event(move |event| {
+                if let ObjectStoreEvent::Waiting { .. } = event {
+                    noted.lock().unwrap().insert(number);
+                }
+            });
+            let url = fixture.url();
+            scope.spawn(move || IndexedDataset::open_with(url, &config).unwrap());
+        }
+        until(|| waiting.lock().unwrap().len() == 4);
+        assert_eq!(index_bytes(&fixture), 0);
+        drop(lock);
+    });
+    let path = fixture.prefix().with_extension("idx");
+    assert_eq!(index_bytes(&fixture), fs::metadata(path).unwrap().len());
+}
+
 #[test]
 fn the_index_is_downloaded_once_per_version() {
     let fixture = Fixture::new(3_000);
-    let asked = |fixture: &Fixture| {
-        let requests = fixture.server.requests();
-        let asked = requests
-            .iter()
-            .filter(|r| r.path.ends_with(".idx") && r.method == "GET");
-        asked
-            .map(|r| r.range.clone().unwrap())
-            .map(|r| r.end - r.start)
-            .sum::<u64>()
-    };
     let size = fs::metadata(fixture.prefix().with_extension("idx"))
         .unwrap()
         .len();
-    scope(|scope| (0..6).for_each(|_| drop(scope.spawn(|| all(&fixture.open().unwrap())))));
-    fixture.open().unwrap();
-    assert_eq!(asked(&fixture), size, "seven opened data sets");
+    (0..3).for_each(|_| assert_eq!(all(&fixture.open().unwrap()), all(&fixture.local())));
+    assert_eq!(index_bytes(&fixture), size, "three opened data sets");
     let names = names_of(&fixture.cache());
     assert_eq!(names.len(), 1, "{names:?}");
     assert!(names[0].ends_with("-web.idx"), "{names:?}");
@@ -216,7 +239,7 @@ fn the_index_is_downloaded_once_per_version() {
     .unwrap();
     fs::write(fixture.cache().join("note.idx"), "mine").unwrap();
     assert_eq!(all(&fixture.open().unwrap()), all(&fixture.local()));
-    assert_eq!(asked(&fixture), size);
+    assert_eq!(index_bytes(&fixture), size);
     // Another version has another name.
     fixture.upload("/dir/web");
     assert_eq!(all(&fixture.open().unwrap()), all(&fixture.local()));

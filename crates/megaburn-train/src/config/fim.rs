@@ -9,41 +9,52 @@ use crate::error::TrainError;
 /// `[data.fim]`: training documents whose middle is put last (fill-in-the-middle; Megatron-LM's
 /// `--fim-data`). Evaluations read documents as they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct FimConfig {
     /// The probability that a document is transformed, from 0 to 1.
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     pub rate: f64,
     /// The probability that a transformed document has the suffix first (SPM), from 0 to 1.
-    #[serde(default = "half")]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     pub spm_rate: f64,
     /// The token between the fragments of a document, such as the files of a repository. Each
     /// fragment is transformed by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub split_sample: Option<String>,
     /// The probability that a fragment of a transformed document is transformed. Used with
     /// `split_sample`. Default: `rate`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     pub fragment_rate: Option<f64>,
     /// Documents and fragments whose text starts with this are not transformed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub no_prefix: Option<String>,
     /// The token before the prefix. Default: that of a published tokenizer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
     /// The token before the middle. Default: that of a published tokenizer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub middle: Option<String>,
     /// The token before the suffix. Default: that of a published tokenizer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub suffix: Option<String>,
 }
 
-fn half() -> f64 {
-    0.5
+impl Default for FimConfig {
+    /// Half of the documents, half of these with the suffix first.
+    fn default() -> Self {
+        Self {
+            rate: 0.5,
+            spm_rate: 0.5,
+            split_sample: None,
+            fragment_rate: None,
+            no_prefix: None,
+            prefix: None,
+            middle: None,
+            suffix: None,
+        }
+    }
 }
 
 impl FimConfig {

@@ -174,7 +174,7 @@ mod tests {
         fn defaults(schema: &Value) -> Value {
             let mut found = Map::new();
             for (name, key) in schema["properties"].as_object().unwrap() {
-                let is_optional = ["experts", "latent", "rope_scaling", "batch_ramp"];
+                let is_optional = ["experts", "latent", "rope_scaling", "batch_ramp", "fim"];
                 if key["properties"].is_object() {
                     if !is_optional.contains(&name.as_str()) {
                         found.insert(name.clone(), defaults(key));

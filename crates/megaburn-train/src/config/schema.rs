@@ -78,6 +78,7 @@ mod tests {
             ("model.rope_scaling", fields::<RopeScalingConfig>()),
             ("parallel", fields::<ParallelConfig>()),
             ("data", fields::<DataConfig>()),
+            ("data.fim", fields::<FimConfig>()),
             ("train", fields::<TrainingConfig>()),
             ("train.batch_ramp", fields::<BatchRampConfig>()),
             ("optimizer", fields::<OptimizerConfig>()),

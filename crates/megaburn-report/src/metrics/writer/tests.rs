@@ -97,7 +97,7 @@ fn lines_that_no_run_wrote_are_kept() {
         mine,
         other,
         &eval(2),
-        &web,
+        web,
         &eval(1),
         "the end",
     ];
@@ -111,7 +111,7 @@ fn lines_that_no_run_wrote_are_kept() {
         other_lines: 3,
     };
     assert_eq!(open(&path, 2).found(), expected);
-    let kept = [&eval(1), start, mine, &eval(2), &web, &eval(1)].concat();
+    let kept = [&eval(1), start, mine, &eval(2), web, &eval(1)].concat();
     assert_eq!(fs::read_to_string(&path).unwrap(), kept);
     let others = dir.path().join(OTHER_LINES);
     assert_eq!(

@@ -227,6 +227,11 @@ impl TokenDataset {
         &self.name
     }
 
+    /// The positions of its tokens in the data set of which it is a part.
+    pub fn positions(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
     /// Number of tokens.
     pub fn num_tokens(&self) -> u64 {
         self.range.end - self.range.start

@@ -2,13 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
 
 use crate::{
     error::DataError,
     samples::{Sample, Samples},
 };
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Samples that threads read ahead, for data sets whose reads take long: those of object stores, or
 /// on slow disks. Memory holds the samples that were [requested](Self::request) last.
@@ -28,7 +32,9 @@ use crate::{
 pub struct ReadAhead {
     samples: Arc<dyn Samples>,
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    num_workers: usize,
+    /// Called every second while a sample is waited for.
+    on_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -59,20 +65,25 @@ impl ReadAhead {
     /// The system cannot start a thread.
     pub fn new(samples: Arc<dyn Samples>, num_workers: usize) -> Result<Self, DataError> {
         let shared = Arc::new(Shared::default());
-        let mut ahead = Self {
+        let ahead = Self {
             samples,
             shared,
-            workers: Vec::new(),
+            num_workers,
+            on_wait: OnceLock::new(),
         };
         for _ in 0..num_workers {
             let (samples, shared) = (ahead.samples.clone(), ahead.shared.clone());
             let worker = Builder::new().name("megaburn-data-worker".into());
             let worker = worker.spawn(move || shared.work(&*samples));
-            ahead
-                .workers
-                .push(worker.map_err(|source| DataError::Thread { source })?);
+            worker.map_err(|source| DataError::Thread { source })?;
         }
         Ok(ahead)
+    }
+
+    /// Calls `on_wait` every second while a sample is waited for, such as to show that the process
+    /// is alive. Only the first call has an effect.
+    pub fn on_wait(&self, on_wait: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_wait.set(Box::new(on_wait));
     }
 
     /// Asks for samples that will be needed, the first ones first. Those of earlier requests that are
@@ -84,8 +95,9 @@ impl ReadAhead {
         state.wanted.retain(|index| all.contains(index));
         // A worker that reads a dropped sample finds no slot for it.
         state.slots.retain(|index, _| all.contains(index));
+        let known: BTreeSet<u64> = state.wanted.iter().copied().collect();
         for index in indices {
-            if !state.slots.contains_key(&index) && !state.wanted.contains(&index) {
+            if !state.slots.contains_key(&index) && !known.contains(&index) {
                 state.wanted.push_back(index);
             }
         }
@@ -109,8 +121,12 @@ impl Samples for ReadAhead {
                 Some(Slot::Ready(sample)) => return sample,
                 Some(Slot::Reading) => {
                     state.slots.insert(index, Slot::Reading);
-                    let changed = self.shared.changed.wait(state);
-                    state = changed.unwrap_or_else(PoisonError::into_inner);
+                    let changed = self.shared.changed.wait_timeout(state, SECOND);
+                    let (waited, timeout) = changed.unwrap_or_else(PoisonError::into_inner);
+                    state = waited;
+                    if let (true, Some(on_wait)) = (timeout.timed_out(), self.on_wait.get()) {
+                        on_wait();
+                    }
                 }
                 None => break,
             }
@@ -137,10 +153,14 @@ impl Shared {
             };
             state.slots.insert(index, Slot::Reading);
             drop(state);
-            let sample = samples.sample(index);
+            let sample = catch_unwind(AssertUnwindSafe(|| samples.sample(index)));
             state = self.lock();
-            if let Some(slot) = state.slots.get_mut(&index) {
-                *slot = Slot::Ready(sample);
+            match (sample, state.slots.get_mut(&index)) {
+                (Ok(sample), Some(slot)) => *slot = Slot::Ready(sample),
+                // The one who needs the sample reads it, and panics too.
+                (Err(_), _) => drop(state.slots.remove(&index)),
+                // It was dropped in the meantime.
+                (Ok(_), None) => {}
             }
             self.changed.notify_all();
         }
@@ -148,14 +168,11 @@ impl Shared {
 }
 
 impl Drop for ReadAhead {
-    /// Waits for the reads that have begun.
+    /// Ends the workers after the reads that have begun. It does not wait for them, because a
+    /// server that does not answer would delay the end of the process.
     fn drop(&mut self) {
         self.shared.lock().is_closed = true;
         self.shared.changed.notify_all();
-        for worker in self.workers.drain(..) {
-            // A worker that panicked has printed why.
-            let _ = worker.join();
-        }
     }
 }
 
@@ -163,7 +180,7 @@ impl fmt::Debug for ReadAhead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadAhead")
             .field("samples", &self.samples)
-            .field("num_workers", &self.workers.len())
+            .field("num_workers", &self.num_workers)
             .finish_non_exhaustive()
     }
 }
@@ -208,6 +225,7 @@ mod tests {
                 let what = "sample 13";
                 return Err(DataError::Zero { what });
             }
+            assert_ne!(index, 17, "this sample panics");
             Ok(Sample::Tokens(vec![index as u32]))
         }
     }
@@ -254,5 +272,14 @@ mod tests {
         let error = ahead.sample(13).unwrap_err().to_string();
         assert!(error.starts_with("sample 13 is 0"), "{error}");
         read(&ahead, 14..15);
+    }
+
+    #[test]
+    fn a_panic_of_a_worker_is_that_of_the_reader() {
+        let ahead = ReadAhead::new(Slow::new(1), 2).unwrap();
+        ahead.request(16..20);
+        let reader = catch_unwind(AssertUnwindSafe(|| read(&ahead, 16..20)));
+        assert!(reader.is_err());
+        read(&ahead, 18..30);
     }
 }

@@ -125,7 +125,9 @@ impl<'a> Reporter<'a> {
         let reading = trainer.reading();
         let several = reading.len() > 1;
         if several || reading.iter().any(|source| source.epochs > 1.0) {
-            let of = |source: &SourceReading| format!("{:.2} of {}", source.epochs, source.path);
+            let of = |source: &SourceReading| {
+                format!("{} of {}", human_number(source.epochs), source.path)
+            };
             let all: Vec<_> = reading.iter().map(of).collect();
             console.line(format!("epochs   {}", all.join(", ")));
         }
@@ -137,6 +139,13 @@ impl<'a> Reporter<'a> {
             };
             let packing = packing.as_ref();
             packing.inspect(|packing| console.line(format!("packing  {of}{packing}")));
+        }
+        if let Some(fim) = config.data.active_fim() {
+            console.line(format!(
+                "fim      {:.1}% of the documents, {:.1}% of these with the suffix first",
+                100.0 * fim.rate,
+                100.0 * fim.spm_rate
+            ));
         }
         console.line(format!(
             "steps    {} of {} tokens ({} samples of {})",

@@ -73,17 +73,21 @@ fn data_sets_can_be_added_later() {
     let ended = start(&mixed(&run, "tp1", 20, &[("a", 1.0), ("d", 1.0)]));
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     let path = |name| run.path(name).display().to_string();
+    let [num_c, num_b, num_a] = [0, 1, 2].map(|source| after.num_read(136)[source]);
     let old = format!(
-        "{} 50.0%, {} 20.0%, {} 30.0%",
+        "{} 50.0% (new), {} 20.0% (continues at its sample {}), {} 30.0% (continues at its sample {})",
         path("c"),
         path("b"),
-        path("a")
+        read[1],
+        path("a"),
+        read[0]
     );
     let new = format!(
-        "{} 50.0%, {} 50.0% from sample 136 on",
+        "{} 50.0% (continues at its sample {num_a}), {} 50.0% (new) from sample 136 on",
         path("a"),
         path("d")
     );
+    assert!(num_c > 0 && num_b > read[1]);
     let change = format!("changed  data.train: {old} -> {new}");
     assert!(ended.stdout.contains(&change), "{ended:#?}");
     let metrics = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
@@ -133,4 +137,29 @@ fn epochs_and_splits_of_a_data_set_are_its_own() {
     let weights = [weights[0] * 3.0, weights[1] * 0.5];
     let expected = BlendedSampler::new(vec![whole, half], Some(&weights), seed).unwrap();
     assert!(train(config, 6, 6).samples == log(&expected, 0..48));
+}
+
+#[test]
+fn a_run_that_began_with_one_data_set_gets_a_list() {
+    let run = Run::new();
+    let [a, b] = [("a", 60), ("b", 40)].map(|(name, number)| data_set(&run, name, number));
+    let begin = run.args(
+        "tp1",
+        2,
+        &[&format!("data.path={a}"), "data.validation_fraction=0"],
+    );
+    assert_eq!(Ranks::threads(&begin).wait_all().remove(0).code, Some(0));
+    let list = format!("data.train=[{{path={b:?}}},{{path={a:?}}}]");
+    let dir = run.path("run").display().to_string();
+    let resume = ["--resume", &dir, "--steps", "4", "--set", &list].map(String::from);
+    let ended = Ranks::threads(&resume).wait_all().remove(0);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let change = format!("{a} 100.0% -> {b} ");
+    assert!(ended.stdout.contains(&change), "{ended:#?}");
+    assert!(
+        ended
+            .stdout
+            .contains("(continues at its sample 16) from sample 16 on"),
+        "{ended:#?}"
+    );
 }

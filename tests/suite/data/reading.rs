@@ -4,13 +4,17 @@ use std::{fs, sync::Arc};
 
 use megaburn::{
     data::{
-        Corpus, FimConfig, IndexedDataset, PackedSampler, PackedSamplerConfig, Sample, SampleLog,
-        Sampler, Samples, TokenDataset, Tokenizer, TokenizerTrainer,
+        ByteTokenizer, Corpus, FimConfig, IndexedDataset, PackedSampler, PackedSamplerConfig,
+        PreprocessConfig, Sample, SampleLog, Sampler, Samples, TokenDataset, Tokenizer,
+        TokenizerTrainer,
     },
     report::metrics::{MetricsRecord, StepMetrics, read_metrics},
     train::{ConfigLayers, TrainConfig, config::Packing},
 };
-use megaburn_test_support::run::Run;
+use megaburn_test_support::{
+    run::Run,
+    text::{fresh_seed, write_random_documents},
+};
 
 use super::training::{config, data_set, source};
 use crate::runs::{
@@ -174,7 +178,10 @@ fn documents_are_filled_in_the_middle() {
     let layers = layers.with_text("fim", lines).unwrap();
     let refused = start(&run, &layers.clone().load().unwrap());
     assert_eq!(refused.code, Some(2), "{refused:#?}");
-    assert!(refused.stderr.contains("fim"), "{refused:#?}");
+    assert!(
+        refused.stderr.contains("fill-in-the-middle cannot be used"),
+        "{refused:#?}"
+    );
     let path = format!("data.tokenizer={}", run.path("bpe").display());
     let mut config = layers.with_set(&path).unwrap().load().unwrap();
     config.run.dir = run.path("run").display().to_string();
@@ -224,7 +231,10 @@ fn generated_data_has_a_floor_and_other_tokens_for_evaluation() {
     config.data.train[0].path = "mock:none".into();
     let ended = start(&run, &config);
     assert_eq!(ended.code, Some(2), "{ended:#?}");
-    assert!(ended.stderr.contains("synthetic:markov"), "{ended:#?}");
+    assert!(
+        ended.stderr.contains("`mock:none` cannot be generated"),
+        "{ended:#?}"
+    );
 }
 
 #[test]
@@ -246,4 +256,68 @@ fn samples_that_are_read_ahead_are_the_same() {
             assert!((found - expected).abs() < 1e-4 * expected, "{layout}");
         }
     }
+}
+
+#[test]
+fn another_part_for_training_is_refused_on_resume() {
+    let run = Run::new();
+    data_set(&run, "a", 120);
+    let mut first = packed(&run, "tp1", 3);
+    first.data.validation_fraction = 0.01;
+    train(first.clone(), 2, 2);
+    let mut other = first;
+    other.data.valid = vec![source(&data_set(&run, "b", 50), None, None)];
+    let ended = start(&run, &other);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    let message = "are for training there and 0..";
+    assert!(ended.stderr.contains(message), "{ended:#?}");
+}
+
+#[test]
+fn documents_without_eos_are_named() {
+    let run = Run::new();
+    let text = run.path("b.jsonl");
+    write_random_documents(&text, 50, 90, fresh_seed());
+    let out = run.path("b");
+    PreprocessConfig::new(vec![text], out.clone())
+        .run(&ByteTokenizer, |_| ())
+        .unwrap();
+    let started = |sets: &[&str]| {
+        let mut config = config(&run, "tp1", 2);
+        config.data.path = Some(out.display().to_string());
+        config.data.validation_fraction = 0.0;
+        let text = config.to_toml();
+        let mut layers = ConfigLayers::new().with_text("b", &text).unwrap();
+        for set in sets {
+            layers = layers.with_set(set).unwrap();
+        }
+        start(&run, &layers.load().unwrap())
+    };
+    for (sets, key) in [
+        (vec!["data.documents=true"], "`data.documents` is set"),
+        (
+            vec!["data.eod_mask_loss=true"],
+            "`data.eod_mask_loss` is set",
+        ),
+        (
+            vec!["data.fim.rate=0.3", "data.fim.spm_rate=0.1"],
+            "`data.fim` is set",
+        ),
+    ] {
+        let ended = started(&sets);
+        assert_eq!(ended.code, Some(2), "{ended:#?}");
+        assert!(ended.stderr.contains(key), "{ended:#?}");
+        assert!(ended.stderr.contains("--append-eod"), "{ended:#?}");
+    }
+    // The index shows where documents end.
+    let sets = [
+        "data.documents=true",
+        "data.packing=best_fit",
+        "data.seq_len=96",
+    ];
+    let ended = started(&sets);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let other = format!("run.dir={}", run.path("other").display());
+    let ended = started(&["data.fim.rate=0", &other]);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
 }

@@ -273,9 +273,25 @@ fn megatrons_order_is_read_by_every_layout() {
 #[case("data.split = \"999999,1\"", "none of the")]
 #[case(
     "data.split = \"1,2,3,4\"",
-    "`data.split` is 1,2,3,4: it must be up to three numbers"
+    "`data.split` is 1,2,3,4: it must be up to three numbers of 0 or more"
 )]
-#[case("data.split = \"8,-1\"", "-1 is not a weight")]
+#[case(
+    "data.split = \"8,-1\"",
+    "`data.split` is 8,-1: it must be up to three"
+)]
+#[case("data.split = \"\"", "`data.split` is empty: it must be up to three")]
+#[case(
+    "data.fim = {no_prefix = \"\"}",
+    "`data.fim.no_prefix` is empty: it must be some text"
+)]
+#[case(
+    "data.fim = {middle = \"m\"}",
+    "`data.fim.prefix` is missing: it must be given together"
+)]
+#[case(
+    "data.valid = [{path = \"x\", name = \"\"}]",
+    "a list with the name \"\""
+)]
 #[case(
     "data.train = [{path = \"x\"}]",
     "`data.train` is a list: it must be empty if --data or"

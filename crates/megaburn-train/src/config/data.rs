@@ -115,6 +115,11 @@ impl DataConfig {
         self.documents.then_some(self.document_multiple)
     }
 
+    /// Fill-in-the-middle, if documents are transformed.
+    pub(crate) fn active_fim(&self) -> Option<&FimConfig> {
+        self.fim.as_ref().filter(|fim| fim.rate > 0.0)
+    }
+
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         vec![
@@ -147,7 +152,9 @@ impl DataConfig {
     /// Whether a split gives data to part `index`: training, validation or test.
     fn splits_off(&self, index: usize) -> bool {
         let splits = self.train.iter().map(|source| self.split_of(Some(source)));
-        let all = splits.chain([self.split_of(None)]);
+        let has_own = |source: &SourceConfig| source.split.is_some();
+        let is_unused = !self.train.is_empty() && self.train.iter().all(has_own);
+        let all = splits.chain((!is_unused).then(|| self.split_of(None)));
         let weight = |split: Option<Vec<f64>>| split?.get(index).copied();
         all.filter_map(Result::ok)
             .filter_map(weight)

@@ -73,11 +73,24 @@ impl FimConfig {
         let has_fragments = self.fragment_rate.is_none() || self.split_sample.is_some();
         let rule = "left out without data.fim.split_sample, the token between fragments";
         require(has_fragments, "data.fim.fragment_rate", rate, rule)?;
-        let given = [&self.prefix, &self.middle, &self.suffix];
-        let num_given = given.iter().filter(|token| token.is_some()).count();
-        let rule = "given together with data.fim.middle and data.fim.suffix, or none of them";
-        let value = format!("one of {num_given} tokens");
-        require(matches!(num_given, 0 | 3), "data.fim.prefix", value, rule)
+        let has_text = self.no_prefix.as_deref() != Some("");
+        let rule =
+            "some text: all documents start with the empty one, so none would be transformed";
+        require(has_text, "data.fim.no_prefix", "empty", rule)?;
+        let given = [
+            ("data.fim.prefix", &self.prefix),
+            ("data.fim.middle", &self.middle),
+            ("data.fim.suffix", &self.suffix),
+        ];
+        let is_any = given.iter().any(|(_, token)| token.is_some());
+        let missing = given.into_iter().find(|(_, token)| token.is_none());
+        match missing.filter(|_| is_any) {
+            Some((key, _)) => {
+                let rule = "given together with the other two of prefix, middle and suffix";
+                require(false, key, "missing", rule)
+            }
+            None => Ok(()),
+        }
     }
 
     /// The transformation of documents.

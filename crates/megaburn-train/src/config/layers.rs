@@ -98,7 +98,19 @@ impl ConfigLayers {
         let value = value
             .parse()
             .unwrap_or_else(|_| Value::String(value.into()));
-        self.with_value(key.trim(), value, format!("`--set {text}`"))
+        let layers = self.with_value(key.trim(), value, format!("`--set {text}`"))?;
+        Ok(match key.trim() {
+            "data.train" => layers.with_list_in_place_of_path(),
+            _ => layers,
+        })
+    }
+
+    /// A list of data sets replaces the data set that a resumed run began with.
+    fn with_list_in_place_of_path(mut self) -> Self {
+        if let (Some(_), Some(Value::Table(data))) = (&self.run, self.merged.get_mut("data")) {
+            data.remove("path");
+        }
+        self
     }
 
     /// Adds `--data FILE`: `data.path`.

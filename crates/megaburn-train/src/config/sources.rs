@@ -80,6 +80,15 @@ impl SourceConfig {
             "a list with names",
             rule,
         )?;
+        let is_line = |name: &String| !name.is_empty() && !name.contains(char::is_control);
+        let is_name = self.name.as_ref().is_none_or(is_line);
+        let value = format!("a list with the name {:?}", self.name());
+        require(
+            is_name,
+            key,
+            value,
+            "a list whose names are some text in one line",
+        )?;
         let rule = "a list without splits, which only data.train has";
         let value = "a list with a split";
         require(is_train || self.split.is_none(), key, value, rule)?;
@@ -133,10 +142,15 @@ pub(super) fn parse_split(
 ) -> Result<Vec<f64>, TrainError> {
     let weights = split.split(',').map(|weight| weight.trim().parse().ok());
     let weights: Option<Vec<f64>> = weights.collect();
-    let weights = weights
-        .filter(|weights| weights.len() <= 3)
-        .unwrap_or_default();
-    let rule = "up to three numbers separated by commas, like 969,30,1";
+    let is_split = |weights: &Vec<f64>| {
+        weights.len() <= 3
+            && weights
+                .iter()
+                .all(|weight| weight.is_finite() && *weight >= 0.0)
+    };
+    let weights = weights.filter(is_split).unwrap_or_default();
+    let value = if value.is_empty() { "empty" } else { value };
+    let rule = "up to three numbers of 0 or more separated by commas, like 969,30,1";
     require(!weights.is_empty(), key, value, rule)?;
     let rule = "weights of which the first is above 0";
     require(weights[0] > 0.0, key, value, rule)?;

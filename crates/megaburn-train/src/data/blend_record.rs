@@ -24,8 +24,10 @@ pub(crate) struct SourceRecord {
     pub(crate) path: String,
     /// The hash of its tokens, in hexadecimal digits.
     pub(crate) xxh3: String,
-    /// Number of its samples in an epoch.
-    pub(crate) num_samples: u64,
+    /// The positions of the tokens that are trained on: the first one, and the end.
+    pub(crate) tokens: [u64; 2],
+    /// What decides the order of its samples, as [`megaburn_data::Samples::order_hash`].
+    pub(crate) order_hash: u64,
     /// Its share of the samples; 0 if it is no longer read.
     pub(crate) share: f64,
     /// What its order of samples is drawn from, in addition to the seed.
@@ -35,26 +37,23 @@ pub(crate) struct SourceRecord {
 }
 
 impl BlendRecord {
-    /// The record of a new run. `sources` are the paths, hashes and numbers of samples of the data
-    /// sets.
-    pub(super) fn new<'a>(
-        sources: impl Iterator<Item = (&'a str, u64, u64)>,
-        shares: impl Iterator<Item = f64>,
-        tokenizer: u64,
-    ) -> Self {
-        let one = |(number, (source, share)): (usize, ((&str, u64, u64), f64))| SourceRecord {
-            path: source.0.into(),
-            xxh3: format!("{:016x}", source.1),
-            num_samples: source.2,
-            share,
-            number,
-            num_before: 0,
-        };
+    /// The record of a new run.
+    pub(super) fn new(sources: Vec<SourceRecord>, tokenizer: u64) -> Self {
         Self {
             first_sample: 0,
             tokenizer: format!("{tokenizer:016x}"),
-            sources: sources.zip(shares).enumerate().map(one).collect(),
+            sources,
         }
+    }
+
+    /// Compares the data sets of a run with those of `new`, which are the same ones in the same
+    /// order.
+    ///
+    /// # Errors
+    /// Which of them is read in another way, and how.
+    pub(crate) fn check_same_parts(&self, new: &Self) -> Result<(), String> {
+        let mut pairs = self.sources.iter().zip(&new.sources);
+        pairs.try_for_each(|(before, source)| before.check_same_part(source))
     }
 
     /// The record of the run once it reads the data sets of `new`, which is the record of a new run,
@@ -77,21 +76,25 @@ impl BlendRecord {
         let mut next_number = self.sources.len();
         let mut sources = Vec::new();
         let mut is_kept = false;
-        for source in &new.sources {
-            let find = |is_it: &dyn Fn(&SourceRecord) -> bool| {
-                let mut all = old.iter();
-                all.position(|other| other.as_ref().is_some_and(is_it))
-            };
-            let same = find(&|other| other.xxh3 == source.xxh3 && other.path == source.path);
-            let moved = || find(&|other| other.xxh3 == source.xxh3);
-            if let Some(at) = same.or_else(moved) {
-                let before = old[at].take().expect("the position is one of a source");
+        // Those that stay where they are come before those that were moved or copied.
+        let is_same = |a: &SourceRecord, b: &SourceRecord| a.xxh3 == b.xxh3 && a.path == b.path;
+        let is_moved = |a: &SourceRecord, b: &SourceRecord| a.xxh3 == b.xxh3;
+        let mut known: Vec<Option<SourceRecord>> = vec![None; new.sources.len()];
+        for is_it in [is_same, is_moved] {
+            for (source, known) in new.sources.iter().zip(&mut known) {
+                let is_it = |other: &&mut Option<SourceRecord>| {
+                    other.as_ref().is_some_and(|other| is_it(other, source))
+                };
+                if known.is_none() {
+                    *known = old.iter_mut().find(is_it).and_then(Option::take);
+                }
+            }
+        }
+        for (source, before) in new.sources.iter().zip(known) {
+            if let Some(before) = before {
                 is_kept |= before.share > 0.0;
-                if before.num_samples != source.num_samples {
-                    return Ok(Err(format!(
-                        "{} has {} training samples there and {} here; {HELD_OUT}",
-                        source.path, before.num_samples, source.num_samples
-                    )));
+                if let Err(why) = before.check_same_part(source) {
+                    return Ok(Err(why));
                 }
                 sources.push(SourceRecord {
                     number: before.number,
@@ -100,7 +103,8 @@ impl BlendRecord {
                 });
                 continue;
             }
-            if find(&|other| other.path == source.path).is_some() {
+            let mut left = old.iter().flatten();
+            if left.any(|other| other.path == source.path) {
                 return Ok(Err(format!("{} has changed since", source.path)));
             }
             sources.push(SourceRecord {
@@ -144,25 +148,73 @@ impl BlendRecord {
         self.sources.iter().filter(|source| source.share > 0.0)
     }
 
-    /// The mixture for people: `web 70.0%, books 30.0%`.
+    /// The mixture for people: `web 70.0%, books 30.0%`. Of one that was changed to it also says
+    /// where each data set continues: `web 70.0% (continues at its sample 512), code 30.0% (new)`.
     pub(crate) fn describe(&self) -> String {
-        let one = |source: &SourceRecord| format!("{} {:.1}%", source.path, 100.0 * source.share);
+        let one = |source: &SourceRecord| {
+            let SourceRecord {
+                path,
+                share,
+                num_before,
+                ..
+            } = source;
+            let begins = match (self.first_sample, num_before) {
+                (0, _) => String::new(),
+                (_, 0) => " (new)".into(),
+                (_, before) => format!(" (continues at its sample {before})"),
+            };
+            format!("{path} {:.1}%{begins}", 100.0 * share)
+        };
         let all: Vec<String> = self.read().map(one).collect();
         all.join(", ")
     }
 }
 
-/// Why a data set has another number of training samples.
-pub(crate) const HELD_OUT: &str = "the part that is held out of it must stay: data.split, \
-    data.validation_fraction, and whether there is data.valid";
+impl SourceRecord {
+    /// Compares the record with that of the same data set in another run.
+    fn check_same_part(&self, new: &Self) -> Result<(), String> {
+        let Self {
+            path,
+            tokens,
+            order_hash,
+            ..
+        } = self;
+        if *tokens != new.tokens {
+            let [mine, theirs] =
+                [&new.tokens, tokens].map(|[begin, end]| format!("{begin}..{end}"));
+            return Err(format!(
+                "the tokens {theirs} of {path} are for training there and {mine} here; {HELD_OUT}"
+            ));
+        }
+        if *order_hash != new.order_hash {
+            return Err(format!(
+                "the samples of {path} have another order, which another version of megaburn made"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Why other tokens of a data set are trained on.
+pub(crate) const HELD_OUT: &str = "the part that is held out must stay: data.split and that of the \
+    entry, data.validation_fraction, and whether there is data.valid";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn record(sources: &[(&'static str, u64, f64)]) -> BlendRecord {
-        let names = sources.iter().map(|(path, hash, _)| (*path, *hash, 1000));
-        BlendRecord::new(names, sources.iter().map(|(.., share)| *share), 5)
+        let all = sources.iter().enumerate();
+        let one = |(number, (path, hash, share)): (usize, &(&str, u64, f64))| SourceRecord {
+            path: path.to_string(),
+            xxh3: hash.to_string(),
+            tokens: [0, 1000],
+            order_hash: 3,
+            share: *share,
+            number,
+            num_before: 0,
+        };
+        BlendRecord::new(all.map(one).collect(), 5)
     }
 
     #[test]
@@ -181,12 +233,14 @@ mod tests {
         assert_eq!(of(&changed), expected);
         assert_eq!(
             changed.describe(),
-            "code 50.0%, books 25.0%, moved/web 25.0%"
+            "code 50.0% (new), books 25.0% (continues at its sample 262144), moved/web 25.0% \
+             (continues at its sample 786432)"
         );
         // The books are left out, then come back.
         let without = record(&[("code", 3, 0.5), ("moved/web", 1, 0.5)]);
         let second = changed.changed_to(&without, 3 << 20, 7).unwrap().unwrap();
-        assert_eq!(second.describe(), "code 50.0%, moved/web 50.0%");
+        let shown = second.describe();
+        assert!(shown.starts_with("code 50.0% (continues at its sample 1048576), moved/web"));
         let again = record(&[("books", 2, 1.0), ("code", 3, 1.0)]);
         let third = second.changed_to(&again, 4 << 20, 7).unwrap().unwrap();
         let expected = [
@@ -208,11 +262,29 @@ mod tests {
         let none = "the run reads none of these data sets";
         assert_eq!(changed(&[("code", 3, 1.0)]), none);
         let mut new = record(&[("web", 1, 1.0)]);
-        new.sources[0].num_samples = 1001;
+        new.sources[0].tokens = [0, 1001];
         let longer = first.changed_to(&new, 100, 7).unwrap().unwrap_err();
-        let message = "web has 1000 training samples there and 1001 here; the part that is held";
+        let message = "the tokens 0..1000 of web are for training there and 0..1001 here; the part";
         assert!(longer.starts_with(message), "{longer}");
+        assert_eq!(first.check_same_parts(&new).unwrap_err(), longer);
+        new.sources[0].tokens = [0, 1000];
+        new.sources[0].order_hash = 4;
+        let other = first.changed_to(&new, 100, 7).unwrap().unwrap_err();
+        assert!(other.contains("web have another order"), "{other}");
         let edited = [("web", 4, 0.5), ("books", 2, 0.5)];
         assert_eq!(changed(&edited), "web has changed since");
+    }
+
+    #[test]
+    fn a_copy_does_not_take_the_place_of_a_data_set_that_is_still_read() {
+        let first = record(&[("web", 1, 1.0)]);
+        let new = record(&[("copy", 1, 0.5), ("web", 1, 0.5)]);
+        let changed = first.changed_to(&new, 100, 7).unwrap().unwrap();
+        let numbers: Vec<_> = changed
+            .sources
+            .iter()
+            .map(|source| (source.path.as_str(), source.number, source.num_before))
+            .collect();
+        assert_eq!(numbers, [("copy", 1, 0), ("web", 0, 100)]);
     }
 }

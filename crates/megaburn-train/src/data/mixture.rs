@@ -45,6 +45,11 @@ pub(super) struct EvalData {
     pub(super) mixture: Mixture,
 }
 
+/// Whether reads of a data set are requests to a server.
+fn is_remote(path: &str) -> bool {
+    is_url(path) && !path.starts_with("file://")
+}
+
 /// A request takes some tens of milliseconds, and a rank reads tens of samples in a step.
 const WORKERS_OF_URLS: usize = 8;
 
@@ -86,9 +91,12 @@ impl DataPart {
         let seed = config.run.seed;
         let tokens = self.tokens.clone();
         if config.data.packing == Packing::BestFit {
-            let packed = PackedSamplerConfig::new(seq_len)
-                .with_multiple(config.data.document_multiple)
-                .with_cache(cache_dir(Path::new(&self.path), &config.data)?);
+            let mut packed =
+                PackedSamplerConfig::new(seq_len).with_multiple(config.data.document_multiple);
+            // Without a folder, and for texts in memory, it is packed in memory.
+            if let Ok(cache) = cache_dir(Path::new(&self.path), &config.data) {
+                packed = packed.with_cache(cache);
+            }
             let packed = match number {
                 Some(number) => packed.with_shuffle(seed, number),
                 None => packed,
@@ -131,7 +139,7 @@ impl Mixture {
 
     /// Number of threads that read ahead if the configuration does not say.
     pub(super) fn default_num_workers(&self) -> usize {
-        match self.parts.iter().any(|part| is_url(&part.path)) {
+        match self.parts.iter().any(|part| is_remote(&part.path)) {
             true => WORKERS_OF_URLS,
             false => 0,
         }
@@ -162,9 +170,26 @@ impl Mixture {
         let sizes: Vec<u64> = samplers.iter().map(Samples::num_samples).collect();
         let only = samplers.first().filter(|_| samplers.len() == 1).cloned();
         let blended = BlendedSampler::new(samplers, self.weights(&sizes).as_deref(), seed)?;
-        let known = self.parts.iter().zip(&sizes);
-        let names = known.map(|(part, size)| (part.path.as_str(), part.hash, *size));
-        let new = BlendRecord::new(names, blended.shares().into_iter(), tokenizer);
+        let shares = blended.shares();
+        let all = self
+            .parts
+            .iter()
+            .zip(blended.sources())
+            .zip(shares)
+            .enumerate();
+        let records = all.map(|(number, ((part, samples), share))| SourceRecord {
+            path: part.path.clone(),
+            xxh3: format!("{:016x}", part.hash),
+            tokens: {
+                let positions = part.tokens.positions();
+                [positions.start, positions.end]
+            },
+            order_hash: samples.order_hash(),
+            share,
+            number,
+            num_before: 0,
+        });
+        let new = BlendRecord::new(records.collect(), tokenizer);
         let num_before = |source: &SourceRecord| source.num_before;
         let blended = match record {
             Some(record) => {

@@ -13,7 +13,7 @@ pub(crate) use mixture::{EvalSamples, SourceReading};
 
 use std::sync::Arc;
 
-use megaburn_collective::Progress;
+use megaburn_collective::{ProcessGroups, Progress};
 use megaburn_data::{
     Corpus, DataError, GeneratedPart, ReadAhead, Samples, TokenDataset, Tokenizer, bits_per_byte,
 };
@@ -62,6 +62,17 @@ pub(crate) struct RunSamples {
     pub(crate) test: Vec<EvalSamples>,
 }
 
+impl RunSamples {
+    /// The rank in `groups` shows that it is alive while it waits for a sample.
+    pub(crate) fn watched(self, groups: &ProcessGroups) -> Self {
+        if let Some(ahead) = &self.read_ahead {
+            let pulse = groups.world.pulse();
+            ahead.on_wait(move || pulse.beat());
+        }
+        self
+    }
+}
+
 impl RunData {
     /// Opens the data that `[data]` names.
     ///
@@ -91,6 +102,9 @@ impl RunData {
             progress,
         };
         let sources = opening.training(default_text)?;
+        for TrainingSource { source, .. } in &sources {
+            source.check_ends(&config.data, tokenizer.eos())?;
+        }
         let mut eval_hash = Xxh3::new();
         let mut valid =
             opening.evaluations(&config.data.valid, GeneratedPart::Valid, &mut eval_hash)?;
@@ -169,7 +183,7 @@ impl RunData {
             }
             DataOrder::Megatron => (self.train.megatron(config, self.vocab())?, None, Vec::new()),
         };
-        let train = match &config.data.fim {
+        let train = match config.data.active_fim() {
             Some(fim) => fim
                 .of_data()
                 .build(

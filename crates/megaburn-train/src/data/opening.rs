@@ -9,7 +9,7 @@ use super::{
     source::Source,
 };
 use crate::{
-    config::{DataConfig, MixBy, SourceConfig},
+    config::{DataConfig, DataOrder, MixBy, SourceConfig},
     error::TrainError,
 };
 
@@ -89,8 +89,9 @@ impl<'a> Opening<'a> {
         for TrainingSource { source, entry } in sources {
             let all = source.all(entry.map_or(MixBy::NumSamples, SourceConfig::mix_by));
             if let Some(weights) = self.config.split_of(*entry)? {
-                // A split of the data set itself may change without that of all.
+                // Megatron-LM's order has no record of the parts.
                 let own = entry.and_then(|entry| entry.split.as_ref());
+                let own = own.filter(|_| self.config.order == DataOrder::Megatron);
                 let all = DataPart {
                     hash: own.map_or(all.hash, |_| hash_with(all.hash, &weights)),
                     ..all

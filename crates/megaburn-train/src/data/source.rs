@@ -11,7 +11,13 @@ use megaburn_data::{
 };
 
 use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart, object_store_log};
-use crate::config::{DataConfig, MixBy};
+use crate::{
+    config::{DataConfig, MixBy, Packing, require},
+    error::TrainError,
+};
+
+/// Number of documents whose ends are checked.
+const NUM_CHECKED: u64 = 16;
 
 /// An opened data set.
 pub(super) struct Source {
@@ -63,6 +69,39 @@ impl Source {
             sequences: self.documents.clone().map(SequenceRange::all),
             mix_by,
         }
+    }
+
+    /// Checks that documents end with the eos if the run must see where they end.
+    ///
+    /// # Errors
+    /// None of the first documents does, or they cannot be read.
+    pub(super) fn check_ends(&self, config: &DataConfig, eos: u32) -> Result<(), TrainError> {
+        let splits = config.documents && config.packing == Packing::None;
+        let key = match (splits, config.eod_mask_loss, config.active_fim()) {
+            (true, ..) => "data.documents",
+            (_, true, _) => "data.eod_mask_loss",
+            (.., Some(_)) => "data.fim",
+            _ => return Ok(()),
+        };
+        let Some(set) = self
+            .documents
+            .as_ref()
+            .filter(|set| set.num_documents() > 1)
+        else {
+            return Ok(());
+        };
+        for index in 0..set.num_documents().min(NUM_CHECKED) {
+            let sequences = set.document(index)?;
+            if sequences.concat().last() == Some(&i64::from(eos)) {
+                return Ok(());
+            }
+        }
+        let rule = format!(
+            "left out for {}, whose documents do not end with the eos {eos}, which shows where they \
+            end: encode it with `megaburn data preprocess --append-eod`",
+            self.path
+        );
+        require(false, key, "set", rule)
     }
 
     fn generated(

@@ -159,7 +159,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         let layout = groups.layout();
         let model_config = config.check_start(&layout, start, &data)?;
-        let samples = data.samples(&config)?;
+        let samples = data.samples(&config)?.watched(&groups);
         let TrainState {
             pipeline,
             model,

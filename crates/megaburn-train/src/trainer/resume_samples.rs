@@ -32,11 +32,25 @@ impl Trainer {
                 let consumed = saved.progress.consumed_samples;
                 let changed = old.changed_to(new, consumed, saved.seed)?;
                 let changed = changed.map_err(|why| {
-                    refused(format!(
-                        "was trained on other data than data.train has now: {why}"
-                    ))
+                    let read = old.describe();
+                    refused(format!("was trained on other data, {read}: {why}"))
                 })?;
                 Some((old, changed))
+            }
+            (Some(old), Some(new)) => {
+                let same = old.check_same_parts(new);
+                same.map_err(|why| {
+                    refused(format!("was trained with a different sample order: {why}"))
+                })?;
+                None
+            }
+            _ if saved.data_hash != mine.data_hash
+                && self.config.data.order == DataOrder::Megatron
+                && !self.config.data.train.is_empty() =>
+            {
+                let what = "was trained on other data or weights, and data.order = \"megatron\" \
+                    cannot change them";
+                return Err(refused(what.into()).into());
             }
             _ => None,
         };
@@ -44,7 +58,8 @@ impl Trainer {
             .as_ref()
             .map_or(saved.blend.as_ref(), |(_, changed)| Some(changed));
         if let Some(record) = record.filter(|record| record.first_sample > 0) {
-            self.samples = self.data.samples_from(&self.config, Some(record))?;
+            let samples = self.data.samples_from(&self.config, Some(record))?;
+            self.samples = samples.watched(&self.groups);
         }
         if let Some((old, changed)) = change {
             let first = changed.first_sample;

@@ -39,6 +39,27 @@ impl IndexedDataset {
         checked.collect()
     }
 
+    /// Whether any of the first `num_documents` documents ends with `token`.
+    ///
+    /// # Errors
+    /// The index or the tokens cannot be read.
+    pub fn ends_with(&self, token: u32, num_documents: usize) -> Result<bool, DataError> {
+        let width = self.token_type().size();
+        let mut end = 0;
+        for document in self.document_sizes().take(num_documents) {
+            let num_tokens = document?.num_tokens;
+            end += num_tokens;
+            if num_tokens == 0 {
+                continue;
+            }
+            let bytes = self.read_bytes((end - 1) * width, end * width)?;
+            if self.token_type().tokens_of(&bytes) == [i64::from(token)] {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Checks that a tokenizer is the one that encoded the data set, if megaburn did.
     ///
     /// # Errors
@@ -135,6 +156,27 @@ mod tests {
                 assert_eq!(found, tokens[begin..end], "{begin}..{end}");
             }
         }
+    }
+
+    #[test]
+    fn the_ends_of_documents_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = written(&dir, "a", &["ab", "", "c"]);
+        assert!(set.ends_with(257, 1).unwrap());
+        assert!(!set.ends_with(98, 16).unwrap());
+        let input = dir.path().join("b.jsonl");
+        fs::write(
+            &input,
+            "{\"text\": \"\"}\n{\"text\": \"ab\"}\n{\"text\": \"c\"}\n",
+        )
+        .unwrap();
+        let out = dir.path().join("b");
+        let config = PreprocessConfig::new(vec![input], out.clone());
+        config.run(&ByteTokenizer, |_| ()).unwrap();
+        let set = IndexedDataset::open(out).unwrap();
+        assert!(!set.ends_with(257, 16).unwrap());
+        assert!(set.ends_with(98, 2).unwrap() && !set.ends_with(98, 1).unwrap());
+        assert!(set.ends_with(99, 3).unwrap() && !set.ends_with(99, 2).unwrap());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Number of documents whose ends are checked.
-const NUM_CHECKED: u64 = 16;
+const NUM_CHECKED: usize = 16;
 
 /// An opened data set.
 pub(super) struct Source {
@@ -90,11 +90,8 @@ impl Source {
         else {
             return Ok(());
         };
-        for index in 0..set.num_documents().min(NUM_CHECKED) {
-            let sequences = set.document(index)?;
-            if sequences.concat().last() == Some(&i64::from(eos)) {
-                return Ok(());
-            }
+        if set.ends_with(eos, NUM_CHECKED)? {
+            return Ok(());
         }
         let rule = format!(
             "left out for {}, whose documents do not end with the eos {eos}, which shows where they \

@@ -80,7 +80,7 @@ where
         &self.dataset
     }
 
-    /// Number of items, which is that of an epoch.
+    /// Number of items of the dataset. An epoch reads each once.
     pub fn num_items(&self) -> u64 {
         self.order.num_samples()
     }
@@ -93,7 +93,7 @@ where
     /// The item at `index` of the order.
     ///
     /// # Errors
-    /// That of the dataset.
+    /// The dataset cannot read the item.
     pub fn item(&self, index: u64) -> Result<I, E> {
         self.dataset.get(self.position(index).1 as usize)
     }
@@ -101,7 +101,7 @@ where
     /// The items at `indices` of the order.
     ///
     /// # Errors
-    /// That of the dataset.
+    /// The dataset cannot read the item.
     pub fn batch(&self, indices: Range<u64>) -> Result<Vec<I>, E> {
         let items = indices.map(|index| self.position(index).1 as usize);
         self.dataset.get_many(items.collect())
@@ -153,7 +153,7 @@ pub struct SamplesDataset<S> {
 }
 
 impl<S: Samples> SamplesDataset<S> {
-    /// The samples before the order repeats or ends: for most, those of an epoch.
+    /// The first [`num_samples`](Samples::num_samples) samples. For most orders they are one epoch.
     pub fn new(samples: S) -> Self {
         let items = 0..samples.num_samples();
         Self { samples, items }

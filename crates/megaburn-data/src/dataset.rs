@@ -301,8 +301,8 @@ impl TokenDataset {
         }
     }
 
-    /// The positions of the tokens of each document, in order. Of a document that is only partly in
-    /// the data set, they are those of that part.
+    /// The positions of the tokens of each document, in order. A document that is only partly in the
+    /// data set has the positions of that part.
     ///
     /// # Errors
     /// The index of a data set on disk cannot be read, or is damaged.

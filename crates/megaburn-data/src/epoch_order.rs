@@ -12,8 +12,8 @@ pub(crate) struct EpochOrder {
 }
 
 impl EpochOrder {
-    /// Each epoch has an order of its own. `number` is that of the data set among those that are
-    /// mixed: data sets of the same size have different orders.
+    /// Each epoch has an order of its own. Data set `number` of a mixture has another order than
+    /// others of its size.
     pub(crate) fn shuffled(num_samples: u64, seed: u64, number: usize) -> Self {
         let name = match number {
             0 => "train".into(),

@@ -137,8 +137,9 @@ impl<'a> Reporter<'a> {
             } else {
                 String::new()
             };
-            let packing = packing.as_ref();
-            packing.inspect(|packing| console.line(format!("packing  {of}{packing}")));
+            if let Some(packing) = packing {
+                console.line(format!("packing  {of}{packing}"));
+            }
         }
         if let Some(fim) = config.data.active_fim() {
             console.line(format!(

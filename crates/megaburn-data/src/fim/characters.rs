@@ -182,7 +182,7 @@ fn is_kept(
     [before, core, after]: [&[u32]; 3],
     tokenizer: &dyn Tokenizer,
 ) -> Result<bool, DataError> {
-    // Bytes that are no character would be lost, except those of U+FFFD itself.
+    // Decoding replaces invalid UTF-8 by U+FFFD, so such a text must encode to the same tokens again.
     if text.contains(REPLACEMENT) {
         return Ok(tokenizer.encode(text)? == core);
     }

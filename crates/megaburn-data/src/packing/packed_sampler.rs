@@ -66,9 +66,9 @@ impl PackedSamplerConfig {
         }
     }
 
-    /// Reshuffles the samples in each epoch, for training. `number` is that of the data set among
-    /// those that are mixed: data sets of the same size have different orders. By default all
-    /// epochs have the order of the longest documents of the samples in the data set.
+    /// Reshuffles the samples in each epoch, for training. Data set `number` of a mixture has another
+    /// order than others of its size. By default all epochs read the samples in the order in which
+    /// their longest documents are in the data set.
     pub fn with_shuffle(self, seed: u64, number: usize) -> Self {
         Self {
             shuffle: Some((seed, number)),

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     error::{CheckpointError, IoContext},
     hex::hex,
-    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, Manifest, TensorInfo},
+    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, Manifest, OLDEST_FORMAT, TensorInfo},
     open_file::OpenFile,
     source::{TensorHeader, TensorSource, nearest, slice_spec},
 };
@@ -173,7 +173,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let version = value
         .get("format")
         .and_then(Value::as_u64)
-        .filter(|&found| found != FORMAT);
+        .filter(|found| !(OLDEST_FORMAT..=FORMAT).contains(found));
     let hash_path = folder.join(MANIFEST_HASH);
     let hash = match fs::read_to_string(&hash_path) {
         // Another format version may store its hash elsewhere.

@@ -37,7 +37,7 @@ pub enum CheckpointError {
     #[error("{file} is missing: the checkpoint is incomplete")]
     Missing { file: PathBuf },
     #[error(
-        "{path} has checkpoint format {found}, but this version reads format {supported}; use \
+        "{path} has checkpoint format {found}, but this version reads formats 2 to {supported}; use \
         the version of megaburn that wrote it"
     )]
     UnknownVersion {
@@ -83,6 +83,12 @@ pub enum CheckpointError {
     Untiled { name: String, why: String },
     #[error("cannot read tensor `{name}` to save it: {why}")]
     Source { name: String, why: String },
+    #[error("cannot start a thread that writes the checkpoint: {source}")]
+    NoThread { source: io::Error },
+    #[error("the thread that wrote the checkpoint panicked")]
+    WriterPanicked,
+    #[error("{path} was not finished, because the save was given up")]
+    Cancelled { path: PathBuf },
     #[error("refusing to write to {path}: {why}; nothing of this checkpoint was saved")]
     Guarded { path: PathBuf, why: String },
     #[error("{path} exists; choose another path or replace it with --force")]

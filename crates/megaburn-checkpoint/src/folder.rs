@@ -43,7 +43,7 @@ pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
 /// A checkpoint cannot be moved.
 pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for (step, path) in committed(from)? {
-        let target = step_path(to, step);
+        let target = checkpoint_path(to, step);
         if !is_there(&target) {
             fs::rename(&path, &target).during("move aside", &path)?;
         }
@@ -146,8 +146,8 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
     Ok(found)
 }
 
-/// The path of the checkpoint of a step.
-pub(crate) fn step_path(dir: &Path, step: u64) -> PathBuf {
+/// The path of the checkpoint of a step in the folder of checkpoints `dir`.
+pub fn checkpoint_path(dir: &Path, step: u64) -> PathBuf {
     dir.join(step_name(step))
 }
 

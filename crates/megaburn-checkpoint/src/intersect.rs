@@ -1,7 +1,7 @@
 use std::ops::Range;
 
-/// A slice of a tensor along one dimension, as laid out in memory: a piece in a file, or a rank's
-/// shard.
+/// A slice of a tensor along one dimension, or a range of its elements, as laid out in memory: a
+/// piece in a file, or a rank's shard.
 #[derive(Clone, Debug)]
 pub(crate) struct DimSlice {
     /// The dimension that is sliced.
@@ -12,11 +12,14 @@ pub(crate) struct DimSlice {
     pub(crate) start: usize,
     /// Length of the memory's own dimension.
     pub(crate) len: usize,
+    /// The elements that are there, in row-major order of the memory's own shape. Offsets count
+    /// from the first of them.
+    pub(crate) elements: Range<usize>,
 }
 
 impl DimSlice {
-    /// Offset in elements from the start of the memory to the element at global index `at`.
-    /// Coordinates past `at.len()` are 0.
+    /// Offset in elements from the start of the memory's own shape to the element at global index
+    /// `at`. Coordinates past `at.len()` are 0.
     fn offset(&self, shape: &[usize], at: &[usize]) -> usize {
         shape.iter().enumerate().fold(0, |offset, (dim, &size)| {
             let index = at.get(dim).copied().unwrap_or(0);
@@ -26,6 +29,20 @@ impl DimSlice {
                 offset * size + index
             }
         })
+    }
+
+    /// The part of dimension 0 of the global tensor in which elements can be.
+    fn rows(&self, shape: &[usize]) -> Range<usize> {
+        let own = |(dim, &size): (usize, &usize)| if dim == self.dim { self.len } else { size };
+        let row: usize = shape.iter().enumerate().skip(1).map(own).product();
+        let row = row.max(1);
+        let rows = self.elements.start / row..self.elements.end.div_ceil(row);
+        if self.dim == 0 {
+            let global = |at: usize| (at + self.global.start).saturating_sub(self.start);
+            global(rows.start)..global(rows.end)
+        } else {
+            rows
+        }
     }
 }
 
@@ -40,10 +57,12 @@ pub(crate) fn for_each_shared_run(
     mut f: impl FnMut(usize, usize, usize),
 ) {
     let mut shared: Vec<Range<usize>> = shape.iter().map(|&size| 0..size).collect();
-    for range in [a, b] {
-        let held = &mut shared[range.dim];
-        held.start = held.start.max(range.global.start);
-        held.end = held.end.min(range.global.end);
+    for slice in [a, b] {
+        for (dim, range) in [(slice.dim, slice.global.clone()), (0, slice.rows(shape))] {
+            let held = &mut shared[dim];
+            held.start = held.start.max(range.start);
+            held.end = held.end.min(range.end);
+        }
     }
     if shared.iter().any(Range::is_empty) {
         return;
@@ -54,7 +73,17 @@ pub(crate) fn for_each_shared_run(
     let rows: usize = shared[..last].iter().map(Range::len).product();
     let mut at: Vec<usize> = shared[..=last].iter().map(|range| range.start).collect();
     for _ in 0..rows {
-        f(a.offset(shape, &at), b.offset(shape, &at), run);
+        let starts = [(a, a.offset(shape, &at)), (b, b.offset(shape, &at))];
+        // Only the part of the run whose elements both have.
+        let skipped =
+            |(slice, start): &(&DimSlice, usize)| slice.elements.start.saturating_sub(*start);
+        let first = starts.iter().map(skipped).max().unwrap_or(0);
+        let left = |(slice, start): &(&DimSlice, usize)| slice.elements.end.saturating_sub(*start);
+        let end = starts.iter().map(left).fold(run, usize::min);
+        if first < end {
+            let [from, to] = starts.map(|(slice, start)| start + first - slice.elements.start);
+            f(from, to, end - first);
+        }
         for dim in (0..last).rev() {
             at[dim] += 1;
             if at[dim] < shared[dim].end {
@@ -67,6 +96,7 @@ pub(crate) fn for_each_shared_run(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use rstest::rstest;
 
     use super::*;
@@ -104,32 +134,62 @@ mod tests {
     ) {
         let size_a = shape[dim_a];
         let size_b = shape[dim_b];
+        let slice = |dim: usize, global: Range<usize>, start, len| {
+            let memory = shape.iter().product::<usize>() / shape[dim] * len;
+            DimSlice {
+                dim,
+                global,
+                start,
+                len,
+                elements: 0..memory,
+            }
+        };
         for (from_a, to_a) in (0..size_a).flat_map(|i| (i..=size_a).map(move |j| (i, j))) {
             for (from_b, to_b) in (0..size_b).flat_map(|i| (i..=size_b).map(move |j| (i, j))) {
-                let a = DimSlice {
-                    dim: dim_a,
-                    global: from_a..to_a,
-                    start: 0,
-                    len: to_a - from_a,
-                };
-                let b = DimSlice {
-                    dim: dim_b,
-                    global: from_b..to_b,
-                    start: 2,
-                    len: size_b + 3,
-                };
-                let source = held(shape, &a);
-                let wanted = held(shape, &b);
-                let mut copied = vec![usize::MAX; wanted.len()];
-                for_each_shared_run(shape, &a, &b, |x, y, n| {
-                    assert!(copied[y..y + n].iter().all(|&c| c == usize::MAX));
-                    copied[y..y + n].copy_from_slice(&source[x..x + n]);
-                });
-                for (got, want) in copied.iter().zip(&wanted) {
-                    let shared = *want != usize::MAX && source.contains(want);
-                    assert_eq!(*got, if shared { *want } else { usize::MAX });
-                }
+                let a = slice(dim_a, from_a..to_a, 0, to_a - from_a);
+                let b = slice(dim_b, from_b..to_b, 2, size_b + 3);
+                check(shape, &a, &b);
             }
+        }
+    }
+
+    /// Checks that the runs that `a` and `b` share copy each of their shared elements once.
+    fn check(shape: &[usize], a: &DimSlice, b: &DimSlice) {
+        let source = &held(shape, a)[a.elements.clone()];
+        let wanted = &held(shape, b)[b.elements.clone()];
+        let mut copied = vec![usize::MAX; wanted.len()];
+        for_each_shared_run(shape, a, b, |x, y, n| {
+            assert!(copied[y..y + n].iter().all(|&c| c == usize::MAX));
+            copied[y..y + n].copy_from_slice(&source[x..x + n]);
+        });
+        for (got, want) in copied.iter().zip(wanted) {
+            let shared = *want != usize::MAX && source.contains(want);
+            assert_eq!(*got, if shared { *want } else { usize::MAX }, "{a:?} {b:?}");
+        }
+    }
+
+    proptest! {
+        /// Ranges of the elements of slices, along any dimensions.
+        #[test]
+        fn shared_runs_of_ranges_carry_every_shared_element_once(
+            shape in prop::collection::vec(1usize..6, 1..4),
+            (dim_a, dim_b) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 8),
+            (start, padding) in (0usize..3, 0usize..3),
+        ) {
+            let range = |a: usize, b: usize, len: usize| {
+                let (a, b) = (cuts[a].index(len + 1), cuts[b].index(len + 1));
+                a.min(b)..a.max(b)
+            };
+            let slice = |dim: usize, at: usize, start: usize, padding: usize| {
+                let global = range(at, at + 1, shape[dim]);
+                let len = start + global.len() + padding;
+                let memory = shape.iter().product::<usize>() / shape[dim] * len;
+                DimSlice { dim, global, start, len, elements: range(at + 2, at + 3, memory) }
+            };
+            let a = slice(dim_a.index(shape.len()), 0, 0, 0);
+            let b = slice(dim_b.index(shape.len()), 4, start, padding);
+            check(&shape, &a, &b);
         }
     }
 }

@@ -112,13 +112,23 @@ impl Latest {
 /// # Collective
 /// All ranks of `world`, which get the same result.
 pub(crate) fn verify_together(world: &Group, path: &Path, progress: &Progress) -> Judged {
-    let mine = retried(|| {
+    let mine = verify_share(path, world.rank(), world.size(), progress);
+    judge_together(world, path, mine).inspect(|found| remember(path, found.is_ok()))
+}
+
+/// Verifies every `num_ranks`th file of a checkpoint, from file `rank` on.
+pub(crate) fn verify_share(
+    path: &Path,
+    rank: usize,
+    num_ranks: usize,
+    progress: &Progress,
+) -> Result<Checkpoint, CheckpointError> {
+    retried(|| {
         let checkpoint = Checkpoint::open(path)?;
-        let share = (world.rank()..checkpoint.num_files()).step_by(world.size());
+        let share = (rank..checkpoint.num_files()).step_by(num_ranks);
         checkpoint.verify_files(share, progress)?;
         Ok(checkpoint)
-    });
-    judge_together(world, path, mine).inspect(|found| remember(path, found.is_ok()))
+    })
 }
 
 /// The committed checkpoints of a folder, newest first.
@@ -192,7 +202,15 @@ enum Verdict {
     Stop { rank: usize, message: String },
 }
 
-fn judge_together(world: &Group, path: &Path, mine: Result<Checkpoint, CheckpointError>) -> Judged {
+/// Agrees on a checkpoint of which each rank has verified some files.
+///
+/// # Collective
+/// All ranks of `world`, which get the same result.
+pub(crate) fn judge_together(
+    world: &Group,
+    path: &Path,
+    mine: Result<Checkpoint, CheckpointError>,
+) -> Judged {
     let found = mine.as_ref().err();
     let found = found.map(|error| ReadCheckpoint {
         fault: Fault::of(error),

@@ -57,6 +57,7 @@
 #![deny(clippy::unwrap_used, clippy::panic)]
 
 mod agree;
+mod async_save;
 mod atomic_dir;
 mod atomic_file;
 mod buffer;
@@ -77,14 +78,18 @@ mod named_tensor;
 mod open_file;
 mod owner;
 mod paths;
+mod piece_index;
 mod pieces;
 mod plain;
+mod report;
 mod retention;
 mod runs;
 mod safetensors_file;
 mod save;
+mod share;
 mod single;
 mod sizes;
+mod snapshot;
 mod source;
 mod sweep;
 mod target;
@@ -95,20 +100,27 @@ mod transpose;
 mod unfinished;
 mod verified;
 mod write;
+mod write_plan;
 
+pub use async_save::AsyncSave;
 pub use atomic_file::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;
 pub use fault::{may_pass, retried, retried_where};
-pub use folder::{checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged};
+pub use folder::{
+    checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged,
+};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use latest::{Latest, Refused, find_latest, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
-pub use named_tensor::{LazyData, NamedTensor};
+pub use named_tensor::{NamedTensor, PendingValues, Values};
 pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
-pub use save::{Guard, Snapshot, is_written_by, save};
+pub use retention::Retention;
+pub use save::{Guard, save};
 pub use single::save_single;
+pub use snapshot::Snapshot;
 pub use source::{TensorHeader, TensorSource};
 pub use tensor_file::TensorFile;
 pub use unfinished::remove_unfinished;
+pub use write_plan::{Copies, HeldTensor, WritePlan};

@@ -7,8 +7,10 @@ use serde_json::Value;
 
 use crate::{chunks::is_chunk, dtype, sizes::num_elements};
 
-/// The format version that this version of megaburn writes and reads.
-pub(crate) const FORMAT: u64 = 2;
+/// The format version that this version of megaburn writes.
+pub(crate) const FORMAT: u64 = 3;
+/// The oldest format version that it reads. Format 2 has no ranges of elements.
+pub(crate) const OLDEST_FORMAT: u64 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const MANIFEST_HASH: &str = "manifest.xxh3";
 
@@ -61,7 +63,7 @@ pub struct FileInfo {
     pub pieces: Vec<PieceInfo>,
 }
 
-/// A slice of a tensor, stored contiguously.
+/// A slice of a tensor, or a part of one, stored contiguously.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceInfo {
     /// The tensor's name.
@@ -72,6 +74,10 @@ pub struct PieceInfo {
     pub dim: usize,
     /// The range of that dimension in the global tensor.
     pub range: Range<usize>,
+    /// The range of the slice's elements in row-major order, which is stored flat; absent if the
+    /// full slice is stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elements: Option<Range<usize>>,
     /// The xxh3 (64 bits, hexadecimal) of each chunk. Every chunk except the last has
     /// [`chunk_bytes`](Manifest::chunk_bytes).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -91,6 +97,29 @@ impl TensorInfo {
     /// Element type.
     pub(crate) fn dtype(&self) -> DType {
         dtype::from_file(self.dtype).expect("the manifest was validated")
+    }
+}
+
+impl PieceInfo {
+    /// The shape of the full slice.
+    fn slice_shape(&self, info: &TensorInfo) -> Vec<usize> {
+        let mut shape = at_least_1d(&info.global_shape);
+        shape[self.dim] = self.range.len();
+        shape
+    }
+
+    /// The shape in the file.
+    pub(crate) fn stored_shape(&self, info: &TensorInfo) -> Vec<usize> {
+        match &self.elements {
+            Some(elements) => vec![elements.len()],
+            None => self.slice_shape(info),
+        }
+    }
+
+    /// The range of the slice's elements that is stored.
+    pub(crate) fn stored_elements(&self, info: &TensorInfo) -> Range<usize> {
+        let all = || 0..self.slice_shape(info).iter().product();
+        self.elements.clone().unwrap_or_else(all)
     }
 }
 
@@ -118,7 +147,8 @@ impl Manifest {
                 ));
             }
             let mut pieces = held.remove(name.as_str()).unwrap_or_default();
-            pieces.sort_by_key(|piece| piece.range.start);
+            let first = |piece: &PieceInfo| piece.elements.as_ref().map_or(0, |range| range.start);
+            pieces.sort_by_key(|piece| (piece.range.start, piece.range.end, first(piece)));
             if num_elements(&info.global_shape).is_none() {
                 let why = format!("its shape {:?} is too large", info.global_shape);
                 return Err((name.clone(), why));
@@ -140,8 +170,7 @@ impl Manifest {
             for piece in &file.pieces {
                 let refuse = |why: String| Err((piece.tensor.clone(), why));
                 let info = &self.tensors[&piece.tensor];
-                let mut shape = at_least_1d(&info.global_shape);
-                shape[piece.dim] = piece.range.len();
+                let shape = piece.stored_shape(info);
                 let elements = num_elements(&shape).expect("a piece is no larger than its tensor");
                 let bytes = (elements * dtype::size(info.dtype)) as u64;
                 let Some(rest) = room.checked_sub(bytes) else {
@@ -177,7 +206,8 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
     let size =
         size.ok_or_else(|| format!("dimension {dim} is out of range for shape {shape:?}"))?;
     let mut end = 0;
-    for piece in pieces {
+    for parts in pieces.chunk_by(|a, b| a.range == b.range) {
+        let piece = parts[0];
         let range = &piece.range;
         if piece.dim != dim {
             return Err(format!(
@@ -185,19 +215,16 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
                 piece.dim
             ));
         }
-        if range.start != end || range.end < range.start {
-            let what = if range.start > end {
-                "no rank owns"
-            } else {
-                "two ranks own"
-            };
-            let from = end.min(range.start);
-            let to = end.max(range.start);
+        if range.end < range.start {
             return Err(format!(
-                "{what} {from}..{to} of dimension {dim} of {shape:?}"
+                "{range:?} is not a range of dimension {dim} of {shape:?}"
             ));
         }
+        gap_or_overlap(range, end, "", &format!("dimension {dim} of {shape:?}"))?;
         end = range.end;
+        if end <= size {
+            tile_slice(shape, parts)?;
+        }
     }
     if end == size {
         Ok(())
@@ -206,6 +233,51 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
             "its pieces end at {end} of {size} along dimension {dim} of {shape:?}"
         ))
     }
+}
+
+/// Checks that parts of one slice hold each of its elements once.
+fn tile_slice(shape: &[usize], parts: &[&PieceInfo]) -> Result<(), String> {
+    let (dim, range) = (parts[0].dim, &parts[0].range);
+    if let [piece] = parts
+        && piece.elements.is_none()
+    {
+        return Ok(());
+    }
+    if parts.iter().any(|part| part.dim != dim) {
+        return Err(format!(
+            "{range:?} is sharded along more than one dimension of {shape:?}"
+        ));
+    }
+    let mut slice = shape.to_vec();
+    slice[dim] = range.len();
+    let len: usize = slice.iter().product();
+    let of = format!("{range:?} of dimension {dim} of {shape:?}");
+    let mut end = 0;
+    for part in parts {
+        let Some(elements) = &part.elements else {
+            return Err(format!("two ranks own {of}"));
+        };
+        if elements.end < elements.start || elements.end > len {
+            return Err(format!("{elements:?} are not elements of {of}"));
+        }
+        gap_or_overlap(elements, end, "the elements ", &of)?;
+        end = elements.end;
+    }
+    gap_or_overlap(&(len..len), end, "the elements ", &of)
+}
+
+/// Refuses a range that does not begin at `end`, where the one before it ends.
+fn gap_or_overlap(range: &Range<usize>, end: usize, what: &str, of: &str) -> Result<(), String> {
+    if range.start == end {
+        return Ok(());
+    }
+    let owners = if range.start > end {
+        "no rank owns"
+    } else {
+        "two ranks own"
+    };
+    let (from, to) = (end.min(range.start), end.max(range.start));
+    Err(format!("{owners} {what}{from}..{to} of {of}"))
 }
 
 #[cfg(test)]
@@ -221,6 +293,7 @@ mod tests {
             key: format!("w#{}", range.start),
             dim: *dim,
             range: range.clone(),
+            elements: None,
             chunks: Vec::new(),
         };
         let info = TensorInfo {

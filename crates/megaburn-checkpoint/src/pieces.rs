@@ -1,6 +1,6 @@
 //! Reads and verifies the parts of a checkpoint's tensors that a rank needs.
 
-use std::sync::atomic::AtomicBool;
+use std::{ops::Range, sync::atomic::AtomicBool};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
@@ -15,7 +15,7 @@ use crate::{
     error::CheckpointError,
     hex::hex,
     intersect::{DimSlice, for_each_shared_run},
-    manifest::{PieceInfo, TensorInfo, at_least_1d},
+    manifest::{PieceInfo, at_least_1d},
     open_file::OpenFile,
     plain::PlainFile,
     runs::{Runs, Stored},
@@ -60,8 +60,26 @@ impl Checkpoint {
     }
 
     /// Reads the part of the tensor `name` that `shard` selects: this rank's part under its own
-    /// layout. Floats of another type are cast to `dtype`, rounding to nearest, as they are read.
-    /// Besides the result, one block of 1 MiB is in memory.
+    /// layout. See [`read_range`](Self::read_range).
+    ///
+    /// # Shapes
+    /// `shard.local_shape()`, with zero padding.
+    /// # Errors
+    /// As [`read_range`](Self::read_range).
+    pub fn read(
+        &self,
+        name: &str,
+        shard: &ShardSpec,
+        dtype: DType,
+    ) -> Result<TensorData, CheckpointError> {
+        let shape = shard.local_shape();
+        let data = self.read_range(name, shard, 0..shape.iter().product(), dtype)?;
+        Ok(TensorData::from_bytes(data.into_bytes(), shape, dtype))
+    }
+
+    /// Reads the range `range` of the flattened part of the tensor `name` that `shard` selects: what
+    /// a rank keeps of a sharded optimizer state. Floats of another type are cast to `dtype`,
+    /// rounding to nearest, as they are read. Besides the result, one block of 1 MiB is in memory.
     ///
     /// The bytes that are used are verified. The first time this `Checkpoint` reads from a chunk
     /// (64 MiB of a stored piece), it reads the full chunk and compares its hash with the manifest.
@@ -70,15 +88,16 @@ impl Checkpoint {
     /// without verification.
     ///
     /// # Shapes
-    /// `shard.local_shape()`, with zero padding.
+    /// `[range.len()]`, with zero padding.
     /// # Errors
     /// There is no such tensor (the error names the nearest); the global shape differs (a
     /// checkpoint of another model); the element type cannot be cast to `dtype`; or a file is
     /// damaged, and the error names the tensor and the chunk.
-    pub fn read(
+    pub fn read_range(
         &self,
         name: &str,
         shard: &ShardSpec,
+        range: Range<usize>,
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
         let info = self.info(name)?;
@@ -108,8 +127,7 @@ impl Checkpoint {
         let shape = at_least_1d(&shard.global_shape);
         let from_size = stored.size();
         let to_size = dtype.size();
-        let local_shape = shard.local_shape();
-        filled(local_shape, dtype, |local| {
+        filled(vec![range.len()], dtype, |local| {
             for &(file, number) in self.index.get(&name).into_iter().flatten() {
                 let piece = &self.manifest.files[file].pieces[number];
                 let shared = |wanted: &&ShardPiece| shares(piece, shard.dim, wanted);
@@ -118,23 +136,19 @@ impl Checkpoint {
                 }
                 let wanted = |runs: &mut Runs| {
                     for wanted in shard.pieces.iter().filter(shared) {
-                        let range = piece.range.clone();
-                        let dim = piece.dim;
                         let stored = DimSlice {
-                            dim,
-                            len: range.len(),
-                            global: range,
+                            dim: piece.dim,
+                            global: piece.range.clone(),
                             start: 0,
+                            len: piece.range.len(),
+                            elements: piece.stored_elements(info),
                         };
-                        let global = wanted.global.clone();
-                        let start = wanted.local.start;
-                        let dim = shard.dim;
-                        let len = shard.local_len;
                         let wanted = DimSlice {
-                            dim,
-                            len,
-                            global,
-                            start,
+                            dim: shard.dim,
+                            global: wanted.global.clone(),
+                            start: wanted.local.start,
+                            len: shard.local_len,
+                            elements: range.clone(),
                         };
                         for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
                             runs.push(a, b, len)
@@ -181,12 +195,8 @@ impl Checkpoint {
         file: &'a SafetensorsFile,
         piece: &PieceInfo,
     ) -> Result<Stored<'a>, CheckpointError> {
-        let TensorInfo {
-            dtype,
-            global_shape,
-        } = &self.manifest.tensors[&piece.tensor];
-        let mut shape = at_least_1d(global_shape);
-        shape[piece.dim] = piece.range.len();
+        let info = &self.manifest.tensors[&piece.tensor];
+        let (dtype, shape) = (&info.dtype, piece.stored_shape(info));
         let found = file
             .info(&piece.key)
             .filter(|i| i.shape == shape && i.dtype == *dtype);

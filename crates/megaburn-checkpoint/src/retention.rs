@@ -1,6 +1,10 @@
 //! Which checkpoints of a run stay after a new one was committed.
 
-use std::{fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
 
 use megaburn_collective::{Group, Progress, objects};
 
@@ -8,7 +12,7 @@ use crate::{
     agree::settle,
     checkpoint::Checkpoint,
     error::{CheckpointError, IoContext},
-    folder::{committed, step_name, step_path},
+    folder::{checkpoint_path, committed},
     latest::verify_together,
     owner::Mark,
     paths::{TRASH, sibling_path},
@@ -16,11 +20,56 @@ use crate::{
     verified::verified,
 };
 
-/// A checkpoint's name and, if a rank has verified it, whether it is intact.
-type Known = (String, Option<bool>);
+/// Which checkpoints of a run stay.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Retention {
+    /// The number of newest intact checkpoints that stay; 0 keeps all checkpoints.
+    pub newest: usize,
+    /// Checkpoints whose step is a multiple of this number stay too; 0 keeps none for that reason.
+    ///
+    /// Source: Megatron-LM `--save-retain-interval`.
+    pub every: u64,
+    /// The number of checkpoints that stay because their loss is lowest.
+    pub best: usize,
+    /// The loss at the steps at which it was measured, on rank 0. Others are not among the best.
+    pub losses: BTreeMap<u64, f64>,
+}
 
-/// Deletes old checkpoints of the run `run_id`, once its newest `keep` up to `current` are intact;
-/// `current` was just written, and 0 keeps all. Before an older checkpoint is deleted, all ranks
+impl Retention {
+    /// Keeps the newest `newest` checkpoints; 0 keeps all.
+    pub fn newest(newest: usize) -> Self {
+        Self {
+            newest,
+            ..Self::default()
+        }
+    }
+
+    /// Those of `steps` that stay although they may not be among the newest.
+    fn kept(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
+        let steps: Vec<u64> = steps.collect();
+        let is_kept = |step: &u64| self.every > 0 && step.is_multiple_of(self.every);
+        let mut kept: BTreeSet<u64> = steps.iter().copied().filter(is_kept).collect();
+        let loss = |step: u64| {
+            self.losses
+                .get(&step)
+                .copied()
+                .filter(|loss| !loss.is_nan())
+        };
+        let measured = steps
+            .into_iter()
+            .filter_map(|step| Some((loss(step)?, step)));
+        let mut measured: Vec<_> = measured.collect();
+        measured.sort_by(|(a, step_a), (b, step_b)| a.total_cmp(b).then(step_a.cmp(step_b)));
+        kept.extend(measured.into_iter().take(self.best).map(|(_, step)| step));
+        kept
+    }
+}
+
+/// A checkpoint's step and, if a rank has verified it, whether it is intact.
+type Known = (u64, Option<bool>);
+
+/// Deletes the checkpoints of the run `run_id` that `retention` does not keep, once the newest ones up
+/// to `current` are intact; `current` was just written. Before an older checkpoint is deleted, all ranks
 /// verify the remaining ones, each once per process.
 ///
 /// These checkpoints are neither counted nor deleted:
@@ -39,9 +88,10 @@ pub(crate) fn retain(
     dir: &Path,
     run_id: Option<&str>,
     current: u64,
-    keep: usize,
+    retention: &Retention,
     progress: &Progress,
 ) -> Result<(), CheckpointError> {
+    let keep = retention.newest;
     if keep == 0 {
         return Ok(());
     }
@@ -55,27 +105,68 @@ pub(crate) fn retain(
     if own.len() <= keep {
         return Ok(());
     }
+    let is_whole = |(_, is_whole): &&Known| *is_whole != Some(false);
+    let others = retention.kept(own.iter().filter(is_whole).map(|(step, _)| *step));
     let mut own = own.into_iter();
     let mut kept = 0;
     while kept < keep
-        && let Some((name, is_whole)) = own.next()
+        && let Some((step, is_whole)) = own.next()
     {
         let is_whole = match is_whole {
             Some(is_whole) => is_whole,
-            None => is_verified_valid(world, &dir.join(name), progress)?,
+            None => is_verified_valid(world, &checkpoint_path(dir, step), progress)?,
         };
         kept += usize::from(is_whole);
     }
-    let old = own.filter(|(_, is_whole)| is_first && *is_whole != Some(false));
-    old.into_iter()
-        .try_for_each(|(name, _)| delete(&dir.join(name)))
+    let is_old = |(step, is_whole): &Known| *is_whole != Some(false) && !others.contains(step);
+    own.filter(|known| is_first && is_old(known))
+        .try_for_each(|(step, _)| delete(&checkpoint_path(dir, step)))
+}
+
+/// The checkpoints that [`retain`] would verify once `current` is there, newest first; none if it
+/// would delete none.
+///
+/// # Errors
+/// The folder cannot be read.
+/// # Collective
+/// All ranks of `world`.
+pub(crate) fn to_verify(
+    world: &Group,
+    dir: &Path,
+    run_id: Option<&str>,
+    current: u64,
+    retention: &Retention,
+) -> Result<Vec<PathBuf>, CheckpointError> {
+    if retention.newest == 0 {
+        return Ok(Vec::new());
+    }
+    let steps = if world.rank() == 0 {
+        known(dir, run_id, current).map(|own| {
+            let mut old: Vec<Known> = own;
+            old.retain(|(step, is_whole)| *step != current && *is_whole != Some(false));
+            let others = retention.newest - 1;
+            let is_enough = old.len() > others;
+            let needed = old.into_iter().take(if is_enough { others } else { 0 });
+            needed
+                .filter(|(_, is_whole)| is_whole.is_none())
+                .map(|(step, _)| step)
+                .collect::<Vec<u64>>()
+        })
+    } else {
+        Ok(Vec::new())
+    };
+    let steps: Vec<u64> = objects::broadcast(world, &settle(world, steps)?)?;
+    Ok(steps
+        .into_iter()
+        .map(|step| checkpoint_path(dir, step))
+        .collect())
 }
 
 /// The checkpoints that count for [`retain`], newest first. The one just written is known to be
 /// intact.
 fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, CheckpointError> {
     let mut verified = verified();
-    verified.remove(&step_path(dir, current));
+    verified.remove(&checkpoint_path(dir, current));
     let past = committed(dir)?
         .into_iter()
         .filter(|(step, _)| *step <= current);
@@ -88,7 +179,7 @@ fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, C
         } else {
             verified.get(&path).copied()
         };
-        (step_name(step), is_whole)
+        (step, is_whole)
     });
     Ok(known.collect())
 }
@@ -119,4 +210,38 @@ fn delete(path: &Path) -> Result<(), CheckpointError> {
     fs::rename(path, &trash).during("move aside", path)?;
     remove_marked(&trash);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kth_checkpoint_and_those_of_the_lowest_loss_are_kept() {
+        let losses = [
+            (10, 3.0),
+            (20, 1.5),
+            (30, f64::NAN),
+            (40, 1.5),
+            (50, 2.0),
+            (60, 0.1),
+        ];
+        let kept = |every, best| {
+            let retention = Retention {
+                newest: 1,
+                every,
+                best,
+                losses: losses.into(),
+            };
+            // Step 60 has a loss, but no checkpoint any more; step 45 was not evaluated.
+            let kept = retention.kept([50, 45, 40, 30, 20, 10].into_iter());
+            kept.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(kept(0, 0), [0; 0]);
+        assert_eq!(kept(20, 0), [20, 40]);
+        assert_eq!(kept(0, 1), [20], "the earlier one of equal losses");
+        assert_eq!(kept(0, 3), [20, 40, 50]);
+        assert_eq!(kept(15, 1), [20, 30, 45]);
+        assert_eq!(kept(0, 9), [10, 20, 40, 50]);
+    }
 }

@@ -2,6 +2,7 @@ use std::{
     fs::{self, OpenOptions},
     io::{ErrorKind, Write},
     path::{Component, Path},
+    sync::atomic::AtomicBool,
 };
 
 use megaburn_collective::Progress;
@@ -10,9 +11,11 @@ use crate::{
     error::{CheckpointError, IoContext},
     hf::ASSETS,
     manifest::{MANIFEST, MANIFEST_HASH},
-    named_tensor::NamedTensor,
+    named_tensor::{NamedTensor, Values},
     paths::sync_dir,
-    save::{Snapshot, merge, write_manifest, write_share},
+    report::{merge, write_manifest},
+    share::Share,
+    snapshot::Snapshot,
     target::Target,
 };
 
@@ -45,7 +48,9 @@ pub fn save_single<'a>(
         is_part,
     };
     let staging = target.stage()?;
-    let report = write_share(&staging.path, 0, tensors, &Progress::none())?;
+    let read = |values: Values<'_>, range| values(range)?();
+    let never = AtomicBool::new(false);
+    let report = Share::alone(tensors)?.write(&staging.path, 0, read, &Progress::none(), &never)?;
     let manifest = merge(snapshot, layout.to_string(), vec![report])?;
     write_manifest(&staging.path, &manifest)?;
     write_extra(&staging.path, extra_files)?;

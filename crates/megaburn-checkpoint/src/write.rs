@@ -3,15 +3,15 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, BufWriter, Write},
+    ops::Range,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
+use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
-use megaburn_mesh::ShardPiece;
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo},
-};
+use megaburn_mesh::ShardSpec;
+use safetensors::{Dtype, tensor::Metadata};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
@@ -19,62 +19,67 @@ use crate::{
     dtype,
     error::{CheckpointError, IoContext},
     hex::hex,
-    manifest::{FileInfo, PieceInfo, at_least_1d},
-    named_tensor::NamedTensor,
+    manifest::{FileInfo, PieceInfo, TensorInfo, at_least_1d},
     paths::sync_dir,
+    piece_index::PieceIndex,
+    write_plan::WrittenPiece,
 };
 
-/// Writes what this rank owns of `tensors` to `folder/name` and syncs the file. If it owns nothing,
-/// no file is written. The hash covers the bytes that are written, not those that the disk returns later.
-pub(crate) fn write_rank_file(
+/// Values of a tensor that this rank writes.
+pub(crate) struct PlannedTensor<V> {
+    pub(crate) name: String,
+    pub(crate) shard: ShardSpec,
+    pub(crate) dtype: DType,
+    pub(crate) file_dtype: Dtype,
+    /// At least one.
+    pub(crate) pieces: Vec<WrittenPiece>,
+    /// The range of the flattened local tensor that `values` returns.
+    pub(crate) range: Range<usize>,
+    pub(crate) values: V,
+}
+
+/// Writes `tensors` to `folder/name` and syncs the file. If there are none, no file is written. The
+/// hash covers the bytes that are written, not those that the disk returns later. `read` is called
+/// for one tensor at a time, and its values are dropped before the next.
+///
+/// # Errors
+/// `is_cancelled` was set, values cannot be read, or the file cannot be written.
+pub(crate) fn write_rank_file<V>(
     folder: &Path,
     name: &str,
-    tensors: Vec<NamedTensor<'_>>,
+    mut tensors: Vec<PlannedTensor<V>>,
+    read: impl Fn(V, Range<usize>) -> Result<TensorData, CheckpointError>,
     progress: &Progress,
+    is_cancelled: &AtomicBool,
 ) -> Result<Option<FileInfo>, CheckpointError> {
-    let mut owned: Vec<_> = tensors
-        .into_iter()
-        .filter(|tensor| tensor.shard.owned().next().is_some())
-        .collect();
-    if owned.is_empty() {
+    if tensors.is_empty() {
         return Ok(None);
     }
     // Wide elements first, so that every piece is aligned, as some readers of the format prefer.
-    owned.sort_by_cached_key(|tensor| (Reverse(tensor.dtype.size()), tensor.name.clone()));
+    tensors.sort_by_cached_key(|tensor| (Reverse(tensor.dtype.size()), tensor.name.clone()));
     let mut pieces = Vec::new();
     let mut header = Header::default();
-    for tensor in &owned {
-        let global_shape = at_least_1d(&tensor.shard.global_shape);
-        let dim = tensor.shard.dim;
-        for ShardPiece { global, .. } in tensor.shard.owned() {
-            let mut shape = global_shape.clone();
-            shape[dim] = global.len();
-            let tensor_name = &tensor.name;
-            let start = global.start;
-            let whole = shape == global_shape;
-            let key = if whole {
-                tensor_name.clone()
-            } else {
-                format!("{tensor_name}#{start}")
+    for tensor in &tensors {
+        for written in &tensor.pieces {
+            let piece = piece_info(tensor, written);
+            let info = TensorInfo {
+                dtype: tensor.file_dtype,
+                global_shape: tensor.shard.global_shape.clone(),
             };
-            header.push(key.clone(), tensor.file_dtype()?, shape);
-            let tensor = tensor_name.clone();
-            let range = global.clone();
-            pieces.push(PieceInfo {
-                tensor,
-                key,
-                dim,
-                range,
-                chunks: Vec::new(),
-            });
+            let shape = piece.stored_shape(&info);
+            header.push(piece.key.clone(), tensor.file_dtype, shape);
+            pieces.push(piece);
         }
     }
     let path = folder.join(name);
     progress.expect(header.end as u64);
     let mut file = DataFile::create(&path, header, None)?.with_progress(progress);
     let mut chunks = Vec::new();
-    for tensor in owned {
-        chunks.extend(write_tensor(&mut file, tensor)?);
+    for tensor in tensors {
+        if is_cancelled.load(Ordering::Relaxed) {
+            return Err(CheckpointError::Cancelled { path });
+        }
+        chunks.extend(write_tensor(&mut file, tensor, &read)?);
     }
     for (piece, chunks) in pieces.iter_mut().zip(chunks) {
         piece.chunks = chunks;
@@ -89,24 +94,51 @@ pub(crate) fn write_rank_file(
     }))
 }
 
-/// Writes what this rank owns of a tensor. Returns the chunk hashes of each piece.
-fn write_tensor(
+/// Describes a piece that is written. Its key is the tensor's name, `#` and the start of its slice,
+/// `@` and its first element, where it is not the full tensor or slice.
+fn piece_info<V>(tensor: &PlannedTensor<V>, written: &WrittenPiece) -> PieceInfo {
+    let PlannedTensor { name, shard, .. } = tensor;
+    let range = shard.pieces[written.piece].global.clone();
+    let is_whole = range.len() == at_least_1d(&shard.global_shape)[shard.dim];
+    let mut key = name.clone();
+    if !is_whole {
+        key += &format!("#{}", range.start);
+    }
+    if !written.is_full {
+        key += &format!("@{}", written.range.start);
+    }
+    PieceInfo {
+        tensor: name.clone(),
+        key,
+        dim: shard.dim,
+        range,
+        elements: (!written.is_full).then(|| written.range.clone()),
+        chunks: Vec::new(),
+    }
+}
+
+/// Writes the pieces of a tensor. Returns the chunk hashes of each.
+fn write_tensor<V>(
     file: &mut DataFile,
-    tensor: NamedTensor<'_>,
+    tensor: PlannedTensor<V>,
+    read: impl Fn(V, Range<usize>) -> Result<TensorData, CheckpointError>,
 ) -> Result<Vec<Vec<String>>, CheckpointError> {
-    let NamedTensor {
+    let PlannedTensor {
         name,
         shard,
         dtype,
-        data,
+        range,
+        pieces,
+        values,
+        ..
     } = tensor;
-    let data = data()?;
+    let data = read(values, range.clone())?;
     if data.dtype() != dtype {
         let why = format!("it is {:?}, but {dtype:?} was expected", data.dtype());
         return Err(CheckpointError::Source { name, why });
     }
     let found = data.num_elements();
-    let expected = shard.local_shape().iter().product();
+    let expected = range.len();
     if found != expected {
         return Err(CheckpointError::LocalShape {
             name,
@@ -117,12 +149,13 @@ fn write_tensor(
     let bytes = data.as_bytes();
     let size = dtype.size();
     let mut chunks = Vec::new();
-    for piece in shard.owned() {
+    for written in pieces {
         let mut hasher = ChunkHasher::new();
         let mut result = Ok(());
-        shard.for_each_run(piece, |local, _, len| {
+        let index = PieceIndex::new(&shard, &shard.pieces[written.piece]);
+        index.for_each_run(written.range, |local, len| {
             if result.is_ok() {
-                let run = &bytes[local * size..(local + len) * size];
+                let run = &bytes[(local - range.start) * size..][..len * size];
                 hasher.update(run);
                 result = file.write(run);
             }
@@ -136,7 +169,7 @@ fn write_tensor(
 /// The tensors of a safetensors file, in file order.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
-    entries: Vec<(String, TensorInfo)>,
+    entries: Vec<(String, safetensors::tensor::TensorInfo)>,
     end: usize,
 }
 
@@ -146,7 +179,7 @@ impl Header {
         self.end += shape.iter().product::<usize>() * dtype::size(dtype);
         self.entries.push((
             key,
-            TensorInfo {
+            safetensors::tensor::TensorInfo {
                 dtype,
                 shape,
                 data_offsets: (start, self.end),

@@ -36,8 +36,8 @@ mod device_scalar;
 mod dtype;
 mod error;
 mod finite_weights;
-mod full_state;
 mod grad_zero_count;
+mod held_state;
 mod leaf;
 mod loss_scaler;
 mod masters;
@@ -66,10 +66,11 @@ pub use accumulator::GradientAccumulator;
 pub use device_scalar::DeviceScalar;
 pub use dtype::Dtype;
 pub use error::OptimError;
-pub use full_state::{FullState, StateTensor};
+pub use held_state::{HeldState, HostPart, StateTensor};
 pub use loss_scaler::{LossScaleConfig, LossScaler};
 pub use moment::Moment;
 pub use norm::GradNorm;
+pub use offload::D2hCopy;
 pub use optimizer::Optimizer;
 pub use rule::{
     AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, Rates, SgdConfig,

@@ -1,4 +1,4 @@
-use std::convert::Infallible;
+use std::{convert::Infallible, ops::Range};
 
 use burn::{
     Tensor,
@@ -30,7 +30,7 @@ impl Optimizer {
     /// Parameters are cast one after the other: of those that are still lazy, at most one exists in
     /// f32 at a time.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
-        match self.cast(module, dtype, |_, _| Ok::<_, Infallible>(None)) {
+        match self.cast(module, dtype, |_, _, _| Ok::<_, Infallible>(NewValue::None)) {
             Ok(module) => module,
             Err(never) => match never {},
         }
@@ -51,14 +51,44 @@ impl Optimizer {
         dtype: FloatDType,
         mut read: impl FnMut(&str, &[usize]) -> Result<TensorData, E>,
     ) -> Result<M, E> {
-        self.cast(module, dtype, |path, shape| read(path, shape).map(Some))
+        self.cast(module, dtype, |path, shape, _| {
+            read(path, shape).map(NewValue::Whole)
+        })
+    }
+
+    /// Like [`load_params`](Self::load_params), with only the values that this rank needs: `read`
+    /// gets a path and a range of the flattened local parameter. For a [sharded
+    /// parameter](crate::ShardingLevel::Parameters), that is the range that this rank keeps, and for
+    /// others the full parameter.
+    ///
+    /// # Errors
+    /// The first error of `read`; the module is lost then.
+    ///
+    /// # Panics
+    /// If `read` returns data of another size.
+    pub fn restore_params<M: Module, E>(
+        &mut self,
+        module: M,
+        dtype: FloatDType,
+        mut read: impl FnMut(&str, Range<usize>) -> Result<TensorData, E>,
+    ) -> Result<M, E> {
+        self.cast(module, dtype, |path, shape, kept| match kept {
+            Some(kept) if kept.is_empty() => Ok(NewValue::Kept(None)),
+            Some(kept) => Ok(NewValue::Kept(Some(read(path, kept)?))),
+            None => {
+                let data = read(path, 0..shape.iter().product())?;
+                let dtype = data.dtype();
+                let data = TensorData::from_bytes(data.into_bytes(), shape.to_vec(), dtype);
+                Ok(NewValue::Whole(data))
+            }
+        })
     }
 
     fn cast<M: Module, E>(
         &mut self,
         module: M,
         dtype: FloatDType,
-        read: impl FnMut(&str, &[usize]) -> Result<Option<TensorData>, E>,
+        read: impl FnMut(&str, &[usize], Option<Range<usize>>) -> Result<NewValue, E>,
     ) -> Result<M, E> {
         self.choose_in(&module);
         let path = Path::default();
@@ -92,6 +122,16 @@ impl Optimizer {
     }
 }
 
+/// The new value of a parameter.
+enum NewValue {
+    /// The parameter keeps its value.
+    None,
+    /// The local parameter.
+    Whole(TensorData),
+    /// The range of a sharded parameter that this rank keeps, unless that is empty.
+    Kept(Option<TensorData>),
+}
+
 struct Cast<'a, F, E> {
     path: Path,
     dtype: DType,
@@ -102,14 +142,8 @@ struct Cast<'a, F, E> {
 
 impl<F, E> Cast<'_, F, E> {
     fn cast<const D: usize>(&mut self, path: String, tensor: Tensor<D>, is_new: bool) -> Tensor<D> {
-        let Self {
-            dtype, optimizer, ..
-        } = self;
-        let dtype = &if optimizer.f32_params.contains(&path) {
-            DType::F32
-        } else {
-            *dtype
-        };
+        let dtype = &self.dtype_of(&path);
+        let optimizer = &mut *self.optimizer;
         let sharding = optimizer.sharding.clone();
         let is_sharded = sharding.is_param_sharded(&path);
         let is_there = match is_sharded {
@@ -137,13 +171,59 @@ impl<F, E> Cast<'_, F, E> {
     }
 }
 
+impl<F, E> Cast<'_, F, E> {
+    /// The new type of a parameter.
+    fn dtype_of(&self, path: &str) -> DType {
+        if self.optimizer.f32_params.contains(path) {
+            DType::F32
+        } else {
+            self.dtype
+        }
+    }
+
+    /// Stores the values that this rank keeps of a sharded parameter, none if it keeps none. In the
+    /// module it gets a placeholder; a lazy parameter is not initialized.
+    fn keep<const D: usize>(
+        &mut self,
+        path: String,
+        param: Param<Tensor<D>>,
+        data: Option<TensorData>,
+    ) -> Param<Tensor<D>> {
+        let device = param.lazy_device();
+        let shape: [usize; D] = param.lazy_shape().dims();
+        let nan = Tensor::<D>::full([1; D], f32::NAN, &device).expand(shape);
+        let id = param.id;
+        param.transform_for_load(nan, id).map(|placeholder| {
+            let dtype = self.dtype_of(&path);
+            let optimizer = &mut *self.optimizer;
+            let leaf = Leaf::of(&placeholder).of_type(dtype);
+            let device = placeholder.device().inner();
+            let value = match data {
+                Some(data) => {
+                    let len = data.num_elements();
+                    let stored = data.dtype();
+                    let data = TensorData::from_bytes(data.into_bytes(), [len], stored);
+                    Tensor::<1>::from_data(data, (&device, stored)).cast(DType::F32)
+                }
+                None => Tensor::empty([0], (&device, DType::F32)),
+            };
+            optimizer.state.remove(&Key::master(&path));
+            if leaf.requires_grad && optimizer.has_master(dtype) {
+                optimizer.state.put(Key::master(&path), value.clone());
+            }
+            optimizer.sharding.give(&path, value.cast(dtype));
+            leaf.without_values(&device)
+        })
+    }
+}
+
 fn is_nan<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.clone().inner().is_nan().all().into_scalar()
 }
 
 impl<F, E> ModuleMapper for Cast<'_, F, E>
 where
-    F: FnMut(&str, &[usize]) -> Result<Option<TensorData>, E>,
+    F: FnMut(&str, &[usize], Option<Range<usize>>) -> Result<NewValue, E>,
 {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
@@ -159,9 +239,13 @@ where
         }
         let path = self.path.text();
         let shape = param.lazy_shape();
-        let (param, is_new) = match (self.read)(&path, &shape) {
-            Ok(None) => (param, false),
-            Ok(Some(data)) => {
+        let sharding = &self.optimizer.sharding;
+        let is_sharded = sharding.is_param_sharded(&path);
+        let kept = is_sharded.then(|| sharding.kept(&path, shape.num_elements()));
+        let (param, is_new) = match (self.read)(&path, &shape, kept) {
+            Ok(NewValue::None) => (param, false),
+            Ok(NewValue::Kept(data)) => return self.keep(path, param, data),
+            Ok(NewValue::Whole(data)) => {
                 assert_eq!(
                     data.shape(),
                     &shape,

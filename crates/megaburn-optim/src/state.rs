@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use burn::{
     Tensor,
@@ -29,27 +29,36 @@ impl Optimizer {
         moments.map(|(moment, _)| moment).collect()
     }
 
-    /// Restores the moments that [`Optimizer::full_state`] returned after `time` steps. They are
+    /// Restores the moments that [`Optimizer::held_state`] returned after `time` steps. They are
     /// read as f32 whatever type they were stored in, and cast to the types that this optimizer is
-    /// configured with. `read` is called for each moment of each parameter of `grads`; at time 0 it
-    /// is not called.
+    /// configured with. `read` gets the range of the flattened local parameter that this rank keeps;
+    /// it is called for each moment of each parameter of `grads`, but not at time 0.
     ///
     /// # Errors
-    /// An error of `read`; state that is not f32 or does not have the parameter's local size; or no
+    /// An error of `read`; state that is not f32 or not of the size of the range; or no
     /// host memory for state that is to be offloaded.
     pub fn load_state<E: From<OptimError>>(
         &mut self,
         time: u64,
         grads: &GradientAccumulator,
-        mut read: impl FnMut(&str, Moment) -> Result<TensorData, E>,
+        mut read: impl FnMut(&str, Moment, Range<usize>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         self.choose_for(grads);
         let mut state = self.state.masters();
         let entries = grads.entries.iter().filter(|_| time > 0);
         for (path, entry) in entries {
             for (moment, dtype) in self.rule.moments(path, &entry.spec) {
-                let data = read(path, moment)?;
-                let expected = entry.num_elements();
+                let range = self.sharding.kept(path, entry.num_elements());
+                let expected = range.len();
+                let moment_key = Key::moment(path, moment);
+                if expected == 0 {
+                    state.put(
+                        moment_key,
+                        Tensor::empty([0], (&entry.device, dtype.into())),
+                    );
+                    continue;
+                }
+                let data = read(path, moment, range)?;
                 let found = data.num_elements();
                 let is = data.dtype();
                 if found != expected || is != DType::F32 {
@@ -66,8 +75,7 @@ impl Optimizer {
                 }
                 let data = TensorData::from_bytes(data.into_bytes(), [expected], DType::F32);
                 let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
-                let moment = Key::moment(path, moment);
-                state.put(moment, self.sharding.cut(path, wide).cast(dtype));
+                state.put(moment_key, wide.cast(dtype));
             }
         }
         state.settle()?;
@@ -120,7 +128,7 @@ mod tests {
             .collect();
         assert_eq!(saved.len(), 4);
         let mut resumed = AdamWConfig::new().init(&Sharding::none()).unwrap();
-        let read = |path: &str, moment: Moment| {
+        let read = |path: &str, moment: Moment, _: Range<usize>| {
             Ok::<_, OptimError>(saved[&(path.to_string(), moment.name())].clone())
         };
         resumed.load_state(optimizer.time(), &grads, read).unwrap();
@@ -138,7 +146,9 @@ mod tests {
         let grads =
             GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
-        let short = |_: &str, _: Moment| Ok::<_, OptimError>(TensorData::from([1.0f32; 5]));
+        let short = |_: &str, _: Moment, _: Range<usize>| {
+            Ok::<_, OptimError>(TensorData::from([1.0f32; 5]))
+        };
         let error = optimizer
             .load_state(2, &grads, short)
             .unwrap_err()
@@ -148,7 +158,9 @@ mod tests {
             "{error}"
         );
         assert_eq!(optimizer.time(), 0);
-        let none = |_: &str, _: Moment| -> Result<TensorData, OptimError> { unreachable!() };
+        let none = |_: &str, _: Moment, _: Range<usize>| -> Result<TensorData, OptimError> {
+            unreachable!()
+        };
         optimizer.load_state(0, &grads, none).unwrap();
     }
 }

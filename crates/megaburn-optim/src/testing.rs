@@ -1,5 +1,6 @@
 //! A module of two parameters, sharded like those of a model.
 
+pub(crate) mod full_state;
 pub(crate) mod moe;
 
 use burn::{

@@ -13,7 +13,8 @@ pub struct LazyParam {
     pub path: String,
     /// Element type.
     pub dtype: DType,
-    read: Box<dyn FnOnce() -> Result<TensorData, String>>,
+    shape: Vec<usize>,
+    flat: Box<dyn FnOnce() -> Tensor<1> + Send>,
 }
 
 impl LazyParam {
@@ -22,7 +23,19 @@ impl LazyParam {
     /// # Errors
     /// The device cannot be read.
     pub fn read(self) -> Result<TensorData, String> {
-        (self.read)()
+        let shape = self.shape.clone();
+        let dtype = self.dtype;
+        let data = self.flat().try_into_data();
+        let data = data.map_err(|error| error.to_string())?;
+        Ok(TensorData::from_bytes(data.into_bytes(), shape, dtype))
+    }
+
+    /// The local values on their device, without autodiff.
+    ///
+    /// # Shapes
+    /// `[local elements]`, row-major.
+    pub fn flat(self) -> Tensor<1> {
+        (self.flat)()
     }
 }
 
@@ -102,7 +115,8 @@ impl ModuleVisitor for Reader {
         self.params.push(LazyParam {
             path: self.path.join("."),
             dtype: value.dtype(),
-            read: Box::new(move || value.try_into_data().map_err(|error| error.to_string())),
+            shape: value.dims().to_vec(),
+            flat: Box::new(move || value.flatten(0, D - 1)),
         });
     }
 }

@@ -24,6 +24,7 @@ mod report;
 mod resume_error;
 mod run;
 mod run_folder;
+mod saves;
 pub mod signal;
 mod start;
 mod state;

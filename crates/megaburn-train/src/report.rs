@@ -1,5 +1,6 @@
 //! Rank 0's output about a run, on the console and in files.
 
+mod saved;
 mod start;
 
 use std::{path::PathBuf, sync::Arc};
@@ -244,6 +245,11 @@ impl<'a> Reporter<'a> {
             data,
             device: trainer.device().clone(),
         })
+    }
+
+    /// The evaluations that the metrics had when the run started.
+    pub(crate) fn evals(&self) -> Vec<EvalMetrics> {
+        self.metrics.found().evals
     }
 
     /// The last step with evaluations in the metrics, if all of `names` are there.

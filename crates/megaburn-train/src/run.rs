@@ -18,6 +18,7 @@ use crate::{
     ranks::run_prepared,
     report::Reporter,
     run_folder::{RunFolder, RunShare, check_before_start},
+    saves::Saves,
     signal::StopSignal,
     start::{self, settle},
     state::StateFile,
@@ -160,6 +161,9 @@ impl RankRun {
             Ok((report, state))
         };
         let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();
+        if let Some(report) = &report {
+            trainer.add_eval_losses(report.evals());
+        }
         // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);
         let config = &config;
@@ -173,7 +177,7 @@ impl RankRun {
             report,
             stops,
             state,
-            saved,
+            saves: Saves::new(saved),
             has_trained,
             pulse,
             starting,

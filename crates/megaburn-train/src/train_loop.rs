@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! while steps remain {
-//!     evaluate if due; step; report; check replicas if due; save if due or stopped
+//!     evaluate if due; step; report; check replicas if due
+//!     complete the asynchronous save if it is written; save if due or stopped
 //! }
 //! save; evaluate; sample
 //! ```
@@ -19,6 +20,7 @@ use crate::{
     config::TrainConfig,
     error::TrainError,
     report::Reporter,
+    saves::{SavedCheckpoint, Saves},
     state::StateFile,
     stop::{StopReason, Stops},
     trainer::Trainer,
@@ -34,8 +36,7 @@ pub(crate) struct TrainLoop<'a> {
     pub(crate) stops: &'a Stops,
     /// The state file; only on rank 0.
     pub(crate) state: Option<StateFile>,
-    /// The step of the newest checkpoint.
-    pub(crate) saved: Option<u64>,
+    pub(crate) saves: Saves,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -145,9 +146,13 @@ impl TrainLoop<'_> {
         if due(metrics.step, train.check_replicas_interval) {
             self.trainer.check_replicas()?;
         }
+        let written = self.saves.complete_written(&self.trainer)?;
+        self.record_saved(written)?;
         let stop = self.is_stopped()?;
-        if stop.is_some() || due(metrics.step, train.checkpoint_interval) {
+        if stop.is_some() {
             self.save()?;
+        } else if self.saves.is_due(train, &self.trainer)? {
+            self.save_at_interval()?;
         }
         Ok(stop)
     }
@@ -170,9 +175,29 @@ impl TrainLoop<'_> {
         self.trainer.diagnosed(error)
     }
 
+    /// Saves at an interval. With `train.async_save`, a save that is due while another is being
+    /// written waits for it.
+    fn save_at_interval(&mut self) -> Result<(), TrainError> {
+        if !self.config.train.async_save {
+            return self.save();
+        }
+        let _saving = self.groups.world.phase(Phase::Save);
+        let written = self.saves.complete(&self.trainer)?;
+        self.record_saved(written)?;
+        if let Some(report) = &mut self.report {
+            report.sync()?;
+        }
+        self.saves.begin(&mut self.trainer)
+    }
+
+    /// Saves and waits until everything is on disk.
     fn save(&mut self) -> Result<(), TrainError> {
-        let step = self.trainer.progress().step;
-        if self.saved == Some(step) {
+        let written = {
+            let _saving = self.groups.world.phase(Phase::Save);
+            self.saves.complete(&self.trainer)?
+        };
+        self.record_saved(written)?;
+        if self.saves.has(self.trainer.progress().step) {
             return Ok(());
         }
         // Rank 0 writes more than the others, which wait for it.
@@ -182,9 +207,19 @@ impl TrainLoop<'_> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        self.trainer.save()?;
-        self.saved = Some(step);
-        self.state.iter_mut().for_each(|state| state.saved(step));
+        let saved = self.saves.save(&self.trainer)?;
+        self.record_saved(Some(saved))
+    }
+
+    /// Records a checkpoint that was completed, if any.
+    fn record_saved(&mut self, saved: Option<SavedCheckpoint>) -> Result<(), TrainError> {
+        let Some(saved) = saved else { return Ok(()) };
+        if let Some(state) = &mut self.state {
+            state.saved(saved.step);
+        }
+        if let Some(report) = &mut self.report {
+            report.saved(&saved, &self.trainer.checkpoint_path(saved.step))?;
+        }
         Ok(())
     }
 
@@ -202,6 +237,7 @@ impl TrainLoop<'_> {
         let evals = self.unless_stopped(|stop| self.trainer.evaluate_unless(stop))?;
         if let (Some(report), ControlFlow::Continue(evals)) = (&mut self.report, &evals) {
             report.eval(evals)?;
+            self.trainer.add_eval_losses(evals.clone());
         }
         Ok(evals)
     }

@@ -7,9 +7,9 @@ use std::{
 
 use burn::prelude::Device;
 use megaburn::{
-    collective::{GroupOptions, ProcessGroups, run_threads},
+    collective::{GroupOptions, ProcessGroups, objects, run_threads},
     mesh::Layout,
-    optim::{Moment, StateTensor},
+    optim::Moment,
     report::metrics::StepMetrics,
     train::{RunData, TrainConfig, TrainError, Trainer},
 };
@@ -32,22 +32,50 @@ pub(crate) struct Trained {
     grads: FullParams,
 }
 
-/// The first moment of every parameter of a rank. After the first step it is the gradient of the
-/// update times a constant.
-fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
+/// The first moment of every local parameter of a rank. After the first step it is the gradient of
+/// the update times a constant. Ranks that shard it exchange their parts.
+fn local_moments(trainer: &Trainer, groups: &ProcessGroups) -> Result<LocalParams, TrainError> {
     // This waits for parameters that are in flight.
     trainer.model();
-    let moments = trainer
-        .optimizer()
-        .full_state(|_| true)?
-        .moments
-        .into_iter();
-    let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);
-    let read = |((_, path), state): ((Moment, String), StateTensor)| {
-        let shard = trainer.plan().get(&path).unwrap().shard.clone();
-        Ok((path, state.read()?.try_to_vec().unwrap(), shard))
-    };
-    first.map(read).collect()
+    let shard = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
+    let len = |path: &str| shard(path).local_shape().iter().product();
+    let mut held = Vec::new();
+    for ((moment, path), state) in trainer.optimizer().held_state(len).moments {
+        if moment == Moment::ExpAvg {
+            let range = state.range.clone();
+            let values: Vec<f32> = state.read(range.clone())?.try_to_vec().unwrap();
+            held.push((path, range.start, values));
+        }
+    }
+    let mut local = Vec::new();
+    for is_expert in [false, true] {
+        let group = if is_expert {
+            &groups.edp
+        } else {
+            &groups.dp_cp
+        };
+        let own = held
+            .iter()
+            .filter(|(path, ..)| shard(path).is_expert() == is_expert);
+        let own: Vec<_> = own.cloned().collect();
+        let all: Vec<Vec<(String, usize, Vec<f32>)>> =
+            objects::broadcast(group, &objects::gather(group, &own)?)?;
+        let paths: BTreeSet<_> = all
+            .iter()
+            .flatten()
+            .map(|(path, ..)| path.clone())
+            .collect();
+        for path in paths {
+            let mut values = vec![f32::NAN; len(&path)];
+            for (_, start, part) in all.iter().flatten().filter(|(other, ..)| *other == path) {
+                values[*start..start + part.len()].copy_from_slice(part);
+            }
+            let shard = shard(&path);
+            local.push((path, values, shard));
+        }
+    }
+    local.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    Ok(local)
 }
 
 pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
@@ -61,9 +89,9 @@ pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
     let ranks = run_threads(layout.world_size(), options, |world| {
         let groups = ProcessGroups::new(&world, layout)?;
         let device = Device::flex().autodiff();
-        let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
+        let mut trainer = Trainer::new(config.clone(), groups.clone(), device, data.clone())?;
         let mut steps = vec![trainer.step()?];
-        let grads = local_moments(&trainer)?;
+        let grads = local_moments(&trainer, &groups)?;
         for _ in 1..num_steps {
             steps.push(trainer.step()?);
         }

@@ -1,6 +1,7 @@
 //! Runs: resume, run folders, output, processes.
 
 pub(crate) mod changed_settings;
+mod checkpoints;
 pub(crate) mod child;
 pub(crate) mod output;
 pub(crate) mod processes;

@@ -66,8 +66,8 @@ fn another_element_type_is_refused() {
 fn set_version(folder: &Path, version: u64) {
     let path = folder.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains("\"format\": 2"));
-    let text = text.replace("\"format\": 2", &format!("\"format\": {version}"));
+    assert!(text.contains("\"format\": 3"));
+    let text = text.replace("\"format\": 3", &format!("\"format\": {version}"));
     fs::write(
         folder.join("manifest.xxh3"),
         format!("{:016x}", xxh3_64(text.as_bytes())),
@@ -85,7 +85,7 @@ fn another_format_version_is_named() {
             error,
             CheckpointError::UnknownVersion {
                 found: 12,
-                supported: 2,
+                supported: 3,
                 ..
             }
         )
@@ -100,13 +100,13 @@ fn another_format_version_is_named() {
 fn no_older_checkpoint_is_taken_in_place_of_one_of_another_version() {
     let (dir, checkpoint) = opened();
     let newest = save_as(dir.path(), 2, 8, "tp2");
-    set_version(&newest, 3);
+    set_version(&newest, 4);
     let found = run_threads(2, GroupOptions::default(), |world| {
         find_latest(dir.path(), &world)
     });
     for found in found {
         let error = found.unwrap_err().to_string();
-        assert!(error.contains("has checkpoint format 3"), "{error}");
+        assert!(error.contains("has checkpoint format 4"), "{error}");
     }
     assert!(checkpoint.path().exists() && newest.exists());
 }

@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use burn::tensor::{BoolStore, DType};
 use megaburn_checkpoint::{
-    Checkpoint, CheckpointError, HfDir, HfEntry, HfView, HfWriteOptions, NamedTensor, Snapshot,
-    TensorSource, compare, save, save_single, write_hf,
+    Checkpoint, CheckpointError, HfDir, HfEntry, HfView, HfWriteOptions, NamedTensor, Retention,
+    Snapshot, TensorSource, compare, save, save_single, write_hf,
 };
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec};
@@ -197,7 +197,14 @@ fn import(hf: &HfDir, params: &[Param], dir: &Path, layout: &str) -> Checkpoint 
             .iter()
             .zip(&specs)
             .map(|(param, spec)| param.named(hf, spec));
-        save(dir, 0, None, &groups, &Snapshot::default(), tensors)
+        save(
+            dir,
+            &Retention::default(),
+            None,
+            &groups,
+            &Snapshot::default(),
+            tensors,
+        )
     });
     Checkpoint::open(&ranks.into_iter().next().unwrap().unwrap()).unwrap()
 }

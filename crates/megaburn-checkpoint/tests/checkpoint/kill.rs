@@ -10,19 +10,24 @@ use std::{
 use megaburn_checkpoint::{CheckpointError, find_latest, prepare};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 
-use crate::model::{Random, alone, check, names, save_rank};
+use rstest::rstest;
 
+use crate::model::{Random, alone, begin_rank, check, names, save_rank};
+
+const CHILD_MODE: &str = "MEGABURN_TEST_KILL_MODE";
 const CHILD_DIR: &str = "MEGABURN_TEST_KILL_DIR";
 
-#[test]
-fn kill_9_at_any_moment_leaves_the_last_committed_checkpoint_or_a_newer_one() {
+#[rstest]
+fn kill_9_at_any_moment_leaves_the_last_committed_checkpoint_or_a_newer_one(
+    #[values("sync", "async")] mode: &str,
+) {
     let dir = tempfile::tempdir().unwrap();
     let mut random = Random::fresh();
     let mut committed = 0;
     let mut leftovers = 0;
-    for round in 0..20 {
+    for round in 0..12 {
         let before = committed;
-        committed = committed.max(saves_until_killed(dir.path(), &mut random));
+        committed = committed.max(saves_until_killed(dir.path(), mode, &mut random));
         assert!(committed > before, "round {round}: nothing was saved");
         leftovers += names(dir.path())
             .iter()
@@ -53,7 +58,7 @@ fn kill_9_at_any_moment_leaves_the_last_committed_checkpoint_or_a_newer_one() {
 
 /// Starts a child that keeps saving checkpoints, kills it at a random moment after a random number
 /// of them, and returns the last step that it reported as saved.
-fn saves_until_killed(dir: &Path, random: &mut Random) -> u64 {
+fn saves_until_killed(dir: &Path, mode: &str, random: &mut Random) -> u64 {
     let mut child = Command::new(env::current_exe().unwrap())
         .args([
             "--exact",
@@ -62,6 +67,7 @@ fn saves_until_killed(dir: &Path, random: &mut Random) -> u64 {
             "--nocapture",
         ])
         .env(CHILD_DIR, dir)
+        .env(CHILD_MODE, mode)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -86,6 +92,7 @@ fn saves_until_killed(dir: &Path, random: &mut Random) -> u64 {
 fn child_saves_until_killed() {
     let dir = env::var(CHILD_DIR).expect("started by its parent test");
     let dir: &Path = dir.as_ref();
+    let is_async = env::var(CHILD_MODE).is_ok_and(|mode| mode == "async");
     run_threads(2, GroupOptions::default(), |world| {
         prepare(dir, &world)?;
         let groups = ProcessGroups::new(&world, "tp2".parse().expect("a layout"))?;
@@ -94,7 +101,13 @@ fn child_saves_until_killed() {
             .map_or(1, |found| found.step() + 1);
         // The parent kills the child long before the end; the bound matters if the parent is gone.
         for step in first..first + 2000 {
-            save_rank(dir, 2, step, &groups)?;
+            if is_async {
+                let save = begin_rank(dir, 2, step, &groups)?;
+                while !save.is_written(&groups)? {}
+                save.commit(None, &groups)?;
+            } else {
+                save_rank(dir, 2, step, &groups)?;
+            }
             if world.rank() == 0 {
                 println!("\nsaved {step}");
             }

@@ -79,20 +79,17 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
 }
 
 #[test]
-fn a_tensor_that_this_rank_does_not_own_is_not_asked_for() {
+fn a_tensor_that_this_rank_does_not_write_is_not_asked_for() {
     let dir = tempfile::tempdir().unwrap();
-    let replica = ShardSpec::whole(&[3], Axis::Tp, 1, 2);
-    let other = NamedTensor::lazy("other", &replica, DType::F32, || panic!("nobody wants it"));
+    // The copy of another pipeline stage, which writes it.
+    let copy = ShardSpec::whole(&[3], Axis::Tp, 0, 1).copy(1);
+    let other = NamedTensor::lazy("other", &copy, DType::F32, || panic!("nobody wants it"));
     let own = ShardSpec::whole(&[2], Axis::Tp, 0, 1);
     let own = NamedTensor::new("own", &own, TensorData::from([1.0f32, 2.0]));
     let path = dir.path().join("out");
     let result = save_single(&path, false, &Snapshot::default(), "dp1", [other, own], &[]);
     let error = result.unwrap_err();
     assert!(matches!(error, CheckpointError::Untiled { .. }), "{error}");
-    assert!(
-        error
-            .to_string()
-            .contains("no rank owns any part of its shape [3]"),
-        "{error}"
-    );
+    let why = "no rank owns any part of its shape [3]";
+    assert!(error.to_string().contains(why), "{error}");
 }

@@ -1,5 +1,6 @@
 //! Guarantees of checkpoints: resharding, refusal of damage, failures while saving, kill -9.
 
+mod async_save;
 mod compare;
 mod corruption;
 mod errors;
@@ -14,5 +15,6 @@ mod model;
 mod published;
 mod reshape;
 mod retention;
+mod shares;
 mod single;
 mod used_bytes;

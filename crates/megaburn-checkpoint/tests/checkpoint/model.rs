@@ -7,7 +7,9 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, CheckpointError, NamedTensor, Snapshot, prepare, save};
+use megaburn_checkpoint::{
+    AsyncSave, Checkpoint, CheckpointError, NamedTensor, Retention, Snapshot, prepare, save,
+};
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec, pad_vocab};
 use serde_json::json;
@@ -111,12 +113,25 @@ pub(crate) fn save_rank(
     let tensors = tensors(groups.tp.rank(), groups.tp.size());
     save(
         dir,
-        keep,
+        &Retention::newest(keep),
         None,
         groups,
         &snapshot(step),
         tensors.iter().map(|tensor| named(tensor, step)),
     )
+}
+
+/// Like [`save_rank`], asynchronously.
+pub(crate) fn begin_rank(
+    dir: &Path,
+    keep: usize,
+    step: u64,
+    groups: &ProcessGroups,
+) -> Result<AsyncSave, CheckpointError> {
+    let tensors = tensors(groups.tp.rank(), groups.tp.size());
+    let named = tensors.iter().map(|tensor| named(tensor, step));
+    let retention = Retention::newest(keep);
+    AsyncSave::begin(dir, &retention, None, groups, snapshot(step), named)
 }
 
 /// Saves as all ranks of a layout.

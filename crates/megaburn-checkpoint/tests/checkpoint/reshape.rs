@@ -1,5 +1,5 @@
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, find_latest, save};
+use megaburn_checkpoint::{Checkpoint, NamedTensor, Retention, Snapshot, find_latest, save};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec};
 use rstest::rstest;
@@ -24,30 +24,6 @@ fn saved_under_one_layout_it_loads_bit_for_bit_under_any(
         checkpoint.manifest().layout,
         saved.parse::<Layout>().unwrap().to_string()
     );
-}
-
-#[test]
-fn each_element_is_written_once_and_replicas_write_no_file() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = save_as(dir.path(), 2, 1, "tp2-dp2");
-    let files = ["rank-00000.safetensors", "rank-00001.safetensors"];
-    assert_eq!(
-        names(&path),
-        [["manifest.json", "manifest.xxh3"], files].concat()
-    );
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    let pieces = checkpoint
-        .manifest()
-        .files
-        .iter()
-        .map(|file| file.pieces.len());
-    // Seven tensors, three of them in more than one part; rank 0 owns the norm.
-    assert_eq!(pieces.collect::<Vec<_>>(), [10, 9]);
-    // The files are plain safetensors: any reader sees the pieces.
-    let bytes = std::fs::read(path.join(files[1])).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let view = file.tensor("model.layers.0.cube#4").unwrap();
-    assert_eq!(view.shape(), [2, 4, 3]);
 }
 
 /// All elements as f64, which represents floats of every type exactly.
@@ -131,7 +107,14 @@ fn a_tensor_loads_along_another_dimension(
         let values = local(&shard);
         let data = TensorData::new(values, [36 * 6 / saved]);
         let tensor = NamedTensor::new("w", &shard, data);
-        save(dir.path(), 1, None, &groups, &Snapshot::default(), [tensor])
+        save(
+            dir.path(),
+            &Retention::newest(1),
+            None,
+            &groups,
+            &Snapshot::default(),
+            [tensor],
+        )
     });
     let path = ranks.into_iter().map(Result::unwrap).next().unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use megaburn_checkpoint::{
-    CheckpointError, Snapshot, checkpoints_of, find_latest, move_checkpoints, save,
+    CheckpointError, Retention, Snapshot, checkpoints_of, find_latest, move_checkpoints, save,
     set_aside_damaged,
 };
 use megaburn_collective::ProcessGroups;
@@ -80,7 +80,15 @@ fn save_of(dir: &Path, run_id: Option<&str>, step: u64) {
     };
     let tensors = tensors(0, 1);
     let tensors = tensors.iter().map(|tensor| named(tensor, step));
-    save(dir, 1, None, &groups, &snapshot, tensors).unwrap();
+    save(
+        dir,
+        &Retention::newest(1),
+        None,
+        &groups,
+        &snapshot,
+        tensors,
+    )
+    .unwrap();
 }
 
 #[test]
@@ -171,7 +179,15 @@ fn guarded(dir: &Path, guard: &dyn Fn() -> Result<(), String>) -> CheckpointErro
     let groups = ProcessGroups::new(&alone(), Layout::SINGLE).unwrap();
     let tensors = tensors(0, 1);
     let tensors = tensors.iter().map(|tensor| named(tensor, 2));
-    save(dir, 2, Some(guard), &groups, &snapshot(2), tensors).unwrap_err()
+    save(
+        dir,
+        &Retention::newest(2),
+        Some(guard),
+        &groups,
+        &snapshot(2),
+        tensors,
+    )
+    .unwrap_err()
 }
 
 #[test]

@@ -45,7 +45,8 @@ pub(super) enum H2dCopy {
 /// A copy to host memory, in flight. It keeps device memory allocated until it is dropped; work
 /// enqueued after that waits for the copy on the device.
 #[derive(Debug)]
-pub(super) struct D2hCopy {
+#[must_use = "the source stays allocated on the GPU until this is dropped"]
+pub struct D2hCopy {
     #[cfg(feature = "cuda")]
     _way: Option<host::D2hCopy>,
 }
@@ -55,7 +56,7 @@ impl OffloadedTensor {
     ///
     /// # Errors
     /// The host memory cannot be allocated.
-    pub(super) fn store(
+    pub(crate) fn store(
         tensor: Tensor<1>,
         old: Option<Self>,
     ) -> Result<(Self, D2hCopy), OptimError> {

@@ -30,6 +30,8 @@ use crate::{
     optimizer::Optimizer,
     visit::{FloatVisitor, visit_floats},
 };
+pub use host::D2hCopy;
+pub(crate) use host::OffloadedTensor;
 pub(crate) use slot::{HostSlot, Key, What};
 pub(crate) use store::Store;
 

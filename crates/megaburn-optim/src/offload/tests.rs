@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use burn::tensor::{Device, Distribution, FloatDType, TensorData};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
@@ -7,10 +5,9 @@ use rstest::rstest;
 
 use super::*;
 use crate::{
-    full_state::StateTensor,
-    moment::Moment,
     rule::{AdamWConfig, LionConfig, MuonConfig, SgdConfig},
     sharding::{Sharding, ShardingConfig, ShardingLevel},
+    testing::full_state::{FullState, full_state},
 };
 
 #[derive(Module, Debug)]
@@ -93,22 +90,8 @@ fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
 }
 
 /// Masters and moments of unsharded parameters, in f32.
-fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> {
-    let state = optimizer.full_state(|_| true).unwrap();
-    let read = |state: StateTensor| {
-        let dtype = state.dtype();
-        let data = state.read().unwrap();
-        assert_eq!(data.dtype(), dtype);
-        data.convert::<f32>().try_to_vec().unwrap()
-    };
-    let masters = state
-        .masters
-        .into_iter()
-        .map(|(path, master)| ((None, path), read(master)));
-    let moments = state.moments.into_iter();
-    masters
-        .chain(moments.map(|((m, path), state)| ((Some(m), path), read(state))))
-        .collect()
+fn whole(optimizer: &Optimizer) -> FullState {
+    full_state(optimizer).unwrap()
 }
 
 /// Bytes of state in host memory, and bytes of all state.
@@ -301,7 +284,7 @@ fn saved_state_goes_on_with_any_fraction() {
             .optimizer
             .load_params(second.net, FloatDType::BF16, read)
             .unwrap();
-        let read = |path: &str, moment| {
+        let read = |path: &str, moment, _: std::ops::Range<usize>| {
             let values = saved[&(Some(moment), path.to_string())].clone();
             let len = values.len();
             Ok::<_, OptimError>(TensorData::new(values, [len]))

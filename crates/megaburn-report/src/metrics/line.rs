@@ -11,6 +11,8 @@ pub(super) enum Line {
     Record(Box<MetricsRecord>),
     /// A start of the run with this id.
     Start { run_id: String },
+    /// A checkpoint of this step was saved.
+    Checkpoint { step: u64 },
     /// Another JSON object: from a later version, or the user's own.
     Other,
     /// One of our lines, cut off when the process died, or only white space.
@@ -20,7 +22,7 @@ pub(super) enum Line {
 }
 
 /// The prefixes of the lines that runs write.
-const OURS: [&[u8]; 2] = [b"{\"step\":", b"{\"start\":"];
+const OURS: [&[u8]; 3] = [b"{\"step\":", b"{\"start\":", b"{\"checkpoint\":"];
 
 impl Line {
     /// Parses one line, with its line feed if it has one.
@@ -37,6 +39,9 @@ impl Line {
         if has("step") && (has("loss") || has("eval_loss")) {
             let record = MetricsRecord::from_value(value);
             return record.map_or(Self::Foreign, |record| Self::Record(Box::new(record)));
+        }
+        if let Some(step) = value.get("checkpoint").and_then(Value::as_u64) {
+            return Self::Checkpoint { step };
         }
         let run_id = value
             .get("run_id")
@@ -58,6 +63,9 @@ mod tests {
     #[rstest]
     #[case("{\"step\":1,\"eval_loss\":2.0}\n", Line::Record(Box::new(example_eval(1, 2.0).into())))]
     #[case("{\"start\":1,\"run_id\":\"1f\"}\n", Line::Start { run_id: "1f".into() })]
+    #[case("{\"checkpoint\":7,\"seconds\":0.5}\n", Line::Checkpoint { step: 7 })]
+    #[case("{\"checkpoint\":\"mine\"}\n", Line::Other)]
+    #[case("{\"checkpo", Line::Torn)]
     #[case("{\"event\":\"mine\"}\n", Line::Other)]
     #[case("{\"event\":\"mine\"}", Line::Other)]
     #[case("{\"step\":2}\n", Line::Other)]

@@ -86,6 +86,20 @@ pub struct EvalMetrics {
     pub mtp_losses: Vec<f64>,
 }
 
+/// A checkpoint that was saved, as a line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckpointMetrics {
+    /// The step of the checkpoint.
+    pub checkpoint: u64,
+    /// Seconds from its start until it was complete.
+    pub seconds: f64,
+    /// Seconds of these in which training waited.
+    pub waited_seconds: f64,
+    /// Bytes of its files; absent if they cannot be counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
 /// A line of `metrics.jsonl` of a known kind. Readers skip other lines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]

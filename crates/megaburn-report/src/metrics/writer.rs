@@ -57,12 +57,14 @@ impl EvaluatedStep {
 }
 
 /// What a file contained when it was opened.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct FoundLines {
     /// Number of starts of this run.
     pub starts: u64,
     /// The last step that has evaluations.
     pub evaluated: Option<EvaluatedStep>,
+    /// All evaluations, in the order of the file.
+    pub evals: Vec<EvalMetrics>,
     /// Number of lines that are not JSON objects. They were moved to `metrics.other-lines.txt` in
     /// the same folder.
     pub other_lines: usize,
@@ -70,7 +72,7 @@ pub struct FoundLines {
 
 impl MetricsWriter {
     /// Opens the metrics of the run `run_id`, which continues after `step`, the step of its
-    /// checkpoint (0: the run starts from scratch). Steps and evaluations after that step are
+    /// checkpoint (0: the run starts from scratch). Steps, evaluations and checkpoints after that step are
     /// removed first, and so are the starts of other runs. JSON objects of other kinds stay. The
     /// remaining lines are written to a temporary file that replaces the old one, so a crash loses
     /// none of them.
@@ -240,6 +242,7 @@ fn copy_through(
                     && is_kept
                 {
                     EvaluatedStep::add(&mut found.evaluated, eval);
+                    found.evals.push(eval.clone());
                 }
                 is_kept
             }
@@ -247,6 +250,7 @@ fn copy_through(
                 found.starts += u64::from(other == run_id);
                 other == run_id
             }
+            Line::Checkpoint { step: saved } => saved <= step,
             Line::Other => true,
             Line::Torn => false,
             Line::Foreign => {

@@ -67,6 +67,15 @@ pub struct TrainingConfig {
     pub log_interval: u64,
     /// Steps between checkpoints; 0 saves only at the end and when the run is stopped.
     pub checkpoint_interval: u64,
+    /// Minutes after the last checkpoint at which another is saved, at the end of the current step; 0
+    /// is never.
+    #[schemars(extend("minimum" = 0, "maximum" = 1_000_000))]
+    pub checkpoint_interval_minutes: f64,
+    /// Whether the checkpoints at intervals are written while training continues. Each rank copies
+    /// what it writes to host memory, which it needs in addition until that is written. A save that
+    /// is due while another is being written waits for it. If one fails, a warning says so and
+    /// training continues with the older one. Default: training waits until a checkpoint is on disk.
+    pub async_save: bool,
     /// Steps between comparisons of the weights that ranks hold copies of; 0 never compares.
     pub check_replicas_interval: u64,
     /// Whether each step logs `num_zeros`, the number of zeros in its gradient.
@@ -74,9 +83,16 @@ pub struct TrainingConfig {
     /// Whether each step logs `params_norm`, the norm of all parameters after its update. The step
     /// then waits for the updated parameters instead of gathering them during the next step.
     pub log_params_norm: bool,
-    /// Number of checkpoints that are kept; older ones are removed.
+    /// Number of checkpoints that are kept; older ones are removed, except those of the next two
+    /// keys.
     #[schemars(extend("minimum" = 1))]
     pub keep_checkpoints: usize,
+    /// Checkpoints whose step is a multiple of this number are always kept; 0 keeps none for that
+    /// reason.
+    pub keep_checkpoints_every: u64,
+    /// Number of checkpoints that are kept because their validation loss is lowest: the first
+    /// validation set's, evaluated at the step of the checkpoint.
+    pub keep_best_checkpoints: usize,
     /// Minutes after which the run saves and stops, at the end of the current step; 0 is never.
     #[schemars(extend("minimum" = 0))]
     pub exit_after_minutes: f64,
@@ -124,10 +140,14 @@ impl Default for TrainingConfig {
             eval_batches: 4,
             log_interval: 10,
             checkpoint_interval: 200,
+            checkpoint_interval_minutes: 0.0,
+            async_save: false,
             check_replicas_interval: 0,
             log_num_zeros: false,
             log_params_norm: false,
             keep_checkpoints: 2,
+            keep_checkpoints_every: 0,
+            keep_best_checkpoints: 0,
             exit_after_minutes: 0.0,
             exit_at_step: 0,
             stopped_exit_code: 0,

@@ -7,6 +7,7 @@ mod evaluate;
 mod experts;
 mod finite_weights;
 mod first_times;
+mod held_tensors;
 mod hybrid_context;
 mod nonfinite_origin;
 mod owner;
@@ -23,14 +24,16 @@ mod step;
 #[cfg(test)]
 mod testing;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use burn::prelude::Device;
-use megaburn_collective::ProcessGroups;
+use megaburn_checkpoint::checkpoint_path;
+use megaburn_collective::{Group, ProcessGroups};
 use megaburn_data::GlobalBatch;
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
-use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
+use megaburn_optim::{D2hCopy, GradientAccumulator, LossScaler, Optimizer, Sharding};
+use megaburn_report::metrics::EvalMetrics;
 
 use crate::{
     config::{Dtype, InitFrom, TrainConfig},
@@ -111,6 +114,11 @@ pub struct Trainer {
     enqueued: Duration,
     /// The run folder that checkpoints are saved to, if the run has taken it.
     run: Option<RunShare>,
+    /// The validation loss at each step that was evaluated, only on rank 0; for
+    /// `train.keep_best_checkpoints`.
+    eval_losses: BTreeMap<u64, f64>,
+    /// Copies to the host of an asynchronous save, which the next update waits for.
+    copies_in_flight: Vec<D2hCopy>,
     first_times: FirstTimes,
 }
 
@@ -208,6 +216,8 @@ impl Trainer {
             progress: Progress::default(),
             enqueued: Duration::ZERO,
             run: None,
+            eval_losses: BTreeMap::new(),
+            copies_in_flight: Vec::new(),
             first_times: FirstTimes::default(),
             config,
         })
@@ -243,6 +253,10 @@ impl Trainer {
     /// How the run reads each training data set; empty in Megatron-LM's order.
     pub(crate) fn reading(&self) -> &[SourceReading] {
         &self.samples.reading
+    }
+
+    pub(crate) fn world(&self) -> &Group {
+        &self.groups.world
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -305,6 +319,17 @@ impl Trainer {
         self.samples.valid.iter().map(|set| set.name.as_deref())
     }
 
+    /// Adds the losses of evaluations on the first validation set, which decide which checkpoints
+    /// are the best.
+    pub(crate) fn add_eval_losses(&mut self, evals: impl IntoIterator<Item = EvalMetrics>) {
+        let Some(first) = self.samples.valid.first() else {
+            return;
+        };
+        let own = evals.into_iter().filter(|eval| eval.data == first.name);
+        self.eval_losses
+            .extend(own.map(|eval| (eval.step, eval.eval_loss)));
+    }
+
     /// Whether all steps are done.
     pub(crate) fn is_finished(&self) -> bool {
         self.progress.step >= self.config.train.steps
@@ -337,6 +362,15 @@ impl Trainer {
             .expect("the model is absent only during an update")
     }
 
+    /// Takes the model to replace it. On a GPU what follows waits for the copies of an asynchronous
+    /// save; the host does not.
+    fn take_model(&mut self) -> Decoder {
+        self.copies_in_flight.clear();
+        self.model
+            .take()
+            .expect("the model is absent only during an update")
+    }
+
     /// The optimizer, with the number of its steps.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
@@ -345,6 +379,11 @@ impl Trainer {
     /// Which part of each parameter this rank holds.
     pub fn plan(&self) -> &ShardPlan {
         &self.plan
+    }
+
+    /// The folder of the checkpoint of a step.
+    pub(crate) fn checkpoint_path(&self, step: u64) -> PathBuf {
+        checkpoint_path(&self.checkpoints(), step)
     }
 
     /// The folder of the checkpoints.

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     error::TrainError,
-    trainer::{Trainer, first_times::Work, save::to_host},
+    trainer::{Trainer, first_times::Work, held_tensors::to_host},
 };
 
 /// A range of a parameter that a rank holds, and the hash of its values.

@@ -1,6 +1,6 @@
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{fs, ops::Range, path::Path};
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::DType;
 use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
 use megaburn_collective::{Phase, Progress as PhaseProgress};
 use megaburn_models::{ModelError, source::ModelSource};
@@ -40,7 +40,8 @@ impl Trainer {
     ///
     /// # Errors
     /// All checkpoints are damaged; or the newest intact one is of another model or another order
-    /// of samples, or was written by another run while this run has older ones of its own.
+    /// of samples, or was written by another run while this run has older ones of its own. If reading
+    /// its tensors fails, the trainer cannot be used any more.
     /// # Collective
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
@@ -214,10 +215,7 @@ impl Trainer {
         source: &ModelSource,
         progress: &PhaseProgress,
     ) -> Result<(), TrainError> {
-        let model = self
-            .model
-            .take()
-            .expect("the model is absent only during an update");
+        let model = self.take_model();
         let dtype = self.config.train.dtype.into();
         let plan = &self.plan;
         let model = self.optimizer.load_params(model, dtype, |path, _| {
@@ -229,23 +227,21 @@ impl Trainer {
         Ok(())
     }
 
+    /// Reads what this rank keeps, one tensor at a time. After an error the trainer cannot be used.
     fn load(
         &mut self,
         checkpoint: &Checkpoint,
         progress: &PhaseProgress,
     ) -> Result<(), TrainError> {
+        let model = self.take_model();
         let plan = &self.plan;
-        let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
+        let read = |prefix: &str, path: &str, range: Range<usize>| {
             let shard = &plan.get(path).expect("the plan was validated").shard;
-            let data = checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?;
+            let data =
+                checkpoint.read_range(&format!("{prefix}.{path}"), shard, range, DType::F32)?;
             progress.add(data.as_bytes().len() as u64);
-            Ok(data)
+            Ok::<_, TrainError>(data)
         };
-        // Read everything before replacing anything, so that an error leaves the trainer unchanged.
-        let mut params = BTreeMap::new();
-        for (path, _) in plan.iter() {
-            params.insert(path.to_string(), read("model", path)?);
-        }
         let TrainerState {
             progress,
             loss_scaler,
@@ -254,17 +250,13 @@ impl Trainer {
         } = read_state(checkpoint)?;
         let updates = progress.step - progress.skipped_steps;
         self.optimizer
-            .load_state(updates, &self.grads, |path, moment| {
-                read(moment.name(), path)
+            .load_state(updates, &self.grads, |path, moment, range| {
+                read(moment.name(), path, range)
             })?;
-        let model = self
-            .model
-            .take()
-            .expect("the model is absent only during an update");
         let dtype = self.config.train.dtype.into();
-        let model = self.optimizer.load_params(model, dtype, |path, _| {
-            Ok::<_, TrainError>(params.remove(path).expect("the plan was validated"))
-        })?;
+        let model = self
+            .optimizer
+            .restore_params(model, dtype, |path, range| read("model", path, range))?;
         self.model = Some(model);
         if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
             mine.resume(&saved);

@@ -1,9 +1,8 @@
-use burn::tensor::{DType, Tensor, TensorData};
-use megaburn_checkpoint::{CheckpointError, Guard, NamedTensor, Snapshot, is_written_by, save};
+use std::rc::Rc;
+
+use megaburn_checkpoint::{AsyncSave, CheckpointError, Guard, Retention, Snapshot, save};
 use megaburn_collective::Phase;
-use megaburn_mesh::ShardSpec;
-use megaburn_optim::{FullState, LossScaler, StateTensor};
-use megaburn_parallel::lazy_params;
+use megaburn_optim::LossScaler;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -12,6 +11,7 @@ use crate::{
     data::BlendRecord,
     error::TrainError,
     run_folder::RunShare,
+    start::settle,
     trainer::{Progress, Trainer},
 };
 
@@ -58,65 +58,154 @@ impl Trainer {
     /// wider types. So a run can continue from a checkpoint of other types; one that keeps fewer
     /// bits rounds what it reads.
     ///
+    /// Each rank writes a share of what it holds; nothing is gathered, and one tensor at a time is
+    /// copied to the host.
+    ///
     /// # Errors
     /// Weights are not finite; any rank fails (the error is on every rank); another run has taken
     /// the folder. Older checkpoints are untouched.
     /// # Collective
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
-        self.check_finite()?;
         let _phase = self.groups.world.phase(Phase::Save);
-        let snapshot = Snapshot {
-            run_id: self.run.as_ref().map(|run| run.id.clone()),
-            step: self.progress.step,
-            model: json!(self.model_config),
-            trainer: serde_json::to_value(self.state()).expect("numbers are always serializable"),
-        };
-        let shard = |path: &str| &self.plan.get(path).expect("the plan was validated").shard;
-        self.sharding.settle();
-        self.sharding.release();
-        let FullState {
-            mut masters,
-            moments,
-        } = self
-            .optimizer
-            .full_state(|path| is_written_by(&self.groups, shard(path)))?;
-        let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
-        // Tensors are copied to the host when they are written. Tensors that ZeRO shards are there
-        // already: `full_state` has gathered them into the host memory of the ranks that write.
-        let params = lazy_params(self.model()).into_iter().map(|param| {
-            let name = format!("model.{}", param.path);
-            let shard = shard(&param.path);
-            match masters.remove(&param.path) {
-                Some(master) => lazy(name, shard, master.dtype(), move || read(master)),
-                None => lazy(name, shard, param.dtype, move || param.read()),
-            }
+        let snapshot = self.snapshot()?;
+        let tensors = self.held_tensors(|held, name, range| {
+            Ok(Box::new(move || {
+                held.read(range).map_err(source_error(&name))
+            }))
         });
-        let params: Vec<_> = params.collect();
-        let moments = moments.into_iter().map(|((moment, path), state)| {
-            let name = format!("{}.{path}", moment.name());
-            lazy(name, shard(&path), state.dtype(), move || read(state))
-        });
-        let tensors = params.into_iter().chain(moments);
-        let keep = self.config.train.keep_checkpoints;
-        let still_ours = || self.run.as_ref().map_or(Ok(()), RunShare::check);
-        let guard: Option<Guard<'_>> = self.run.is_some().then_some(&still_ours as Guard<'_>);
+        let still_ours = || self.still_ours();
         let saved = save(
             &self.checkpoints(),
-            keep,
-            guard,
+            &self.retention(),
+            self.guard(&still_ours),
             &self.groups,
             &snapshot,
             tensors,
         );
-        saved.map_err(|error| TrainError::Save {
-            step: snapshot.step,
-            source: Box::new(error),
-        })?;
+        saved.map_err(|error| save_error(snapshot.step, error))?;
+        self.discard_set_aside();
+        Ok(())
+    }
+
+    /// Starts to save the current state asynchronously. A thread of each rank writes the rank's
+    /// share while training continues. [`commit`](Self::commit) completes the checkpoint.
+    ///
+    /// On GPUs the share is copied to pinned host memory while the next step computes; the next
+    /// update waits for the copies. On CPUs the thread shares the tensors, so the next update writes
+    /// to new memory.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    /// # Collective
+    /// All ranks.
+    pub fn begin_save(&mut self) -> Result<AsyncSave, TrainError> {
+        let _phase = self.groups.world.phase(Phase::Save);
+        let snapshot = self.snapshot()?;
+        let step = snapshot.step;
+        let in_flight = Rc::default();
+        let tensors = self.held_tensors(|held, name, range| {
+            let copied = held.copy_to_host(range, &in_flight);
+            let part = copied.map_err(source_error(&name))?;
+            Ok(Box::new(move || {
+                part.read()
+                    .map_err(|error| source_error(&name)(error.to_string()))
+            }))
+        });
+        let still_ours = || self.still_ours();
+        let begun = AsyncSave::begin(
+            &self.checkpoints(),
+            &self.retention(),
+            self.guard(&still_ours),
+            &self.groups,
+            snapshot,
+            tensors,
+        );
+        let begun = begun.map_err(|error| save_error(step, error))?;
+        self.copies_in_flight = in_flight.take();
+        Ok(begun)
+    }
+
+    /// Completes a checkpoint that [`begin_save`](Self::begin_save) started. Waits until all ranks
+    /// have written.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    /// # Collective
+    /// All ranks.
+    pub fn commit(&self, save: AsyncSave) -> Result<(), TrainError> {
+        let step = save.step();
+        let still_ours = || self.still_ours();
+        let committed = save.commit(self.guard(&still_ours), &self.groups);
+        committed.map_err(|error| save_error(step, error))?;
+        self.discard_set_aside();
+        Ok(())
+    }
+
+    /// Whether a checkpoint can be [committed](Self::commit) without waiting.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// All ranks.
+    pub fn is_written(&self, save: &AsyncSave) -> Result<bool, TrainError> {
+        let is_written = save.is_written(&self.groups);
+        is_written.map_err(|error| save_error(save.step(), error))
+    }
+
+    /// Fails if another run has taken the folder of the run, on every rank.
+    ///
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn check_folder(&self) -> Result<(), TrainError> {
+        let dir = self.checkpoints();
+        let mine = self.still_ours().map_err(|why| {
+            let error = CheckpointError::Guarded { path: dir, why };
+            save_error(self.progress.step, error)
+        });
+        settle(&self.groups.world, mine)
+    }
+
+    fn still_ours(&self) -> Result<(), String> {
+        self.run.as_ref().map_or(Ok(()), RunShare::check)
+    }
+
+    /// A run that has no folder of its own saves anywhere.
+    fn guard<'a>(&self, still_ours: Guard<'a>) -> Option<Guard<'a>> {
+        self.run.is_some().then_some(still_ours)
+    }
+
+    fn retention(&self) -> Retention {
+        let train = &self.config.train;
+        Retention {
+            newest: train.keep_checkpoints,
+            every: train.keep_checkpoints_every,
+            best: train.keep_best_checkpoints,
+            losses: self.eval_losses.clone(),
+        }
+    }
+
+    /// Deletes what was set aside when the run began, once it has a checkpoint of its own.
+    fn discard_set_aside(&self) {
         if let Some(folder) = self.run.as_ref().and_then(|run| run.folder.as_ref()) {
             folder.discard_set_aside();
         }
-        Ok(())
+    }
+
+    /// The contents of a checkpoint other than tensors.
+    ///
+    /// # Collective
+    /// All ranks.
+    fn snapshot(&self) -> Result<Snapshot, TrainError> {
+        self.check_finite()?;
+        self.sharding.settle();
+        self.sharding.release();
+        Ok(Snapshot {
+            run_id: self.run.as_ref().map(|run| run.id.clone()),
+            step: self.progress.step,
+            model: json!(self.model_config),
+            trainer: serde_json::to_value(self.state()).expect("numbers are always serializable"),
+        })
     }
 
     pub(super) fn state(&self) -> TrainerState {
@@ -143,19 +232,14 @@ impl Trainer {
     }
 }
 
-/// A tensor that is read from its device when it is written.
-fn lazy<'a>(
-    name: String,
-    shard: &'a ShardSpec,
-    dtype: DType,
-    read: impl FnOnce() -> Result<TensorData, String> + 'a,
-) -> NamedTensor<'a> {
-    let own = name.clone();
-    NamedTensor::lazy(name, shard, dtype, move || {
-        read().map_err(|why| CheckpointError::Source { name: own, why })
-    })
+fn source_error(name: &str) -> impl FnOnce(String) -> CheckpointError + use<> {
+    let name = name.to_string();
+    move |why| CheckpointError::Source { name, why }
 }
 
-pub(super) fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
-    tensor.try_into_data().map_err(|error| error.to_string())
+fn save_error(step: u64, error: CheckpointError) -> TrainError {
+    TrainError::Save {
+        step,
+        source: Box::new(error),
+    }
 }

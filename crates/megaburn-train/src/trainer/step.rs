@@ -359,10 +359,7 @@ impl Trainer {
         if grad_norm_skip_threshold > 0.0 {
             self.grads.skip_above(norm, grad_norm_skip_threshold);
         }
-        let model = self
-            .model
-            .take()
-            .expect("the model is absent only during an update");
+        let model = self.take_model();
         self.model = Some(
             self.optimizer
                 .step_with(|path| rates.of(path), model, &self.grads)?,

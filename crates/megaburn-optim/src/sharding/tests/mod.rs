@@ -26,6 +26,7 @@ use crate::{
     rule::{AdamWConfig, MuonConfig, MuonTpMode},
     testing::{
         cut,
+        full_state::full_state,
         moe::{Moe, NUM_EXPERTS, Values, draw, experts_of, num_replicas, plan_of},
     },
 };
@@ -242,9 +243,9 @@ impl Setup {
             sharding.settle();
         }
         assert_eq!(rank.optimizer.state.num_late_tensors, 0);
-        let state = rank.optimizer.full_state(|_| true)?.moments.into_iter();
-        let state = state.map(|(key, state)| (key, state.read().unwrap().try_to_vec().unwrap()));
-        let state = state.collect();
+        let state = full_state(&rank.optimizer)?.into_iter();
+        let moments = state.filter_map(|((moment, path), state)| Some(((moment?, path), state)));
+        let state = moments.collect();
         let params = rank.sharding.whole(rank.net)?.values();
         Ok(Found {
             numbers,

@@ -30,25 +30,49 @@ fn state_of_one_rank_is_read_under_any_layout(
                     let shard = &plan.get(path).unwrap().shard;
                     TensorData::new(cut(shard, whole), shard.local_shape())
                 };
-                let net = optimizer.load_params(net, FloatDType::F32, |path, _| {
-                    Ok::<_, OptimError>(local(path, &one.params[path]))
+                let part = |path: &str, whole: &[f32], range: Range<usize>| {
+                    let found = local(path, whole).try_to_vec::<f32>().unwrap();
+                    let len = range.len();
+                    Ok::<_, OptimError>(TensorData::new(found[range].to_vec(), [len]))
+                };
+                let net = optimizer.restore_params(net, FloatDType::F32, |path, range| {
+                    let kept = sharding.kept(
+                        path,
+                        cut(&plan.get(path).unwrap().shard, &one.params[path]).len(),
+                    );
+                    assert!(!sharding.is_param_sharded(path) || range == kept, "{path}");
+                    part(path, &one.params[path], range)
                 })?;
-                optimizer.load_state(2, &grads, |path, moment| {
-                    Ok::<_, OptimError>(local(path, &one.state[&(moment, path.to_string())]))
+                optimizer.load_state(2, &grads, |path, moment, range| {
+                    part(path, &one.state[&(moment, path.to_string())], range)
                 })?;
-                let is_wanted = |path: &str| plan.get(path).unwrap().is_expert();
-                let moments = optimizer.full_state(is_wanted)?.moments;
-                let shared = |path: &str| sharding.num_shares(path) > 1;
+                let state = full_state(&optimizer)?.into_iter();
+                let moments: BTreeMap<_, _> = state
+                    .filter_map(|((moment, path), state)| Some(((moment?, path), state)))
+                    .collect();
                 let keys = one
                     .state
                     .keys()
                     .filter(|(_, path)| plan.get(path).is_some());
-                let keys = keys.filter(|(_, path)| is_wanted(path) || !shared(path));
-                assert!(moments.keys().eq(keys), "what nobody wants is not gathered");
-                for ((moment, path), state) in moments {
-                    let found = state.read()?.try_to_vec::<f32>().unwrap();
+                assert!(moments.keys().eq(keys));
+                for ((moment, path), found) in moments {
                     let expected = local(&path, &one.state[&(moment, path.clone())]);
                     assert_eq!(found, expected.try_to_vec::<f32>().unwrap(), "{path}");
+                }
+                // What this rank holds of it, and a part of that.
+                let len = |path: &str| plan.get(path).unwrap().shard.local_shape().iter().product();
+                for ((moment, path), held) in optimizer.held_state(len).moments {
+                    let whole = local(&path, &one.state[&(moment, path.clone())]);
+                    let whole = whole.try_to_vec::<f32>().unwrap();
+                    let range = held.range.clone();
+                    assert_eq!(range, sharding.kept(&path, whole.len()));
+                    let mid = range.start..range.start + range.len().div_ceil(2);
+                    if !mid.is_empty() {
+                        let (copy, _) = held.clone().copy_to_host(mid.clone())?;
+                        assert_eq!(copy.read()?.try_to_vec::<f32>().unwrap(), whole[mid]);
+                    }
+                    let found = held.read(range.clone())?.try_to_vec::<f32>().unwrap();
+                    assert_eq!(found, whole[range]);
                 }
                 for (path, found) in sharding.whole(net)?.values() {
                     let expected = local(&path, &one.params[&path]);

@@ -9,7 +9,7 @@ use crate::{
     error::OptimError,
     rule::AdamWConfig,
     sharding::{ParamKind, Sharding, ShardingConfig, ShardingLevel},
-    testing::{Net, plan_of, values},
+    testing::{Net, full_state::full_state, plan_of, values},
 };
 
 fn numbers(from: usize, len: usize) -> Vec<f32> {
@@ -268,19 +268,10 @@ fn a_layer_trains_on_what_it_gathers() {
                 grads.reduce()?;
                 net = optimizer.step(1e-2, net, &grads)?;
             }
-            let whole = optimizer.full_state(|_| true)?;
-            let state = whole.masters.into_iter().chain(
-                whole
-                    .moments
-                    .into_iter()
-                    .map(|((moment, path), state)| (format!("{} {path}", moment.name()), state)),
-            );
-            let mut state: Vec<_> = state
-                .map(|(path, state)| (path, state.read().unwrap().try_to_vec::<f32>().unwrap()))
-                .collect();
+            let mut state: Vec<_> = full_state(&optimizer)?.into_iter().collect();
             if !is_sharded {
                 sharding.settle();
-                state.insert(0, ("matrix".to_string(), values(net.matrix.val())));
+                state.insert(0, ((None, "matrix".to_string()), values(net.matrix.val())));
             }
             Ok::<_, OptimError>((losses, state))
         })

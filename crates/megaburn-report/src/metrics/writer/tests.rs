@@ -108,6 +108,9 @@ fn lines_that_no_run_wrote_are_kept() {
             step: 2,
             data: vec![None, Some("web".into())],
         }),
+        evals: [eval(1).as_str(), &eval(2), web, &eval(1)]
+            .map(|line| serde_json::from_str(line).unwrap())
+            .into(),
         other_lines: 3,
     };
     assert_eq!(open(&path, 2).found(), expected);

@@ -1,0 +1,205 @@
+//! The optimizer state that this rank holds, for a checkpoint.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use burn::{
+    Tensor,
+    tensor::{DType, TensorData},
+};
+
+use crate::{
+    error::OptimError,
+    moment::Moment,
+    offload::{D2hCopy, HostSlot, OffloadedTensor, What},
+    optimizer::Optimizer,
+};
+
+/// The part of a tensor of optimizer state that this rank holds.
+#[derive(Clone, Debug)]
+pub struct StateTensor {
+    slot: HostSlot,
+    /// The range of the flattened local parameter that it belongs to.
+    pub range: Range<usize>,
+    /// The ranks that hold the same range: this rank's position among them, and their number.
+    /// Tensor-parallel copies are not counted.
+    pub copies: (usize, usize),
+}
+
+impl StateTensor {
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.slot.dtype()
+    }
+
+    /// Reads a part of the values: the elements `range` of the flattened local parameter.
+    ///
+    /// # Shapes
+    /// `[range.len()]`
+    /// # Errors
+    /// The device cannot be read.
+    ///
+    /// # Panics
+    /// If this rank does not hold the range.
+    pub fn read(self, range: Range<usize>) -> Result<TensorData, OptimError> {
+        self.part(range).read()
+    }
+
+    /// Starts to copy a part of the values to host memory, which later updates do not change. On
+    /// GPUs the host does not wait; drop the copy in flight before the next update, so that it need
+    /// not copy the state on the device.
+    ///
+    /// # Errors
+    /// The host memory cannot be allocated.
+    ///
+    /// # Panics
+    /// If this rank does not hold the range, or the range is empty.
+    pub fn copy_to_host(
+        self,
+        range: Range<usize>,
+    ) -> Result<(HostPart, Option<D2hCopy>), OptimError> {
+        assert!(!range.is_empty(), "there is nothing to copy");
+        let Part { slot, start, len } = self.part(range);
+        match slot {
+            HostSlot::Here(tensor) => {
+                let (host, copy) = HostPart::copy_of(tensor.narrow(0, start, len))?;
+                Ok((host, Some(copy)))
+            }
+            HostSlot::OffloadedTensor(host) => Ok((HostPart { host, start, len }, None)),
+        }
+    }
+
+    fn part(self, range: Range<usize>) -> Part {
+        let held = &self.range;
+        assert!(
+            held.start <= range.start && range.end <= held.end,
+            "{range:?} is not in {held:?}"
+        );
+        Part {
+            start: range.start - held.start,
+            len: range.len(),
+            slot: self.slot,
+        }
+    }
+}
+
+struct Part {
+    slot: HostSlot,
+    start: usize,
+    len: usize,
+}
+
+impl Part {
+    fn read(self) -> Result<TensorData, OptimError> {
+        let (start, len) = (self.start, self.len);
+        if len == 0 {
+            return Ok(TensorData::from_bytes_vec(
+                Vec::new(),
+                [0],
+                self.slot.dtype(),
+            ));
+        }
+        match self.slot {
+            HostSlot::Here(tensor) => read(tensor.narrow(0, start, len)),
+            HostSlot::OffloadedTensor(host) => HostPart { host, start, len }.read(),
+        }
+    }
+}
+
+/// A tensor in host memory, or a part of one.
+#[derive(Clone, Debug)]
+pub struct HostPart {
+    host: OffloadedTensor,
+    start: usize,
+    len: usize,
+}
+
+impl HostPart {
+    /// Starts to copy a tensor to host memory, pinned if it is on a GPU. The memory is kept for later
+    /// copies of the same size. A tensor that is in host memory is not copied but shared, so that a
+    /// later update writes to new memory.
+    ///
+    /// # Errors
+    /// The host memory cannot be allocated.
+    ///
+    /// # Panics
+    /// If the tensor is empty.
+    pub fn copy_of(tensor: Tensor<1>) -> Result<(Self, D2hCopy), OptimError> {
+        let len = tensor.shape().num_elements();
+        let (host, copy) = OffloadedTensor::store(tensor, None)?;
+        Ok((
+            Self {
+                host,
+                start: 0,
+                len,
+            },
+            copy,
+        ))
+    }
+
+    /// The values; this thread waits for them.
+    ///
+    /// # Errors
+    /// The device cannot be read, or computing the values failed.
+    pub fn read(self) -> Result<TensorData, OptimError> {
+        let data = self.host.read()?;
+        if data.num_elements() == self.len {
+            return Ok(data);
+        }
+        let dtype = data.dtype();
+        let bytes = self.start * dtype.size()..(self.start + self.len) * dtype.size();
+        let bytes = data.as_bytes()[bytes].to_vec();
+        Ok(TensorData::from_bytes_vec(bytes, [self.len], dtype))
+    }
+}
+
+/// The optimizer state that this rank holds, by the path of the parameter.
+#[derive(Debug, Default)]
+pub struct HeldState {
+    /// The f32 masters of narrower parameters, and sharded parameters that have no master.
+    pub masters: BTreeMap<String, StateTensor>,
+    /// Empty before the first step.
+    pub moments: BTreeMap<(Moment, String), StateTensor>,
+}
+
+impl Optimizer {
+    /// The masters and moments that this rank holds; nothing is copied. `num_elements` returns the
+    /// number of elements of a local parameter.
+    pub fn held_state(&self, num_elements: impl Fn(&str) -> usize) -> HeldState {
+        let mut held = HeldState::default();
+        let tensor = |path: &str, slot: HostSlot| {
+            let copies = self.sharding.replicas_of(path).copies();
+            StateTensor {
+                slot,
+                range: self.sharding.kept(path, num_elements(path)),
+                copies: (copies.rank(), copies.size()),
+            }
+        };
+        for (key, slot) in self.state.iter() {
+            let state = tensor(&key.path, slot.clone());
+            match key.what {
+                What::Master => {
+                    held.masters.insert(key.path.clone(), state);
+                }
+                What::Moment(moment) => {
+                    held.moments.insert((moment, key.path.clone()), state);
+                }
+            }
+        }
+        let slots = self.sharding.buckets().iter().flat_map(|b| &b.slots);
+        for path in slots.map(|slot| &slot.path) {
+            if !held.masters.contains_key(path)
+                && let Some(part) = self.sharding.part(path)
+            {
+                let part = tensor(path, HostSlot::Here(part));
+                held.masters.insert(path.clone(), part);
+            }
+        }
+        held
+    }
+}
+
+fn read(tensor: Tensor<1>) -> Result<TensorData, OptimError> {
+    tensor.try_into_data().map_err(|error| OptimError::Device {
+        why: error.to_string(),
+    })
+}

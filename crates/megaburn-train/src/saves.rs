@@ -1,0 +1,206 @@
+//! The checkpoints of a run: when they are saved, and the one that is being written.
+
+use std::time::{Duration, Instant};
+
+use megaburn_checkpoint::{AsyncSave, CheckpointError};
+use megaburn_collective::objects;
+
+use crate::{config::TrainingConfig, error::TrainError, trainer::Trainer};
+
+/// The checkpoints of a run.
+#[derive(Debug)]
+pub(crate) struct Saves {
+    /// The step of the newest checkpoint.
+    newest: Option<u64>,
+    /// The checkpoint that the ranks' threads are writing.
+    pending: Option<PendingSave>,
+    /// The time of the last save, or of the start.
+    last: Instant,
+}
+
+/// A checkpoint in progress.
+#[derive(Debug)]
+struct PendingSave {
+    save: AsyncSave,
+    begun: Instant,
+    /// How long training has waited for it.
+    waited: Duration,
+}
+
+/// A checkpoint that was saved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SavedCheckpoint {
+    pub(crate) step: u64,
+    /// From its start until it was complete.
+    pub(crate) seconds: Duration,
+    /// How long training waited for it.
+    pub(crate) waited: Duration,
+}
+
+impl Saves {
+    /// `newest` is the step of the checkpoint that the run starts from, if any.
+    pub(crate) fn new(newest: Option<u64>) -> Self {
+        Self {
+            newest,
+            pending: None,
+            last: Instant::now(),
+        }
+    }
+
+    /// Whether the newest checkpoint is that of this step.
+    pub(crate) fn has(&self, step: u64) -> bool {
+        self.newest == Some(step)
+    }
+
+    /// Whether a checkpoint is due after the step that was just done.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// All ranks; a bit from rank 0 with `train.checkpoint_interval_minutes`.
+    pub(crate) fn is_due(
+        &self,
+        train: &TrainingConfig,
+        trainer: &Trainer,
+    ) -> Result<bool, TrainError> {
+        let step = trainer.progress().step;
+        let interval = train.checkpoint_interval;
+        if interval > 0 && step.is_multiple_of(interval) {
+            return Ok(true);
+        }
+        let minutes = train.checkpoint_interval_minutes;
+        if minutes == 0.0 {
+            return Ok(false);
+        }
+        // The ranks' clocks differ, so rank 0 decides.
+        let is_due = self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0);
+        Ok(objects::broadcast(trainer.world(), &is_due)?)
+    }
+
+    /// Saves the current state and waits until it is on disk.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be saved.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn save(&mut self, trainer: &Trainer) -> Result<SavedCheckpoint, TrainError> {
+        let begun = Instant::now();
+        trainer.save()?;
+        let step = trainer.progress().step;
+        self.newest = Some(step);
+        self.last = Instant::now();
+        let seconds = begun.elapsed();
+        Ok(SavedCheckpoint {
+            step,
+            seconds,
+            waited: seconds,
+        })
+    }
+
+    /// Starts to save the current state asynchronously. No other save may be pending. If this fails,
+    /// training continues without the checkpoint, after a warning.
+    ///
+    /// # Errors
+    /// A rank is gone, another run has taken the folder, or weights are not finite.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn begin(&mut self, trainer: &mut Trainer) -> Result<(), TrainError> {
+        let begun = Instant::now();
+        let save = trainer.begin_save();
+        let save = self.unless_lost(trainer, save)?;
+        self.pending = save.map(|save| PendingSave {
+            save,
+            begun,
+            waited: begun.elapsed(),
+        });
+        self.last = Instant::now();
+        Ok(())
+    }
+
+    /// Completes the pending checkpoint if all ranks have written it.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    /// # Collective
+    /// All ranks; nothing is sent if no checkpoint is pending.
+    pub(crate) fn complete_written(
+        &mut self,
+        trainer: &Trainer,
+    ) -> Result<Option<SavedCheckpoint>, TrainError> {
+        let Some(pending) = &mut self.pending else {
+            return Ok(None);
+        };
+        let asked = Instant::now();
+        let is_written = trainer.is_written(&pending.save)?;
+        pending.waited += asked.elapsed();
+        if is_written {
+            self.complete(trainer)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// Waits for the pending checkpoint, if any, and completes it. If it cannot be completed,
+    /// training continues without it, after a warning.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn complete(
+        &mut self,
+        trainer: &Trainer,
+    ) -> Result<Option<SavedCheckpoint>, TrainError> {
+        let Some(PendingSave {
+            save,
+            begun,
+            waited,
+        }) = self.pending.take()
+        else {
+            return Ok(None);
+        };
+        let step = save.step();
+        let asked = Instant::now();
+        let committed = trainer.commit(save);
+        if self.unless_lost(trainer, committed)?.is_none() {
+            return Ok(None);
+        }
+        self.newest = Some(step);
+        Ok(Some(SavedCheckpoint {
+            step,
+            seconds: begun.elapsed(),
+            waited: waited + asked.elapsed(),
+        }))
+    }
+
+    /// Turns the failure of one checkpoint into a warning.
+    fn unless_lost<T>(
+        &self,
+        trainer: &Trainer,
+        saved: Result<T, TrainError>,
+    ) -> Result<Option<T>, TrainError> {
+        let error = match saved {
+            Ok(saved) => return Ok(Some(saved)),
+            Err(error) => error,
+        };
+        let is_lost = matches!(
+            &error,
+            TrainError::Save { source, .. } if !matches!(**source, CheckpointError::Collective(_))
+        );
+        if !is_lost {
+            return Err(error);
+        }
+        trainer.check_folder()?;
+        if trainer.world().rank() == 0 {
+            match self.newest {
+                Some(step) => tracing::warn!(
+                    "{error}; training continues, and the newest checkpoint is that of step {step}"
+                ),
+                None => {
+                    tracing::warn!("{error}; training continues, and there is no older checkpoint")
+                }
+            }
+        }
+        Ok(None)
+    }
+}

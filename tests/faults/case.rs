@@ -70,6 +70,8 @@ pub(crate) struct Case {
     pub(crate) layout: &'static str,
     /// Whether ranks are processes under `megaburn launch`, or threads.
     pub(crate) launched: bool,
+    /// `train.async_save`.
+    pub(crate) is_async: bool,
     jobs: Cell<usize>,
     seconds: Cell<f64>,
     description: String,
@@ -80,18 +82,21 @@ impl Case {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number));
         let layout = LAYOUTS[rng.usize(..LAYOUTS.len())];
         let launched = rng.bool();
+        let is_async = rng.bool();
         let dir = tempfile::Builder::new()
             .prefix("megaburn-faults-")
             .tempdir()
             .unwrap();
         fs::write(dir.path().join("text.txt"), text()).unwrap();
         let ranks = if launched { "processes" } else { "threads" };
-        let description = format!("{kind}/{number} of seed {seed}: {layout}, {ranks}");
+        let saves = if is_async { ", asynchronous saves" } else { "" };
+        let description = format!("{kind}/{number} of seed {seed}: {layout}, {ranks}{saves}");
         Self {
             dir,
             rng: RefCell::new(rng),
             layout,
             launched,
+            is_async,
             jobs: Cell::new(0),
             seconds: Cell::new(0.0),
             description,
@@ -170,7 +175,13 @@ impl Case {
         ]);
         let dir = format!("run.dir={}", self.run().display());
         let timeout = format!("train.timeout_seconds={TIMEOUT:?}");
-        let own = [dir.as_str(), &timeout, "train.checkpoint_interval=3"];
+        let is_async = format!("train.async_save={}", self.is_async);
+        let own = [
+            dir.as_str(),
+            &timeout,
+            &is_async,
+            "train.checkpoint_interval=3",
+        ];
         for set in SETTINGS.iter().chain(&own).chain(sets) {
             args.extend(["--set".to_string(), set.to_string()]);
         }

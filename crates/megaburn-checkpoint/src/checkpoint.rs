@@ -9,6 +9,7 @@ use std::{
 
 use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
+use serde::Deserialize;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -165,14 +166,19 @@ pub(crate) fn run_folder_of(folder: &Path) -> Option<String> {
     Some(manifest.get("run_id")?.as_str()?.to_string())
 }
 
+/// The version of a manifest of any version.
+#[derive(Deserialize)]
+struct Version {
+    format: Option<u64>,
+}
+
 fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(MANIFEST);
     let text = fs::read(&path).during_read(&path)?;
     let damaged = |why: String| CheckpointError::damaged(&path, why);
-    let value: Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
-    let version = value
-        .get("format")
-        .and_then(Value::as_u64)
+    let version: Version = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+    let version = version
+        .format
         .filter(|found| !(OLDEST_FORMAT..=FORMAT).contains(found));
     let hash_path = folder.join(MANIFEST_HASH);
     let hash = match fs::read_to_string(&hash_path) {
@@ -194,7 +200,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
             supported: FORMAT,
         });
     }
-    let manifest: Manifest = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
     manifest
         .check()
         .map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;

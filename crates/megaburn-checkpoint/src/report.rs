@@ -63,7 +63,8 @@ pub(crate) fn merge(
 }
 
 pub(crate) fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
-    let text = serde_json::to_vec_pretty(manifest).expect("a manifest is serializable");
+    // Without indentation: a checkpoint of a thousand ranks has a million pieces.
+    let text = serde_json::to_vec(manifest).expect("a manifest is serializable");
     let hash = hex(xxh3_64(&text));
     for (name, bytes) in [
         (MANIFEST, text.as_slice()),

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, ops::Range};
 
 use burn::{
     Tensor,
-    tensor::{DType, TensorData},
+    tensor::{DType, FloatDType, TensorData},
 };
+use megaburn_mesh::ParamSpec;
 
 use crate::{
     error::OptimError,
@@ -161,7 +162,53 @@ pub struct HeldState {
     pub moments: BTreeMap<(Moment, String), StateTensor>,
 }
 
+/// A tensor of optimizer state that this rank holds from the first step on, without its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateShape {
+    /// `None` for a master, or for a sharded parameter that has none.
+    pub moment: Option<Moment>,
+    /// Element type.
+    pub dtype: DType,
+    /// As [`StateTensor::range`].
+    pub range: Range<usize>,
+    /// As [`StateTensor::copies`].
+    pub copies: (usize, usize),
+}
+
 impl Optimizer {
+    /// The state that [`held_state`](Self::held_state) returns for a parameter of type `dtype` after
+    /// the first step, empty if it is frozen; nothing needs to be allocated.
+    pub fn state_shapes(&self, path: &str, spec: &ParamSpec, dtype: FloatDType) -> Vec<StateShape> {
+        if !self.sharding.is_trainable(path) {
+            return Vec::new();
+        }
+        let replicas = self.sharding.replicas_of(path).copies();
+        let num_elements = spec.shard.local_shape().iter().product();
+        let shape = |moment, dtype| StateShape {
+            moment,
+            dtype,
+            range: self.sharding.kept(path, num_elements),
+            copies: (replicas.rank(), replicas.size()),
+        };
+        let dtype = if self.f32_params.contains(path) {
+            DType::F32
+        } else {
+            dtype.into()
+        };
+        let master = if self.has_master(dtype) {
+            Some(DType::F32)
+        } else {
+            self.sharding.is_param_sharded(path).then_some(dtype)
+        };
+        let moments = self.rule.moments(path, spec).into_iter();
+        let moments = moments.map(|(moment, dtype)| shape(Some(moment), dtype.into()));
+        master
+            .map(|dtype| shape(None, dtype))
+            .into_iter()
+            .chain(moments)
+            .collect()
+    }
+
     /// The masters and moments that this rank holds; nothing is copied. `num_elements` returns the
     /// number of elements of a local parameter.
     pub fn held_state(&self, num_elements: impl Fn(&str) -> usize) -> HeldState {

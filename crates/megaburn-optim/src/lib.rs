@@ -66,7 +66,7 @@ pub use accumulator::GradientAccumulator;
 pub use device_scalar::DeviceScalar;
 pub use dtype::Dtype;
 pub use error::OptimError;
-pub use held_state::{HeldState, HostPart, StateTensor};
+pub use held_state::{HeldState, HostPart, StateShape, StateTensor};
 pub use loss_scaler::{LossScaleConfig, LossScaler};
 pub use moment::Moment;
 pub use norm::GradNorm;

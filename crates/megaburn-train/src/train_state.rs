@@ -60,27 +60,16 @@ impl TrainStateConfig<'_> {
     /// # Collective
     /// No communication.
     pub fn init(&self, groups: &ProcessGroups, device: &Device) -> Result<TrainState, TrainError> {
-        let pipeline = Pipeline::new(self.parallel, self.model, self.dtype, groups)?;
-        let chunks = pipeline.chunks();
-        let model = self
-            .model
-            .init_stages(chunks, groups, &self.options, device)?;
-        let plan = shard_plan(&model).map_err(ModelError::from)?;
+        let TrainStateShape {
+            pipeline,
+            model,
+            plan,
+            sharding,
+            mut optimizer,
+        } = self.shape(groups, device)?;
         let main_grads = main_grads(&model);
         let vector_grads = vector_grads(&model);
-        let paths = || plan.iter().map(|(path, spec)| (path.to_string(), spec));
-        let experts = paths().filter(|(_, spec)| spec.is_expert());
-        let sharding = self
-            .parallel
-            .sharding()
-            .with_direct(main_grads.keys().cloned())
-            .with_cross_stage(pipeline.shared())
-            .with_chunks(paths().map(|(path, _)| (path.clone(), model.chunk_of(&path))))
-            .with_experts(experts.map(|(path, _)| path))
-            .init(&model, groups)?;
         sharding.attach(&main_grads, self.parallel.overlap);
-        let optimizer = self.optimizer.init(self.dtype, &sharding, groups)?;
-        let mut optimizer = optimizer.with_f32_params(model.f32_params());
         let dtype = self.dtype.into();
         let model = match self.weights {
             Some(source) => optimizer.load_params(model, dtype, |path, _| {
@@ -102,6 +91,47 @@ impl TrainStateConfig<'_> {
             optimizer,
         })
     }
+
+    /// What this rank will hold; its parameters are lazy.
+    pub(crate) fn shape(
+        &self,
+        groups: &ProcessGroups,
+        device: &Device,
+    ) -> Result<TrainStateShape, TrainError> {
+        let pipeline = Pipeline::new(self.parallel, self.model, self.dtype, groups)?;
+        let chunks = pipeline.chunks();
+        let model = self
+            .model
+            .init_stages(chunks, groups, &self.options, device)?;
+        let plan = shard_plan(&model).map_err(ModelError::from)?;
+        let paths = || plan.iter().map(|(path, spec)| (path.to_string(), spec));
+        let experts = paths().filter(|(_, spec)| spec.is_expert());
+        let sharding = self
+            .parallel
+            .sharding()
+            .with_direct(main_grads(&model).into_keys())
+            .with_cross_stage(pipeline.shared())
+            .with_chunks(paths().map(|(path, _)| (path.clone(), model.chunk_of(&path))))
+            .with_experts(experts.map(|(path, _)| path))
+            .init(&model, groups)?;
+        let optimizer = self.optimizer.init(self.dtype, &sharding, groups)?;
+        Ok(TrainStateShape {
+            optimizer: optimizer.with_f32_params(model.f32_params()),
+            pipeline,
+            model,
+            plan,
+            sharding,
+        })
+    }
+}
+
+/// A [`TrainState`] whose parameters are not initialized, and whose optimizer has no state.
+pub(crate) struct TrainStateShape {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) model: Decoder,
+    pub(crate) plan: ShardPlan,
+    pub(crate) sharding: Sharding,
+    pub(crate) optimizer: Optimizer,
 }
 
 impl TrainConfig {

@@ -74,7 +74,7 @@ fn a_flipped_bit_in_the_version_is_damage_and_no_other_version() {
     let (dir, newest) = two();
     let path = newest.join("manifest.json");
     let whole = fs::read(&path).unwrap();
-    let before = "\"format\": ";
+    let before = "\"format\":";
     let at = String::from_utf8_lossy(&whole).find(before).unwrap() + before.len();
     for bit in 0..8 {
         let mut bytes = whole.clone();

@@ -66,8 +66,8 @@ fn another_element_type_is_refused() {
 fn set_version(folder: &Path, version: u64) {
     let path = folder.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains("\"format\": 3"));
-    let text = text.replace("\"format\": 3", &format!("\"format\": {version}"));
+    assert!(text.contains("\"format\":3"));
+    let text = text.replace("\"format\":3", &format!("\"format\":{version}"));
     fs::write(
         folder.join("manifest.xxh3"),
         format!("{:016x}", xxh3_64(text.as_bytes())),

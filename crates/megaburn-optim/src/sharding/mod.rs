@@ -283,6 +283,11 @@ impl Sharding {
         updated.map(|(path, len)| (path.clone(), len)).collect()
     }
 
+    /// Whether the parameter at `path` is updated.
+    pub(crate) fn is_trainable(&self, path: &str) -> bool {
+        self.0.kept.contains_key(path)
+    }
+
     /// The range that this rank keeps of the local parameter at `path`, which has `len` elements.
     pub(crate) fn kept(&self, path: &str, len: usize) -> Range<usize> {
         self.0.kept.get(path).cloned().unwrap_or(0..len)

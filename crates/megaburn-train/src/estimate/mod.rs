@@ -4,11 +4,13 @@
 //! activations by [`megaburn_models::activation_memory`]. The memory of kernels, collectives and the
 //! allocator is not included: leave a tenth of a GPU free for them.
 
+mod checkpoint;
 mod held;
 mod state;
 
 use std::fmt;
 
+pub use checkpoint::CheckpointShare;
 use megaburn_mesh::Layout;
 pub use megaburn_models::activation_memory::Scores;
 

@@ -1,11 +1,12 @@
 //! Compares the memory estimate of a rank with what its trainer holds.
 
 use burn::Tensor;
+use megaburn_checkpoint::{Copies, HeldTensor, WritePlan};
 use megaburn_parallel::main_grads;
 use rstest::rstest;
 
 use super::{Trainer, testing::trainers};
-use crate::estimate::{MemoryEstimate, Scores};
+use crate::estimate::{CheckpointShare, MemoryEstimate, Scores};
 
 /// Numbers of elements that a rank holds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,4 +111,49 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
         }
         assert!(estimate.activations > 0);
     }
+}
+
+/// What a rank will write is known before it has weights.
+#[rstest]
+#[case("tp1", &[])]
+#[case("dp3", &[])]
+#[case("dp4", &["parallel.zero=1", "parallel.zero_ranks=2", "train.dtype=bf16"])]
+#[case("tp2-dp2-sp", &["parallel.zero=2", "optimizer.name=muon"])]
+#[case("tp2-dp2", &["parallel.zero=3", "train.dtype=bf16"])]
+#[case("pp2-dp2", &["parallel.zero=1", "optimizer.name=sgd", "optimizer.sgd.momentum=0.9"])]
+#[case("dp2-ep2", &["model.family=mixtral", "model.experts.num=4", "parallel.zero=3"])]
+#[case("dp2-ep2", &["model.family=deepseek_v3", "model.kv_heads=4", "model.experts.num=4"])]
+fn a_rank_writes_what_is_planned(#[case] layout: &str, #[case] sets: &[&str]) {
+    let ranks = trainers(sets, layout, |mut trainer| {
+        let planned = CheckpointShare::of_rank(&trainer.config, &trainer.groups)?;
+        trainer.step()?;
+        let tensors: Vec<_> = trainer.held_tensors(|_, _, _| unreachable!()).collect();
+        let held = tensors.iter().map(|tensor| {
+            let group = match tensor.shard.is_expert() {
+                true => &trainer.groups.edp,
+                false => &trainer.groups.dp_cp,
+            };
+            HeldTensor {
+                name: tensor.name.clone(),
+                shard: tensor.shard,
+                dtype: tensor.dtype,
+                range: tensor.range.clone(),
+                copies: tensor.copies.unwrap_or(Copies {
+                    index: group.rank(),
+                    count: group.size(),
+                }),
+            }
+        });
+        let held: Vec<_> = held.collect();
+        let bytes = |held: &HeldTensor<'_>| (held.range.len() * held.dtype.size()) as u64;
+        let plan = WritePlan::new(&held);
+        let found = CheckpointShare {
+            held_bytes: held.iter().map(bytes).sum(),
+            written_bytes: plan.num_bytes(),
+            num_pieces: plan.num_pieces(),
+        };
+        assert_eq!(planned, found);
+        Ok(found)
+    });
+    assert!(ranks.iter().all(|share| share.written_bytes > 0));
 }

@@ -1,0 +1,96 @@
+"""PyTorch's distributed checkpoint (DCP) of the state that `benches/checkpoint.py waiting` saves: FSDP2 over all ranks,
+f32 parameters computed in bf16, AdamW. Prints how long a synchronous save takes, how long training waits for an
+asynchronous one with pinned staging buffers, and when that is complete.
+
+    torchrun --nproc-per-node N checkpoint.py [--layers 4] [--vocab 32000] [--seq-len 4096] [--dir FOLDER] [--saves 3]
+"""
+
+import argparse, os, shutil, time, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import fsdp
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--seq-len", type=int, default=4096)
+    parser.add_argument("--saves", type=int, default=3)
+    parser.add_argument("--dir", default="/tmp/dcp")
+    args = parser.parse_args()
+    fsdp.VOCAB = args.vocab
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cuda:nccl,cpu:gloo")
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    with torch.device("cuda"):
+        model = fsdp.Llama(args.layers)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    tokens = torch.randint(0, args.vocab, (1, args.seq_len), device="cuda")
+    angles = torch.rand(args.seq_len, fsdp.HEAD_DIM, device="cuda")
+    cos, sin = angles.cos(), angles.sin()
+
+    def step():
+        loss = model(tokens, cos, sin)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    def state():
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        return {"model": model_state, "optimizer": optimizer_state}
+
+    def folder(name):
+        path = os.path.join(args.dir, name)
+        if dist.get_rank() == 0:
+            shutil.rmtree(path, ignore_errors=True)
+        dist.barrier()
+        return path
+
+    def clock():
+        torch.cuda.synchronize()
+        dist.barrier()
+        return time.time()
+
+    step(), step()
+    sync, waited, complete = [], [], []
+    for number in range(args.saves):
+        path = folder("sync")
+        begun = clock()
+        dcp.save(state(), checkpoint_id=path)
+        sync.append(clock() - begun)
+        folder("sync"), step()
+    stager = DefaultStager(StagingOptions(use_pinned_memory=True, use_shared_memory=False, use_async_staging=True,
+                                          use_non_blocking_copy=True))
+    for number in range(args.saves + 1):
+        path = folder("async")
+        begun = clock()
+        saving = dcp.async_save(state(), checkpoint_id=path, async_stager=stager)
+        staging = getattr(saving, "staging_completion", None)
+        if staging is not None:  # The next update must wait for the copies.
+            staging.result()
+        waited.append(time.time() - begun)
+        (getattr(saving, "upload_completion", None) or saving).result()
+        complete.append(clock() - begun)
+        size = sum(os.path.getsize(os.path.join(path, name)) for name in os.listdir(path))
+        folder("async"), step()
+    if dist.get_rank() == 0:
+        mean = lambda values: sum(values) / len(values)
+        print(f"dcp checkpoint: {size / 1e9:.2f} GB in files of this host")
+        print(f"dcp synchronous: training waits {mean(sync):.3f} s ({', '.join(f'{s:.2f}' for s in sync)})")
+        print(f"dcp asynchronous: training waits {mean(waited[1:]):.3f} s = {100 * mean(waited[1:]) / mean(sync):.1f}% of that "
+              f"(first {waited[0]:.2f} s); complete after {mean(complete[1:]):.2f} s")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

@@ -49,4 +49,4 @@ pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use train_loop::Ended;
 pub use train_state::{TrainState, TrainStateConfig};
-pub use trainer::{Progress, Resumed, Trainer};
+pub use trainer::{Conversions, Progress, Resumed, Trainer};

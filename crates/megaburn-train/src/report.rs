@@ -16,7 +16,7 @@ use megaburn_report::{
 
 use crate::{
     attention_line::Facts,
-    config::{BatchRampConfig, Dtype, IneffectiveKey, Tokenizer, TrainConfig},
+    config::{BatchRampConfig, Dtype, IneffectiveKey, InitFrom, Tokenizer, TrainConfig},
     data::{RunData, SourceReading},
     device::{Devices, find_cudnn},
     error::TrainError,
@@ -27,7 +27,7 @@ use crate::{
     },
     stop::StopReason,
     time::now,
-    trainer::{Progress, Resumed, Trainer},
+    trainer::{Conversions, Progress, Resumed, Trainer},
 };
 
 use start::StartMetrics;
@@ -50,7 +50,7 @@ impl<'a> Reporter<'a> {
         devices: Devices,
         trainer: &Trainer,
         data: &'a RunData,
-        resumed: Option<Resumed>,
+        (start, resumed): (Option<&InitFrom>, Option<Resumed>),
     ) -> Result<Self, TrainError> {
         let dir = folder.path().to_path_buf();
         let layout = &trainer.layout();
@@ -64,7 +64,7 @@ impl<'a> Reporter<'a> {
         // A start that trains nothing does not apply its changes.
         let untrained = |resumed| Resumed {
             changes: Vec::new(),
-            rounded: Vec::new(),
+            conversions: Conversions::default(),
             ..resumed
         };
         let resumed = if trains {
@@ -197,6 +197,9 @@ impl<'a> Reporter<'a> {
         if let Some(keys) = config.fine_tuning(model) {
             console.line(format!("tuning   {keys}: defaults where model.init is set"));
         }
+        if let Some(conversion) = start.and_then(|start| start.conversion(config)) {
+            console.line(format!("weights  {conversion}"));
+        }
         if config.model.init.is_some() && config.data.tokenizer == Tokenizer::Byte {
             console.line("note     tokens are bytes: data.tokenizer is byte");
         }
@@ -205,7 +208,7 @@ impl<'a> Reporter<'a> {
             other_run,
             changes,
             is_recorded,
-            rounded,
+            conversions,
         }) = resumed
         {
             let whose = other_run.map_or("the run's own checkpoint".to_string(), |other| {
@@ -232,10 +235,8 @@ impl<'a> Reporter<'a> {
                 );
                 console.line(format!("note     {what}"));
             }
-            for key in rounded {
-                console.line(format!(
-                    "note     the checkpoint has a higher precision than {key}: it was rounded"
-                ));
+            for line in conversions.lines() {
+                console.line(format!("note     {line}"));
             }
         }
         Ok(Self {

@@ -157,7 +157,10 @@ impl RankRun {
             let state = StateFile::begin(folder.clone(), step, steps);
             let devices = self.devices;
             let data = &loaded.data;
-            let report = Reporter::start(&config, folder, devices, &trainer, data, resumed)?;
+            let report = {
+                let from = (start, resumed);
+                Reporter::start(&config, folder, devices, &trainer, data, from)?
+            };
             Ok((report, state))
         };
         let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();

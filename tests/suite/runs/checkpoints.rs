@@ -282,3 +282,60 @@ fn a_checkpoint_of_format_2_is_continued(
     });
     assert_eq!(formats, [2, 3]);
 }
+
+/// A start from a checkpoint of another layout, precision or optimizer says what it converts.
+#[test]
+fn what_is_converted_is_said() {
+    let run = Run::new();
+    let printed = |run: &Run, layout: &str, steps, sets: &[&str]| {
+        let ended = Ranks::threads(&run.args(layout, steps, sets)).finish();
+        ended.into_iter().next().unwrap().stdout
+    };
+    let first = printed(
+        &run,
+        "dp2",
+        1,
+        &[
+            "parallel.zero=3",
+            "train.dtype=bf16",
+            "optimizer.exp_avg_dtype=bf16",
+        ],
+    );
+    assert!(
+        !first.contains("the checkpoint") && !first.contains("weights  "),
+        "{first}"
+    );
+    let same = printed(
+        &run,
+        "dp2",
+        2,
+        &[
+            "parallel.zero=3",
+            "train.dtype=bf16",
+            "optimizer.exp_avg_dtype=bf16",
+        ],
+    );
+    assert!(
+        !same.contains("the checkpoint was written") && !same.contains("precision"),
+        "{same}"
+    );
+    let resumed = printed(&run, "tp2", 3, &["train.dtype=bf16"]);
+    for line in [
+        "note     the checkpoint was written under dp2 with parallel.zero 3: each rank read",
+        "note     the checkpoint has a lower precision than optimizer.exp_avg_dtype",
+    ] {
+        assert!(resumed.contains(line), "{line}: {resumed}");
+    }
+    let other = Run::new();
+    let init = format!("model.init={:?}", run.path("run").display().to_string());
+    let sets = [
+        init.as_str(),
+        "optimizer.name=lion",
+        "train.dtype=bf16",
+        "data.tokenizer=byte",
+    ];
+    let started = printed(&other, "tp1", 1, &sets);
+    let line = "weights  read in f32, computed in bf16, from step 3 of a run; its adamw state is not used: \
+        lion and the step count begin anew";
+    assert!(started.contains(line), "{started}");
+}

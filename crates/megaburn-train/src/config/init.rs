@@ -1,6 +1,6 @@
 //! The parts of a configuration that come from the model that the run starts from.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use megaburn_checkpoint::{Checkpoint, Latest, newest};
 use megaburn_data::HfTokenizer;
@@ -33,6 +33,37 @@ impl InitFrom {
             .checkpoint()
             .map_or(source.path(), |checkpoint| checkpoint.path());
         Some(path.display().to_string())
+    }
+
+    /// What a new run takes from the model that it starts from, and how it converts it.
+    pub(crate) fn conversion(&self, config: &TrainConfig) -> Option<String> {
+        let Self::Init(source) = self else {
+            return None;
+        };
+        let paths = source.params().map(|param| param.path.as_str());
+        let stored: BTreeSet<String> = paths
+            .filter_map(|path| source.dtype(path).ok())
+            .map(|dtype| format!("{dtype:?}").to_lowercase())
+            .collect();
+        let stored: Vec<_> = stored.into_iter().collect();
+        let mut text = format!("read in {}", stored.join(" and "));
+        let dtype = config.train.dtype.to_string();
+        if stored != [dtype.as_str()] {
+            text += &format!(", computed in {dtype}");
+        }
+        // An imported model has no trainer state.
+        let checkpoint = source.checkpoint();
+        let Some(checkpoint) = checkpoint.filter(|found| !found.trainer().is_null()) else {
+            return Some(text);
+        };
+        text += &format!(", from step {} of a run", checkpoint.step());
+        if let Some(optimizer) = checkpoint.trainer()["optimizer"].as_str() {
+            text += &format!(
+                "; its {optimizer} state is not used: {} and the step count begin anew",
+                config.optimizer.name
+            );
+        }
+        Some(text)
     }
 
     pub(crate) fn source(&self) -> &ModelSource {

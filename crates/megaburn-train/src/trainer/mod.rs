@@ -1,6 +1,7 @@
 //! The trainer of one rank.
 
 mod collator;
+mod conversions;
 #[cfg(test)]
 mod estimated;
 mod evaluate;
@@ -47,6 +48,7 @@ use first_times::FirstTimes;
 use hybrid_context::HybridContext;
 use schedules::Schedules;
 
+pub use conversions::Conversions;
 pub use resume::Resumed;
 
 /// The training state of one rank. [`pretrain`](crate::pretrain) runs one; a custom loop does this:

@@ -7,9 +7,9 @@ use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_optim::Moment;
 use serde_json::{Value, json};
 
-use super::{owner::set_aside, save::TrainerState};
+use super::{conversions::Conversions, owner::set_aside, save::TrainerState};
 use crate::{
-    config::{Change, Changes, Dtype, changes, record_of_file},
+    config::{Change, Changes, changes, record_of_file},
     error::TrainError,
     resume_error::ResumeError,
     run_folder::config_of,
@@ -30,9 +30,8 @@ pub struct Resumed {
     /// Whether the configuration that the checkpoint was trained with is recorded, in it or in the
     /// run's `config.toml`.
     pub is_recorded: bool,
-    /// The keys of the types in which this run keeps fewer bits than the checkpoint has. The values
-    /// were rounded, which cannot be undone.
-    pub rounded: Vec<&'static str>,
+    /// What the checkpoint holds in another form than this run.
+    pub conversions: Conversions,
 }
 
 impl Trainer {
@@ -90,7 +89,7 @@ impl Trainer {
                 .into_iter()
                 .chain(changes.unwrap_or_default())
                 .collect(),
-            rounded: self.rounded(&checkpoint),
+            conversions: self.conversions(&checkpoint),
         }))
     }
 
@@ -121,44 +120,6 @@ impl Trainer {
                 .into())
             }
         }
-    }
-
-    fn rounded(&self, checkpoint: &Checkpoint) -> Vec<&'static str> {
-        let optimizer = &self.config.optimizer;
-        let is_wide = |name: &String, prefix: &str| {
-            name.split('.').next() == Some(prefix)
-                && checkpoint.dtype(name).ok() == Some(DType::F32)
-        };
-        let is_rounded = |prefix: &str, kept: Dtype| {
-            let mut names = checkpoint.manifest().tensors.keys();
-            kept == Dtype::Bf16 && names.any(|name| is_wide(name, prefix))
-        };
-        [
-            (
-                "optimizer.main_params_dtype",
-                "model",
-                optimizer.main_params_dtype,
-            ),
-            (
-                "optimizer.exp_avg_dtype",
-                Moment::ExpAvg.name(),
-                optimizer.exp_avg_dtype,
-            ),
-            (
-                "optimizer.exp_avg_sq_dtype",
-                Moment::ExpAvgSq.name(),
-                optimizer.exp_avg_sq_dtype,
-            ),
-            (
-                "optimizer.momentum_dtype",
-                Moment::MomentumBuffer.name(),
-                optimizer.momentum_dtype,
-            ),
-        ]
-        .into_iter()
-        .filter(|(_, prefix, kept)| is_rounded(prefix, *kept))
-        .map(|(key, ..)| key)
-        .collect()
     }
 
     /// Refuses a checkpoint of another model.

@@ -1,0 +1,100 @@
+//! What a resume converts.
+
+use burn::tensor::DType;
+use megaburn_checkpoint::Checkpoint;
+use megaburn_mesh::Layout;
+use megaburn_optim::Moment;
+
+use crate::{config::Dtype, trainer::Trainer};
+
+/// What a checkpoint holds in another form than the run that resumes from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conversions {
+    /// The layout and the ZeRO stage that wrote the checkpoint, if they are not the run's.
+    pub layout: Option<String>,
+    /// The keys of the types in which this run keeps fewer bits than the checkpoint has. The values
+    /// were rounded, which cannot be undone.
+    pub rounded: Vec<&'static str>,
+    /// The keys of the types in which this run keeps more bits than the checkpoint has.
+    pub widened: Vec<&'static str>,
+}
+
+impl Conversions {
+    /// A line for each conversion.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        let layout = self.layout.iter().map(|layout| {
+            format!(
+                "the checkpoint was written under {layout}: each rank read the part that it needs"
+            )
+        });
+        let rounded = self
+            .rounded
+            .iter()
+            .map(|key| format!("the checkpoint has a higher precision than {key}: it was rounded"));
+        let widened = self.widened.iter().map(|key| {
+            format!("the checkpoint has a lower precision than {key}: its values were kept")
+        });
+        layout.chain(rounded).chain(widened)
+    }
+}
+
+impl Trainer {
+    pub(super) fn conversions(&self, checkpoint: &Checkpoint) -> Conversions {
+        let mut found = Conversions {
+            layout: self.other_layout(checkpoint),
+            ..Conversions::default()
+        };
+        let optimizer = &self.config.optimizer;
+        let kept = [
+            (
+                "optimizer.main_params_dtype",
+                "model",
+                optimizer.main_params_dtype,
+            ),
+            (
+                "optimizer.exp_avg_dtype",
+                Moment::ExpAvg.name(),
+                optimizer.exp_avg_dtype,
+            ),
+            (
+                "optimizer.exp_avg_sq_dtype",
+                Moment::ExpAvgSq.name(),
+                optimizer.exp_avg_sq_dtype,
+            ),
+            (
+                "optimizer.momentum_dtype",
+                Moment::MomentumBuffer.name(),
+                optimizer.momentum_dtype,
+            ),
+        ];
+        for (key, prefix, kept) in kept {
+            let names = checkpoint.manifest().tensors.keys();
+            let mut stored = names
+                .filter(|name| name.split('.').next() == Some(prefix))
+                .filter_map(|name| checkpoint.dtype(name).ok());
+            match kept {
+                Dtype::Bf16 if stored.any(|dtype| dtype == DType::F32) => found.rounded.push(key),
+                Dtype::F32 if stored.any(|dtype| dtype == DType::BF16) => found.widened.push(key),
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// The layout and the ZeRO stage of a checkpoint, if they are not those of this run.
+    fn other_layout(&self, checkpoint: &Checkpoint) -> Option<String> {
+        let written = checkpoint.manifest().layout.as_str();
+        let zero = checkpoint.trainer()["config"]["parallel"]["zero"].as_u64();
+        let is_same_zero = zero.is_none_or(|zero| zero == u64::from(self.config.parallel.zero));
+        let is_same = written
+            .parse::<Layout>()
+            .is_ok_and(|written| written == self.groups.layout());
+        if is_same && is_same_zero {
+            return None;
+        }
+        Some(match zero {
+            Some(zero) => format!("{written} with parallel.zero {zero}"),
+            None => written.to_string(),
+        })
+    }
+}

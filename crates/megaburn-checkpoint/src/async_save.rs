@@ -1,67 +1,92 @@
 //! Saves a checkpoint while the program keeps computing.
 
 use std::{
+    mem,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
+    sync::Arc,
 };
 
-use megaburn_collective::{Phase, ProcessGroups, Progress, objects};
+use megaburn_collective::{Phase, ProcessGroups, objects};
 
 use crate::{
     agree::settle,
+    background::Background,
     checkpoint::Checkpoint,
     error::CheckpointError,
+    folder::checkpoint_path,
     latest::{judge_together, verify_share},
     named_tensor::{NamedTensor, PendingValues},
     report::Report,
-    retention::{Retention, retain, to_verify},
+    retention::{Retention, delete_old, unverified},
     save::{Guard, UnfinishedCheckpoint, warn_of_retention},
     share::Share,
     snapshot::Snapshot,
     verified::remember,
 };
 
-/// A checkpoint that a thread of each rank is writing.
+/// A checkpoint that threads of the ranks are writing.
 ///
-/// ```text
-/// begin       values start to be copied to the host    all ranks
-///             each rank's thread writes its file       steps continue
-/// is_written  have all threads ended?                  all ranks, after a step
-/// commit      manifest, final name, deletions          all ranks
-/// ```
+/// | stage | work of the threads | then all ranks |
+/// |---|---|---|
+/// | write | each rank writes and syncs its file | report what they wrote |
+/// | commit | rank 0 writes the manifest and gives the folder its final name | learn the result |
+/// | verify | each rank reads its share of older checkpoints, if some are to be deleted | agree on them |
+/// | delete | rank 0 deletes the checkpoints that are not kept | are done |
 ///
-/// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If it
-/// is dropped before the commit, the thread stops after the tensor that it is writing, and rank 0
+/// [`advance`](Self::advance) asks whether all threads have ended, and begins the next stage if so.
+/// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If
+/// the value is dropped before, the thread stops after the tensor that it is writing, and rank 0
 /// removes the folder.
 ///
 /// Memory: the values that this rank writes, once, until each is written; and one tensor a second
 /// time.
 #[derive(Debug)]
 pub struct AsyncSave {
-    // Dropped first, so that the thread has ended when the folder is removed.
-    writer: Writer,
-    folder: UnfinishedCheckpoint,
+    stage: Stage,
     dir: PathBuf,
-    snapshot: Snapshot,
+    snapshot: Arc<Snapshot>,
     retention: Retention,
 }
 
-/// The thread that writes a rank's share.
-#[derive(Debug)]
-struct Writer {
-    is_cancelled: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Written>>,
+/// A [`Guard`] that threads may call.
+pub type SharedGuard = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// What [`AsyncSave::advance`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Advance {
+    /// Some thread is at work.
+    Pending,
+    /// The checkpoint is complete and has this path. Older ones may still have to be deleted.
+    Committed(PathBuf),
+    /// Another stage has begun.
+    Continued,
+    /// Everything is done.
+    Done,
 }
 
-/// What the thread did.
-struct Written {
-    report: Result<Report, CheckpointError>,
-    /// Older checkpoints of which this rank verified its share of the files.
-    verified: Vec<(PathBuf, Result<Checkpoint, CheckpointError>)>,
+#[derive(Debug)]
+enum Stage {
+    Write {
+        // Dropped first, so that the thread has ended when the folder is removed.
+        work: Background<Result<Report, CheckpointError>>,
+        folder: UnfinishedCheckpoint,
+        guard: Option<OwnGuard>,
+    },
+    /// Only rank 0 works. It returns the steps of the checkpoints to verify.
+    Commit(Option<Background<Result<Vec<u64>, CheckpointError>>>),
+    Verify(Background<Vec<(PathBuf, Result<Checkpoint, CheckpointError>)>>),
+    /// Only rank 0 works.
+    Delete(Option<Background<Result<(), CheckpointError>>>),
+    Done,
+}
+
+/// A guard, which has nothing to print.
+struct OwnGuard(SharedGuard);
+
+impl std::fmt::Debug for OwnGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OwnGuard")
+    }
 }
 
 impl AsyncSave {
@@ -77,37 +102,32 @@ impl AsyncSave {
     pub fn begin<'a>(
         dir: &Path,
         retention: &Retention,
-        guard: Option<Guard<'_>>,
+        guard: Option<SharedGuard>,
         groups: &ProcessGroups,
         snapshot: Snapshot,
         tensors: impl IntoIterator<Item = NamedTensor<'a>>,
     ) -> Result<Self, CheckpointError> {
         let world = &groups.world;
         let _phase = world.phase(Phase::Save);
-        let folder = UnfinishedCheckpoint::create(dir, guard, groups, snapshot.step)?;
-        // Reading old checkpoints takes as long as writing one, so the threads do it too.
-        let run_id = snapshot.run_id.as_deref();
-        let old = to_verify(world, dir, run_id, snapshot.step, retention)?;
+        let check = guard.as_deref().map(|guard| guard as Guard<'_>);
+        let folder = UnfinishedCheckpoint::create(dir, check, groups, snapshot.step)?;
+        let (rank, path) = (world.rank(), folder.path.clone());
         let share = Share::new(tensors, groups).and_then(Share::copied);
-        let share = settle(world, share)?;
-        let (rank, num_ranks) = (world.rank(), world.size());
-        let path = folder.path.clone();
-        let writer = Writer::start(move |is_cancelled| {
-            let none = Progress::none();
-            let read = |values: PendingValues, _| values();
-            let report = share.write(&path, rank, read, &none, is_cancelled);
-            let verify = |path: PathBuf| {
-                let found = verify_share(&path, rank, num_ranks, &none);
-                (path, found)
-            };
-            let verified = old.into_iter().map(verify).collect();
-            Written { report, verified }
+        let work = share.and_then(|share| {
+            Background::start(move |is_cancelled, progress| {
+                let read = |values: PendingValues, _| values();
+                share.write(&path, rank, read, progress, is_cancelled)
+            })
         });
-        Ok(Self {
-            writer: settle(world, writer)?,
+        let stage = Stage::Write {
+            work: settle(world, work)?,
             folder,
+            guard: guard.map(OwnGuard),
+        };
+        Ok(Self {
+            stage,
             dir: dir.to_path_buf(),
-            snapshot,
+            snapshot: Arc::new(snapshot),
             retention: retention.clone(),
         })
     }
@@ -117,95 +137,136 @@ impl AsyncSave {
         self.snapshot.step
     }
 
-    /// Whether the threads of all ranks have ended, so that a commit does not wait.
+    /// Begins the next stage if the threads of all ranks have ended; does not wait for them.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// Any rank's failure to write or commit, or the guard's refusal, on every rank. The older
+    /// checkpoints are then unchanged, and nothing of the new one remains. The save is over.
     /// # Collective
-    /// All ranks of `groups.world`; one bit.
-    pub fn is_written(&self, groups: &ProcessGroups) -> Result<bool, CheckpointError> {
+    /// All ranks of `groups.world`; one bit, and a few messages at the end of a stage.
+    pub fn advance(&mut self, groups: &ProcessGroups) -> Result<Advance, CheckpointError> {
         let world = &groups.world;
-        let all: Vec<bool> = objects::gather(world, &self.writer.is_done())?;
-        Ok(objects::broadcast(
-            world,
-            &all.into_iter().all(|done| done),
-        )?)
+        let all: Vec<bool> = objects::gather(world, &self.stage.is_done())?;
+        if objects::broadcast(world, &all.into_iter().all(|done| done))? {
+            self.next(groups)
+        } else {
+            Ok(Advance::Pending)
+        }
     }
 
-    /// Waits for the threads of all ranks and completes the checkpoint. Then the checkpoints that
-    /// `retention` does not keep are deleted.
+    /// Waits for the threads, stage by stage, until the checkpoint is complete and older ones are
+    /// deleted. Returns its path.
     ///
     /// # Errors
-    /// Any rank's failure or the guard's refusal, on every rank. The older checkpoints are then
-    /// unchanged, and nothing of the new one remains.
+    /// As [`advance`](Self::advance).
     /// # Collective
-    /// All ranks of `groups.world`; a few messages, none with tensors.
-    pub fn commit(
-        self,
-        guard: Option<Guard<'_>>,
-        groups: &ProcessGroups,
-    ) -> Result<PathBuf, CheckpointError> {
-        let Self {
-            folder,
-            dir,
-            snapshot,
-            retention,
-            writer,
-        } = self;
+    /// All ranks of `groups.world`; a few messages.
+    pub fn finish(mut self, groups: &ProcessGroups) -> Result<PathBuf, CheckpointError> {
+        while self.next(groups)? != Advance::Done {}
+        Ok(checkpoint_path(&self.dir, self.snapshot.step))
+    }
+
+    /// Waits for the threads of this stage and begins the next one.
+    fn next(&mut self, groups: &ProcessGroups) -> Result<Advance, CheckpointError> {
         let world = &groups.world;
         let phase = world.phase(Phase::Save);
-        let Written { report, verified } = writer.wait();
-        let path = folder.commit(guard, groups, &snapshot, report)?;
-        for (path, mine) in verified {
-            let judged = judge_together(world, &path, mine)?;
-            remember(&path, judged.is_ok());
+        let progress = phase.progress();
+        match mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Write {
+                work,
+                folder,
+                guard,
+            } => {
+                let mine = work.wait(progress).and_then(|report| report);
+                let reports = objects::gather(world, &settle(world, mine)?)?;
+                let layout = groups.layout().to_string();
+                let (snapshot, dir) = (self.snapshot.clone(), self.dir.clone());
+                let retention = self.retention.clone();
+                let work = folder.into_staging().map(|staging| {
+                    Background::start(move |_, _| {
+                        let guard = guard.as_ref().map(|guard| &*guard.0 as Guard<'_>);
+                        UnfinishedCheckpoint::complete(
+                            staging, &dir, guard, &snapshot, layout, reports,
+                        )?;
+                        let run_id = snapshot.run_id.as_deref();
+                        Ok(unverified(&dir, run_id, snapshot.step, &retention))
+                    })
+                });
+                self.stage = Stage::Commit(settle(world, work.transpose())?);
+                Ok(Advance::Continued)
+            }
+            Stage::Commit(work) => {
+                let old = work.map(|work| work.wait(progress).and_then(|steps| steps));
+                let old = settle(world, old.transpose())?.unwrap_or_default();
+                let old: Vec<u64> = objects::broadcast(world, &old)?;
+                let path = |step| checkpoint_path(&self.dir, step);
+                if old.is_empty() {
+                    self.begin_delete(groups)?;
+                } else {
+                    let old: Vec<_> = old.into_iter().map(path).collect();
+                    let (rank, num_ranks) = (world.rank(), world.size());
+                    let work = Background::start(move |_, progress| {
+                        let verify = |path: PathBuf| {
+                            let found = verify_share(&path, rank, num_ranks, progress);
+                            (path, found)
+                        };
+                        old.into_iter().map(verify).collect()
+                    });
+                    self.stage = Stage::Verify(settle(world, work)?);
+                }
+                Ok(Advance::Committed(checkpoint_path(
+                    &self.dir,
+                    self.snapshot.step,
+                )))
+            }
+            Stage::Verify(work) => {
+                for (path, mine) in settle(world, work.wait(progress))? {
+                    let judged = judge_together(world, &path, mine)?;
+                    remember(&path, judged.is_ok());
+                    if let (Err(why), true) = (&judged, groups.is_main()) {
+                        let path = path.display();
+                        tracing::warn!(
+                            "checkpoint {path} does not count towards the checkpoints to keep: {why}"
+                        );
+                    }
+                }
+                self.begin_delete(groups)?;
+                Ok(Advance::Continued)
+            }
+            Stage::Delete(work) => {
+                let deleted = work.map_or(Ok(()), |work| {
+                    work.wait(progress).and_then(|deleted| deleted)
+                });
+                warn_of_retention(groups, deleted);
+                Ok(Advance::Done)
+            }
+            Stage::Done => Ok(Advance::Done),
         }
-        let (run_id, step) = (snapshot.run_id.as_deref(), snapshot.step);
-        let retained = retain(world, &dir, run_id, step, &retention, phase.progress());
-        warn_of_retention(groups, retained);
-        Ok(path)
+    }
+
+    /// Lets rank 0 delete what is not kept.
+    fn begin_delete(&mut self, groups: &ProcessGroups) -> Result<(), CheckpointError> {
+        let (snapshot, dir) = (self.snapshot.clone(), self.dir.clone());
+        let retention = self.retention.clone();
+        let work = groups.is_main().then(|| {
+            Background::start(move |_, _| {
+                delete_old(&dir, snapshot.run_id.as_deref(), snapshot.step, &retention)
+            })
+        });
+        self.stage = Stage::Delete(settle(&groups.world, work.transpose())?);
+        Ok(())
     }
 }
 
-impl Writer {
-    fn start(
-        write: impl FnOnce(&AtomicBool) -> Written + Send + 'static,
-    ) -> Result<Self, CheckpointError> {
-        let is_cancelled = Arc::new(AtomicBool::new(false));
-        let flag = is_cancelled.clone();
-        let thread = thread::Builder::new()
-            .name("checkpoint-writer".into())
-            .spawn(move || write(&flag));
-        let thread = thread.map_err(|source| CheckpointError::NoThread { source })?;
-        Ok(Self {
-            is_cancelled,
-            thread: Some(thread),
-        })
-    }
-
+impl Stage {
+    /// Whether this rank's thread has ended.
     fn is_done(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    fn wait(mut self) -> Written {
-        let ended = self.thread.take().map(JoinHandle::join);
-        match ended {
-            Some(Ok(written)) => written,
-            // The panic's message was printed by the thread.
-            _ => Written {
-                report: Err(CheckpointError::WriterPanicked),
-                verified: Vec::new(),
-            },
-        }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.is_cancelled.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // Its result is of no use any more.
-            let _ = thread.join();
+        match self {
+            Self::Write { work, .. } => work.is_done(),
+            Self::Commit(work) => work.as_ref().is_none_or(Background::is_done),
+            Self::Verify(work) => work.is_done(),
+            Self::Delete(work) => work.as_ref().is_none_or(Background::is_done),
+            Self::Done => true,
         }
     }
 }

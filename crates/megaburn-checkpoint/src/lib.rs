@@ -60,6 +60,7 @@ mod agree;
 mod async_save;
 mod atomic_dir;
 mod atomic_file;
+mod background;
 mod buffer;
 mod cast;
 mod checkpoint;
@@ -102,7 +103,7 @@ mod verified;
 mod write;
 mod write_plan;
 
-pub use async_save::AsyncSave;
+pub use async_save::{Advance, AsyncSave, SharedGuard};
 pub use atomic_file::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};

@@ -3,13 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use megaburn_collective::{Group, Progress, objects};
 
 use crate::{
-    agree::settle,
     checkpoint::Checkpoint,
     error::{CheckpointError, IoContext},
     folder::{checkpoint_path, committed},
@@ -68,9 +67,9 @@ impl Retention {
 /// A checkpoint's step and, if a rank has verified it, whether it is intact.
 type Known = (u64, Option<bool>);
 
-/// Deletes the checkpoints of the run `run_id` that `retention` does not keep, once the newest ones up
-/// to `current` are intact; `current` was just written. Before an older checkpoint is deleted, all ranks
-/// verify the remaining ones, each once per process.
+/// Deletes the checkpoints of the run `run_id` that `retention` does not keep, once the newest ones
+/// up to `current` are intact; `current` was just written. Before an older checkpoint is deleted,
+/// all ranks verify the remaining ones, each once per process.
 ///
 /// These checkpoints are neither counted nor deleted:
 ///
@@ -91,75 +90,70 @@ pub(crate) fn retain(
     retention: &Retention,
     progress: &Progress,
 ) -> Result<(), CheckpointError> {
-    let keep = retention.newest;
-    if keep == 0 {
-        return Ok(());
-    }
     let is_first = world.rank() == 0;
-    let own = if is_first {
-        known(dir, run_id, current)
-    } else {
-        Ok(Vec::new())
-    };
-    let own: Vec<Known> = objects::broadcast(world, &settle(world, own)?)?;
-    if own.len() <= keep {
-        return Ok(());
-    }
-    let is_whole = |(_, is_whole): &&Known| *is_whole != Some(false);
-    let others = retention.kept(own.iter().filter(is_whole).map(|(step, _)| *step));
-    let mut own = own.into_iter();
-    let mut kept = 0;
-    while kept < keep
-        && let Some((step, is_whole)) = own.next()
-    {
-        let is_whole = match is_whole {
-            Some(is_whole) => is_whole,
-            None => is_verified_valid(world, &checkpoint_path(dir, step), progress)?,
+    loop {
+        let next = if is_first {
+            unverified(dir, run_id, current, retention)
+        } else {
+            Vec::new()
         };
-        kept += usize::from(is_whole);
+        let next: Vec<u64> = objects::broadcast(world, &next)?;
+        if next.is_empty() {
+            break;
+        }
+        for step in next {
+            verify(world, &checkpoint_path(dir, step), progress)?;
+        }
     }
-    let is_old = |(step, is_whole): &Known| *is_whole != Some(false) && !others.contains(step);
-    own.filter(|known| is_first && is_old(known))
-        .try_for_each(|(step, _)| delete(&checkpoint_path(dir, step)))
+    if is_first {
+        delete_old(dir, run_id, current, retention)
+    } else {
+        Ok(())
+    }
 }
 
-/// The checkpoints that [`retain`] would verify once `current` is there, newest first; none if it
-/// would delete none.
-///
-/// # Errors
-/// The folder cannot be read.
-/// # Collective
-/// All ranks of `world`.
-pub(crate) fn to_verify(
-    world: &Group,
+/// The steps of the newest checkpoints that must be verified before older ones are deleted; none if
+/// all are, if none is to be deleted, or if the folder cannot be read.
+pub(crate) fn unverified(
     dir: &Path,
     run_id: Option<&str>,
     current: u64,
     retention: &Retention,
-) -> Result<Vec<PathBuf>, CheckpointError> {
-    if retention.newest == 0 {
-        return Ok(Vec::new());
+) -> Vec<u64> {
+    let own = known(dir, run_id, current).unwrap_or_default();
+    if retention.newest == 0 || own.len() <= retention.newest {
+        return Vec::new();
     }
-    let steps = if world.rank() == 0 {
-        known(dir, run_id, current).map(|own| {
-            let mut old: Vec<Known> = own;
-            old.retain(|(step, is_whole)| *step != current && *is_whole != Some(false));
-            let others = retention.newest - 1;
-            let is_enough = old.len() > others;
-            let needed = old.into_iter().take(if is_enough { others } else { 0 });
-            needed
-                .filter(|(_, is_whole)| is_whole.is_none())
-                .map(|(step, _)| step)
-                .collect::<Vec<u64>>()
-        })
-    } else {
-        Ok(Vec::new())
-    };
-    let steps: Vec<u64> = objects::broadcast(world, &settle(world, steps)?)?;
-    Ok(steps
-        .into_iter()
-        .map(|step| checkpoint_path(dir, step))
-        .collect())
+    let not_damaged = own.iter().filter(|(_, is_whole)| *is_whole != Some(false));
+    let newest = not_damaged.take(retention.newest);
+    newest
+        .filter(|(_, is_whole)| is_whole.is_none())
+        .map(|(step, _)| *step)
+        .collect()
+}
+
+/// Deletes what [`retain`] deletes, unless one of the checkpoints to keep is still unverified.
+///
+/// # Errors
+/// The folder cannot be read, or a checkpoint cannot be deleted.
+pub(crate) fn delete_old(
+    dir: &Path,
+    run_id: Option<&str>,
+    current: u64,
+    retention: &Retention,
+) -> Result<(), CheckpointError> {
+    if retention.newest == 0 || !unverified(dir, run_id, current, retention).is_empty() {
+        return Ok(());
+    }
+    let own = known(dir, run_id, current)?.into_iter();
+    let own: Vec<_> = own
+        .filter(|(_, is_whole)| *is_whole != Some(false))
+        .collect();
+    let others = retention.kept(own.iter().map(|(step, _)| *step));
+    own.into_iter()
+        .skip(retention.newest)
+        .filter(|(step, _)| !others.contains(step))
+        .try_for_each(|(step, _)| delete(&checkpoint_path(dir, step)))
 }
 
 /// The checkpoints that count for [`retain`], newest first. The one just written is known to be
@@ -184,11 +178,7 @@ fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, C
     Ok(known.collect())
 }
 
-fn is_verified_valid(
-    world: &Group,
-    path: &Path,
-    progress: &Progress,
-) -> Result<bool, CheckpointError> {
+fn verify(world: &Group, path: &Path, progress: &Progress) -> Result<(), CheckpointError> {
     let found = verify_together(world, path, progress)?;
     if let Err(why) = &found
         && world.rank() == 0
@@ -196,7 +186,7 @@ fn is_verified_valid(
         let path = path.display();
         tracing::warn!("checkpoint {path} does not count towards the checkpoints to keep: {why}");
     }
-    Ok(found.is_ok())
+    Ok(())
 }
 
 /// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no partial

@@ -136,18 +136,35 @@ impl UnfinishedCheckpoint {
         mine: Result<Report, CheckpointError>,
     ) -> Result<PathBuf, CheckpointError> {
         let world = &groups.world;
-        let Self { dir, staging, .. } = self;
-        let mine = settle(world, mine)?;
-        let reports = objects::gather(world, &mine)?;
-        let committed = staging.map(|staging| {
-            let manifest = merge(snapshot, groups.layout().to_string(), reports)?;
-            write_manifest(&staging.path, &manifest)?;
-            // Check a second time, because another run may have started during the write.
-            check(guard, &dir)?;
-            staging.commit()
-        });
+        let dir = self.dir.clone();
+        let reports = objects::gather(world, &settle(world, mine)?)?;
+        let layout = groups.layout().to_string();
+        let committed = self
+            .into_staging()
+            .map(|staging| Self::complete(staging, &dir, guard, snapshot, layout, reports));
         settle(world, committed.transpose())?;
         Ok(checkpoint_path(&dir, snapshot.step))
+    }
+
+    /// The folder in progress, on rank 0.
+    pub(crate) fn into_staging(self) -> Option<AtomicDir> {
+        self.staging
+    }
+
+    /// Writes the manifest into the folder `staging` and gives it its final name.
+    pub(crate) fn complete(
+        staging: AtomicDir,
+        dir: &Path,
+        guard: Option<Guard<'_>>,
+        snapshot: &Snapshot,
+        layout: String,
+        reports: Vec<Report>,
+    ) -> Result<(), CheckpointError> {
+        let manifest = merge(snapshot, layout, reports)?;
+        write_manifest(&staging.path, &manifest)?;
+        // Check a second time, because another run may have started during the write.
+        check(guard, dir)?;
+        staging.commit()
     }
 }
 

@@ -1,6 +1,12 @@
 //! How a rank announces long work, and how its progress is watched.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use crate::{
     activity::{Activity, Quiet},
@@ -18,7 +24,7 @@ impl Group {
         let activity = self.0.activity.clone();
         let id = activity.enter(phase);
         PhaseGuard {
-            progress: Progress(Some((activity, id))),
+            progress: Progress(Target::Phase(activity, id)),
         }
     }
 
@@ -43,7 +49,7 @@ impl PhaseGuard {
 
 impl Drop for PhaseGuard {
     fn drop(&mut self) {
-        if let Some((activity, id)) = &self.progress.0 {
+        if let Target::Phase(activity, id) = &self.progress.0 {
             activity.leave(*id);
         }
     }
@@ -51,25 +57,43 @@ impl Drop for PhaseGuard {
 
 /// Records progress in a phase of a rank.
 #[derive(Clone, Default)]
-pub struct Progress(Option<(Arc<Activity>, u64)>);
+pub struct Progress(Target);
+
+#[derive(Clone, Default)]
+enum Target {
+    #[default]
+    None,
+    Phase(Arc<Activity>, u64),
+    Counter(Arc<AtomicU64>),
+}
 
 impl Progress {
     /// Progress of work outside a run, which no rank waits for.
     pub fn none() -> Self {
-        Self(None)
+        Self(Target::None)
+    }
+
+    /// Progress of work outside of phases: the bytes are added to `counter`. A rank that waits for
+    /// the work in a phase reports them.
+    pub fn counter(counter: Arc<AtomicU64>) -> Self {
+        Self(Target::Counter(counter))
     }
 
     /// Adds to the number of bytes that are to be read or written.
     pub fn expect(&self, bytes: u64) {
-        if let Some((activity, id)) = &self.0 {
+        if let Target::Phase(activity, id) = &self.0 {
             activity.expect(*id, bytes);
         }
     }
 
     /// Adds to the number of bytes that were read or written; 0 counts as progress too.
     pub fn add(&self, bytes: u64) {
-        if let Some((activity, id)) = &self.0 {
-            activity.progress(*id, bytes);
+        match &self.0 {
+            Target::None => {}
+            Target::Phase(activity, id) => activity.progress(*id, bytes),
+            Target::Counter(counter) => {
+                counter.fetch_add(bytes, Ordering::Relaxed);
+            }
         }
     }
 }

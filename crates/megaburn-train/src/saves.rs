@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use megaburn_checkpoint::{AsyncSave, CheckpointError};
+use megaburn_checkpoint::{Advance, AsyncSave, CheckpointError};
 use megaburn_collective::objects;
 
 use crate::{config::TrainingConfig, error::TrainError, trainer::Trainer};
@@ -25,6 +25,19 @@ struct PendingSave {
     begun: Instant,
     /// How long training has waited for it.
     waited: Duration,
+    /// Whether it is complete, and only older ones remain to be deleted.
+    is_committed: bool,
+}
+
+impl PendingSave {
+    /// The checkpoint, if it is complete now.
+    fn saved(&self) -> SavedCheckpoint {
+        SavedCheckpoint {
+            step: self.save.step(),
+            seconds: self.begun.elapsed(),
+            waited: self.waited,
+        }
+    }
 }
 
 /// A checkpoint that was saved.
@@ -112,65 +125,65 @@ impl Saves {
             save,
             begun,
             waited: begun.elapsed(),
+            is_committed: false,
         });
         self.last = Instant::now();
         Ok(())
     }
 
-    /// Completes the pending checkpoint if all ranks have written it.
+    /// Continues with the pending checkpoint as far as the ranks' threads have come. Returns it once
+    /// it is complete.
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
     /// # Collective
     /// All ranks; nothing is sent if no checkpoint is pending.
-    pub(crate) fn complete_written(
+    pub(crate) fn advance(
         &mut self,
         trainer: &Trainer,
     ) -> Result<Option<SavedCheckpoint>, TrainError> {
-        let Some(pending) = &mut self.pending else {
+        let Some(mut pending) = self.pending.take() else {
             return Ok(None);
         };
         let asked = Instant::now();
-        let is_written = trainer.is_written(&pending.save)?;
+        let advance = trainer.advance_save(&mut pending.save);
+        let Some(advance) = self.unless_lost(trainer, advance)? else {
+            return Ok(None);
+        };
         pending.waited += asked.elapsed();
-        if is_written {
-            self.complete(trainer)
-        } else {
-            Ok(None)
-        }
+        let saved = matches!(advance, Advance::Committed(_)).then(|| pending.saved());
+        self.newest = saved.map(|saved| saved.step).or(self.newest);
+        pending.is_committed |= saved.is_some();
+        self.pending = Some(pending).filter(|_| advance != Advance::Done);
+        Ok(saved)
     }
 
-    /// Waits for the pending checkpoint, if any, and completes it. If it cannot be completed,
-    /// training continues without it, after a warning.
+    /// Waits for the pending checkpoint, if any. Returns it unless [`advance`](Self::advance) has.
+    /// If it cannot be completed, training continues without it, after a warning.
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
     /// # Collective
     /// All ranks.
-    pub(crate) fn complete(
+    pub(crate) fn finish(
         &mut self,
         trainer: &Trainer,
     ) -> Result<Option<SavedCheckpoint>, TrainError> {
-        let Some(PendingSave {
-            save,
-            begun,
-            waited,
-        }) = self.pending.take()
-        else {
+        let Some(pending) = self.pending.take() else {
             return Ok(None);
         };
-        let step = save.step();
+        let mut saved = pending.saved();
+        let is_known = pending.is_committed;
         let asked = Instant::now();
-        let committed = trainer.commit(save);
-        if self.unless_lost(trainer, committed)?.is_none() {
+        let begun = pending.begun;
+        let finished = trainer.finish_save(pending.save);
+        if self.unless_lost(trainer, finished)?.is_none() || is_known {
             return Ok(None);
         }
-        self.newest = Some(step);
-        Ok(Some(SavedCheckpoint {
-            step,
-            seconds: begun.elapsed(),
-            waited: waited + asked.elapsed(),
-        }))
+        self.newest = Some(saved.step);
+        saved.waited += asked.elapsed();
+        saved.seconds = begun.elapsed();
+        Ok(Some(saved))
     }
 
     /// Turns the failure of one checkpoint into a warning.

@@ -3,7 +3,7 @@
 //! ```text
 //! while steps remain {
 //!     evaluate if due; step; report; check replicas if due
-//!     complete the asynchronous save if it is written; save if due or stopped
+//!     continue the asynchronous save; save if due or stopped
 //! }
 //! save; evaluate; sample
 //! ```
@@ -146,7 +146,7 @@ impl TrainLoop<'_> {
         if due(metrics.step, train.check_replicas_interval) {
             self.trainer.check_replicas()?;
         }
-        let written = self.saves.complete_written(&self.trainer)?;
+        let written = self.saves.advance(&self.trainer)?;
         self.record_saved(written)?;
         let stop = self.is_stopped()?;
         if stop.is_some() {
@@ -182,7 +182,7 @@ impl TrainLoop<'_> {
             return self.save();
         }
         let _saving = self.groups.world.phase(Phase::Save);
-        let written = self.saves.complete(&self.trainer)?;
+        let written = self.saves.finish(&self.trainer)?;
         self.record_saved(written)?;
         if let Some(report) = &mut self.report {
             report.sync()?;
@@ -194,7 +194,7 @@ impl TrainLoop<'_> {
     fn save(&mut self) -> Result<(), TrainError> {
         let written = {
             let _saving = self.groups.world.phase(Phase::Save);
-            self.saves.complete(&self.trainer)?
+            self.saves.finish(&self.trainer)?
         };
         self.record_saved(written)?;
         if self.saves.has(self.trainer.progress().step) {

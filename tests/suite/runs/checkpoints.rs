@@ -43,7 +43,7 @@ fn save_after(config: TrainConfig, row: &Row, steps: u64, is_async: bool) {
             let save = trainer.begin_save()?;
             // It holds the values of its start.
             trainer.step()?;
-            trainer.commit(save)?;
+            trainer.finish_save(save)?;
         } else {
             trainer.save()?;
         }

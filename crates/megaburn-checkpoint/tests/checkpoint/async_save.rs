@@ -10,8 +10,8 @@ use std::{
 
 use burn::tensor::TensorData;
 use megaburn_checkpoint::{
-    AsyncSave, Checkpoint, CheckpointError, NamedTensor, PendingValues, Retention, find_latest,
-    prepare,
+    Advance, AsyncSave, Checkpoint, CheckpointError, NamedTensor, PendingValues, Retention,
+    SharedGuard, find_latest, prepare,
 };
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::Layout;
@@ -26,16 +26,18 @@ fn an_asynchronous_save_writes_the_values_of_its_start() {
         prepare(dir.path(), &world)?;
         let groups = ProcessGroups::new(&world, layout)?;
         for step in [3, 4, 9] {
-            let save = begin_rank(dir.path(), 2, step, &groups)?;
+            let mut save = begin_rank(dir.path(), 2, step, &groups)?;
             assert_eq!(save.step(), step);
-            // The check is the same on all ranks, whatever their threads do.
-            let mut num_checks = 0;
-            while !save.is_written(&groups)? {
-                num_checks += 1;
-                assert!(num_checks < 1_000_000);
+            // The result is the same on all ranks, whatever their threads do.
+            let mut committed = None;
+            loop {
+                match save.advance(&groups)? {
+                    Advance::Pending | Advance::Continued => {}
+                    Advance::Committed(path) => committed = Some(path),
+                    Advance::Done => break,
+                }
             }
-            let path = save.commit(None, &groups)?;
-            assert_eq!(path, dir.path().join(format!("step-{step:08}")));
+            assert_eq!(committed, Some(dir.path().join(format!("step-{step:08}"))));
         }
         Ok::<_, CheckpointError>(())
     });
@@ -114,13 +116,13 @@ fn it_is_written_when_the_last_rank_has_written() {
             slow,
             |values| Ok(waiting(values, wait.clone())),
             |groups, save| {
-                let save = save.unwrap();
+                let mut save = save.unwrap();
                 for _ in 0..50 {
-                    assert!(!save.is_written(groups).unwrap());
+                    assert_eq!(save.advance(groups).unwrap(), Advance::Pending);
                 }
                 groups.world.barrier().unwrap();
                 release.lock().unwrap().take();
-                save.commit(None, groups).unwrap();
+                save.finish(groups).unwrap();
             },
         );
         let checkpoint = Checkpoint::open(&dir.path().join("step-00000002")).unwrap();
@@ -138,7 +140,7 @@ fn a_failure_of_one_thread_is_an_error_on_all_and_leaves_the_older_checkpoint() 
             Ok(Box::new(|| Err(CheckpointError::Source { name, why })))
         };
         with_values(dir.path(), bad, failing, |groups, save| {
-            let error = save.unwrap().commit(None, groups).unwrap_err().to_string();
+            let error = save.unwrap().finish(groups).unwrap_err().to_string();
             assert!(error.contains("the disk is on fire"), "{error}");
         });
         only_the_first(dir.path());
@@ -146,7 +148,7 @@ fn a_failure_of_one_thread_is_an_error_on_all_and_leaves_the_older_checkpoint() 
             Ok(Box::new(|| panic!("a panic of a test")))
         };
         with_values(dir.path(), bad, panicking, |groups, save| {
-            let error = save.unwrap().commit(None, groups).unwrap_err().to_string();
+            let error = save.unwrap().finish(groups).unwrap_err().to_string();
             assert!(error.contains("panicked"), "{error}");
         });
         only_the_first(dir.path());
@@ -193,21 +195,29 @@ fn a_refusal_of_the_guard_leaves_the_older_checkpoint() {
     save_as(dir.path(), 2, 1, "tp1");
     let groups = ProcessGroups::single(0);
     let tensors = tensors(0, 1);
-    let is_taken = AtomicBool::new(true);
-    let guard = || match is_taken.load(Ordering::Relaxed) {
+    let is_taken = Arc::new(AtomicBool::new(true));
+    let flag = is_taken.clone();
+    let guard: SharedGuard = Arc::new(move || match flag.load(Ordering::Relaxed) {
         true => Err("it was taken".to_string()),
         false => Ok(()),
-    };
+    });
     let begin = || {
         let named = tensors.iter().map(|tensor| crate::model::named(tensor, 2));
         let keep = Retention::newest(2);
-        AsyncSave::begin(dir.path(), &keep, Some(&guard), &groups, snapshot(2), named)
+        AsyncSave::begin(
+            dir.path(),
+            &keep,
+            Some(guard.clone()),
+            &groups,
+            snapshot(2),
+            named,
+        )
     };
     assert!(begin().unwrap_err().to_string().contains("it was taken"));
     is_taken.store(false, Ordering::Relaxed);
     let save = begin().unwrap();
     is_taken.store(true, Ordering::Relaxed);
-    let error = save.commit(Some(&guard), &groups).unwrap_err().to_string();
+    let error = save.finish(&groups).unwrap_err().to_string();
     assert!(error.contains("it was taken"), "{error}");
     only_the_first(dir.path());
 }
@@ -227,7 +237,7 @@ fn retention_counts_only_intact_checkpoints() {
     for step in [4, 5] {
         let ranks = run_threads(2, GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, "tp2".parse().unwrap())?;
-            begin_rank(dir.path(), 2, step, &groups)?.commit(None, &groups)
+            begin_rank(dir.path(), 2, step, &groups)?.finish(&groups)
         });
         ranks.into_iter().for_each(|rank| drop(rank.unwrap()));
     }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use megaburn_checkpoint::{CheckpointError, find_latest, prepare};
+use megaburn_checkpoint::{Advance, CheckpointError, find_latest, prepare};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 
 use rstest::rstest;
@@ -102,9 +102,8 @@ fn child_saves_until_killed() {
         // The parent kills the child long before the end; the bound matters if the parent is gone.
         for step in first..first + 2000 {
             if is_async {
-                let save = begin_rank(dir, 2, step, &groups)?;
-                while !save.is_written(&groups)? {}
-                save.commit(None, &groups)?;
+                let mut save = begin_rank(dir, 2, step, &groups)?;
+                while save.advance(&groups)? != Advance::Done {}
             } else {
                 save_rank(dir, 2, step, &groups)?;
             }

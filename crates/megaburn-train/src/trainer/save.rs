@@ -1,6 +1,9 @@
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
-use megaburn_checkpoint::{AsyncSave, CheckpointError, Guard, Retention, Snapshot, save};
+use burn::tensor::{DType, TensorData, bf16, f16};
+use megaburn_checkpoint::{
+    Advance, AsyncSave, CheckpointError, Guard, Retention, SharedGuard, Snapshot, save,
+};
 use megaburn_collective::Phase;
 use megaburn_optim::LossScaler;
 use serde::{Deserialize, Serialize};
@@ -68,7 +71,8 @@ impl Trainer {
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
         let _phase = self.groups.world.phase(Phase::Save);
-        let snapshot = self.snapshot()?;
+        self.check_finite()?;
+        let snapshot = self.snapshot();
         let tensors = self.held_tensors(|held, name, range| {
             Ok(Box::new(move || {
                 held.read(range).map_err(source_error(&name))
@@ -89,34 +93,39 @@ impl Trainer {
     }
 
     /// Starts to save the current state asynchronously. A thread of each rank writes the rank's
-    /// share while training continues. [`commit`](Self::commit) completes the checkpoint.
+    /// share while training continues; [`advance_save`](Self::advance_save) and
+    /// [`finish_save`](Self::finish_save) complete the checkpoint.
     ///
     /// On GPUs the share is copied to pinned host memory while the next step computes; the next
     /// update waits for the copies. On CPUs the thread shares the tensors, so the next update writes
-    /// to new memory.
+    /// to new memory. The threads check that weights are finite.
     ///
     /// # Errors
-    /// As [`save`](Self::save).
+    /// Any rank fails (the error is on every rank); another run has taken the folder.
     /// # Collective
     /// All ranks.
     pub fn begin_save(&mut self) -> Result<AsyncSave, TrainError> {
         let _phase = self.groups.world.phase(Phase::Save);
-        let snapshot = self.snapshot()?;
+        let snapshot = self.snapshot();
         let step = snapshot.step;
         let in_flight = Rc::default();
         let tensors = self.held_tensors(|held, name, range| {
             let copied = held.copy_to_host(range, &in_flight);
             let part = copied.map_err(source_error(&name))?;
             Ok(Box::new(move || {
-                part.read()
-                    .map_err(|error| source_error(&name)(error.to_string()))
+                let error = source_error(&name);
+                let data = part.read().map_err(|failed| error(failed.to_string()))?;
+                if name.starts_with("model.") && !is_finite(&data) {
+                    return Err(source_error(&name)("it is not finite".into()));
+                }
+                Ok(data)
             }))
         });
-        let still_ours = || self.still_ours();
+        let run = self.run.clone();
         let begun = AsyncSave::begin(
             &self.checkpoints(),
             &self.retention(),
-            self.guard(&still_ours),
+            run.map(|run| Arc::new(move || run.check()) as SharedGuard),
             &self.groups,
             snapshot,
             tensors,
@@ -126,31 +135,33 @@ impl Trainer {
         Ok(begun)
     }
 
-    /// Completes a checkpoint that [`begin_save`](Self::begin_save) started. Waits until all ranks
-    /// have written.
+    /// Begins the next stage of an asynchronous save, if the threads of all ranks have ended.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save). The save is over then.
+    /// # Collective
+    /// All ranks.
+    pub fn advance_save(&self, save: &mut AsyncSave) -> Result<Advance, TrainError> {
+        let advance = save.advance(&self.groups);
+        let advance = advance.map_err(|error| save_error(save.step(), error))?;
+        if let Advance::Committed(_) = advance {
+            self.discard_set_aside();
+        }
+        Ok(advance)
+    }
+
+    /// Waits until an asynchronous save is complete.
     ///
     /// # Errors
     /// As [`save`](Self::save).
     /// # Collective
     /// All ranks.
-    pub fn commit(&self, save: AsyncSave) -> Result<(), TrainError> {
+    pub fn finish_save(&self, save: AsyncSave) -> Result<(), TrainError> {
         let step = save.step();
-        let still_ours = || self.still_ours();
-        let committed = save.commit(self.guard(&still_ours), &self.groups);
-        committed.map_err(|error| save_error(step, error))?;
+        let finished = save.finish(&self.groups);
+        finished.map_err(|error| save_error(step, error))?;
         self.discard_set_aside();
         Ok(())
-    }
-
-    /// Whether a checkpoint can be [committed](Self::commit) without waiting.
-    ///
-    /// # Errors
-    /// A failed collective.
-    /// # Collective
-    /// All ranks.
-    pub fn is_written(&self, save: &AsyncSave) -> Result<bool, TrainError> {
-        let is_written = save.is_written(&self.groups);
-        is_written.map_err(|error| save_error(save.step(), error))
     }
 
     /// Fails if another run has taken the folder of the run, on every rank.
@@ -195,17 +206,16 @@ impl Trainer {
     /// The contents of a checkpoint other than tensors.
     ///
     /// # Collective
-    /// All ranks.
-    fn snapshot(&self) -> Result<Snapshot, TrainError> {
-        self.check_finite()?;
+    /// All ranks; nothing is sent.
+    fn snapshot(&self) -> Snapshot {
         self.sharding.settle();
         self.sharding.release();
-        Ok(Snapshot {
+        Snapshot {
             run_id: self.run.as_ref().map(|run| run.id.clone()),
             step: self.progress.step,
             model: json!(self.model_config),
             trainer: serde_json::to_value(self.state()).expect("numbers are always serializable"),
-        })
+        }
     }
 
     pub(super) fn state(&self) -> TrainerState {
@@ -242,4 +252,19 @@ fn save_error(step: u64, error: CheckpointError) -> TrainError {
         step,
         source: Box::new(error),
     }
+}
+
+fn is_finite(data: &TensorData) -> bool {
+    match data.dtype() {
+        DType::F32 => all::<f32>(data, |x| x.is_finite()),
+        DType::BF16 => all::<bf16>(data, |x| x.is_finite()),
+        DType::F16 => all::<f16>(data, |x| x.is_finite()),
+        _ => true,
+    }
+}
+
+fn all<E: burn::tensor::Element>(data: &TensorData, is_so: impl Fn(&E) -> bool) -> bool {
+    // The values of a parameter have the type that they are stored in.
+    data.as_slice::<E>()
+        .is_ok_and(|values| values.iter().all(is_so))
 }

@@ -172,7 +172,8 @@ struct Version {
     format: Option<u64>,
 }
 
-fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+/// Reads and checks the manifest of the checkpoint in `folder`.
+pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(MANIFEST);
     let text = fs::read(&path).during_read(&path)?;
     let damaged = |why: String| CheckpointError::damaged(&path, why);

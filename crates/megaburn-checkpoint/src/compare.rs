@@ -5,6 +5,7 @@ use burn::tensor::{DType, TensorData, bf16, f16};
 use crate::{
     error::CheckpointError,
     source::{TensorHeader, TensorSource},
+    values::for_each_batch,
 };
 
 /// Bytes of a tensor that are read at once.
@@ -33,10 +34,35 @@ pub struct ValueDifference {
     pub bitwise_equal: bool,
     /// Number of elements whose values differ. Zeros of both signs are equal, and so are all NaNs.
     pub num_different: u64,
+    /// Number of elements whose values differ by more than the [`Tolerance`].
+    pub num_beyond: u64,
     /// The largest absolute difference; infinite if only one of two values is NaN.
     pub max_abs: f64,
     /// The index of the first element with the largest difference; `None` if no value differs.
     pub at: Option<Vec<usize>>,
+    /// The index of the first element whose value differs; `None` if no value differs.
+    pub first: Option<Vec<usize>>,
+    /// The L2 norm of the difference, divided by the norm of the finite values of the first tensor;
+    /// 0 if no value differs, and infinite if that norm is 0 or `max_abs` is infinite.
+    pub relative_norm: f64,
+}
+
+/// The largest difference at which two values `a` and `b` count as close:
+/// `|a - b| <= atol + rtol * |b|`, as in `torch.allclose`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// Factor of the absolute value in the second source.
+    pub rtol: f64,
+    /// Absolute difference.
+    pub atol: f64,
+}
+
+impl Tolerance {
+    /// Whether two values that differ by `abs` are close, where `b` is the absolute value of the
+    /// second. An infinite difference never is.
+    fn accepts(&self, abs: f64, b: f64) -> bool {
+        abs == 0.0 || (abs.is_finite() && abs <= self.atol + self.rtol * b)
+    }
 }
 
 /// The result of [`compare`], by tensor names.
@@ -77,6 +103,19 @@ impl Comparison {
 pub fn compare(
     a: &dyn TensorSource,
     b: &dyn TensorSource,
+    visit: impl FnMut(&TensorComparison),
+) -> Result<Comparison, CheckpointError> {
+    compare_within(a, b, Tolerance::default(), visit)
+}
+
+/// Like [`compare`], and counts the elements that are not close by this tolerance.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_within(
+    a: &dyn TensorSource,
+    b: &dyn TensorSource,
+    tolerance: Tolerance,
     mut visit: impl FnMut(&TensorComparison),
 ) -> Result<Comparison, CheckpointError> {
     let mut found = Comparison::default();
@@ -89,7 +128,7 @@ pub fn compare(
             .clone();
         let values = match (&header_a, &header_b) {
             (Some(of_a), Some(of_b)) if of_a.shape == of_b.shape => {
-                Some(values((a, of_a), (b, of_b))?)
+                Some(values((a, of_a), (b, of_b), tolerance)?)
             }
             _ => None,
         };
@@ -156,43 +195,63 @@ fn pairs(
 
 type Side<'a> = (&'a dyn TensorSource, &'a TensorHeader);
 
-fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> {
+fn values(
+    a: Side<'_>,
+    b: Side<'_>,
+    tolerance: Tolerance,
+) -> Result<ValueDifference, CheckpointError> {
     let header = a.1;
     let row = a.1.row_len();
-    let mut found = BlockDifference {
-        equal: header.dtype == b.1.dtype,
-        num: 0,
-        max_abs: 0.0,
-        at: None,
-    };
+    let mut found = BlockDifference::new(header.dtype == b.1.dtype, tolerance);
     for Range { start, end } in header.blocks(BLOCK) {
         let of_a = a.0.read_rows(&header.name, start..end)?;
         let of_b = b.0.read_rows(&header.name, start..end)?;
         found.look_at(&of_a, &of_b, start * row);
     }
-    let BlockDifference {
-        equal: bitwise_equal,
-        num: num_different,
-        max_abs,
-        at,
-    } = found;
-    let at = at.map(|at| index(at, &header.shape));
+    let at_index = |at: Option<usize>| at.map(|at| index(at, &header.shape));
     Ok(ValueDifference {
-        bitwise_equal,
-        num_different,
-        max_abs,
-        at,
+        bitwise_equal: found.equal,
+        num_different: found.num,
+        num_beyond: found.num_beyond,
+        max_abs: found.max_abs,
+        at: at_index(found.at),
+        first: at_index(found.first),
+        relative_norm: match found.num {
+            0 => 0.0,
+            _ => (found.squares / found.squares_of_a).sqrt(),
+        },
     })
 }
 
 struct BlockDifference {
+    tolerance: Tolerance,
     equal: bool,
     num: u64,
+    num_beyond: u64,
     max_abs: f64,
     at: Option<usize>,
+    first: Option<usize>,
+    /// The sum of the squared differences.
+    squares: f64,
+    /// The sum of the squares of the first tensor's finite values.
+    squares_of_a: f64,
 }
 
 impl BlockDifference {
+    fn new(has_same_type: bool, tolerance: Tolerance) -> Self {
+        Self {
+            tolerance,
+            equal: has_same_type,
+            num: 0,
+            num_beyond: 0,
+            max_abs: 0.0,
+            at: None,
+            first: None,
+            squares: 0.0,
+            squares_of_a: 0.0,
+        }
+    }
+
     /// Compares blocks whose first element has number `start`.
     fn look_at(&mut self, a: &TensorData, b: &TensorData, start: usize) {
         let type_a = a.dtype();
@@ -200,42 +259,60 @@ impl BlockDifference {
         let difference = difference(type_a, type_b);
         let size_a = type_a.size();
         let size_b = type_b.size();
-        let stretches_a = a.as_bytes().chunks(COMPARE_CHUNK * size_a);
-        let stretches_b = b.as_bytes().chunks(COMPARE_CHUNK * size_b);
-        for (number, (a, b)) in stretches_a.zip(stretches_b).enumerate() {
+        for_each_batch(type_a, a.as_bytes(), |values| {
+            let finite = values.iter().filter(|value| value.is_finite());
+            self.squares_of_a += finite.map(|value| value * value).sum::<f64>();
+        });
+        let chunks_a = a.as_bytes().chunks(COMPARE_CHUNK * size_a);
+        let chunks_b = b.as_bytes().chunks(COMPARE_CHUNK * size_b);
+        for (number, (a, b)) in chunks_a.zip(chunks_b).enumerate() {
             if type_a == type_b && a == b {
                 continue;
             }
             self.equal = false;
             let elements = a.chunks_exact(size_a).zip(b.chunks_exact(size_b));
             for (i, (a, b)) in elements.enumerate() {
-                let abs = difference(a, b);
-                self.num += u64::from(abs > 0.0);
+                let (abs, size) = difference(a, b);
+                if abs == 0.0 {
+                    continue;
+                }
+                let at = start + number * COMPARE_CHUNK + i;
+                self.num += 1;
+                self.num_beyond += u64::from(!self.tolerance.accepts(abs, size));
+                self.squares += abs * abs;
+                self.first = self.first.or(Some(at));
                 if abs > self.max_abs {
                     self.max_abs = abs;
-                    self.at = Some(start + number * COMPARE_CHUNK + i);
+                    self.at = Some(at);
                 }
             }
         }
     }
 }
 
-/// The absolute difference of two elements, given as bytes.
-type Difference = Box<dyn Fn(&[u8], &[u8]) -> f64>;
+/// The absolute difference of two elements, given as bytes, and the absolute value of the second.
+type Difference = Box<dyn Fn(&[u8], &[u8]) -> (f64, f64)>;
 /// The value of an element, given as bytes.
 type Load = Box<dyn Fn(&[u8]) -> f64>;
 
 fn difference(a: DType, b: DType) -> Difference {
     match (integer(a), integer(b)) {
         // f64 cannot represent large integers exactly.
-        (Some(a), Some(b)) => Box::new(move |x, y| a(x).abs_diff(b(y)) as f64),
+        (Some(a), Some(b)) => Box::new(move |x, y| {
+            let (x, y) = (a(x), b(y));
+            (x.abs_diff(y) as f64, y.unsigned_abs() as f64)
+        }),
         _ => {
             let a = float(a);
             let b = float(b);
-            Box::new(move |x, y| match (a(x), b(y)) {
-                (x, y) if x == y || (x.is_nan() && y.is_nan()) => 0.0,
-                (x, y) if x.is_nan() || y.is_nan() => f64::INFINITY,
-                (x, y) => (x - y).abs(),
+            Box::new(move |x, y| {
+                let (x, y) = (a(x), b(y));
+                let abs = match (x, y) {
+                    (x, y) if x == y || (x.is_nan() && y.is_nan()) => 0.0,
+                    (x, y) if x.is_nan() || y.is_nan() => f64::INFINITY,
+                    (x, y) => (x - y).abs(),
+                };
+                (abs, y.abs())
             })
         }
     }

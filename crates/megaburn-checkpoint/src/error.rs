@@ -141,6 +141,17 @@ pub enum CheckpointError {
     },
     #[error("cannot convert to element type {dtype}; use F64, F32, F16 or BF16")]
     NoFloat { dtype: String },
+    #[error(
+        "the weights of an average are {weights:?}: each must be 0 or more, and their sum more than \
+        0 and finite"
+    )]
+    Weights { weights: Vec<f64> },
+    #[error("tensor `{name}` cannot be averaged: {why}")]
+    Averaged { name: String, why: String },
+    #[error(
+        "{path} changed after the checkpoints were verified, so nothing more is deleted; start again"
+    )]
+    Changed { path: PathBuf },
     #[error("rank {rank} failed: {message}")]
     Peer {
         rank: usize,

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// In the name of a checkpoint that was found damaged.
-const DAMAGED: &str = ".damaged-";
+pub(crate) const DAMAGED: &str = ".damaged-";
 
 /// Creates the folder if it does not exist, and removes what a crash left behind: folders with a
 /// temporary name and mark of a save. Call it when a run starts, before loading or saving.
@@ -126,7 +126,8 @@ pub fn checkpoints_of(dir: &Path, run_id: &str) -> Result<Vec<(u64, PathBuf)>, C
     Ok(found)
 }
 
-fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
+/// The folders in a folder: names and paths.
+pub(crate) fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).during("read the folder", dir)? {
         let entry = entry.during("read the folder", dir)?;

@@ -44,7 +44,7 @@ impl Retention {
     }
 
     /// Those of `steps` that stay although they may not be among the newest.
-    fn kept(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
+    pub fn kept(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
         let steps: Vec<u64> = steps.collect();
         let is_kept = |step: &u64| self.every > 0 && step.is_multiple_of(self.every);
         let mut kept: BTreeSet<u64> = steps.iter().copied().filter(is_kept).collect();
@@ -191,7 +191,7 @@ fn verify(world: &Group, path: &Path, progress: &Progress) -> Result<(), Checkpo
 
 /// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no partial
 /// checkpoint under a checkpoint's name.
-fn delete(path: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn delete(path: &Path) -> Result<(), CheckpointError> {
     if path.is_symlink() {
         return fs::remove_file(path).during("remove the link", path);
     }

@@ -5,7 +5,7 @@ use std::{fs, ops::Range, path::Path};
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{
     CheckpointError, Comparison, HfDir, HfEntry, HfView, HfWriteOptions, TensorComparison,
-    TensorHeader, TensorSource, compare, write_hf,
+    TensorHeader, TensorSource, Tolerance, compare, compare_within, write_hf,
 };
 
 use crate::{
@@ -102,6 +102,58 @@ fn names_shapes_types_and_values_that_differ_are_told_apart() {
     assert_eq!(told("nan"), (false, 2, f64::INFINITY, Some(vec![1])));
     assert_eq!(told("type"), (false, 0, 0.0, None));
     assert_eq!(told("zero"), (false, 0, 0.0, None));
+}
+
+#[test]
+fn values_beyond_the_tolerance_and_the_relative_norm_are_those_of_the_formulas() {
+    let dir = tempfile::tempdir().unwrap();
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let a = [
+        values("far", [3.0, -4.0, 1.0, nan, 100.0], &[5]),
+        values("nan", [1.0, inf, 2.0], &[3]),
+        values("null", [0.0, 0.0], &[2]),
+    ];
+    let b = [
+        values("far", [3.0, -4.25, 1.5, nan, 101.0], &[5]),
+        values("nan", [1.0, -inf, nan], &[3]),
+        values("null", [0.0, 1.0], &[2]),
+    ];
+    let [a, b] = [("a", &a), ("b", &b)].map(|(name, tensors)| {
+        publish(&dir.path().join(name), tensors);
+        HfDir::open(&dir.path().join(name)).unwrap()
+    });
+    // The differences are 0.25, 0.5 and 1 at values of 4.25, 1.5 and 101.
+    for (rtol, atol, num_beyond) in [
+        (0.0, 0.0, [3, 2, 1]),
+        (0.0, 0.5, [1, 2, 1]),
+        (0.01, 0.0, [2, 2, 1]),
+        (0.01, 0.25, [1, 2, 1]),
+        (1.0, 0.0, [0, 2, 0]),
+        (0.0, 1.0, [0, 2, 0]),
+    ] {
+        let mut found = Vec::new();
+        let tolerance = Tolerance { rtol, atol };
+        compare_within(&a, &b, tolerance, |tensor| {
+            found.push(tensor.values.clone().unwrap())
+        })
+        .unwrap();
+        let beyond: Vec<_> = found.iter().map(|values| values.num_beyond).collect();
+        assert_eq!(beyond, num_beyond, "{tolerance:?}");
+        let different: Vec<_> = found.iter().map(|values| values.num_different).collect();
+        assert_eq!(different, [3, 2, 1]);
+        let first: Vec<_> = found.iter().map(|values| values.first.clone()).collect();
+        assert_eq!(first, [1, 1, 1].map(|at| Some(vec![at])));
+        assert_eq!(found[0].at, Some(vec![4]));
+        let norm = (1.3125f64 / 10_026.0).sqrt();
+        assert!((found[0].relative_norm - norm).abs() < 1e-12, "{found:?}");
+        assert_eq!(found[1].relative_norm, f64::INFINITY);
+        assert_eq!(found[2].relative_norm, f64::INFINITY);
+    }
+    let same = compare(&a, &a, |tensor| {
+        let values = tensor.values.as_ref().unwrap();
+        assert_eq!((values.relative_norm, &values.first), (0.0, &None));
+    });
+    assert!(same.unwrap().is_identical());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests that span crates, in one binary.
 
+mod checkpoint_cli;
 mod config;
 mod context;
 mod data;

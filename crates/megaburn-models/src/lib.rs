@@ -19,6 +19,7 @@ pub mod generate;
 pub mod hf;
 pub mod source;
 pub mod upcycle;
+pub mod weights;
 
 pub use decoder::{Decoder, DecoderConfig};
 pub use error::ModelError;

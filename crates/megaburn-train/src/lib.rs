@@ -44,7 +44,7 @@ pub use pipeline::Pipeline;
 pub use ranks::run_ranks;
 pub use resume_error::{RecordedInit, ResumeError};
 pub use run::pretrain;
-pub use run_folder::RunFolderError;
+pub use run_folder::{IdleRun, RunFolderError, RunInfo};
 pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use train_loop::Ended;

@@ -103,7 +103,7 @@ impl<'a> Reporter<'a> {
             console.line(format!("attention {attention}"));
         }
         console.line(format!(
-            "model    {}, {} parameters{}: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
+            "model    {}, {} parameters{}: {}",
             model.family,
             human_number(model.whole_plan()?.num_global() as f64),
             match config.train.dtype {
@@ -111,11 +111,7 @@ impl<'a> Reporter<'a> {
                 Dtype::Bf16 => " in bf16",
                 Dtype::F16 => " in f16",
             },
-            model.layers,
-            model.hidden,
-            model.heads,
-            model.kv_heads,
-            model.vocab,
+            model.summary(),
         ));
         console.line(format!("data     {}", data.description));
         if let Some(floor) = data.loss_floor {

@@ -1,10 +1,17 @@
 //! The time, as the files of a run record it.
 
-use chrono::{SecondsFormat, Utc};
+use std::time::SystemTime;
+
+use chrono::{DateTime, SecondsFormat, Utc};
 
 /// The current time in UTC, as RFC 3339: `2026-11-25T09:53:01Z`.
 pub fn now() -> String {
-    Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true)
+    utc(SystemTime::now())
+}
+
+/// A time in UTC, as RFC 3339.
+pub fn utc(time: SystemTime) -> String {
+    DateTime::<Utc>::from(time).to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 /// The current time in UTC, as a part of a file name: `2026-11-25T09-53-01.123456Z`.

@@ -87,6 +87,22 @@ pub enum Positions {
 }
 
 impl DecoderConfig {
+    /// The sizes of the model in a line.
+    pub fn summary(&self) -> String {
+        let Self {
+            layers,
+            hidden,
+            heads,
+            kv_heads,
+            vocab,
+            ..
+        } = self;
+        format!(
+            "{layers} layers, hidden {hidden}, {heads} heads ({kv_heads} key/value), \
+            vocabulary {vocab}"
+        )
+    }
+
     /// Refuses sequences that are longer than the model's limit.
     ///
     /// # Errors

@@ -157,6 +157,11 @@ impl ModelSource {
         })
     }
 
+    /// Whether the model has a parameter at `path`.
+    pub(crate) fn has_param(&self, path: &str) -> bool {
+        self.params.contains_key(path)
+    }
+
     /// Whether the parameter at `path` has no gradient.
     pub fn is_buffer(&self, path: &str) -> bool {
         self.params.get(path).is_some_and(|param| param.is_buffer)

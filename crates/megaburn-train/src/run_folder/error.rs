@@ -5,6 +5,7 @@ use std::{
 
 use thiserror::Error;
 
+use super::names::MARKER;
 use crate::exit::Exit;
 
 /// Why a folder cannot be a run's folder, or no longer belongs to the run.
@@ -47,6 +48,24 @@ pub enum RunFolderError {
         holder: String,
         is_elsewhere: bool,
     },
+    #[error(
+        "`{}` is in use by a run ({holder}), which deletes its old checkpoints itself \
+        (train.keep_checkpoints); try again when it has ended",
+        path.display()
+    )]
+    Running { path: PathBuf, holder: String },
+    #[error(
+        "`{}` cannot be locked ({source}), so a run might start there meanwhile; do this on a file \
+        system with locks",
+        path.display()
+    )]
+    NotLocked { path: PathBuf, source: io::Error },
+    #[error(
+        "`{}` has no {MARKER}, so its checkpoints cannot be assigned to a run; give the folder of a \
+        run (`run.dir`)",
+        path.display()
+    )]
+    Unmarked { path: PathBuf },
     #[error("`{}` cannot be the run's folder: {source}", path.display())]
     Unusable { path: PathBuf, source: io::Error },
     #[error(

@@ -149,6 +149,40 @@ impl RunLock {
     }
 }
 
+/// The process that holds the lock of a folder, if one does. Nothing is changed, and the lock is
+/// held for a moment at most. `None` also if the file system has no locks.
+pub(super) fn holder(dir: &Path) -> Option<String> {
+    let path = dir.join(LOCK);
+    let file = File::open(&path).ok()?;
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Some(Holder::read(&path).name),
+        Ok(()) | Err(TryLockError::Error(_)) => None,
+    }
+}
+
+/// Holds the lock of a folder in which no run is in progress, and does not change its text. The
+/// lock ends with the file.
+///
+/// # Errors
+/// A run holds the lock, or the file system has no locks.
+pub(super) fn hold(dir: &Path) -> Result<File, RunFolderError> {
+    let path = dir.join(LOCK);
+    let open = File::options().create(true).append(true).open(&path);
+    let fail = |source| RunFolderError::NotLocked {
+        path: dir.to_path_buf(),
+        source,
+    };
+    let file = open.map_err(fail)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::Error(source)) => Err(fail(source)),
+        Err(TryLockError::WouldBlock) => Err(RunFolderError::Running {
+            path: dir.to_path_buf(),
+            holder: Holder::read(&path).name,
+        }),
+    }
+}
+
 /// The holder of a lock, according to its text.
 struct Holder {
     /// Host and process.

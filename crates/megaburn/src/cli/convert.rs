@@ -85,7 +85,7 @@ pub(super) struct UpcycleArgs {
 
 /// The element types of weights, under both of their usual names.
 #[derive(Clone, Copy, ValueEnum)]
-enum DtypeArg {
+pub(super) enum DtypeArg {
     #[value(alias = "float32")]
     F32,
     #[value(alias = "bfloat16")]

@@ -1,6 +1,7 @@
 //! The `megaburn` command, and the flags of a training run, which applications can reuse.
 
 mod burn_sources;
+mod checkpoint;
 mod config;
 mod convert;
 mod data;
@@ -43,6 +44,9 @@ enum Command {
     /// dense model to experts.
     #[command(subcommand)]
     Convert(convert::ConvertCommand),
+    /// Look into checkpoints: list, show, verify, compare, prune and average them.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointCommand),
     /// Describe the keys of a configuration, as a page or as a JSON schema for editors.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -80,6 +84,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Train(args) => args.run(),
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
+        Command::Checkpoint(command) => command.run(),
         Command::Config(command) => done(command.run()),
         Command::Data(command) => done(command.run()),
         Command::Verify(args) => args.run(),

@@ -44,6 +44,12 @@ pub(super) fn error(text: impl Display) {
     to_stderr(format!("error: {text}\n").into_bytes());
 }
 
+/// Prints a line about progress to standard error, after the log's lines; drops it if it cannot be
+/// written.
+pub(super) fn progress(text: impl Display) {
+    to_stderr(format!("{text}\n").into_bytes());
+}
+
 /// Waits until log lines and errors are written, as long as they are being read.
 pub(super) fn flush() {
     if let Some(Some(errors)) = ERRORS.get() {

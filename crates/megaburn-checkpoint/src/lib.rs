@@ -91,6 +91,7 @@ mod retention;
 mod runs;
 mod safetensors_file;
 mod save;
+mod save_at;
 mod save_source;
 mod selection;
 mod share;
@@ -133,6 +134,7 @@ pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder}
 pub use prune::{PrunePlan, plan_prune};
 pub use retention::Retention;
 pub use save::{Guard, save};
+pub use save_at::save_at;
 pub use save_source::save_source;
 pub use selection::Selection;
 pub use single::save_single;

@@ -40,13 +40,7 @@ pub fn save_single<'a>(
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
     extra_files: &[(String, Vec<u8>)],
 ) -> Result<(), CheckpointError> {
-    let target = Target {
-        path,
-        force,
-        what: "checkpoint",
-        mark: MANIFEST,
-        is_part,
-    };
+    let target = target(path, force);
     let staging = target.stage()?;
     let read = |values: Values<'_>, range| values(range)?();
     let never = AtomicBool::new(false);
@@ -55,6 +49,17 @@ pub fn save_single<'a>(
     write_manifest(&staging.path, &manifest)?;
     write_extra(&staging.path, extra_files)?;
     target.commit(staging)
+}
+
+/// A checkpoint at exactly `path`.
+pub(crate) fn target(path: &Path, force: bool) -> Target<'_> {
+    Target {
+        path,
+        force,
+        what: "checkpoint",
+        mark: MANIFEST,
+        is_part,
+    }
 }
 
 /// Whether `name` may be a file in a checkpoint's folder.

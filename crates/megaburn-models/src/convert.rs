@@ -11,7 +11,7 @@ use megaburn_checkpoint::{
 use serde_json::{Value, json};
 
 use crate::{
-    assets::{ASSETS, Assets},
+    assets::Assets,
     decoder::DecoderConfig,
     error::ModelError,
     hf::HfParam,
@@ -74,10 +74,7 @@ pub fn import(
             },
         ));
     }
-    let assets = Assets::of(&source)?.kept().into_iter();
-    let assets: Vec<_> = assets
-        .map(|(name, file)| (format!("{ASSETS}/{name}"), file))
-        .collect();
+    let assets = Assets::for_checkpoint(&source)?;
     save_single(to, force, &snapshot, "tp1", tensors, &assets)?;
     Ok(source)
 }
@@ -125,7 +122,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
 }
 
 /// Refuses a target that would replace the source or is inside a checkpoint.
-pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
+pub fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
     let refuse = |why: String| {
         Err(ModelError::File {
             path: to.to_path_buf(),

@@ -8,7 +8,7 @@ use megaburn_mesh::{PositionRng, Purpose};
 use serde_json::{Value, json};
 
 use crate::{
-    assets::{ASSETS, Assets},
+    assets::Assets,
     convert::check_target,
     decoder::{DecoderConfig, Experts},
     error::ModelError,
@@ -98,10 +98,7 @@ pub fn upcycle(
             })
         }));
     }
-    let assets = Assets::of(&source)?.kept().into_iter();
-    let assets: Vec<_> = assets
-        .map(|(name, file)| (format!("{ASSETS}/{name}"), file))
-        .collect();
+    let assets = Assets::for_checkpoint(&source)?;
     save_single(to, force, &snapshot, "tp1", tensors, &assets)?;
     Ok(config)
 }

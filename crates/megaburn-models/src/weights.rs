@@ -10,7 +10,7 @@ use megaburn_checkpoint::{
 use serde_json::{Value, json};
 
 use crate::{
-    assets::{ASSETS, Assets},
+    assets::Assets,
     convert::check_target,
     decoder::DecoderConfig,
     error::ModelError,
@@ -33,7 +33,7 @@ pub fn extract_weights(
     dtype: Option<DType>,
     force: bool,
 ) -> Result<ModelSource, ModelError> {
-    let source = open(from)?;
+    let source = open_checkpoint(from)?;
     check_target(from, to)?;
     let step = checkpoint(&source).step();
     save(&source, &params_of(&source), step, dtype, to, force)?;
@@ -62,7 +62,7 @@ pub fn average_weights(
     let mut sources = Vec::new();
     for path in from {
         check_target(path, to)?;
-        sources.push(open(path)?);
+        sources.push(open_checkpoint(path)?);
     }
     let first = &sources[0];
     for other in &sources[1..] {
@@ -78,7 +78,11 @@ pub fn average_weights(
     Ok(first.config().clone())
 }
 
-fn open(path: &Path) -> Result<ModelSource, ModelError> {
+/// Opens and verifies the checkpoint at a path, or the newest intact one of a run.
+///
+/// # Errors
+/// See [`ModelSource::open`]; also if the path is a Hugging Face model.
+pub fn open_checkpoint(path: &Path) -> Result<ModelSource, ModelError> {
     let source = ModelSource::open_verified(path)?;
     if source.hf_dir().is_some() {
         let why = "is a Hugging Face model; give a checkpoint or a run, or make one with `megaburn \
@@ -151,9 +155,6 @@ fn save(
         Some(_) if source.is_buffer(&header.name[PREFIX.len()..]) => DType::F32,
         Some(dtype) => dtype,
     };
-    let assets = Assets::of(source)?.kept().into_iter();
-    let assets: Vec<_> = assets
-        .map(|(name, file)| (format!("{ASSETS}/{name}"), file))
-        .collect();
+    let assets = Assets::for_checkpoint(source)?;
     Ok(save_source(to, force, &snapshot, tensors, stored, &assets)?)
 }

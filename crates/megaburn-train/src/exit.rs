@@ -95,9 +95,9 @@ const OTHERS: [(&str, &str); 2] = [
     (
         "129, 130, 138, 140, 143",
         "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or a second signal a \
-        second or more after the first: ended at once, without saving; for `convert`, `checkpoint \
-        weights` and `checkpoint average`, the first SIGINT or SIGTERM: nothing half-written \
-        remains",
+        second or more after the first: ended at once, without saving; for `convert`, and for \
+        `checkpoint weights`, `average` and `reshard`, the first SIGINT or SIGTERM: nothing \
+        half-written remains",
     ),
 ];
 

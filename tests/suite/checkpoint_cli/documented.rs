@@ -34,5 +34,8 @@ fn the_commands_of_the_page_run_as_they_stand() {
         names(&at("runs/demo/checkpoints")),
         ["step-00000200", "step-00000300"]
     );
-    assert_eq!(names(&at("models")), ["demo-mean", "demo-weights"]);
+    assert_eq!(
+        names(&at("models")),
+        ["demo-mean", "demo-tp4", "demo-weights"]
+    );
 }

@@ -4,6 +4,7 @@ mod compared;
 mod documented;
 mod inspected;
 mod pruned;
+mod resharded;
 mod weights;
 
 use std::{

@@ -69,3 +69,24 @@ fn a_run_in_progress_is_not_pruned_and_not_disturbed() {
     let zero = checkpoint(&run, "prune /run --keep 0");
     assert_eq!(zero.code, Some(2), "{zero:#?}");
 }
+
+#[test]
+fn the_best_checkpoints_are_those_of_the_evaluations() {
+    let run = trained("tp1");
+    let metrics = run.path("run/metrics.jsonl");
+    let mut text = std::fs::read_to_string(&metrics).unwrap();
+    let steps = text.lines().filter(|line| !line.contains("eval_loss"));
+    text = steps.map(|line| format!("{line}\n")).collect();
+    std::fs::write(&metrics, &text).unwrap();
+    let error = refused(&run, "prune /run --keep 1 --keep-best 1");
+    assert!(error.contains("has no evaluation"), "{error}");
+    for (step, loss) in [(2, 0.5), (4, 1.5)] {
+        let other = 2.0 - loss;
+        text += &format!("{{\"step\":{step},\"eval_loss\":{loss}}}\n");
+        text += &format!("{{\"step\":{step},\"data\":\"other\",\"eval_loss\":{other}}}\n");
+    }
+    std::fs::write(&metrics, text).unwrap();
+    output(&run, "prune /run --keep 1 --keep-best 1 --yes", 0);
+    let kept = ["step-00000002", "step-00000006"];
+    assert_eq!(names(&run.checkpoints()), kept);
+}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::ModelSource;
 use crate::{
-    assets::{Assets, BARE_NAMES},
+    assets::{ASSETS, Assets, BARE_NAMES},
     error::ModelError,
 };
 
@@ -21,6 +21,17 @@ impl Assets {
             assets.insert(BARE_NAMES, Vec::new());
         }
         Ok(assets)
+    }
+
+    /// The small files of an opened model, as files of a checkpoint: paths in it, and contents.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn for_checkpoint(source: &ModelSource) -> Result<Vec<(String, Vec<u8>)>, ModelError> {
+        let files = Self::of(source)?.kept().into_iter();
+        Ok(files
+            .map(|(name, file)| (format!("{ASSETS}/{name}"), file))
+            .collect())
     }
 
     /// The folder that holds the small files of an opened model, if there is one.

@@ -8,6 +8,7 @@ mod pattern;
 mod place;
 mod progress;
 mod prune;
+mod reshard;
 mod show;
 mod state_keys;
 mod stats;
@@ -44,6 +45,8 @@ pub(super) enum CheckpointCommand {
     Weights(weights::WeightsArgs),
     /// Write the weighted mean of the weights of several checkpoints.
     Average(average::AverageArgs),
+    /// Rewrite a checkpoint as the ranks of another layout would have written it.
+    Reshard(reshard::ReshardArgs),
 }
 
 impl CheckpointCommand {
@@ -59,6 +62,7 @@ impl CheckpointCommand {
             Self::Prune(args) => args.run(),
             Self::Weights(args) => args.run().map(|()| true),
             Self::Average(args) => args.run().map(|()| true),
+            Self::Reshard(args) => args.run().map(|()| true),
         };
         match is_fine {
             Ok(true) => Exit::Done.into(),

@@ -9,9 +9,10 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 21] = [
+pub(crate) const FLOORS: [(&str, u8); 22] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
+    ("megaburn-torch", 0),
     ("megaburn-autograd", 1),
     ("megaburn-data", 1),
     ("megaburn-collective", 2),

@@ -2,16 +2,24 @@
 
     pip install torch==2.11 numpy megatron-core==0.16.1
     python tests/tools/torch_formats.py make
+    MEGABURN_TORCH_CHECK=FOLDER cargo test -p megaburn-torch && python tests/tools/torch_formats.py check FOLDER
 
-The folder gets pickles of all protocols (pickles/).
+The second line reads with PyTorch what the tests of the crate wrote. CI has no PyTorch, so it is run by hand when a
+writer changes.
+The folder gets pickles of all protocols (pickles/), files of torch.save, good ones with their tensors
+in NAME.json and refused ones (pt/).
 Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
 """
 
 import collections
+import json
 import pickle
 import shutil
 import sys
+import zipfile
 from pathlib import Path
+
+import torch
 
 OUT = Path(__file__).parent.parent / "fixtures" / "torch"
 
@@ -56,11 +64,130 @@ def make_pickles():
         (out / f"protocol{protocol}.pkl").write_bytes(pickle.dumps(value, protocol))
 
 
+DTYPES = """float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz
+float8_e8m0fnu int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex32 complex64 complex128""".split()
+
+
+def raw(tensor):
+    """The bytes of a tensor in row-major order."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def random(*shape, dtype="float32"):
+    """A tensor of random bytes."""
+    dtype = getattr(torch, dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    count = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 256, (count,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def describe(path, tensors):
+    """Writes what the tensors of a file are to a file next to it."""
+    about = {
+        name: {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "strides": list(tensor.stride()),
+            "offset": tensor.storage_offset(),
+            "bytes": raw(tensor).hex(),
+        }
+        for name, tensor in tensors.items()
+    }
+    path.with_suffix(".json").write_text(json.dumps(about, indent=0))
+
+
+def make_pt():
+    out = OUT / "pt"
+    out.mkdir()
+    torch.manual_seed(30)
+    base = random(7, 5)
+    plain = {
+        "layers": [{"weight": base, "bias": torch.nn.Parameter(random(3))}, {"weight": base.t()}],
+        "rows": base[2:5],
+        "column": base[:, 3],
+        "steps": base[::3, 1::2],
+        "permuted": random(2, 3, 4).permute(2, 0, 1),
+        "expanded": random(3, 1).expand(3, 4),
+        "scalar": random(),
+        "empty": random(0, 4),
+        "epoch": 3,
+        "names": ("a", None, 0.5),
+        0: {"exp_avg": random(6)},
+    }
+    flat = {
+        "layers.0.weight": base,
+        "layers.0.bias": plain["layers"][0]["bias"],
+        "layers.1.weight": base.t(),
+        "0.exp_avg": plain[0]["exp_avg"],
+    }
+    flat |= {name: plain[name] for name in "rows column steps permuted expanded scalar empty".split()}
+    types = {dtype: random(2, 3, dtype=dtype) for dtype in DTYPES}
+    torch.save(plain | {"types": types}, out / "zip.pt")
+    describe(out / "zip.pt", flat | {f"types.{name}": tensor for name, tensor in types.items()})
+    torch.save(plain, out / "legacy.pt", _use_new_zipfile_serialization=False)
+    describe(out / "legacy.pt", flat)
+    torch.save(base[1:], out / "one.pt")
+    describe(out / "one.pt", {"": base[1:]})
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), out / "optimizer.pt")
+    state = optimizer.state_dict()["state"]
+    tensors = {f"state.{n}.{k}": tensor for n, of in state.items() for k, tensor in of.items()}
+    describe(out / "optimizer.pt", tensors)
+
+    # Refused, each for one reason.
+    torch.save({"w": random(2, dtype="complex64").conj()}, out / "conjugate.pt")
+    torch.save({"w": torch.eye(3).to_sparse()}, out / "sparse.pt")
+    torch.save({"w": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, out / "quantized.pt")
+    torch.save({"w": 0, "whole": model}, out / "module.pt")
+    torch.jit.script(model).save(out / "script.pt")
+    entries = zipfile.ZipFile(out / "one.pt")
+    for name, change in {"big-endian": ("byteorder", b"big"), "storage-cut": ("data/0", b"1234")}.items():
+        with zipfile.ZipFile(out / f"{name}.pt", "w") as changed:
+            for entry in entries.namelist():
+                is_changed = entry.endswith(change[0])
+                changed.writestr(entry, change[1] if is_changed else entries.read(entry))
+    with zipfile.ZipFile(out / "compressed.pt", "w", zipfile.ZIP_DEFLATED) as changed:
+        for entry in entries.namelist():
+            changed.writestr(entry, entries.read(entry))
+    # The records of archives above 4 GiB.
+    zipfile.ZIP64_LIMIT = 1
+    with zipfile.ZipFile(out / "zip64.pt", "w") as changed:
+        for entry in entries.namelist():
+            changed.writestr(entry, entries.read(entry))
+    shutil.copy(out / "one.json", out / "zip64.json")
+
+
 def make():
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     make_pickles()
+    make_pt()
+
+
+def check_pt(folder):
+    """Loads what `pt_write.rs` wrote, and compares it with the bytes in the archive."""
+    path = folder / "pt" / "written.pt"
+    found = torch.load(path, weights_only=True)
+    assert found.pop("epoch") == 3
+    assert list(found) == DTYPES, list(found)
+    entries = zipfile.ZipFile(path)
+    assert entries.testzip() is None
+    for number, (name, tensor) in enumerate(found.items()):
+        assert tensor.dtype == getattr(torch, name), name
+        assert list(tensor.shape) == [[], [5], [3, 2], [0, 7]][number % 4], name
+        assert raw(tensor) == entries.read(f"archive/data/{number}"), name
+    torch.load(path, weights_only=True, mmap=True)
+    print("pt: torch.load reads it")
+
+
+def check(folder):
+    check_pt(Path(folder))
 
 
 if __name__ == "__main__":
-    {"make": make}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "check": check}[sys.argv[1]](*sys.argv[2:])

@@ -3,8 +3,20 @@
 //! PyTorch stores objects as pickles, which are programs: loading one with Python calls whatever
 //! it names. [`Pickle`](pickle::Pickle) reads a pickle as data instead. What Python would call is
 //! named in the result and never called.
+//!
+//! [`PtFile`](pt::PtFile) reads the files of `torch.save`: the values that were saved, and tensors
+//! by their names. Only the bytes of a tensor that are asked for are read.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
 
+mod archive;
+mod dtype;
+mod error;
+mod file_range;
 pub mod pickle;
+pub mod pt;
+mod strided;
+
+pub use dtype::DType;
+pub use error::TorchError;

@@ -64,6 +64,13 @@ impl Pickle {
         Ok((Self { nodes, root }, len))
     }
 
+    /// All references to what is stored outside of the pickle, as [`Kind::Persistent`].
+    pub fn persistent(&self) -> impl Iterator<Item = Value<'_>> {
+        let nodes = self.nodes.iter().enumerate();
+        let found = nodes.filter(|(_, node)| matches!(node, Node::Persistent(_)));
+        found.map(|(index, _)| Value::new(&self.nodes, NodeId(index as u32)))
+    }
+
     /// The whole, of which all others are parts.
     pub fn root(&self) -> Value<'_> {
         Value::new(&self.nodes, self.root)

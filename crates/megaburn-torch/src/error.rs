@@ -1,0 +1,44 @@
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::pickle::PickleError;
+
+/// Why a file of PyTorch cannot be read or written.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "the error message of each variant describes its fields"
+)]
+pub enum TorchError {
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("`{}` is no file of torch.save: {why}", path.display())]
+    OtherKind { path: PathBuf, why: String },
+    #[error("`{}` is damaged: {why}; copy or save it again", path.display())]
+    Damaged { path: PathBuf, why: String },
+    #[error("`{}` is damaged: its pickle{entry} cannot be read: {source}", path.display())]
+    Pickle {
+        path: PathBuf,
+        entry: String,
+        source: PickleError,
+    },
+    #[error(
+        "`{}` was saved on a big-endian machine; load it with torch.load and save it again on a \
+        little-endian one",
+        path.display()
+    )]
+    BigEndian { path: PathBuf },
+    #[error("the tensor `{name}` of `{}` cannot be read: {why}", path.display())]
+    Tensor {
+        path: PathBuf,
+        name: String,
+        why: String,
+    },
+}

@@ -1,0 +1,11 @@
+//! Files of `torch.save`: `.pt`, `.pth` and `.bin`.
+
+mod file;
+mod legacy;
+mod search;
+mod tensor;
+mod write;
+
+pub use file::PtFile;
+pub use tensor::StoredTensor;
+pub use write::{PtWriter, tensor_tree};

@@ -7,19 +7,26 @@
 The second line reads with PyTorch what the tests of the crate wrote. CI has no PyTorch, so it is run by hand when a
 writer changes.
 The folder gets pickles of all protocols (pickles/), files of torch.save, good ones with their tensors
-in NAME.json and refused ones (pt/).
+in NAME.json and refused ones (pt/), and folders of torch.distributed.checkpoint, written by 4 processes,
+with their whole tensors in NAME.json (dcp/).
 Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
 """
 
 import collections
 import json
 import pickle
+import os
 import shutil
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 OUT = Path(__file__).parent.parent / "fixtures" / "torch"
 
@@ -162,11 +169,84 @@ def make_pt():
     shutil.copy(out / "one.json", out / "zip64.json")
 
 
+def on_ranks(num_ranks, function, *args):
+    """Runs a function on processes that are connected, each with its rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(on_rank, (num_ranks, folder, function, args), num_ranks)
+
+
+def on_rank(rank, num_ranks, folder, function, args):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=num_ranks)
+    torch.manual_seed(30)
+    torch.set_num_threads(1)
+    function(rank, *args)
+    dist.barrier()
+    # Some libraries abort when they are unloaded in another order.
+    os._exit(0)
+
+
+def full(value):
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def save_dcp(rank, name, state, flat):
+    """Saves a state dict, and its tensors as whole ones."""
+    dcp.save(state, checkpoint_id=OUT / "dcp" / name)
+    flat = {name: full(tensor) for name, tensor in flat.items()}
+    if rank == 0:
+        describe(OUT / "dcp" / f"{name}.json", flat)
+
+
+def dcp_shards(rank):
+    """Tensors of all kinds of sharding, ragged ones too, and objects."""
+    line = init_device_mesh("cpu", (4,))
+    grid = init_device_mesh("cpu", (2, 2))
+    placed = {
+        "rows": distribute_tensor(random(7, 5), line, [Shard(0)]),
+        "columns": distribute_tensor(random(3, 6, dtype="bfloat16"), line, [Shard(1)]),
+        "few": distribute_tensor(random(2, 3), line, [Shard(0)]),
+        "grid": distribute_tensor(random(5, 7, dtype="float16"), grid, [Shard(0), Shard(1)]),
+        "twice": distribute_tensor(random(9, 2), grid, [Shard(0), Shard(0)]),
+        "hybrid": distribute_tensor(random(4, 4), grid, [Replicate(), Shard(1)]),
+        "replicated": distribute_tensor(random(3, dtype="int64"), line, [Replicate()]),
+        "deep": distribute_tensor(random(2, 5, 3), grid, [Shard(1), Shard(2)]),
+    }
+    plain = {"plain": random(2, 2), "scalar": random(), "view": random(6, 4)[1:4, ::2].t(), "empty": random(0, 3)}
+    state = placed | {"nested": {"plain": plain}, "step": 7, "args": {"lr": 0.5, "names": ["a", "b"]}}
+    state["rng"] = {"numbers": list(range(5)), "bytes": b"\x00\xff"}
+    save_dcp(rank, "shards", state, placed | {f"nested.plain.{name}": of for name, of in plain.items()})
+
+
+def dcp_fsdp(rank):
+    """A model and its optimizer under FSDP2, in the names of torchtitan."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3, bias=False))
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    weights, states = get_state_dict(model, optimizer, options=options)
+    state = weights | {"optimizer": states, "train_state": {"step": torch.tensor(10), "ntokens_seen": 4096}}
+    flat = weights | {f"optimizer.{name}": of for name, of in states.items() if isinstance(of, torch.Tensor)}
+    save_dcp(rank, "fsdp", state, flat | {"train_state.step": torch.tensor(10)})
+
+
+def make_dcp():
+    (OUT / "dcp").mkdir()
+    on_ranks(4, dcp_shards)
+    on_ranks(4, dcp_fsdp)
+
+
 def make():
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     make_pickles()
     make_pt()
+    make_dcp()
 
 
 def check_pt(folder):

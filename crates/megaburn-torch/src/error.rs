@@ -41,4 +41,11 @@ pub enum TorchError {
         name: String,
         why: String,
     },
+    #[error("`{}` has {count} {kind}s, but no {kind} `{name}`", path.display())]
+    Missing {
+        path: PathBuf,
+        kind: &'static str,
+        name: String,
+        count: usize,
+    },
 }

@@ -5,17 +5,20 @@
 //! named in the result and never called.
 //!
 //! [`PtFile`](pt::PtFile) reads the files of `torch.save`: the values that were saved, and tensors
-//! by their names. Only the bytes of a tensor that are asked for are read.
+//! by their names. [`DcpDir`](dcp::DcpDir) reads the folders of `torch.distributed.checkpoint`,
+//! under any layout. Only the bytes of a tensor that are asked for are read.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
 
 mod archive;
+pub mod dcp;
 mod dtype;
 mod error;
 mod file_range;
 pub mod pickle;
 pub mod pt;
+mod region;
 mod strided;
 
 pub use dtype::DType;

@@ -8,4 +8,5 @@ mod write;
 
 pub use file::PtFile;
 pub use tensor::StoredTensor;
+pub(crate) use tensor::dtype_of;
 pub use write::{PtWriter, tensor_tree};

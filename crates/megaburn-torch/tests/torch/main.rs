@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod dcp;
+mod dcp_errors;
 mod hostile_pickles;
 mod pickles;
 mod pt;
@@ -84,4 +86,11 @@ fn slice(
         found.extend(&bytes[at * item..(at + 1) * item]);
     }
     found
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
 }

@@ -265,8 +265,50 @@ def check_pt(folder):
     print("pt: torch.load reads it")
 
 
+def compare(path, found):
+    """Compares tensors with what a file says."""
+    about = json.loads(path.read_text())
+    assert sorted(found) == sorted(about), (sorted(found), sorted(about))
+    for name, tensor in found.items():
+        assert raw(full(tensor)).hex() == about[name]["bytes"], name
+
+
+def empty_state(path):
+    """Tensors to load into."""
+    about = json.loads(path.read_text())
+    return {name: torch.zeros(of["shape"], dtype=getattr(torch, of["dtype"])) for name, of in about.items()}
+
+
+def check_dcp_on_rank(rank, folder):
+    path = folder / "dcp.json"
+    state = empty_state(path)
+    line = init_device_mesh("cpu", (3,))
+    for name in ["rows", "grid", "deep"]:
+        state[name] = distribute_tensor(state[name], line, [Shard(0)])
+    dcp.load(state, checkpoint_id=folder / "dcp")
+    compare(path, state)
+
+
+def check_dcp(folder):
+    """Loads what `dcp_write.rs` wrote, in one process, on 3 ranks, and as a whole."""
+    path = folder / "dcp.json"
+    state = empty_state(path) | {"step": 0, "rng.2": None}
+    dcp.load(state, checkpoint_id=folder / "dcp", no_dist=True)
+    assert (state.pop("step"), state.pop("rng.2")) == (7, [2, 2, 2])
+    compare(path, state)
+    on_ranks(3, check_dcp_on_rank, folder)
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(folder / "dcp", folder / "converted.pt")
+    state = torch.load(folder / "converted.pt", weights_only=False)
+    assert state.pop("step") == 7
+    compare(path, {name: of for name, of in state.items() if isinstance(of, torch.Tensor)})
+    print("dcp: torch.distributed.checkpoint reads it")
+
+
 def check(folder):
     check_pt(Path(folder))
+    check_dcp(Path(folder))
 
 
 if __name__ == "__main__":

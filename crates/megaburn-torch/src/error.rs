@@ -48,4 +48,12 @@ pub enum TorchError {
         name: String,
         count: usize,
     },
+    #[error("the tensor `{name}` cannot be written to `{}`: {why}", path.display())]
+    Write {
+        path: PathBuf,
+        name: String,
+        why: String,
+    },
+    #[error("`{}` exists and is not replaced; choose another folder, or remove it yourself", path.display())]
+    Exists { path: PathBuf },
 }

@@ -6,9 +6,18 @@
 //!   __0_0.distcp    what rank 0 wrote: each chunk as a file of torch.save, one after the other
 //!   __1_0.distcp
 //! ```
+//!
+//! [`DcpDir`] reads any region of a tensor. [`DcpWriter`] writes what one rank holds, and
+//! [`write_metadata`] the metadata from the [records](DcpRecord) of all ranks.
 
 mod dir;
 mod metadata;
+mod record;
+mod write;
+mod write_metadata;
 
 pub use dir::DcpDir;
 pub use metadata::{DcpChunk, DcpTensor};
+pub use record::DcpRecord;
+pub use write::DcpWriter;
+pub use write_metadata::write_metadata;

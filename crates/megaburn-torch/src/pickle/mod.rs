@@ -21,6 +21,7 @@ pub use error::PickleError;
 pub use node::{Global, NodeId};
 pub use tree::Tree;
 pub use value::{Entries, Kind, Object, Value, Values};
+pub(crate) use writer::PickleWriter;
 pub use writer::write_pickle;
 
 use machine::{MOST_NODES, Machine};

@@ -10,33 +10,75 @@ use super::tree::Tree;
 /// # Errors
 /// The name of a class or function has a line break, after which Python would read something else.
 pub fn write_pickle(tree: &Tree) -> Result<Vec<u8>, PickleError> {
-    let mut writer = Writer {
-        out: vec![0x80, 2],
-        memo: HashMap::new(),
-        bad_name: None,
-    };
+    let mut writer = PickleWriter::new();
     writer.tree(tree);
-    writer.out.push(b'.');
-    match writer.bad_name {
-        Some(error) => Err(error),
-        None => Ok(writer.out),
-    }
+    writer.finish()
 }
 
-struct Writer<'a> {
+/// Writes a pickle piece by piece, for what is too large to be a [`Tree`] of its own.
+#[derive(Debug)]
+pub(crate) struct PickleWriter {
     out: Vec<u8>,
-    memo: HashMap<Memoized<'a>, u32>,
+    /// The numbers of strings, and of names by their modules.
+    strings: HashMap<Box<str>, u32>,
+    globals: HashMap<Box<str>, HashMap<Box<str>, u32>>,
+    num_memoized: u32,
     bad_name: Option<PickleError>,
 }
 
-#[derive(PartialEq, Eq, Hash)]
-enum Memoized<'a> {
-    Str(&'a str),
-    Global(&'a str, &'a str),
-}
+impl PickleWriter {
+    pub(crate) fn new() -> Self {
+        Self {
+            out: vec![0x80, 2],
+            strings: HashMap::new(),
+            globals: HashMap::new(),
+            num_memoized: 0,
+            bad_name: None,
+        }
+    }
 
-impl<'a> Writer<'a> {
-    fn tree(&mut self, tree: &'a Tree) {
+    /// Ends the pickle, of which exactly one value was written.
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>, PickleError> {
+        self.out.push(b'.');
+        match self.bad_name {
+            Some(error) => Err(error),
+            None => Ok(self.out),
+        }
+    }
+
+    /// Begins an object of a class, whose state follows.
+    pub(crate) fn begin_object(&mut self, class: &Tree) {
+        self.tree(class);
+        self.out.extend([b')', 0x81]);
+    }
+
+    /// Ends an object after its state.
+    pub(crate) fn end_object(&mut self) {
+        self.out.push(b'b');
+    }
+
+    /// Begins a dict, whose keys and values follow.
+    pub(crate) fn begin_dict(&mut self) {
+        self.out.extend(*b"}(");
+    }
+
+    /// Ends a dict.
+    pub(crate) fn end_dict(&mut self) {
+        self.out.push(b'u');
+    }
+
+    /// Begins a list, whose elements follow.
+    pub(crate) fn begin_list(&mut self) {
+        self.out.extend(*b"](");
+    }
+
+    /// Ends a list.
+    pub(crate) fn end_list(&mut self) {
+        self.out.push(b'e');
+    }
+
+    /// Writes a value.
+    pub(crate) fn tree(&mut self, tree: &Tree) {
         match tree {
             Tree::None => self.out.push(b'N'),
             Tree::Bool(value) => self.out.push(if *value { 0x88 } else { 0x89 }),
@@ -45,21 +87,21 @@ impl<'a> Writer<'a> {
                 self.out.push(b'G');
                 self.out.extend(value.to_be_bytes());
             }
-            Tree::Str(text) => self.memoized(Memoized::Str(text), |out| string(out, text)),
+            Tree::Str(text) => self.string(text),
             Tree::Bytes(bytes) => self.bytes(bytes),
             Tree::List(elements) => {
-                self.out.push(b']');
-                self.marked(elements, b'e');
+                self.begin_list();
+                elements.iter().for_each(|element| self.tree(element));
+                self.end_list();
             }
             Tree::Tuple(elements) => self.tuple(elements),
             Tree::Dict(entries) => {
-                self.out.push(b'}');
-                self.out.push(b'(');
+                self.begin_dict();
                 for (key, value) in entries {
                     self.tree(key);
                     self.tree(value);
                 }
-                self.out.push(b'u');
+                self.end_dict();
             }
             Tree::Global(module, name) => self.global(module, name),
             Tree::Call { callable, args } => {
@@ -68,11 +110,10 @@ impl<'a> Writer<'a> {
                 self.out.push(b'R');
             }
             Tree::Object { class, state } => {
-                self.tree(class);
-                self.out.extend([b')', 0x81]);
+                self.begin_object(class);
                 if let Some(state) = state {
                     self.tree(state);
-                    self.out.push(b'b');
+                    self.end_object();
                 }
             }
             Tree::Persistent(id) => {
@@ -99,58 +140,69 @@ impl<'a> Writer<'a> {
         self.global("_codecs", "encode");
         let text: String = bytes.iter().map(|byte| char::from(*byte)).collect();
         string(&mut self.out, &text);
-        self.memoized(Memoized::Str("latin1"), |out| string(out, "latin1"));
+        self.string("latin1");
         self.out.extend([0x86, b'R']);
     }
 
-    fn tuple(&mut self, elements: &'a [Tree]) {
+    fn tuple(&mut self, elements: &[Tree]) {
         match elements.len() {
             0 => self.out.push(b')'),
             len @ 1..=3 => {
                 elements.iter().for_each(|element| self.tree(element));
                 self.out.push(0x84 + len as u8);
             }
-            _ => self.marked(elements, b't'),
+            _ => {
+                self.out.push(b'(');
+                elements.iter().for_each(|element| self.tree(element));
+                self.out.push(b't');
+            }
         }
     }
 
-    fn marked(&mut self, elements: &'a [Tree], opcode: u8) {
-        self.out.push(b'(');
-        elements.iter().for_each(|element| self.tree(element));
-        self.out.push(opcode);
-    }
-
-    fn global(&mut self, module: &'a str, name: &'a str) {
+    fn global(&mut self, module: &str, name: &str) {
         if module.contains('\n') || name.contains('\n') {
-            let why = format!(
-                "the name `{}.{}` has a line break",
-                module.escape_debug(),
-                name.escape_debug()
-            );
+            let [module, name] = [module, name].map(str::escape_debug);
+            let why = format!("the name `{module}.{name}` has a line break");
             self.bad_name = Some(PickleError::new(self.out.len(), why));
         }
-        self.memoized(Memoized::Global(module, name), |out| {
-            // Protocol 2 has the names of Python 2.
-            let module = match module {
-                "builtins" => "__builtin__",
-                "copyreg" => "copy_reg",
-                other => other,
-            };
-            out.extend(format!("c{module}\n{name}\n").bytes());
-        });
+        let known = self.globals.get(module).and_then(|names| names.get(name));
+        if let Some(index) = known {
+            return self.get(*index);
+        }
+        // Protocol 2 has the names of Python 2.
+        let written = match module {
+            "builtins" => "__builtin__",
+            "copyreg" => "copy_reg",
+            other => other,
+        };
+        self.out.extend(format!("c{written}\n{name}\n").bytes());
+        let index = self.put();
+        let names = self.globals.entry(module.into()).or_default();
+        names.insert(name.into(), index);
     }
 
-    fn memoized(&mut self, value: Memoized<'a>, write: impl FnOnce(&mut Vec<u8>)) {
-        if let Some(index) = self.memo.get(&value) {
-            self.out.push(b'j');
-            self.out.extend(index.to_le_bytes());
-            return;
+    fn string(&mut self, text: &str) {
+        if let Some(index) = self.strings.get(text) {
+            return self.get(*index);
         }
-        write(&mut self.out);
-        let index = self.memo.len() as u32;
+        string(&mut self.out, text);
+        let index = self.put();
+        self.strings.insert(text.into(), index);
+    }
+
+    /// Refers to a value that was numbered.
+    fn get(&mut self, index: u32) {
+        self.out.push(b'j');
+        self.out.extend(index.to_le_bytes());
+    }
+
+    /// Numbers the value that was just written.
+    fn put(&mut self) -> u32 {
+        let index = self.num_memoized;
         self.out.push(b'r');
         self.out.extend(index.to_le_bytes());
-        self.memo.insert(value, index);
+        self.num_memoized += 1;
+        index
     }
 }
 

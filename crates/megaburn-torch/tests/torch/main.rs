@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 mod dcp;
 mod dcp_errors;
+mod dcp_write;
 mod hostile_pickles;
 mod pickles;
 mod pt;

@@ -19,7 +19,7 @@ pub enum TorchError {
         path: PathBuf,
         source: io::Error,
     },
-    #[error("`{}` is no file of torch.save: {why}", path.display())]
+    #[error("`{}` cannot be read: {why}", path.display())]
     OtherKind { path: PathBuf, why: String },
     #[error("`{}` is damaged: {why}; copy or save it again", path.display())]
     Damaged { path: PathBuf, why: String },
@@ -56,4 +56,9 @@ pub enum TorchError {
     },
     #[error("`{}` exists and is not replaced; choose another folder, or remove it yourself", path.display())]
     Exists { path: PathBuf },
+    #[error(
+        "the optimizer's state in `{}` cannot be read by the names of parameters: {why}",
+        path.display()
+    )]
+    OptimizerForm { path: PathBuf, why: String },
 }

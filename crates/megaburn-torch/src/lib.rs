@@ -6,7 +6,8 @@
 //!
 //! [`PtFile`](pt::PtFile) reads the files of `torch.save`: the values that were saved, and tensors
 //! by their names. [`DcpDir`](dcp::DcpDir) reads the folders of `torch.distributed.checkpoint`,
-//! under any layout. Only the bytes of a tensor that are asked for are read.
+//! under any layout, and [`MegatronDir`](megatron::MegatronDir) those of Megatron-Core. Only the
+//! bytes of a tensor that are asked for are read.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
@@ -16,6 +17,7 @@ pub mod dcp;
 mod dtype;
 mod error;
 mod file_range;
+pub mod megatron;
 pub mod pickle;
 pub mod pt;
 mod region;

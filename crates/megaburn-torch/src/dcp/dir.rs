@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -28,6 +28,7 @@ pub struct DcpDir {
     path: PathBuf,
     tensors: BTreeMap<String, DcpTensor>,
     objects: BTreeMap<String, Place>,
+    reshaped: BTreeSet<String>,
     files: Mutex<HashMap<String, FileRange>>,
 }
 
@@ -48,11 +49,12 @@ impl DcpDir {
             entry: String::new(),
             source,
         })?;
-        let Metadata { tensors, objects } = Metadata::of(&pickle, &file)?;
+        let metadata = Metadata::of(&pickle, &file)?;
         Ok(Self {
             path,
-            tensors,
-            objects,
+            tensors: metadata.tensors,
+            objects: metadata.objects,
+            reshaped: metadata.reshaped,
             files: Mutex::default(),
         })
     }
@@ -67,6 +69,11 @@ impl DcpDir {
         self.tensors
             .iter()
             .map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// The tensors that Megatron-Core before 0.14 stored in another shape than their own.
+    pub(crate) fn reshaped(&self) -> &BTreeSet<String> {
+        &self.reshaped
     }
 
     /// A tensor.

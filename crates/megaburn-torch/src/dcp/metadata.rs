@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -71,6 +71,8 @@ impl DcpChunk {
 pub(super) struct Metadata {
     pub(super) tensors: BTreeMap<String, DcpTensor>,
     pub(super) objects: BTreeMap<String, Place>,
+    /// The tensors that Megatron-Core before 0.14 stored in another shape than their own.
+    pub(super) reshaped: BTreeSet<String>,
 }
 
 /// The name and offsets of an entry; the entry of an object has no offsets.
@@ -109,7 +111,13 @@ impl Metadata {
         let mut found = Self {
             tensors: BTreeMap::new(),
             objects: BTreeMap::new(),
+            reshaped: BTreeSet::new(),
         };
+        for (name, about) in attribute("mcore_data").iter().flat_map(|all| all.iter()) {
+            if about.get("nd_reformulated_orig_global_shape").is_some() {
+                found.reshaped.extend(name.as_str().map(String::from));
+            }
+        }
         for (name, about) in entries.iter() {
             let bad = |why: String| damaged(format!("its entry {name}: {why}"));
             let name = name

@@ -20,4 +20,5 @@ pub use dir::DcpDir;
 pub use metadata::{DcpChunk, DcpTensor};
 pub use record::DcpRecord;
 pub use write::DcpWriter;
+pub(crate) use write::{create_error, write_error};
 pub use write_metadata::write_metadata;

@@ -100,12 +100,21 @@ impl DcpWriter {
         Ok(())
     }
 
-    /// Writes an object that is no tensor.
+    /// Writes an object that is no tensor. If it has tensors, `storages` are their keys and bytes:
+    /// see [`tensor_tree`].
     ///
     /// # Errors
     /// The file cannot be written, or a name in the value has a line break.
-    pub fn object(&mut self, name: &str, value: &Tree) -> Result<(), TorchError> {
-        let place = self.entry(value, |_| Ok(()))?;
+    pub fn object(
+        &mut self,
+        name: &str,
+        value: &Tree,
+        storages: &[(&str, &[u8])],
+    ) -> Result<(), TorchError> {
+        let place = self.entry(value, |file| {
+            let mut storages = storages.iter();
+            storages.try_for_each(|(key, bytes)| file.storage(key, |out| out.write_all(bytes)))
+        })?;
         self.record.objects.push(ObjectRecord {
             name: name.into(),
             place,
@@ -144,7 +153,7 @@ impl DcpWriter {
     }
 }
 
-pub(super) fn write_error(path: &Path, source: io::Error) -> TorchError {
+pub(crate) fn write_error(path: &Path, source: io::Error) -> TorchError {
     TorchError::Io {
         action: "write",
         path: path.into(),
@@ -152,7 +161,7 @@ pub(super) fn write_error(path: &Path, source: io::Error) -> TorchError {
     }
 }
 
-pub(super) fn create_error(path: &Path, source: io::Error) -> TorchError {
+pub(crate) fn create_error(path: &Path, source: io::Error) -> TorchError {
     match source.kind() {
         ErrorKind::AlreadyExists => TorchError::Exists { path: path.into() },
         _ => write_error(path, source),

@@ -8,7 +8,7 @@ use megaburn_torch::dcp::DcpDir;
 use megaburn_torch::pickle::{Tree, write_pickle};
 use proptest::prelude::*;
 
-use crate::{copy_folder, fixture};
+use crate::{copy_folder, dcp_object, fixture, torch_size};
 
 fn read_all(folder: &Path) -> Result<usize, TorchError> {
     let dir = DcpDir::open(folder)?;
@@ -22,42 +22,34 @@ fn read_all(folder: &Path) -> Result<usize, TorchError> {
     Ok(len)
 }
 
-/// A part of what `.metadata` says.
-fn object(module: &str, name: &str, attributes: Vec<(&'static str, Tree)>) -> Tree {
-    let module = format!("torch.distributed.checkpoint.{module}");
-    Tree::object(Tree::global(&module, name), attributes)
-}
-
-fn size(sizes: &[i64]) -> Tree {
-    let sizes = Tree::Tuple(sizes.iter().map(|size| Tree::Int(*size)).collect());
-    Tree::call(Tree::global("torch", "Size"), vec![sizes])
-}
-
 /// Metadata of one tensor of [4, 2] with some chunks, all in one file.
 fn metadata(dtype: &str, chunks: &[([i64; 2], [i64; 2])], file: &str, len: i64) -> Vec<u8> {
     let chunk = |(offsets, sizes): &([i64; 2], [i64; 2])| {
-        let attributes = vec![("offsets", size(offsets)), ("sizes", size(sizes))];
-        object("metadata", "ChunkStorageMetadata", attributes)
+        let attributes = vec![
+            ("offsets", torch_size(offsets)),
+            ("sizes", torch_size(sizes)),
+        ];
+        dcp_object("metadata", "ChunkStorageMetadata", attributes)
     };
     let properties = vec![("dtype", Tree::global("torch", dtype))];
     let tensor = vec![
         (
             "properties",
-            object("metadata", "TensorProperties", properties),
+            dcp_object("metadata", "TensorProperties", properties),
         ),
-        ("size", size(&[4, 2])),
+        ("size", torch_size(&[4, 2])),
         ("chunks", Tree::List(chunks.iter().map(chunk).collect())),
     ];
-    let tensor = object("metadata", "TensorStorageMetadata", tensor);
+    let tensor = dcp_object("metadata", "TensorStorageMetadata", tensor);
     let stored = chunks.iter().map(|(offsets, _)| {
-        let index = vec![("fqn", "w".into()), ("offset", size(offsets))];
+        let index = vec![("fqn", "w".into()), ("offset", torch_size(offsets))];
         let info = vec![
             ("relative_path", file.into()),
             ("offset", 0.into()),
             ("length", len.into()),
         ];
-        let index = object("metadata", "MetadataIndex", index);
-        (index, object("filesystem", "_StorageInfo", info))
+        let index = dcp_object("metadata", "MetadataIndex", index);
+        (index, dcp_object("filesystem", "_StorageInfo", info))
     });
     let whole = vec![
         (
@@ -66,7 +58,7 @@ fn metadata(dtype: &str, chunks: &[([i64; 2], [i64; 2])], file: &str, len: i64) 
         ),
         ("storage_data", Tree::Dict(stored.collect())),
     ];
-    write_pickle(&object("metadata", "Metadata", whole)).unwrap()
+    write_pickle(&dcp_object("metadata", "Metadata", whole)).unwrap()
 }
 
 #[test]

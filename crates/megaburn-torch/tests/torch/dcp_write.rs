@@ -6,6 +6,7 @@ use std::path::Path;
 
 use megaburn_torch::dcp::{DcpDir, DcpRecord, DcpWriter, write_metadata};
 use megaburn_torch::pickle::Tree;
+use megaburn_torch::pt::tensor_tree;
 use megaburn_torch::{DType, TorchError};
 
 use crate::{check_folder, slice};
@@ -70,12 +71,19 @@ fn write_rank(folder: &Path, rank: usize, tensors: &[Whole]) -> Result<DcpRecord
             |out| bytes.chunks(7).try_for_each(|part| out.write_all(part)),
         )?;
     }
-    writer.object(
-        &format!("rng.{rank}"),
-        &Tree::List(vec![rank as i64; 3].into_iter().map(Tree::Int).collect()),
-    )?;
+    // An object with a tensor in it.
+    let numbers = tensor_tree(DType::I64, &[3], "numbers").unwrap();
+    let state = Tree::Dict(vec![
+        ("rank".into(), (rank as i64).into()),
+        ("numbers".into(), numbers),
+    ]);
+    let numbers: Vec<u8> = [rank as i64; 3]
+        .iter()
+        .flat_map(|n| n.to_le_bytes())
+        .collect();
+    writer.object(&format!("rng.{rank}"), &state, &[("numbers", &numbers)])?;
     if rank == 1 {
-        writer.object("step", &7.into())?;
+        writer.object("step", &7.into(), &[])?;
     }
     writer.finish()
 }
@@ -121,7 +129,12 @@ fn what_the_ranks_write_is_read_back() {
     }
     let objects: Vec<&str> = dir.objects().collect();
     assert_eq!(objects, ["rng.0", "rng.1", "rng.2", "rng.3", "step"]);
-    assert_eq!(dir.object("rng.2").unwrap().root().to_string(), "[2, 2, 2]");
+    let object = dir.object("rng.2").unwrap();
+    assert_eq!(object.root().get("rank").unwrap().as_i64(), Some(2));
+    let (name, numbers) = object.tensors().unwrap().remove(0);
+    assert_eq!(name, "numbers");
+    let expected: Vec<u8> = [2i64; 3].iter().flat_map(|n| n.to_le_bytes()).collect();
+    assert_eq!(object.read(&numbers).unwrap(), expected);
 
     // The whole tensors, for PyTorch to compare.
     let about: serde_json::Map<String, serde_json::Value> = tensors
@@ -226,6 +239,6 @@ fn wrong_boxes_and_bytes_are_refused() {
         assert!(error.contains(expected) && error.contains("`w`"), "{error}");
     }
     let name = Tree::global("a\nb", "c");
-    let error = writer.object("o", &name).unwrap_err().to_string();
+    let error = writer.object("o", &name, &[]).unwrap_err().to_string();
     assert!(error.contains("has a line break"), "{error}");
 }

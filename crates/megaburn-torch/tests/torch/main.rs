@@ -3,10 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use megaburn_torch::pickle::Tree;
+
 mod dcp;
 mod dcp_errors;
 mod dcp_write;
 mod hostile_pickles;
+mod megatron;
+mod megatron_write;
 mod pickles;
 mod pt;
 mod pt_errors;
@@ -15,6 +19,13 @@ mod pt_write;
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/fixtures/torch")
+        .join(name)
+}
+
+/// A checkpoint that `tests/tools/megatron_checkpoints.py` made.
+fn megatron(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/fixtures/megatron-checkpoints")
         .join(name)
 }
 
@@ -94,4 +105,15 @@ fn copy_folder(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
+}
+
+/// A part of what `.metadata` says.
+fn dcp_object(module: &str, name: &str, attributes: Vec<(&'static str, Tree)>) -> Tree {
+    let module = format!("torch.distributed.checkpoint.{module}");
+    Tree::object(Tree::global(&module, name), attributes)
+}
+
+fn torch_size(sizes: &[i64]) -> Tree {
+    let sizes = Tree::Tuple(sizes.iter().map(|size| Tree::Int(*size)).collect());
+    Tree::call(Tree::global("torch", "Size"), vec![sizes])
 }

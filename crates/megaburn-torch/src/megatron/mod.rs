@@ -1,0 +1,24 @@
+//! Checkpoints of Megatron-Core in its format `torch_dist`.
+//!
+//! ```text
+//! checkpoints/
+//!   latest_checkpointed_iteration.txt   10
+//!   iter_0000010/
+//!     metadata.json                     the format
+//!     common.pt                         what all ranks have in common: args, iteration, ...
+//!     .metadata, __0_0.distcp, ...      tensors and objects, as torch.distributed.checkpoint
+//! ```
+//!
+//! [`MegatronDir`] reads them. To write one, each rank writes with a
+//! [`DcpWriter`](crate::dcp::DcpWriter) and [`write_sharded_object`]; one rank then calls
+//! [`write_iteration`] and [`write_latest`].
+
+mod dir;
+mod names;
+mod optimizer;
+mod write;
+
+pub use dir::MegatronDir;
+pub use names::{ShardedKey, iteration_folder};
+pub use optimizer::{OptimizerForm, OptimizerTensor};
+pub use write::{write_iteration, write_latest, write_sharded_object};

@@ -1,18 +1,21 @@
 """Makes tests/fixtures/megatron-checkpoints with Megatron-Core, and checks with it what megaburn-torch writes.
 
-    pip install torch==2.11 numpy megatron-core==0.16.1
+    pip install torch==2.11 numpy megatron-core==0.16.1 transformers==5.24
     python tests/tools/megatron_checkpoints.py make
     python tests/tools/megatron_checkpoints.py names MODEL [TP PP DP EP]
+    python tests/tools/megatron_checkpoints.py logits
     MEGABURN_TORCH_CHECK=FOLDER cargo test -p megaburn-torch && python tests/tools/megatron_checkpoints.py check FOLDER
 
 The first line makes checkpoints of torch_dist with random weights and optimizer states, written by several processes, in
 both forms of the optimizer's state; next to each is NAME.json with its whole tensors. The second prints what a checkpoint
-of a model holds. The third loads with Megatron-Core what the tests of the crate wrote.
+of a model holds, and the third compares the logits of models with those of Transformers, which has the same tensors under
+the names of docs/megatron-checkpoints.md. The last one loads with Megatron-Core what the tests of the crate wrote.
 All of it runs on the CPU: what Megatron-Core puts onto a GPU is put onto the CPU.
 Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pickle
@@ -28,7 +31,13 @@ import torch.distributed as dist
 
 OUT = Path(__file__).parent.parent / "fixtures" / "megatron-checkpoints"
 NUM_LAYERS, VOCAB, SEQ_LEN = 2, 32, 8
-LLAMA = dict(gated_linear_unit=True, add_bias_linear=False, normalization="RMSNorm", num_query_groups=2)
+LLAMA = dict(
+    gated_linear_unit=True,
+    activation_func=torch.nn.functional.silu,
+    add_bias_linear=False,
+    normalization="RMSNorm",
+    num_query_groups=2,
+)
 MODELS = {
     "llama": LLAMA,
     "llama-qk-norm": LLAMA | dict(qk_layernorm=True, add_qkv_bias=True),
@@ -279,5 +288,110 @@ def check(folder):
         print(f"megatron.core.dist_checkpointing loads it with tp {tp} and pp {pp}")
 
 
+def transformers_of(name, tensors):
+    """The weights of Transformers' model from the tensors of a checkpoint, as docs/megatron-checkpoints.md says."""
+    heads, head = 4, 4
+    groups = MODELS[name].get("num_query_groups", heads)
+    decoder = {key.removeprefix("decoder.layers."): of.float() for key, of in tensors.items() if "decoder.layers." in key}
+    top = {key: tensors[key].float() for key in tensors if "decoder.layers." not in key}
+
+    def parts(of):
+        """Queries, keys and values from rows that are grouped as [q..q, k, v]."""
+        grouped = of.unflatten(0, (groups, heads // groups + 2, head))
+        split = grouped[:, :-2], grouped[:, -2:-1], grouped[:, -1:]
+        return [part.flatten(0, 2) for part in split]
+
+    weights = {}
+    if name == "gpt2":
+        weights["transformer.wte.weight"] = weights["lm_head.weight"] = top["embedding.word_embeddings.weight"]
+        weights["transformer.wpe.weight"] = top["embedding.position_embeddings.weight"]
+        norms = {"self_attention.linear_qkv": "ln_1", "mlp.linear_fc1": "ln_2"}
+        plain = {"self_attention.linear_proj": "attn.c_proj", "mlp.linear_fc1": "mlp.c_fc", "mlp.linear_fc2": "mlp.c_proj"}
+        for kind in ["weight", "bias"]:
+            weights[f"transformer.ln_f.{kind}"] = top[f"decoder.final_layernorm.{kind}"]
+            for layer in range(NUM_LAYERS):
+                of = lambda key: decoder[key][layer]
+                to = f"transformer.h.{layer}."
+                for key, norm in norms.items():
+                    weights[f"{to}{norm}.{kind}"] = of(f"{key}.layer_norm_{kind}")
+                for key, linear in plain.items():
+                    weights[f"{to}{linear}.{kind}"] = of(f"{key}.{kind}").t()
+                weights[f"{to}attn.c_attn.{kind}"] = torch.cat(parts(of(f"self_attention.linear_qkv.{kind}"))).t()
+        return {key: of if of.dim() < 2 else of.contiguous() for key, of in weights.items()}
+    weights["model.embed_tokens.weight"] = top["embedding.word_embeddings.weight"]
+    weights["lm_head.weight"] = top["output_layer.weight"]
+    weights["model.norm.weight"] = top["decoder.final_layernorm.weight"]
+    for layer in range(NUM_LAYERS):
+        of = lambda key: decoder[key][layer]
+        to = f"model.layers.{layer}."
+        weights[f"{to}input_layernorm.weight"] = of("self_attention.linear_qkv.layer_norm_weight")
+        weights[f"{to}post_attention_layernorm.weight"] = of("mlp.linear_fc1.layer_norm_weight")
+        weights[f"{to}self_attn.o_proj.weight"] = of("self_attention.linear_proj.weight")
+        for part, rows in zip("qkv", parts(of("self_attention.linear_qkv.weight"))):
+            weights[f"{to}self_attn.{part}_proj.weight"] = rows
+        if name == "moe":
+            weights[f"{to}mlp.gate.weight"] = of("mlp.router.weight")
+            weights[f"{to}mlp.experts.gate_up_proj"] = of("mlp.experts.experts.linear_fc1.weight")
+            weights[f"{to}mlp.experts.down_proj"] = of("mlp.experts.experts.linear_fc2.weight")
+        else:
+            gate, up = of("mlp.linear_fc1.weight").chunk(2)
+            weights[f"{to}mlp.gate_proj.weight"], weights[f"{to}mlp.up_proj.weight"] = gate, up
+            weights[f"{to}mlp.down_proj.weight"] = of("mlp.linear_fc2.weight")
+    return weights
+
+
+def compare_logits(rank, name, folder):
+    """Compares the logits of Megatron-Core with those of Transformers' model with the same tensors."""
+    import transformers
+    from megatron.core import dist_checkpointing
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+    from megatron.core.transformer.moe import moe_utils
+
+    # Without Transformer Engine, megatron-core 0.16.1 leaves this name undefined.
+    moe_utils.te_general_gemm = None
+    # Dropout, which is off, would draw from a GPU's generator.
+    CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
+    model, optimizer = build(name, 1, 1)
+    state, about = state_dict(model, optimizer, "fully_reshardable")
+    dist_checkpointing.save(state, folder, content_metadata=about)
+    tensors = load_plain(Path(folder))
+    sizes = dict(vocab_size=VOCAB, hidden_size=16, num_attention_heads=4, num_hidden_layers=NUM_LAYERS)
+    llama = dict(intermediate_size=24, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    llama["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=VOCAB, n_embd=16, n_head=4, n_layer=NUM_LAYERS, n_inner=24, n_positions=SEQ_LEN,
+            activation_function="gelu",
+        )
+        other = transformers.GPT2LMHeadModel(config)
+    elif name == "moe":
+        llama |= dict(intermediate_size=12, num_local_experts=4, num_experts_per_tok=2)
+        other = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **llama))
+    else:
+        other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **llama))
+    other.load_state_dict(transformers_of(name, tensors))
+    tokens = torch.randint(0, VOCAB, (2, SEQ_LEN))
+    positions = torch.arange(SEQ_LEN).expand(2, -1)
+    mask = torch.ones(1, 1, SEQ_LEN, SEQ_LEN, dtype=torch.bool).triu(1)
+    # In f32, so that only the order of sums differs.
+    model.config.bf16, model.config.params_dtype = False, torch.float32
+    for module in model.modules():
+        if hasattr(module, "input_in_float16"):
+            module.input_in_float16 = module.input_in_bf16 = False
+    with torch.no_grad():
+        model = model.eval().float()
+        found = model(tokens, positions, mask).float()
+        expected = other.eval()(tokens).logits
+    largest = (found - expected).abs().max().item()
+    assert largest < 1e-3 * expected.abs().max().item(), largest
+    print(f"{name}: the logits differ by {largest:.1e} at most, of {expected.abs().max().item():.1f}")
+
+
+def logits(*names):
+    for name in names or ["llama", "gpt2", "moe"]:
+        with tempfile.TemporaryDirectory() as folder:
+            on_ranks(1, compare_logits, name, folder)
+
+
 if __name__ == "__main__":
-    {"make": make, "names": names, "check": check}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "names": names, "check": check, "logits": logits}[sys.argv[1]](*sys.argv[2:])

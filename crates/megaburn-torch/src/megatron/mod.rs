@@ -12,6 +12,8 @@
 //! [`MegatronDir`] reads them. To write one, each rank writes with a
 //! [`DcpWriter`](crate::dcp::DcpWriter) and [`write_sharded_object`]; one rank then calls
 //! [`write_iteration`] and [`write_latest`].
+//!
+//! The page `docs/megatron-checkpoints.md` has the names and shapes of a model's tensors.
 
 mod dir;
 mod names;

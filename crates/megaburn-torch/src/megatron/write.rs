@@ -29,8 +29,8 @@ pub fn write_sharded_object(
 /// `metadata.json`, without which Megatron-Core sees no checkpoint, at the end.
 ///
 /// `common` is a dict of what all ranks have in common: `args`, `iteration`, `checkpoint_version`,
-/// `optimizer`, `opt_param_scheduler` and `content_metadata` in Megatron-LM. The ranks write with a
-/// [`DcpWriter`] each.
+/// `optimizer`, `opt_param_scheduler` and `content_metadata` in Megatron-LM. If it has tensors,
+/// `storages` are their keys and bytes. The ranks write with a [`DcpWriter`] each.
 ///
 /// # Errors
 /// The records of the ranks do not fit together, see [`write_metadata`]. A file exists, or cannot
@@ -39,6 +39,7 @@ pub fn write_iteration(
     folder: impl AsRef<Path>,
     records: &[DcpRecord],
     common: &Tree,
+    storages: &[(&str, &[u8])],
 ) -> Result<(), TorchError> {
     let folder = folder.as_ref();
     let config = folder.join(CONFIG);
@@ -46,7 +47,10 @@ pub fn write_iteration(
         return Err(TorchError::Exists { path: config });
     }
     create(&folder.join(COMMON), |out| {
-        PtWriter::new(out, common)?.finish().map(|_| ())
+        let mut file = PtWriter::new(out, common)?;
+        let mut storages = storages.iter();
+        storages.try_for_each(|(key, bytes)| file.storage(key, |out| out.write_all(bytes)))?;
+        file.finish().map(|_| ())
     })?;
     write_metadata(folder, records)?;
     create(&config, |out| {

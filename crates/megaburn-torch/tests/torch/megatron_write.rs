@@ -78,7 +78,7 @@ fn what_the_ranks_write_is_read_back() {
         .map(|rank| copy_rank(&from, &folder, rank))
         .collect();
     let common = common(&from, 20);
-    write_iteration(&folder, &records, &common).unwrap();
+    write_iteration(&folder, &records, &common, &[]).unwrap();
     write_latest(root, 10).unwrap();
     write_latest(root, 20).unwrap();
 
@@ -105,7 +105,7 @@ fn what_the_ranks_write_is_read_back() {
     assert_eq!(json(&config), json(&expected));
 
     // Nothing is replaced.
-    let error = write_iteration(&folder, &records, &common)
+    let error = write_iteration(&folder, &records, &common, &[])
         .unwrap_err()
         .to_string();
     assert!(
@@ -133,7 +133,7 @@ fn an_incomplete_checkpoint_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
     let from = MegatronDir::open(megatron("tp2-pp2")).unwrap();
     let records = [copy_rank(&from, folder.path(), 0)];
-    let error = write_iteration(folder.path(), &records, &Tree::Dict(Vec::new()));
+    let error = write_iteration(folder.path(), &records, &Tree::Dict(Vec::new()), &[]);
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("elements of a tensor of the shape"),

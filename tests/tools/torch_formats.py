@@ -151,6 +151,7 @@ def make_pt():
     torch.save({"w": torch.eye(3).to_sparse()}, out / "sparse.pt")
     torch.save({"w": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, out / "quantized.pt")
     torch.save({"w": 0, "whole": model}, out / "module.pt")
+    torch.save(model, out / "model.pt")
     torch.jit.script(model).save(out / "script.pt")
     entries = zipfile.ZipFile(out / "one.pt")
     for name, change in {"big-endian": ("byteorder", b"big"), "storage-cut": ("data/0", b"1234")}.items():

@@ -182,3 +182,95 @@ impl<'a> Starts<'a> {
         found
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// One element at a time.
+    fn expected(bytes: &[u8], layout: &Layout, offsets: &[usize], sizes: &[usize]) -> Vec<u8> {
+        let mut found = Vec::new();
+        for mut number in 0..num_elements(sizes).unwrap() {
+            let mut at = layout.offset;
+            for dim in (0..sizes.len()).rev() {
+                at += (offsets[dim] + number % sizes[dim]) * layout.strides[dim];
+                number /= sizes[dim];
+            }
+            found.extend(&bytes[at * layout.item..(at + 1) * layout.item]);
+        }
+        found
+    }
+
+    /// Regions that are read at once, by long runs, and by short runs that are far apart.
+    #[test]
+    fn regions_are_read_in_all_ways() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("storage");
+        let bytes: Vec<u8> = (0..400_000).map(|_| fastrand::u8(..)).collect();
+        fs::write(&path, &bytes).unwrap();
+        let storage = FileRange::open(&path).unwrap();
+        for (shape, strides, offset, sizes) in [
+            // Rows of 80 kB.
+            ([4, 20_000], [20_000, 1], 3, [3, 19_000]),
+            // A few columns of long rows, and of a transposed tensor.
+            ([40, 2_000], [2_000, 1], 0, [40, 3]),
+            ([2_000, 40], [1, 2_000], 5, [1_500, 2]),
+            ([2_000, 40], [1, 2_000], 5, [3, 39]),
+            // Rows that overlap, and rows that repeat.
+            ([50, 30], [7, 1], 11, [49, 30]),
+            ([50, 30], [0, 2], 0, [50, 29]),
+        ] {
+            let layout = Layout {
+                item: 4,
+                shape: &shape,
+                strides: &strides,
+                offset,
+            };
+            for _ in 0..4 {
+                let offsets = [0, 1].map(|dim| fastrand::usize(0..=shape[dim] - sizes[dim]));
+                let found = layout.read(&storage, &offsets, &sizes).unwrap();
+                assert!(
+                    found == expected(&bytes, &layout, &offsets, &sizes),
+                    "{shape:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_no_sizes_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("storage");
+        fs::write(&path, [0; 40]).unwrap();
+        let storage = FileRange::open(&path).unwrap();
+        let most = usize::MAX;
+        for (shape, strides, offset, why) in [
+            (
+                [1 << 40, 1],
+                [0, 1],
+                0,
+                "repeats its elements 4398046511104 bytes long",
+            ),
+            ([most, most], [0, 0], 0, "is no number of bytes"),
+            ([2, 2], [most, most], 0, "is no number of bytes"),
+            ([2, 2], [1, 1], most, "is no number of bytes"),
+            (
+                [2, 2],
+                [2, 1],
+                7,
+                "it needs 44 bytes of a storage that has 40",
+            ),
+        ] {
+            let layout = Layout {
+                item: 4,
+                shape: &shape,
+                strides: &strides,
+                offset,
+            };
+            let error = layout.read(&storage, &[0, 0], &shape).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

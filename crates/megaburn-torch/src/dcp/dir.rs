@@ -40,6 +40,13 @@ impl DcpDir {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TorchError> {
         let path = path.as_ref().to_path_buf();
         let file = path.join(METADATA);
+        if !file.exists() && path.join(format!("__0{METADATA}")).exists() {
+            return Err(TorchError::OtherKind {
+                path,
+                why: "each rank wrote metadata of its own; save it with use_collectives=True"
+                    .into(),
+            });
+        }
         let range = FileRange::open(&file)?;
         if range.len() > MOST_METADATA_BYTES {
             return Err(range.damaged(format!("it has {} bytes", range.len())));

@@ -83,13 +83,22 @@ impl PtFile {
     /// the numbers of elements of lists are joined by dots. A file that holds one tensor alone has
     /// it under the empty name.
     ///
-    /// Tensors inside of objects, such as a whole `nn.Module`, are not found.
+    /// Tensors inside of objects, such as a whole `nn.Module` in a dict, are not found.
     ///
     /// # Errors
+    /// The file holds such an object and nothing else.
     /// A tensor is of a kind that cannot be read, such as a quantized or sparse one. Two tensors
     /// have one name, or dicts are nested more than 64 deep.
     pub fn tensors(&self) -> Result<Vec<(String, StoredTensor)>, TorchError> {
-        let tensors = find_tensors(self.root());
+        let root = self.root();
+        let is_container = root.sequence().is_some() || root.entries().is_some();
+        if let (Some(class), false, Ok(None)) = (root.class(), is_container, self.tensor(root)) {
+            return Err(TorchError::OtherKind {
+                path: self.path.clone(),
+                why: format!("it holds a `{class}`; save the `state_dict()` of it"),
+            });
+        }
+        let tensors = find_tensors(root);
         let tensors = tensors.map_err(|(name, why)| self.error(&name, why))?;
         let mut names = HashSet::new();
         if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(name)) {

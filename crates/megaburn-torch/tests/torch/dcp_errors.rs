@@ -128,6 +128,15 @@ fn each_reason_is_named() {
     }
 }
 
+#[test]
+fn metadata_of_each_rank_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = || DcpDir::open(folder.path()).unwrap_err().to_string();
+    assert!(error().contains("cannot open"), "{}", error());
+    fs::write(folder.path().join("__0.metadata"), "").unwrap();
+    assert!(error().contains("use_collectives=True"), "{}", error());
+}
+
 /// The places of two tensors are exchanged.
 #[test]
 fn another_tensor_at_the_place_is_found() {

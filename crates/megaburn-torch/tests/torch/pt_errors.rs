@@ -32,6 +32,10 @@ fn each_reason_is_named() {
         ),
         ("quantized", "it is made by `torch._utils._rebuild_qtensor`"),
         ("script", "it is a TorchScript program"),
+        (
+            "model",
+            "it holds a `torch.nn.modules.linear.Linear`; save the `state_dict()`",
+        ),
     ] {
         let error = read_all(&fixture(&format!("pt/{name}.pt"))).unwrap_err();
         let error = error.to_string();

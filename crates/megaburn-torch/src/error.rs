@@ -61,4 +61,18 @@ pub enum TorchError {
         path.display()
     )]
     OptimizerForm { path: PathBuf, why: String },
+    #[error(
+        "a tensor in the storage `{key}` of `{}` cannot be read: {why}",
+        path.display()
+    )]
+    Storage {
+        path: PathBuf,
+        key: String,
+        why: String,
+    },
+    #[error("the entry `{name}` of a checkpoint cannot be read: {source}")]
+    Entry {
+        name: String,
+        source: Box<TorchError>,
+    },
 }

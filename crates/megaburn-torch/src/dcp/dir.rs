@@ -104,7 +104,10 @@ impl DcpDir {
     pub fn object(&self, name: &str) -> Result<PtFile, TorchError> {
         let place = self.objects.get(name);
         let place = place.ok_or_else(|| self.missing("object", name, self.objects.len()))?;
-        PtFile::open_range(&self.range(name, place)?)
+        let file = self
+            .range(place)
+            .and_then(|range| PtFile::open_range(&range));
+        file.map_err(|source| entry_error(name, source))
     }
 
     /// Reads a whole tensor in row-major order, in little-endian bytes.
@@ -166,12 +169,13 @@ impl DcpDir {
         // The files have to be there before memory is taken for what they hold.
         let ranges: Result<Vec<FileRange>, TorchError> = parts
             .iter()
-            .map(|(chunk, _)| self.range(name, &chunk.place))
+            .map(|(chunk, _)| self.range(&chunk.place))
             .collect();
-        let ranges = ranges?;
+        let ranges = ranges.map_err(|source| entry_error(name, source))?;
         let mut found = Vec::new();
         for (range, (chunk, (starts, lens))) in ranges.iter().zip(&parts) {
-            let part = self.read_chunk(name, tensor, chunk, range, starts, lens)?;
+            let part = read_chunk(tensor, chunk, range, starts, lens);
+            let part = part.map_err(|source| entry_error(name, source))?;
             if lens == sizes {
                 return Ok(part);
             }
@@ -184,35 +188,8 @@ impl DcpDir {
         Ok(found)
     }
 
-    /// Reads a box of the tensor that is all in one chunk.
-    fn read_chunk(
-        &self,
-        name: &str,
-        tensor: &DcpTensor,
-        chunk: &DcpChunk,
-        range: &FileRange,
-        starts: &[usize],
-        lens: &[usize],
-    ) -> Result<Vec<u8>, TorchError> {
-        let file = PtFile::open_range(range)?;
-        let stored = file.tensor(file.root())?;
-        let stored = stored
-            .filter(|stored| stored.dtype() == tensor.dtype() && stored.shape() == chunk.sizes());
-        let stored = stored.ok_or_else(|| TorchError::Tensor {
-            path: range.path(),
-            name: name.into(),
-            why: format!(
-                "at its place is {} instead of a tensor of {} with the sizes {:?}",
-                file.root(),
-                tensor.dtype(),
-                chunk.sizes()
-            ),
-        })?;
-        file.read_region(&stored, &relative(starts, chunk.offsets()), lens)
-    }
-
     /// The bytes of an entry.
-    fn range(&self, name: &str, place: &Place) -> Result<FileRange, TorchError> {
+    fn range(&self, place: &Place) -> Result<FileRange, TorchError> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let file = match files.get(&*place.file) {
             Some(file) => file.clone(),
@@ -228,7 +205,7 @@ impl DcpDir {
         let range = file.part(place.offset..place.offset + place.len);
         range.ok_or_else(|| {
             file.damaged(format!(
-                "the entry `{name}` is bytes {} to {}, and the file has {}",
+                "the entry is bytes {} to {}, and the file has {}",
                 place.offset,
                 place.offset + place.len,
                 file.len()
@@ -243,5 +220,35 @@ impl DcpDir {
             name: name.into(),
             count,
         }
+    }
+}
+
+/// Reads a box of the tensor that is all in one chunk.
+fn read_chunk(
+    tensor: &DcpTensor,
+    chunk: &DcpChunk,
+    range: &FileRange,
+    starts: &[usize],
+    lens: &[usize],
+) -> Result<Vec<u8>, TorchError> {
+    let file = PtFile::open_range(range)?;
+    let stored = file.tensor(file.root())?;
+    let stored =
+        stored.filter(|stored| stored.dtype() == tensor.dtype() && stored.shape() == chunk.sizes());
+    let stored = stored.ok_or_else(|| {
+        range.damaged(format!(
+            "at its place is {} instead of a tensor of {} with the sizes {:?}",
+            file.root(),
+            tensor.dtype(),
+            chunk.sizes()
+        ))
+    })?;
+    file.read_region(&stored, &relative(starts, chunk.offsets()), lens)
+}
+
+fn entry_error(name: &str, source: TorchError) -> TorchError {
+    TorchError::Entry {
+        name: name.into(),
+        source: Box::new(source),
     }
 }

@@ -164,14 +164,17 @@ fn place_of(
     let offsets = index
         .attribute("offset")
         .filter(|offsets| !offsets.is_none());
-    let offsets = offsets.map(sizes).transpose()?;
+    let offsets = offsets.map(sizes).transpose();
+    let offsets = offsets.map_err(|why| format!("the entry `{name}`: {why}"))?;
     let file = required(info, "relative_path")?;
     let file = file.as_str().ok_or_else(|| format!("{file} is no path"))?;
     let is_inside = Path::new(file)
         .components()
         .all(|part| matches!(part, Component::Normal(_)));
     if !is_inside || file.is_empty() {
-        return Err(format!("the path {file:?} is not inside the folder"));
+        return Err(format!(
+            "the path {file:?} of `{name}` is not inside the folder"
+        ));
     }
     let transforms = info.attribute("transform_descriptors");
     let transforms = transforms.and_then(|value| value.sequence());

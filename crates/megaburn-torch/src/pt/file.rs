@@ -140,10 +140,14 @@ impl PtFile {
             Storages::Zip(archive) => archive.entry(&format!("data/{key}"))?,
             Storages::Legacy(storages) => storages.get(key).cloned(),
         };
-        let name = format!("of storage {key}");
-        let storage = storage.ok_or_else(|| self.error(&name, "the storage is missing".into()))?;
+        let error = |why: String| TorchError::Storage {
+            path: self.path.clone(),
+            key: key.into(),
+            why,
+        };
+        let storage = storage.ok_or_else(|| error("the storage is missing".into()))?;
         let read = tensor.layout().read(&storage, offsets, sizes);
-        read.map_err(|why| self.error(&name, why))
+        read.map_err(error)
     }
 
     fn error(&self, name: &str, why: String) -> TorchError {

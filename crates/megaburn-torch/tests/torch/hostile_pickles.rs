@@ -30,7 +30,7 @@ fn each_kind_of_damage_is_named() {
             "the pickle is cut off",
         ),
         (b"X\x01\x00\x00\x00\xff.", "a string is not valid UTF-8"),
-        (b"(Nd.", "an entry of a dict has no value"),
+        (b"(K\x01d.", "an entry of a dict has no value"),
         (b"NNa.", "it appends to a value that is no list"),
         (b"NNNs.", "it sets entries of a value that is no dict"),
         (b"NN\x93.", "the name of a class is no string"),

@@ -151,6 +151,8 @@ def make_pt():
     torch.save({"w": torch.eye(3).to_sparse()}, out / "sparse.pt")
     torch.save({"w": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, out / "quantized.pt")
     torch.save({"w": 0, "whole": model}, out / "module.pt")
+    whole = {"w": 0, "whole": torch.nn.Linear(4, 2)}
+    torch.save(whole, out / "legacy-module.pt", _use_new_zipfile_serialization=False)
     torch.save(model, out / "model.pt")
     torch.jit.script(model).save(out / "script.pt")
     entries = zipfile.ZipFile(out / "one.pt")

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -75,10 +75,13 @@ pub(super) struct Metadata {
     pub(super) reshaped: BTreeSet<String>,
 }
 
-/// The name and offsets of an entry; the entry of an object has no offsets.
-type Key = (String, Option<Vec<usize>>);
-
-type Places = HashMap<Key, Place>;
+/// The places of the entries of one name.
+#[derive(Default)]
+struct Places {
+    object: Option<Place>,
+    /// By offsets; each with the number of the chunk that was made of it.
+    chunks: HashMap<Vec<usize>, (Place, Option<usize>)>,
+}
 
 impl Metadata {
     /// Reads the pickle of a checkpoint.
@@ -103,10 +106,14 @@ impl Metadata {
             });
         };
         let mut files = HashMap::new();
-        let mut places = Places::new();
+        let mut places: HashMap<&str, Places> = HashMap::new();
         for (index, info) in stored.iter() {
-            let (key, place) = place_of(index, info, &mut files).map_err(damaged)?;
-            places.insert(key, place);
+            let (name, offsets, place) = place_of(index, info, &mut files).map_err(damaged)?;
+            let of_name = places.entry(name).or_default();
+            match offsets {
+                Some(offsets) => _ = of_name.chunks.insert(offsets, (place, None)),
+                None => of_name.object = Some(place),
+            }
         }
         let mut found = Self {
             tensors: BTreeMap::new(),
@@ -123,13 +130,14 @@ impl Metadata {
             let name = name
                 .as_str()
                 .ok_or_else(|| bad("its name is no string".into()))?;
+            let places = places.entry(name).or_default();
             match about.class().map(|class| class.name) {
                 Some("TensorStorageMetadata") => {
-                    let tensor = tensor_of(name, about, &places).map_err(bad)?;
+                    let tensor = tensor_of(about, places).map_err(bad)?;
                     found.tensors.insert(name.into(), tensor);
                 }
                 Some("BytesStorageMetadata") => {
-                    let place = places.remove(&(name.into(), None));
+                    let place = places.object.take();
                     let place = place.ok_or_else(|| bad("it is in no file".into()))?;
                     found.objects.insert(name.into(), place);
                 }
@@ -154,11 +162,12 @@ fn sizes(value: Value) -> Result<Vec<usize>, String> {
     sizes.ok_or_else(bad)
 }
 
-fn place_of(
-    index: Value,
-    info: Value,
-    files: &mut HashMap<String, Arc<str>>,
-) -> Result<(Key, Place), String> {
+/// The name and offsets of an entry, and where it is. An object has no offsets.
+fn place_of<'a>(
+    index: Value<'a>,
+    info: Value<'a>,
+    files: &mut HashMap<&'a str, Arc<str>>,
+) -> Result<(&'a str, Option<Vec<usize>>, Place), String> {
     let name = required(index, "fqn")?;
     let name = name.as_str().ok_or_else(|| format!("{name} is no name"))?;
     let offsets = index
@@ -192,16 +201,16 @@ fn place_of(
     if offset.checked_add(len).is_none() {
         return Err(format!("the entry `{name}` ends beyond 64 bits"));
     }
-    let known = files.entry(file.into()).or_insert_with(|| file.into());
+    let known = files.entry(file).or_insert_with(|| file.into());
     let place = Place {
         file: known.clone(),
         offset,
         len,
     };
-    Ok(((name.into(), offsets), place))
+    Ok((name, offsets, place))
 }
 
-fn tensor_of(name: &str, about: Value, places: &Places) -> Result<DcpTensor, String> {
+fn tensor_of(about: Value, places: &mut Places) -> Result<DcpTensor, String> {
     let properties = required(about, "properties")?;
     // Their state is a tuple that begins with the type.
     let dtype = properties.attribute("dtype").or_else(|| {
@@ -218,19 +227,24 @@ fn tensor_of(name: &str, about: Value, places: &Places) -> Result<DcpTensor, Str
     let listed = listed
         .sequence()
         .ok_or_else(|| format!("{listed} are no chunks"))?;
-    let mut chunks = Vec::with_capacity(listed.len());
-    let mut seen = HashSet::new();
+    let mut chunks: Vec<DcpChunk> = Vec::with_capacity(listed.len());
     for chunk in listed.iter() {
         let offsets = sizes(required(chunk, "offsets")?)?;
         let sizes = sizes(required(chunk, "sizes")?)?;
         check_region(&shape, &offsets, &sizes)?;
-        // Ranks without a part of a tensor may list an empty one, and those with the same part list
-        // it each.
-        if sizes.contains(&0) || !seen.insert((offsets.clone(), sizes.clone())) {
+        // Ranks without a part of a tensor may list an empty one.
+        if sizes.contains(&0) {
             continue;
         }
-        let place = places.get(&(name.into(), Some(offsets.clone()))).cloned();
-        let place = place.ok_or_else(|| format!("its chunk at {offsets:?} is in no file"))?;
+        let found = places.chunks.get_mut(&offsets);
+        let (place, number) =
+            found.ok_or_else(|| format!("its chunk at {offsets:?} is in no file"))?;
+        // Those with the same part may list it each.
+        if number.is_some_and(|number: usize| chunks[number].sizes == sizes) {
+            continue;
+        }
+        *number = Some(chunks.len());
+        let place = place.clone();
         let len = num_elements(&sizes).map_or(u64::MAX, |count| count as u64);
         if len
             .checked_mul(dtype.num_bytes() as u64)

@@ -92,10 +92,12 @@ impl PtFile {
     pub fn tensors(&self) -> Result<Vec<(String, StoredTensor)>, TorchError> {
         let root = self.root();
         let is_container = root.sequence().is_some() || root.entries().is_some();
-        if let (Some(class), false, Ok(None)) = (root.class(), is_container, self.tensor(root)) {
+        if let (Some(object), false, Ok(None)) = (root.as_object(), is_container, self.tensor(root))
+        {
+            let class = object.callable;
             return Err(TorchError::OtherKind {
                 path: self.path.clone(),
-                why: format!("it holds a `{class}`; save the `state_dict()` of it"),
+                why: format!("it holds an object of {class}; save the `state_dict()` of it"),
             });
         }
         let tensors = find_tensors(root);

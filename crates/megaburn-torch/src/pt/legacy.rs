@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::dtype::DType;
 use crate::error::TorchError;
 use crate::file_range::FileRange;
-use crate::pickle::{Kind, Pickle, PickleError};
+use crate::pickle::{Kind, Pickle, PickleError, Value};
 use crate::pt::tensor::Storage;
 
 /// What the first pickle is: the integer 0x1950a86a20f9469cfc6c.
@@ -59,6 +59,10 @@ pub(super) fn open(range: &FileRange) -> Result<(Pickle, HashMap<String, FileRan
     }
     let mut types: HashMap<&str, Option<DType>> = HashMap::new();
     for reference in pickle.persistent() {
+        // A whole module refers to the source of its class too.
+        if !is_storage(reference) {
+            continue;
+        }
         let storage = Storage::of(reference);
         let storage = storage.map_err(|why| range.damaged(why))?;
         types.insert(storage.key, storage.dtype);
@@ -84,6 +88,14 @@ pub(super) fn open(range: &FileRange) -> Result<(Pickle, HashMap<String, FileRan
     }
     drop(types);
     Ok((pickle, storages))
+}
+
+fn is_storage(reference: Value) -> bool {
+    let Kind::Persistent(id) = reference.kind() else {
+        return false;
+    };
+    let kind = id.sequence().and_then(|parts| parts.get(0)?.as_str());
+    kind == Some("storage")
 }
 
 /// The five pickles that a file begins with, and where they end.

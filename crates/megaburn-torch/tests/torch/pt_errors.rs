@@ -34,7 +34,7 @@ fn each_reason_is_named() {
         ("script", "it is a TorchScript program"),
         (
             "model",
-            "it holds a `torch.nn.modules.linear.Linear`; save the `state_dict()`",
+            "it holds an object of torch.nn.modules.linear.Linear; save the `state_dict()`",
         ),
     ] {
         let error = read_all(&fixture(&format!("pt/{name}.pt"))).unwrap_err();
@@ -47,17 +47,20 @@ fn each_reason_is_named() {
 /// An object of a class that is not known stays what it is: an object that was not made.
 #[test]
 fn unknown_classes_are_left_alone() {
-    let file = PtFile::open(fixture("pt/module.pt")).unwrap();
-    assert_eq!(file.tensors().unwrap(), []);
-    let whole = file.root().get("whole").unwrap();
-    let class = whole.class().unwrap();
-    assert_eq!(class.to_string(), "torch.nn.modules.linear.Linear");
-    let parameters = whole.attribute("_parameters").unwrap();
-    let weight = file
-        .tensor(parameters.get("weight").unwrap())
-        .unwrap()
-        .unwrap();
-    assert_eq!(file.read(&weight).unwrap().len(), 2 * 4 * 4);
+    for name in ["module", "legacy-module"] {
+        let file = PtFile::open(fixture(&format!("pt/{name}.pt"))).unwrap();
+        assert_eq!(file.tensors().unwrap(), []);
+        let whole = file.root().get("whole").unwrap();
+        // The older format has the source of the class too.
+        let class = whole.as_object().unwrap().callable.to_string();
+        assert!(class.contains("torch.nn.modules.linear.Linear"), "{class}");
+        let parameters = whole.attribute("_parameters").unwrap();
+        let weight = file
+            .tensor(parameters.get("weight").unwrap())
+            .unwrap()
+            .unwrap();
+        assert_eq!(file.read(&weight).unwrap().len(), 2 * 4 * 4);
+    }
 }
 
 #[test]

@@ -46,6 +46,10 @@ MODELS = {
     "moe-shared": LLAMA
     | dict(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=12)
     | dict(moe_shared_expert_intermediate_size=20, moe_layer_freq=[0, 1]),
+    "mtp": LLAMA | dict(mtp_num_layers=1),
+    "moe-bias": LLAMA
+    | dict(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=12)
+    | dict(moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True),
 }
 
 
@@ -90,7 +94,11 @@ def build(name, tp, pp, ep=1):
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer import TransformerConfig
 
@@ -123,6 +131,8 @@ def build(name, tp, pp, ep=1):
             qk_layernorm=options.get("qk_layernorm", False),
             normalization=options["normalization"],
         )
+    predicts = options.get("mtp_num_layers") and parallel_state.is_pipeline_last_stage()
+    mtp_spec = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if predicts else None
     is_gpt2 = name == "gpt2"
     model = GPTModel(
         config,
@@ -133,6 +143,7 @@ def build(name, tp, pp, ep=1):
         share_embeddings_and_output_weights=is_gpt2,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
+        mtp_block_spec=mtp_spec,
     ).bfloat16()
     with torch.no_grad():
         for parameter in model.parameters():

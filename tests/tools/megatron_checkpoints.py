@@ -17,6 +17,7 @@ Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -86,6 +87,9 @@ def on_rank(rank, num_ranks, folder, function, args):
     filesystem_async._process_memory = lambda: 0
     function(rank, *args)
     dist.barrier()
+    # Megatron-Core leaves processes that would wait for more to write.
+    for child in multiprocessing.active_children():
+        child.kill()
     os._exit(0)
 
 

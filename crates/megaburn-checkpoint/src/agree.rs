@@ -12,6 +12,8 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// See [`CheckpointError::is_damage`].
     pub(crate) is_damage: bool,
+    /// See [`CheckpointError::is_not_finite`].
+    pub(crate) is_not_finite: bool,
 }
 
 /// Returns `None` if no rank failed, otherwise one rank's failure. Failures that are not damage
@@ -24,23 +26,14 @@ pub(crate) fn first_failure(
     world: &Group,
     mine: Option<&CheckpointError>,
 ) -> Result<Option<Failure>, CollectiveError> {
-    let mine = mine.map(|error| (error.to_string(), error.is_damage()));
-    let all: Vec<Option<(String, bool)>> = objects::gather(world, &mine)?;
-    let failed = |(rank, failure): (usize, Option<(String, bool)>)| {
-        failure.map(|(message, is_damage)| {
-            let rank = world.members()[rank];
-            Failure {
-                rank,
-                message,
-                is_damage,
-            }
-        })
-    };
-    let first = all
-        .into_iter()
-        .enumerate()
-        .filter_map(failed)
-        .min_by_key(|f| f.is_damage);
+    let mine = mine.map(|error| Failure {
+        rank: world.global_rank(),
+        message: error.to_string(),
+        is_damage: error.is_damage(),
+        is_not_finite: error.is_not_finite(),
+    });
+    let all: Vec<Option<Failure>> = objects::gather(world, &mine)?;
+    let first = all.into_iter().flatten().min_by_key(|f| f.is_damage);
     objects::broadcast(world, &first)
 }
 
@@ -60,10 +53,12 @@ pub(crate) fn settle<T>(
             rank,
             message,
             is_damage,
+            is_not_finite,
         }) => Err(CheckpointError::Peer {
             rank,
             message,
             is_damage,
+            is_not_finite,
         }),
         None => Ok(value),
     }

@@ -6,7 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use megaburn_collective::{Phase, ProcessGroups, objects};
+use burn::tensor::TensorData;
+use megaburn_collective::{Group, Phase, ProcessGroups, Progress, ReduceOp, objects};
 
 use crate::{
     agree::settle,
@@ -17,7 +18,7 @@ use crate::{
     latest::{judge_together, verify_share},
     named_tensor::{NamedTensor, PendingValues},
     report::Report,
-    retention::{Retention, delete_old, unverified},
+    retention::{Retention, delete_old, to_verify},
     save::{Guard, UnfinishedCheckpoint, warn_of_retention},
     share::Share,
     snapshot::Snapshot,
@@ -35,8 +36,9 @@ use crate::{
 ///
 /// [`advance`](Self::advance) asks whether all threads have ended, and begins the next stage if so.
 /// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If
-/// the value is dropped before, the thread stops after the tensor that it is writing, and rank 0
-/// removes the folder.
+/// the value is dropped in the first stage, the thread stops after the tensor that it is writing,
+/// and rank 0 removes the folder; what ranks on other hosts still write may remain until the next
+/// [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
 ///
 /// Memory: the values that this rank writes, once, until each is written; and one tensor a second
 /// time.
@@ -64,6 +66,9 @@ pub enum Advance {
     Done,
 }
 
+/// A checkpoint of which a rank has verified some files, or what it found.
+type VerifiedCheckpoint = (PathBuf, Result<Checkpoint, CheckpointError>);
+
 #[derive(Debug)]
 enum Stage {
     Write {
@@ -74,7 +79,7 @@ enum Stage {
     },
     /// Only rank 0 works. It returns the steps of the checkpoints to verify.
     Commit(Option<Background<Result<Vec<u64>, CheckpointError>>>),
-    Verify(Background<Vec<(PathBuf, Result<Checkpoint, CheckpointError>)>>),
+    Verify(Background<Vec<VerifiedCheckpoint>>),
     /// Only rank 0 works.
     Delete(Option<Background<Result<(), CheckpointError>>>),
     Done,
@@ -112,12 +117,11 @@ impl AsyncSave {
         let check = guard.as_deref().map(|guard| guard as Guard<'_>);
         let folder = UnfinishedCheckpoint::create(dir, check, groups, snapshot.step)?;
         let (rank, path) = (world.rank(), folder.path.clone());
-        let share = Share::new(tensors, groups).and_then(Share::copied);
-        let work = share.and_then(|share| {
-            Background::start(move |is_cancelled, progress| {
-                let read = |values: PendingValues, _| values();
-                share.write(&path, rank, read, progress, is_cancelled)
-            })
+        // No thread writes before all ranks can, so that a failure leaves an empty folder.
+        let share = settle(world, Share::new(tensors, groups).and_then(Share::copied))?;
+        let work = Background::start(move |is_cancelled, progress| {
+            let read = |values: PendingValues, _| values();
+            share.write(&path, rank, read, progress, is_cancelled)
         });
         let stage = Stage::Write {
             work: settle(world, work)?,
@@ -146,8 +150,9 @@ impl AsyncSave {
     /// All ranks of `groups.world`; one bit, and a few messages at the end of a stage.
     pub fn advance(&mut self, groups: &ProcessGroups) -> Result<Advance, CheckpointError> {
         let world = &groups.world;
-        let all: Vec<bool> = objects::gather(world, &self.stage.is_done())?;
-        if objects::broadcast(world, &all.into_iter().all(|done| done))? {
+        let works = TensorData::from([f64::from(u8::from(!self.stage.is_done()))]);
+        let any = world.all_reduce(works, ReduceOp::Max)?;
+        if any.as_slice::<f64>().is_ok_and(|any| any[0] == 0.0) {
             self.next(groups)
         } else {
             Ok(Advance::Pending)
@@ -189,7 +194,9 @@ impl AsyncSave {
                             staging, &dir, guard, &snapshot, layout, reports,
                         )?;
                         let run_id = snapshot.run_id.as_deref();
-                        Ok(unverified(&dir, run_id, snapshot.step, &retention))
+                        // The checkpoint is complete; what cannot be read is not deleted.
+                        let old = to_verify(&dir, run_id, snapshot.step, &retention);
+                        Ok(old.unwrap_or_default())
                     })
                 });
                 self.stage = Stage::Commit(settle(world, work.transpose())?);
@@ -198,45 +205,18 @@ impl AsyncSave {
             Stage::Commit(work) => {
                 let old = work.map(|work| work.wait(progress).and_then(|steps| steps));
                 let old = settle(world, old.transpose())?.unwrap_or_default();
-                let old: Vec<u64> = objects::broadcast(world, &old)?;
-                let path = |step| checkpoint_path(&self.dir, step);
-                if old.is_empty() {
-                    self.begin_delete(groups)?;
-                } else {
-                    let old: Vec<_> = old.into_iter().map(path).collect();
-                    let (rank, num_ranks) = (world.rank(), world.size());
-                    let work = Background::start(move |_, progress| {
-                        let verify = |path: PathBuf| {
-                            let found = verify_share(&path, rank, num_ranks, progress);
-                            (path, found)
-                        };
-                        old.into_iter().map(verify).collect()
-                    });
-                    self.stage = Stage::Verify(settle(world, work)?);
-                }
-                Ok(Advance::Committed(checkpoint_path(
-                    &self.dir,
-                    self.snapshot.step,
-                )))
+                let path = checkpoint_path(&self.dir, self.snapshot.step);
+                let next = self.begin_verify(groups, &old);
+                self.continue_with(groups, next)?;
+                Ok(Advance::Committed(path))
             }
             Stage::Verify(work) => {
-                for (path, mine) in settle(world, work.wait(progress))? {
-                    let judged = judge_together(world, &path, mine)?;
-                    remember(&path, judged.is_ok());
-                    if let (Err(why), true) = (&judged, groups.is_main()) {
-                        let path = path.display();
-                        tracing::warn!(
-                            "checkpoint {path} does not count towards the checkpoints to keep: {why}"
-                        );
-                    }
-                }
-                self.begin_delete(groups)?;
+                let next = judge(world, work, progress).and_then(|()| self.begin_delete(groups));
+                self.continue_with(groups, next)?;
                 Ok(Advance::Continued)
             }
             Stage::Delete(work) => {
-                let deleted = work.map_or(Ok(()), |work| {
-                    work.wait(progress).and_then(|deleted| deleted)
-                });
+                let deleted = work.map_or(Ok(()), |work| work.wait(progress).and_then(|done| done));
                 warn_of_retention(groups, deleted);
                 Ok(Advance::Done)
             }
@@ -244,8 +224,43 @@ impl AsyncSave {
         }
     }
 
+    /// Takes the next stage. Once the checkpoint is complete, a failure ends only the deletion of
+    /// older ones, unless a rank is gone.
+    fn continue_with(
+        &mut self,
+        groups: &ProcessGroups,
+        next: Result<Stage, CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        match next {
+            Ok(next) => self.stage = next,
+            Err(error @ CheckpointError::Collective(_)) => return Err(error),
+            Err(error) => warn_of_retention(groups, Err(error)),
+        }
+        Ok(())
+    }
+
+    /// Lets all ranks verify the checkpoints of these steps, which rank 0 knows.
+    fn begin_verify(&self, groups: &ProcessGroups, old: &[u64]) -> Result<Stage, CheckpointError> {
+        let world = &groups.world;
+        let old: Vec<u64> = objects::broadcast(world, &old.to_vec())?;
+        if old.is_empty() {
+            return self.begin_delete(groups);
+        }
+        let path = |step: u64| checkpoint_path(&self.dir, step);
+        let old: Vec<_> = old.into_iter().map(path).collect();
+        let (rank, num_ranks) = (world.rank(), world.size());
+        let work = Background::start(move |_, progress| {
+            let verify = |path: PathBuf| {
+                let found = verify_share(&path, rank, num_ranks, progress);
+                (path, found)
+            };
+            old.into_iter().map(verify).collect()
+        });
+        Ok(Stage::Verify(settle(world, work)?))
+    }
+
     /// Lets rank 0 delete what is not kept.
-    fn begin_delete(&mut self, groups: &ProcessGroups) -> Result<(), CheckpointError> {
+    fn begin_delete(&self, groups: &ProcessGroups) -> Result<Stage, CheckpointError> {
         let (snapshot, dir) = (self.snapshot.clone(), self.dir.clone());
         let retention = self.retention.clone();
         let work = groups.is_main().then(|| {
@@ -253,9 +268,27 @@ impl AsyncSave {
                 delete_old(&dir, snapshot.run_id.as_deref(), snapshot.step, &retention)
             })
         });
-        self.stage = Stage::Delete(settle(&groups.world, work.transpose())?);
-        Ok(())
+        Ok(Stage::Delete(settle(&groups.world, work.transpose())?))
     }
+}
+
+/// Agrees on the checkpoints that the ranks have verified.
+fn judge(
+    world: &Group,
+    work: Background<Vec<VerifiedCheckpoint>>,
+    progress: &Progress,
+) -> Result<(), CheckpointError> {
+    for (path, mine) in settle(world, work.wait(progress))? {
+        let judged = judge_together(world, &path, mine)?;
+        remember(&path, judged.is_ok());
+        if let (Err(why), 0) = (&judged, world.rank()) {
+            let path = path.display();
+            tracing::warn!(
+                "checkpoint {path} does not count towards the checkpoints to keep: {why}"
+            );
+        }
+    }
+    Ok(())
 }
 
 impl Stage {

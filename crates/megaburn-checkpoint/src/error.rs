@@ -89,6 +89,8 @@ pub enum CheckpointError {
     WriterPanicked,
     #[error("{path} was not finished, because the save was given up")]
     Cancelled { path: PathBuf },
+    #[error("`{name}` has values that are not finite")]
+    NotFinite { name: String },
     #[error("refusing to write to {path}: {why}; nothing of this checkpoint was saved")]
     Guarded { path: PathBuf, why: String },
     #[error("{path} exists; choose another path or replace it with --force")]
@@ -157,6 +159,7 @@ pub enum CheckpointError {
         rank: usize,
         message: String,
         is_damage: bool,
+        is_not_finite: bool,
     },
     #[error(transparent)]
     Collective(#[from] CollectiveError),
@@ -199,6 +202,15 @@ impl CheckpointError {
         match self {
             Self::Damaged { .. } | Self::Missing { .. } => true,
             Self::Peer { is_damage, .. } => *is_damage,
+            _ => false,
+        }
+    }
+
+    /// Whether a tensor was not saved because its values are not finite, on this rank or another.
+    pub fn is_not_finite(&self) -> bool {
+        match self {
+            Self::NotFinite { .. } => true,
+            Self::Peer { is_not_finite, .. } => *is_not_finite,
             _ => false,
         }
     }

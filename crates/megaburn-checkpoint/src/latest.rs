@@ -233,6 +233,7 @@ pub(crate) fn judge_together(
                     rank,
                     message,
                     is_damage: false,
+                    is_not_finite: false,
                 }
             }
         }),

@@ -134,26 +134,34 @@ impl Checkpoint {
                 if !shard.pieces.iter().any(|wanted| shared(&wanted)) {
                     continue;
                 }
+                let mut found = Vec::new();
+                for wanted in shard.pieces.iter().filter(shared) {
+                    let stored = DimSlice {
+                        dim: piece.dim,
+                        global: piece.range.clone(),
+                        start: 0,
+                        len: piece.range.len(),
+                        elements: piece.stored_elements(info),
+                    };
+                    let wanted = DimSlice {
+                        dim: shard.dim,
+                        global: wanted.global.clone(),
+                        start: wanted.local.start,
+                        len: shard.local_len,
+                        elements: range.clone(),
+                    };
+                    for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
+                        found.push((a, b, len))
+                    });
+                }
+                // A file that has none of the elements is not opened.
+                if found.is_empty() {
+                    continue;
+                }
                 let wanted = |runs: &mut Runs| {
-                    for wanted in shard.pieces.iter().filter(shared) {
-                        let stored = DimSlice {
-                            dim: piece.dim,
-                            global: piece.range.clone(),
-                            start: 0,
-                            len: piece.range.len(),
-                            elements: piece.stored_elements(info),
-                        };
-                        let wanted = DimSlice {
-                            dim: shard.dim,
-                            global: wanted.global.clone(),
-                            start: wanted.local.start,
-                            len: shard.local_len,
-                            elements: range.clone(),
-                        };
-                        for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
-                            runs.push(a, b, len)
-                        });
-                    }
+                    found
+                        .into_iter()
+                        .for_each(|(a, b, len)| runs.push(a, b, len))
                 };
                 self.read_piece((file, number), wanted, |bytes, to| {
                     let len = bytes.len() / from_size * to_size;

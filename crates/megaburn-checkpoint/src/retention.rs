@@ -9,6 +9,7 @@ use std::{
 use megaburn_collective::{Group, Progress, objects};
 
 use crate::{
+    agree::settle,
     checkpoint::Checkpoint,
     error::{CheckpointError, IoContext},
     folder::{checkpoint_path, committed},
@@ -48,28 +49,27 @@ impl Retention {
         let steps: Vec<u64> = steps.collect();
         let is_kept = |step: &u64| self.every > 0 && step.is_multiple_of(self.every);
         let mut kept: BTreeSet<u64> = steps.iter().copied().filter(is_kept).collect();
-        let loss = |step: u64| {
-            self.losses
-                .get(&step)
-                .copied()
-                .filter(|loss| !loss.is_nan())
-        };
-        let measured = steps
-            .into_iter()
-            .filter_map(|step| Some((loss(step)?, step)));
-        let mut measured: Vec<_> = measured.collect();
-        measured.sort_by(|(a, step_a), (b, step_b)| a.total_cmp(b).then(step_a.cmp(step_b)));
-        kept.extend(measured.into_iter().take(self.best).map(|(_, step)| step));
+        kept.extend(self.best_of(steps.into_iter()));
         kept
+    }
+
+    /// Those of `steps` whose loss is lowest.
+    fn best_of(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
+        let loss = |step: &u64| self.losses.get(step).copied();
+        let measured = steps.filter_map(|step| Some((loss(&step)?, step)));
+        let mut measured: Vec<_> = measured.filter(|(loss, _)| !loss.is_nan()).collect();
+        measured.sort_by(|(a, step_a), (b, step_b)| a.total_cmp(b).then(step_a.cmp(step_b)));
+        let best = measured.into_iter().take(self.best);
+        best.map(|(_, step)| step).collect()
     }
 }
 
 /// A checkpoint's step and, if a rank has verified it, whether it is intact.
 type Known = (u64, Option<bool>);
 
-/// Deletes the checkpoints of the run `run_id` that `retention` does not keep, once the newest ones
-/// up to `current` are intact; `current` was just written. Before an older checkpoint is deleted,
-/// all ranks verify the remaining ones, each once per process.
+/// Deletes the checkpoints of the run `run_id` that `retention` does not keep, once the newest and
+/// the best ones up to `current` are intact; `current` was just written. Before an older checkpoint
+/// is deleted, all ranks verify those, each once per process.
 ///
 /// These checkpoints are neither counted nor deleted:
 ///
@@ -90,49 +90,44 @@ pub(crate) fn retain(
     retention: &Retention,
     progress: &Progress,
 ) -> Result<(), CheckpointError> {
-    let is_first = world.rank() == 0;
+    if retention.newest == 0 {
+        return Ok(());
+    }
     loop {
-        let next = if is_first {
-            unverified(dir, run_id, current, retention)
+        let own = if world.rank() == 0 {
+            known(dir, run_id, current, progress)
         } else {
-            Vec::new()
+            Ok(Vec::new())
         };
-        let next: Vec<u64> = objects::broadcast(world, &next)?;
+        let own = settle(world, own)?;
+        let next: Vec<u64> = objects::broadcast(world, &unverified(&own, retention))?;
         if next.is_empty() {
-            break;
+            return delete_others(dir, own, retention);
         }
         for step in next {
             verify(world, &checkpoint_path(dir, step), progress)?;
         }
     }
-    if is_first {
-        delete_old(dir, run_id, current, retention)
-    } else {
-        Ok(())
-    }
 }
 
-/// The steps of the newest checkpoints that must be verified before older ones are deleted; none if
-/// all are, if none is to be deleted, or if the folder cannot be read.
-pub(crate) fn unverified(
+/// The steps of the checkpoints that [`retain`] would verify.
+///
+/// # Errors
+/// The folder cannot be read.
+pub(crate) fn to_verify(
     dir: &Path,
     run_id: Option<&str>,
     current: u64,
     retention: &Retention,
-) -> Vec<u64> {
-    let own = known(dir, run_id, current).unwrap_or_default();
-    if retention.newest == 0 || own.len() <= retention.newest {
-        return Vec::new();
+) -> Result<Vec<u64>, CheckpointError> {
+    if retention.newest == 0 {
+        return Ok(Vec::new());
     }
-    let not_damaged = own.iter().filter(|(_, is_whole)| *is_whole != Some(false));
-    let newest = not_damaged.take(retention.newest);
-    newest
-        .filter(|(_, is_whole)| is_whole.is_none())
-        .map(|(step, _)| *step)
-        .collect()
+    let own = known(dir, run_id, current, &Progress::none())?;
+    Ok(unverified(&own, retention))
 }
 
-/// Deletes what [`retain`] deletes, unless one of the checkpoints to keep is still unverified.
+/// Deletes what [`retain`] deletes, unless a checkpoint that counts is still unverified.
 ///
 /// # Errors
 /// The folder cannot be read, or a checkpoint cannot be deleted.
@@ -142,10 +137,41 @@ pub(crate) fn delete_old(
     current: u64,
     retention: &Retention,
 ) -> Result<(), CheckpointError> {
-    if retention.newest == 0 || !unverified(dir, run_id, current, retention).is_empty() {
+    if retention.newest == 0 {
         return Ok(());
     }
-    let own = known(dir, run_id, current)?.into_iter();
+    let own = known(dir, run_id, current, &Progress::none())?;
+    if unverified(&own, retention).is_empty() {
+        delete_others(dir, own, retention)
+    } else {
+        Ok(())
+    }
+}
+
+/// The steps of those of `own` that must be verified before others are deleted: the newest, and the
+/// best. None if all are verified, or if none is to be deleted.
+fn unverified(own: &[Known], retention: &Retention) -> Vec<u64> {
+    let not_damaged = own.iter().filter(|(_, is_whole)| *is_whole != Some(false));
+    let not_damaged: Vec<_> = not_damaged.copied().collect();
+    if not_damaged.len() <= retention.newest {
+        return Vec::new();
+    }
+    let best = retention.best_of(not_damaged.iter().map(|(step, _)| *step));
+    let counts =
+        |(place, (step, _)): &(usize, Known)| *place < retention.newest || best.contains(step);
+    let counted = not_damaged.into_iter().enumerate().filter(counts);
+    counted
+        .filter(|(_, (_, is_whole))| is_whole.is_none())
+        .map(|(_, (step, _))| step)
+        .collect()
+}
+
+fn delete_others(
+    dir: &Path,
+    own: Vec<Known>,
+    retention: &Retention,
+) -> Result<(), CheckpointError> {
+    let own = own.into_iter();
     let own: Vec<_> = own
         .filter(|(_, is_whole)| *is_whole != Some(false))
         .collect();
@@ -158,13 +184,19 @@ pub(crate) fn delete_old(
 
 /// The checkpoints that count for [`retain`], newest first. The one just written is known to be
 /// intact.
-fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, CheckpointError> {
+fn known(
+    dir: &Path,
+    run_id: Option<&str>,
+    current: u64,
+    progress: &Progress,
+) -> Result<Vec<Known>, CheckpointError> {
     let mut verified = verified();
     verified.remove(&checkpoint_path(dir, current));
     let past = committed(dir)?
         .into_iter()
         .filter(|(step, _)| *step <= current);
     let is_own = |path: &Path| {
+        progress.add(0);
         Checkpoint::open(path).is_ok_and(|found| found.manifest().run_id.as_deref() == run_id)
     };
     let known = past.filter(|(_, path)| is_own(path)).map(|(step, path)| {

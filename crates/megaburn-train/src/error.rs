@@ -217,6 +217,17 @@ impl From<CollectiveError> for TrainError {
 }
 
 impl TrainError {
+    /// Whether all ranks end with this error, at the same point of the run.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(
+            self,
+            Self::NonFinite { .. }
+                | Self::NonFiniteWeights { .. }
+                | Self::TooManySkippedSteps { .. }
+                | Self::ReplicasDiffer { .. }
+        )
+    }
+
     /// The exit code of a process that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {
@@ -235,6 +246,7 @@ impl TrainError {
             | Self::Report(ReportError::Read { .. }) => Exit::BadInput,
             Self::RunFolder(error) => error.exit(),
             Self::Write { .. } | Self::Report(_) | Self::Signals { .. } => Exit::Failed,
+            Self::Save { source, .. } if source.is_not_finite() => Exit::NonFinite,
             Self::NonFinite { .. }
             | Self::NonFiniteWeights { .. }
             | Self::TooManySkippedSteps { .. } => Exit::NonFinite,

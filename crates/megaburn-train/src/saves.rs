@@ -16,6 +16,8 @@ pub(crate) struct Saves {
     pending: Option<PendingSave>,
     /// The time of the last save, or of the start.
     last: Instant,
+    /// Whether the last asynchronous save failed.
+    has_failed: bool,
 }
 
 /// A checkpoint in progress.
@@ -57,7 +59,14 @@ impl Saves {
             newest,
             pending: None,
             last: Instant::now(),
+            has_failed: false,
         }
+    }
+
+    /// Whether the next save at an interval may be asynchronous. After a failed one, training waits
+    /// for the next, so that a run whose checkpoints cannot be written ends.
+    pub(crate) fn may_be_async(&self) -> bool {
+        !self.has_failed
     }
 
     /// Whether the newest checkpoint is that of this step.
@@ -101,6 +110,7 @@ impl Saves {
         trainer.save()?;
         let step = trainer.progress().step;
         self.newest = Some(step);
+        self.has_failed = false;
         self.last = Instant::now();
         let seconds = begun.elapsed();
         Ok(SavedCheckpoint {
@@ -188,7 +198,7 @@ impl Saves {
 
     /// Turns the failure of one checkpoint into a warning.
     fn unless_lost<T>(
-        &self,
+        &mut self,
         trainer: &Trainer,
         saved: Result<T, TrainError>,
     ) -> Result<Option<T>, TrainError> {
@@ -196,14 +206,15 @@ impl Saves {
             Ok(saved) => return Ok(Some(saved)),
             Err(error) => error,
         };
-        let is_lost = matches!(
-            &error,
-            TrainError::Save { source, .. } if !matches!(**source, CheckpointError::Collective(_))
-        );
+        let may_continue = |error: &CheckpointError| {
+            !error.is_not_finite() && !matches!(error, CheckpointError::Collective(_))
+        };
+        let is_lost = matches!(&error, TrainError::Save { source, .. } if may_continue(source));
         if !is_lost {
             return Err(error);
         }
         trainer.check_folder()?;
+        self.has_failed = true;
         if trainer.world().rank() == 0 {
             match self.newest {
                 Some(step) => tracing::warn!(

@@ -63,7 +63,10 @@ impl TrainLoop<'_> {
     /// All ranks.
     pub(crate) fn run(mut self) -> Result<Ended, TrainError> {
         self.stops.begin_training();
-        let ended = self.train();
+        let ended = match self.train() {
+            Err(error) if error.is_shared() => self.keep_pending(error),
+            ended => ended,
+        };
         // Rank 0 still writes the run's state while the others wait.
         let _ending = self.groups.world.phase(Phase::Save);
         if let Some(state) = &mut self.state {
@@ -175,15 +178,24 @@ impl TrainLoop<'_> {
         self.trainer.diagnosed(error)
     }
 
+    /// Completes the pending checkpoint of a run that all ranks end because of `error`.
+    fn keep_pending(&mut self, error: TrainError) -> Result<Ended, TrainError> {
+        match self.saves.finish(&self.trainer) {
+            Ok(written) => self.record_saved(written)?,
+            Err(lost) => tracing::warn!("{lost}"),
+        }
+        Err(error)
+    }
+
     /// Saves at an interval. With `train.async_save`, a save that is due while another is being
     /// written waits for it.
     fn save_at_interval(&mut self) -> Result<(), TrainError> {
-        if !self.config.train.async_save {
-            return self.save();
-        }
         let _saving = self.groups.world.phase(Phase::Save);
         let written = self.saves.finish(&self.trainer)?;
         self.record_saved(written)?;
+        if !self.config.train.async_save || !self.saves.may_be_async() {
+            return self.save();
+        }
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
@@ -200,7 +212,7 @@ impl TrainLoop<'_> {
         if self.saves.has(self.trainer.progress().step) {
             return Ok(());
         }
-        // Rank 0 writes more than the others, which wait for it.
+        // A rank may write longer than others, which wait for it.
         let _saving = self.groups.world.phase(Phase::Save);
         // Lines up to a checkpoint are never removed again, so they must be as durable as the
         // checkpoint.

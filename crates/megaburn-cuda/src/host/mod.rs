@@ -8,7 +8,13 @@ mod copy_streams;
 mod pinned;
 pub(crate) mod staged;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
+};
 
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
@@ -91,7 +97,10 @@ impl HostTensor {
             device, len, dtype, ..
         } = &*self.0;
         let is_like = (*len, *dtype, device) == (x.meta.num_elements(), x.dtype, &x.device);
-        Arc::strong_count(&self.0) == 1 && is_like
+        let is_alone = Arc::strong_count(&self.0) == 1;
+        // Another thread may have read the memory before it dropped its clone.
+        fence(Ordering::Acquire);
+        is_alone && is_like
     }
 
     /// Starts copying the values of `x`, in row-major order, replacing the previous values. The

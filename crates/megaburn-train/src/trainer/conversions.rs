@@ -1,5 +1,7 @@
 //! What a resume converts.
 
+use std::collections::BTreeSet;
+
 use burn::tensor::DType;
 use megaburn_checkpoint::Checkpoint;
 use megaburn_mesh::Layout;
@@ -44,6 +46,7 @@ impl Trainer {
             layout: self.other_layout(checkpoint),
             ..Conversions::default()
         };
+        let f32_params: BTreeSet<String> = self.model().f32_params().collect();
         let optimizer = &self.config.optimizer;
         let kept = [
             (
@@ -69,8 +72,15 @@ impl Trainer {
         ];
         for (key, prefix, kept) in kept {
             let names = checkpoint.manifest().tensors.keys();
+            let is_own = |name: &&String| {
+                let path = name
+                    .strip_prefix(prefix)
+                    .and_then(|rest| rest.strip_prefix('.'));
+                // Some parameters are f32 in every run.
+                path.is_some_and(|path| !f32_params.contains(path))
+            };
             let mut stored = names
-                .filter(|name| name.split('.').next() == Some(prefix))
+                .filter(is_own)
                 .filter_map(|name| checkpoint.dtype(name).ok());
             match kept {
                 Dtype::Bf16 if stored.any(|dtype| dtype == DType::F32) => found.rounded.push(key),

@@ -116,7 +116,7 @@ impl Trainer {
                 let error = source_error(&name);
                 let data = part.read().map_err(|failed| error(failed.to_string()))?;
                 if name.starts_with("model.") && !is_finite(&data) {
-                    return Err(source_error(&name)("it is not finite".into()));
+                    return Err(CheckpointError::NotFinite { name });
                 }
                 Ok(data)
             }))
@@ -142,6 +142,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn advance_save(&self, save: &mut AsyncSave) -> Result<Advance, TrainError> {
+        let _phase = self.groups.world.phase(Phase::Save);
         let advance = save.advance(&self.groups);
         let advance = advance.map_err(|error| save_error(save.step(), error))?;
         if let Advance::Committed(_) = advance {
@@ -157,6 +158,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn finish_save(&self, save: AsyncSave) -> Result<(), TrainError> {
+        let _phase = self.groups.world.phase(Phase::Save);
         let step = save.step();
         let finished = save.finish(&self.groups);
         finished.map_err(|error| save_error(step, error))?;

@@ -127,9 +127,15 @@ def waiting(args):
             results[kind] = metrics(run)
             shutil.rmtree(run)
     saves = {kind: [line for line in lines if "checkpoint" in line] for kind, lines in results.items()}
-    # The last one is synchronous in both, and the first allocates memory that later ones use again.
-    sync = saves["false"][1:-1]
-    asynchronous = [line for line in saves["true"][1:-1]]
+    # The first one allocates memory that later ones use again. The last one is synchronous in both runs, and training
+    # that ends waits for the asynchronous one before it.
+    sync, asynchronous = saves["false"][1:-1], saves["true"][1:-2]
+    if not sync or not asynchronous:
+        sys.exit("too few saves: --steps must be more than three times --interval")
+    for kind, name in (("false", "synchronous"), ("true", "asynchronous")):
+        for line in saves[kind]:
+            print(f"{name} run, step {line['checkpoint']}: complete after {line['seconds']:.2f} s, training waited "
+                  f"{line['waited_seconds']:.3f} s")
     mean = lambda values: sum(values) / max(len(values), 1)
     blocked = mean([line["seconds"] for line in sync])
     waited = mean([line["waited_seconds"] for line in asynchronous])

@@ -3,7 +3,7 @@
 //! ```text
 //! checkpoints/
 //!   step-00000120/            committed: it has its final name
-//!     rank-00000.safetensors  what rank 0 owns, cut along one dimension
+//!     rank-00000.safetensors  rank 0's share: slices of tensors, or ranges of their elements
 //!     rank-00001.safetensors
 //!     manifest.json           step, layout, model, trainer state, every tensor's global shape and
 //!                             where its pieces are, every file's length and xxh3, and the xxh3

@@ -69,8 +69,8 @@ pub struct ShardPiece {
     pub global: Range<usize>,
     /// Its range in the local tensor.
     pub local: Range<usize>,
-    /// The index of this copy. Copy 0 is the owner: it counts in norms and is written to
-    /// checkpoints.
+    /// The index of this copy. Copy 0 is the owner: it counts in norms. Checkpoints are written by
+    /// all copies, each a share.
     pub replica: usize,
     /// The number of ranks along the axis that hold this range.
     pub replicas: usize,

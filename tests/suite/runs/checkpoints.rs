@@ -189,6 +189,15 @@ fn a_run_killed_between_asynchronous_saves_continues_to_the_bit(
         ranks.kill_all();
     }
     Ranks::threads(&killed.args(layout, STEPS, &sets)).finish();
+    let text = fs::read_to_string(killed.path("run/metrics.jsonl")).unwrap();
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let mut from_steps = lines.filter_map(|line| line["from_step"].as_u64());
+    assert!(
+        from_steps.any(|step| step > 0),
+        "a kill lost all checkpoints"
+    );
     assert_eq!(whole.numbers(), killed.numbers());
     assert_eq!(whole.tensors(STEPS), killed.tensors(STEPS));
 }
@@ -338,4 +347,45 @@ fn what_is_converted_is_said() {
     let line = "weights  read in f32, computed in bf16, from step 3 of a run; its adamw state is not used: \
         lion and the step count begin anew";
     assert!(started.contains(line), "{started}");
+}
+
+/// An asynchronous save that fails is named, and training continues; the next save waits, so that a
+/// run whose checkpoints cannot be written ends.
+#[test]
+fn a_failed_asynchronous_save_is_named_and_training_continues() {
+    let run = Run::new();
+    let sets = ["train.async_save=true", "train.checkpoint_interval=2"];
+    Ranks::threads(&run.args("dp2", 2, &sets)).finish();
+    // Files of checkpoints are larger than this limit, others are not.
+    let args = run.args("dp2", 5, &sets).join("' '");
+    let binary = env!("CARGO_BIN_EXE_megaburn-under-test");
+    let script = format!("ulimit -f 64; exec '{binary}' train '{args}'");
+    let mut ranks = Ranks::shell(&script, &run.path("."));
+    let ended = ranks.wait_all().remove(0);
+    let text = &ended.stderr;
+    assert_eq!(ended.code, Some(1), "{text}");
+    let named = text.contains("training continues, and the newest checkpoint is that of step 2");
+    assert!(
+        named && text.contains("rank-0000") && text.contains("File too large"),
+        "{text}"
+    );
+    assert_eq!(
+        run.steps().len(),
+        5,
+        "all steps were done before the last save failed"
+    );
+    let newest = newest_valid(&run.checkpoints())
+        .unwrap()
+        .checkpoint
+        .unwrap();
+    assert_eq!(newest.step(), 2);
+    Ranks::threads(&run.args("dp2", 5, &sets)).finish();
+    assert_eq!(
+        newest_valid(&run.checkpoints())
+            .unwrap()
+            .checkpoint
+            .unwrap()
+            .step(),
+        5
+    );
 }

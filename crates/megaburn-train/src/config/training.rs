@@ -65,7 +65,8 @@ pub struct TrainingConfig {
     /// Steps between lines on the console; at least 1.
     #[schemars(extend("minimum" = 1))]
     pub log_interval: u64,
-    /// Steps between checkpoints; 0 saves only at the end and when the run is stopped.
+    /// Steps between checkpoints; 0 saves only at the end, when the run is stopped, and at the next
+    /// key's interval.
     pub checkpoint_interval: u64,
     /// Minutes after the last checkpoint at which another is saved, at the end of the current step; 0
     /// is never.
@@ -172,6 +173,16 @@ impl TrainingConfig {
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self, config: &TrainConfig) -> Vec<Condition> {
         vec![
+            (
+                "keep_best_checkpoints",
+                self.eval_interval > 0,
+                "with train.eval_interval above 0",
+            ),
+            (
+                "async_save",
+                self.checkpoint_interval > 0 || self.checkpoint_interval_minutes > 0.0,
+                "with train.checkpoint_interval or train.checkpoint_interval_minutes above 0",
+            ),
             (
                 "tf32",
                 self.dtype == Dtype::F32,

@@ -17,7 +17,7 @@ import argparse, json, os, pathlib, shutil, subprocess, sys, tempfile, time
 MODEL = ["model.hidden=1024", "model.ffn=2816", "model.layers=4", "model.heads=16", "model.kv_heads=8",
          "data.seq_len=16", "train.global_batch=8", "train.micro_batch=1", "train.eval_interval=0",
          "train.log_interval=1", "generate.tokens=0", "train.eval_batches=1", "optimizer.warmup_steps=0"]
-EXPERTS = ["model.family=mixtral", "model.experts.num=4", "model.experts.topk=2", "model.hidden=512"]
+EXPERTS = ["model.family=mixtral", "model.experts.num=4", "model.experts.top_k=2", "model.hidden=512"]
 CASES = "tp1:0,dp4:0,dp4:1,dp4:2,dp4:3,tp4:0,tp2-dp2:0,tp2-dp2:1,tp2-dp2:3,pp2-dp2:1,dp4-ep2:1"
 MIB = 1 << 20
 

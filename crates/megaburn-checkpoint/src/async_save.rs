@@ -18,7 +18,7 @@ use crate::{
     latest::{judge_together, verify_share},
     named_tensor::{NamedTensor, PendingValues},
     report::Report,
-    retention::{Retention, delete_old, to_verify},
+    retention::{Retention, delete_old, to_verify, warn_of_damage},
     save::{Guard, UnfinishedCheckpoint, warn_of_retention},
     share::Share,
     snapshot::Snapshot,
@@ -259,7 +259,7 @@ impl AsyncSave {
         Ok(Stage::Verify(settle(world, work)?))
     }
 
-    /// Lets rank 0 delete what is not kept.
+    /// Lets rank 0 delete the checkpoints that `retention` does not keep.
     fn begin_delete(&self, groups: &ProcessGroups) -> Result<Stage, CheckpointError> {
         let (snapshot, dir) = (self.snapshot.clone(), self.dir.clone());
         let retention = self.retention.clone();
@@ -281,12 +281,7 @@ fn judge(
     for (path, mine) in settle(world, work.wait(progress))? {
         let judged = judge_together(world, &path, mine)?;
         remember(&path, judged.is_ok());
-        if let (Err(why), 0) = (&judged, world.rank()) {
-            let path = path.display();
-            tracing::warn!(
-                "checkpoint {path} does not count towards the checkpoints to keep: {why}"
-            );
-        }
+        warn_of_damage(world, &path, &judged);
     }
     Ok(())
 }

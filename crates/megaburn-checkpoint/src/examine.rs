@@ -31,7 +31,7 @@ pub struct Damage {
     /// The number of the damaged chunk of the tensor's piece in this file, and the number of chunks
     /// of that piece.
     pub chunk: Option<(usize, usize)>,
-    /// What is wrong.
+    /// The description of the damage.
     pub why: String,
 }
 
@@ -48,7 +48,7 @@ pub struct Examined {
 
 /// Compares all files of the checkpoint in the folder `path` with the lengths and hashes that were
 /// written, and lists all damage. `on_bytes` is called with numbers of bytes as they are read; the
-/// sum is that of the files, plus what is read again to find the damaged parts of a file.
+/// sum counts each file once, and a damaged file a second time, because it is read again.
 ///
 /// # Errors
 /// The system cannot read a file, or another version wrote the checkpoint. Then nothing is known

@@ -109,7 +109,7 @@ pub fn list_checkpoint(path: &Path) -> ListedCheckpoint {
     }
 }
 
-/// What is wrong, with the names of files instead of their paths.
+/// Describes the damage, with the names of files instead of their paths.
 fn reason(error: &CheckpointError) -> String {
     let name = |file: &Path| {
         let name = file.file_name().unwrap_or(file.as_os_str());

@@ -17,7 +17,7 @@ use crate::{
     retention::{Retention, delete},
 };
 
-/// What is to be deleted.
+/// The checkpoints to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrunePlan {
     dir: PathBuf,

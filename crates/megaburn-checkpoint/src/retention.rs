@@ -44,7 +44,7 @@ impl Retention {
         }
     }
 
-    /// Those of `steps` that stay although they may not be among the newest.
+    /// Returns the steps whose checkpoints stay for another reason than being new.
     pub fn kept(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
         let steps: Vec<u64> = steps.collect();
         let is_kept = |step: &u64| self.every > 0 && step.is_multiple_of(self.every);
@@ -53,7 +53,7 @@ impl Retention {
         kept
     }
 
-    /// Those of `steps` whose loss is lowest.
+    /// Returns the `best` steps with the lowest loss.
     fn best_of(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
         let loss = |step: &u64| self.losses.get(step).copied();
         let measured = steps.filter_map(|step| Some((loss(&step)?, step)));
@@ -148,8 +148,8 @@ pub(crate) fn delete_old(
     }
 }
 
-/// The steps of those of `own` that must be verified before others are deleted: the newest, and the
-/// best. None if all are verified, or if none is to be deleted.
+/// Returns the steps of the newest and best checkpoints that are not verified yet. The list is empty
+/// if no checkpoint will be deleted.
 fn unverified(own: &[Known], retention: &Retention) -> Vec<u64> {
     let not_damaged = own.iter().filter(|(_, is_whole)| *is_whole != Some(false));
     let not_damaged: Vec<_> = not_damaged.copied().collect();
@@ -212,13 +212,16 @@ fn known(
 
 fn verify(world: &Group, path: &Path, progress: &Progress) -> Result<(), CheckpointError> {
     let found = verify_together(world, path, progress)?;
-    if let Err(why) = &found
-        && world.rank() == 0
-    {
+    warn_of_damage(world, path, &found);
+    Ok(())
+}
+
+/// Logs on rank 0 that a damaged checkpoint does not count as kept.
+pub(crate) fn warn_of_damage<T>(world: &Group, path: &Path, found: &Result<T, String>) {
+    if let (Err(why), 0) = (found, world.rank()) {
         let path = path.display();
         tracing::warn!("checkpoint {path} does not count towards the checkpoints to keep: {why}");
     }
-    Ok(())
 }
 
 /// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no partial

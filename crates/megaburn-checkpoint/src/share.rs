@@ -108,7 +108,7 @@ impl<'a> Share<Values<'a>> {
         Ok(share)
     }
 
-    /// Starts to copy the values to the host. The result no longer depends on what is on the device.
+    /// Starts to copy the values to the host. Later updates on the device do not change the result.
     pub(crate) fn copied(self) -> Result<Share<PendingValues>, CheckpointError> {
         let Self { tensors, planned } = self;
         let copied = |tensor: PlannedTensor<Values<'a>>| {

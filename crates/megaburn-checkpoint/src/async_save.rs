@@ -1,28 +1,26 @@
 //! Saves a checkpoint while the program keeps computing.
 
-use std::{
-    mem,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, mem, path::PathBuf, sync::Arc};
 
 use burn::tensor::TensorData;
-use megaburn_collective::{Group, Phase, ProcessGroups, Progress, ReduceOp, objects};
+use megaburn_collective::{Group, Phase, ProcessGroups, ReduceOp, objects};
 
 use crate::{
     agree::settle,
     background::Background,
-    checkpoint::Checkpoint,
     error::CheckpointError,
     folder::checkpoint_path,
-    latest::{judge_together, verify_share},
     named_tensor::{NamedTensor, PendingValues},
-    report::Report,
-    retention::{Retention, delete_old, to_verify, warn_of_damage},
-    save::{Guard, UnfinishedCheckpoint, warn_of_retention},
+    place::Place,
+    report::{Report, merge},
+    retention::{
+        Known, Retention, all_known, delete_steps, known, steps_to_delete, steps_to_verify, update,
+    },
+    save::warn_of_retention,
     share::Share,
     snapshot::Snapshot,
-    verified::remember,
+    unfinished_checkpoint::{Guard, Sealed, UnfinishedCheckpoint, all_or_none},
+    verification::{Found, examine, judge},
 };
 
 /// A checkpoint that threads of the ranks are writing.
@@ -30,9 +28,11 @@ use crate::{
 /// | stage | work of the threads | then all ranks |
 /// |---|---|---|
 /// | write | each rank writes and syncs its file | report what they wrote |
-/// | commit | rank 0 writes the manifest and gives the folder its final name | learn the result |
+/// | seal | rank 0 makes the manifest | learn it, if each host has a folder of its own |
+/// | replicate | each rank sends its file to other hosts, if they keep copies | learn the result |
+/// | commit | rank 0, or the first rank of each host, writes the manifest and gives the folder its final name | learn the result |
 /// | verify | each rank reads its share of older checkpoints, if some are to be deleted | agree on them |
-/// | delete | rank 0 deletes the checkpoints that are not kept | are done |
+/// | delete | the same ranks delete the checkpoints that are not kept | are done |
 ///
 /// [`advance`](Self::advance) asks whether all threads have ended, and begins the next stage if so.
 /// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If
@@ -45,9 +45,10 @@ use crate::{
 #[derive(Debug)]
 pub struct AsyncSave {
     stage: Stage,
-    dir: PathBuf,
+    place: Place,
     snapshot: Arc<Snapshot>,
     retention: Retention,
+    guard: Option<OwnGuard>,
 }
 
 /// A [`Guard`] that threads may call.
@@ -66,37 +67,62 @@ pub enum Advance {
     Done,
 }
 
-/// A checkpoint of which a rank has verified some files, or what it found.
-type VerifiedCheckpoint = (PathBuf, Result<Checkpoint, CheckpointError>);
+/// Checkpoints of which a rank has verified its part, and what it found.
+type VerifiedParts = Vec<(PathBuf, Found)>;
 
-#[derive(Debug)]
 enum Stage {
     Write {
         // Dropped first, so that the thread has ended when the folder is removed.
         work: Background<Result<Report, CheckpointError>>,
         folder: UnfinishedCheckpoint,
-        guard: Option<OwnGuard>,
     },
-    /// Only rank 0 works. It returns the steps of the checkpoints to verify.
-    Commit(Option<Background<Result<Vec<u64>, CheckpointError>>>),
-    Verify(Background<Vec<VerifiedCheckpoint>>),
-    /// Only rank 0 works.
-    Delete(Option<Background<Result<(), CheckpointError>>>),
+    /// Only rank 0 works. It returns the text of the manifest.
+    Seal {
+        work: Option<Background<Result<String, CheckpointError>>>,
+        folder: UnfinishedCheckpoint,
+    },
+    Replicate {
+        work: Background<Result<(), CheckpointError>>,
+        folder: Arc<UnfinishedCheckpoint>,
+        sealed: Arc<Sealed>,
+    },
+    /// Returns the checkpoints that count for the retention.
+    Commit(Background<Result<Vec<Known>, CheckpointError>>),
+    Verify {
+        work: Background<VerifiedParts>,
+        own: Vec<Known>,
+    },
+    Delete(Background<Result<(), CheckpointError>>),
     Done,
 }
 
 /// A guard, which has nothing to print.
+#[derive(Clone)]
 struct OwnGuard(SharedGuard);
 
-impl std::fmt::Debug for OwnGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for OwnGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OwnGuard")
     }
 }
 
+impl fmt::Debug for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write { .. } => "Write",
+            Self::Seal { .. } => "Seal",
+            Self::Replicate { .. } => "Replicate",
+            Self::Commit(_) => "Commit",
+            Self::Verify { .. } => "Verify",
+            Self::Delete(_) => "Delete",
+            Self::Done => "Done",
+        })
+    }
+}
+
 impl AsyncSave {
-    /// Starts to save a checkpoint to `dir/step-XXXXXXXX`, as [`save`](crate::save()) does. When it
-    /// returns, no value of `tensors` is needed any more but those that its
+    /// Starts to save a checkpoint to `step-XXXXXXXX` in a place, as [`save`](crate::save()) does.
+    /// When it returns, no value of `tensors` is needed any more but those that its
     /// [`PendingValues`](crate::PendingValues) hold.
     ///
     /// # Errors
@@ -105,34 +131,32 @@ impl AsyncSave {
     /// # Collective
     /// All ranks of `groups.world`; a few messages, none with tensors.
     pub fn begin<'a>(
-        dir: &Path,
+        place: impl Into<Place>,
         retention: &Retention,
         guard: Option<SharedGuard>,
         groups: &ProcessGroups,
         snapshot: Snapshot,
         tensors: impl IntoIterator<Item = NamedTensor<'a>>,
     ) -> Result<Self, CheckpointError> {
+        let place = place.into();
         let world = &groups.world;
         let _phase = world.phase(Phase::Save);
         let check = guard.as_deref().map(|guard| guard as Guard<'_>);
-        let folder = UnfinishedCheckpoint::create(dir, check, groups, snapshot.step)?;
-        let (rank, path) = (world.rank(), folder.path.clone());
+        let folder = UnfinishedCheckpoint::create(&place, check, groups, snapshot.step)?;
+        let (rank, path) = (world.rank(), folder.path().to_path_buf());
         // No thread writes before all ranks can, so that a failure leaves an empty folder.
         let share = settle(world, Share::new(tensors, groups).and_then(Share::copied))?;
         let work = Background::start(move |is_cancelled, progress| {
             let read = |values: PendingValues, _| values();
             share.write(&path, rank, read, progress, is_cancelled)
         });
-        let stage = Stage::Write {
-            work: settle(world, work)?,
-            folder,
-            guard: guard.map(OwnGuard),
-        };
+        let work = settle(world, work)?;
         Ok(Self {
-            stage,
-            dir: dir.to_path_buf(),
+            stage: Stage::Write { work, folder },
+            place,
             snapshot: Arc::new(snapshot),
             retention: retention.clone(),
+            guard: guard.map(OwnGuard),
         })
     }
 
@@ -168,7 +192,11 @@ impl AsyncSave {
     /// All ranks of `groups.world`; a few messages.
     pub fn finish(mut self, groups: &ProcessGroups) -> Result<PathBuf, CheckpointError> {
         while self.next(groups)? != Advance::Done {}
-        Ok(checkpoint_path(&self.dir, self.snapshot.step))
+        Ok(self.path())
+    }
+
+    fn path(&self) -> PathBuf {
+        checkpoint_path(self.place.dir(), self.snapshot.step)
     }
 
     /// Waits for the threads of this stage and begins the next one.
@@ -177,46 +205,67 @@ impl AsyncSave {
         let phase = world.phase(Phase::Save);
         let progress = phase.progress();
         match mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Write {
-                work,
-                folder,
-                guard,
-            } => {
+            Stage::Write { work, folder } => {
                 let mine = work.wait(progress).and_then(|report| report);
                 let reports = objects::gather(world, &settle(world, mine)?)?;
-                let layout = groups.layout().to_string();
-                let (snapshot, dir) = (self.snapshot.clone(), self.dir.clone());
-                let retention = self.retention.clone();
-                let work = folder.into_staging().map(|staging| {
-                    Background::start(move |_, _| {
-                        let guard = guard.as_ref().map(|guard| &*guard.0 as Guard<'_>);
-                        UnfinishedCheckpoint::complete(
-                            staging, &dir, guard, &snapshot, layout, reports,
-                        )?;
-                        let run_id = snapshot.run_id.as_deref();
-                        // The checkpoint is complete; what cannot be read is not deleted.
-                        let old = to_verify(&dir, run_id, snapshot.step, &retention);
-                        Ok(old.unwrap_or_default())
-                    })
-                });
-                self.stage = Stage::Commit(settle(world, work.transpose())?);
+                let (layout, snapshot) = (groups.layout().to_string(), self.snapshot.clone());
+                let merge = move |_: &_, _: &_| merge(&snapshot, layout, reports);
+                let work = groups.is_main().then(|| Background::start(merge));
+                let work = settle(world, work.transpose())?;
+                self.stage = Stage::Seal { work, folder };
+                Ok(Advance::Continued)
+            }
+            Stage::Seal { work, folder } => {
+                let text = work.map(|work| work.wait(progress).and_then(|text| text));
+                let text = settle(world, text.transpose())?;
+                let sealed = folder.sealed(world, text)?;
+                self.stage = if sealed.transfers.is_empty() {
+                    self.begin_commit(world, folder, sealed)?
+                } else {
+                    self.begin_replicate(world, folder, sealed)?
+                };
+                Ok(Advance::Continued)
+            }
+            Stage::Replicate {
+                work,
+                folder,
+                sealed,
+            } => {
+                settle(world, work.wait(progress).and_then(|done| done))?;
+                let unshared = Arc::into_inner(folder).zip(Arc::into_inner(sealed));
+                let (folder, sealed) = unshared.expect("the thread has ended");
+                self.stage = self.begin_commit(world, folder, sealed)?;
                 Ok(Advance::Continued)
             }
             Stage::Commit(work) => {
-                let old = work.map(|work| work.wait(progress).and_then(|steps| steps));
-                let old = settle(world, old.transpose())?.unwrap_or_default();
-                let path = checkpoint_path(&self.dir, self.snapshot.step);
-                let next = self.begin_verify(groups, &old);
+                let mine = work.wait(progress).and_then(|own| own);
+                let (own, done) = match mine {
+                    Ok(own) => (own, Ok(())),
+                    Err(error) => (Vec::new(), Err(error)),
+                };
+                all_or_none(world, &self.place, self.snapshot.step, done)?;
+                let own = all_known(world, &own)?;
+                let next = self.begin_verify(groups, own);
                 self.continue_with(groups, next)?;
-                Ok(Advance::Committed(path))
+                Ok(Advance::Committed(self.path()))
             }
-            Stage::Verify(work) => {
-                let next = judge(world, work, progress).and_then(|()| self.begin_delete(groups));
+            Stage::Verify { work, mut own } => {
+                let parts = settle(world, work.wait(progress));
+                let judged = parts.and_then(|parts| {
+                    let mut parts = parts.into_iter();
+                    parts.try_for_each(|(path, found)| judge(world, &self.place, &path, found))
+                });
+                update(&mut own, &self.place);
+                let next = judged.and_then(|()| self.begin_delete(groups, &own));
                 self.continue_with(groups, next)?;
                 Ok(Advance::Continued)
             }
             Stage::Delete(work) => {
-                let deleted = work.map_or(Ok(()), |work| work.wait(progress).and_then(|done| done));
+                let deleted = work.wait(progress).and_then(|done| done);
+                let deleted = match settle(world, deleted) {
+                    Err(error @ CheckpointError::Collective(_)) => return Err(error),
+                    deleted => deleted,
+                };
                 warn_of_retention(groups, deleted);
                 Ok(Advance::Done)
             }
@@ -239,51 +288,94 @@ impl AsyncSave {
         Ok(())
     }
 
-    /// Lets all ranks verify the checkpoints of these steps, which rank 0 knows.
-    fn begin_verify(&self, groups: &ProcessGroups, old: &[u64]) -> Result<Stage, CheckpointError> {
+    /// Copies the files to other hosts.
+    fn begin_replicate(
+        &self,
+        world: &Group,
+        folder: UnfinishedCheckpoint,
+        sealed: Sealed,
+    ) -> Result<Stage, CheckpointError> {
+        let (folder, sealed) = (Arc::new(folder), Arc::new(sealed));
+        let (own_folder, own_sealed) = (folder.clone(), sealed.clone());
+        let work = Background::start(move |is_cancelled, progress| {
+            own_folder.replicate(&own_sealed, progress, is_cancelled)
+        });
+        Ok(Stage::Replicate {
+            work: settle(world, work)?,
+            folder,
+            sealed,
+        })
+    }
+
+    /// Gives the folder its final name, and finds out which checkpoints count for the retention.
+    fn begin_commit(
+        &self,
+        world: &Group,
+        folder: UnfinishedCheckpoint,
+        sealed: Sealed,
+    ) -> Result<Stage, CheckpointError> {
+        let (place, snapshot) = (self.place.clone(), self.snapshot.clone());
+        let guard = self.guard.clone();
+        let keeps_all = self.retention.newest == 0;
+        let is_keeper = place.is_keeper(world);
+        let work = Background::start(move |_, progress| {
+            let guard = guard.as_ref().map(|guard| &*guard.0 as Guard<'_>);
+            folder.complete(guard, &sealed)?;
+            if keeps_all || !is_keeper {
+                return Ok(Vec::new());
+            }
+            let run_id = snapshot.run_id.as_deref();
+            // The checkpoint is complete; what cannot be read is not deleted.
+            Ok(known(&place, run_id, snapshot.step, progress).unwrap_or_default())
+        });
+        Ok(Stage::Commit(settle(world, work)?))
+    }
+
+    /// Lets all ranks verify the checkpoints that must be intact before others are deleted. `own`
+    /// counts on rank 0.
+    fn begin_verify(
+        &self,
+        groups: &ProcessGroups,
+        own: Vec<Known>,
+    ) -> Result<Stage, CheckpointError> {
         let world = &groups.world;
-        let old: Vec<u64> = objects::broadcast(world, &old.to_vec())?;
-        if old.is_empty() {
-            return self.begin_delete(groups);
+        let steps = steps_to_verify(world, &own, &self.retention)?;
+        if steps.is_empty() {
+            return self.begin_delete(groups, &own);
         }
-        let path = |step: u64| checkpoint_path(&self.dir, step);
-        let old: Vec<_> = old.into_iter().map(path).collect();
+        let place = self.place.clone();
         let (rank, num_ranks) = (world.rank(), world.size());
         let work = Background::start(move |_, progress| {
-            let verify = |path: PathBuf| {
-                let found = verify_share(&path, rank, num_ranks, progress);
+            let verify = |step| {
+                let path = checkpoint_path(place.dir(), step);
+                let found = examine(&place, rank, num_ranks, &path, progress);
                 (path, found)
             };
-            old.into_iter().map(verify).collect()
+            steps.into_iter().map(verify).collect()
         });
-        Ok(Stage::Verify(settle(world, work)?))
+        let work = settle(world, work)?;
+        Ok(Stage::Verify { work, own })
     }
 
-    /// Lets rank 0 delete the checkpoints that `retention` does not keep.
-    fn begin_delete(&self, groups: &ProcessGroups) -> Result<Stage, CheckpointError> {
-        let (snapshot, dir) = (self.snapshot.clone(), self.dir.clone());
-        let retention = self.retention.clone();
-        let work = groups.is_main().then(|| {
-            Background::start(move |_, _| {
-                delete_old(&dir, snapshot.run_id.as_deref(), snapshot.step, &retention)
-            })
+    /// Deletes the checkpoints that `retention` does not keep.
+    fn begin_delete(
+        &self,
+        groups: &ProcessGroups,
+        own: &[Known],
+    ) -> Result<Stage, CheckpointError> {
+        let world = &groups.world;
+        let steps = steps_to_delete(world, own, &self.retention)?;
+        if steps.is_empty() {
+            return Ok(Stage::Done);
+        }
+        let (place, snapshot) = (self.place.clone(), self.snapshot.clone());
+        let is_keeper = place.is_keeper(world);
+        let work = Background::start(move |_, _| match is_keeper {
+            true => delete_steps(&place, snapshot.run_id.as_deref(), &steps),
+            false => Ok(()),
         });
-        Ok(Stage::Delete(settle(&groups.world, work.transpose())?))
+        Ok(Stage::Delete(settle(world, work)?))
     }
-}
-
-/// Agrees on the checkpoints that the ranks have verified.
-fn judge(
-    world: &Group,
-    work: Background<Vec<VerifiedCheckpoint>>,
-    progress: &Progress,
-) -> Result<(), CheckpointError> {
-    for (path, mine) in settle(world, work.wait(progress))? {
-        let judged = judge_together(world, &path, mine)?;
-        remember(&path, judged.is_ok());
-        warn_of_damage(world, &path, &judged);
-    }
-    Ok(())
 }
 
 impl Stage {
@@ -291,9 +383,11 @@ impl Stage {
     fn is_done(&self) -> bool {
         match self {
             Self::Write { work, .. } => work.is_done(),
-            Self::Commit(work) => work.as_ref().is_none_or(Background::is_done),
-            Self::Verify(work) => work.is_done(),
-            Self::Delete(work) => work.as_ref().is_none_or(Background::is_done),
+            Self::Seal { work, .. } => work.as_ref().is_none_or(Background::is_done),
+            Self::Replicate { work, .. } => work.is_done(),
+            Self::Commit(work) => work.is_done(),
+            Self::Verify { work, .. } => work.is_done(),
+            Self::Delete(work) => work.is_done(),
             Self::Done => true,
         }
     }

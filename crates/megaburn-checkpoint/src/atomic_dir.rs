@@ -48,6 +48,11 @@ impl AtomicDir {
         Self::make(target, Vec::new(), Mark::of_run)
     }
 
+    /// Like [`inside`](Self::inside), with this path before the commit.
+    pub(crate) fn named(path: &Path, target: &Path) -> Result<Self, CheckpointError> {
+        Self::make_at(path, target, Vec::new(), Mark::of_run)
+    }
+
     fn with_parents(target: &Path, mark: SetMark) -> Result<Self, CheckpointError> {
         let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !is_there(above);
         let made = parent(target).ancestors().take_while(is_missing);
@@ -55,11 +60,18 @@ impl AtomicDir {
     }
 
     fn make(target: &Path, made: Vec<PathBuf>, mark: SetMark) -> Result<Self, CheckpointError> {
-        let path = sibling_path(target, TMP);
-        let target = target.to_path_buf();
+        Self::make_at(&sibling_path(target, TMP), target, made, mark)
+    }
+
+    fn make_at(
+        path: &Path,
+        target: &Path,
+        made: Vec<PathBuf>,
+        mark: SetMark,
+    ) -> Result<Self, CheckpointError> {
         let mut staging = Self {
-            path,
-            target,
+            path: path.to_path_buf(),
+            target: target.to_path_buf(),
             made,
             mark: None,
             committed: false,

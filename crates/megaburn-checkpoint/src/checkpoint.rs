@@ -1,5 +1,5 @@
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::ErrorKind,
     ops::Range,
@@ -29,6 +29,17 @@ pub struct Checkpoint {
     /// The pieces of each tensor, as (file, piece).
     pub(crate) index: BTreeMap<String, Vec<(usize, usize)>>,
     pub(crate) files: Vec<OnceLock<OpenFile>>,
+    /// Where the files are, if each host has a folder of its own.
+    pub(crate) of_hosts: Option<HostFiles>,
+}
+
+/// The files of a checkpoint of which each host has some.
+#[derive(Debug)]
+pub(crate) struct HostFiles {
+    /// The text of the manifest.
+    pub(crate) manifest: String,
+    /// The hosts that have each file, by its name.
+    pub(crate) hosts_of_file: BTreeMap<String, BTreeSet<usize>>,
 }
 
 impl Checkpoint {
@@ -40,26 +51,55 @@ impl Checkpoint {
     /// The manifest is missing, unreadable or damaged, or has another format version; or a file is
     /// missing or truncated.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let manifest = read_manifest(path)?;
-        let mut index: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
-        for (f, file) in manifest.files.iter().enumerate() {
+        let checkpoint = Self::open_copy(path)?;
+        for file in &checkpoint.manifest.files {
             let file_path = path.join(&file.name);
             let found = fs::metadata(&file_path).during_read(&file_path)?.len();
             if found != file.bytes {
                 let why = format!("it has {found} bytes of {}", file.bytes);
                 return Err(CheckpointError::damaged(&file_path, why));
             }
+        }
+        Ok(checkpoint)
+    }
+
+    /// Like [`open`](Self::open), for a folder that may have only some of the files.
+    pub(crate) fn open_copy(path: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self::of_manifest(path, read_manifest(path)?))
+    }
+
+    /// The checkpoint with this text of a manifest, whose files are on these hosts.
+    pub(crate) fn of_hosts(
+        path: &Path,
+        text: String,
+        hosts_of_file: BTreeMap<String, BTreeSet<usize>>,
+    ) -> Result<Self, CheckpointError> {
+        let manifest = parse_manifest(&path.join(MANIFEST), text.as_bytes())?;
+        let of_hosts = HostFiles {
+            manifest: text,
+            hosts_of_file,
+        };
+        Ok(Self {
+            of_hosts: Some(of_hosts),
+            ..Self::of_manifest(path, manifest)
+        })
+    }
+
+    fn of_manifest(path: &Path, manifest: Manifest) -> Self {
+        let mut index: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
+        for (f, file) in manifest.files.iter().enumerate() {
             for (p, piece) in file.pieces.iter().enumerate() {
                 index.entry(piece.tensor.clone()).or_default().push((f, p));
             }
         }
         let files = manifest.files.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self {
+        Self {
             path: path.to_path_buf(),
             manifest,
             index,
             files,
-        })
+            of_hosts: None,
+        }
     }
 
     /// The folder of the checkpoint.
@@ -201,11 +241,29 @@ pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
             supported: FORMAT,
         });
     }
-    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+    parse_manifest(&path, &text)
+}
+
+/// Reads and checks the text of the manifest at `path`.
+fn parse_manifest(path: &Path, text: &[u8]) -> Result<Manifest, CheckpointError> {
+    let damaged = |why: String| CheckpointError::damaged(path, why);
+    let manifest: Manifest = serde_json::from_slice(text).map_err(|e| damaged(e.to_string()))?;
     manifest
         .check()
         .map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;
     Ok(manifest)
+}
+
+/// The text of the manifest in `folder`, which is not checked.
+pub(crate) fn manifest_text(folder: &Path) -> Result<String, CheckpointError> {
+    let path = folder.join(MANIFEST);
+    fs::read_to_string(&path).during_read(&path)
+}
+
+/// The hash of the manifest in `folder`, as the file next to it says.
+pub(crate) fn manifest_hash(folder: &Path) -> Result<String, CheckpointError> {
+    let path = folder.join(MANIFEST_HASH);
+    fs::read_to_string(&path).during_read(&path)
 }
 
 impl TensorSource for Checkpoint {

@@ -32,6 +32,24 @@ pub enum CheckpointError {
         folder"
     )]
     NotEverywhere { host: String, path: PathBuf },
+    #[error(
+        "rank {rank} on host {host} does not see the folder {path} of its host; mount it there, or \
+        give the host another name with MEGABURN_HOST"
+    )]
+    NotOfHost {
+        rank: usize,
+        host: String,
+        path: PathBuf,
+    },
+    #[error(
+        "{path} is the same folder on hosts {host} and {other}; put {{host}} into the path for a \
+        folder of each host"
+    )]
+    OfTwoHosts {
+        host: String,
+        other: String,
+        path: PathBuf,
+    },
     #[error("{file} is damaged: {why}")]
     Damaged { file: PathBuf, why: String },
     #[error("{file} is missing: the checkpoint is incomplete")]

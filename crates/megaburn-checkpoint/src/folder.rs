@@ -12,8 +12,11 @@ use crate::{
     agree::settle,
     checkpoint::run_folder_of,
     error::{CheckpointError, IoContext},
+    hosts::check::check_folders,
+    manifest::rank_of_file,
     owner::{is_abandoned, is_blank, is_of_run, unmark},
-    paths::{REPLACED, is_there, leftover_of, parent, sibling_path, sync_dir},
+    paths::{PART, REPLACED, is_there, leftover_of, parent, sibling_path, sync_dir},
+    place::Place,
     unfinished::remove_marked,
 };
 
@@ -21,19 +24,23 @@ use crate::{
 pub(crate) const DAMAGED: &str = ".damaged-";
 
 /// Creates the folder if it does not exist, and removes what a crash left behind: folders with a
-/// temporary name and mark of a save. Call it when a run starts, before loading or saving.
+/// temporary name and mark of a save. Checks that each host has a folder of its own, if the place
+/// says so. Call it when a run starts, before loading or saving.
 ///
 /// # Errors
-/// The folder cannot be created or read, on any rank.
+/// The folder cannot be created or read, on any rank; a folder is of two hosts.
 /// # Collective
-/// All ranks of `world`; rank 0 does the work.
-pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
-    let mine = if world.rank() == 0 {
-        clean(dir)
-    } else {
-        Ok(())
-    };
-    settle(world, mine)
+/// All ranks of `world`; rank 0 does the work, or the first rank of each host.
+pub fn prepare(place: impl Into<Place>, world: &Group) -> Result<(), CheckpointError> {
+    let place = place.into();
+    let dir = place.dir();
+    let create = || fs::create_dir_all(dir).during("create the folder", dir);
+    let is_keeper = place.is_keeper(world);
+    settle(world, if is_keeper { create() } else { Ok(()) })?;
+    if let Some(hosts) = place.hosts() {
+        check_folders(world, hosts, dir)?;
+    }
+    settle(world, if is_keeper { clean(dir) } else { Ok(()) })
 }
 
 /// Moves every committed checkpoint from the folder `from` to the folder `to`, which must exist.
@@ -67,7 +74,6 @@ pub fn set_aside_damaged(path: &Path) -> Result<PathBuf, CheckpointError> {
 }
 
 fn clean(dir: &Path) -> Result<(), CheckpointError> {
-    fs::create_dir_all(dir).during("create the folder", dir)?;
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         sync_dir(parent)?;
     }
@@ -77,6 +83,7 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
             if is_of_run(&path) {
                 unmark(&path).during("remove the owner mark of an ended run in", &path)?;
             }
+            remove_parts(&path)?;
             continue;
         }
         let leftover = leftover_of(&name).filter(|(of, _)| checkpoint_step(of).is_some());
@@ -93,6 +100,19 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
         }
     }
     sync_dir(dir)
+}
+
+/// Removes files of a checkpoint that were still being copied from another host.
+fn remove_parts(checkpoint: &Path) -> Result<(), CheckpointError> {
+    for entry in fs::read_dir(checkpoint).during("read the folder", checkpoint)? {
+        let path = entry.during("read the folder", checkpoint)?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        let whole = name.as_deref().and_then(|name| name.strip_suffix(PART));
+        if whole.and_then(rank_of_file).is_some() {
+            fs::remove_file(&path).during("remove", &path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a folder with a leftover's name is a leftover. No other run works in the parent folder,

@@ -64,14 +64,11 @@ pub fn newest_valid(dir: &Path) -> Result<Latest, CheckpointError> {
     Ok(latest)
 }
 
-/// Like [`newest_valid`], for all ranks of a run. Rank 0 logs the warnings.
+/// Like [`newest_valid`], for all ranks of a run that see the same folder.
 ///
-/// # Errors
-/// As [`newest`]; also a checkpoint that only some ranks see.
 /// # Collective
-/// All ranks of `world`. Each file is verified by one rank, and all ranks get the same result. Each
-/// rank enters [`Phase::Load`] and reports its progress.
-pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError> {
+/// All ranks of `world`.
+pub(crate) fn find_in_folder(dir: &Path, world: &Group) -> Result<Latest, CheckpointError> {
     let phase = world.phase(Phase::Load);
     let paths = if world.rank() == 0 {
         list(dir)
@@ -100,7 +97,7 @@ pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError>
 
 impl Latest {
     /// Logs which checkpoint is used in place of refused ones.
-    fn warn_of_use(&self) {
+    pub(crate) fn warn_of_use(&self) {
         if let (Some(used), false) = (&self.checkpoint, self.refused.is_empty()) {
             tracing::warn!("using checkpoint {} instead", used.path().display());
         }
@@ -111,7 +108,7 @@ impl Latest {
 ///
 /// # Collective
 /// All ranks of `world`, which get the same result.
-pub(crate) fn verify_together(world: &Group, path: &Path, progress: &Progress) -> Judged {
+fn verify_together(world: &Group, path: &Path, progress: &Progress) -> Judged {
     let mine = verify_share(path, world.rank(), world.size(), progress);
     judge_together(world, path, mine).inspect(|found| remember(path, found.is_ok()))
 }
@@ -170,7 +167,7 @@ fn choose(
     })
 }
 
-fn warn(refused: &Refused) {
+pub(crate) fn warn(refused: &Refused) {
     let Refused { path, why } = refused;
     tracing::warn!("checkpoint {} is refused: {why}", path.display());
 }

@@ -51,7 +51,8 @@
 //!
 //! At an exact path nothing is replaced unless requested, and only by something of the same kind.
 //!
-//! Only one run at a time may write to a folder, and all ranks must see the same folder.
+//! Only one run at a time may write to a folder. All ranks must see the same folder, unless each host has
+//! one of its own ([`Place`]).
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
@@ -71,9 +72,11 @@ mod dtype;
 mod error;
 mod examine;
 mod fault;
+mod find;
 mod folder;
 mod hex;
 pub mod hf;
+mod hosts;
 mod intersect;
 mod inventory;
 mod latest;
@@ -84,8 +87,10 @@ mod owner;
 mod paths;
 mod piece_index;
 mod pieces;
+mod place;
 mod plain;
 mod prune;
+mod remove;
 mod report;
 mod retention;
 mod runs;
@@ -107,7 +112,9 @@ mod tensor_file;
 mod testing;
 mod transpose;
 mod unfinished;
+mod unfinished_checkpoint;
 mod values;
+mod verification;
 mod verified;
 mod write;
 mod write_plan;
@@ -122,18 +129,21 @@ pub use compare::{
 pub use error::CheckpointError;
 pub use examine::{Damage, Examined, bytes_to_examine, examine};
 pub use fault::{may_pass, retried, retried_where};
+pub use find::find_latest;
 pub use folder::{
     checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged,
 };
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
+pub use hosts::map::Hosts;
 pub use inventory::{CheckpointState, ListedCheckpoint, list_checkpoint, list_checkpoints};
-pub use latest::{Latest, Refused, find_latest, newest, newest_valid};
+pub use latest::{Latest, Refused, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use named_tensor::{NamedTensor, PendingValues, Values};
 pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
+pub use place::Place;
 pub use prune::{PrunePlan, plan_prune};
 pub use retention::Retention;
-pub use save::{Guard, save};
+pub use save::save;
 pub use save_at::save_at;
 pub use save_source::save_source;
 pub use selection::Selection;
@@ -143,4 +153,5 @@ pub use source::{TensorHeader, TensorSource};
 pub use statistics::{TensorStatistics, statistics};
 pub use tensor_file::TensorFile;
 pub use unfinished::remove_unfinished;
+pub use unfinished_checkpoint::Guard;
 pub use write_plan::{Copies, HeldTensor, WritePlan};

@@ -63,6 +63,25 @@ pub struct FileInfo {
     pub pieces: Vec<PieceInfo>,
 }
 
+impl FileInfo {
+    /// The rank that wrote the file, if its name says so.
+    pub(crate) fn writer(&self) -> Option<usize> {
+        rank_of_file(&self.name)
+    }
+}
+
+/// The rank whose file has this name.
+pub(crate) fn rank_of_file(name: &str) -> Option<usize> {
+    let digits = name.strip_prefix("rank-")?.strip_suffix(".safetensors")?;
+    let rank = digits.parse().ok()?;
+    (rank_file(rank) == name).then_some(rank)
+}
+
+/// The name of the file of a rank.
+pub(crate) fn rank_file(rank: usize) -> String {
+    format!("rank-{rank:05}.safetensors")
+}
+
 /// A slice of a tensor, or a part of one, stored contiguously.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceInfo {

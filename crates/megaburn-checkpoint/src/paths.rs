@@ -16,6 +16,8 @@ use crate::{
 pub const TMP: &str = ".tmp-";
 /// In the name of a folder that was replaced by another.
 pub const REPLACED: &str = ".replaced-";
+/// At the end of the name of a file that is being copied from another host.
+pub(crate) const PART: &str = ".part";
 /// In the name of a checkpoint that is being deleted.
 pub(crate) const TRASH: &str = ".trash-";
 

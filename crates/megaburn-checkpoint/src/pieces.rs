@@ -1,6 +1,6 @@
 //! Reads and verifies the parts of a checkpoint's tensors that a rank needs.
 
-use std::{ops::Range, sync::atomic::AtomicBool};
+use std::{collections::BTreeSet, ops::Range, sync::atomic::AtomicBool};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
@@ -15,7 +15,7 @@ use crate::{
     error::CheckpointError,
     hex::hex,
     intersect::{DimSlice, for_each_shared_run},
-    manifest::{PieceInfo, at_least_1d},
+    manifest::{PieceInfo, TensorInfo, at_least_1d},
     open_file::OpenFile,
     plain::PlainFile,
     runs::{Runs, Stored},
@@ -124,36 +124,12 @@ impl Checkpoint {
                 found,
             });
         };
-        let shape = at_least_1d(&shard.global_shape);
         let from_size = stored.size();
         let to_size = dtype.size();
         filled(vec![range.len()], dtype, |local| {
             for &(file, number) in self.index.get(&name).into_iter().flatten() {
                 let piece = &self.manifest.files[file].pieces[number];
-                let shared = |wanted: &&ShardPiece| shares(piece, shard.dim, wanted);
-                if !shard.pieces.iter().any(|wanted| shared(&wanted)) {
-                    continue;
-                }
-                let mut found = Vec::new();
-                for wanted in shard.pieces.iter().filter(shared) {
-                    let stored = DimSlice {
-                        dim: piece.dim,
-                        global: piece.range.clone(),
-                        start: 0,
-                        len: piece.range.len(),
-                        elements: piece.stored_elements(info),
-                    };
-                    let wanted = DimSlice {
-                        dim: shard.dim,
-                        global: wanted.global.clone(),
-                        start: wanted.local.start,
-                        len: shard.local_len,
-                        elements: range.clone(),
-                    };
-                    for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
-                        found.push((a, b, len))
-                    });
-                }
+                let found = shared_runs(info, piece, shard, &range);
                 // A file that has none of the elements is not opened.
                 if found.is_empty() {
                     continue;
@@ -170,6 +146,21 @@ impl Checkpoint {
             }
             Ok(())
         })
+    }
+
+    /// The numbers of the files that [`read_range`](Self::read_range) would read from. A tensor that
+    /// the checkpoint does not have is in none.
+    pub fn files_of(&self, name: &str, shard: &ShardSpec, range: Range<usize>) -> BTreeSet<usize> {
+        let Ok(info) = self.info(name) else {
+            return BTreeSet::new();
+        };
+        let pieces = self.index.get(name).into_iter().flatten();
+        let has_some = |&&(file, number): &&(usize, usize)| {
+            let piece = &self.manifest.files[file].pieces[number];
+            info.global_shape == shard.global_shape
+                && !shared_runs(info, piece, shard, &range).is_empty()
+        };
+        pieces.filter(has_some).map(|(file, _)| *file).collect()
     }
 
     /// Reads the runs that `wanted` selects from piece `number` of file `file`, and calls `copy`
@@ -233,6 +224,39 @@ impl Checkpoint {
         }
         Ok(self.files[file].get().expect("the cell was just set"))
     }
+}
+
+/// The runs of elements of `range` that a stored piece has: their places in the piece and in the
+/// result, and their lengths.
+fn shared_runs(
+    info: &TensorInfo,
+    piece: &PieceInfo,
+    shard: &ShardSpec,
+    range: &Range<usize>,
+) -> Vec<(usize, usize, usize)> {
+    let shape = at_least_1d(&shard.global_shape);
+    let mut found = Vec::new();
+    let may_have = |wanted: &&ShardPiece| shares(piece, shard.dim, wanted);
+    for wanted in shard.pieces.iter().filter(may_have) {
+        let stored = DimSlice {
+            dim: piece.dim,
+            global: piece.range.clone(),
+            start: 0,
+            len: piece.range.len(),
+            elements: piece.stored_elements(info),
+        };
+        let wanted = DimSlice {
+            dim: shard.dim,
+            global: wanted.global.clone(),
+            start: wanted.local.start,
+            len: shard.local_len,
+            elements: range.clone(),
+        };
+        for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
+            found.push((a, b, len))
+        });
+    }
+    found
 }
 
 /// Whether a stored piece can hold elements of a wanted one.

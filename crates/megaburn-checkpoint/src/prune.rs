@@ -7,14 +7,9 @@ use std::{
 };
 
 use crate::{
-    checkpoint::Checkpoint,
-    error::CheckpointError,
-    examine::examine,
-    fault::retried,
-    folder::committed,
-    latest::Refused,
-    manifest::MANIFEST_HASH,
-    retention::{Retention, delete},
+    checkpoint::Checkpoint, error::CheckpointError, examine::examine, fault::retried,
+    folder::committed, latest::Refused, manifest::MANIFEST_HASH, remove::remove_checkpoint,
+    retention::Retention,
 };
 
 /// The checkpoints to delete.
@@ -118,7 +113,7 @@ impl PrunePlan {
         let oldest_first = self.deleted.iter().rev();
         oldest_first
             .into_iter()
-            .try_for_each(|(_, path)| delete(path))
+            .try_for_each(|(_, path)| remove_checkpoint(path))
     }
 }
 

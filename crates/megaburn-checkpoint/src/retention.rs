@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::Path,
 };
 
@@ -10,13 +9,13 @@ use megaburn_collective::{Group, Progress, objects};
 
 use crate::{
     agree::settle,
-    checkpoint::Checkpoint,
-    error::{CheckpointError, IoContext},
+    checkpoint::{Checkpoint, run_folder_of},
+    error::CheckpointError,
     folder::{checkpoint_path, committed},
-    latest::verify_together,
-    owner::Mark,
-    paths::{TRASH, sibling_path},
-    unfinished::remove_marked,
+    paths::is_there,
+    place::Place,
+    remove::remove_checkpoint,
+    verification::verify,
     verified::verified,
 };
 
@@ -65,7 +64,7 @@ impl Retention {
 }
 
 /// A checkpoint's step and, if a rank has verified it, whether it is intact.
-type Known = (u64, Option<bool>);
+pub(crate) type Known = (u64, Option<bool>);
 
 /// Deletes the checkpoints of the run `run_id` that `retention` does not keep, once the newest and
 /// the best ones up to `current` are intact; `current` was just written. Before an older checkpoint
@@ -84,7 +83,7 @@ type Known = (u64, Option<bool>);
 /// reports to `progress`.
 pub(crate) fn retain(
     world: &Group,
-    dir: &Path,
+    place: &Place,
     run_id: Option<&str>,
     current: u64,
     retention: &Retention,
@@ -94,58 +93,100 @@ pub(crate) fn retain(
         return Ok(());
     }
     loop {
-        let own = if world.rank() == 0 {
-            known(dir, run_id, current, progress)
+        let mine = if place.is_keeper(world) {
+            known(place, run_id, current, progress)
         } else {
             Ok(Vec::new())
         };
-        let own = settle(world, own)?;
-        let next: Vec<u64> = objects::broadcast(world, &unverified(&own, retention))?;
+        let own = all_known(world, &settle(world, mine)?)?;
+        let next = steps_to_verify(world, &own, retention)?;
         if next.is_empty() {
-            return delete_others(dir, own, retention);
+            let delete = steps_to_delete(world, &own, retention)?;
+            let deleted = if place.is_keeper(world) {
+                delete_steps(place, run_id, &delete)
+            } else {
+                Ok(())
+            };
+            return settle(world, deleted);
         }
         for step in next {
-            verify(world, &checkpoint_path(dir, step), progress)?;
+            verify(world, place, step, progress)?;
         }
     }
 }
 
-/// The steps of the checkpoints that [`retain`] would verify.
+/// Tells all ranks which checkpoints must be verified before others are deleted. `own` counts on
+/// rank 0.
 ///
-/// # Errors
-/// The folder cannot be read.
-pub(crate) fn to_verify(
-    dir: &Path,
-    run_id: Option<&str>,
-    current: u64,
+/// # Collective
+/// All ranks of `world`.
+pub(crate) fn steps_to_verify(
+    world: &Group,
+    own: &[Known],
     retention: &Retention,
 ) -> Result<Vec<u64>, CheckpointError> {
-    if retention.newest == 0 {
-        return Ok(Vec::new());
-    }
-    let own = known(dir, run_id, current, &Progress::none())?;
-    Ok(unverified(&own, retention))
+    Ok(objects::broadcast(world, &unverified(own, retention))?)
 }
 
-/// Deletes what [`retain`] deletes, unless a checkpoint that counts is still unverified.
+/// Tells all ranks which checkpoints are to be deleted: none, unless all that count are verified.
+/// `own` counts on rank 0.
 ///
-/// # Errors
-/// The folder cannot be read, or a checkpoint cannot be deleted.
-pub(crate) fn delete_old(
-    dir: &Path,
-    run_id: Option<&str>,
-    current: u64,
+/// # Collective
+/// All ranks of `world`.
+pub(crate) fn steps_to_delete(
+    world: &Group,
+    own: &[Known],
     retention: &Retention,
-) -> Result<(), CheckpointError> {
-    if retention.newest == 0 {
-        return Ok(());
-    }
-    let own = known(dir, run_id, current, &Progress::none())?;
-    if unverified(&own, retention).is_empty() {
-        delete_others(dir, own, retention)
+) -> Result<Vec<u64>, CheckpointError> {
+    let steps = if unverified(own, retention).is_empty() {
+        not_kept(own, retention)
     } else {
-        Ok(())
+        Vec::new()
+    };
+    Ok(objects::broadcast(world, &steps)?)
+}
+
+/// Joins what the ranks know, on rank 0. A checkpoint that is damaged for one is damaged.
+///
+/// # Collective
+/// All ranks of `world`; steps.
+pub(crate) fn all_known(world: &Group, mine: &[Known]) -> Result<Vec<Known>, CheckpointError> {
+    let all: Vec<Vec<Known>> = objects::gather(world, &mine.to_vec())?;
+    let mut joined: BTreeMap<u64, Option<bool>> = BTreeMap::new();
+    for (step, is_whole) in all.into_iter().flatten() {
+        let known = joined.entry(step).or_insert(Some(true));
+        *known = match (*known, is_whole) {
+            (Some(true), other) | (other, Some(true)) => other,
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (None, None) => None,
+        };
     }
+    Ok(joined.into_iter().rev().collect())
+}
+
+/// Replaces what was known by what a later verification has found.
+pub(crate) fn update(own: &mut [Known], place: &Place) {
+    let verified = verified();
+    for (step, is_whole) in own {
+        let path = checkpoint_path(place.dir(), *step);
+        *is_whole = is_whole.or_else(|| verified.get(&path).copied());
+    }
+}
+
+/// Deletes the checkpoints of these steps that the run wrote, in this rank's folder.
+pub(crate) fn delete_steps(
+    place: &Place,
+    run_id: Option<&str>,
+    steps: &[u64],
+) -> Result<(), CheckpointError> {
+    for step in steps {
+        let path = checkpoint_path(place.dir(), *step);
+        // A host that lost its folder has fewer.
+        if is_there(&path) && run_folder_of(&path).as_deref() == run_id {
+            remove_checkpoint(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the steps of the newest and best checkpoints that are not verified yet. The list is empty
@@ -166,30 +207,27 @@ fn unverified(own: &[Known], retention: &Retention) -> Vec<u64> {
         .collect()
 }
 
-fn delete_others(
-    dir: &Path,
-    own: Vec<Known>,
-    retention: &Retention,
-) -> Result<(), CheckpointError> {
-    let own = own.into_iter();
-    let own: Vec<_> = own
-        .filter(|(_, is_whole)| *is_whole != Some(false))
-        .collect();
-    let others = retention.kept(own.iter().map(|(step, _)| *step));
-    own.into_iter()
-        .skip(retention.newest)
-        .filter(|(step, _)| !others.contains(step))
-        .try_for_each(|(step, _)| delete(&checkpoint_path(dir, step)))
+/// The steps of the checkpoints that are neither kept nor damaged.
+fn not_kept(own: &[Known], retention: &Retention) -> Vec<u64> {
+    if retention.newest == 0 {
+        return Vec::new();
+    }
+    let own = own.iter().filter(|(_, is_whole)| *is_whole != Some(false));
+    let own: Vec<u64> = own.map(|(step, _)| *step).collect();
+    let others = retention.kept(own.iter().copied());
+    let old = own.into_iter().skip(retention.newest);
+    old.filter(|step| !others.contains(step)).collect()
 }
 
 /// The checkpoints that count for [`retain`], newest first. The one just written is known to be
 /// intact.
-fn known(
-    dir: &Path,
+pub(crate) fn known(
+    place: &Place,
     run_id: Option<&str>,
     current: u64,
     progress: &Progress,
 ) -> Result<Vec<Known>, CheckpointError> {
+    let dir = place.dir();
     let mut verified = verified();
     verified.remove(&checkpoint_path(dir, current));
     let past = committed(dir)?
@@ -197,7 +235,11 @@ fn known(
         .filter(|(step, _)| *step <= current);
     let is_own = |path: &Path| {
         progress.add(0);
-        Checkpoint::open(path).is_ok_and(|found| found.manifest().run_id.as_deref() == run_id)
+        let found = match place.hosts() {
+            None => Checkpoint::open(path),
+            Some(_) => Checkpoint::open_copy(path),
+        };
+        found.is_ok_and(|found| found.manifest().run_id.as_deref() == run_id)
     };
     let known = past.filter(|(_, path)| is_own(path)).map(|(step, path)| {
         let is_whole = if step == current {
@@ -208,33 +250,6 @@ fn known(
         (step, is_whole)
     });
     Ok(known.collect())
-}
-
-fn verify(world: &Group, path: &Path, progress: &Progress) -> Result<(), CheckpointError> {
-    let found = verify_together(world, path, progress)?;
-    warn_of_damage(world, path, &found);
-    Ok(())
-}
-
-/// Logs on rank 0 that a damaged checkpoint does not count as kept.
-pub(crate) fn warn_of_damage<T>(world: &Group, path: &Path, found: &Result<T, String>) {
-    if let (Err(why), 0) = (found, world.rank()) {
-        let path = path.display();
-        tracing::warn!("checkpoint {path} does not count towards the checkpoints to keep: {why}");
-    }
-}
-
-/// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no partial
-/// checkpoint under a checkpoint's name.
-pub(crate) fn delete(path: &Path) -> Result<(), CheckpointError> {
-    if path.is_symlink() {
-        return fs::remove_file(path).during("remove the link", path);
-    }
-    Mark::of_run(path).during("write into", path)?;
-    let trash = sibling_path(path, TRASH);
-    fs::rename(path, &trash).during("move aside", path)?;
-    remove_marked(&trash);
-    Ok(())
 }
 
 #[cfg(test)]

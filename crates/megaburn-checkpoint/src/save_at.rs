@@ -53,8 +53,8 @@ pub fn save_at<'a>(
     let mine = settle(world, mine)?;
     let reports = objects::gather(world, &mine)?;
     let committed = staging.map(|staging| {
-        let manifest = merge(snapshot, groups.layout().to_string(), reports)?;
-        write_manifest(&staging.path, &manifest)?;
+        let text = merge(snapshot, groups.layout().to_string(), reports)?;
+        write_manifest(&staging.path, &text)?;
         write_extra(&staging.path, extra_files)?;
         target.commit(staging)
     });

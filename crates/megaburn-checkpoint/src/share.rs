@@ -8,7 +8,7 @@ use megaburn_mesh::ShardSpec;
 
 use crate::{
     error::CheckpointError,
-    manifest::TensorInfo,
+    manifest::{TensorInfo, rank_file},
     named_tensor::{NamedTensor, PendingValues, Values},
     piece_index::PieceIndex,
     report::Report,
@@ -141,7 +141,7 @@ impl<V> Share<V> {
         progress: &Progress,
         is_cancelled: &AtomicBool,
     ) -> Result<Report, CheckpointError> {
-        let name = format!("rank-{rank:05}.safetensors");
+        let name = rank_file(rank);
         let file = write_rank_file(folder, &name, self.planned, read, progress, is_cancelled)?;
         Ok(Report {
             tensors: self.tensors,

@@ -107,7 +107,20 @@ impl Ranks {
         Self::each_with(&args.iter().map(train).collect::<Vec<_>>())
     }
 
+    /// Starts `megaburn train` as one process per rank, on hosts of these names.
+    pub(crate) fn on_hosts(hosts: &[&str], args: &[String]) -> Self {
+        let args = [&["train".to_string()], args].concat();
+        let env = |host: &&str| vec![("MEGABURN_HOST", host.to_string())];
+        let env: Vec<_> = hosts.iter().map(env).collect();
+        Self::each_in(&vec![args; hosts.len()], &env)
+    }
+
     fn each_with(args: &[Vec<String>]) -> Self {
+        Self::each_in(args, &vec![Vec::new(); args.len()])
+    }
+
+    /// Starts `megaburn` as one process per rank, each with arguments and variables of its own.
+    fn each_in(args: &[Vec<String>], env: &[Vec<(&str, String)>]) -> Self {
         let port = free_port().unwrap().to_string();
         let world_size = args.len();
         let rank = |rank: usize| {
@@ -120,6 +133,7 @@ impl Ranks {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", &port);
             command.env("MEGABURN_JOB_TOKEN", "of this test");
+            command.envs(env[rank].iter().map(|(name, value)| (name, value)));
             command
         };
         Self::spawn((0..world_size).map(rank).collect())

@@ -3,6 +3,7 @@
 pub(crate) mod changed_settings;
 mod checkpoints;
 pub(crate) mod child;
+mod hosts;
 pub(crate) mod output;
 pub(crate) mod processes;
 pub(crate) mod resume;

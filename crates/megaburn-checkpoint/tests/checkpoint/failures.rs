@@ -214,7 +214,7 @@ fn child_saves_on_a_full_disk() {
     let dir = env::var(CHILD_DIR).expect("started by its parent test");
     let layout: Layout = "tp2-dp2".parse().unwrap();
     let ranks = run_threads(4, GroupOptions::default(), |world| {
-        let result = save_rank(dir.as_ref(), 2, 2, &ProcessGroups::new(&world, layout)?);
+        let result = save_rank(Path::new(&dir), 2, 2, &ProcessGroups::new(&world, layout)?);
         // The groups still work, so the run can continue and retry later.
         world.barrier()?;
         result

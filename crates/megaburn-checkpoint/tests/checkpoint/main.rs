@@ -11,6 +11,7 @@ mod export;
 mod failures;
 mod hf_errors;
 mod hf_read;
+mod hosts;
 mod inventory;
 mod kill;
 mod lazy;

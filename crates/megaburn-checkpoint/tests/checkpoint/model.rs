@@ -8,7 +8,7 @@ use std::{
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{
-    AsyncSave, Checkpoint, CheckpointError, NamedTensor, Retention, Snapshot, prepare, save,
+    AsyncSave, Checkpoint, CheckpointError, NamedTensor, Place, Retention, Snapshot, prepare, save,
 };
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, FusedPart, Layout, ShardSpec, pad_vocab};
@@ -105,14 +105,14 @@ pub(crate) fn snapshot(step: u64) -> Snapshot {
 
 /// Saves as one rank of a layout.
 pub(crate) fn save_rank(
-    dir: &Path,
+    place: impl Into<Place>,
     keep: usize,
     step: u64,
     groups: &ProcessGroups,
 ) -> Result<PathBuf, CheckpointError> {
     let tensors = tensors(groups.tp.rank(), groups.tp.size());
     save(
-        dir,
+        place,
         &Retention::newest(keep),
         None,
         groups,
@@ -123,7 +123,7 @@ pub(crate) fn save_rank(
 
 /// Like [`save_rank`], asynchronously.
 pub(crate) fn begin_rank(
-    dir: &Path,
+    place: impl Into<Place>,
     keep: usize,
     step: u64,
     groups: &ProcessGroups,
@@ -131,7 +131,7 @@ pub(crate) fn begin_rank(
     let tensors = tensors(groups.tp.rank(), groups.tp.size());
     let named = tensors.iter().map(|tensor| named(tensor, step));
     let retention = Retention::newest(keep);
-    AsyncSave::begin(dir, &retention, None, groups, snapshot(step), named)
+    AsyncSave::begin(place, &retention, None, groups, snapshot(step), named)
 }
 
 /// Saves as all ranks of a layout.

@@ -94,6 +94,14 @@ pub struct TrainingConfig {
     /// Number of checkpoints that are kept because their validation loss is lowest: the first
     /// validation set's, evaluated at the step of the checkpoint.
     pub keep_best_checkpoints: usize,
+    /// A folder of each host for checkpoints, such as one on a local disk, instead of `checkpoints`
+    /// in `run.dir`. Each rank writes into the folder of its host, and `{host}` in the path stands
+    /// for the name of the host. `run.dir` then needs to exist on rank 0's host only.
+    #[schemars(extend("minLength" = 1))]
+    pub local_checkpoint_dir: Option<String>,
+    /// Number of other hosts that keep a copy of each file in `local_checkpoint_dir`, so that as
+    /// many hosts may lose their folder.
+    pub checkpoint_replicas: usize,
     /// Minutes after which the run saves and stops, at the end of the current step; 0 is never.
     #[schemars(extend("minimum" = 0))]
     pub exit_after_minutes: f64,
@@ -149,6 +157,8 @@ impl Default for TrainingConfig {
             keep_checkpoints: 2,
             keep_checkpoints_every: 0,
             keep_best_checkpoints: 0,
+            local_checkpoint_dir: None,
+            checkpoint_replicas: 1,
             exit_after_minutes: 0.0,
             exit_at_step: 0,
             stopped_exit_code: 0,
@@ -177,6 +187,11 @@ impl TrainingConfig {
                 "keep_best_checkpoints",
                 self.eval_interval > 0,
                 "with train.eval_interval above 0",
+            ),
+            (
+                "checkpoint_replicas",
+                self.local_checkpoint_dir.is_some(),
+                "with train.local_checkpoint_dir",
             ),
             (
                 "async_save",

@@ -24,6 +24,12 @@ pub enum RunFolderError {
     )]
     NotARun { path: PathBuf, names: String },
     #[error(
+        "`{}` is a checkpoint of an earlier run, and --fresh starts another one: move it away, or \
+        choose another train.local_checkpoint_dir",
+        path.display()
+    )]
+    LocalCheckpoints { path: PathBuf },
+    #[error(
         "`{}` was not written by megaburn, but a run would overwrite it: move it away, or choose \
         another folder with --set run.dir=...",
         path.display()

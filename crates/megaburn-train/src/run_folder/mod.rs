@@ -22,6 +22,7 @@ mod config_file;
 mod error;
 mod idle;
 mod inspect;
+mod local;
 mod lock;
 mod marker;
 pub(crate) mod names;
@@ -34,7 +35,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use megaburn_checkpoint::write_atomic;
+use megaburn_checkpoint::{Place, write_atomic};
 use megaburn_collective::{Group, objects};
 use megaburn_models::assets::Assets;
 
@@ -43,6 +44,7 @@ pub(crate) use config_file::config_of;
 pub use error::RunFolderError;
 pub use idle::{IdleRun, RunInfo};
 use inspect::{FolderContent, Trace, inspect, is_part_of};
+use local::LocalFolder;
 use lock::RunLock;
 use marker::Marker;
 use names::{CHECKPOINTS, names_in};
@@ -60,13 +62,18 @@ struct OwnedRun {
     marker: Marker,
 }
 
-/// What each rank knows about the run's folder.
+/// What each rank knows about the folders of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct RunShare {
     /// The run's id: 128 random bits in hexadecimal.
     pub(crate) id: String,
     /// The folder; only on rank 0.
     pub(crate) folder: Option<Arc<RunFolder>>,
+    /// Where the checkpoints are.
+    pub(crate) place: Place,
+    /// The folder of this host's checkpoints, if each host has its own; only on the host's first
+    /// rank.
+    local: Option<Arc<LocalFolder>>,
 }
 
 /// Checks that the run of this configuration may start in its folder. Nothing is written.
@@ -101,7 +108,21 @@ impl RunShare {
         let dir = Path::new(&config.run.dir);
         let take = || RunFolder::take(dir, config.run.allow_other_files).map(Arc::new);
         let folder = settle(world, (world.rank() == 0).then(take).transpose())?;
-        Self::shared(world, dir, folder)
+        let id = id_of(world, folder.as_deref())?;
+        let (place, local) = match local::take(world, config, &id)? {
+            Some((place, local)) => (place, local.map(Arc::new)),
+            // Other ranks use the folder for checkpoints only.
+            None => {
+                shared::agree(world, dir, &id, shared::PATIENCE)?;
+                (Place::shared(dir.join(CHECKPOINTS)), None)
+            }
+        };
+        Ok(Self {
+            id,
+            folder,
+            place,
+            local,
+        })
     }
 
     /// Sets the existing run aside, and starts another one in the same folder.
@@ -115,33 +136,42 @@ impl RunShare {
         world: &Group,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
+        // Check what each host has before anything is moved.
+        let local = self.local.as_deref();
+        let checked = local.map_or(Ok(()), LocalFolder::check_empty);
+        settle(world, checked.map_err(TrainError::from))?;
         settle(
             world,
             self.folder
                 .as_ref()
                 .map_or(Ok(()), |folder| folder.begin_anew()),
         )?;
-        Self::shared(world, Path::new(&config.run.dir), self.folder)
+        let id = id_of(world, self.folder.as_deref())?;
+        let signed = local.map_or(Ok(()), |local| local.sign(&id));
+        settle(world, signed.map_err(TrainError::from))?;
+        if self.place.hosts().is_none() {
+            shared::agree(world, Path::new(&config.run.dir), &id, shared::PATIENCE)?;
+        }
+        Ok(Self { id, ..self })
     }
 
-    fn shared(
-        world: &Group,
-        dir: &Path,
-        folder: Option<Arc<RunFolder>>,
-    ) -> Result<Self, TrainError> {
-        let id: Option<String> = objects::broadcast(world, &folder.as_ref().map(|it| it.id()))?;
-        let id = id.expect("rank 0 has locked the folder");
-        shared::agree(world, dir, &id, shared::PATIENCE)?;
-        Ok(Self { id, folder })
-    }
-
-    /// Checks that the folder still belongs to the run; the error is the reason why it does not.
-    /// Only rank 0 checks.
+    /// Checks that the folders which this rank has taken still belong to the run; the error is the
+    /// reason why one does not.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.folder
-            .as_ref()
-            .map_or(Ok(()), |folder| folder.check_all())
+        let folder = self.folder.as_deref();
+        folder.map_or(Ok(()), RunFolder::check_all)?;
+        let local = self.local.as_deref();
+        local.map_or(Ok(()), LocalFolder::check)
     }
+}
+
+/// The id of the run whose folder rank 0 has taken.
+///
+/// # Collective
+/// All ranks of `world`.
+fn id_of(world: &Group, folder: Option<&RunFolder>) -> Result<String, TrainError> {
+    let id: Option<String> = objects::broadcast(world, &folder.map(RunFolder::id))?;
+    Ok(id.expect("rank 0 has locked the folder"))
 }
 
 impl RunFolder {

@@ -10,10 +10,12 @@ mod finite_weights;
 mod first_times;
 mod held_tensors;
 mod hybrid_context;
+mod newest;
 mod nonfinite_origin;
 mod owner;
 mod packed_row;
 mod passes;
+mod place;
 mod replicas;
 mod resume;
 mod resume_samples;
@@ -25,10 +27,9 @@ mod step;
 #[cfg(test)]
 mod testing;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use burn::prelude::Device;
-use megaburn_checkpoint::checkpoint_path;
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_data::GlobalBatch;
 use megaburn_mesh::{Layout, ShardPlan};
@@ -41,7 +42,7 @@ use crate::{
     data::{RunData, RunSamples, SourceReading},
     error::TrainError,
     pipeline::Pipeline,
-    run_folder::{RunShare, names::CHECKPOINTS},
+    run_folder::RunShare,
     train_state::{TrainState, TrainStateConfig},
 };
 use first_times::FirstTimes;
@@ -381,15 +382,5 @@ impl Trainer {
     /// Which part of each parameter this rank holds.
     pub fn plan(&self) -> &ShardPlan {
         &self.plan
-    }
-
-    /// The folder of the checkpoint of a step.
-    pub(crate) fn checkpoint_path(&self, step: u64) -> PathBuf {
-        checkpoint_path(&self.checkpoints(), step)
-    }
-
-    /// The folder of the checkpoints.
-    fn checkpoints(&self) -> PathBuf {
-        PathBuf::from(&self.config.run.dir).join(CHECKPOINTS)
     }
 }

@@ -22,7 +22,7 @@ impl Trainer {
             None if checkpoint.trainer().is_null() => "a conversion".to_string(),
             None => return Ok(()),
         };
-        let own = checkpoints_of(&self.checkpoints(), &run.id)?;
+        let own = checkpoints_of(self.place().dir(), &run.id)?;
         let name = checkpoint.path().file_name().and_then(|name| name.to_str());
         let newest = name.and_then(checkpoint_step);
         match own.into_iter().find(|(step, _)| Some(*step) < newest) {
@@ -37,7 +37,8 @@ impl Trainer {
 
 /// Renames damaged checkpoints, so that they do not count towards `train.keep_checkpoints`.
 pub(super) fn set_aside(refused: &[Refused]) {
-    for Refused { path, .. } in refused {
+    // A host may have nothing of a checkpoint that is incomplete on the others.
+    for Refused { path, .. } in refused.iter().filter(|refused| refused.path.exists()) {
         match set_aside_damaged(path) {
             Ok(aside) => tracing::warn!("it was set aside as {}", aside.display()),
             Err(error) => tracing::warn!("it could not be renamed: {error}"),

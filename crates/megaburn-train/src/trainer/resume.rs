@@ -1,7 +1,7 @@
 use std::{fs, ops::Range, path::Path};
 
 use burn::tensor::DType;
-use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
+use megaburn_checkpoint::{Checkpoint, prepare};
 use megaburn_collective::{Phase, Progress as PhaseProgress};
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_optim::Moment;
@@ -45,9 +45,9 @@ impl Trainer {
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
         let phase = self.groups.world.phase(Phase::Load);
-        let dir = self.checkpoints();
-        prepare(&dir, &self.groups.world)?;
-        let latest = find_latest(&dir, &self.groups.world)?;
+        let place = self.place();
+        prepare(&place, &self.groups.world)?;
+        let latest = self.find_newest(&place)?;
         let Some(checkpoint) = latest.checkpoint else {
             // Do not start from scratch next to damaged checkpoints: the new run's would take their
             // place.
@@ -66,7 +66,7 @@ impl Trainer {
             Ok(())
         };
         settle(&self.groups.world, progress_is_kept)?;
-        if self.groups.is_main() {
+        if place.is_keeper(&self.groups.world) {
             set_aside(&latest.refused);
         }
         if checkpoint.trainer().is_null() {
@@ -80,6 +80,7 @@ impl Trainer {
         self.check_reading(&checkpoint)?;
         let changes = self.changes(&checkpoint)?;
         let of_data = self.resume_samples(&checkpoint)?;
+        checkpoint.fetch(&place, &self.groups.world, &self.files_of(&checkpoint))?;
         self.load(&checkpoint, phase.progress())?;
         Ok(Some(Resumed {
             progress: self.progress,

@@ -80,7 +80,7 @@ impl Trainer {
         });
         let still_ours = || self.still_ours();
         let saved = save(
-            &self.checkpoints(),
+            self.place(),
             &self.retention(),
             self.guard(&still_ours),
             &self.groups,
@@ -123,7 +123,7 @@ impl Trainer {
         });
         let run = self.run.clone();
         let begun = AsyncSave::begin(
-            &self.checkpoints(),
+            self.place(),
             &self.retention(),
             run.map(|run| Arc::new(move || run.check()) as SharedGuard),
             &self.groups,
@@ -171,9 +171,9 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub(crate) fn check_folder(&self) -> Result<(), TrainError> {
-        let dir = self.checkpoints();
         let mine = self.still_ours().map_err(|why| {
-            let error = CheckpointError::Guarded { path: dir, why };
+            let path = self.place().dir().to_path_buf();
+            let error = CheckpointError::Guarded { path, why };
             save_error(self.progress.step, error)
         });
         settle(&self.groups.world, mine)

@@ -1,0 +1,75 @@
+//! What a host has of a checkpoint.
+
+use std::{collections::BTreeSet, path::Path};
+
+use megaburn_collective::Progress;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    checkpoint::{Checkpoint, manifest_hash},
+    error::CheckpointError,
+    fault::{Fault, retried},
+};
+
+/// What a rank found in the folder of its host.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct HostCopy {
+    /// The hash of the manifest, if there is an intact one.
+    pub(crate) manifest: Option<String>,
+    /// The names of all files of the checkpoint, on the host's first rank.
+    pub(crate) files: Vec<String>,
+    /// Files that are on this host, each read and intact.
+    pub(crate) whole: BTreeSet<String>,
+    /// What is damaged.
+    pub(crate) damage: Vec<String>,
+}
+
+/// Examines every `count`th file of a host's copy of a checkpoint, from file `index` on.
+///
+/// # Errors
+/// The system fails to read, or another version wrote the checkpoint.
+pub(crate) fn examine_copy(
+    path: &Path,
+    (index, count): (usize, usize),
+    progress: &Progress,
+) -> Result<HostCopy, CheckpointError> {
+    let mut found = HostCopy::default();
+    let checkpoint = match retried(|| Checkpoint::open_copy(path)) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => {
+            found.note(error)?;
+            return Ok(found);
+        }
+    };
+    found.manifest = Some(retried(|| manifest_hash(path))?);
+    let names: Vec<_> = checkpoint
+        .manifest
+        .files
+        .iter()
+        .map(|file| &file.name)
+        .collect();
+    for file in (index..names.len()).step_by(count) {
+        match retried(|| checkpoint.verify_files([file], progress)) {
+            Ok(()) => {
+                found.whole.insert(names[file].clone());
+            }
+            Err(error) => found.note(error)?,
+        }
+    }
+    if index == 0 {
+        found.files = names.into_iter().cloned().collect();
+    }
+    Ok(found)
+}
+
+impl HostCopy {
+    /// Records damage; what is missing may be on other hosts.
+    fn note(&mut self, error: CheckpointError) -> Result<(), CheckpointError> {
+        match Fault::of(&error) {
+            Fault::Missing => {}
+            Fault::Damaged => self.damage.push(error.to_string()),
+            Fault::Unreadable | Fault::OtherVersion => return Err(error),
+        }
+        Ok(())
+    }
+}

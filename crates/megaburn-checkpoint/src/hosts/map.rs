@@ -1,0 +1,98 @@
+//! Which ranks are on which host.
+
+use megaburn_collective::{Group, objects};
+
+use crate::error::CheckpointError;
+
+/// The host of each rank, and how many other hosts keep a copy of a rank's file.
+#[derive(Debug)]
+pub struct Hosts {
+    /// The number of the host of each rank. Hosts are numbered in the order of their first ranks.
+    of_rank: Vec<usize>,
+    names: Vec<String>,
+    num_replicas: usize,
+    /// Groups of all ranks for threads that send files while the other groups are in use.
+    pub(crate) files: Group,
+    pub(crate) answers: Group,
+}
+
+impl Hosts {
+    /// Learns the host of each rank. `name` is the name of this rank's host. Each file gets
+    /// `num_replicas` copies, or one on every host if there are fewer hosts.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    /// # Collective
+    /// All ranks of `world`; their names.
+    ///
+    /// Source: Megatron-LM `--replication`, `--replication-factor`.
+    pub fn find(world: &Group, name: &str, num_replicas: usize) -> Result<Self, CheckpointError> {
+        let all: Vec<String> = objects::gather(world, &name.to_string())?;
+        let all: Vec<String> = objects::broadcast(world, &all)?;
+        let mut names: Vec<String> = Vec::new();
+        let number = |name: String| {
+            let known = names.iter().position(|known| *known == name);
+            known.unwrap_or_else(|| {
+                names.push(name);
+                names.len() - 1
+            })
+        };
+        let of_rank: Vec<usize> = all.into_iter().map(number).collect();
+        Ok(Self {
+            num_replicas: num_replicas.min(names.len() - 1),
+            of_rank,
+            names,
+            files: world.subgroup("files", world.members())?,
+            answers: world.subgroup("answers", world.members())?,
+        })
+    }
+
+    /// The number of hosts.
+    pub fn num_hosts(&self) -> usize {
+        self.names.len()
+    }
+
+    /// The number of other hosts that keep a copy of a rank's file.
+    pub fn num_replicas(&self) -> usize {
+        self.num_replicas
+    }
+
+    /// The number of the host of a rank.
+    pub(crate) fn of(&self, rank: usize) -> usize {
+        self.of_rank[rank]
+    }
+
+    pub(crate) fn name(&self, host: usize) -> &str {
+        &self.names[host]
+    }
+
+    /// The ranks of a host, in order.
+    pub(crate) fn ranks(&self, host: usize) -> impl Iterator<Item = usize> {
+        let of_host = move |(rank, &of): (usize, &usize)| (of == host).then_some(rank);
+        self.of_rank.iter().enumerate().filter_map(of_host)
+    }
+
+    /// Whether a rank is the first one of its host.
+    pub(crate) fn is_first(&self, rank: usize) -> bool {
+        self.ranks(self.of(rank)).next() == Some(rank)
+    }
+
+    /// The number of a rank among those of its host, and their count.
+    pub(crate) fn local(&self, rank: usize) -> (usize, usize) {
+        let ranks: Vec<_> = self.ranks(self.of(rank)).collect();
+        let index = ranks.iter().position(|&other| other == rank);
+        (index.expect("it is a rank of its host"), ranks.len())
+    }
+
+    /// The `number`th rank of a host, counted around.
+    pub(crate) fn rank(&self, host: usize, number: usize) -> usize {
+        let ranks: Vec<_> = self.ranks(host).collect();
+        ranks[number % ranks.len()]
+    }
+
+    /// The hosts that keep a copy of the files of `host`: those after it.
+    pub(crate) fn replicas(&self, host: usize) -> impl Iterator<Item = usize> {
+        let num_hosts = self.num_hosts();
+        (1..=self.num_replicas).map(move |step| (host + step) % num_hosts)
+    }
+}

@@ -1,0 +1,13 @@
+//! Checkpoints in a folder of each host.
+//!
+//! A host's folder has the files of its own ranks, copies of the files of the hosts before it, and
+//! the manifest of all files. So a checkpoint is complete while each file is on some host.
+
+pub(crate) mod check;
+pub(crate) mod examine;
+mod fetch;
+pub(crate) mod judge;
+pub(crate) mod latest;
+pub(crate) mod map;
+pub(crate) mod replicate;
+pub(crate) mod transfer;

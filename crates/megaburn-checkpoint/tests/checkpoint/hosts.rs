@@ -1,0 +1,327 @@
+//! Checkpoints in a folder of each host: the loss of a folder, damage, kills and failures.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use megaburn_checkpoint::{Advance, CheckpointError, Hosts, Latest, Place, find_latest, prepare};
+use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankFailure, run_threads};
+use megaburn_mesh::Layout;
+use tempfile::TempDir;
+
+use crate::model::{Random, begin_rank, local_bytes, names, save_rank, tensors};
+
+/// Ranks that are spread over hosts, each of which has a folder of its own.
+struct Cluster {
+    dir: TempDir,
+    layout: Layout,
+    /// The host of each rank.
+    hosts: Vec<usize>,
+    replicas: usize,
+}
+
+impl Cluster {
+    fn new(layout: &str, hosts: &[usize], replicas: usize) -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            layout: layout.parse().unwrap(),
+            hosts: hosts.to_vec(),
+            replicas,
+        }
+    }
+
+    fn folder(&self, host: usize) -> PathBuf {
+        self.dir.path().join(format!("host-{host}"))
+    }
+
+    fn num_hosts(&self) -> usize {
+        self.hosts.iter().max().unwrap() + 1
+    }
+
+    /// Runs `rank` on every rank, after the start of a run.
+    fn run<T: Send>(
+        &self,
+        rank: impl Fn(&Place, &ProcessGroups) -> Result<T, CheckpointError> + Sync,
+    ) -> Vec<Result<T, RankFailure<CheckpointError>>> {
+        run_threads(self.hosts.len(), GroupOptions::default(), |world| {
+            let place = self.place(&world)?;
+            prepare(&place, &world)?;
+            rank(&place, &ProcessGroups::new(&world, self.layout)?)
+        })
+    }
+
+    fn place(&self, world: &Group) -> Result<Place, CheckpointError> {
+        let host = self.hosts[world.rank()];
+        let hosts = Hosts::find(world, &format!("host {host}"), self.replicas)?;
+        Ok(Place::of_each_host(self.folder(host), hosts))
+    }
+
+    fn save(&self, keep: usize, steps: &[u64], is_async: bool) {
+        let ranks = self.run(|place, groups| {
+            for &step in steps {
+                if is_async {
+                    let mut save = begin_rank(place, keep, step, groups)?;
+                    while save.advance(groups)? != Advance::Done {}
+                } else {
+                    save_rank(place, keep, step, groups)?;
+                }
+            }
+            Ok(())
+        });
+        ranks.into_iter().for_each(|rank| rank.unwrap());
+    }
+
+    /// Loads the newest checkpoint on every rank, and checks the tensors that the rank needs.
+    /// Returns its step, and the reasons why newer ones were refused.
+    fn load(&self) -> (Option<u64>, Vec<String>) {
+        let found = self.run(|place, groups| {
+            let Latest {
+                checkpoint,
+                refused,
+            } = find_latest(place, &groups.world)?;
+            let refused: Vec<_> = refused.into_iter().map(|refused| refused.why).collect();
+            let Some(checkpoint) = checkpoint else {
+                return Ok((None, refused));
+            };
+            let tensors = tensors(groups.tp.rank(), groups.tp.size());
+            let needed = tensors.iter().flat_map(|tensor| {
+                let all = 0..tensor.shard.local_shape().iter().product();
+                checkpoint.files_of(tensor.name, &tensor.shard, all)
+            });
+            checkpoint.fetch(place, &groups.world, &needed.collect())?;
+            let step = checkpoint.step();
+            for tensor in &tensors {
+                let read = checkpoint.read(tensor.name, &tensor.shard, tensor.dtype)?;
+                assert_eq!(
+                    read.as_bytes(),
+                    local_bytes(tensor, step),
+                    "{}",
+                    tensor.name
+                );
+            }
+            Ok((Some(step), refused))
+        });
+        let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        assert!(found.iter().all(|other| *other == found[0]));
+        found.into_iter().next().unwrap()
+    }
+
+    /// The ranks whose files a host has.
+    fn ranks_on(&self, host: usize, step: u64) -> Vec<usize> {
+        let path = self.folder(host).join(format!("step-{step:08}"));
+        let rank = |name: String| name.strip_prefix("rank-")?.split('.').next()?.parse().ok();
+        names(&path).into_iter().filter_map(rank).collect()
+    }
+
+    fn steps(&self) -> Vec<Vec<String>> {
+        let hosts = 0..self.num_hosts();
+        hosts.map(|host| names(&self.folder(host))).collect()
+    }
+}
+
+#[test]
+fn each_host_has_the_files_of_its_ranks_and_copies_of_the_host_before() {
+    for is_async in [false, true] {
+        let cluster = Cluster::new("tp2-dp3", &[0, 0, 1, 1, 2, 2], 1);
+        cluster.save(2, &[1, 2, 3], is_async);
+        let kept = ["step-00000002", "step-00000003"].map(String::from);
+        assert_eq!(cluster.steps(), [kept.clone(), kept.clone(), kept]);
+        assert_eq!(cluster.ranks_on(0, 3), [0, 1, 4, 5]);
+        assert_eq!(cluster.ranks_on(1, 3), [0, 1, 2, 3]);
+        assert_eq!(cluster.ranks_on(2, 2), [2, 3, 4, 5]);
+        let mut of_hosts = (0..3).map(|host| cluster.folder(host).join("step-00000003"));
+        let manifest = |path: PathBuf| fs::read(path.join("manifest.json")).unwrap();
+        let first = manifest(of_hosts.next().unwrap());
+        assert!(of_hosts.all(|path| manifest(path) == first));
+        assert_eq!(cluster.load(), (Some(3), vec![]));
+    }
+}
+
+#[test]
+fn a_run_continues_when_any_one_host_has_lost_its_folder() {
+    for hosts in [vec![0, 0, 1, 1], vec![0, 1, 1, 2]] {
+        for lost in 0..3 {
+            let cluster = Cluster::new("tp2-dp2", &hosts, 1);
+            if lost >= cluster.num_hosts() {
+                continue;
+            }
+            cluster.save(0, &[5, 6], true);
+            let before: Vec<_> = (0..cluster.num_hosts())
+                .map(|host| cluster.ranks_on(host, 6))
+                .collect();
+            fs::remove_dir_all(cluster.folder(lost)).unwrap();
+            assert_eq!(cluster.load(), (Some(6), vec![]));
+            // The host has its files again, and those that it keeps for others.
+            let after: Vec<_> = (0..cluster.num_hosts())
+                .map(|host| cluster.ranks_on(host, 6))
+                .collect();
+            for (before, after) in before.iter().zip(&after) {
+                assert!(
+                    before.iter().all(|rank| after.contains(rank)),
+                    "{before:?} {after:?}"
+                );
+            }
+            // So the next host may be lost.
+            fs::remove_dir_all(cluster.folder((lost + 1) % cluster.num_hosts())).unwrap();
+            assert_eq!(cluster.load(), (Some(6), vec![]));
+            cluster.save(1, &[7], false);
+            assert_eq!(cluster.load(), (Some(7), vec![]));
+        }
+    }
+}
+
+#[test]
+fn without_copies_a_lost_folder_is_named() {
+    let cluster = Cluster::new("tp2", &[0, 1], 0);
+    cluster.save(0, &[1], false);
+    assert_eq!(cluster.ranks_on(0, 1), [0]);
+    fs::remove_dir_all(cluster.folder(1)).unwrap();
+    let why = "none of the 2 hosts has an intact `rank-00001.safetensors`";
+    assert_eq!(cluster.load(), (None, vec![why.to_string()]));
+    assert_eq!(names(&cluster.folder(0)), ["step-00000001"]);
+}
+
+/// Flips a bit of a file.
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let at = Random::fresh().below(bytes.len() as u64) as usize;
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_file_is_replaced_by_the_copy_of_another_host() {
+    let cluster = Cluster::new("dp2-tp2", &[0, 0, 1, 1], 1);
+    cluster.save(0, &[1, 2], false);
+    let file = cluster
+        .folder(1)
+        .join("step-00000002/rank-00002.safetensors");
+    let whole = fs::read(&file).unwrap();
+    flip(&file);
+    assert_eq!(cluster.load(), (Some(2), vec![]));
+    assert_eq!(fs::read(&file).unwrap(), whole);
+    flip(&cluster.folder(0).join("step-00000002/manifest.json"));
+    assert_eq!(cluster.load(), (Some(2), vec![]));
+    // The folder whose manifest was damaged is still there, under another name.
+    let aside = |name: &String| name.starts_with("step-00000002.damaged-");
+    assert!(names(&cluster.folder(0)).iter().any(aside));
+    // With both copies damaged, the checkpoint before is used.
+    for host in 0..2 {
+        flip(
+            &cluster
+                .folder(host)
+                .join("step-00000002/rank-00003.safetensors"),
+        );
+    }
+    let (step, refused) = cluster.load();
+    assert_eq!((step, refused.len()), (Some(1), 1));
+    assert!(refused[0].starts_with("none of the 2 hosts has an intact `rank-00003"));
+}
+
+#[test]
+fn a_kill_between_the_commits_of_two_hosts_leaves_the_older_or_the_newer_one() {
+    for (replicas, expected) in [(0, 1), (1, 2)] {
+        for committed in [0, 1] {
+            let cluster = Cluster::new("tp2", &[0, 1], replicas);
+            cluster.save(0, &[1, 2], true);
+            // The other host's folder has its temporary name and its mark still.
+            let other = cluster.folder(1 - committed);
+            let unfinished = other.join("step-00000002.tmp-1f-2a");
+            fs::rename(other.join("step-00000002"), &unfinished).unwrap();
+            let mark = "megaburn writes this folder\nfor a run, whose next start removes it\n";
+            fs::write(unfinished.join(".megaburn-owner"), mark).unwrap();
+            assert_eq!(cluster.load().0, Some(expected), "{replicas} {committed}");
+        }
+    }
+}
+
+#[test]
+fn hosts_with_another_checkpoint_of_the_step_get_the_one_of_most_hosts() {
+    let cluster = Cluster::new("dp3", &[0, 1, 2], 1);
+    cluster.save(0, &[4], false);
+    let old = cluster.folder(1).join("step-00000004");
+    let kept = cluster.dir.path().join("kept");
+    fs::rename(&old, &kept).unwrap();
+    // The same step from another past of the run, here under another layout.
+    let other = Cluster::new("cp3", &[0, 1, 2], 1);
+    other.save(0, &[4], false);
+    fs::rename(other.folder(1).join("step-00000004"), &old).unwrap();
+    assert_eq!(cluster.load(), (Some(4), vec![]));
+    let manifest = |path: &Path| fs::read(path.join("manifest.json")).unwrap();
+    assert_eq!(manifest(&old), manifest(&kept));
+    let aside = |name: &String| name.starts_with("step-00000004.damaged-");
+    assert!(names(&cluster.folder(1)).iter().any(aside));
+}
+
+#[test]
+fn a_copy_that_cannot_be_written_leaves_nothing_of_the_checkpoint_on_any_host() {
+    let cluster = Cluster::new("tp2-dp2", &[0, 0, 1, 1], 1);
+    cluster.save(0, &[1], true);
+    let begun = Mutex::new(());
+    let errors = cluster.run(|place, groups| {
+        let mut save = begin_rank(place, 0, 2, groups)?;
+        if groups.world.rank() == 2 {
+            let _begun = begun.lock().unwrap();
+            let unfinished = names(place.dir());
+            let unfinished = unfinished
+                .iter()
+                .find(|name| name.contains(".tmp-"))
+                .unwrap();
+            // Rank 1's copy cannot get its name.
+            let path = place.dir().join(unfinished).join("rank-00001.safetensors");
+            fs::create_dir_all(path.join("full")).unwrap();
+        }
+        groups.world.barrier()?;
+        let error = loop {
+            match save.advance(groups) {
+                Ok(Advance::Done) => panic!("it was saved"),
+                Ok(_) => {}
+                Err(error) => break error.to_string(),
+            }
+        };
+        Ok(error)
+    });
+    for (rank, error) in errors.into_iter().enumerate() {
+        let error = error.unwrap();
+        assert!(
+            error.contains("rank-00001.safetensors"),
+            "rank {rank}: {error}"
+        );
+    }
+    assert_eq!(cluster.steps(), [["step-00000001"], ["step-00000001"]]);
+    cluster.save(0, &[2], true);
+    assert_eq!(cluster.load(), (Some(2), vec![]));
+}
+
+#[test]
+fn a_folder_that_is_not_of_one_host_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let errors = |path: &(dyn Fn(usize) -> PathBuf + Sync), names: [&str; 2]| {
+        let ranks = run_threads(2, GroupOptions::default(), |world| {
+            let hosts = Hosts::find(&world, names[world.rank()], 1)?;
+            let place = Place::of_each_host(path(world.rank()), hosts);
+            prepare(&place, &world)
+        });
+        let texts = ranks.into_iter().map(|rank| rank.unwrap_err().to_string());
+        texts.collect::<Vec<_>>()
+    };
+    let same = |_: usize| dir.path().join("same");
+    for text in errors(&same, ["a", "b"]) {
+        assert!(text.contains("is the same folder on hosts"), "{text}");
+        assert!(text.contains("put {host} into the path"), "{text}");
+    }
+    let other = |rank: usize| {
+        let path = dir.path().join(format!("other-{rank}"));
+        fs::create_dir_all(&path).unwrap();
+        path
+    };
+    for text in errors(&other, ["a", "a"]) {
+        assert!(
+            text.contains("rank 1 on host a does not see the folder"),
+            "{text}"
+        );
+    }
+    assert_eq!(names(&dir.path().join("same")), [""; 0]);
+}

@@ -1,0 +1,115 @@
+//! Runs whose hosts each have a folder of checkpoints of their own.
+
+use std::{fs, path::PathBuf};
+
+use megaburn_test_support::{
+    run::{Run, STEPS},
+    text::fresh_seed,
+};
+use rstest::rstest;
+
+use crate::runs::child::Ranks;
+
+/// The hosts of four ranks.
+const HOSTS: [&str; 4] = ["a", "a", "b", "b"];
+
+fn local(run: &Run) -> String {
+    let dir = run.path("local/{host}");
+    format!("train.local_checkpoint_dir={}", dir.display())
+}
+
+fn folder(run: &Run, host: &str) -> PathBuf {
+    run.path(&format!("local/{host}"))
+}
+
+/// A run is killed at any time and one host loses its folder: it continues to the bit, each time
+/// without the folder of the other host.
+#[rstest]
+fn a_run_that_loses_a_host_continues_to_the_bit(
+    #[values("tp2-dp2-sp", "pp2-dp2")] layout: &str,
+    #[values("false", "true")] is_async: &str,
+) {
+    let is_async = format!("train.async_save={is_async}");
+    let sets = [&is_async, "parallel.zero=1", "train.checkpoint_interval=1"];
+    let whole = Run::new();
+    Ranks::threads(&whole.args(layout, STEPS, &sets)).finish();
+    let run = Run::new();
+    let local = local(&run);
+    let sets = [&sets[..], &[&local]].concat();
+    let args = run.args(layout, STEPS, &sets);
+    let mut random = fastrand::Rng::with_seed(fresh_seed());
+    let mut num_steps = 0;
+    for lost in ["b", "a"] {
+        let mut ranks = Ranks::on_hosts(&HOSTS, &args);
+        let after = num_steps + random.usize(2..5);
+        ranks.wait_until(|| run.steps().len() >= after.min(STEPS as usize - 1));
+        ranks.kill_all();
+        num_steps = run.steps().len();
+        fs::remove_dir_all(folder(&run, lost)).unwrap();
+    }
+    let ended = Ranks::on_hosts(&HOSTS, &args).finish();
+    let text = &ended[0].stderr;
+    assert!(
+        text.contains("its files are copied from other hosts"),
+        "{text}"
+    );
+    assert_eq!(whole.numbers(), run.numbers());
+    assert!(!run.checkpoints().join("step-00000001").exists());
+    let text = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let from_steps = lines.filter_map(|line| line["from_step"].as_u64());
+    assert!(from_steps.filter(|step| *step > 0).count() >= 2, "{text}");
+    // All files in one folder are an ordinary checkpoint.
+    let newest = run.checkpoints().join(format!("step-{STEPS:08}"));
+    fs::create_dir_all(&newest).unwrap();
+    for host in ["a", "b"] {
+        for file in fs::read_dir(folder(&run, host).join(newest.file_name().unwrap())).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), newest.join(file.file_name())).unwrap();
+        }
+    }
+    assert_eq!(whole.tensors(STEPS), run.tensors(STEPS));
+}
+
+#[test]
+fn folders_that_are_not_of_one_host_and_other_runs_are_refused() {
+    let run = Run::new();
+    let same = format!("train.local_checkpoint_dir={}", run.path("same").display());
+    let refused = |args: &[String]| {
+        let ended = Ranks::on_hosts(&HOSTS, args).wait_all();
+        assert!(ended.iter().all(|rank| rank.code == Some(2)), "{ended:?}");
+        ended[0].stderr.clone()
+    };
+    // Both hosts hold the lock of the same folder at the same time.
+    let text = refused(&run.args("dp4", 2, &[&same]));
+    assert!(text.contains("same` is in use by a run"), "{text}");
+    let local = local(&run);
+    let args = run.args("dp4", 2, &[&local]);
+    Ranks::on_hosts(&HOSTS, &args).finish();
+    let text = refused(&[&args[..], &["--fresh".to_string()]].concat());
+    assert!(text.contains("is a checkpoint of an earlier run"), "{text}");
+    assert!(folder(&run, "a").join("step-00000002").exists());
+    // A start without the key says where the checkpoints are, and does not find them.
+    let ended = Ranks::threads(&run.args("dp4", 2, &[])).finish();
+    assert!(
+        ended[0]
+            .stderr
+            .contains("the last start of this run saved to"),
+        "{}",
+        ended[0].stderr
+    );
+}
+
+#[test]
+fn one_host_keeps_no_copies_and_says_so() {
+    let run = Run::new();
+    let ended = Ranks::threads(&run.args("dp2", 2, &[&local(&run), "train.checkpoint_replicas=2"]));
+    let ended = { ended }.finish();
+    let text = &ended[0].stderr;
+    assert!(
+        text.contains("the run has 1 host(s): 0 other host(s)"),
+        "{text}"
+    );
+}

@@ -30,7 +30,7 @@ pub struct Checkpoint {
     pub(crate) index: BTreeMap<String, Vec<(usize, usize)>>,
     pub(crate) files: Vec<OnceLock<OpenFile>>,
     /// Where the files are, if each host has a folder of its own.
-    pub(crate) of_hosts: Option<HostFiles>,
+    pub(crate) of_hosts: Option<Box<HostFiles>>,
 }
 
 /// The files of a checkpoint of which each host has some.
@@ -80,7 +80,7 @@ impl Checkpoint {
             hosts_of_file,
         };
         Ok(Self {
-            of_hosts: Some(of_hosts),
+            of_hosts: Some(Box::new(of_hosts)),
             ..Self::of_manifest(path, manifest)
         })
     }

@@ -40,7 +40,7 @@ pub struct ModelSource {
 #[derive(Debug)]
 enum Weights {
     Hf(HfDir),
-    Checkpoint(Checkpoint),
+    Checkpoint(Box<Checkpoint>),
 }
 
 /// The prefix of the model's parameters in a checkpoint.

@@ -136,7 +136,7 @@ impl ModelSource {
             config,
             params,
             bare,
-            Weights::Checkpoint(checkpoint),
+            Weights::Checkpoint(Box::new(checkpoint)),
         ))
     }
 }

@@ -69,8 +69,10 @@ def main():
         dcp.save(state(), checkpoint_id=path)
         sync.append(clock() - begun)
         folder("sync"), step()
-    # The default copies to pageable memory while training waits; pinned buffers are kept for the next save.
-    stagers = {"default": lambda: None, "pinned": lambda: DefaultStager(StagingOptions(True, False, False, True))}
+    # The default copies to pageable memory while training waits. Pinned buffers are kept for the next save, and with
+    # "pinned, overlapped" the copies run in a thread.
+    stagers = {"default": lambda: None, "pinned": lambda: DefaultStager(StagingOptions(True, False, False, True)),
+               "pinned, overlapped": lambda: DefaultStager(StagingOptions(True, False, True, True))}
     found = {}
     for name, make in stagers.items():
         waited, complete = [], []

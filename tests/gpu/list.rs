@@ -6,7 +6,7 @@ use megaburn_kernel_tests as kernels;
 
 use crate::{
     collectives, contexts, disagreements, experts, failures, fixtures, held, interop, launches,
-    layouts, offload, pipelines, ranks, regions, steps, zero,
+    layouts, offload, pipelines, ranks, regions, saves, steps, zero,
 };
 use megaburn_test_support::task_pool::TaskSize;
 
@@ -16,13 +16,14 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) type GroupTest = (&'static str, GroupBody);
 type GroupBody = fn(&Group) -> Result<(), String>;
 
-const TESTS: [(&str, &[Test]); 7] = [
+const TESTS: [(&str, &[Test]); 8] = [
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
     ("held", held::TESTS),
     ("launches", launches::TESTS),
     ("steps", steps::TESTS),
     ("offload", offload::TESTS),
+    ("saves", saves::TESTS),
     ("failures", failures::TESTS),
 ];
 const GROUP_TESTS: [(&str, &[GroupTest]); 9] = [
@@ -43,7 +44,7 @@ const ALONE: [&str; 2] = ["failures::", "disagreements::"];
 /// Tests whose cases are distributed over several processes: prefix of their names, and number of
 /// processes. They compile hundreds of kernels or train dozens of models, and call `kernels::part`
 /// for each case.
-const PARTS: [(&str, usize); 18] = [
+const PARTS: [(&str, usize); 19] = [
     ("kernels::attention::attention_of_every_kind", 15),
     ("kernels::attention::fused_attention_of_every_head_size", 16),
     ("kernels::attention::fused_attention_drops", 6),
@@ -57,6 +58,7 @@ const PARTS: [(&str, usize); 18] = [
     ("steps::what_is_computed_again", 6),
     ("steps::a_step_that_is_not_finite", 4),
     ("offload::steps_are_the_same", 4),
+    ("saves::", 3),
     ("contexts::", 4),
     ("experts::every_grid", 4),
     ("fixtures::every_fixture_under_every_layout", 4),
@@ -66,7 +68,8 @@ const PARTS: [(&str, usize); 18] = [
 
 /// The tests of `--quick` next to those of [`kernels::QUICK`]: at least one per module, chosen for
 /// coverage per time.
-const QUICK: [&str; 12] = [
+const QUICK: [&str; 13] = [
+    "saves::",
     "interop::",
     "fixtures::every_fixture_on_one_gpu_in_bf16",
     "held::",

@@ -28,6 +28,7 @@ mod regions;
 mod rows;
 mod runner;
 mod runs;
+mod saves;
 mod steps;
 mod zero;
 

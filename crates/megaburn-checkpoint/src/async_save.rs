@@ -1,6 +1,10 @@
 //! Saves a checkpoint while the program keeps computing.
 
-use std::{fmt, mem, path::PathBuf, sync::Arc};
+use std::{
+    fmt, mem,
+    path::PathBuf,
+    sync::{Arc, mpsc},
+};
 
 use burn::tensor::TensorData;
 use megaburn_collective::{Group, Phase, ProcessGroups, ReduceOp, objects};
@@ -12,7 +16,7 @@ use crate::{
     folder::checkpoint_path,
     named_tensor::{NamedTensor, PendingValues},
     place::Place,
-    report::{Report, merge},
+    report::Report,
     retention::{
         Known, Retention, all_known, delete_steps, known, steps_to_delete, steps_to_verify, update,
     },
@@ -28,16 +32,16 @@ use crate::{
 /// | stage | work of the threads | then all ranks |
 /// |---|---|---|
 /// | write | each rank writes and syncs its file | report what they wrote |
-/// | seal | rank 0 makes the manifest | learn it, if each host has a folder of its own |
-/// | replicate | each rank sends its file to other hosts, if they keep copies | learn the result |
+/// | seal | rank 0 makes the manifest | learn what is copied, if each host has a folder of its own |
+/// | replicate | each rank sends its file to other hosts, if each has a folder of its own | learn the result |
 /// | commit | rank 0, or the first rank of each host, writes the manifest and gives the folder its final name | learn the result |
 /// | verify | each rank reads its share of older checkpoints, if some are to be deleted | agree on them |
 /// | delete | the same ranks delete the checkpoints that are not kept | are done |
 ///
 /// [`advance`](Self::advance) asks whether all threads have ended, and begins the next stage if so.
 /// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If
-/// the value is dropped in the first stage, the thread stops after the tensor that it is writing,
-/// and rank 0 removes the folder; what ranks on other hosts still write may remain until the next
+/// the value is dropped before that, the thread stops within 16 MiB, and rank 0, or the first rank
+/// of each host, removes the folder; what ranks on other hosts still write may remain until the next
 /// [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
 ///
 /// Memory: the values that this rank writes, once, until each is written; and one tensor a second
@@ -76,16 +80,13 @@ enum Stage {
         work: Background<Result<Report, CheckpointError>>,
         folder: UnfinishedCheckpoint,
     },
-    /// Only rank 0 works. It returns the text of the manifest.
+    /// Only rank 0 works.
     Seal {
-        work: Option<Background<Result<String, CheckpointError>>>,
+        work: Option<Background<Result<Sealed, CheckpointError>>>,
         folder: UnfinishedCheckpoint,
     },
-    Replicate {
-        work: Background<Result<(), CheckpointError>>,
-        folder: Arc<UnfinishedCheckpoint>,
-        sealed: Arc<Sealed>,
-    },
+    /// Gives the folder back with what is left to do.
+    Replicate(Background<Result<(UnfinishedCheckpoint, Sealed), CheckpointError>>),
     /// Returns the checkpoints that count for the retention.
     Commit(Background<Result<Vec<Known>, CheckpointError>>),
     Verify {
@@ -111,7 +112,7 @@ impl fmt::Debug for Stage {
         f.write_str(match self {
             Self::Write { .. } => "Write",
             Self::Seal { .. } => "Seal",
-            Self::Replicate { .. } => "Replicate",
+            Self::Replicate(_) => "Replicate",
             Self::Commit(_) => "Commit",
             Self::Verify { .. } => "Verify",
             Self::Delete(_) => "Delete",
@@ -209,31 +210,26 @@ impl AsyncSave {
                 let mine = work.wait(progress).and_then(|report| report);
                 let reports = objects::gather(world, &settle(world, mine)?)?;
                 let (layout, snapshot) = (groups.layout().to_string(), self.snapshot.clone());
-                let merge = move |_: &_, _: &_| merge(&snapshot, layout, reports);
-                let work = groups.is_main().then(|| Background::start(merge));
+                let place = self.place.clone();
+                let seal = move |_: &_, _: &_| Sealed::new(&place, &snapshot, layout, reports);
+                let work = groups.is_main().then(|| Background::start(seal));
                 let work = settle(world, work.transpose())?;
                 self.stage = Stage::Seal { work, folder };
                 Ok(Advance::Continued)
             }
             Stage::Seal { work, folder } => {
-                let text = work.map(|work| work.wait(progress).and_then(|text| text));
-                let text = settle(world, text.transpose())?;
-                let sealed = folder.sealed(world, text)?;
-                self.stage = if sealed.transfers.is_empty() {
-                    self.begin_commit(world, folder, sealed)?
-                } else {
-                    self.begin_replicate(world, folder, sealed)?
+                let sealed = work.map(|work| work.wait(progress).and_then(|sealed| sealed));
+                let sealed = settle(world, sealed.transpose())?;
+                let sealed = Sealed::agreed(sealed, &self.place, world)?;
+                self.stage = match self.place.hosts() {
+                    None => self.begin_commit(world, folder, sealed)?,
+                    Some(_) => begin_replicate(world, folder, sealed)?,
                 };
                 Ok(Advance::Continued)
             }
-            Stage::Replicate {
-                work,
-                folder,
-                sealed,
-            } => {
-                settle(world, work.wait(progress).and_then(|done| done))?;
-                let unshared = Arc::into_inner(folder).zip(Arc::into_inner(sealed));
-                let (folder, sealed) = unshared.expect("the thread has ended");
+            Stage::Replicate(work) => {
+                let done = work.wait(progress).and_then(|done| done);
+                let (folder, sealed) = settle(world, done)?;
                 self.stage = self.begin_commit(world, folder, sealed)?;
                 Ok(Advance::Continued)
             }
@@ -288,25 +284,6 @@ impl AsyncSave {
         Ok(())
     }
 
-    /// Copies the files to other hosts.
-    fn begin_replicate(
-        &self,
-        world: &Group,
-        folder: UnfinishedCheckpoint,
-        sealed: Sealed,
-    ) -> Result<Stage, CheckpointError> {
-        let (folder, sealed) = (Arc::new(folder), Arc::new(sealed));
-        let (own_folder, own_sealed) = (folder.clone(), sealed.clone());
-        let work = Background::start(move |is_cancelled, progress| {
-            own_folder.replicate(&own_sealed, progress, is_cancelled)
-        });
-        Ok(Stage::Replicate {
-            work: settle(world, work)?,
-            folder,
-            sealed,
-        })
-    }
-
     /// Gives the folder its final name, and finds out which checkpoints count for the retention.
     fn begin_commit(
         &self,
@@ -325,7 +302,7 @@ impl AsyncSave {
                 return Ok(Vec::new());
             }
             let run_id = snapshot.run_id.as_deref();
-            // The checkpoint is complete; what cannot be read is not deleted.
+            // The checkpoint is complete; a rank that cannot read its folder deletes nothing there.
             Ok(known(&place, run_id, snapshot.step, progress).unwrap_or_default())
         });
         Ok(Stage::Commit(settle(world, work)?))
@@ -378,13 +355,35 @@ impl AsyncSave {
     }
 }
 
+/// Copies the files to other hosts.
+fn begin_replicate(
+    world: &Group,
+    folder: UnfinishedCheckpoint,
+    sealed: Sealed,
+) -> Result<Stage, CheckpointError> {
+    // A thread sends nothing before all ranks have one, so that none waits for a rank without.
+    let (begin, may_begin) = mpsc::channel::<()>();
+    let work = Background::start(move |is_cancelled, progress| {
+        if may_begin.recv().is_err() {
+            let path = folder.path().to_path_buf();
+            return Err(CheckpointError::Cancelled { path });
+        }
+        let sealed = folder.replicate(sealed, progress, is_cancelled)?;
+        Ok((folder, sealed))
+    });
+    let work = settle(world, work)?;
+    // The thread is there, because it waits for this.
+    let _ = begin.send(());
+    Ok(Stage::Replicate(work))
+}
+
 impl Stage {
     /// Whether this rank's thread has ended.
     fn is_done(&self) -> bool {
         match self {
             Self::Write { work, .. } => work.is_done(),
             Self::Seal { work, .. } => work.as_ref().is_none_or(Background::is_done),
-            Self::Replicate { work, .. } => work.is_done(),
+            Self::Replicate(work) => work.is_done(),
             Self::Commit(work) => work.is_done(),
             Self::Verify { work, .. } => work.is_done(),
             Self::Delete(work) => work.is_done(),

@@ -50,6 +50,8 @@ pub enum CheckpointError {
         other: String,
         path: PathBuf,
     },
+    #[error("{message}")]
+    NoReadableCopy { message: String },
     #[error("{file} is damaged: {why}")]
     Damaged { file: PathBuf, why: String },
     #[error("{file} is missing: the checkpoint is incomplete")]

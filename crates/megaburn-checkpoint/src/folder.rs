@@ -37,9 +37,7 @@ pub fn prepare(place: impl Into<Place>, world: &Group) -> Result<(), CheckpointE
     let create = || fs::create_dir_all(dir).during("create the folder", dir);
     let is_keeper = place.is_keeper(world);
     settle(world, if is_keeper { create() } else { Ok(()) })?;
-    if let Some(hosts) = place.hosts() {
-        check_folders(world, hosts, dir)?;
-    }
+    check_folders(&place, world)?;
     settle(world, if is_keeper { clean(dir) } else { Ok(()) })
 }
 

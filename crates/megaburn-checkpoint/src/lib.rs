@@ -134,7 +134,7 @@ pub use folder::{
     checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged,
 };
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
-pub use hosts::map::Hosts;
+pub use hosts::{check::check_folders, map::Hosts};
 pub use inventory::{CheckpointState, ListedCheckpoint, list_checkpoint, list_checkpoints};
 pub use latest::{Latest, Refused, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};

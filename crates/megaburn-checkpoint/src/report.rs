@@ -23,12 +23,12 @@ pub(crate) struct Report {
     pub(crate) file: Option<FileInfo>,
 }
 
-/// The text of the manifest of what all ranks wrote.
+/// The manifest of what all ranks wrote, and its text.
 pub(crate) fn merge(
     snapshot: &Snapshot,
     layout: String,
     reports: Vec<Report>,
-) -> Result<String, CheckpointError> {
+) -> Result<(Manifest, String), CheckpointError> {
     let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
     let mut files = Vec::new();
     for report in reports {
@@ -61,7 +61,8 @@ pub(crate) fn merge(
     let refuse = |(name, why)| CheckpointError::Untiled { name, why };
     manifest.check().map_err(refuse)?;
     // Without indentation: a checkpoint of a thousand ranks has a million pieces.
-    Ok(serde_json::to_string(&manifest).expect("a manifest is serializable"))
+    let text = serde_json::to_string(&manifest).expect("a manifest is serializable");
+    Ok((manifest, text))
 }
 
 /// Writes the text of a manifest, and its hash.

@@ -9,7 +9,7 @@ use megaburn_collective::{Group, Progress, objects};
 
 use crate::{
     agree::settle,
-    checkpoint::{Checkpoint, run_folder_of},
+    checkpoint::Checkpoint,
     error::CheckpointError,
     folder::{checkpoint_path, committed},
     paths::is_there,
@@ -182,7 +182,8 @@ pub(crate) fn delete_steps(
     for step in steps {
         let path = checkpoint_path(place.dir(), *step);
         // A host that lost its folder has fewer.
-        if is_there(&path) && run_folder_of(&path).as_deref() == run_id {
+        let is_own = |found: Checkpoint| found.manifest().run_id.as_deref() == run_id;
+        if is_there(&path) && Checkpoint::open_copy(&path).is_ok_and(is_own) {
             remove_checkpoint(&path)?;
         }
     }

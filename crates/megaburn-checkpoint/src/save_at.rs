@@ -53,7 +53,7 @@ pub fn save_at<'a>(
     let mine = settle(world, mine)?;
     let reports = objects::gather(world, &mine)?;
     let committed = staging.map(|staging| {
-        let text = merge(snapshot, groups.layout().to_string(), reports)?;
+        let (_, text) = merge(snapshot, groups.layout().to_string(), reports)?;
         write_manifest(&staging.path, &text)?;
         write_extra(&staging.path, extra_files)?;
         target.commit(staging)

@@ -45,7 +45,7 @@ pub fn save_single<'a>(
     let read = |values: Values<'_>, range| values(range)?();
     let never = AtomicBool::new(false);
     let report = Share::alone(tensors)?.write(&staging.path, 0, read, &Progress::none(), &never)?;
-    let text = merge(snapshot, layout.to_string(), vec![report])?;
+    let (_, text) = merge(snapshot, layout.to_string(), vec![report])?;
     write_manifest(&staging.path, &text)?;
     write_extra(&staging.path, extra_files)?;
     target.commit(staging)

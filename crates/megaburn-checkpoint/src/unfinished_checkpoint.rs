@@ -16,7 +16,6 @@ use crate::{
         replicate::replicate,
         transfer::{Transfer, Transfers},
     },
-    manifest::Manifest,
     place::Place,
     remove::remove_checkpoint,
     report::{Report, merge, write_manifest},
@@ -39,13 +38,49 @@ pub(crate) struct UnfinishedCheckpoint {
     staging: Option<AtomicDir>,
 }
 
-/// The manifest of a checkpoint whose files are written.
+/// What is left to do for a checkpoint whose files are written.
 #[derive(Debug, Default)]
 pub(crate) struct Sealed {
-    /// Its text, on ranks that write it.
+    /// The text of the manifest. Ranks that write it know it after the files were replicated.
     text: Option<String>,
     /// The copies of files that are to be made on other hosts.
     pub(crate) transfers: Vec<Transfer>,
+}
+
+impl Sealed {
+    /// Makes the manifest of what the ranks wrote, on rank 0.
+    pub(crate) fn new(
+        place: &Place,
+        snapshot: &Snapshot,
+        layout: String,
+        reports: Vec<Report>,
+    ) -> Result<Self, CheckpointError> {
+        let (manifest, text) = merge(snapshot, layout, reports)?;
+        let transfers = place.hosts().map(|hosts| replicate(hosts, &manifest.files));
+        Ok(Self {
+            text: Some(text),
+            transfers: transfers.unwrap_or_default(),
+        })
+    }
+
+    /// Tells all ranks the copies that rank 0 has planned.
+    ///
+    /// # Collective
+    /// All ranks of `world`; nothing is sent if all hosts see one folder.
+    pub(crate) fn agreed(
+        mine: Option<Self>,
+        place: &Place,
+        world: &Group,
+    ) -> Result<Self, CheckpointError> {
+        let mine = mine.unwrap_or_default();
+        if place.hosts().is_none() {
+            return Ok(mine);
+        }
+        Ok(Self {
+            transfers: objects::broadcast(world, &mine.transfers)?,
+            ..mine
+        })
+    }
 }
 
 impl UnfinishedCheckpoint {
@@ -110,50 +145,35 @@ impl UnfinishedCheckpoint {
         let world = &groups.world;
         let reports = objects::gather(world, &settle(world, mine)?)?;
         let layout = groups.layout().to_string();
-        let text = groups
+        let sealed = groups
             .is_main()
-            .then(|| merge(snapshot, layout, reports))
+            .then(|| Sealed::new(&self.place, snapshot, layout, reports))
             .transpose();
-        let sealed = self.sealed(world, settle(world, text)?)?;
-        let copied = self.replicate(&sealed, progress, &AtomicBool::new(false));
-        settle(world, copied)?;
+        let sealed = Sealed::agreed(settle(world, sealed)?, &self.place, world)?;
+        let sealed = self.replicate(sealed, progress, &AtomicBool::new(false));
+        let sealed = settle(world, sealed)?;
         let (place, step) = (self.place.clone(), self.step);
         let committed = self.complete(guard, &sealed);
         all_or_none(world, &place, step, committed)
     }
 
-    /// Tells the ranks that need it the text of the manifest, which rank 0 knows.
+    /// Copies the files of this host's ranks to the hosts that keep copies, and receives theirs. The
+    /// first ranks of the hosts also get the manifest.
     ///
     /// # Collective
-    /// All ranks of `world`; the text is sent if the hosts have folders of their own.
-    pub(crate) fn sealed(
-        &self,
-        world: &Group,
-        text: Option<String>,
-    ) -> Result<Sealed, CheckpointError> {
-        let Some(hosts) = self.place.hosts() else {
-            let transfers = Vec::new();
-            return Ok(Sealed { text, transfers });
-        };
-        let text: Option<String> = objects::broadcast(world, &text)?;
-        let manifest = text.as_deref().map(serde_json::from_str::<Manifest>);
-        let manifest = manifest.and_then(Result::ok).expect("rank 0 wrote it");
-        let transfers = replicate(hosts, &manifest.files);
-        Ok(Sealed { text, transfers })
-    }
-
-    /// Copies the files of this host's ranks to the hosts that keep copies, and receives theirs.
-    ///
-    /// # Collective
-    /// All ranks that send or receive, at nearly the same time.
+    /// All ranks, at nearly the same time, if each host has a folder of its own.
     pub(crate) fn replicate(
         &self,
-        sealed: &Sealed,
+        sealed: Sealed,
         progress: &Progress,
         is_cancelled: &AtomicBool,
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<Sealed, CheckpointError> {
         let Some(hosts) = self.place.hosts() else {
-            return Ok(());
+            return Ok(sealed);
+        };
+        let text = match &hosts.firsts {
+            Some(firsts) => objects::broadcast(firsts, &sealed.text)?,
+            None => None,
         };
         let transfers = Transfers {
             hosts,
@@ -161,7 +181,8 @@ impl UnfinishedCheckpoint {
             from: &self.path,
             to: &self.path,
         };
-        transfers.run(progress, is_cancelled)
+        transfers.run(progress, is_cancelled)?;
+        Ok(Sealed { text, ..sealed })
     }
 
     /// Writes the manifest and gives the folder its final name, on a rank that created it.
@@ -191,7 +212,8 @@ pub(crate) fn all_or_none(
     step: u64,
     mine: Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    let is_mine = mine.is_ok() && place.hosts().is_some() && place.is_keeper(world);
+    let has_name = matches!(&mine, Ok(()) | Err(CheckpointError::NotDurable { .. }));
+    let is_mine = has_name && place.hosts().is_some() && place.is_keeper(world);
     settle(world, mine).inspect_err(|error| {
         if is_mine && !matches!(error, CheckpointError::Collective(_)) {
             let path = checkpoint_path(place.dir(), step);

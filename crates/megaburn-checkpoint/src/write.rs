@@ -73,12 +73,11 @@ pub(crate) fn write_rank_file<V>(
     }
     let path = folder.join(name);
     progress.expect(header.end as u64);
-    let mut file = DataFile::create(&path, header, None)?.with_progress(progress);
+    let file = DataFile::create(&path, header, None)?;
+    let mut file = file.with_progress(progress).cancelled_by(is_cancelled);
     let mut chunks = Vec::new();
     for tensor in tensors {
-        if is_cancelled.load(Ordering::Relaxed) {
-            return Err(CheckpointError::Cancelled { path });
-        }
+        file.check()?;
         chunks.extend(write_tensor(&mut file, tensor, &read)?);
     }
     for (piece, chunks) in pieces.iter_mut().zip(chunks) {
@@ -119,7 +118,7 @@ fn piece_info<V>(tensor: &PlannedTensor<V>, written: &WrittenPiece) -> PieceInfo
 
 /// Writes the pieces of a tensor. Returns the chunk hashes of each.
 fn write_tensor<V>(
-    file: &mut DataFile,
+    file: &mut DataFile<'_>,
     tensor: PlannedTensor<V>,
     read: impl Fn(V, Range<usize>) -> Result<TensorData, CheckpointError>,
 ) -> Result<Vec<Vec<String>>, CheckpointError> {
@@ -189,10 +188,11 @@ impl Header {
 }
 
 /// A safetensors file that is being written.
-pub(crate) struct DataFile {
+pub(crate) struct DataFile<'a> {
     path: PathBuf,
     file: Hashing<BufWriter<File>>,
     progress: Progress,
+    is_cancelled: Option<&'a AtomicBool>,
     /// Bytes since the last progress report, and since the last sync.
     unreported: usize,
     unsynced: usize,
@@ -204,7 +204,7 @@ const STEP: usize = 16 << 20;
 /// at the end would report no progress for as long as the disk needs.
 const SYNC: usize = 1 << 30;
 
-impl DataFile {
+impl<'a> DataFile<'a> {
     pub(crate) fn create(
         path: &Path,
         header: Header,
@@ -230,6 +230,7 @@ impl DataFile {
             path,
             file,
             progress: Progress::none(),
+            is_cancelled: None,
             unreported: 0,
             unsynced: 0,
         })
@@ -243,12 +244,30 @@ impl DataFile {
         }
     }
 
+    /// Gives up, with an error, when the flag is set.
+    pub(crate) fn cancelled_by(self, is_cancelled: &'a AtomicBool) -> Self {
+        Self {
+            is_cancelled: Some(is_cancelled),
+            ..self
+        }
+    }
+
+    /// Fails if the flag of [`cancelled_by`](Self::cancelled_by) is set.
+    fn check(&self) -> Result<(), CheckpointError> {
+        match self.is_cancelled {
+            Some(flag) if flag.load(Ordering::Relaxed) => Err(CheckpointError::Cancelled {
+                path: self.path.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Appends data; in total it must be exactly what the header describes.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        bytes
-            .chunks(STEP)
-            .try_for_each(|step| self.write_step(step))
-            .during("write", &self.path)
+        bytes.chunks(STEP).try_for_each(|step| {
+            self.check()?;
+            self.write_step(step).during("write", &self.path)
+        })
     }
 
     fn write_step(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -302,5 +321,26 @@ impl<W: Write> Write for Hashing<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_given_up_is_written_no_further() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let mut header = Header::default();
+        header.push("a".into(), Dtype::U8, vec![STEP + 9]);
+        let flag = AtomicBool::new(false);
+        let mut file = DataFile::create(&path, header, None)
+            .unwrap()
+            .cancelled_by(&flag);
+        file.write(&[1; 9]).unwrap();
+        flag.store(true, Ordering::Relaxed);
+        let error = file.write(&vec![2; STEP]).unwrap_err();
+        assert!(matches!(error, CheckpointError::Cancelled { path: found } if found == path));
     }
 }

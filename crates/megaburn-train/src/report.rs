@@ -30,6 +30,7 @@ use crate::{
     trainer::{Conversions, Progress, Resumed, Trainer},
 };
 
+pub(crate) use saved::last_saved_step;
 use start::StartMetrics;
 
 /// Prints to the console, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's

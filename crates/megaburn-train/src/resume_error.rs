@@ -27,6 +27,22 @@ pub enum ResumeError {
     )]
     AllDamaged { path: PathBuf, why: String },
     #[error(
+        "the run has saved step {step}, but {place} has no checkpoint now; restore it, or start \
+        anew with --fresh"
+    )]
+    NoneFound { step: u64, place: String },
+    #[error(
+        "checkpoint `{}` was written by run {writer}, which used the same train.local_checkpoint_dir: \
+        choose another one, or continue that run with its own run.dir (if that is lost, with its \
+        run_id in `{}`)",
+        path.display(), marker.display()
+    )]
+    OfOtherRun {
+        path: PathBuf,
+        writer: String,
+        marker: PathBuf,
+    },
+    #[error(
         "checkpoint `{}` is the newest and was written by {writer}, but this run has its own \
         checkpoints up to step {step}: to resume from those, move it out of the folder; to start \
         from it, start another run with --init and --set run.dir=...",

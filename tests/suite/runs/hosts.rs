@@ -84,27 +84,50 @@ fn folders_that_are_not_of_one_host_and_other_runs_are_refused() {
     let same = format!("train.local_checkpoint_dir={}", run.path("same").display());
     let refused = |args: &[String]| {
         let ended = Ranks::on_hosts(&HOSTS, args).wait_all();
-        assert!(ended.iter().all(|rank| rank.code == Some(2)), "{ended:?}");
+        let codes = ended.iter().map(|rank| rank.code);
+        assert!(codes.flatten().all(|code| code == 2), "{ended:?}");
         ended[0].stderr.clone()
     };
-    // Both hosts hold the lock of the same folder at the same time.
     let text = refused(&run.args("dp4", 2, &[&same]));
-    assert!(text.contains("same` is in use by a run"), "{text}");
+    assert!(text.contains("is the same folder on hosts"), "{text}");
     let local = local(&run);
     let args = run.args("dp4", 2, &[&local]);
     Ranks::on_hosts(&HOSTS, &args).finish();
     let text = refused(&[&args[..], &["--fresh".to_string()]].concat());
     assert!(text.contains("is a checkpoint of an earlier run"), "{text}");
     assert!(folder(&run, "a").join("step-00000002").exists());
-    // A start without the key says where the checkpoints are, and does not find them.
-    let ended = Ranks::threads(&run.args("dp4", 2, &[])).finish();
-    assert!(
-        ended[0]
-            .stderr
-            .contains("the last start of this run saved to"),
-        "{}",
-        ended[0].stderr
+    // A start that does not find the checkpoints does not begin anew.
+    let lines = fs::read(run.path("run/metrics.jsonl")).unwrap();
+    let other = format!(
+        "train.local_checkpoint_dir={}",
+        run.path("other/{host}").display()
     );
+    for sets in [&[][..], &[other.as_str()]] {
+        let text = refused(&run.args("dp4", 2, sets));
+        assert!(text.contains("the run has saved step 2, but"), "{text}");
+    }
+    for host in ["a", "b"] {
+        fs::rename(folder(&run, host), run.path(host)).unwrap();
+    }
+    let text = refused(&args);
+    assert!(text.contains("of the hosts a, b (MEGABURN_HOST"), "{text}");
+    assert_eq!(fs::read(run.path("run/metrics.jsonl")).unwrap(), lines);
+    for host in ["a", "b"] {
+        fs::remove_dir_all(folder(&run, host)).unwrap();
+        fs::rename(run.path(host), folder(&run, host)).unwrap();
+    }
+    // Another run with the same folder does not take the checkpoints, nor a lock that is not ours.
+    let set = format!("run.dir={}", run.path("second").display());
+    let text = refused(&[&args[..], &["--set".to_string(), set]].concat());
+    assert!(text.contains("was written by run"), "{text}");
+    fs::write(folder(&run, "b").join(".lock"), "mine").unwrap();
+    let text = refused(&args);
+    assert!(
+        text.contains(".lock` was not written by megaburn"),
+        "{text}"
+    );
+    let lock = fs::read_to_string(folder(&run, "b").join(".lock"));
+    assert_eq!(lock.unwrap(), "mine");
 }
 
 #[test]

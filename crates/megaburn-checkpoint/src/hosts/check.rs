@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::Path,
+    time::Duration,
 };
 
 use megaburn_collective::{Group, objects};
@@ -10,25 +11,28 @@ use megaburn_collective::{Group, objects};
 use crate::{
     agree::settle,
     error::{CheckpointError, IoContext},
-    hosts::map::Hosts,
     paths::sibling_path,
+    place::Place,
 };
 
 /// The start of the name of a file by which a host recognizes its folder.
 const PROBE: &str = ".host-probe";
 
-/// Checks that all ranks of a host see its folder `dir`, and that no other host does. The folders
-/// must exist.
+/// A probe that is older was left by a start that was killed.
+const LEFT: Duration = Duration::from_secs(3600);
+
+/// Checks that all ranks of a host see its folder, and that no other host does, if each host has a
+/// folder of its own. The folders must exist.
 ///
 /// # Errors
 /// A folder is of two hosts, or a rank does not see that of its host.
 /// # Collective
 /// All ranks of `world`; a few bytes.
-pub(crate) fn check_folders(
-    world: &Group,
-    hosts: &Hosts,
-    dir: &Path,
-) -> Result<(), CheckpointError> {
+pub fn check_folders(place: &Place, world: &Group) -> Result<(), CheckpointError> {
+    let Some(hosts) = place.hosts() else {
+        return Ok(());
+    };
+    let dir = place.dir();
     let start = sibling_path(&dir.join(PROBE), "-");
     let start = start.file_name().map(|name| name.to_string_lossy());
     let start: String = objects::broadcast(world, &start.unwrap_or_default().into_owned())?;
@@ -64,8 +68,24 @@ pub(crate) fn check_folders(
     if is_first {
         // It is empty, and the next check ignores it.
         let _ = fs::remove_file(&mine);
+        remove_left(dir);
     }
     settled
+}
+
+/// Removes the probes of killed starts. One that cannot be removed does no harm.
+fn remove_left(dir: &Path) {
+    for name in names(dir).unwrap_or_default() {
+        let path = dir.join(&name);
+        let is_left = name.starts_with(PROBE)
+            && fs::symlink_metadata(&path).is_ok_and(|found| {
+                let age = found.modified().ok().and_then(|time| time.elapsed().ok());
+                found.is_file() && found.len() == 0 && age.is_some_and(|age| age > LEFT)
+            });
+        if is_left {
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 fn names(dir: &Path) -> Result<Vec<String>, CheckpointError> {

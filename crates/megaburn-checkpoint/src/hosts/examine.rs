@@ -22,12 +22,14 @@ pub(crate) struct HostCopy {
     pub(crate) whole: BTreeSet<String>,
     /// What is damaged.
     pub(crate) damage: Vec<String>,
+    /// What the system failed to read, although it may be intact.
+    pub(crate) unreadable: Vec<String>,
 }
 
 /// Examines every `count`th file of a host's copy of a checkpoint, from file `index` on.
 ///
 /// # Errors
-/// The system fails to read, or another version wrote the checkpoint.
+/// Another version wrote the checkpoint.
 pub(crate) fn examine_copy(
     path: &Path,
     (index, count): (usize, usize),
@@ -41,7 +43,13 @@ pub(crate) fn examine_copy(
             return Ok(found);
         }
     };
-    found.manifest = Some(retried(|| manifest_hash(path))?);
+    match retried(|| manifest_hash(path)) {
+        Ok(hash) => found.manifest = Some(hash),
+        Err(error) => {
+            found.note(error)?;
+            return Ok(found);
+        }
+    }
     let names: Vec<_> = checkpoint
         .manifest
         .files
@@ -68,7 +76,8 @@ impl HostCopy {
         match Fault::of(&error) {
             Fault::Missing => {}
             Fault::Damaged => self.damage.push(error.to_string()),
-            Fault::Unreadable | Fault::OtherVersion => return Err(error),
+            Fault::Unreadable => self.unreadable.push(error.to_string()),
+            Fault::OtherVersion => return Err(error),
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use crate::{
     atomic_dir::AtomicDir,
     checkpoint::{Checkpoint, HostFiles, manifest_text, read_manifest},
     error::CheckpointError,
+    fault::{Fault, retried},
     folder::set_aside_damaged,
     hosts::{
         map::Hosts,
@@ -30,7 +31,8 @@ impl Checkpoint {
     /// Nothing is done for a checkpoint in a shared folder.
     ///
     /// # Errors
-    /// A file cannot be read, sent or written. What is complete stays.
+    /// A file cannot be read, sent or written. Files that a host has received into an existing folder
+    /// stay.
     /// # Collective
     /// All ranks of `world`. Files are sent between hosts in blocks of 4 MiB.
     pub fn fetch(
@@ -44,7 +46,10 @@ impl Checkpoint {
         };
         let phase = world.phase(Phase::Load);
         let all: Vec<BTreeSet<usize>> = objects::gather(world, needed)?;
-        let transfers = plan(hosts, &self.manifest.files, &found.hosts_of_file, &all);
+        let transfers = match world.rank() {
+            0 => plan(hosts, &self.manifest.files, &found.hosts_of_file, &all),
+            _ => Vec::new(),
+        };
         let transfers: Vec<Transfer> = objects::broadcast(world, &transfers)?;
         if transfers.is_empty() {
             return Ok(());
@@ -96,7 +101,7 @@ impl Folder {
         let name: String = objects::broadcast(world, &name.unwrap_or_default().into_owned())?;
         let temporary = place.dir().join(name);
         let prepare = || -> Result<(bool, Option<AtomicDir>), CheckpointError> {
-            if is_same(target, &found.manifest) {
+            if retried(|| is_same(target, &found.manifest))? {
                 return Ok((true, None));
             }
             if is_there(target) {
@@ -107,12 +112,13 @@ impl Folder {
                     target.display(),
                     aside.display()
                 );
+            } else {
+                tracing::warn!(
+                    "host {} has no folder {}: its files are copied from other hosts",
+                    hosts.name(hosts.of(world.rank())),
+                    target.display()
+                );
             }
-            tracing::warn!(
-                "host {} has no folder {}: its files are copied from other hosts",
-                hosts.name(hosts.of(world.rank())),
-                target.display()
-            );
             Ok((false, Some(AtomicDir::named(&temporary, target)?)))
         };
         let prepared = if place.is_keeper(world) {
@@ -134,8 +140,18 @@ impl Folder {
 }
 
 /// Whether a folder has this manifest, intact.
-fn is_same(folder: &Path, manifest: &str) -> bool {
-    read_manifest(folder).is_ok() && manifest_text(folder).is_ok_and(|text| text == manifest)
+///
+/// # Errors
+/// The system fails to read it.
+fn is_same(folder: &Path, manifest: &str) -> Result<bool, CheckpointError> {
+    let text = read_manifest(folder).and_then(|_| manifest_text(folder));
+    match text {
+        Ok(text) => Ok(text == manifest),
+        Err(error) => match Fault::of(&error) {
+            Fault::Damaged | Fault::Missing | Fault::OtherVersion => Ok(false),
+            Fault::Unreadable => Err(error),
+        },
+    }
 }
 
 /// The transfers that give each host what its ranks need and the copies that it should keep.
@@ -151,9 +167,9 @@ fn plan(
         wanted.extend(needed.iter().map(|&file| (file, hosts.of(rank))));
     }
     for (number, file) in files.iter().enumerate() {
-        // The checkpoint may be of more ranks than there are now.
-        if let Some(writer) = file.writer().filter(|&writer| writer < needed.len()) {
-            let host = hosts.of(writer);
+        if let Some(writer) = file.writer() {
+            // The checkpoint may be of more ranks than there are now.
+            let host = hosts.of(writer % needed.len());
             let keeps = [host].into_iter().chain(hosts.replicas(host));
             wanted.extend(keeps.map(|host| (number, host)));
         }

@@ -20,8 +20,17 @@ pub(crate) struct CompleteCopies {
     pub(crate) hosts: BTreeSet<usize>,
     /// The hosts that have each file, intact.
     pub(crate) hosts_of_file: BTreeMap<String, BTreeSet<usize>>,
-    /// What is damaged on some host.
-    pub(crate) damage: Vec<String>,
+    /// What is damaged or cannot be read on some host.
+    pub(crate) faults: Vec<String>,
+}
+
+/// What all ranks do about a checkpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Verdict {
+    Take(CompleteCopies),
+    Refuse(String),
+    /// What could not be read may be the only copy.
+    Stop(String),
 }
 
 /// The copies, or why the checkpoint is refused; an outer error ends the search.
@@ -37,14 +46,19 @@ pub(crate) fn judge_copies(
     mine: Result<HostCopy, CheckpointError>,
 ) -> JudgedCopies {
     let all = objects::gather(world, &settle(world, mine)?)?;
-    Ok(objects::broadcast(world, &judge(hosts, &all))?)
+    match objects::broadcast(world, &judge(hosts, &all))? {
+        Verdict::Take(copies) => Ok(Ok(copies)),
+        Verdict::Refuse(why) => Ok(Err(why)),
+        Verdict::Stop(message) => Err(CheckpointError::NoReadableCopy { message }),
+    }
 }
 
-fn judge(hosts: &Hosts, of_rank: &[HostCopy]) -> Result<CompleteCopies, String> {
-    let damage: Vec<String> = of_rank
-        .iter()
-        .flat_map(|copy| copy.damage.clone())
-        .collect();
+fn judge(hosts: &Hosts, of_rank: &[HostCopy]) -> Verdict {
+    let all = |of: fn(&HostCopy) -> &Vec<String>| -> Vec<String> {
+        of_rank.iter().flat_map(of).cloned().collect()
+    };
+    let damage = all(|copy| &copy.damage);
+    let unreadable = all(|copy| &copy.unreadable);
     // If a run came back to a step, some hosts may have the checkpoint from before, and some the
     // one from after.
     let mut variants: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
@@ -75,11 +89,11 @@ fn judge(hosts: &Hosts, of_rank: &[HostCopy]) -> Result<CompleteCopies, String> 
         }
         match hosts_of_file.iter().find(|(_, hosts)| hosts.is_empty()) {
             None => {
-                return Ok(CompleteCopies {
+                return Verdict::Take(CompleteCopies {
                     manifest: manifest.to_string(),
                     hosts: on,
                     hosts_of_file,
-                    damage,
+                    faults: [unreadable, damage].concat(),
                 });
             }
             Some((file, _)) => missing = missing.or_else(|| Some(file.clone())),
@@ -90,7 +104,10 @@ fn judge(hosts: &Hosts, of_rank: &[HostCopy]) -> Result<CompleteCopies, String> 
         Some(file) => format!("none of the {num_hosts} hosts has an intact `{file}`"),
         None => format!("none of the {num_hosts} hosts has its manifest"),
     };
-    Err(match damage.first() {
+    if let Some(unreadable) = unreadable.first() {
+        return Verdict::Stop(format!("{why}: {unreadable}"));
+    }
+    Verdict::Refuse(match damage.first() {
         Some(damage) => format!("{why}: {damage}"),
         None => why,
     })

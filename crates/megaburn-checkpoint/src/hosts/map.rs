@@ -14,6 +14,8 @@ pub struct Hosts {
     /// Groups of all ranks for threads that send files while the other groups are in use.
     pub(crate) files: Group,
     pub(crate) answers: Group,
+    /// The first ranks of the hosts; only on these.
+    pub(crate) firsts: Option<Group>,
 }
 
 impl Hosts {
@@ -38,7 +40,13 @@ impl Hosts {
             })
         };
         let of_rank: Vec<usize> = all.into_iter().map(number).collect();
+        let first = |host: usize| of_rank.iter().position(|&of| of == host);
+        let mut firsts: Vec<usize> = (0..names.len()).filter_map(first).collect();
+        firsts.sort_unstable();
+        let is_first = firsts.contains(&world.rank());
+        let firsts = is_first.then(|| world.subgroup("first ranks of hosts", &firsts));
         Ok(Self {
+            firsts: firsts.transpose()?,
             num_replicas: num_replicas.min(names.len() - 1),
             of_rank,
             names,
@@ -60,6 +68,11 @@ impl Hosts {
     /// The number of the host of a rank.
     pub(crate) fn of(&self, rank: usize) -> usize {
         self.of_rank[rank]
+    }
+
+    /// The names of the hosts, in the order of their first ranks.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     pub(crate) fn name(&self, host: usize) -> &str {

@@ -5,7 +5,10 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -25,8 +28,15 @@ use crate::{
 /// Bytes of a file in a message.
 const BLOCK: usize = 4 << 20;
 
-/// Messages that may be under way to a rank, which bounds its memory.
+/// Messages of a file that may be under way, which bounds the memory of its receiver.
 const WINDOW: usize = 4;
+
+/// Pairs of ranks for which a rank works at a time.
+const AT_ONCE: usize = 8;
+
+/// Bytes that are written between syncs. At the end of a file, a sync of all of it would take long
+/// without a sign of life.
+const SYNC: usize = 256 << 20;
 
 /// The first byte of a message.
 const DATA: u8 = 0;
@@ -65,8 +75,9 @@ pub(crate) struct Transfers<'a> {
 }
 
 impl Transfers<'_> {
-    /// Sends and receives the files of this rank, with a thread for each rank that it sends to or
-    /// receives from. What arrives is compared with the hash in the manifest before it gets its name.
+    /// Sends and receives the files of this rank. A thread works for each pair of ranks, for at most
+    /// [`AT_ONCE`] pairs at a time, in an order that all ranks agree on. What arrives is compared with
+    /// the hash in the manifest before it gets its name.
     ///
     /// # Errors
     /// A file cannot be read or written here, or by the rank at the other end. All other files of
@@ -101,16 +112,30 @@ impl Transfers<'_> {
             }
             failed
         };
+        let num_threads = pairs.len().min(AT_ONCE);
+        // The first pair that is left has both of its ranks, so no rank waits for ever.
+        let left = Mutex::new(pairs.into_iter());
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            let mut failed = Ok(());
+            while let Some((pair, transfers)) = next() {
+                match one_pair(pair, transfers) {
+                    Err(error @ CheckpointError::Collective(_)) => return Err(error),
+                    done => failed = failed.and(done),
+                }
+            }
+            failed
+        };
         thread::scope(|scope| {
-            let one_pair = &one_pair;
-            let threads: Vec<_> = pairs
-                .into_iter()
-                .map(|(pair, transfers)| scope.spawn(move || one_pair(pair, transfers)))
-                .collect();
-            let ends = threads.into_iter().map(|thread| {
-                let end = thread.join();
-                end.unwrap_or(Err(CheckpointError::WriterPanicked))
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work);
+            let threads: Vec<_> = (0..num_threads).map(spawn).collect();
+            let ends = threads.into_iter().map(|thread| match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or(Err(CheckpointError::WriterPanicked)),
+                Err(source) => Err(CheckpointError::NoThread { source }),
             });
+            // All threads end before the first error is returned.
             ends.collect::<Vec<_>>().into_iter().collect()
         })
     }
@@ -224,6 +249,7 @@ struct Received {
     part: PathBuf,
     file: File,
     hash: Xxh3,
+    unsynced: usize,
     is_finished: bool,
 }
 
@@ -237,13 +263,20 @@ impl Received {
             part,
             file,
             hash: Xxh3::new(),
+            unsynced: 0,
             is_finished: false,
         })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         self.hash.update(bytes);
-        self.file.write_all(bytes).during("write", &self.part)
+        self.unsynced += bytes.len();
+        self.file.write_all(bytes).during("write", &self.part)?;
+        if self.unsynced >= SYNC {
+            self.unsynced = 0;
+            self.file.sync_data().during("sync", &self.part)?;
+        }
+        Ok(())
     }
 
     fn finish(mut self, transfer: &Transfer) -> Result<(), CheckpointError> {

@@ -3,12 +3,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Mutex,
 };
 
 use megaburn_checkpoint::{Advance, CheckpointError, Hosts, Latest, Place, find_latest, prepare};
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankFailure, run_threads};
 use megaburn_mesh::Layout;
+use rstest::rstest;
 use tempfile::TempDir;
 
 use crate::model::{Random, begin_rank, local_bytes, names, save_rank, tensors};
@@ -255,22 +255,20 @@ fn hosts_with_another_checkpoint_of_the_step_get_the_one_of_most_hosts() {
     assert!(names(&cluster.folder(1)).iter().any(aside));
 }
 
-#[test]
-fn a_copy_that_cannot_be_written_leaves_nothing_of_the_checkpoint_on_any_host() {
+/// Whether a copy or the manifest cannot be written on a host.
+#[rstest]
+#[case("rank-00001.safetensors")]
+#[case("manifest.json")]
+fn a_failure_on_one_host_leaves_nothing_of_the_checkpoint_on_any(#[case] file: &str) {
     let cluster = Cluster::new("tp2-dp2", &[0, 0, 1, 1], 1);
     cluster.save(0, &[1], true);
-    let begun = Mutex::new(());
     let errors = cluster.run(|place, groups| {
         let mut save = begin_rank(place, 0, 2, groups)?;
         if groups.world.rank() == 2 {
-            let _begun = begun.lock().unwrap();
             let unfinished = names(place.dir());
-            let unfinished = unfinished
-                .iter()
-                .find(|name| name.contains(".tmp-"))
-                .unwrap();
-            // Rank 1's copy cannot get its name.
-            let path = place.dir().join(unfinished).join("rank-00001.safetensors");
+            let unfinished = unfinished.iter().find(|name| name.contains(".tmp-"));
+            // The file cannot get its name.
+            let path = place.dir().join(unfinished.unwrap()).join(file);
             fs::create_dir_all(path.join("full")).unwrap();
         }
         groups.world.barrier()?;
@@ -285,14 +283,61 @@ fn a_copy_that_cannot_be_written_leaves_nothing_of_the_checkpoint_on_any_host() 
     });
     for (rank, error) in errors.into_iter().enumerate() {
         let error = error.unwrap();
-        assert!(
-            error.contains("rank-00001.safetensors"),
-            "rank {rank}: {error}"
-        );
+        assert!(error.contains(file), "rank {rank}: {error}");
     }
     assert_eq!(cluster.steps(), [["step-00000001"], ["step-00000001"]]);
     cluster.save(0, &[2], true);
     assert_eq!(cluster.load(), (Some(2), vec![]));
+}
+
+/// Ranks may be on more or fewer hosts at the next start, and files keep as many copies.
+#[test]
+fn a_run_continues_on_other_hosts() {
+    let mut cluster = Cluster::new("tp2-dp2", &[0, 1, 2, 2], 1);
+    cluster.save(0, &[1], false);
+    for hosts in [[0, 0, 1, 1], [0, 1, 1, 0], [0, 1, 2, 3]] {
+        cluster.hosts = hosts.to_vec();
+        assert_eq!(cluster.load(), (Some(1), vec![]), "{hosts:?}");
+    }
+    for lost in 0..4 {
+        fs::remove_dir_all(cluster.folder(lost)).unwrap();
+        assert_eq!(cluster.load(), (Some(1), vec![]), "without {lost}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_taken_from_another_host_or_ends_the_start() {
+    use std::os::unix::fs::symlink;
+    // The system refuses to follow a link to itself, which says nothing about a file.
+    let spoil = |cluster: &Cluster, host: usize| {
+        let file = cluster
+            .folder(host)
+            .join("step-00000002/rank-00001.safetensors");
+        fs::remove_file(&file).unwrap();
+        symlink(&file, &file).unwrap();
+    };
+    let cluster = Cluster::new("tp2", &[0, 1], 1);
+    cluster.save(0, &[1, 2], false);
+    spoil(&cluster, 1);
+    assert_eq!(cluster.load(), (Some(2), vec![]));
+    let file = cluster
+        .folder(1)
+        .join("step-00000002/rank-00001.safetensors");
+    assert!(
+        fs::symlink_metadata(file).unwrap().is_file(),
+        "it was replaced"
+    );
+    for host in 0..2 {
+        spoil(&cluster, host);
+    }
+    let found = cluster.run(|place, groups| find_latest(place, &groups.world).map(drop));
+    for error in found {
+        let text = error.unwrap_err().to_string();
+        assert!(
+            text.contains("no older checkpoint is used instead"),
+            "{text}"
+        );
+    }
 }
 
 #[test]

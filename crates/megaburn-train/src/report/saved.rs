@@ -7,9 +7,10 @@ use std::{
 };
 
 use megaburn_report::metrics::CheckpointMetrics;
+use serde_json::Value;
 
 use super::Reporter;
-use crate::{error::TrainError, saves::SavedCheckpoint};
+use crate::{error::TrainError, run_folder::names::METRICS, saves::SavedCheckpoint};
 
 impl Reporter<'_> {
     /// Records a checkpoint that was saved in `path`.
@@ -23,4 +24,11 @@ impl Reporter<'_> {
             bytes: bytes.ok(),
         })
     }
+}
+
+/// The step of the last checkpoint that `metrics.jsonl` of the run in `dir` names.
+pub(crate) fn last_saved_step(dir: &Path) -> Option<u64> {
+    let text = fs::read_to_string(dir.join(METRICS)).ok()?;
+    let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["checkpoint"].as_u64();
+    text.lines().rev().find_map(step)
 }

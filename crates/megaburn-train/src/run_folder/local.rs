@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use megaburn_checkpoint::{Hosts, Place, checkpoint_step};
+use megaburn_checkpoint::{Hosts, Place, check_folders, checkpoint_step};
 use megaburn_collective::{Group, host_name};
 
 use super::{
     RunFolderError,
     lock::{self, RunLock},
-    names::names_in,
+    names::{LOCK, names_in},
 };
 use crate::{config::TrainConfig, error::TrainError, start::settle};
 
@@ -56,22 +56,35 @@ pub(super) fn take(
         );
     }
     let place = Place::of_each_host(dir.replace(NAME, &name), hosts);
-    let folder = place
-        .is_keeper(world)
-        .then(|| LocalFolder::take(place.dir(), run_id));
+    let is_keeper = place.is_keeper(world);
+    let made = if is_keeper { make(place.dir()) } else { Ok(()) };
+    settle(world, made.map_err(TrainError::from))?;
+    // Before the lock, which a host with the same folder could not take.
+    check_folders(&place, world)?;
+    let folder = is_keeper.then(|| LocalFolder::take(place.dir(), run_id));
     let folder = settle(world, folder.transpose().map_err(TrainError::from))?;
     Ok(Some((place, folder)))
 }
 
+fn make(dir: &Path) -> Result<(), RunFolderError> {
+    fs::create_dir_all(dir).map_err(|source| unusable(dir, source))
+}
+
+fn unusable(dir: &Path, source: io::Error) -> RunFolderError {
+    RunFolderError::Unusable {
+        path: dir.to_path_buf(),
+        source,
+    }
+}
+
 impl LocalFolder {
     fn take(dir: &Path, run_id: &str) -> Result<Self, RunFolderError> {
-        let fail = |source| RunFolderError::Unusable {
-            path: dir.to_path_buf(),
-            source,
-        };
-        fs::create_dir_all(dir).map_err(fail)?;
+        let path = dir.join(LOCK);
+        if path.exists() && !lock::is_lock(dir) {
+            return Err(RunFolderError::Taken { path });
+        }
         let mut lock = RunLock::take(dir, lock::LEASE)?;
-        lock.sign(run_id).map_err(fail)?;
+        lock.sign(run_id).map_err(|source| unusable(dir, source))?;
         Ok(Self {
             path: dir.to_path_buf(),
             lock: Mutex::new(lock),
@@ -88,7 +101,7 @@ impl LocalFolder {
 
     /// Fails if the folder holds checkpoints, which a run that starts anew would mix with its own.
     pub(super) fn check_empty(&self) -> Result<(), RunFolderError> {
-        let names = names_in(&self.path).map_err(|source| self.unusable(source))?;
+        let names = names_in(&self.path).map_err(|source| unusable(&self.path, source))?;
         if let Some(name) = names.iter().find(|name| checkpoint_step(name).is_some()) {
             return Err(RunFolderError::LocalCheckpoints {
                 path: self.path.join(name),
@@ -100,13 +113,7 @@ impl LocalFolder {
     /// Holds the folder for another run from now on.
     pub(super) fn sign(&self, run_id: &str) -> Result<(), RunFolderError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        lock.sign(run_id).map_err(|source| self.unusable(source))
-    }
-
-    fn unusable(&self, source: io::Error) -> RunFolderError {
-        RunFolderError::Unusable {
-            path: self.path.clone(),
-            source,
-        }
+        let signed = lock.sign(run_id);
+        signed.map_err(|source| unusable(&self.path, source))
     }
 }

@@ -328,7 +328,8 @@ impl Trainer {
         let Some(first) = self.samples.valid.first() else {
             return;
         };
-        let own = evals.into_iter().filter(|eval| eval.data == first.name);
+        let counts = |eval: &EvalMetrics| eval.data == first.name && eval.eval_loss.is_finite();
+        let own = evals.into_iter().filter(counts);
         self.eval_losses
             .extend(own.map(|eval| (eval.step, eval.eval_loss)));
     }

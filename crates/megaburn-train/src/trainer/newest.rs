@@ -1,14 +1,23 @@
 //! Finds the checkpoint to resume from, and the files of it that this rank needs.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
-use megaburn_checkpoint::{Checkpoint, CheckpointError, Latest, Place, find_latest, newest};
+use megaburn_checkpoint::{
+    Checkpoint, CheckpointError, Latest, Place, checkpoint_step, find_latest,
+};
 use megaburn_collective::objects;
 use toml::Table;
 
 use crate::{
     error::TrainError,
+    report::last_saved_step,
+    resume_error::ResumeError,
     run_folder::{config_of, names::CHECKPOINTS},
+    start::settle,
     trainer::Trainer,
 };
 
@@ -19,46 +28,83 @@ impl Trainer {
     /// All ranks.
     pub(super) fn find_newest(&self, place: &Place) -> Result<Latest, TrainError> {
         let world = &self.groups.world;
-        if self.groups.is_main() {
-            self.warn_of_other_place();
+        if let (true, Some(last)) = (self.groups.is_main(), self.other_place()) {
+            tracing::warn!(
+                "the last start of this run saved to `{last}` on each host; checkpoints there are \
+                not found unless train.local_checkpoint_dir names it"
+            );
         }
         let latest = find_latest(place, world)?;
         if place.hosts().is_none() {
             return Ok(latest);
         }
         // The run may have saved into its own folder before.
-        let own = Path::new(&self.config.run.dir).join(CHECKPOINTS);
+        let own = self.own_checkpoints();
         let step = |latest: &Latest| latest.checkpoint.as_ref().map(Checkpoint::step);
-        let of_own = match self.groups.is_main() {
-            true => newest(&own).ok().and_then(|latest| step(&latest)),
-            false => None,
+        let is_newer = match (self.groups.is_main(), step(&latest)) {
+            (true, local) => has_newer(&own, local),
+            (false, _) => Ok(false),
         };
-        let of_own: Option<u64> = objects::broadcast(world, &of_own)?;
-        if of_own <= step(&latest) {
+        let is_newer: bool = objects::broadcast(world, &settle(world, is_newer)?)?;
+        if !is_newer {
             return Ok(latest);
         }
-        if self.groups.is_main() {
-            tracing::info!(
-                "`{}` has a newer checkpoint than the folders of the hosts",
-                own.display()
-            );
-        }
-        Ok(find_latest(&own, world)?)
+        let of_run = find_latest(&own, world)?;
+        let (mut chosen, other) = if step(&of_run) > step(&latest) {
+            if self.groups.is_main() {
+                tracing::warn!(
+                    "`{}` has a newer checkpoint than the folders of the hosts, which is used",
+                    own.display()
+                );
+            }
+            (of_run, latest)
+        } else {
+            (latest, of_run)
+        };
+        chosen.refused.extend(other.refused);
+        Ok(chosen)
     }
 
-    /// Says where the last start of this run saved, if this one looks elsewhere.
-    fn warn_of_other_place(&self) {
+    fn own_checkpoints(&self) -> PathBuf {
+        Path::new(&self.config.run.dir).join(CHECKPOINTS)
+    }
+
+    /// The folder of each host that the last start of this run saved to, if this one looks elsewhere.
+    fn other_place(&self) -> Option<String> {
         let text = fs::read_to_string(config_of(Path::new(&self.config.run.dir)));
-        let last = text.ok().and_then(|text| text.parse::<Table>().ok());
-        let last = last.as_ref().and_then(|last| last.get("train"));
-        let last = last.and_then(|train| train.get("local_checkpoint_dir")?.as_str());
+        let last: Table = text.ok()?.parse().ok()?;
+        let last = last.get("train")?.get("local_checkpoint_dir")?.as_str()?;
         let mine = self.config.train.local_checkpoint_dir.as_deref();
-        if let Some(last) = last.filter(|last| Some(*last) != mine) {
-            tracing::warn!(
-                "the last start of this run saved to `{last}` on each host; checkpoints there are \
-                not found unless train.local_checkpoint_dir names it"
-            );
-        }
+        (Some(last) != mine).then(|| last.to_string())
+    }
+
+    /// Fails if the run has saved, but no checkpoint was found because the folders of the hosts are
+    /// other ones now. Without this, the run would start anew.
+    ///
+    /// # Collective
+    /// All ranks.
+    pub(super) fn check_never_saved(&self, place: &Place) -> Result<(), TrainError> {
+        let check = || {
+            let place = match (self.other_place(), place.hosts()) {
+                (None, None) => return Ok(()),
+                (Some(last), _) => format!("`{}`, unlike `{last}`,", place.dir().display()),
+                (None, Some(hosts)) => format!(
+                    "`{}` of the hosts {} (MEGABURN_HOST gives a host another name)",
+                    place.dir().display(),
+                    hosts.names().join(", ")
+                ),
+            };
+            match last_saved_step(Path::new(&self.config.run.dir)) {
+                Some(step) => Err(ResumeError::NoneFound { step, place }.into()),
+                None => Ok(()),
+            }
+        };
+        let mine = if self.groups.is_main() {
+            check()
+        } else {
+            Ok(())
+        };
+        settle(&self.groups.world, mine)
     }
 
     /// The files of a checkpoint that this rank reads from to resume.
@@ -70,11 +116,30 @@ impl Trainer {
         let mut files = BTreeSet::new();
         for tensor in self.held_tensors(no_values) {
             let all = 0..tensor.shard.local_shape().iter().product();
-            // Weights are read whole, also where a rank updates only a part of them.
-            let is_weight = tensor.name.starts_with("model.");
-            let range = if is_weight { all } else { tensor.range.clone() };
+            // Weights are read whole, unless the rank keeps only a part of them.
+            let weight = tensor.name.strip_prefix("model.");
+            let is_whole = weight.is_some_and(|path| !self.sharding.is_param_sharded(path));
+            let range = if is_whole { all } else { tensor.range.clone() };
             files.extend(checkpoint.files_of(&tensor.name, tensor.shard, range));
         }
         files
     }
+}
+
+/// Whether a folder has a checkpoint of a later step, intact or not.
+fn has_newer(folder: &Path, step: Option<u64>) -> Result<bool, TrainError> {
+    let unreadable = |source| TrainError::Read {
+        path: folder.to_path_buf(),
+        source,
+    };
+    let mut newest = None;
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.map_err(unreadable)?,
+    };
+    for entry in entries {
+        let name = entry.map_err(unreadable)?.file_name();
+        newest = newest.max(name.to_str().and_then(checkpoint_step));
+    }
+    Ok(newest > step)
 }

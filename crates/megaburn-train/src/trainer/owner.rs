@@ -1,16 +1,44 @@
 //! Determines which run wrote the checkpoint that a run finds in its folder.
 
+use std::path::Path;
+
 use megaburn_checkpoint::{
     Checkpoint, Refused, checkpoint_step, checkpoints_of, set_aside_damaged,
 };
 
-use crate::{error::TrainError, resume_error::ResumeError, trainer::Trainer};
+use crate::{
+    error::TrainError, resume_error::ResumeError, run_folder::names::MARKER, trainer::Trainer,
+};
 
 impl Trainer {
     /// The run that wrote the checkpoint, if it is known and not this one.
     pub(super) fn other_run(&self, checkpoint: &Checkpoint) -> Option<String> {
         let writer = checkpoint.manifest().run_id.clone();
         writer.filter(|writer| self.run.as_ref().is_some_and(|run| run.id != *writer))
+    }
+
+    /// Refuses a checkpoint of another run in a host's folder, because the two runs would have the
+    /// same folder.
+    pub(super) fn check_local_owner(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let place = self.place();
+        let is_local = place.hosts().is_some() && checkpoint.path().starts_with(place.dir());
+        let path = checkpoint.path().to_path_buf();
+        if is_local && checkpoint.trainer().is_null() {
+            let what = "has weights only, and must be in `checkpoints` of run.dir".to_string();
+            return Err(ResumeError::Other { path, what }.into());
+        }
+        match self.other_run(checkpoint).filter(|_| is_local) {
+            None => Ok(()),
+            Some(writer) => {
+                let marker = Path::new(&self.config.run.dir).join(MARKER);
+                Err(ResumeError::OfOtherRun {
+                    path,
+                    writer,
+                    marker,
+                }
+                .into())
+            }
+        }
     }
 
     /// Refuses a checkpoint that another run or a conversion wrote if this run has older ones of

@@ -57,11 +57,15 @@ impl Trainer {
                     why: refused.why,
                 }
                 .into()),
-                None => Ok(None),
+                None => {
+                    self.check_never_saved(&place)?;
+                    Ok(None)
+                }
             };
         };
         let progress_is_kept = if self.groups.is_main() {
-            self.check_own_progress(&checkpoint)
+            self.check_local_owner(&checkpoint)
+                .and_then(|()| self.check_own_progress(&checkpoint))
         } else {
             Ok(())
         };
@@ -208,6 +212,7 @@ impl Trainer {
             progress,
             loss_scaler,
             last_load,
+            eval_losses,
             ..
         } = read_state(checkpoint)?;
         let updates = progress.step - progress.skipped_steps;
@@ -224,6 +229,9 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
+        if self.groups.is_main() {
+            self.eval_losses = eval_losses;
+        }
         if last_load.len() == self.last_load.len() {
             self.last_load = last_load;
             self.log_last_load();

@@ -1,4 +1,4 @@
-use std::{rc::Rc, sync::Arc};
+use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 
 use burn::tensor::{DType, TensorData, bf16, f16};
 use megaburn_checkpoint::{
@@ -46,6 +46,9 @@ pub(super) struct TrainerState {
     /// For each layer, the fraction of the last step's tokens that each expert got.
     #[serde(default)]
     pub(super) last_load: Vec<Option<Vec<f64>>>,
+    /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
+    #[serde(default)]
+    pub(super) eval_losses: BTreeMap<u64, f64>,
 }
 
 /// The optimizer of checkpoints from before there was a choice.
@@ -54,7 +57,8 @@ fn adamw() -> String {
 }
 
 impl Trainer {
-    /// Writes a checkpoint of the current state into `run.dir`.
+    /// Writes a checkpoint of the current state into the folder of checkpoints, or into that of each
+    /// host.
     ///
     /// The values that the optimizer updates are written: for bf16 and f16 parameters their f32
     /// masters, if they have any, and the optimizer state in its own types. Reading converts to
@@ -240,6 +244,7 @@ impl Trainer {
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),
+            eval_losses: self.eval_losses.clone(),
         }
     }
 }

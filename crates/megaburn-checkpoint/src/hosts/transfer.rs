@@ -127,7 +127,7 @@ impl Transfers<'_> {
             failed
         };
         thread::scope(|scope| {
-            let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work);
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, work);
             let threads: Vec<_> = (0..num_threads).map(spawn).collect();
             let ends = threads.into_iter().map(|thread| match thread {
                 Ok(thread) => thread

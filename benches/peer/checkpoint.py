@@ -38,12 +38,16 @@ def main():
     angles = torch.rand(args.seq_len, fsdp.HEAD_DIM, device="cuda")
     cos, sin = angles.cos(), angles.sin()
 
-    def step():
+    def compute():
         loss = model(tokens, cos, sin)
         loss.backward()
+        return loss.item()
+
+    def step():
+        loss = compute()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.item()
+        return loss
 
     def state():
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -69,37 +73,40 @@ def main():
         dcp.save(state(), checkpoint_id=path)
         sync.append(clock() - begun)
         folder("sync"), step()
-    # The default copies to pageable memory while training waits. Pinned buffers are kept for the next save, and with
-    # "pinned, overlapped" the copies run in a thread.
+    # The default copies to pageable memory while training waits. With "pinned, overlapped" a thread copies, and
+    # training waits for it before the next update. A stager of torch 2.11 cannot be used twice (it clears its table of
+    # types after a save), so pinned memory is allocated for each save.
     stagers = {"default": lambda: None, "pinned": lambda: DefaultStager(StagingOptions(True, False, False, True)),
                "pinned, overlapped": lambda: DefaultStager(StagingOptions(True, False, True, True))}
-    found = {}
+    mean = lambda values: sum(values) / len(values)
+    is_main = dist.get_rank() == 0
+    if is_main:
+        print(f"dcp synchronous: training waits {mean(sync):.3f} s ({', '.join(f'{s:.2f}' for s in sync)})", flush=True)
     for name, make in stagers.items():
         waited, complete = [], []
-        stager = make()
         for number in range(args.saves + 1):
             path = folder("async")
             begun = clock()
             try:
-                saving = dcp.async_save(state(), checkpoint_id=path, async_stager=stager)
-            except Exception as error:  # Pinning fails where the host limits locked memory.
+                saving = dcp.async_save(state(), checkpoint_id=path, async_stager=make())
+                staged = getattr(saving, "staging_completion", None)
+                waited.append(time.time() - begun)
+                compute()
+                if staged is not None:  # The parameters may not change before they are copied.
+                    begun_waiting = time.time()
+                    staged.result()
+                    waited[-1] += time.time() - begun_waiting
+            except Exception as error:
                 print(f"dcp asynchronous, {name} staging: {type(error).__name__}: {error}".splitlines()[0], flush=True)
                 break
-            waited.append(time.time() - begun)
             (getattr(saving, "upload_completion", None) or saving).result()
             complete.append(clock() - begun)
             size = sum(os.path.getsize(os.path.join(path, file)) for file in os.listdir(path))
             folder("async"), step()
-        if len(waited) > 1:
-            found[name] = waited, complete
-    if dist.get_rank() == 0:
-        mean = lambda values: sum(values) / len(values)
-        print(f"dcp checkpoint: {size / 1e9:.2f} GB in files of this host")
-        print(f"dcp synchronous: training waits {mean(sync):.3f} s ({', '.join(f'{s:.2f}' for s in sync)})")
-        for name, (waited, complete) in found.items():
+        if is_main and len(waited) > 1:
             print(f"dcp asynchronous, {name} staging: training waits {mean(waited[1:]):.3f} s = "
-                  f"{100 * mean(waited[1:]) / mean(sync):.1f}% of that (first {waited[0]:.2f} s); complete after "
-                  f"{mean(complete[1:]):.2f} s", flush=True)
+                  f"{100 * mean(waited[1:]) / mean(sync):.1f}% of a synchronous save (first {waited[0]:.2f} s); complete after "
+                  f"{mean(complete[1:]):.2f} s; {size / 1e9:.2f} GB in files of this host", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

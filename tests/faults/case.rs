@@ -270,7 +270,7 @@ impl Case {
     }
 
     /// The numbers of an uninterrupted run of a layout, trained once in a campaign.
-    fn reference(layout: &'static str) -> Result<Numbers, String> {
+    pub(crate) fn reference(layout: &'static str) -> Result<Numbers, String> {
         type Known = Mutex<BTreeMap<&'static str, Arc<OnceLock<Result<Numbers, String>>>>>;
         static KNOWN: Known = Mutex::new(BTreeMap::new());
         let known = KNOWN.lock().unwrap().entry(layout).or_default().clone();

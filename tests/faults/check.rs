@@ -92,15 +92,19 @@ pub(crate) fn same_numbers(
 
 /// Checks that no file of an incomplete save or replacement is left in the run.
 pub(crate) fn no_leftovers(run: &Path) -> Result<(), String> {
-    for folder in [run.to_path_buf(), run.join("checkpoints")] {
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let name = entry.file_name().display().to_string();
-            if [".tmp", ".trash-", ".replaced-", ".seen-"]
-                .iter()
-                .any(|mark| name.contains(mark))
-            {
-                return Err(format!("`{name}` was left in {}", folder.display()));
-            }
+    no_leftovers_in(run)?;
+    no_leftovers_in(&run.join("checkpoints"))
+}
+
+/// Checks that no file of an incomplete save or replacement is left in a folder.
+pub(crate) fn no_leftovers_in(folder: &Path) -> Result<(), String> {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().display().to_string();
+        if [".tmp", ".trash-", ".replaced-", ".seen-", ".host-probe"]
+            .iter()
+            .any(|mark| name.contains(mark))
+        {
+            return Err(format!("`{name}` was left in {}", folder.display()));
         }
     }
     Ok(())

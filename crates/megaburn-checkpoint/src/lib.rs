@@ -89,6 +89,7 @@ mod piece_index;
 mod pieces;
 mod place;
 mod plain;
+mod prepare;
 mod prune;
 mod remove;
 mod report;
@@ -131,7 +132,7 @@ pub use examine::{Damage, Examined, bytes_to_examine, examine};
 pub use fault::{may_pass, retried, retried_where};
 pub use find::find_latest;
 pub use folder::{
-    checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged,
+    checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, set_aside_damaged,
 };
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use hosts::{check::check_folders, map::Hosts};
@@ -141,6 +142,7 @@ pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use named_tensor::{NamedTensor, PendingValues, Values};
 pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
 pub use place::Place;
+pub use prepare::prepare;
 pub use prune::{PrunePlan, plan_prune};
 pub use retention::Retention;
 pub use save::save;

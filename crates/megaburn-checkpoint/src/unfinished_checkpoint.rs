@@ -158,7 +158,7 @@ impl UnfinishedCheckpoint {
     }
 
     /// Copies the files of this host's ranks to the hosts that keep copies, and receives theirs. The
-    /// first ranks of the hosts also get the manifest.
+    /// first ranks of the hosts also get the manifest and write it.
     ///
     /// # Collective
     /// All ranks, at nearly the same time, if each host has a folder of its own.
@@ -182,10 +182,15 @@ impl UnfinishedCheckpoint {
             to: &self.path,
         };
         transfers.run(progress, is_cancelled)?;
+        // Before the first host gives its folder the name, so that a start after a kill can give the
+        // others theirs.
+        if let (Some(staging), Some(text)) = (&self.staging, &text) {
+            write_manifest(&staging.path, text)?;
+        }
         Ok(Sealed { text, ..sealed })
     }
 
-    /// Writes the manifest and gives the folder its final name, on a rank that created it.
+    /// Gives the folder its final name, on a rank that created it.
     pub(crate) fn complete(
         self,
         guard: Option<Guard<'_>>,
@@ -194,7 +199,9 @@ impl UnfinishedCheckpoint {
         let (Some(staging), Some(text)) = (self.staging, &sealed.text) else {
             return Ok(());
         };
-        write_manifest(&staging.path, text)?;
+        if self.place.hosts().is_none() {
+            write_manifest(&staging.path, text)?;
+        }
         // Check a second time, because another run may have started during the write.
         check(guard, self.place.dir())?;
         staging.commit()

@@ -4,6 +4,7 @@ mod convert;
 mod damage;
 mod files;
 mod folder;
+mod hosts;
 mod kills;
 mod numbers;
 mod signals;
@@ -16,7 +17,7 @@ use crate::case::Case;
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
 /// Every kind with its name, in the order in which a campaign cycles through them.
-pub(crate) const KINDS: [(&str, Kind); 45] = [
+pub(crate) const KINDS: [(&str, Kind); 48] = [
     ("kill_all", kills::all),
     ("term", signals::stop),
     ("damaged_newest", damage::newest),
@@ -65,4 +66,7 @@ pub(crate) const KINDS: [(&str, Kind); 45] = [
     ("paused_reader", stops::reader),
     ("silent_caller", strangers::silence),
     ("term_shell", signals::behind_a_shell),
+    ("host_killed", hosts::killed),
+    ("host_error", hosts::fails),
+    ("host_lost", hosts::lost),
 ];

@@ -12,6 +12,8 @@ use crate::runs::child::Ranks;
 
 /// The hosts of four ranks.
 const HOSTS: [&str; 4] = ["a", "a", "b", "b"];
+/// Each rank on a host of its own, so that no host has all files.
+const FOUR_HOSTS: [&str; 4] = ["a", "b", "c", "d"];
 
 fn local(run: &Run) -> String {
     let dir = run.path("local/{host}");
@@ -27,10 +29,16 @@ fn folder(run: &Run, host: &str) -> PathBuf {
 #[rstest]
 fn a_run_that_loses_a_host_continues_to_the_bit(
     #[values("tp2-dp2-sp", "pp2-dp2")] layout: &str,
-    #[values("false", "true")] is_async: &str,
+    #[values((0, "false", HOSTS), (1, "true", FOUR_HOSTS), (3, "true", FOUR_HOSTS))] case: (
+        u8,
+        &str,
+        [&str; 4],
+    ),
 ) {
+    let (zero, is_async, hosts) = case;
     let is_async = format!("train.async_save={is_async}");
-    let sets = [&is_async, "parallel.zero=1", "train.checkpoint_interval=1"];
+    let zero = format!("parallel.zero={zero}");
+    let sets = [&is_async, &zero, "train.checkpoint_interval=1"];
     let whole = Run::new();
     Ranks::threads(&whole.args(layout, STEPS, &sets)).finish();
     let run = Run::new();
@@ -47,12 +55,12 @@ fn a_run_that_loses_a_host_continues_to_the_bit(
     };
     for lost in ["b", "a"] {
         let after = num_saved() + random.usize(1..5);
-        let mut ranks = Ranks::on_hosts(&HOSTS, &args);
+        let mut ranks = Ranks::on_hosts(&hosts, &args);
         ranks.wait_until(|| num_saved() >= after);
         ranks.kill_all();
         fs::remove_dir_all(folder(&run, lost)).unwrap();
     }
-    let ended = Ranks::on_hosts(&HOSTS, &args).finish();
+    let ended = Ranks::on_hosts(&hosts, &args).finish();
     let text = &ended[0].stderr;
     assert!(
         text.contains("its files are copied from other hosts"),
@@ -69,7 +77,7 @@ fn a_run_that_loses_a_host_continues_to_the_bit(
     // All files in one folder are an ordinary checkpoint.
     let newest = run.checkpoints().join(format!("step-{STEPS:08}"));
     fs::create_dir_all(&newest).unwrap();
-    for host in ["a", "b"] {
+    for host in hosts {
         for file in fs::read_dir(folder(&run, host).join(newest.file_name().unwrap())).unwrap() {
             let file = file.unwrap();
             fs::copy(file.path(), newest.join(file.file_name())).unwrap();

@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     path::Path,
-    time::Duration,
 };
 
 use megaburn_collective::{Group, objects};
@@ -17,9 +16,6 @@ use crate::{
 
 /// The start of the name of a file by which a host recognizes its folder.
 const PROBE: &str = ".host-probe";
-
-/// A probe that is older was left by a start that was killed.
-const LEFT: Duration = Duration::from_secs(3600);
 
 /// Checks that all ranks of a host see its folder, and that no other host does, if each host has a
 /// folder of its own. The folders must exist.
@@ -77,12 +73,9 @@ pub fn check_folders(place: &Place, world: &Group) -> Result<(), CheckpointError
 fn remove_left(dir: &Path) {
     for name in names(dir).unwrap_or_default() {
         let path = dir.join(&name);
-        let is_left = name.starts_with(PROBE)
-            && fs::symlink_metadata(&path).is_ok_and(|found| {
-                let age = found.modified().ok().and_then(|time| time.elapsed().ok());
-                found.is_file() && found.len() == 0 && age.is_some_and(|age| age > LEFT)
-            });
-        if is_left {
+        let is_empty =
+            || fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == 0);
+        if name.starts_with(PROBE) && is_empty() {
             let _ = fs::remove_file(&path);
         }
     }

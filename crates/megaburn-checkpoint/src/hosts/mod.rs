@@ -9,5 +9,6 @@ mod fetch;
 pub(crate) mod judge;
 pub(crate) mod latest;
 pub(crate) mod map;
+pub(crate) mod promote;
 pub(crate) mod replicate;
 pub(crate) mod transfer;

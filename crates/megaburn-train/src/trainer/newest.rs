@@ -6,9 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn_checkpoint::{
-    Checkpoint, CheckpointError, Latest, Place, checkpoint_step, find_latest,
-};
+use megaburn_checkpoint::{Checkpoint, Latest, Place, checkpoint_step, find_latest};
 use megaburn_collective::objects;
 use toml::Table;
 
@@ -109,18 +107,23 @@ impl Trainer {
 
     /// The files of a checkpoint that this rank reads from to resume.
     pub(super) fn files_of(&self, checkpoint: &Checkpoint) -> BTreeSet<usize> {
-        let no_values = |_, name, _| {
-            let why = "no values are needed".to_string();
-            Err(CheckpointError::Source { name, why })
-        };
         let mut files = BTreeSet::new();
-        for tensor in self.held_tensors(no_values) {
-            let all = 0..tensor.shard.local_shape().iter().product();
-            // Weights are read whole, unless the rank keeps only a part of them.
-            let weight = tensor.name.strip_prefix("model.");
-            let is_whole = weight.is_some_and(|path| !self.sharding.is_param_sharded(path));
-            let range = if is_whole { all } else { tensor.range.clone() };
-            files.extend(checkpoint.files_of(&tensor.name, tensor.shard, range));
+        for (path, spec) in self.plan.iter() {
+            let mut add = |prefix: &str, range| {
+                files.extend(checkpoint.files_of(&format!("{prefix}.{path}"), &spec.shard, range));
+            };
+            let mut weight = 0..spec.shard.local_shape().iter().product();
+            // There is no state before the first step or before it is loaded.
+            let dtype = self.config.train.dtype.into();
+            for state in self.optimizer.state_shapes(path, spec, dtype) {
+                match state.moment {
+                    Some(moment) => add(moment.name(), state.range),
+                    // Weights are read whole, unless the rank keeps only a part of them.
+                    None if self.sharding.is_param_sharded(path) => weight = state.range,
+                    None => {}
+                }
+            }
+            add("model", weight);
         }
         files
     }

@@ -125,7 +125,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Numeric,
         "optimizer",
-        "lr min_lr init_lr lr_decay_style warmup_steps warmup_samples warmup_fraction \
+        "lr min_lr init_lr lr_decay_style schedule_at warmup_steps warmup_samples warmup_fraction \
          decay_steps decay_samples wsd_decay_style wsd_decay_steps wsd_decay_samples \
          decoupled_lr decoupled_min_lr beta1 beta2 eps weight_decay end_weight_decay \
          weight_decay_steps weight_decay_style clip_grad grad_norm_skip_threshold loss_scale \

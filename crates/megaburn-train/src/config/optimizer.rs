@@ -8,7 +8,9 @@ use megaburn_optim::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainingConfig, ineffective_keys::Condition, require::require};
+use super::{
+    TrainingConfig, ineffective_keys::Condition, require::require, schedule_at::ScheduleAt,
+};
 use crate::error::TrainError;
 
 /// What the types of optimizer state must be.
@@ -35,6 +37,9 @@ pub struct OptimizerConfig {
     /// How the learning rate decays after the warm-up, as a function of the samples trained on:
     /// `constant`, `linear`, `cosine`, `inverse_square_root` or `wsd` (see `wsd_decay_style`).
     pub lr_decay_style: LrDecayStyle,
+    /// Whether an update uses the learning rate and the weight decay of the samples at its `start`,
+    /// as Megatron-LM does, or at its `end`.
+    pub schedule_at: ScheduleAt,
     /// Length of the linear warm-up in updates.
     pub warmup_steps: u64,
     /// Length of the warm-up in samples, instead of `warmup_steps`.
@@ -163,6 +168,7 @@ impl Default for OptimizerConfig {
             min_lr: 3e-4,
             init_lr: 0.0,
             lr_decay_style: LrDecayStyle::Cosine,
+            schedule_at: ScheduleAt::End,
             warmup_steps: 20,
             warmup_samples: None,
             warmup_fraction: None,

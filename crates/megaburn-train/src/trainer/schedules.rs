@@ -1,7 +1,10 @@
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
 
-use crate::{config::TrainConfig, error::TrainError};
+use crate::{
+    config::{ScheduleAt, TrainConfig},
+    error::TrainError,
+};
 
 /// The quantities that change over a run, as functions of the samples it was trained on.
 #[derive(Clone, Debug)]
@@ -11,6 +14,7 @@ pub(super) struct Schedules {
     /// The learning rate of the token embedding and the output matrix.
     decoupled_lr: LrSchedule,
     weight_decay: WeightDecaySchedule,
+    at: ScheduleAt,
 }
 
 /// The learning rates and weight decay of one update.
@@ -31,11 +35,20 @@ impl Schedules {
             decoupled_lr: optimizer.decoupled_schedule(steps, &batch),
             weight_decay: optimizer.weight_decay_schedule(steps, &batch),
             batch,
+            at: optimizer.schedule_at,
         })
     }
 
-    /// The rates of the update after which `samples` samples have been trained on.
-    pub(super) fn rates(&self, samples: u64) -> StepRates {
+    /// The rates of an update with a batch of `batch` samples, `before` samples after the start.
+    pub(super) fn rates(&self, before: u64, batch: u64) -> StepRates {
+        self.rates_at(match self.at {
+            ScheduleAt::Start => before,
+            ScheduleAt::End => before + batch,
+        })
+    }
+
+    /// The rates after a number of samples.
+    fn rates_at(&self, samples: u64) -> StepRates {
         StepRates {
             lr: self.lr.lr(samples),
             decoupled_lr: self.decoupled_lr.lr(samples),
@@ -74,7 +87,7 @@ mod tests {
             .unwrap()
             .load()
             .unwrap();
-        let rates = Schedules::of(&config).unwrap().rates(40);
+        let rates = Schedules::of(&config).unwrap().rates(32, 8);
         let weight_decay = 0.1 + (0.5 - 0.1) * 0.05;
         let all = Rates {
             lr: 1.5e-3,
@@ -96,5 +109,22 @@ mod tests {
             assert_eq!(rates.of(path), all, "{path}");
         }
         assert_eq!(rates.lr, 1.5e-3);
+    }
+
+    #[test]
+    fn an_update_takes_the_rates_of_its_end_or_of_its_start() {
+        let rates = |at: &str, before| {
+            let text = format!(
+                "[optimizer]\nschedule_at = \"{at}\"\nwarmup_steps = 10\nend_weight_decay = 0.5\n
+                 [train]\nsteps = 100\nglobal_batch = 8"
+            );
+            let layers = ConfigLayers::new().with_text("s.toml", &text).unwrap();
+            let schedules = Schedules::of(&layers.load().unwrap()).unwrap();
+            schedules.rates(before, 8).of("norm.gamma")
+        };
+        for before in [0, 8, 72, 80, 400] {
+            assert_eq!(rates("start", before + 8), rates("end", before), "{before}");
+        }
+        assert_eq!(rates("start", 0).lr, 0.0);
     }
 }

@@ -82,8 +82,8 @@ impl Trainer {
 
         // Clip and update; the device skips it if loss or gradient is not finite.
         let progress = self.progress;
-        let trained = progress.consumed_samples - progress.skipped_samples + samples;
-        let rates = self.schedules.rates(trained);
+        let trained = progress.consumed_samples - progress.skipped_samples;
+        let rates = self.schedules.rates(trained, samples);
         let log_num_zeros = self.config.train.log_num_zeros;
         let num_zeros = log_num_zeros.then(|| self.grads.num_zeros()).transpose()?;
         self.grads.skip_if_not_finite(&loss);

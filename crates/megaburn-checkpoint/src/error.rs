@@ -116,6 +116,10 @@ pub enum CheckpointError {
     #[error("{path} exists; choose another path or replace it with --force")]
     Exists { path: PathBuf },
     #[error(
+        "{path} exists, so no {what} is written there; choose another path, or remove it yourself"
+    )]
+    NewOnly { path: PathBuf, what: &'static str },
+    #[error(
         "{path} exists and is not just a {what} ({why}), so --force does not replace it; choose \
         another path or remove it yourself"
     )]

@@ -118,6 +118,7 @@ mod values;
 mod verification;
 mod verified;
 mod write;
+mod write_folder;
 mod write_plan;
 
 pub use async_save::{Advance, AsyncSave, SharedGuard};
@@ -156,4 +157,5 @@ pub use statistics::{TensorStatistics, statistics};
 pub use tensor_file::TensorFile;
 pub use unfinished::remove_unfinished;
 pub use unfinished_checkpoint::Guard;
+pub use write_folder::write_folder;
 pub use write_plan::{Copies, HeldTensor, WritePlan};

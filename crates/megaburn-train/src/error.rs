@@ -11,7 +11,8 @@ use megaburn_report::ReportError;
 use thiserror::Error;
 
 use crate::{
-    diagnosis::Diagnosis, exit::Exit, resume_error::ResumeError, run_folder::RunFolderError,
+    diagnosis::Diagnosis, exit::Exit, megatron::MegatronError, resume_error::ResumeError,
+    run_folder::RunFolderError,
 };
 
 /// Why a run cannot start or continue.
@@ -202,6 +203,8 @@ pub enum TrainError {
     #[error(transparent)]
     Optim(#[from] OptimError),
     #[error(transparent)]
+    Megatron(#[from] MegatronError),
+    #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error("cannot save step {step}: {source}")]
     Save {
@@ -260,6 +263,7 @@ impl TrainError {
             | Self::Launch { .. }
             | Self::OtherConfig { .. }
             | Self::Resume(_)
+            | Self::Megatron(_)
             | Self::Data(_) => Exit::BadInput,
             Self::NoThread { .. }
             | Self::RankPanicked { .. }

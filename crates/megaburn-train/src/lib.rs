@@ -16,6 +16,7 @@ pub mod estimate;
 mod exit;
 pub mod failure;
 mod last_words;
+pub mod megatron;
 pub mod memory;
 mod monitor;
 mod pipeline;

@@ -205,6 +205,7 @@ impl<'a> Reporter<'a> {
             other_run,
             changes,
             is_recorded,
+            has_samples,
             conversions,
         }) = resumed
         {
@@ -222,6 +223,11 @@ impl<'a> Reporter<'a> {
             }
             if !is_recorded {
                 let what = "the previous configuration is not recorded: changes are not listed";
+                console.line(format!("note     {what}"));
+            }
+            if !has_samples {
+                let what = "the checkpoint does not record the data it was trained on: whether this \
+                    run continues with the same data and order cannot be checked";
                 console.line(format!("note     {what}"));
             }
             if !trains {

@@ -32,7 +32,7 @@ fn taken(dir: &Path) -> impl Iterator<Item = String> {
 ///
 /// # Errors
 /// The file cannot be written; the previous one is untouched.
-pub(super) fn write(dir: &Path, text: &str) -> io::Result<String> {
+pub(crate) fn write(dir: &Path, text: &str) -> io::Result<String> {
     let is_free = |name: &String| !is_there(&dir.join(name)) || is_ours(&dir.join(name));
     let name = names().find(is_free).expect("one of the numbers is free");
     write_atomic(&dir.join(&name), signed(text).as_bytes())?;

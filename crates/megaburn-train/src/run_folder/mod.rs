@@ -40,7 +40,7 @@ use megaburn_collective::{Group, objects};
 use megaburn_models::assets::Assets;
 
 use crate::{config::TrainConfig, error::TrainError, start::settle};
-pub(crate) use config_file::config_of;
+pub(crate) use config_file::{config_of, write as write_config};
 pub use error::RunFolderError;
 pub use idle::{IdleRun, RunInfo};
 use inspect::{FolderContent, Trace, inspect, is_part_of};

@@ -51,6 +51,8 @@ use schedules::Schedules;
 
 pub use conversions::Conversions;
 pub use resume::Resumed;
+pub(crate) use resume::read_state;
+pub(crate) use save::TrainerState;
 
 /// The training state of one rank. [`pretrain`](crate::pretrain) runs one; a custom loop does this:
 ///

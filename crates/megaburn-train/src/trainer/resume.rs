@@ -30,6 +30,9 @@ pub struct Resumed {
     /// Whether the configuration that the checkpoint was trained with is recorded, in it or in the
     /// run's `config.toml`.
     pub is_recorded: bool,
+    /// Whether the checkpoint records the samples that it was trained on. If not, as in one that was
+    /// made from a checkpoint of Megatron-Core, it is unknown whether this run continues with them.
+    pub has_samples: bool,
     /// What the checkpoint holds in another form than this run.
     pub conversions: Conversions,
 }
@@ -90,6 +93,7 @@ impl Trainer {
             progress: self.progress,
             other_run: self.other_run(&checkpoint),
             is_recorded: changes.is_some(),
+            has_samples: read_state(&checkpoint)?.data_hash.is_some(),
             changes: of_data
                 .into_iter()
                 .chain(changes.unwrap_or_default())
@@ -240,7 +244,7 @@ impl Trainer {
     }
 }
 
-pub(super) fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
+pub(crate) fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
         let what = format!("has a trainer state that this version does not support: {error}");
         ResumeError::Other {

@@ -15,6 +15,8 @@ impl Trainer {
     /// Reads on where the run of a checkpoint stopped. If data sets were added to `data.train`, or
     /// their weights have changed, the new mixture begins here; this change is returned.
     ///
+    /// A checkpoint that records no samples is taken as one of this stream.
+    ///
     /// # Errors
     /// The checkpoint is of another stream of samples.
     pub(super) fn resume_samples(
@@ -27,6 +29,10 @@ impl Trainer {
             path: checkpoint.path().into(),
             what,
         };
+        if saved.data_hash.is_none() {
+            self.check_enough_samples(&saved)?;
+            return Ok(None);
+        }
         let change = match (&saved.blend, &mine.blend) {
             (Some(old), Some(new)) if saved.data_hash != mine.data_hash => {
                 let consumed = saved.progress.consumed_samples;
@@ -74,10 +80,11 @@ impl Trainer {
             (ORDER, saved.order_hash, mine.order_hash),
             (NUM_SAMPLES, saved.num_train_samples, mine.num_train_samples),
         ] {
-            let shown = |value: u64| match name {
-                NUM_SAMPLES => value.to_string(),
+            let shown = |value: Option<u64>| match (name, value) {
+                (_, None) => "not recorded".to_string(),
+                (NUM_SAMPLES, Some(value)) => value.to_string(),
                 // In the format of the console's line `data`.
-                _ => format!("xxh3 {value:016x}"),
+                (_, Some(value)) => format!("xxh3 {value:016x}"),
             };
             let hint = match name {
                 NUM_SAMPLES => format!("; {HELD_OUT}"),

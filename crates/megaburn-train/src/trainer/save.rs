@@ -21,34 +21,43 @@ use crate::{
 /// The state in addition to the tensors that a run needs to continue as if uninterrupted. Learning
 /// rates, batches and data are functions of these numbers.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct TrainerState {
-    pub(super) progress: Progress,
-    pub(super) seed: u64,
-    pub(super) seq_len: usize,
-    pub(super) data_hash: u64,
-    /// [`megaburn_data::Samples::order_hash`].
+pub(crate) struct TrainerState {
+    pub(crate) progress: Progress,
+    pub(crate) seed: u64,
+    pub(crate) seq_len: usize,
+    /// What identifies the samples. It is `None` in a checkpoint of another program, which records
+    /// nothing that could be compared.
     #[serde(default)]
-    pub(super) order_hash: u64,
-    pub(super) num_train_samples: u64,
+    pub(crate) data_hash: Option<u64>,
+    /// [`megaburn_data::Samples::order_hash`].
+    #[serde(default = "no_order")]
+    pub(crate) order_hash: Option<u64>,
+    #[serde(default)]
+    pub(crate) num_train_samples: Option<u64>,
     /// How the training data sets are mixed.
     #[serde(default)]
-    pub(super) blend: Option<BlendRecord>,
+    pub(crate) blend: Option<BlendRecord>,
     /// The multiple that documents are padded to, if samples are split into documents.
     #[serde(default)]
-    pub(super) document_multiple: Option<usize>,
+    pub(crate) document_multiple: Option<usize>,
     /// The configuration that the run was trained with, with every key. Only used for comparison.
     #[serde(default)]
-    pub(super) config: Value,
+    pub(crate) config: Value,
     #[serde(default)]
-    pub(super) loss_scaler: Option<LossScaler>,
+    pub(crate) loss_scaler: Option<LossScaler>,
     #[serde(default = "adamw")]
-    pub(super) optimizer: String,
+    pub(crate) optimizer: String,
     /// For each layer, the fraction of the last step's tokens that each expert got.
     #[serde(default)]
-    pub(super) last_load: Vec<Option<Vec<f64>>>,
+    pub(crate) last_load: Vec<Option<Vec<f64>>>,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     #[serde(default)]
-    pub(super) eval_losses: BTreeMap<u64, f64>,
+    pub(crate) eval_losses: BTreeMap<u64, f64>,
+}
+
+/// The order of checkpoints from before there was a choice.
+fn no_order() -> Option<u64> {
+    Some(0)
 }
 
 /// The optimizer of checkpoints from before there was a choice.
@@ -229,13 +238,13 @@ impl Trainer {
             progress: self.progress,
             seed: self.config.run.seed,
             seq_len: self.config.data.seq_len,
-            data_hash: self.data.hash,
-            order_hash: self.samples.train.order_hash(),
-            num_train_samples: match self.config.data.order {
+            data_hash: Some(self.data.hash),
+            order_hash: Some(self.samples.train.order_hash()),
+            num_train_samples: Some(match self.config.data.order {
                 DataOrder::Megaburn => self.samples.train.num_samples(),
                 // A longer run of as many epochs has the same order.
                 DataOrder::Megatron => 0,
-            },
+            }),
             blend: self.samples.blend.clone(),
             document_multiple: self.config.data.split_into(),
             config: self

@@ -44,7 +44,8 @@ enum Command {
     /// dense model to experts.
     #[command(subcommand)]
     Convert(convert::ConvertCommand),
-    /// Look into checkpoints: list, show, verify, compare, prune and average them.
+    /// Look into checkpoints: list, show, verify, compare, prune and average them; move runs from
+    /// Megatron-LM and back.
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
     /// Describe the keys of a configuration, as a page or as a JSON schema for editors.

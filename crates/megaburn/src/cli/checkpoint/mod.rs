@@ -2,6 +2,7 @@
 
 mod average;
 mod diff;
+mod from_megatron;
 mod ls;
 mod model;
 mod pattern;
@@ -14,6 +15,7 @@ mod state_keys;
 mod stats;
 mod table;
 mod tensor_table;
+mod to_megatron;
 mod units;
 mod verify;
 mod weights;
@@ -47,6 +49,10 @@ pub(super) enum CheckpointCommand {
     Average(average::AverageArgs),
     /// Rewrite a checkpoint as the ranks of another layout would have written it.
     Reshard(reshard::ReshardArgs),
+    /// Make a run that continues a checkpoint of Megatron-LM.
+    FromMegatron(from_megatron::FromMegatronArgs),
+    /// Write a checkpoint of a run as one that Megatron-LM continues.
+    ToMegatron(to_megatron::ToMegatronArgs),
 }
 
 impl CheckpointCommand {
@@ -63,6 +69,8 @@ impl CheckpointCommand {
             Self::Weights(args) => args.run().map(|()| true),
             Self::Average(args) => args.run().map(|()| true),
             Self::Reshard(args) => args.run().map(|()| true),
+            Self::FromMegatron(args) => args.run().map(|()| true),
+            Self::ToMegatron(args) => args.run().map(|()| true),
         };
         match is_fine {
             Ok(true) => Exit::Done.into(),

@@ -1,0 +1,209 @@
+//! The arguments of a run as Megatron-LM has them.
+
+use megaburn_models::{Family, decoder::Positions};
+use megaburn_optim::{Decay, WsdStyle};
+use megaburn_torch::pickle::Tree;
+
+use super::{
+    dict::{Dict, int},
+    exported_run::{Rates, Run, decay_style, weight_decay_style},
+};
+use crate::config::Dtype;
+
+/// The `argparse.Namespace`: the arguments of the original run, if there was one, with what the run
+/// has now.
+pub(super) fn arguments(run: &Run, rates: &Rates) -> Tree {
+    let class = Tree::global("argparse", "Namespace");
+    let mut args = match run.copied("args") {
+        Some(Tree::Object {
+            state: Some(state), ..
+        }) => Dict::of(*state),
+        _ => Dict::default(),
+    };
+    of_model(run, &mut args);
+    of_experts(run, &mut args);
+    of_training(run, &mut args);
+    of_optimizer(run, rates, &mut args);
+    for name in [
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_tensor_parallel_size",
+    ] {
+        args.set_default(name, 1);
+    }
+    args.set_default("transformer_impl", "transformer_engine");
+    args.set("expert_model_parallel_size", int(run.ep));
+    args.set_default("skipped_train_samples", 0);
+    args.set_default("ckpt_format", "torch_dist");
+    Tree::Object {
+        class: Box::new(class),
+        state: Some(Box::new(args.tree())),
+    }
+}
+
+fn of_model(run: &Run, args: &mut Dict) {
+    let model = run.model;
+    let is_gpt2 = model.family == Family::Gpt2;
+    args.set("num_layers", int(model.layers));
+    args.set("hidden_size", int(model.hidden));
+    args.set("num_attention_heads", int(model.heads));
+    args.set("kv_channels", int(model.head_dim));
+    args.set("group_query_attention", model.kv_heads != model.heads);
+    if model.kv_heads != model.heads {
+        args.set("num_query_groups", int(model.kv_heads));
+    }
+    match &model.positions {
+        Positions::Learned => {
+            args.set("position_embedding_type", "learned_absolute");
+            args.set("max_position_embeddings", int(model.max_seq_len));
+        }
+        Positions::Rotary { theta, .. } => {
+            args.set("position_embedding_type", "rope");
+            args.set_default("max_position_embeddings", int(model.max_seq_len));
+            args.set("rotary_base", number(*theta));
+            args.set_default("rotary_percent", 1.0);
+        }
+    }
+    if let Some(scaling) = &run.config.model.rope_scaling {
+        args.set("rope_scaling_factor", scaling.factor);
+    }
+    args.set("use_rope_scaling", run.config.model.rope_scaling.is_some());
+    args.set(
+        "normalization",
+        if is_gpt2 { "LayerNorm" } else { "RMSNorm" },
+    );
+    args.set("norm_epsilon", model.norm_eps);
+    args.set("swiglu", model.activation.is_gated());
+    args.set("bias_gelu_fusion", is_gpt2);
+    args.set("add_bias_linear", model.mlp_bias);
+    args.set("add_qkv_bias", model.qkv_bias && !model.mlp_bias);
+    args.set("qk_layernorm", model.qk_norm);
+    args.set("untie_embeddings_and_output_weights", !model.tied);
+    args.set("padded_vocab_size", int(run.padded_vocab));
+    args.set_default("make_vocab_size_divisible_by", 128);
+}
+
+fn of_experts(run: &Run, args: &mut Dict) {
+    let model = run.model;
+    let Some(experts) = &model.experts else {
+        args.set("ffn_hidden_size", int(model.ffn));
+        args.set("num_experts", Tree::None);
+        return;
+    };
+    // Of Mixtral, the width of the MLP is that of an expert.
+    args.set_default("ffn_hidden_size", int(model.ffn));
+    args.set("num_experts", int(experts.num));
+    args.set("moe_router_topk", int(experts.top_k));
+    args.set("moe_ffn_hidden_size", int(experts.ffn));
+    args.set_default("moe_layer_freq", 1);
+    let moe = &run.config.moe;
+    let mut losses: Vec<(&str, f64)> = [
+        ("aux_loss", moe.aux_loss),
+        ("seq_aux_loss", moe.seq_aux_loss),
+        ("global_aux_loss", moe.global_aux_loss),
+    ]
+    .into_iter()
+    .filter(|(_, coefficient)| *coefficient > 0.0)
+    .collect();
+    if moe.sinkhorn {
+        losses.push(("sinkhorn", 0.0));
+    }
+    match losses.as_slice() {
+        [] => args.set("moe_aux_loss_coeff", 0.0),
+        [(kind, coefficient)] => {
+            args.set("moe_router_load_balancing_type", *kind);
+            args.set("moe_aux_loss_coeff", *coefficient);
+        }
+        several => {
+            let kinds = several.iter().map(|(kind, _)| Tree::from(*kind)).collect();
+            let coefficients = several.iter().map(|(_, of)| Tree::Float(*of)).collect();
+            args.set("moe_router_load_balancing_type", Tree::List(kinds));
+            args.set("moe_aux_loss_coeff", Tree::List(coefficients));
+        }
+    }
+    if moe.z_loss > 0.0 {
+        args.set("moe_z_loss_coeff", moe.z_loss);
+    }
+    if let Some(factor) = moe.capacity_factor {
+        args.set("moe_expert_capacity_factor", factor);
+    }
+}
+
+fn of_training(run: &Run, args: &mut Dict) {
+    let (train, data) = (&run.config.train, &run.config.data);
+    let is_bf16 = train.dtype == Dtype::Bf16;
+    args.set("bf16", is_bf16);
+    args.set("fp16", false);
+    let dtype = if is_bf16 { "bfloat16" } else { "float32" };
+    args.set("params_dtype", Tree::global("torch", dtype));
+    args.set("hidden_dropout", train.hidden_dropout);
+    args.set("attention_dropout", train.attention_dropout);
+    args.set("seq_length", int(data.seq_len));
+    args.set("micro_batch_size", int(train.micro_batch));
+    args.set("global_batch_size", int(train.global_batch));
+    args.set("train_iters", int(train.steps));
+    args.set("consumed_train_samples", int(run.progress.consumed_samples));
+    args.set("seed", int(run.config.run.seed));
+    args.set("eod_mask_loss", data.eod_mask_loss);
+    if let Some(split) = &data.split {
+        args.set("split", split.as_str());
+    }
+}
+
+fn of_optimizer(run: &Run, rates: &Rates, args: &mut Dict) {
+    let optimizer = &run.config.optimizer;
+    args.set("optimizer", "adam");
+    args.set("lr", optimizer.lr);
+    args.set("min_lr", optimizer.min_lr);
+    args.set("lr_warmup_init", optimizer.init_lr);
+    args.set("lr_decay_style", decay_style(rates.lr.decay));
+    if let Decay::Wsd { samples, style } = rates.lr.decay {
+        let batch = run.config.train.global_batch as u64;
+        args.set("lr_wsd_decay_style", wsd_style(style));
+        if samples.is_multiple_of(batch) {
+            args.set("lr_wsd_decay_iters", int(samples / batch));
+        } else {
+            args.set("lr_wsd_decay_samples", int(samples));
+        }
+    }
+    let decay = &rates.weight_decay;
+    args.set("weight_decay", decay.start);
+    args.set("start_weight_decay", decay.start);
+    args.set("end_weight_decay", decay.end);
+    if decay.start != decay.end {
+        args.set("weight_decay_incr_style", weight_decay_style(decay.style));
+    }
+    if let Some(lr) = optimizer.decoupled_lr {
+        args.set("decoupled_lr", lr);
+        args.set("decoupled_min_lr", rates.decoupled_lr.min);
+    }
+    args.set("clip_grad", optimizer.clip_grad);
+    args.set("adam_beta1", optimizer.beta1);
+    args.set("adam_beta2", optimizer.beta2);
+    args.set("adam_eps", optimizer.eps);
+    args.set("use_distributed_optimizer", true);
+    args.set(
+        "accumulate_allreduce_grads_in_fp32",
+        optimizer.main_grads_dtype == Dtype::F32,
+    );
+}
+
+/// Megatron-LM's name of the shape of the final decay.
+fn wsd_style(style: WsdStyle) -> &'static str {
+    match style {
+        WsdStyle::Exponential => "exponential",
+        WsdStyle::Linear => "linear",
+        WsdStyle::Cosine => "cosine",
+        WsdStyle::MinusSqrt => "minus_sqrt",
+    }
+}
+
+/// An integer, if the number has no fraction.
+fn number(number: f64) -> Tree {
+    if number.fract() == 0.0 && number.abs() < 2f64.powi(53) {
+        Tree::Int(number as i64)
+    } else {
+        Tree::Float(number)
+    }
+}

@@ -1,0 +1,37 @@
+use std::path::PathBuf;
+
+use megaburn_torch::TorchError;
+use thiserror::Error;
+
+/// Why a run cannot be moved from or to Megatron-LM.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "the error message of each variant describes its fields"
+)]
+pub enum MegatronError {
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    #[error("`{}` has no {what}: {why}", path.display())]
+    Missing {
+        path: PathBuf,
+        what: String,
+        why: String,
+    },
+    #[error("the argument `{name}` in `{}` is {value}: {why}", path.display())]
+    Argument {
+        path: PathBuf,
+        name: String,
+        value: String,
+        why: String,
+    },
+    #[error("the tensor `{name}` in `{}` {why}", path.display())]
+    Tensor {
+        path: PathBuf,
+        name: String,
+        why: String,
+    },
+    #[error("`{}` cannot be written for Megatron-LM: {why}", path.display())]
+    NotExpressible { path: PathBuf, why: String },
+}

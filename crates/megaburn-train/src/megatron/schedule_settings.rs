@@ -1,0 +1,139 @@
+//! The section `[optimizer]` that describes optimizer and schedules of Megatron-LM.
+
+use megaburn_optim::{WeightDecayStyle, WsdStyle};
+use megaburn_torch::pickle::Value;
+
+use super::{args::Args, error::MegatronError};
+use crate::config::{LrDecayStyle, OptimizerConfig, OptimizerName, ScheduleAt};
+
+/// The state of the schedules, `opt_param_scheduler` in `common.pt`. Its lengths are in samples.
+///
+/// Source: Megatron-LM, `megatron/core/optimizer_param_scheduler.py`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schedules<'a> {
+    args: Args<'a>,
+    state: Value<'a>,
+}
+
+impl<'a> Schedules<'a> {
+    pub(super) fn of(args: Args<'a>, common: Value<'a>) -> Result<Self, MegatronError> {
+        let state = common.get("opt_param_scheduler");
+        let why = "it has no state of the schedules; save it without --no-save-optim";
+        let state = state.ok_or_else(|| args.missing("`opt_param_scheduler`", why))?;
+        Ok(Self { args, state })
+    }
+
+    fn value<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(Value<'a>) -> Option<T>,
+    ) -> Result<T, MegatronError> {
+        let found = self.state.get(name).and_then(read);
+        let what = format!("`opt_param_scheduler.{name}`");
+        found.ok_or_else(|| self.args.missing(&what, "the schedule needs it"))
+    }
+
+    fn number(&self, name: &str) -> Result<f64, MegatronError> {
+        self.value(name, |value| value.as_f64())
+    }
+
+    fn samples(&self, name: &str) -> Result<u64, MegatronError> {
+        self.value(name, |value| whole(value.as_f64()?))
+    }
+
+    /// The samples of all updates so far.
+    pub(super) fn num_samples(&self) -> Result<u64, MegatronError> {
+        self.samples("num_steps")
+    }
+
+    /// The section `[optimizer]` with these schedules, for batches of `batch` samples.
+    pub(super) fn optimizer(&self, batch: usize) -> Result<OptimizerConfig, MegatronError> {
+        let args = self.args;
+        let why = "megaburn continues adam with decoupled weight decay only";
+        args.only_text("optimizer", &["adam"], why)?;
+        if args.get("decoupled_weight_decay").is_some() && !args.flag("decoupled_weight_decay")? {
+            return Err(args.refused("decoupled_weight_decay", why));
+        }
+        let why = "megaburn decays the weights of two and more dims only";
+        args.off(&["apply_wd_to_qk_layernorm"], why)?;
+        args.unset(&["no_weight_decay_cond_type"], why)?;
+        let why = "the state of the optimizer is not f32, which is all that is converted";
+        args.off(&["use_precision_aware_optimizer"], why)?;
+        let (lr_decay_style, wsd) = self.style()?;
+        let (start, end) = (self.number("start_wd")?, self.number("end_wd")?);
+        let decay = (start != end).then_some(end);
+        Ok(OptimizerConfig {
+            name: OptimizerName::AdamW,
+            lr: self.number("max_lr")?,
+            min_lr: self.number("min_lr")?,
+            init_lr: args.optional_number("lr_warmup_init")?.unwrap_or(0.0),
+            lr_decay_style,
+            schedule_at: ScheduleAt::Start,
+            warmup_steps: 0,
+            warmup_samples: Some(self.samples("lr_warmup_steps")?),
+            decay_samples: Some(self.samples("lr_decay_steps")?),
+            wsd_decay_style: wsd.map_or(WsdStyle::default(), |(style, _)| style),
+            wsd_decay_samples: wsd.map(|(_, samples)| samples),
+            decoupled_lr: args.optional_number("decoupled_lr")?,
+            decoupled_min_lr: args.optional_number("decoupled_min_lr")?,
+            beta1: args.number("adam_beta1")?,
+            beta2: args.number("adam_beta2")?,
+            eps: args.number("adam_eps")?,
+            weight_decay: start,
+            end_weight_decay: decay,
+            weight_decay_steps: decay.map(|_| self.weight_decay_steps(batch)).transpose()?,
+            weight_decay_style: match self.value("wd_incr_style", |value| value.as_str())? {
+                "cosine" => WeightDecayStyle::Cosine,
+                _ => WeightDecayStyle::Linear,
+            },
+            clip_grad: args.number("clip_grad")?,
+            ..OptimizerConfig::default()
+        })
+    }
+
+    /// How the learning rate decays, and for `WSD` the shape and the samples of its final decay.
+    fn style(&self) -> Result<(LrDecayStyle, Option<(WsdStyle, u64)>), MegatronError> {
+        let args = self.args;
+        let style = match self.value("lr_decay_style", |value| value.as_str())? {
+            "constant" => LrDecayStyle::Constant,
+            "linear" => LrDecayStyle::Linear,
+            "cosine" => LrDecayStyle::Cosine,
+            "inverse-square-root" => LrDecayStyle::InverseSquareRoot,
+            "WSD" => LrDecayStyle::Wsd,
+            _ => return Err(args.refused("lr_decay_style", "megaburn does not have it")),
+        };
+        if style != LrDecayStyle::Wsd {
+            return Ok((style, None));
+        }
+        let shape = match args.text("lr_wsd_decay_style")? {
+            "exponential" => WsdStyle::Exponential,
+            "linear" => WsdStyle::Linear,
+            "cosine" => WsdStyle::Cosine,
+            "minus_sqrt" => WsdStyle::MinusSqrt,
+            _ => return Err(args.refused("lr_wsd_decay_style", "megaburn does not have it")),
+        };
+        let samples = match args.optional_size("lr_wsd_decay_samples")? {
+            Some(samples) => samples,
+            None => args.size("lr_wsd_decay_iters")? * args.size("global_batch_size")?,
+        };
+        Ok((style, Some((shape, samples as u64))))
+    }
+
+    fn weight_decay_steps(&self, batch: usize) -> Result<u64, MegatronError> {
+        let samples = self.samples("wd_incr_steps")?;
+        if samples.is_multiple_of(batch as u64) {
+            return Ok(samples / batch as u64);
+        }
+        let why = format!(
+            "the weight decay changes over {samples} samples, which are no whole number of \
+            updates of this size"
+        );
+        Err(self.args.refused("global_batch_size", why))
+    }
+}
+
+/// A number without a fraction that is at least 0.
+fn whole(number: f64) -> Option<u64> {
+    let is_whole = number.fract() == 0.0 && (0.0..=2f64.powi(53)).contains(&number);
+    is_whole.then_some(number as u64)
+}

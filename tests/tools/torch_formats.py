@@ -1,14 +1,15 @@
 """Makes tests/fixtures/torch with PyTorch, and checks with it what megaburn-torch writes.
 
-    pip install torch==2.11 numpy megatron-core==0.16.1
-    python tests/tools/torch_formats.py make
+    pip install torch==2.11 numpy safetensors megatron-core==0.16.1
+    python tests/tools/torch_formats.py make            (or: make NAME, for one of pickles, pt, dcp, weights)
     MEGABURN_TORCH_CHECK=FOLDER cargo test -p megaburn-torch && python tests/tools/torch_formats.py check FOLDER
 
 The second line reads with PyTorch what the tests of the crate wrote. CI has no PyTorch, so it is run by hand when a
 writer changes.
 The folder gets pickles of all protocols (pickles/), files of torch.save, good ones with their tensors
-in NAME.json and refused ones (pt/), and folders of torch.distributed.checkpoint, written by 4 processes,
-with their whole tensors in NAME.json (dcp/).
+in NAME.json and refused ones (pt/), folders of torch.distributed.checkpoint, written by 4 processes,
+with their whole tensors in NAME.json (dcp/), and the weights of tests/fixtures/llama-one-group as published
+models of PyTorch have them (weights/).
 Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
 """
 
@@ -244,12 +245,63 @@ def make_dcp():
     on_ranks(4, dcp_fsdp)
 
 
-def make():
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir()
-    make_pickles()
-    make_pt()
-    make_dcp()
+class Hostile:
+    """Python would run a command when it loads it; the command makes the file that the test looks for."""
+
+    def __reduce__(self):
+        return os.system, ("touch megaburn-was-here",)
+
+
+def make_weights():
+    """The same weights in one file, in two with an index, as views of other types, and with a command."""
+    from safetensors.torch import load_file
+
+    out = OUT / "weights"
+    for name in ["bin", "sharded", "views", "hostile"]:
+        (out / name).mkdir(parents=True)
+    weights = load_file(OUT.parent / "llama-one-group" / "model.safetensors")
+    weights = {name: torch.nn.Parameter(tensor) for name, tensor in weights.items()}
+    # The model is tied: its state dict has one tensor under two names.
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    state = collections.OrderedDict((name, tensor.detach()) for name, tensor in weights.items())
+    state._metadata = collections.OrderedDict([("", {"version": 1})])
+    torch.save(state, out / "bin" / "pytorch_model.bin")
+
+    names = list(state)
+    files = {"pytorch_model-00001-of-00002.bin": names[::2], "pytorch_model-00002-of-00002.bin": names[1::2]}
+    for number, (file, names) in enumerate(files.items()):
+        of_file = {name: weights[name] for name in names}
+        torch.save(of_file, out / "sharded" / file, _use_new_zipfile_serialization=number == 0)
+    index = {"metadata": {}, "weight_map": {name: file for file, names in files.items() for name in names}}
+    (out / "sharded" / "pytorch_model.bin.index.json").write_text(json.dumps(index, indent=1))
+
+    types = [torch.bfloat16, torch.float16]
+    views = {}
+    for name, tensor in state.items():
+        layer = name.split(".")[2] if ".layers." in name else None
+        tensor = tensor.to(torch.float64 if layer is None else types[int(layer)])
+        if tensor.dim() == 1:
+            # Every second element of a larger storage.
+            views[name] = torch.stack([tensor, -tensor], 1)[:, 0]
+        elif "q_proj" in name or "down_proj" in name or "embed" in name:
+            views[name] = tensor.t().contiguous().t()
+        else:
+            # Some rows of a larger storage.
+            views[name] = torch.cat([-tensor, tensor, -tensor])[len(tensor) : 2 * len(tensor)]
+    views["lm_head.weight"] = views["model.embed_tokens.weight"]
+    torch.save({"epoch": 3, "model": views}, out / "views" / "consolidated.pt")
+
+    torch.save({"w": torch.ones(2), "trap": Hostile()}, out / "hostile" / "pytorch_model.bin")
+
+
+MAKERS = {"pickles": make_pickles, "pt": make_pt, "dcp": make_dcp, "weights": make_weights}
+
+
+def make(*names):
+    OUT.mkdir(exist_ok=True)
+    for name in names or MAKERS:
+        shutil.rmtree(OUT / name, ignore_errors=True)
+        MAKERS[name]()
 
 
 def check_pt(folder):

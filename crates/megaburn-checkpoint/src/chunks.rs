@@ -7,7 +7,7 @@ use std::{
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{error::CheckpointError, hex::hex, plain::PlainFile};
+use crate::{error::CheckpointError, hex::hex, tensor_bytes::TensorBytes};
 
 /// Bytes of a tensor per hash; the last chunk of a tensor may be smaller.
 pub(crate) const CHUNK: u64 = 64 << 20;
@@ -87,7 +87,7 @@ impl Chunks<'_> {
         chunk: usize,
         bytes: Range<u64>,
         hash: u64,
-        file: &PlainFile,
+        file: &dyn TensorBytes,
     ) -> Result<(), CheckpointError> {
         let found = hex(hash);
         let written = &self.hashes[chunk];

@@ -1,4 +1,5 @@
 use burn::tensor::{BoolStore, DType};
+use megaburn_torch as torch;
 use safetensors::Dtype;
 
 const PAIRS: [(DType, Dtype); 12] = [
@@ -43,6 +44,27 @@ const BOOL: (DType, Dtype) = (DType::Bool(BoolStore::Native), Dtype::BOOL);
 /// Like [`to_file`], for published models.
 pub(crate) fn to_hf(dtype: DType) -> Option<Dtype> {
     to_file(dtype).or((dtype == BOOL.0).then_some(BOOL.1))
+}
+
+/// The element type of a tensor of PyTorch, if megaburn reads it.
+pub(crate) fn from_torch(dtype: torch::DType) -> Option<DType> {
+    use torch::DType as Torch;
+    Some(match dtype {
+        Torch::F64 => DType::F64,
+        Torch::F32 => DType::F32,
+        Torch::F16 => DType::F16,
+        Torch::BF16 => DType::BF16,
+        Torch::I64 => DType::I64,
+        Torch::I32 => DType::I32,
+        Torch::I16 => DType::I16,
+        Torch::I8 => DType::I8,
+        Torch::U64 => DType::U64,
+        Torch::U32 => DType::U32,
+        Torch::U16 => DType::U16,
+        Torch::U8 => DType::U8,
+        Torch::Bool => BOOL.0,
+        _ => return None,
+    })
 }
 
 /// Like [`from_file`], for published models.

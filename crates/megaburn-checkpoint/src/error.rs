@@ -1,6 +1,7 @@
 use std::{io, path::Path, path::PathBuf};
 
 use megaburn_collective::CollectiveError;
+use megaburn_torch::TorchError;
 use thiserror::Error;
 
 /// Why a checkpoint was not saved or cannot be loaded.
@@ -135,8 +136,18 @@ pub enum CheckpointError {
     NotDurable { path: PathBuf, source: io::Error },
     #[error("`{path}` is not a relative path inside the folder that is being written")]
     OutsidePath { path: String },
-    #[error("{path} has neither `model.safetensors` nor `model.safetensors.index.json`")]
+    #[error(
+        "{path} has neither `model.safetensors` nor `model.safetensors.index.json`, and neither \
+        `pytorch_model.bin`, `pytorch_model.bin.index.json` nor one `.pt` or `.pth` file"
+    )]
     NoWeights { path: PathBuf },
+    #[error(
+        "{path} has several files that may hold its weights ({files}); name the one that does \
+        `pytorch_model.bin`, or move the others away"
+    )]
+    SeveralWeights { path: PathBuf, files: String },
+    #[error(transparent)]
+    Torch(TorchError),
     #[error(
         "{file}: tensor `{name}` is {dtype}, which megaburn does not support; convert it to \
         BF16, F16 or F32 first"
@@ -214,6 +225,39 @@ impl<T> IoContext<T> for io::Result<T> {
     }
 }
 
+fn is_damage(error: &TorchError) -> bool {
+    match error {
+        TorchError::Damaged { .. } | TorchError::Pickle { .. } => true,
+        TorchError::Entry { source, .. } => is_damage(source),
+        _ => false,
+    }
+}
+
+impl From<TorchError> for CheckpointError {
+    fn from(error: TorchError) -> Self {
+        match error {
+            TorchError::Entry { source, .. } if matches!(*source, TorchError::Io { .. }) => {
+                Self::from(*source)
+            }
+            TorchError::Io { path, source, .. }
+                if source.kind() == io::ErrorKind::UnexpectedEof =>
+            {
+                Self::damaged(&path, "it became shorter while it was being read")
+            }
+            TorchError::Io {
+                action,
+                path,
+                source,
+            } => Self::Io {
+                action,
+                path,
+                source,
+            },
+            other => Self::Torch(other),
+        }
+    }
+}
+
 impl CheckpointError {
     /// Whether the error shows that the contents of a checkpoint or model differ from what was
     /// written: a wrong hash, a truncated or missing file, an unreadable header. Another checkpoint
@@ -225,6 +269,7 @@ impl CheckpointError {
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } | Self::Missing { .. } => true,
+            Self::Torch(error) => is_damage(error),
             Self::Peer { is_damage, .. } => *is_damage,
             _ => false,
         }

@@ -16,6 +16,7 @@ use crate::{
     manifest::{FileInfo, Manifest},
     plain::PlainFile,
     safetensors_file::SafetensorsFile,
+    tensor_bytes::TensorBytes,
 };
 
 /// Bytes of a file that are read at once.
@@ -190,7 +191,7 @@ fn damaged_parts(
 
 /// The xxh3 of `len` bytes from `start` on, in hexadecimal.
 fn hash(
-    file: &PlainFile,
+    file: &dyn TensorBytes,
     start: u64,
     len: u64,
     on_bytes: &mut dyn FnMut(u64),

@@ -18,9 +18,9 @@
 //! [`ShardSpec`](megaburn_mesh::ShardSpec) selects, whatever layout wrote them, with floats cast to
 //! the requested type.
 //!
-//! [`HfDir`] reads published models, by slice too. [`write_hf`] writes one from any
-//! [`TensorSource`]: a published model, a checkpoint, or a checkpoint viewed as a published model
-//! ([`HfView`]). [`compare`] finds the differences between two sources.
+//! [`HfDir`] reads published models by slice, from safetensors files or PyTorch's own. [`write_hf`]
+//! writes one from any [`TensorSource`]: a published model, a checkpoint, or a checkpoint viewed as
+//! a published model ([`HfView`]). [`compare`] finds the differences between two sources.
 //!
 //! Guarantees after a failure while saving:
 //!
@@ -108,6 +108,7 @@ mod source;
 mod statistics;
 mod sweep;
 mod target;
+mod tensor_bytes;
 mod tensor_file;
 #[cfg(test)]
 mod testing;
@@ -135,7 +136,7 @@ pub use find::find_latest;
 pub use folder::{
     checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, set_aside_damaged,
 };
-pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
+pub use hf::{HfDir, HfEntry, HfTensor, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use hosts::{check::check_folders, map::Hosts};
 pub use inventory::{CheckpointState, ListedCheckpoint, list_checkpoint, list_checkpoints};
 pub use latest::{Latest, Refused, newest, newest_valid};
@@ -154,6 +155,7 @@ pub use single::save_single;
 pub use snapshot::Snapshot;
 pub use source::{TensorHeader, TensorSource};
 pub use statistics::{TensorStatistics, statistics};
+pub use tensor_bytes::TensorBytes;
 pub use tensor_file::TensorFile;
 pub use unfinished::remove_unfinished;
 pub use unfinished_checkpoint::Guard;

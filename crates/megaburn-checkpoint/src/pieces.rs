@@ -20,6 +20,7 @@ use crate::{
     plain::PlainFile,
     runs::{Runs, Stored},
     safetensors_file::SafetensorsFile,
+    tensor_bytes::TensorBytes,
 };
 
 /// Bytes of a file that are hashed at once.

@@ -6,7 +6,10 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use crate::error::{CheckpointError, IoContext};
+use crate::{
+    error::{CheckpointError, IoContext},
+    tensor_bytes::TensorBytes,
+};
 
 /// The number of files that stay open between reads. A rank that reads the checkpoint of a thousand
 /// ranks needs a thousand files, and processes often may open no more than 1,024.
@@ -40,17 +43,18 @@ impl PlainFile {
         })
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The file's length in bytes when it was opened.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
+}
 
-    /// Fills the buffer with the bytes from `at` on.
-    pub(crate) fn read_at(&self, buffer: &mut [u8], at: u64) -> Result<(), CheckpointError> {
+impl TensorBytes for PlainFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> Result<(), CheckpointError> {
         let read = match &self.file {
             Some(file) => file.read_exact_at(buffer, at),
             None => File::open(&self.path).and_then(|file| file.read_exact_at(buffer, at)),

@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{chunks::Chunks, error::CheckpointError, plain::PlainFile};
+use crate::{chunks::Chunks, error::CheckpointError, tensor_bytes::TensorBytes};
 
 /// Bytes per read: they fit into a core's L2 cache, so that copying them from there is cheap.
 const BLOCK: usize = 1 << 20;
@@ -13,7 +13,7 @@ pub(crate) const GAP: usize = 64 << 10;
 /// The bytes of a tensor, or of a piece of one, in a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored<'a> {
-    pub(crate) file: &'a PlainFile,
+    pub(crate) file: &'a dyn TensorBytes,
     /// Offset of the first byte in the file.
     pub(crate) start: u64,
     /// Number of bytes.
@@ -184,7 +184,7 @@ mod tests {
     use xxhash_rust::xxh3::xxh3_64;
 
     use super::*;
-    use crate::hex::hex;
+    use crate::{hex::hex, plain::PlainFile};
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]

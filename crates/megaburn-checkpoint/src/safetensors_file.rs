@@ -1,8 +1,11 @@
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::{dtype, error::CheckpointError, plain::PlainFile, runs::Stored, sizes::num_elements};
+use crate::{
+    dtype, error::CheckpointError, plain::PlainFile, runs::Stored, sizes::num_elements,
+    tensor_bytes::TensorBytes,
+};
 
 /// A safetensors file starts with the length of its header in this many bytes.
 const HEADER_LEN: usize = 8;
@@ -14,7 +17,7 @@ const LFS: &[u8] = b"version https://git-lfs";
 /// An open safetensors file and its header.
 #[derive(Debug)]
 pub(crate) struct SafetensorsFile {
-    file: PlainFile,
+    file: Arc<PlainFile>,
     header: Metadata,
     data_start: u64,
 }
@@ -82,7 +85,7 @@ impl SafetensorsFile {
             }
         }
         Ok(Self {
-            file,
+            file: Arc::new(file),
             header,
             data_start,
         })
@@ -90,6 +93,11 @@ impl SafetensorsFile {
 
     pub(crate) fn path(&self) -> &Path {
         self.file.path()
+    }
+
+    /// The file, which stays open as long as something reads it.
+    pub(crate) fn bytes(&self) -> Arc<PlainFile> {
+        self.file.clone()
     }
 
     /// The header of a tensor.
@@ -105,7 +113,7 @@ impl SafetensorsFile {
     /// The position of a tensor's bytes.
     pub(crate) fn stored(&self, info: &TensorInfo) -> Stored<'_> {
         let (start, end) = info.data_offsets;
-        let file = &self.file;
+        let file = &*self.file;
         let size = dtype::size(info.dtype);
         Stored {
             file,

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::file_range::FileRange;
 
 /// The most bytes of a tensor that repeats elements of its storage (stride 0).
@@ -67,6 +69,23 @@ struct Walk {
 }
 
 impl Layout<'_> {
+    /// The bytes of the storage that a contiguous tensor is.
+    ///
+    /// # Errors
+    /// They cannot be counted; as text.
+    pub(crate) fn contiguous_range(&self) -> Result<Range<u64>, String> {
+        let range = || {
+            let count = num_elements(self.shape)?;
+            if count == 0 {
+                return Some(0..0);
+            }
+            let start = self.offset.checked_mul(self.item)?;
+            let end = start.checked_add(count.checked_mul(self.item)?)?;
+            Some(start as u64..end as u64)
+        };
+        range().ok_or_else(|| "its size is no number of bytes".to_string())
+    }
+
     fn walk(&self, offsets: &[usize], sizes: &[usize]) -> Option<Walk> {
         let mut base = self.offset;
         let mut span = 1usize;

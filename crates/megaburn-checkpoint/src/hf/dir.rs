@@ -1,57 +1,56 @@
 use std::{
-    collections::BTreeMap,
-    ffi::OsStr,
     fs,
     ops::Range,
     path::{Path, PathBuf},
 };
 
 use burn::tensor::TensorData;
-use safetensors::tensor::TensorInfo;
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CONFIG, INDEX, SINGLE};
+use super::{
+    CONFIG,
+    json::read_json,
+    tensor::{HfTensor, Tensors},
+    weights,
+};
 use crate::{
     buffer::filled,
-    dtype,
     error::{CheckpointError, IoContext},
     runs::Stored,
-    safetensors_file::SafetensorsFile,
+    sizes::num_elements,
     source::{TensorHeader, TensorSource, nearest},
 };
 
-/// An opened folder of a published model: `config.json`, and either `model.safetensors` or the
-/// files that `model.safetensors.index.json` names. If both exist, `model.safetensors` is used, as
-/// in `transformers`.
+/// An opened folder of a published model: `config.json` and its weights, in the first of these forms
+/// that the folder has:
 ///
-/// Opening the folder opens the files and reads their headers. Tensor data is read only when
-/// requested.
+/// 1. `model.safetensors`
+/// 2. the files that `model.safetensors.index.json` names
+/// 3. `pytorch_model.bin`, a state dict that `torch.save` wrote
+/// 4. the files that `pytorch_model.bin.index.json` names
+/// 5. one file `*.pt` or `*.pth`, other than those of a trainer (`optimizer.pt`, ...)
+///
+/// Opening the folder opens the files and reads their headers or pickles; nothing of a pickle is
+/// executed. Tensor data is read only when requested, and only the bytes that are needed. A tensor
+/// of PyTorch that is not contiguous is read as a whole, and the last one is kept.
 #[derive(Debug)]
 pub struct HfDir {
     path: PathBuf,
     config: Value,
-    files: Vec<SafetensorsFile>,
-    /// The file of each tensor.
-    index: BTreeMap<String, usize>,
+    tensors: Tensors,
 }
 
 /// Bytes of two tensors that are compared at once.
 const BLOCK: usize = 1 << 20;
 
-/// `model.safetensors.index.json`.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 impl HfDir {
     /// Opens the folder `path`.
     ///
     /// # Errors
-    /// The folder is missing; `config.json` is missing or invalid; there are no weights; the index
-    /// is invalid, names a missing file, or names a file that lacks the tensor; a file is truncated
-    /// or damaged; a tensor has an element type that megaburn does not read (8-bit floats).
+    /// The folder is missing; `config.json` is missing or invalid; there are no weights, or several
+    /// `.pt` files; the index is invalid, names a missing file, or names a file that lacks the
+    /// tensor; a file is truncated or damaged; a pickle names anything that is no part of a state
+    /// dict; a tensor has an element type that megaburn does not read (8-bit floats).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         fs::read_dir(path).during("read the folder", path)?;
         let config: Value = read_json(&path.join(CONFIG))?;
@@ -61,33 +60,32 @@ impl HfDir {
                 "it is not a JSON object",
             ));
         }
-        let (files, index) = if path.join(SINGLE).exists() {
-            let file = SafetensorsFile::open(&path.join(SINGLE))?;
-            let index = file.keys().into_iter().map(|name| (name, 0)).collect();
-            (vec![file], index)
-        } else if path.join(INDEX).exists() {
-            open_indexed(path)?
-        } else {
-            return Err(CheckpointError::NoWeights {
-                path: path.to_path_buf(),
-            });
-        };
-        let opened = Self {
-            path: path.to_path_buf(),
-            config,
-            files,
-            index,
-        };
-        for (name, &file) in &opened.index {
-            let (file, info) = opened.info(file, name);
-            if dtype::from_hf(info.dtype).is_none() {
-                let file = file.path().to_path_buf();
-                let name = name.clone();
-                let dtype = info.dtype.to_string();
-                return Err(CheckpointError::UnreadableDtype { file, name, dtype });
+        let tensors = weights::open(path)?;
+        Self::from_tensors(path, config, tensors)
+    }
+
+    /// The tensors of a folder of another format, under the names that they would have if the
+    /// model had been published, and its `config.json`.
+    ///
+    /// # Errors
+    /// The shape of a tensor is so large that its bytes cannot be counted.
+    pub fn from_tensors(
+        path: &Path,
+        config: Value,
+        tensors: impl IntoIterator<Item = (String, HfTensor)>,
+    ) -> Result<Self, CheckpointError> {
+        let tensors: Tensors = tensors.into_iter().collect();
+        for (name, HfTensor { shape, bytes, .. }) in &tensors {
+            if num_elements(shape).is_none() {
+                let why = format!("the shape of tensor `{name}`, {shape:?}, is too large");
+                return Err(CheckpointError::damaged(bytes.path(), why));
             }
         }
-        Ok(opened)
+        Ok(Self {
+            path: path.to_path_buf(),
+            config,
+            tensors,
+        })
     }
 
     /// The folder.
@@ -102,14 +100,14 @@ impl HfDir {
 
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorHeader> {
-        self.index
+        self.tensors
             .iter()
-            .map(|(name, &file)| self.header_in(file, name))
+            .map(|(name, tensor)| tensor.header(name))
     }
 
     /// The header of a tensor, if there is one of this name.
     pub fn header(&self, name: &str) -> Option<TensorHeader> {
-        self.index.get(name).map(|&file| self.header_in(file, name))
+        self.tensors.get(name).map(|tensor| tensor.header(name))
     }
 
     /// Whether two tensors have the same element type, shape and bytes.
@@ -149,38 +147,17 @@ impl HfDir {
         &self,
         name: &str,
     ) -> Result<(&Path, TensorHeader, Stored<'_>), CheckpointError> {
-        let Some(&index) = self.index.get(name) else {
+        let Some(tensor) = self.tensors.get(name) else {
             let path = self.path.clone();
             let name = name.to_string();
-            let nearest = nearest(&name, self.index.keys());
+            let nearest = nearest(&name, self.tensors.keys());
             return Err(CheckpointError::MissingTensor {
                 path,
                 name,
                 nearest,
             });
         };
-        let (file, info) = self.info(index, name);
-        Ok((file.path(), self.header_in(index, name), file.stored(info)))
-    }
-
-    fn header_in(&self, file: usize, name: &str) -> TensorHeader {
-        let (_, info) = self.info(file, name);
-        let dtype =
-            dtype::from_hf(info.dtype).expect("the dtype was checked when the folder was opened");
-        TensorHeader {
-            name: name.to_string(),
-            dtype,
-            shape: info.shape.clone(),
-        }
-    }
-
-    fn info(&self, file: usize, name: &str) -> (&SafetensorsFile, &TensorInfo) {
-        let file = &self.files[file];
-        (
-            file,
-            file.info(name)
-                .expect("the index was checked when the folder was opened"),
-        )
+        Ok((tensor.path(), tensor.header(name), tensor.stored()))
     }
 }
 
@@ -203,49 +180,4 @@ impl TensorSource for HfDir {
         let shape = header.rows_shape(&rows);
         filled(shape, header.dtype, |rows| stored.file.read_at(rows, start))
     }
-}
-
-type Opened = (Vec<SafetensorsFile>, BTreeMap<String, usize>);
-
-fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
-    let path = folder.join(INDEX);
-    let Index { weight_map } = read_json(&path)?;
-    let mut files: Vec<SafetensorsFile> = Vec::new();
-    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
-    let mut index = BTreeMap::new();
-    for (tensor, name) in weight_map {
-        let number = match numbers.get(&name) {
-            Some(number) => *number,
-            None => {
-                let refuse = |why| Err(CheckpointError::damaged(&path, why));
-                if Path::new(&name).file_name() != Some(OsStr::new(&name)) {
-                    return refuse(format!(
-                        "it maps tensor `{tensor}` to `{name}`, which is not a file name"
-                    ));
-                }
-                if !folder.join(&name).exists() {
-                    let why = format!("it maps tensor `{tensor}` to `{name}`, which is missing");
-                    return refuse(why);
-                }
-                files.push(SafetensorsFile::open(&folder.join(&name))?);
-                numbers.insert(name.clone(), files.len() - 1);
-                files.len() - 1
-            }
-        };
-        if files[number].info(&tensor).is_none() {
-            let near = nearest(&tensor, files[number].keys().iter());
-            let why = format!(
-                "it maps tensor `{tensor}` to `{name}`, which does not contain it; the nearest \
-                name there is `{near}`"
-            );
-            return Err(CheckpointError::damaged(&path, why));
-        }
-        index.insert(tensor, number);
-    }
-    Ok((files, index))
-}
-
-fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, CheckpointError> {
-    let text = fs::read(path).during("read", path)?;
-    serde_json::from_slice(&text).map_err(|e| CheckpointError::damaged(path, e.to_string()))
 }

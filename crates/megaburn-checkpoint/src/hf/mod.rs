@@ -1,11 +1,18 @@
-//! Models as published on Hugging Face: a folder with `config.json` and safetensors files.
+//! Models as published on Hugging Face: a folder with `config.json` and safetensors files, or the
+//! files of PyTorch that came before them.
 
 mod dir;
+mod json;
 mod read;
+mod safetensors;
+mod tensor;
+mod torch;
 mod view;
+mod weights;
 mod write;
 
 pub use dir::HfDir;
+pub use tensor::HfTensor;
 pub use view::{HfEntry, HfView};
 pub use write::{HfWriteOptions, HfWritten, write_hf};
 
@@ -36,3 +43,6 @@ const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 /// The file of each tensor, if they are in several files.
 const INDEX: &str = "model.safetensors.index.json";
+/// The same of PyTorch's files.
+const TORCH_SINGLE: &str = "pytorch_model.bin";
+const TORCH_INDEX: &str = "pytorch_model.bin.index.json";

@@ -23,4 +23,5 @@ mod retention;
 mod shares;
 mod single;
 mod statistics;
+mod torch_weights;
 mod used_bytes;

@@ -72,6 +72,13 @@ impl Pickle {
         found.map(|(index, _)| Value::new(&self.nodes, NodeId(index as u32)))
     }
 
+    /// All classes and functions that the pickle names, whether it calls them or not.
+    pub fn globals(&self) -> impl Iterator<Item = Global<'_>> {
+        let nodes = self.nodes.iter().enumerate();
+        let found = nodes.filter(|(_, node)| matches!(node, Node::Global(..)));
+        found.filter_map(|(index, _)| Value::new(&self.nodes, NodeId(index as u32)).as_global())
+    }
+
     /// The whole, of which all others are parts.
     pub fn root(&self) -> Value<'_> {
         Value::new(&self.nodes, self.root)

@@ -5,12 +5,20 @@ use crate::archive::Archive;
 use crate::error::TorchError;
 use crate::file_range::FileRange;
 use crate::pickle::{Pickle, Value};
+use crate::pt::contiguous::ContiguousBytes;
 use crate::pt::legacy;
 use crate::pt::search::find_tensors;
+use crate::pt::state_dict::is_expected;
 use crate::pt::tensor::{StoredTensor, tensor_of};
 
 /// The most bytes of a file's pickle.
 const MOST_PICKLE_BYTES: u64 = 1 << 30;
+
+/// The keys under which training programs save the state dict of their model.
+const MODEL_KEYS: [&str; 4] = ["state_dict", "model_state_dict", "model", "module"];
+
+/// The most characters of a name that are shown.
+const MOST_NAME_CHARS: usize = 100;
 
 /// A file that `torch.save` wrote: `.pt`, `.pth` or `.bin`.
 ///
@@ -90,7 +98,43 @@ impl PtFile {
     /// A tensor is of a kind that cannot be read, such as a quantized or sparse one. Two tensors
     /// have one name, or dicts are nested more than 64 deep.
     pub fn tensors(&self) -> Result<Vec<(String, StoredTensor)>, TorchError> {
+        self.tensors_of(self.root())
+    }
+
+    /// The tensors of the state dict of a model, each with its name: those of the whole file, or,
+    /// if it holds no tensor at its top, those under the one key of `state_dict`,
+    /// `model_state_dict`, `model` and `module` that it has.
+    ///
+    /// # Errors
+    /// As for [`Self::tensors`]; also if the file names a class or function that is no part of a
+    /// state dict. It might be hostile: nothing of it was executed, and nothing of it is used.
+    pub fn weights(&self) -> Result<Vec<(String, StoredTensor)>, TorchError> {
+        if let Some(strange) = self.pickle.globals().find(|global| !is_expected(*global)) {
+            let name: String = strange.to_string().chars().take(MOST_NAME_CHARS).collect();
+            let why = format!(
+                "its pickle names `{name}`, which is no part of a state dict; nothing of the file \
+                was executed; if you trust who made it, save the model's `state_dict()` alone"
+            );
+            let path = self.path.clone();
+            return Err(TorchError::OtherKind { path, why });
+        }
         let root = self.root();
+        let mut values = root
+            .entries()
+            .into_iter()
+            .flat_map(|entries| entries.iter());
+        if values.any(|(_, value)| tensor_of(value).is_some()) {
+            return self.tensors();
+        }
+        let found = MODEL_KEYS.into_iter().filter_map(|key| root.get(key));
+        let found: Vec<Value<'_>> = found.filter(|value| value.entries().is_some()).collect();
+        match found.as_slice() {
+            [model] => self.tensors_of(*model),
+            _ => self.tensors(),
+        }
+    }
+
+    fn tensors_of(&self, root: Value) -> Result<Vec<(String, StoredTensor)>, TorchError> {
         let is_container = root.sequence().is_some() || root.entries().is_some();
         if let (Some(object), false, Ok(None)) = (root.as_object(), is_container, self.tensor(root))
         {
@@ -137,19 +181,46 @@ impl PtFile {
         offsets: &[usize],
         sizes: &[usize],
     ) -> Result<Vec<u8>, TorchError> {
+        let storage = self.storage(tensor)?;
+        let read = tensor.layout().read(&storage, offsets, sizes);
+        read.map_err(|why| self.storage_error(tensor, why))
+    }
+
+    /// Where the bytes of a tensor are in the file; `None` if they do not follow each other in
+    /// row-major order.
+    ///
+    /// # Errors
+    /// The tensor does not fit into its storage, or the file cannot be read.
+    pub fn contiguous(&self, tensor: &StoredTensor) -> Result<Option<ContiguousBytes>, TorchError> {
+        if !tensor.is_contiguous() {
+            return Ok(None);
+        }
+        let storage = self.storage(tensor)?;
+        let range = tensor.layout().contiguous_range();
+        let range = range.map_err(|why| self.storage_error(tensor, why))?;
+        let len = storage.len();
+        let found = storage.part(range.clone()).ok_or_else(|| {
+            let why = format!("it needs {} bytes of a storage that has {len}", range.end);
+            self.storage_error(tensor, why)
+        })?;
+        Ok(Some(ContiguousBytes::new(found)))
+    }
+
+    fn storage(&self, tensor: &StoredTensor) -> Result<FileRange, TorchError> {
         let key = tensor.storage_key();
         let storage = match &self.storages {
             Storages::Zip(archive) => archive.entry(&format!("data/{key}"))?,
             Storages::Legacy(storages) => storages.get(key).cloned(),
         };
-        let error = |why: String| TorchError::Storage {
+        storage.ok_or_else(|| self.storage_error(tensor, "the storage is missing".into()))
+    }
+
+    fn storage_error(&self, tensor: &StoredTensor, why: String) -> TorchError {
+        TorchError::Storage {
             path: self.path.clone(),
-            key: key.into(),
+            key: tensor.storage_key().into(),
             why,
-        };
-        let storage = storage.ok_or_else(|| error("the storage is missing".into()))?;
-        let read = tensor.layout().read(&storage, offsets, sizes);
-        read.map_err(error)
+        }
     }
 
     fn error(&self, name: &str, why: String) -> TorchError {

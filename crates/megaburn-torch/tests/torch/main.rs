@@ -15,6 +15,7 @@ mod pickles;
 mod pt;
 mod pt_errors;
 mod pt_write;
+mod weights;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

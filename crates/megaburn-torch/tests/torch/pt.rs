@@ -138,3 +138,30 @@ fn a_region_outside_is_refused() {
         assert!(error.contains("are not inside the shape [6, 5]"), "{error}");
     }
 }
+
+/// The range of a contiguous tensor holds its bytes, and keeps the file open.
+#[test]
+fn contiguous_tensors_are_ranges_of_the_file() {
+    for name in FILES {
+        let (file, tensors) = tensors(name);
+        let ranges = tensors.iter().map(|(of, tensor, _)| {
+            let range = file.contiguous(tensor).unwrap();
+            assert_eq!(range.is_some(), tensor.is_contiguous(), "{name}: {of}");
+            Some((range?, file.read(tensor).unwrap()))
+        });
+        let ranges: Vec<_> = ranges.collect();
+        assert!(ranges.iter().any(|range| range.is_some()), "{name}");
+        drop(file);
+        for (range, bytes) in ranges.into_iter().flatten() {
+            assert_eq!(range.num_bytes(), bytes.len() as u64);
+            for _ in 0..10 {
+                let start = fastrand::usize(0..=bytes.len());
+                let mut found = vec![0; fastrand::usize(0..=bytes.len() - start)];
+                range.read_at(&mut found, start as u64).unwrap();
+                assert_eq!(found, bytes[start..start + found.len()]);
+            }
+            let error = range.read_at(&mut [0], bytes.len() as u64);
+            assert!(error.unwrap_err().to_string().contains("is damaged"));
+        }
+    }
+}

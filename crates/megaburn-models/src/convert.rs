@@ -1,4 +1,5 @@
-//! Converts Hugging Face models into checkpoints and back, one tensor at a time.
+//! Converts models of Hugging Face and torchtitan into checkpoints, and checkpoints into models of
+//! Hugging Face, one tensor at a time.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ use crate::{
     source::{ModelSource, PREFIX},
 };
 
-/// Imports the Hugging Face model in `from` as a checkpoint at step 0, which any layout can load.
+/// Imports the model of Hugging Face or torchtitan in `from` as a checkpoint at step 0, which any
+/// layout can load.
 /// The checkpoint is written to exactly `to`. Floats are converted to `dtype`, or keep their type
 /// if it is `None`; expert biases are converted to f32 if `dtype` is given.
 ///
@@ -35,7 +37,7 @@ pub fn import(
 ) -> Result<ModelSource, ModelError> {
     let source = ModelSource::open(from)?;
     if source.hf_dir().is_none() {
-        let why = "is already a checkpoint; give a Hugging Face folder".to_string();
+        let why = "is already a checkpoint; give a model of Hugging Face or torchtitan".to_string();
         return Err(ModelError::File {
             path: from.to_path_buf(),
             why,
@@ -90,7 +92,10 @@ pub fn import(
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
     let source = ModelSource::open_verified(from)?;
     if source.hf_dir().is_some() {
-        let why = "is already a Hugging Face model; give a checkpoint or a run".to_string();
+        let why =
+            "is no checkpoint of megaburn: give a checkpoint or a run, which `megaburn convert \
+                   import` makes"
+                .to_string();
         return Err(ModelError::File {
             path: from.to_path_buf(),
             why,

@@ -19,6 +19,7 @@ pub mod generate;
 pub mod hf;
 pub mod source;
 pub mod upcycle;
+mod warn_once;
 pub mod weights;
 
 pub use decoder::{Decoder, DecoderConfig};

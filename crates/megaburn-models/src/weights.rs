@@ -25,8 +25,8 @@ use crate::{
 /// One parameter is in memory at a time. An existing `to` is replaced only with `force`.
 ///
 /// # Errors
-/// See [`ModelSource::open`]; also if `from` is a Hugging Face model, `to` exists and may not be
-/// replaced, or the disk is full. No new files remain after an error.
+/// See [`ModelSource::open`]; also if `from` is a model of another system, `to` exists and may not
+/// be replaced, or the disk is full. No new files remain after an error.
 pub fn extract_weights(
     from: &Path,
     to: &Path,
@@ -81,12 +81,12 @@ pub fn average_weights(
 /// Opens and verifies the checkpoint at a path, or the newest intact one of a run.
 ///
 /// # Errors
-/// See [`ModelSource::open`]; also if the path is a Hugging Face model.
+/// See [`ModelSource::open`]; also if the path is a model of another system.
 pub fn open_checkpoint(path: &Path) -> Result<ModelSource, ModelError> {
     let source = ModelSource::open_verified(path)?;
     if source.hf_dir().is_some() {
-        let why = "is a Hugging Face model; give a checkpoint or a run, or make one with `megaburn \
-                   convert import`";
+        let why = "is a model of another system; give a checkpoint or a run, or make one with \
+                   `megaburn convert import`";
         return Err(ModelError::File {
             path: path.to_path_buf(),
             why: why.into(),

@@ -1,5 +1,6 @@
-//! Models of Hugging Face: conversion, verification, generation.
+//! Models of Hugging Face, PyTorch and torchtitan: conversion, verification, generation.
 
+mod foreign;
 pub(crate) mod generate;
 pub(crate) mod interrupted;
 pub(crate) mod published;

@@ -1,14 +1,11 @@
 //! Finds keys of a `config.json` that are not read.
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, path::Path};
 
 use serde_json::Value;
 
 use super::{Family, MTP_LAYERS, defaults::Meaning, json::is_same};
+use crate::warn_once::warn_once;
 
 /// Keys with which other architectures compute something else, each with the value that has no
 /// effect.
@@ -134,22 +131,14 @@ pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> 
 
 /// Warns about unread keys, once per file.
 pub(super) fn warn(keys: &[&str], path: &Path) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if keys.is_empty() {
         return;
     }
     let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
-    let said = format!(
+    warn_once(format!(
         "{} of {} {} unknown and ignored: if the model depends on it, results will differ",
         keys.join(", "),
         path.display(),
         if keys.len() == 1 { "is" } else { "are" }
-    );
-    if TOLD
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(said.clone())
-    {
-        tracing::warn!("{said}");
-    }
+    ));
 }

@@ -17,6 +17,12 @@ impl Assets {
         let folder = Self::folder(source);
         let mut assets =
             folder.map_or_else(|| Ok(Self::default()), |folder| Self::read(&folder))?;
+        if let Some(dir) = source.hf_dir()
+            && assets.json("config.json").as_ref() != Some(dir.config())
+        {
+            // Only a part of it was in the folder.
+            assets.insert("config.json", format!("{:#}\n", dir.config()).into_bytes());
+        }
         if source.has_bare_names() {
             assets.insert(BARE_NAMES, Vec::new());
         }

@@ -1,4 +1,5 @@
-//! Reads the weights of a model from a Hugging Face folder, a checkpoint, or a run.
+//! Reads the weights of a model from a Hugging Face folder, a checkpoint of torchtitan, a
+//! checkpoint, or a run.
 
 mod assets;
 mod check;
@@ -6,6 +7,7 @@ mod choice;
 mod mtp;
 mod names;
 mod open;
+mod torchtitan;
 mod view;
 
 use std::{
@@ -18,6 +20,8 @@ use megaburn_checkpoint::{Checkpoint, hf::HfDir, retried};
 use megaburn_collective::Progress;
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_parallel::load_params;
+
+pub use open::open_tensors;
 
 use crate::{
     decoder::{Decoder, DecoderConfig},
@@ -95,7 +99,7 @@ impl ModelSource {
             .sum()
     }
 
-    /// The Hugging Face folder, if the source is one.
+    /// The Hugging Face folder, if the source is one. A checkpoint of torchtitan is seen as one.
     pub fn hf_dir(&self) -> Option<&HfDir> {
         match &self.weights {
             Weights::Hf(dir) => Some(dir),
@@ -111,7 +115,7 @@ impl ModelSource {
         }
     }
 
-    /// Verifies the hashes of a checkpoint's files; a Hugging Face folder has none.
+    /// Verifies the hashes of a checkpoint's files; folders of other systems have none.
     ///
     /// # Errors
     /// The content of a file differs from what was written.

@@ -12,6 +12,7 @@ use super::{
     choice::chosen,
     mtp::{check_copies, copies, predicts},
     names::named_params,
+    torchtitan,
 };
 use crate::{assets::Assets, decoder::DecoderConfig, error::ModelError, hf::HfParam};
 
@@ -41,17 +42,36 @@ fn kind(path: &Path) -> Result<SourceKind, CheckpointError> {
     retried(look)
 }
 
+/// Opens the tensors of a folder that another system wrote: a published model of any architecture,
+/// or a checkpoint of torchtitan, whose tensors get the names on Hugging Face. `None` if the folder
+/// is neither.
+///
+/// # Errors
+/// A file cannot be read or is damaged, or a checkpoint of torchtitan lacks what a model needs.
+pub fn open_tensors(path: &Path) -> Result<Option<HfDir>, ModelError> {
+    let has = |name: &str| Ok::<_, ModelError>(kind(&path.join(name))? == SourceKind::File);
+    // torchtitan can also save the weights as a published model, which is complete.
+    let is_safe = has("model.safetensors")? || has("model.safetensors.index.json")?;
+    if has(torchtitan::METADATA)? && !is_safe {
+        return torchtitan::open(path).map(Some);
+    }
+    if has("config.json")? {
+        return Ok(Some(retried(|| HfDir::open(path))?));
+    }
+    Ok(None)
+}
+
 impl ModelSource {
-    /// Opens a Hugging Face folder (which has `config.json`), a checkpoint (`manifest.json`) or a
-    /// run (`checkpoints/`, where the newest checkpoint is taken whose files have their full
-    /// length).
+    /// Opens a Hugging Face folder (which has `config.json`), a checkpoint of torchtitan
+    /// (`.metadata`), a checkpoint (`manifest.json`) or a run (`checkpoints/`, where the newest
+    /// checkpoint is taken whose files have their full length).
     ///
     /// Names, shapes and element types of all tensors are checked. No weights are read, except for
     /// matrices that must be copies of each other. [`agreed`](Self::agreed) verifies the weights of
     /// a run's checkpoint.
     ///
     /// # Errors
-    /// - The path is none of the three.
+    /// - The path is none of the four.
     /// - A file cannot be read or is damaged.
     /// - A run has no complete checkpoint.
     /// - The architecture is not supported.
@@ -64,8 +84,8 @@ impl ModelSource {
         path: &Path,
         choose: impl Fn(&Path) -> Result<Latest, CheckpointError>,
     ) -> Result<Self, ModelError> {
-        if kind(&path.join("config.json"))? == SourceKind::File {
-            return Self::open_hf(path);
+        if let Some(dir) = open_tensors(path)? {
+            return Self::open_hf(path, dir);
         }
         let checkpoints = path.join("checkpoints");
         let weights = if kind(&path.join("manifest.json"))? == SourceKind::File {
@@ -74,8 +94,8 @@ impl ModelSource {
             chosen(choose(&checkpoints)?, &checkpoints)?
         } else {
             let why = if kind(path)? == SourceKind::Folder {
-                "contains neither config.json (a Hugging Face model), manifest.json (a \
-                checkpoint) nor checkpoints/ (a run)"
+                "contains neither config.json (a Hugging Face model), .metadata (a checkpoint of \
+                torchtitan), manifest.json (a checkpoint) nor checkpoints/ (a run)"
             } else {
                 "is not a folder; give a Hugging Face model, a checkpoint or a run"
             };
@@ -87,8 +107,7 @@ impl ModelSource {
         Self::open_checkpoint(path, weights)
     }
 
-    fn open_hf(path: &Path) -> Result<Self, ModelError> {
-        let dir = retried(|| HfDir::open(path))?;
+    fn open_hf(path: &Path, dir: HfDir) -> Result<Self, ModelError> {
         let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
         if !predicts(&dir, &config, config.layers) {
             // Transformers omits these layers from the weights, but keeps their number in

@@ -15,8 +15,8 @@ use crate::error::TrainError;
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct ModelConfig {
-    /// The model that the run starts from: a Hugging Face folder, a checkpoint or a run. It
-    /// determines all other keys of `[model]`, and the defaults of `optimizer.lr`,
+    /// The model that the run starts from: a folder of Hugging Face or torchtitan, a checkpoint or
+    /// a run. It determines all other keys of `[model]`, and the defaults of `optimizer.lr`,
     /// `optimizer.min_lr`, `optimizer.warmup_fraction` and `data.seq_len`. Default: freshly
     /// initialized weights.
     #[serde(skip_serializing_if = "Option::is_none")]

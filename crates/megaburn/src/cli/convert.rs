@@ -1,4 +1,5 @@
-//! `megaburn convert`: imports and exports Hugging Face models.
+//! `megaburn convert`: imports models of Hugging Face and torchtitan, and exports those of Hugging
+//! Face.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,8 @@ use super::{interrupt::end_clean_on_signals, print};
 
 #[derive(Subcommand)]
 pub(super) enum ConvertCommand {
-    /// Convert a Hugging Face model to a checkpoint at step 0, which any layout can load.
+    /// Convert a model of Hugging Face or torchtitan to a checkpoint at step 0, which any layout can
+    /// load.
     Import(ImportArgs),
     /// Convert the model of a checkpoint or run to a folder that Transformers can load.
     Export(ExportArgs),
@@ -25,8 +27,9 @@ pub(super) enum ConvertCommand {
 
 #[derive(Args)]
 pub(super) struct ImportArgs {
-    /// Folder with `config.json` and safetensors files.
-    #[arg(value_name = "HF_DIR")]
+    /// Folder with `config.json` and safetensors files, PyTorch's `.bin` or `.pt` files, or a
+    /// checkpoint of torchtitan.
+    #[arg(value_name = "DIR")]
     from: PathBuf,
     /// The checkpoint to write.
     #[arg(value_name = "OUT")]
@@ -60,7 +63,7 @@ pub(super) struct ExportArgs {
 
 #[derive(Args)]
 pub(super) struct UpcycleArgs {
-    /// A dense model: a Hugging Face folder, a checkpoint or a run.
+    /// A dense model: a folder of Hugging Face or torchtitan, a checkpoint or a run.
     #[arg(value_name = "MODEL")]
     from: PathBuf,
     /// The checkpoint to write.

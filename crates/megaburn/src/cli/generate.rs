@@ -25,7 +25,7 @@ use super::{
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
-    /// A Hugging Face folder, a checkpoint or a run.
+    /// A folder of Hugging Face or torchtitan, a checkpoint or a run.
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// A prompt. Repeatable: all prompts are continued in one batch.

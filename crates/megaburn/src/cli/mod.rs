@@ -40,8 +40,8 @@ enum Command {
     Train(Box<TrainArgs>),
     /// Continue prompts with a model.
     Generate(generate::GenerateArgs),
-    /// Convert a Hugging Face model to a checkpoint, a checkpoint to a Hugging Face model, or a
-    /// dense model to experts.
+    /// Convert a model of Hugging Face or torchtitan to a checkpoint, a checkpoint to a Hugging Face
+    /// model, or a dense model to experts.
     #[command(subcommand)]
     Convert(convert::ConvertCommand),
     /// Look into checkpoints: list, show, verify, compare, prune and average them; move runs from

@@ -33,8 +33,8 @@ pub struct TrainArgs {
     /// of the Burn crates.
     #[arg(long, value_name = "FILE")]
     pub data: Option<String>,
-    /// Start from this Hugging Face folder, checkpoint or run instead of random weights. Learning
-    /// rate, warm-up and sequence length then default to values for fine-tuning.
+    /// Start from this folder of Hugging Face or torchtitan, checkpoint or run instead of random
+    /// weights. Learning rate, warm-up and sequence length then default to values for fine-tuning.
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
     /// Layout of the run over ranks, like `tp2-dp2-sp`.

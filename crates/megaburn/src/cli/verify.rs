@@ -11,7 +11,10 @@ use clap::{Args, ValueEnum};
 use megaburn_checkpoint::{Checkpoint, HfDir, TensorSource, compare};
 use megaburn_collective::RankEnv;
 use megaburn_mesh::{Layout, MeshError};
-use megaburn_models::{ModelError, source::ModelSource};
+use megaburn_models::{
+    ModelError,
+    source::{ModelSource, open_tensors},
+};
 use megaburn_train::{
     Exit, TrainError,
     config::{CpComm, Dtype},
@@ -30,7 +33,7 @@ use text::{difference, line, tensor_json};
 #[derive(Args)]
 pub(super) struct VerifyArgs {
     /// A Hugging Face model with `reference.safetensors` and `reference.json`; or two models
-    /// (Hugging Face folders, checkpoints, runs) to compare tensor by tensor.
+    /// (folders of Hugging Face or torchtitan, checkpoints, runs) to compare tensor by tensor.
     #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
     dirs: Vec<PathBuf>,
     /// A layout to compare. Repeatable. Default: tp1.
@@ -270,11 +273,10 @@ enum Side {
 impl Side {
     fn open(path: &Path) -> Result<Self, ModelError> {
         // Any architecture is accepted: comparing tensors needs no knowledge of the model.
-        if path.join("config.json").is_file() {
-            Ok(Self::Hf(HfDir::open(path)?))
-        } else {
-            Ok(Self::Model(Box::new(ModelSource::open_verified(path)?)))
-        }
+        Ok(match open_tensors(path)? {
+            Some(dir) => Self::Hf(dir),
+            None => Self::Model(Box::new(ModelSource::open_verified(path)?)),
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use megaburn_store::StoreError;
 use thiserror::Error;
 
 /// Why training data, or a tokenizer, cannot be read or written.
@@ -375,26 +376,10 @@ pub enum DataError {
     )]
     Generated { path: String, why: String },
     #[error(
-        "`{url}` cannot be read by this build, which has no object stores: build megaburn with \
-        `cargo build --release -p megaburn --features object-store`, or download the data set"
-    )]
-    NoObjectStore { url: String },
-    #[error("`{url}` is not the URL of a data set: {why}")]
-    Url { url: String, why: String },
-    #[error(
         "`{url}` is the URL of a text; download it, because only data sets in Megatron-LM's format, \
         which `megaburn data preprocess` writes, are read from URLs"
     )]
     UrlOfText { url: String },
-    #[error("`{url}` cannot be read: {why}; {remedy}")]
-    Object {
-        url: String,
-        why: String,
-        remedy: String,
-    },
-    #[error(
-        "`{url}` was changed while it was read: {why}; start again when it is complete, because its \
-        tokens would be mixed with those of before"
-    )]
-    ObjectChanged { url: String, why: String },
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }

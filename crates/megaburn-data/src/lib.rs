@@ -94,7 +94,7 @@ pub use packing::{PackedSampler, PackedSamplerConfig, PackingStats};
 pub use permutation::Permutation;
 pub use preprocess::{PreprocessConfig, PreprocessCounts, PreprocessEvent, PreprocessSummary};
 pub use read_ahead::ReadAhead;
-pub use remote::{ObjectStoreConfig, ObjectStoreEvent, is_url};
+pub use remote::{ObjectStoreConfig, ObjectStoreEvent};
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
 pub use samples::{Sample, Samples};

@@ -9,10 +9,11 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 22] = [
+pub(crate) const FLOORS: [(&str, u8); 24] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-torch", 0),
+    ("megaburn-store", 0),
     ("megaburn-autograd", 1),
     ("megaburn-data", 1),
     ("megaburn-collective", 2),
@@ -30,6 +31,7 @@ pub(crate) const FLOORS: [(&str, u8); 22] = [
     ("megaburn-examples", 8),
     ("megaburn-benches", 8),
     ("megaburn-kernel-tests", 8),
+    ("megaburn-store-server", 8),
     ("megaburn-test-support", 8),
     ("megaburn-tests", 9),
 ];

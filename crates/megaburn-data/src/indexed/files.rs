@@ -1,19 +1,19 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+#[cfg(not(feature = "object-store"))]
+use megaburn_store::StoreError;
+use megaburn_store::{is_url, local_path_of};
 use serde_json::Value;
 
 use super::{bytes::Bytes, section::Section, with_ending};
 use crate::{
     error::DataError,
     part::{description_of, hash_of},
-    remote::{ObjectStoreConfig, is_url},
+    remote::ObjectStoreConfig,
 };
 #[cfg(feature = "object-store")]
-use crate::{
-    part::description_from,
-    remote::{RemoteSet, Source, source_of},
-};
+use crate::{part::description_from, remote::RemoteSet};
 
 /// Endings of texts, which are not read from URLs.
 const TEXTS: [&str; 8] = [
@@ -80,12 +80,15 @@ impl Files {
         if TEXTS.iter().any(|text| ending == *text) {
             return Err(DataError::UrlOfText { url });
         }
-        Self::open_objects(prefix, url, config)
+        match local_path_of(&url, "a data set")? {
+            Some(path) => Self::open_local(path),
+            None => Self::open_objects(prefix, url, config),
+        }
     }
 
     #[cfg(not(feature = "object-store"))]
     fn open_objects(_: PathBuf, url: String, _: &ObjectStoreConfig) -> Result<Self, DataError> {
-        Err(DataError::NoObjectStore { url })
+        Err(StoreError::NoObjectStore { url }.into())
     }
 
     #[cfg(feature = "object-store")]
@@ -94,9 +97,6 @@ impl Files {
         url: String,
         config: &ObjectStoreConfig,
     ) -> Result<Self, DataError> {
-        if let Source::Local(path) = source_of(&url)? {
-            return Self::open_local(path);
-        }
         let set = RemoteSet::open(&url, config)?;
         let (idx, idx_bytes) = Bytes::open(&set.idx)?;
         Ok(Self {

@@ -28,12 +28,12 @@ pub(crate) use owned::{check_replaceable, description_of, hash_from, hash_of, he
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use megaburn_store::is_url;
 use serde_json::{Value, json};
 
 use crate::{
     error::DataError,
     indexed::{TokenType, with_ending},
-    remote::is_url,
 };
 use complete::CompleteOutput;
 use disk::folder_of;

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use glob::{MatchOptions, glob_with};
+use megaburn_store::is_url;
 use serde_json::{Value, json};
 
 use super::unpack::Packing;
-use crate::{endings::check_ending, error::DataError, remote::is_url};
+use crate::{endings::check_ending, error::DataError};
 
 /// Whether this build reads Parquet files.
 const READS_PARQUET: bool = cfg!(feature = "parquet");

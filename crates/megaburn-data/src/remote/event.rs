@@ -1,26 +1,13 @@
-use std::ops::Range;
 use std::path::PathBuf;
-use std::time::Duration;
+
+use megaburn_store::Retry;
 
 /// What happens while a data set in an object store is opened and read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ObjectStoreEvent {
     /// A request failed and is sent again after a delay.
-    Retrying {
-        /// The object.
-        url: String,
-        /// The bytes that were asked for; `None` for the object's size.
-        range: Option<Range<u64>>,
-        /// Number of requests that failed so far.
-        num_tries: u32,
-        /// The most requests that are sent.
-        max_tries: u32,
-        /// The time until the next request.
-        delay: Duration,
-        /// Why the request failed.
-        why: String,
-    },
+    Retrying(Retry),
     /// The index is not in the cache, so it is copied there.
     Downloading {
         /// The index.

@@ -1,10 +1,11 @@
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 
+use megaburn_store::{Object, Version, spawn};
+
 use super::{
     blocks::{Blocks, Found},
-    object::{Object, Version},
-    runtime,
+    config::ObjectStoreConfig,
 };
 use crate::error::DataError;
 
@@ -23,10 +24,10 @@ pub(crate) struct RemoteFile {
 
 impl RemoteFile {
     /// An object of the version that its [`Object::version`] was.
-    pub(super) fn new(object: Object, version: Version) -> Self {
+    pub(super) fn new(object: Object, version: Version, config: &ObjectStoreConfig) -> Self {
         Self {
-            blocks: Blocks::new(object.config.num_blocks),
-            block_bytes: object.config.block_bytes as u64,
+            blocks: Blocks::new(config.num_blocks),
+            block_bytes: config.block_bytes as u64,
             object,
             version,
         }
@@ -136,7 +137,7 @@ impl RemoteFile {
         };
         let request = self.object.request(&self.version, self.range_of(block));
         // Without the thread of requests, the thread that needs the block reports the error.
-        let _ = runtime::spawn(async move {
+        let _ = spawn(async move {
             if let Ok(bytes) = request.await {
                 reserved.fill(bytes);
             }

@@ -7,14 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use megaburn_store::{Object, Version};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{
-    config::ObjectStoreConfig,
-    event::ObjectStoreEvent,
-    file::RemoteFile,
-    object::{Object, Version},
-};
+use super::{config::ObjectStoreConfig, event::ObjectStoreEvent, file::RemoteFile};
 use crate::{
     cache_folder::{UNFINISHED, Unfinished, default_cache_dir, remove_unfinished},
     error::DataError,
@@ -30,17 +26,20 @@ const KEY_DIGITS: usize = 32;
 ///
 /// # Errors
 /// There is no folder for it, it cannot be written, or the object cannot be read.
-pub(super) fn copy_of(object: &Object, version: &Version) -> Result<PathBuf, DataError> {
-    let config = &object.config;
+pub(super) fn copy_of(
+    object: &Object,
+    version: &Version,
+    config: &ObjectStoreConfig,
+) -> Result<PathBuf, DataError> {
     let folder = config.cache_dir.clone().or_else(default_cache_dir);
     let folder = folder.ok_or_else(|| DataError::NoCacheDir {
-        path: object.url.clone().into(),
+        path: object.url().into(),
     })?;
     let path = folder.join(name_of(object, version));
     if is_whole(&path, version) {
         return Ok(path);
     }
-    let made = make_copy(object, version, &folder, &path);
+    let made = make_copy(object, version, config, &folder, &path);
     made.map_err(|error| match error {
         DataError::Write { path, source } => DataError::Cache { path, source },
         other => other,
@@ -51,10 +50,10 @@ pub(super) fn copy_of(object: &Object, version: &Version) -> Result<PathBuf, Dat
 fn make_copy(
     object: &Object,
     version: &Version,
+    config: &ObjectStoreConfig,
     folder: &Path,
     path: &Path,
 ) -> Result<(), DataError> {
-    let config = &object.config;
     let lock = wait_for_lock(folder, config)?;
     // Another process may have copied it until the folder was locked.
     if is_whole(path, version) {
@@ -64,17 +63,17 @@ fn make_copy(
         remove_unfinished(folder, is_unfinished)?;
     }
     (config.on_event)(ObjectStoreEvent::Downloading {
-        url: object.url.clone(),
+        url: object.url().into(),
         path: path.into(),
         num_bytes: version.num_bytes,
     });
-    download(object, version, path)?;
+    download(object, version, config, path)?;
     sync_folder(folder)
 }
 
 fn name_of(object: &Object, version: &Version) -> String {
-    let key = xxh3_128(format!("{} {version:?}", object.url).as_bytes());
-    let name = object.path.filename().unwrap_or_default();
+    let key = xxh3_128(format!("{} {version:?}", object.url()).as_bytes());
+    let name = object.file_name();
     format!("{key:0KEY_DIGITS$x}-{name}")
 }
 
@@ -100,7 +99,12 @@ fn wait_for_lock(folder: &Path, config: &ObjectStoreConfig) -> Result<FolderLock
     }
 }
 
-fn download(object: &Object, version: &Version, path: &Path) -> Result<(), DataError> {
+fn download(
+    object: &Object,
+    version: &Version,
+    config: &ObjectStoreConfig,
+    path: &Path,
+) -> Result<(), DataError> {
     static NUM_DOWNLOADS: AtomicU64 = AtomicU64::new(0);
     let number = NUM_DOWNLOADS.fetch_add(1, Ordering::Relaxed);
     let mut temporary = path.as_os_str().to_owned();
@@ -108,15 +112,15 @@ fn download(object: &Object, version: &Version, path: &Path) -> Result<(), DataE
     let temporary = PathBuf::from(temporary);
     let unfinished = Unfinished(vec![(temporary.clone(), path.into())]);
     let mut copy = AppendFile::open(temporary.clone(), 0)?;
-    let from = RemoteFile::new(object.clone(), version.clone());
-    let mut bytes = vec![0; object.config.block_bytes];
+    let from = RemoteFile::new(object.clone(), version.clone(), config);
+    let mut bytes = vec![0; config.block_bytes];
     let mut at = 0;
     while at < version.num_bytes {
         let left = usize::try_from(version.num_bytes - at).unwrap_or(usize::MAX);
         let count = bytes.len().min(left);
         from.read(&mut bytes[..count], at)?;
         copy.append(&bytes[..count])?;
-        (object.config.on_event)(ObjectStoreEvent::Downloaded(count as u64));
+        (config.on_event)(ObjectStoreEvent::Downloaded(count as u64));
         at += count as u64;
     }
     copy.sync()?;

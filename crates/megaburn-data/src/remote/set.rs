@@ -1,6 +1,8 @@
 use std::path::PathBuf;
 
-use super::{config::ObjectStoreConfig, file::RemoteFile, index::copy_of, store::Location};
+use megaburn_store::{Location, Obstacle};
+
+use super::{config::ObjectStoreConfig, file::RemoteFile, index::copy_of};
 use crate::error::DataError;
 
 /// The most bytes of the description of a data set.
@@ -24,43 +26,30 @@ impl RemoteSet {
     /// # Errors
     /// The URL cannot be used, an object cannot be read, or the copy cannot be written.
     pub(crate) fn open(prefix: &str, config: &ObjectStoreConfig) -> Result<Self, DataError> {
-        let location = Location::open(prefix, config)?;
+        if config.block_bytes == 0 {
+            let what = "the number of bytes of a block";
+            return Err(DataError::Zero { what });
+        }
+        let location = Location::open(prefix, "a data set", &config.store)?;
         let (idx, bin) = (location.object(".idx")?, location.object(".bin")?);
         let idx_version = idx.version()?;
         let bin_version = bin.version()?;
-        let description = location.object(".megaburn")?.text(MAX_DESCRIPTION)?;
-        let idx = copy_of(&idx, &idx_version)?;
+        let description = description_at(&location)?;
+        let idx = copy_of(&idx, &idx_version, config)?;
         Ok(Self {
-            bin: RemoteFile::new(bin, bin_version),
+            bin: RemoteFile::new(bin, bin_version, config),
             idx,
             description,
         })
     }
 }
 
-/// Where the files of a data set are.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// On this host, as `file://` says.
-    Local(PathBuf),
-    /// In an object store.
-    Remote,
-}
-
-/// Where a URL is.
-///
-/// # Errors
-/// It is a `file://` URL of another host.
-pub(crate) fn source_of(url: &str) -> Result<Source, DataError> {
-    let bad = |why: String| DataError::Url {
-        url: url.into(),
-        why,
-    };
-    let parsed = url::Url::parse(url).map_err(|error| bad(error.to_string()))?;
-    if parsed.scheme() != "file" {
-        return Ok(Source::Remote);
+/// The description of a data set, if there is one. A server that does not let this caller list
+/// objects may say that it is denied if there is none.
+fn description_at(location: &Location) -> Result<Option<String>, DataError> {
+    match location.object(".megaburn")?.bytes(MAX_DESCRIPTION) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if error.obstacle() != Obstacle::Other => Ok(None),
+        Err(error) => Err(error.into()),
     }
-    let path = parsed.to_file_path();
-    let path = path.map_err(|()| bad("it is no path on this host; write file:///path".into()))?;
-    Ok(Source::Local(path))
 }

@@ -2,7 +2,6 @@
 
 mod faults;
 mod reading;
-mod server;
 mod stores;
 
 use std::fs;
@@ -10,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use megaburn_store_server::{Fault, Server};
 use tempfile::TempDir;
 
-use self::server::Server;
 use super::{config::ObjectStoreConfig, event::ObjectStoreEvent};
 use crate::{
     error::DataError, indexed::IndexedDataset, preprocess::PreprocessConfig,
@@ -92,7 +91,7 @@ impl Fixture {
     fn retries(&self) -> Vec<String> {
         let events = self.events.lock().unwrap();
         let why = |event: &ObjectStoreEvent| match event {
-            ObjectStoreEvent::Retrying { why, .. } => Some(why.clone()),
+            ObjectStoreEvent::Retrying(retry) => Some(retry.why.clone()),
             _ => None,
         };
         events.iter().filter_map(why).collect()

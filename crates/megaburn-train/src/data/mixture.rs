@@ -6,8 +6,8 @@ use std::sync::Arc;
 use megaburn_data::{
     BlendedDatasetConfig, BlendedSampler, DataError, GptDatasetConfig, IndexEvent,
     PackedSamplerConfig, PackingStats, Sampler, Samples, SequenceRange, TokenDataset, UnionSampler,
-    is_url,
 };
+use megaburn_store::is_url;
 
 use super::{
     blend_record::{BlendRecord, SourceRecord},

@@ -6,21 +6,8 @@ use megaburn_data::ObjectStoreEvent;
 /// Logs what happens, and reports it to the ranks that wait.
 pub(super) fn log(event: ObjectStoreEvent, progress: &Progress) {
     match event {
-        ObjectStoreEvent::Retrying {
-            url,
-            range,
-            num_tries,
-            max_tries,
-            delay,
-            why,
-        } => {
-            let bytes = range.map(|range| format!(" (bytes {} to {})", range.start, range.end));
-            tracing::warn!(
-                "{url}{}: {why}; try {} of {max_tries} begins in {:.1} s",
-                bytes.unwrap_or_default(),
-                num_tries + 1,
-                delay.as_secs_f64()
-            );
+        ObjectStoreEvent::Retrying(retry) => {
+            tracing::warn!("{retry}");
             progress.add(0);
         }
         ObjectStoreEvent::Downloading {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use megaburn_collective::Progress;
 use megaburn_data::{
     Corpus, DataError, GeneratedPart, GeneratedSource, IndexedDataset, ObjectStoreConfig,
-    SequenceRange, TextCache, TokenDataset, Tokenizer, is_url,
+    SequenceRange, TextCache, TokenDataset, Tokenizer,
 };
+use megaburn_store::is_url;
 
 use super::{cache_dir::cache_dir, encoding_log::EncodingLog, mixture::DataPart, object_store_log};
 use crate::{

@@ -2,7 +2,7 @@ use std::net::TcpListener;
 
 use rstest::rstest;
 
-use super::{server::Fault, *};
+use super::*;
 
 #[rstest]
 #[case(Fault::Status(503), "503")]
@@ -70,15 +70,10 @@ fn a_source_that_keeps_failing_is_named_with_its_range_and_the_last_cause() {
     );
     let events = fixture.events.lock().unwrap().clone();
     let tries = events.iter().filter_map(|event| match event {
-        ObjectStoreEvent::Retrying {
-            range,
-            num_tries,
-            max_tries: 4,
-            url,
-            ..
-        } => {
-            assert!(url.ends_with("/dir/web.bin") && *range == Some(20..40));
-            Some(*num_tries)
+        ObjectStoreEvent::Retrying(retry) => {
+            assert!(retry.url.ends_with("/dir/web.bin") && retry.max_tries == 4);
+            assert_eq!(retry.request, "bytes 20 to 40");
+            Some(retry.num_tries)
         }
         _ => None,
     });
@@ -101,17 +96,6 @@ fn a_source_without_a_server_is_named_within_the_time_that_was_set() {
     assert!(error.contains("/web.idx` cannot be read: "), "{error}");
     assert!(error.contains("for its size failed in 0."), "{error}");
     assert!(error.contains("Connection refused"), "{error}");
-}
-
-#[test]
-fn a_server_with_an_unknown_certificate_is_an_error_at_once() {
-    let fixture = Fixture::new(100);
-    let url = format!("https://localhost:{}/web", server::start_tls());
-    let opened = IndexedDataset::open_with(url, &fixture.config());
-    let error = opened.unwrap_err().to_string();
-    assert!(error.contains("invalid peer certificate"), "{error}");
-    assert!(error.contains("certificates in SSL_CERT_FILE"), "{error}");
-    assert_eq!(fixture.retries(), [""; 0]);
 }
 
 #[test]

@@ -3,13 +3,11 @@ use std::ops::Range;
 use std::thread::{self, scope};
 use std::time::Instant;
 
+use megaburn_store::{Location, Version};
 use rstest::rstest;
 use serde_json::Value;
 
-use super::{
-    super::{object::Version, store::Location},
-    *,
-};
+use super::*;
 use crate::{
     dataset::TokenDataset,
     indexed::merge,
@@ -21,12 +19,12 @@ use crate::{
 
 /// The tokens of the fixture as an object that is read directly.
 fn remote_file(fixture: &Fixture, config: &ObjectStoreConfig) -> RemoteFile {
-    let object = Location::open(&fixture.url(), config)
+    let object = Location::open(&fixture.url(), "a data set", &config.store)
         .unwrap()
         .object(".bin")
         .unwrap();
     let version: Version = object.version().unwrap();
-    RemoteFile::new(object, version)
+    RemoteFile::new(object, version, config)
 }
 
 /// Waits for what another thread does.
@@ -135,7 +133,7 @@ fn a_block_that_fails_ahead_is_asked_for_when_it_is_read() {
         file.read_exact_at(&mut buffer, at as u64).unwrap();
         assert_eq!(buffer, bytes[at..at + 4096]);
         if block == 3 {
-            fixture.server.fail(".bin", server::Fault::Reset);
+            fixture.server.fail(".bin", Fault::Reset);
         }
     }
     assert_eq!(fixture.retries(), [""; 0]);
@@ -268,7 +266,7 @@ fn the_description_fingerprint_and_tokenizer_are_those_of_the_local_files() {
         fixture.local().fingerprint().unwrap()
     );
     // A server may deny what does not exist.
-    fixture.server.fail(".megaburn", server::Fault::Status(403));
+    fixture.server.fail(".megaburn", Fault::Status(403));
     assert_eq!(fixture.open().unwrap().description(), None::<Value>);
 }
 

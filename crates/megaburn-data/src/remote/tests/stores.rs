@@ -40,7 +40,7 @@ fn objects_of_s3_are_read(#[case] variables: &[(&str, &str)], #[case] is_signed:
     );
     let set = IndexedDataset::open_with("s3://bucket/a folder/web", &config).unwrap();
     assert!(!format!("{config:?} {set:?}").contains("secret"));
-    fixture.server.fail(".bin", server::Fault::Status(403));
+    fixture.server.fail(".bin", Fault::Status(403));
     let error = IndexedDataset::open_with("s3://bucket/a folder/web", &config).unwrap_err();
     assert!(
         error
@@ -149,8 +149,8 @@ fn settings_come_from_the_environment() {
 
 #[rstest]
 #[case("ftp://host/web", "only s3://, gs://")]
-#[case("s3://bucket", "it names no data set")]
-#[case("s3://bucket/folder/", "it names no data set")]
+#[case("s3://bucket", "not a data set; add a name")]
+#[case("s3://bucket/folder/", "not a data set; add a name")]
 #[case("s3:///web", "it names no bucket or host")]
 #[case("http://me:secret@host/web", "a user or a password")]
 #[case("https://host/web?token=1", "a query or a fragment")]

@@ -1,8 +1,9 @@
 //! What a server answered to a request. `object_store` reports statuses only as a part of a text,
 //! so the answer is noted next to it.
 
+use std::future::Future;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use object_store::{
@@ -13,31 +14,47 @@ use object_store::{
     },
 };
 
-/// The answer to a request in whose extensions this is; empty if there was none.
+tokio::task_local! {
+    /// Where the answers to the requests of a task are noted.
+    static NOTED: Answer;
+}
+
+/// The answer to the last request; empty if there was none.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Answer(Arc<OnceLock<Head>>);
+pub(crate) struct Answer(Arc<Mutex<Option<Head>>>);
 
 /// The beginning of an answer.
-#[derive(Debug)]
-pub(super) struct Head {
-    pub(super) status: u16,
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) status: u16,
     headers: HeaderMap,
 }
 
 impl Answer {
-    pub(super) fn head(&self) -> Option<&Head> {
-        self.0.get()
+    /// Does what `work` does, and returns its result with the answer to its last request.
+    pub(crate) async fn noted<T>(work: impl Future<Output = T>) -> (T, Self) {
+        let answer = Self::default();
+        let result = NOTED.scope(answer.clone(), work).await;
+        (result, answer)
+    }
+
+    pub(crate) fn head(&self) -> Option<Head> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Head>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Head {
-    pub(super) fn header(&self, name: &str) -> Option<String> {
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
         let value = self.headers.get(name)?.to_str().ok()?;
         Some(value.trim().into())
     }
 
     /// The range of bytes that the answer holds, and the size of the object.
-    pub(super) fn content_range(&self) -> Option<(Range<u64>, u64)> {
+    pub(crate) fn content_range(&self) -> Option<(Range<u64>, u64)> {
         let value = self.header("content-range")?;
         let (range, size) = value.strip_prefix("bytes ")?.split_once('/')?;
         let (first, last) = range.split_once('-')?;
@@ -48,7 +65,7 @@ impl Head {
 
 /// Makes clients that note answers.
 #[derive(Debug)]
-pub(super) struct NotingConnector;
+pub(crate) struct NotingConnector;
 
 impl HttpConnector for NotingConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
@@ -63,16 +80,16 @@ struct NotingClient(HttpClient);
 #[async_trait]
 impl HttpService for NotingClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let answer = request.extensions().get::<Answer>().cloned();
+        // Requests of other tasks, such as those for a token, are not noted.
+        let note = |head| {
+            let _ = NOTED.try_with(|answer| *answer.lock() = head);
+        };
+        note(None);
         let response = self.0.execute(request).await?;
-        if let Some(answer) = answer {
-            let head = Head {
-                status: response.status().as_u16(),
-                headers: response.headers().clone(),
-            };
-            // Each request has an answer of its own, which is not noted before.
-            let _ = answer.0.set(head);
-        }
+        note(Some(Head {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+        }));
         Ok(response)
     }
 }

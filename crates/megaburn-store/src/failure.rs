@@ -2,18 +2,17 @@
 
 use std::error::Error;
 use std::io;
-use std::ops::Range;
 
 use object_store::client::HttpError;
 
-use super::answer::{Answer, Head};
+use crate::answer::{Answer, Head};
 
 /// The most characters of a server's message that are shown.
 const SHOWN: usize = 300;
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub enum Failure {
     /// Another request may succeed.
     Temporary(String),
     /// There is no such object.
@@ -31,34 +30,31 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// The failure of a request for a range, or for the whole object or its size.
-    pub(super) fn of(
-        error: &object_store::Error,
-        answer: &Answer,
-        range: Option<&Range<u64>>,
-    ) -> Self {
+    /// The failure of a request, which was for a range of an object or not.
+    pub(crate) fn of(error: &object_store::Error, answer: &Answer, is_range: bool) -> Self {
         let Some(head) = answer.head() else {
             return match is_untrusted(error) {
                 true => Self::Untrusted(cause(error)),
                 false => Self::Temporary(cause(error)),
             };
         };
-        let why = status_text(head, error);
+        let why = status_text(&head, error);
         match head.status {
-            200 if range.is_some() => Self::NoRanges,
+            200 if is_range => Self::NoRanges,
             404 | 410 => Self::Missing(why),
             401 | 403 => Self::Denied(why),
             // The object is shorter than it was.
             412 | 416 => Self::Changed(why),
             408 | 429 | 500..=599 => Self::Temporary(why),
-            200..=299 => Self::Permanent(cause(error)),
+            // An answer to an upload may begin well and then say why it failed.
+            200..=299 => Self::Temporary(cause(error)),
             _ => Self::Permanent(why),
         }
     }
 }
 
 /// The deepest causes of an error, after what it says itself if that is no answer of a server.
-pub(super) fn cause(error: &object_store::Error) -> String {
+pub(crate) fn cause(error: &object_store::Error) -> String {
     let mut texts = vec![error.to_string()];
     let mut source = error.source();
     while let Some(error) = source {

@@ -1,19 +1,8 @@
 use std::path::Path;
 
-use crate::error::DataError;
+use megaburn_store::is_url;
 
-/// Whether a path is a URL, such as `s3://bucket/web`: a scheme, and `://`.
-pub fn is_url(path: impl AsRef<Path>) -> bool {
-    let Some((scheme, _)) = path
-        .as_ref()
-        .to_str()
-        .and_then(|path| path.split_once("://"))
-    else {
-        return false;
-    };
-    let is_part = |c: char| c.is_ascii_alphanumeric() || ['+', '-', '.'].contains(&c);
-    scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.chars().all(is_part)
-}
+use crate::error::DataError;
 
 /// The error of a text that is no file.
 pub(crate) fn missing(text: &Path) -> DataError {
@@ -27,34 +16,11 @@ pub(crate) fn missing(text: &Path) -> DataError {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+
     use crate::{
         corpus::Corpus, indexed::IndexedDataset, preprocess::PreprocessConfig,
         text_cache::TextCache, tokenizer::ByteTokenizer,
     };
-
-    #[test]
-    fn a_url_begins_with_a_scheme() {
-        for url in [
-            "s3://b/web",
-            "gs://b/web",
-            "https://h:1/web.bin",
-            "file:///tmp/web",
-        ] {
-            assert!(is_url(url), "{url}");
-        }
-        for path in [
-            "web",
-            "/tmp/web",
-            "s3:/b/web",
-            "://web",
-            "a/b://web",
-            "1s://web",
-            "",
-        ] {
-            assert!(!is_url(path), "{path}");
-        }
-    }
 
     #[test]
     fn texts_are_not_read_from_urls() {

@@ -216,19 +216,31 @@ struct Version {
 pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(MANIFEST);
     let text = fs::read(&path).during_read(&path)?;
-    let damaged = |why: String| CheckpointError::damaged(&path, why);
-    let version: Version = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+    let hash_path = folder.join(MANIFEST_HASH);
+    check_manifest(&path, &text, |is_known| {
+        match fs::read_to_string(&hash_path) {
+            // Another format version may store its hash elsewhere.
+            Err(error) if !is_known && error.kind() == ErrorKind::NotFound => Ok(None),
+            hash => hash.during_read(&hash_path).map(Some),
+        }
+    })
+}
+
+/// Checks the text of a manifest with its hash. `path` is its path or URL. `hash` reads the hash;
+/// its argument says whether this version knows the manifest's format.
+pub(crate) fn check_manifest(
+    path: &Path,
+    text: &[u8],
+    hash: impl FnOnce(bool) -> Result<Option<String>, CheckpointError>,
+) -> Result<Manifest, CheckpointError> {
+    let damaged = |why: String| CheckpointError::damaged(path, why);
+    let version: Version = serde_json::from_slice(text).map_err(|e| damaged(e.to_string()))?;
     let version = version
         .format
         .filter(|found| !(OLDEST_FORMAT..=FORMAT).contains(found));
-    let hash_path = folder.join(MANIFEST_HASH);
-    let hash = match fs::read_to_string(&hash_path) {
-        // Another format version may store its hash elsewhere.
-        Err(error) if version.is_some() && error.kind() == ErrorKind::NotFound => None,
-        hash => Some(hash.during_read(&hash_path)?),
-    };
+    let hash = hash(version.is_none())?;
     // Check the hash before the version, because the version itself may be damaged.
-    let found = hex(xxh3_64(&text));
+    let found = hex(xxh3_64(text));
     if let Some(hash) = hash.filter(|hash| *hash != found) {
         return Err(damaged(format!(
             "its xxh3 is {found}, but {MANIFEST_HASH} has {hash}"
@@ -236,12 +248,12 @@ pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
     }
     if let Some(found) = version {
         return Err(CheckpointError::UnknownVersion {
-            path,
+            path: path.to_path_buf(),
             found,
             supported: FORMAT,
         });
     }
-    parse_manifest(&path, &text)
+    parse_manifest(path, text)
 }
 
 /// Reads and checks the text of the manifest at `path`.

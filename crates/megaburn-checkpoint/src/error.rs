@@ -1,6 +1,7 @@
 use std::{io, path::Path, path::PathBuf};
 
 use megaburn_collective::CollectiveError;
+use megaburn_store::StoreError;
 use megaburn_torch::TorchError;
 use thiserror::Error;
 
@@ -196,6 +197,24 @@ pub enum CheckpointError {
         is_damage: bool,
         is_not_finite: bool,
     },
+    #[error(
+        "`{url}` holds checkpoints of run {found}, and this is run {own}: choose another prefix, or \
+        start in an empty folder to continue run {found}"
+    )]
+    StoreOfOtherRun {
+        url: String,
+        found: String,
+        own: String,
+    },
+    #[error(
+        "`{url}` has objects that megaburn did not write, such as `{name}`, which are not replaced: \
+        remove them, or choose another prefix"
+    )]
+    StoreTaken { url: String, name: String },
+    #[error("`{url}` is not a whole checkpoint: {why}")]
+    NotStored { url: String, why: String },
+    #[error(transparent)]
+    Store(#[from] StoreError),
     #[error(transparent)]
     Collective(#[from] CollectiveError),
 }

@@ -111,7 +111,7 @@ fn of_file<T>(
 }
 
 /// Whether the hash of a file is the one that was written.
-fn check_file(
+pub(crate) fn check_file(
     folder: &Path,
     info: &FileInfo,
     on_bytes: &mut dyn FnMut(u64),

@@ -51,6 +51,9 @@
 //!
 //! At an exact path nothing is replaced unless requested, and only by something of the same kind.
 //!
+//! A [`CheckpointStore`] holds checkpoints in an object store, where they are complete or absent too.
+//! A [`CheckpointUpload`] uploads one from all ranks while the program computes.
+//!
 //! Only one run at a time may write to a folder. All ranks must see the same folder, unless each host has
 //! one of its own ([`Place`]).
 
@@ -82,6 +85,7 @@ mod inventory;
 mod latest;
 mod manifest;
 mod named_tensor;
+mod object_store;
 mod open_file;
 mod owner;
 mod paths;
@@ -142,6 +146,9 @@ pub use inventory::{CheckpointState, ListedCheckpoint, list_checkpoint, list_che
 pub use latest::{Latest, Refused, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use named_tensor::{NamedTensor, PendingValues, Values};
+pub use object_store::{
+    CheckpointStore, CheckpointUpload, OpenedCheckpoint, StoredCheckpoint, UploadStage,
+};
 pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
 pub use place::Place;
 pub use prepare::prepare;

@@ -63,6 +63,23 @@ impl Sealed {
         })
     }
 
+    /// A manifest of which rank 0 knows the text, and no copies: a start makes those that are missing.
+    ///
+    /// # Collective
+    /// All ranks of `world`; the text is sent if the hosts have folders of their own.
+    pub(crate) fn of_text(
+        text: Option<String>,
+        place: &Place,
+        world: &Group,
+    ) -> Result<Self, CheckpointError> {
+        let text = match place.hosts() {
+            Some(_) => objects::broadcast(world, &text)?,
+            None => text,
+        };
+        let transfers = Vec::new();
+        Ok(Self { text, transfers })
+    }
+
     /// Tells all ranks the copies that rank 0 has planned.
     ///
     /// # Collective

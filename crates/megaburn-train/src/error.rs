@@ -8,6 +8,7 @@ use megaburn_models::ModelError;
 use megaburn_optim::OptimError;
 use megaburn_pipeline::PipelineError;
 use megaburn_report::ReportError;
+use megaburn_store::{Obstacle, StoreError};
 use thiserror::Error;
 
 use crate::{
@@ -211,6 +212,21 @@ pub enum TrainError {
         step: u64,
         source: Box<CheckpointError>,
     },
+    #[error(
+        "the checkpoint of step {step} was not uploaded to `{url}`: {source}; it is in run.dir, and \
+        the next start uploads it"
+    )]
+    Upload {
+        step: u64,
+        url: String,
+        source: Box<CheckpointError>,
+    },
+    #[error("`train.checkpoint_store` is `{url}`, which holds checkpoints of run {found}, {why}")]
+    StoredRun {
+        url: String,
+        found: String,
+        why: String,
+    },
 }
 
 impl From<CollectiveError> for TrainError {
@@ -262,6 +278,7 @@ impl TrainError {
             | Self::Cuda { .. }
             | Self::Launch { .. }
             | Self::OtherConfig { .. }
+            | Self::StoredRun { .. }
             | Self::Resume(_)
             | Self::Megatron(_)
             | Self::Data(_) => Exit::BadInput,
@@ -276,7 +293,11 @@ impl TrainError {
             }
             Self::Model(ModelError::Checkpoint(_)) => Exit::Failed,
             Self::Model(_) => Exit::BadInput,
-            Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) | Self::Save { .. } => {
+            Self::Collective(_)
+            | Self::Optim(_)
+            | Self::Checkpoint(_)
+            | Self::Save { .. }
+            | Self::Upload { .. } => {
                 match self.collective() {
                     Some(
                         CollectiveError::BadEnvironment { .. }
@@ -302,7 +323,7 @@ impl TrainError {
             Self::Collective(error) => Some(error),
             Self::Optim(OptimError::Collective(error))
             | Self::Checkpoint(CheckpointError::Collective(error)) => Some(error),
-            Self::Save { source, .. } => match &**source {
+            Self::Save { source, .. } | Self::Upload { source, .. } => match &**source {
                 CheckpointError::Collective(error) => Some(error),
                 _ => None,
             },
@@ -358,6 +379,13 @@ fn is_bad_input(error: &CheckpointError) -> bool {
         | CheckpointError::LocalShape { .. }
         | CheckpointError::NotDurable { .. }
         | CheckpointError::Untiled { .. } => false,
+        CheckpointError::Store(error) => match error {
+            StoreError::File { .. } | StoreError::Cancelled { .. } | StoreError::Changed { .. } => {
+                false
+            }
+            StoreError::Object { obstacle, .. } => *obstacle != Obstacle::Other,
+            _ => true,
+        },
         _ => true,
     }
 }

@@ -31,6 +31,7 @@ pub mod signal;
 mod start;
 mod state;
 mod stop;
+mod stored_checkpoints;
 pub mod text;
 pub mod time;
 mod train_loop;

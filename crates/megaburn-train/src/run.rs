@@ -23,6 +23,7 @@ use crate::{
     start::{self, settle},
     state::StateFile,
     stop::Stops,
+    stored_checkpoints::{StoredCheckpoints, check_url},
     train_loop::{Ended, TrainLoop},
     trainer::Trainer,
 };
@@ -86,6 +87,7 @@ fn place(
     fresh: bool,
 ) -> Result<(Layout, Devices, Device), TrainError> {
     config.validate()?;
+    check_url(config)?;
     let devices = config.run.device.find()?;
     if env.is_none_or(|env| env.rank == 0) {
         check_before_start(config, fresh)?;
@@ -137,19 +139,27 @@ impl RankRun {
         let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
         let mut trainer = settle(world, trainer)?;
         // Not earlier: a run whose model cannot be built must not set another run aside.
-        let run = if self.fresh {
-            run.begin_anew(world, &config)?
-        } else {
-            run
+        let mut stored = StoredCheckpoints::open(world, &config, &run.id, self.fresh)?;
+        let run = match stored.continued_run() {
+            _ if self.fresh => run.begin_anew(world, &config)?,
+            Some(id) => run.continue_run(world, &config, id)?,
+            None => run,
         };
+        stored.set_run(&run.id);
         trainer = trainer
             .in_run(run.clone())
             .compiling(self.devices != Devices::Cpu);
-        let resumed = if self.fresh { None } else { trainer.resume()? };
+        let resumed = match self.fresh {
+            true => None,
+            false => trainer.resume_with(&stored)?,
+        };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
+        if resumed.as_ref().is_some_and(|it| it.other_run.is_none()) {
+            stored.add_missing(&trainer, &groups)?;
+        }
         self.stops.check_start(trainer.progress().step)?;
         let begin = |folder: Arc<RunFolder>| {
-            if resumed.is_none() {
+            if resumed.is_none() || stored.continued_run().is_some() {
                 folder.write_assets(&assets_of(&config, start, &loaded.data)?)?;
             }
             let step = trainer.progress().step;
@@ -181,6 +191,7 @@ impl RankRun {
             stops,
             state,
             saves: Saves::new(saved),
+            stored,
             has_trained,
             pulse,
             starting,

@@ -23,6 +23,7 @@ use crate::{
     saves::{SavedCheckpoint, Saves},
     state::StateFile,
     stop::{StopReason, Stops},
+    stored_checkpoints::{StoredCheckpoints, UploadedCheckpoint},
     trainer::Trainer,
 };
 
@@ -37,6 +38,7 @@ pub(crate) struct TrainLoop<'a> {
     /// The state file; only on rank 0.
     pub(crate) state: Option<StateFile>,
     pub(crate) saves: Saves,
+    pub(crate) stored: StoredCheckpoints,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -121,6 +123,7 @@ impl TrainLoop<'_> {
                 .next()
                 .filter(|_| self.trainer.evaluates());
         }
+        self.finish_uploads()?;
         // The run is finished and saved; failures from here on do not change that.
         self.state.iter_mut().for_each(StateFile::finished);
         let warn = |error| tracing::warn!("cannot generate a sample: {error}");
@@ -151,6 +154,8 @@ impl TrainLoop<'_> {
         }
         let written = self.saves.advance(&self.trainer)?;
         self.record_saved(written)?;
+        let uploaded = self.stored.advance(self.groups)?;
+        self.record_uploaded(uploaded)?;
         let stop = self.is_stopped()?;
         if stop.is_some() {
             self.save()?;
@@ -183,6 +188,9 @@ impl TrainLoop<'_> {
         match self.saves.finish(&self.trainer) {
             Ok(written) => self.record_saved(written)?,
             Err(lost) => tracing::warn!("{lost}"),
+        }
+        if let Err(lost) = self.finish_uploads() {
+            tracing::warn!("{lost}");
         }
         Err(error)
     }
@@ -232,7 +240,25 @@ impl TrainLoop<'_> {
         if let Some(report) = &mut self.report {
             report.saved(&saved, &self.trainer.checkpoint_path(saved.step))?;
         }
-        Ok(())
+        self.stored.add(saved.step, &self.trainer, self.groups)
+    }
+
+    /// Records a checkpoint that was uploaded, if any.
+    fn record_uploaded(&mut self, uploaded: Option<UploadedCheckpoint>) -> Result<(), TrainError> {
+        match (&mut self.report, uploaded) {
+            (Some(report), Some(uploaded)) => report.uploaded(&uploaded),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until all checkpoints are uploaded; fails if the newest was not.
+    fn finish_uploads(&mut self) -> Result<(), TrainError> {
+        let _saving = self.groups.world.phase(Phase::Save);
+        while self.stored.is_pending() {
+            let uploaded = self.stored.finish_one(self.groups)?;
+            self.record_uploaded(uploaded)?;
+        }
+        self.stored.check_last()
     }
 
     /// Why the run stops now, if any rank has a reason.
@@ -296,6 +322,7 @@ impl TrainLoop<'_> {
         if step > 0 {
             self.save()?;
         }
+        self.finish_uploads()?;
         if let Some(report) = self.report.take() {
             // The other ranks wait while rank 0 writes the last lines of the metrics.
             let _saving = self.groups.world.phase(Phase::Save);

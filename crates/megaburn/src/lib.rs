@@ -22,6 +22,7 @@ pub use megaburn_optim as optim;
 pub use megaburn_parallel as parallel;
 pub use megaburn_pipeline as pipeline;
 pub use megaburn_report as report;
+pub use megaburn_store as store;
 pub use megaburn_torch as torch;
 pub use megaburn_train as train;
 pub use megaburn_verify as verify;

@@ -9,3 +9,4 @@ pub(crate) mod output;
 pub(crate) mod processes;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
+mod stored;

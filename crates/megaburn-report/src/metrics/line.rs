@@ -11,7 +11,7 @@ pub(super) enum Line {
     Record(Box<MetricsRecord>),
     /// A start of the run with this id.
     Start { run_id: String },
-    /// A checkpoint of this step was saved.
+    /// A checkpoint of this step was saved or uploaded.
     Checkpoint { step: u64 },
     /// Another JSON object: from a later version, or the user's own.
     Other,
@@ -22,7 +22,12 @@ pub(super) enum Line {
 }
 
 /// The prefixes of the lines that runs write.
-const OURS: [&[u8]; 3] = [b"{\"step\":", b"{\"start\":", b"{\"checkpoint\":"];
+const OURS: [&[u8]; 4] = [
+    b"{\"step\":",
+    b"{\"start\":",
+    b"{\"checkpoint\":",
+    b"{\"stored_checkpoint\":",
+];
 
 impl Line {
     /// Parses one line, with its line feed if it has one.
@@ -40,7 +45,8 @@ impl Line {
             let record = MetricsRecord::from_value(value);
             return record.map_or(Self::Foreign, |record| Self::Record(Box::new(record)));
         }
-        if let Some(step) = value.get("checkpoint").and_then(Value::as_u64) {
+        let saved = value.get("checkpoint").or(value.get("stored_checkpoint"));
+        if let Some(step) = saved.and_then(Value::as_u64) {
             return Self::Checkpoint { step };
         }
         let run_id = value
@@ -64,6 +70,8 @@ mod tests {
     #[case("{\"step\":1,\"eval_loss\":2.0}\n", Line::Record(Box::new(example_eval(1, 2.0).into())))]
     #[case("{\"start\":1,\"run_id\":\"1f\"}\n", Line::Start { run_id: "1f".into() })]
     #[case("{\"checkpoint\":7,\"seconds\":0.5}\n", Line::Checkpoint { step: 7 })]
+    #[case("{\"stored_checkpoint\":7,\"url\":\"s3://b/a\"}\n", Line::Checkpoint { step: 7 })]
+    #[case("{\"stored_ch", Line::Torn)]
     #[case("{\"checkpoint\":\"mine\"}\n", Line::Other)]
     #[case("{\"checkpo", Line::Torn)]
     #[case("{\"event\":\"mine\"}\n", Line::Other)]

@@ -100,6 +100,19 @@ pub struct CheckpointMetrics {
     pub bytes: Option<u64>,
 }
 
+/// A checkpoint that was uploaded to an object store, as a line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StoredCheckpointMetrics {
+    /// The step of the checkpoint.
+    pub stored_checkpoint: u64,
+    /// Its URL.
+    pub url: String,
+    /// Seconds from the start of the upload until it was complete.
+    pub seconds: f64,
+    /// Bytes of its files.
+    pub bytes: u64,
+}
+
 /// A line of `metrics.jsonl` of a known kind. Readers skip other lines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]

@@ -116,7 +116,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "tune_products attention fused_linear_cross_entropy eval_interval log_interval \
          checkpoint_interval checkpoint_interval_minutes async_save check_replicas_interval \
          log_num_zeros log_params_norm keep_checkpoints keep_checkpoints_every \
-         keep_best_checkpoints local_checkpoint_dir checkpoint_replicas timeout_seconds start_timeout_seconds save_timeout_seconds \
+         keep_best_checkpoints local_checkpoint_dir checkpoint_replicas checkpoint_store \
+         keep_stored_checkpoints timeout_seconds start_timeout_seconds save_timeout_seconds \
          load_timeout_seconds step_timeout_seconds exit_after_minutes exit_at_step \
          stopped_exit_code",
     ),

@@ -102,6 +102,13 @@ pub struct TrainingConfig {
     /// Number of other hosts that keep a copy of each file in `local_checkpoint_dir`, so that as
     /// many hosts may lose their folder.
     pub checkpoint_replicas: usize,
+    /// URL of a folder in an object store, such as `s3://bucket/run`, to which each checkpoint is
+    /// uploaded while training continues; empty for none. A start continues from the newest
+    /// checkpoint there if it is newer than those in `run.dir`.
+    pub checkpoint_store: String,
+    /// Number of newest checkpoints that are kept in `checkpoint_store`, next to those of
+    /// `keep_checkpoints_every` and `keep_best_checkpoints`; 0 keeps all.
+    pub keep_stored_checkpoints: usize,
     /// Minutes after which the run saves and stops, at the end of the current step; 0 is never.
     #[schemars(extend("minimum" = 0))]
     pub exit_after_minutes: f64,
@@ -159,6 +166,8 @@ impl Default for TrainingConfig {
             keep_best_checkpoints: 0,
             local_checkpoint_dir: None,
             checkpoint_replicas: 1,
+            checkpoint_store: String::new(),
+            keep_stored_checkpoints: 0,
             exit_after_minutes: 0.0,
             exit_at_step: 0,
             stopped_exit_code: 0,
@@ -183,6 +192,11 @@ impl TrainingConfig {
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self, config: &TrainConfig) -> Vec<Condition> {
         vec![
+            (
+                "keep_stored_checkpoints",
+                !self.checkpoint_store.is_empty(),
+                "with train.checkpoint_store",
+            ),
             (
                 "keep_best_checkpoints",
                 self.eval_interval > 0,

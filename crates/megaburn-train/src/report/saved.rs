@@ -1,4 +1,4 @@
-//! The line of a checkpoint in the metrics.
+//! The lines of checkpoints in the metrics.
 
 use std::{
     fs::{self, DirEntry},
@@ -6,11 +6,14 @@ use std::{
     path::Path,
 };
 
-use megaburn_report::metrics::CheckpointMetrics;
+use megaburn_report::metrics::{CheckpointMetrics, StoredCheckpointMetrics};
 use serde_json::Value;
 
 use super::Reporter;
-use crate::{error::TrainError, run_folder::names::METRICS, saves::SavedCheckpoint};
+use crate::{
+    error::TrainError, run_folder::names::METRICS, saves::SavedCheckpoint,
+    stored_checkpoints::UploadedCheckpoint,
+};
 
 impl Reporter<'_> {
     /// Records a checkpoint that was saved in `path`.
@@ -22,6 +25,16 @@ impl Reporter<'_> {
             seconds: saved.seconds.as_secs_f64(),
             waited_seconds: saved.waited.as_secs_f64(),
             bytes: bytes.ok(),
+        })
+    }
+
+    /// Records a checkpoint that was uploaded.
+    pub(crate) fn uploaded(&mut self, uploaded: &UploadedCheckpoint) -> Result<(), TrainError> {
+        self.metrics.write_line(&StoredCheckpointMetrics {
+            stored_checkpoint: uploaded.step,
+            url: uploaded.url.clone(),
+            seconds: uploaded.seconds.as_secs_f64(),
+            bytes: uploaded.num_bytes,
         })
     }
 }

@@ -45,6 +45,12 @@ impl Marker {
         })
     }
 
+    /// Sets the run that the folder belongs to.
+    pub(super) fn with_run_id(self, run_id: &str) -> Self {
+        let run_id = run_id.to_owned();
+        Self { run_id, ..self }
+    }
+
     /// Sets the folders that are set aside.
     pub(super) fn with_set_aside(self, set_aside: Vec<String>) -> Self {
         Self { set_aside, ..self }

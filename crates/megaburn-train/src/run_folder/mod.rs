@@ -146,7 +146,31 @@ impl RunShare {
                 .as_ref()
                 .map_or(Ok(()), |folder| folder.begin_anew()),
         )?;
+        self.renamed(world, config)
+    }
+
+    /// Takes over the run `run_id`, which this folder holds nothing of: its checkpoints are elsewhere.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    /// # Collective
+    /// All ranks of `world`.
+    pub(crate) fn continue_run(
+        self,
+        world: &Group,
+        config: &TrainConfig,
+        run_id: &str,
+    ) -> Result<Self, TrainError> {
+        let folder = self.folder.as_ref();
+        let taken = folder.map_or(Ok(()), |folder| folder.continue_run(run_id));
+        settle(world, taken)?;
+        self.renamed(world, config)
+    }
+
+    /// The same folders, after rank 0 has changed the run that they belong to.
+    fn renamed(self, world: &Group, config: &TrainConfig) -> Result<Self, TrainError> {
         let id = id_of(world, self.folder.as_deref())?;
+        let local = self.local.as_deref();
         let signed = local.map_or(Ok(()), |local| local.sign(&id));
         settle(world, signed.map_err(TrainError::from))?;
         if self.place.hosts().is_none() {
@@ -221,6 +245,18 @@ impl RunFolder {
         new.write(dir).map_err(fail)?;
         aside::settle(dir, &new)?;
         *marker = new;
+        Ok(lock.sign(&marker.run_id).map_err(fail)?)
+    }
+
+    fn continue_run(&self, run_id: &str) -> Result<(), TrainError> {
+        let OwnedRun { lock, marker } = &mut *self.held();
+        let fail = |source| RunFolderError::Unusable {
+            path: self.path.clone(),
+            source,
+        };
+        let continued = marker.clone().with_run_id(run_id);
+        continued.write(&self.path).map_err(fail)?;
+        *marker = continued;
         Ok(lock.sign(&marker.run_id).map_err(fail)?)
     }
 

@@ -36,7 +36,7 @@ pub(super) fn is_numbered(name: &str) -> bool {
 }
 
 /// The names in a folder, sorted.
-pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let name = |entry: io::Result<fs::DirEntry>| {
         entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
     };

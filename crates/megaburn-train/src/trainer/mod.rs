@@ -24,6 +24,7 @@ mod save;
 mod schedules;
 mod stats;
 mod step;
+mod stored_retention;
 #[cfg(test)]
 mod testing;
 

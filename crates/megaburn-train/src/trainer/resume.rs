@@ -14,6 +14,7 @@ use crate::{
     resume_error::ResumeError,
     run_folder::config_of,
     start::settle,
+    stored_checkpoints::StoredCheckpoints,
     trainer::{Progress, Trainer},
 };
 
@@ -47,10 +48,30 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
+        self.resume_with(&StoredCheckpoints::none())
+    }
+
+    /// As [`resume`](Self::resume), from a checkpoint in the store if that is newer.
+    ///
+    /// # Errors
+    /// As [`resume`](Self::resume); also the checkpoint in the store cannot be copied.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn resume_with(
+        &mut self,
+        stored: &StoredCheckpoints,
+    ) -> Result<Option<Resumed>, TrainError> {
         let phase = self.groups.world.phase(Phase::Load);
         let place = self.place();
         prepare(&place, &self.groups.world)?;
-        let latest = self.find_newest(&place)?;
+        let mut latest = self.find_newest(&place)?;
+        if stored.has_newer(&latest) {
+            if place.is_keeper(&self.groups.world) {
+                set_aside(&latest.refused);
+            }
+            stored.fetch(&latest, &place, &self.groups)?;
+            latest = self.find_newest(&place)?;
+        }
         let Some(checkpoint) = latest.checkpoint else {
             // Do not start from scratch next to damaged checkpoints: the new run's would take their
             // place.

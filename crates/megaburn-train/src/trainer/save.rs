@@ -201,7 +201,7 @@ impl Trainer {
         self.run.is_some().then_some(still_ours)
     }
 
-    fn retention(&self) -> Retention {
+    pub(super) fn retention(&self) -> Retention {
         let train = &self.config.train;
         Retention {
             newest: train.keep_checkpoints,

@@ -11,14 +11,15 @@ use serde_json::{Value, json};
 
 use super::{
     super::print,
-    place::Place,
+    place::{Place, refused},
+    stored::StoreUrl,
     table::Table,
     units::{age, age_text, counted, size},
 };
 
 #[derive(Args)]
 pub(in crate::cli) struct LsArgs {
-    /// Runs, folders of checkpoints, or checkpoints.
+    /// Runs, folders of checkpoints, checkpoints, or URLs of such folders in object stores.
     #[arg(value_name = "RUN_OR_FOLDER", required = true)]
     paths: Vec<PathBuf>,
     /// Print only JSON on stdout: one object per line, for each checkpoint.
@@ -67,6 +68,9 @@ enum OnResume {
 
 impl Listing {
     fn of(path: &Path) -> Result<Self, TrainError> {
+        if let Some(url) = StoreUrl::open(path)? {
+            return Self::of_url(path, &url);
+        }
         let place = Place::of(path)?;
         let run = place.run()?;
         let Place::Folder { checkpoints, .. } = place else {
@@ -83,6 +87,22 @@ impl Listing {
             .and_then(|latest| latest.checkpoint);
         let newest = newest.map(|checkpoint| checkpoint.path().to_path_buf());
         Ok(Self { rows, run, newest })
+    }
+
+    /// The checkpoints in an object store. Their sizes are compared with their manifests.
+    fn of_url(path: &Path, url: &StoreUrl) -> Result<Self, TrainError> {
+        let all = url.store.list()?;
+        let is_meant = |step: u64| url.step.is_none_or(|meant| meant == step);
+        let meant = all.iter().filter(|stored| is_meant(stored.step));
+        let rows: Vec<_> = meant.map(|stored| url.store.look(stored)).collect();
+        if url.step.is_some() && rows.is_empty() {
+            return Err(refused(path, "does not exist"));
+        }
+        Ok(Self {
+            rows,
+            run: None,
+            newest: None,
+        })
     }
 
     fn is_whole(&self) -> bool {

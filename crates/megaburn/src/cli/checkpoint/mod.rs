@@ -2,6 +2,7 @@
 
 mod average;
 mod diff;
+mod fetch;
 mod from_megatron;
 mod ls;
 mod model;
@@ -13,6 +14,7 @@ mod reshard;
 mod show;
 mod state_keys;
 mod stats;
+mod stored;
 mod table;
 mod tensor_table;
 mod to_megatron;
@@ -47,6 +49,8 @@ pub(super) enum CheckpointCommand {
     Weights(weights::WeightsArgs),
     /// Write the weighted mean of the weights of several checkpoints.
     Average(average::AverageArgs),
+    /// Copy a checkpoint from an object store to this host, and verify it.
+    Fetch(fetch::FetchArgs),
     /// Rewrite a checkpoint as the ranks of another layout would have written it.
     Reshard(reshard::ReshardArgs),
     /// Make a run that continues a checkpoint of Megatron-LM.
@@ -71,6 +75,7 @@ impl CheckpointCommand {
             Self::Reshard(args) => args.run().map(|()| true),
             Self::FromMegatron(args) => args.run().map(|()| true),
             Self::ToMegatron(args) => args.run().map(|()| true),
+            Self::Fetch(args) => args.run().map(|()| true),
         };
         match is_fine {
             Ok(true) => Exit::Done.into(),

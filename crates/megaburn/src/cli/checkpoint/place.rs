@@ -10,6 +10,7 @@ use megaburn_checkpoint::{
     retried,
 };
 use megaburn_models::ModelError;
+use megaburn_store::is_url;
 use megaburn_train::{RunInfo, TrainError};
 
 /// A path that a user gave.
@@ -32,6 +33,10 @@ impl Place {
     /// # Errors
     /// It holds no checkpoint and is not a run's folder; it cannot be read.
     pub(super) fn of(path: &Path) -> Result<Self, TrainError> {
+        if is_url(path) {
+            let why = "is a URL; copy the checkpoint with `megaburn checkpoint fetch` first";
+            return Err(refused(path, why));
+        }
         if !is_folder(path)? {
             return Err(refused(path, "is not a folder; give a checkpoint or a run"));
         }

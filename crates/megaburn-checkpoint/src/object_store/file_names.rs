@@ -1,0 +1,52 @@
+//! The names of a checkpoint's objects in its folder.
+
+use megaburn_store::UNFINISHED;
+
+use crate::manifest::{MANIFEST, MANIFEST_HASH, rank_of_file};
+
+const MARK_START: &str = "run-";
+const MARK_END: &str = ".owner";
+
+/// The name of the object that says that the run `run_id` writes the folder.
+pub(crate) fn mark_of(run_id: &str) -> String {
+    format!("{MARK_START}{run_id}{MARK_END}")
+}
+
+/// The run whose mark has this name.
+pub(crate) fn run_of_mark(name: &str) -> Option<&str> {
+    let id = name.strip_prefix(MARK_START)?.strip_suffix(MARK_END)?;
+    let is_id = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit());
+    is_id.then_some(id)
+}
+
+/// Whether an upload writes objects of this name, marks aside.
+pub(crate) fn is_written(name: &str) -> bool {
+    let is_manifest = name == MANIFEST || name == MANIFEST_HASH;
+    is_manifest || rank_of_file(name).is_some() || name.starts_with(UNFINISHED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::rank_file;
+
+    #[test]
+    fn only_names_that_an_upload_gives_are_its_own() {
+        for rank in [0, 7, 99_999, 123_456] {
+            assert!(is_written(&rank_file(rank)));
+        }
+        assert!(is_written("manifest.json") && is_written("manifest.xxh3"));
+        for name in [
+            "rank-0.safetensors",
+            "rank-000007.safetensors",
+            "rank-x.safetensors",
+            "a",
+        ] {
+            assert!(!is_written(name), "{name}");
+        }
+        assert_eq!(run_of_mark(&mark_of("1f0a")), Some("1f0a"));
+        for name in ["run-.owner", "run-my.owner", "run-1f", "1f.owner"] {
+            assert_eq!(run_of_mark(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The checkpoints of a run in an object store (`train.checkpoint_store`): what a start finds there,
+//! and the uploads during training.
+
+mod found;
+mod uploads;
+
+use std::path::Path;
+
+use megaburn_checkpoint::{CheckpointStore, Latest, Place};
+use megaburn_collective::{Group, ProcessGroups};
+use megaburn_store::StoreConfig;
+
+use crate::{config::TrainConfig, error::TrainError, start::settle, trainer::Trainer};
+
+use found::Found;
+pub(crate) use uploads::UploadedCheckpoint;
+use uploads::Uploads;
+
+/// The checkpoints of a run in an object store, if it has one.
+#[derive(Debug)]
+pub(crate) struct StoredCheckpoints(Option<RunStore>);
+
+#[derive(Debug)]
+struct RunStore {
+    store: CheckpointStore,
+    run_id: String,
+    found: Found,
+    uploads: Uploads,
+}
+
+/// Checks that the URL of the store can be used. Nothing is requested.
+///
+/// # Errors
+/// The URL or its settings cannot be used, or the build has no object stores.
+pub(crate) fn check_url(config: &TrainConfig) -> Result<(), TrainError> {
+    open(config).map(drop)
+}
+
+fn open(config: &TrainConfig) -> Result<Option<CheckpointStore>, TrainError> {
+    let url = &config.train.checkpoint_store;
+    if url.is_empty() {
+        return Ok(None);
+    }
+    let store = StoreConfig::new().on_retry(|retry| tracing::warn!("{retry}"));
+    Ok(Some(CheckpointStore::open(url, &store)?))
+}
+
+impl StoredCheckpoints {
+    /// No store.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    /// Looks at the store of a run, and removes what its killed uploads have left.
+    ///
+    /// # Errors
+    /// The store cannot be used; it holds checkpoints of another run, and this one has begun in
+    /// `run.dir` or is to begin anew.
+    /// # Collective
+    /// All ranks of `world`.
+    pub(crate) fn open(
+        world: &Group,
+        config: &TrainConfig,
+        run_id: &str,
+        fresh: bool,
+    ) -> Result<Self, TrainError> {
+        let Some(store) = settle(world, open(config))? else {
+            return Ok(Self::none());
+        };
+        let dir = Path::new(&config.run.dir);
+        let found = Found::look(world, &store, dir, run_id, fresh)?;
+        Ok(Self(Some(RunStore {
+            store,
+            run_id: run_id.to_owned(),
+            found,
+            uploads: Uploads::default(),
+        })))
+    }
+
+    /// The run in the store that a run in an empty folder continues.
+    pub(crate) fn continued_run(&self) -> Option<&str> {
+        self.0.as_ref()?.found.continued_run.as_deref()
+    }
+
+    /// Sets the run that uploads, once that is known.
+    pub(crate) fn set_run(&mut self, run_id: &str) {
+        if let Some(run) = &mut self.0 {
+            run.run_id = run_id.to_owned();
+        }
+    }
+
+    /// Whether the store has a complete checkpoint that is newer than the newest intact one.
+    pub(crate) fn has_newer(&self, latest: &Latest) -> bool {
+        let found = self.0.as_ref().map(|run| &run.found);
+        found.is_some_and(|found| found.newer(latest).next().is_some())
+    }
+
+    /// Copies the newest checkpoint in the store to `place`, if it is newer than the newest intact one
+    /// there. A damaged one is left out.
+    ///
+    /// # Errors
+    /// A checkpoint cannot be copied; all in the store are damaged, and there is no other.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn fetch(
+        &self,
+        latest: &Latest,
+        place: &Place,
+        groups: &ProcessGroups,
+    ) -> Result<(), TrainError> {
+        match &self.0 {
+            Some(run) => run.found.fetch(&run.store, latest, place, groups),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts to upload the checkpoint that the trainer has resumed from, unless the store has it.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn add_missing(
+        &mut self,
+        trainer: &Trainer,
+        groups: &ProcessGroups,
+    ) -> Result<(), TrainError> {
+        let step = trainer.progress().step;
+        match &self.0 {
+            Some(run) if !run.found.has(step) => self.add(step, trainer, groups),
+            _ => Ok(()),
+        }
+    }
+
+    /// Uploads the checkpoint of a step, as soon as no other is being uploaded. If one waits for
+    /// that already, this one takes its place.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn add(
+        &mut self,
+        step: u64,
+        trainer: &Trainer,
+        groups: &ProcessGroups,
+    ) -> Result<(), TrainError> {
+        let Some(run) = &mut self.0 else {
+            return Ok(());
+        };
+        let path = trainer.checkpoint_path(step);
+        run.uploads
+            .add(step, &path, trainer.stored_retention(), groups);
+        run.uploads.begin_next(&run.store, &run.run_id, groups)
+    }
+
+    /// Whether a checkpoint is being uploaded, or waits for that.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.0.as_ref().is_some_and(|run| run.uploads.is_pending())
+    }
+
+    /// Continues with the upload as far as the ranks' threads have come. Returns the checkpoint once
+    /// it is complete. A failure is a warning.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    /// # Collective
+    /// All ranks; nothing is sent if no upload is pending.
+    pub(crate) fn advance(
+        &mut self,
+        groups: &ProcessGroups,
+    ) -> Result<Option<UploadedCheckpoint>, TrainError> {
+        let Some(run) = &mut self.0 else {
+            return Ok(None);
+        };
+        let uploaded = run.uploads.advance(&run.store, groups)?;
+        run.uploads.begin_next(&run.store, &run.run_id, groups)?;
+        Ok(uploaded)
+    }
+
+    /// Fails if the last upload did, which was a warning.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub(crate) fn check_last(&mut self) -> Result<(), TrainError> {
+        let run = self.0.as_mut();
+        run.map_or(Ok(()), |run| run.uploads.check_last())
+    }
+
+    /// Waits for one upload, which [`is_pending`](Self::is_pending). Its failure is a warning if
+    /// another waits, and else an error.
+    ///
+    /// # Errors
+    /// The last upload fails, or a rank is gone.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn finish_one(
+        &mut self,
+        groups: &ProcessGroups,
+    ) -> Result<Option<UploadedCheckpoint>, TrainError> {
+        let Some(run) = &mut self.0 else {
+            return Ok(None);
+        };
+        let uploaded = run.uploads.finish_one(&run.store, groups)?;
+        run.uploads.begin_next(&run.store, &run.run_id, groups)?;
+        Ok(uploaded)
+    }
+}

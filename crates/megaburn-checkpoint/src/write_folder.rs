@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(names(&path), ["a"]);
         let error = write(false).unwrap_err().to_string();
         assert!(
-            error.contains("out` exists, so no run is written there"),
+            error.contains("out exists, so no run is written there"),
             "{error}"
         );
         assert_eq!(names(&dir.path().join("above")), ["out"]);

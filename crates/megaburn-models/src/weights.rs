@@ -85,8 +85,8 @@ pub fn average_weights(
 pub fn open_checkpoint(path: &Path) -> Result<ModelSource, ModelError> {
     let source = ModelSource::open_verified(path)?;
     if source.hf_dir().is_some() {
-        let why = "is a model of another system; give a checkpoint or a run, or make one with \
-                   `megaburn convert import`";
+        let why = "is a Hugging Face model or a checkpoint of torchtitan; give a checkpoint or a run, or \
+                   make one with `megaburn convert import`";
         return Err(ModelError::File {
             path: path.to_path_buf(),
             why: why.into(),

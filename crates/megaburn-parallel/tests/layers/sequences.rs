@@ -158,6 +158,10 @@ fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> 
     paths.map(whole).collect()
 }
 
+/// The largest difference of gradients, relative to their norm. They pass through more sums in another
+/// order than the output does: with scaled rotary positions 7e-6 was found for drawn inputs.
+const GRADIENT: f64 = 1.5e-5;
+
 /// Asserts that the layer gives the same results under `layout` as on one rank.
 pub(crate) fn check(case: &impl Subject, layout: &str, comm: ContextComm) {
     let layout = layout.parse::<Layout>().unwrap();
@@ -178,7 +182,7 @@ pub(crate) fn check(case: &impl Subject, layout: &str, comm: ContextComm) {
             &format!("{what}: input gradient"),
             &found.input_grad,
             &input_grad,
-            5e-6,
+            GRADIENT,
         );
     }
     let [found, expected] = [
@@ -190,7 +194,7 @@ pub(crate) fn check(case: &impl Subject, layout: &str, comm: ContextComm) {
             &format!("{what}: gradient of {path}"),
             &found[path],
             expected,
-            5e-6,
+            GRADIENT,
         );
     }
 }

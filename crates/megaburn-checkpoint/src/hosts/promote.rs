@@ -20,6 +20,9 @@ use crate::{
 /// A step, and the hash of the manifest of a checkpoint of it.
 type Variant = (u64, String);
 
+/// A folder of a save that was not finished.
+type Unfinished = (Variant, PathBuf);
+
 /// Gives a checkpoint its name on hosts where it has a temporary one, if it has its name on another
 /// host. All files were written and copied then, and each host has the manifest.
 ///
@@ -40,7 +43,7 @@ pub(crate) fn promote(place: &Place, world: &Group) -> Result<(), CheckpointErro
     let all: Vec<BTreeSet<Variant>> = objects::gather(world, &named)?;
     let all: BTreeSet<Variant> = all.into_iter().flatten().collect();
     let all: BTreeSet<Variant> = objects::broadcast(world, &all)?;
-    let rename = |(variant, path): (Variant, PathBuf)| {
+    let rename = |(variant, path): Unfinished| {
         let target = checkpoint_path(place.dir(), variant.0);
         if !all.contains(&variant) || is_there(&target) {
             return Ok(());
@@ -52,7 +55,7 @@ pub(crate) fn promote(place: &Place, world: &Group) -> Result<(), CheckpointErro
 }
 
 /// The checkpoints that have their name, and folders of saves that have a manifest.
-fn look(dir: &Path) -> Result<(BTreeSet<Variant>, Vec<(Variant, PathBuf)>), CheckpointError> {
+fn look(dir: &Path) -> Result<(BTreeSet<Variant>, Vec<Unfinished>), CheckpointError> {
     let hash = |path: &Path| read_manifest(path).and_then(|_| manifest_hash(path)).ok();
     let named = committed(dir)?.into_iter();
     let named = named.filter_map(|(step, path)| Some((step, hash(&path)?)));

@@ -97,6 +97,7 @@ pub struct TrainingConfig {
     /// A folder of each host for checkpoints, such as one on a local disk, instead of `checkpoints`
     /// in `run.dir`. Each rank writes into the folder of its host, and `{host}` in the path stands
     /// for the name of the host. `run.dir` then needs to exist on rank 0's host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1))]
     pub local_checkpoint_dir: Option<String>,
     /// Number of other hosts that keep a copy of each file in `local_checkpoint_dir`, so that as

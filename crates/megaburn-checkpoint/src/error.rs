@@ -143,8 +143,8 @@ pub enum CheckpointError {
     )]
     NoWeights { path: PathBuf },
     #[error(
-        "{path} has several files that may hold its weights ({files}); name the one that does \
-        `pytorch_model.bin`, or move the others away"
+        "{path} has several files that may hold its weights ({files}); rename the file with the \
+        weights to `pytorch_model.bin`, or move the others away"
     )]
     SeveralWeights { path: PathBuf, files: String },
     #[error(transparent)]

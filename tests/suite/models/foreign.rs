@@ -128,7 +128,7 @@ fn safetensors_beside_files_of_pytorch_are_used_and_a_line_says_so() {
     fs::copy(safe, model.join("model.safetensors")).unwrap();
     let ended = megaburn(&["convert", "import", text(&model), text(&out)]);
     assert_eq!(ended.code, Some(0), "{ended:#?}");
-    let said = "the safetensors files are used, and pytorch_model.bin not";
+    let said = "pytorch_model.bin is not read, because the folder has safetensors files";
     assert_eq!(ended.stderr.matches(said).count(), 1, "{}", ended.stderr);
 }
 

@@ -93,9 +93,10 @@ fn tell_of_others(folder: &Path) {
         return;
     }
     let said = format!(
-        "{}: the safetensors files are used, and {} not",
+        "{}: {} {} not read, because the folder has safetensors files",
         folder.display(),
-        others.join(", ")
+        others.join(", "),
+        if others.len() == 1 { "is" } else { "are" }
     );
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     if told.insert(said.clone()) {

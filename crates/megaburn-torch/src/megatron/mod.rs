@@ -16,11 +16,13 @@
 //! The page `docs/megatron-checkpoints.md` has the names and shapes of a model's tensors.
 
 mod dir;
+mod globals;
 mod names;
 mod optimizer;
 mod write;
 
 pub use dir::MegatronDir;
+pub use globals::check_globals;
 pub use names::{ShardedKey, iteration_folder};
 pub use optimizer::{OptimizerForm, OptimizerTensor};
 pub use write::{write_iteration, write_latest, write_sharded_object};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use crate::archive::Archive;
 use crate::error::TorchError;
 use crate::file_range::FileRange;
-use crate::pickle::{Pickle, Value};
+use crate::pickle::{Global, Pickle, Value};
 use crate::pt::contiguous::ContiguousBytes;
 use crate::pt::legacy;
 use crate::pt::search::find_tensors;
@@ -109,8 +109,7 @@ impl PtFile {
     /// As for [`Self::tensors`]; also if the file names a class or function that is no part of a
     /// state dict. It might be hostile: nothing of it was executed, and nothing of it is used.
     pub fn weights(&self) -> Result<Vec<(String, StoredTensor)>, TorchError> {
-        if let Some(strange) = self.pickle.globals().find(|global| !is_expected(*global)) {
-            let name: String = strange.to_string().chars().take(MOST_NAME_CHARS).collect();
+        if let Some(name) = self.strange_global(|_| false) {
             let why = format!(
                 "its pickle names `{name}`, which is no part of a state dict; nothing of the file \
                 was executed; if you trust who made it, save the model's `state_dict()` alone"
@@ -132,6 +131,22 @@ impl PtFile {
             [model] => self.tensors_of(*model),
             _ => self.tensors(),
         }
+    }
+
+    /// A class or function that the pickle names and that is neither part of a state dict nor known
+    /// to `is_known`.
+    pub(crate) fn strange_global(&self, is_known: impl Fn(Global) -> bool) -> Option<String> {
+        // A name with dots would reach into what a module imports.
+        let is_good = |global: &Global| {
+            !global.name.contains('.') && (is_expected(*global) || is_known(*global))
+        };
+        let strange = self.pickle.globals().find(|global| !is_good(global))?;
+        Some(strange.to_string().chars().take(MOST_NAME_CHARS).collect())
+    }
+
+    /// The path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     fn tensors_of(&self, root: Value) -> Result<Vec<(String, StoredTensor)>, TorchError> {

@@ -6,6 +6,9 @@ use megaburn_torch::{megatron::MegatronDir, pickle::Value};
 
 use super::error::MegatronError;
 
+/// The largest size or count. Products of two are compared to what a number holds.
+const MOST: usize = 1 << 40;
+
 /// The arguments that a checkpoint records, the attributes of `args` in `common.pt`.
 ///
 /// Megatron-LM records all arguments that its version has, and `None` for those that are not set.
@@ -82,12 +85,33 @@ impl<'a> Args<'a> {
 
     /// A size or count, if it is set.
     pub(super) fn optional_size(&self, name: &str) -> Result<Option<usize>, MegatronError> {
-        self.typed(name, "a size", |value| value.as_usize())
+        let read = |value: Value| value.as_usize().filter(|size| *size <= MOST);
+        self.typed(name, "a size of at most 2^40", read)
     }
 
     /// A size or count.
     pub(super) fn size(&self, name: &str) -> Result<usize, MegatronError> {
         self.required(name, self.optional_size(name)?)
+    }
+
+    /// The seed of random numbers.
+    pub(super) fn seed(&self) -> Result<u64, MegatronError> {
+        let read = |value: Value| u64::try_from(value.as_i64()?).ok();
+        let name = "seed";
+        self.required(name, self.typed(name, "a number from 0 to 2^63 - 1", read)?)
+    }
+
+    /// The product of several sizes, of which one that is not set is 1.
+    pub(super) fn product(&self, names: &[&str]) -> Result<usize, MegatronError> {
+        let mut product = 1usize;
+        for name in names {
+            let size = self.optional_size(name)?.unwrap_or(1);
+            product = product.checked_mul(size).ok_or_else(|| {
+                let why = format!("the product of {} is too large", names.join(", "));
+                self.refused(name, why)
+            })?;
+        }
+        Ok(product)
     }
 
     /// A number, if it is set.

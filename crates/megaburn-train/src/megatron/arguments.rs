@@ -2,6 +2,7 @@
 
 use megaburn_models::{Family, decoder::Positions};
 use megaburn_optim::{Decay, WsdStyle};
+use megaburn_parallel::DropPolicy;
 use megaburn_torch::pickle::Tree;
 
 use super::{
@@ -14,12 +15,7 @@ use crate::config::Dtype;
 /// has now.
 pub(super) fn arguments(run: &Run, rates: &Rates) -> Tree {
     let class = Tree::global("argparse", "Namespace");
-    let mut args = match run.copied("args") {
-        Some(Tree::Object {
-            state: Some(state), ..
-        }) => Dict::of(*state),
-        _ => Dict::default(),
-    };
+    let mut args = run.args.clone();
     of_model(run, &mut args);
     of_experts(run, &mut args);
     of_training(run, &mut args);
@@ -122,12 +118,22 @@ fn of_experts(run: &Run, args: &mut Dict) {
             args.set("moe_aux_loss_coeff", Tree::List(coefficients));
         }
     }
-    if moe.z_loss > 0.0 {
-        args.set("moe_z_loss_coeff", moe.z_loss);
-    }
-    if let Some(factor) = moe.capacity_factor {
-        args.set("moe_expert_capacity_factor", factor);
-    }
+    let z_loss = (moe.z_loss > 0.0).then_some(moe.z_loss);
+    args.set("moe_z_loss_coeff", optional(z_loss));
+    args.set("moe_expert_capacity_factor", optional(moe.capacity_factor));
+    let has_capacity = moe.capacity_factor.is_some();
+    args.set(
+        "moe_token_drop_policy",
+        match moe.drop_policy {
+            DropPolicy::Position if has_capacity => "position",
+            _ => "probs",
+        },
+    );
+    args.set(
+        "moe_pad_expert_input_to_capacity",
+        has_capacity && moe.pad_to_capacity,
+    );
+    args.set("moe_router_force_load_balancing", moe.force_balance);
 }
 
 fn of_training(run: &Run, args: &mut Dict) {
@@ -142,6 +148,16 @@ fn of_training(run: &Run, args: &mut Dict) {
     args.set("seq_length", int(data.seq_len));
     args.set("micro_batch_size", int(train.micro_batch));
     args.set("global_batch_size", int(train.global_batch));
+    let ramp = train.batch_ramp.as_ref().map(|ramp| {
+        // Megatron-LM's parser leaves them strings.
+        let numbers = [
+            ramp.start.to_string(),
+            ramp.increment.to_string(),
+            ramp.samples.to_string(),
+        ];
+        Tree::List(numbers.map(Tree::Str).to_vec())
+    });
+    args.set("rampup_batch_size", ramp.unwrap_or(Tree::None));
     args.set("train_iters", int(train.steps));
     args.set("consumed_train_samples", int(run.progress.consumed_samples));
     args.set("seed", int(run.config.run.seed));
@@ -197,6 +213,11 @@ fn wsd_style(style: WsdStyle) -> &'static str {
         WsdStyle::Cosine => "cosine",
         WsdStyle::MinusSqrt => "minus_sqrt",
     }
+}
+
+/// A number that may not be set.
+fn optional(number: Option<f64>) -> Tree {
+    number.map_or(Tree::None, Tree::Float)
 }
 
 /// An integer, if the number has no fraction.

@@ -4,8 +4,8 @@ use megaburn_torch::pickle::{Tree, Value};
 
 use super::{
     arguments::arguments,
-    dict::{Dict, int},
-    exported_run::{MOST_VALUES, Rates, Run, decay_style, weight_decay_style},
+    dict::{Dict, int, number},
+    exported_run::{Rates, Run, copy_of, decay_style, weight_decay_style},
 };
 use crate::error::TrainError;
 
@@ -26,7 +26,10 @@ impl Run<'_> {
         let mut about = Dict::of(self.copied("content_metadata").unwrap_or(Tree::None));
         about.set("distrib_optim_sharding_type", "fully_reshardable");
         about.set_default("distrib_optim_fully_reshardable_mem_efficient", false);
-        about.set_default("singleton_local_shards", false);
+        about.set("singleton_local_shards", false);
+        if !self.is_stacked || about.get("non_homogeneous_layers").is_some() {
+            about.set("non_homogeneous_layers", !self.is_stacked);
+        }
         about.set("chained_optim_avoid_prefix", true);
         common.set("content_metadata", about.tree());
         Ok(common.tree())
@@ -39,7 +42,13 @@ impl Run<'_> {
         let mut state = Dict::of(self.copied("opt_param_scheduler").unwrap_or(Tree::None));
         let (lr, decay) = (&rates.lr, &rates.weight_decay);
         state.set("max_lr", lr.max);
-        state.set("lr_warmup_steps", int(lr.warmup_samples));
+        // A warm-up that is a fraction of the decay has no whole number of samples there.
+        let warmup = state.get("lr_warmup_steps").and_then(number);
+        let is_kept = self.config.optimizer.warmup_fraction.is_some()
+            && warmup.is_some_and(|samples| samples.round() == lr.warmup_samples as f64);
+        if !is_kept {
+            state.set("lr_warmup_steps", int(lr.warmup_samples));
+        }
         state.set("num_steps", int(self.num_samples()));
         state.set("lr_decay_style", decay_style(lr.decay));
         state.set("lr_decay_steps", int(lr.decay_samples));
@@ -172,7 +181,7 @@ fn groups_of(value: Value, depth: usize, found: &mut Vec<Vec<Dict>>) {
         if key.as_str() != Some("param_groups") {
             groups_of(value, depth, found);
         } else if let Some(groups) = value.sequence() {
-            let copied = |group| Dict::of(Tree::copy_of(group, MOST_VALUES).unwrap_or(Tree::None));
+            let copied = |group| Dict::of(copy_of(group).unwrap_or(Tree::None));
             found.push(groups.iter().map(copied).collect());
         }
     }

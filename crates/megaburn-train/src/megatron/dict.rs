@@ -68,7 +68,8 @@ fn is_same(old: &Tree, new: &Tree) -> bool {
     }
 }
 
-fn number(tree: &Tree) -> Option<f64> {
+/// The number of either kind.
+pub(super) fn number(tree: &Tree) -> Option<f64> {
     match tree {
         Tree::Int(number) => Some(*number as f64),
         Tree::Float(number) => Some(*number),

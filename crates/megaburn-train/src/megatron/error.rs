@@ -19,6 +19,12 @@ pub enum MegatronError {
         what: String,
         why: String,
     },
+    #[error(
+        "the number of steps in `{}` is unknown: it has neither `train_iters`, nor `train_samples` \
+        without a batch ramp",
+        path.display()
+    )]
+    NoSteps { path: PathBuf },
     #[error("the argument `{name}` in `{}` is {value}: {why}", path.display())]
     Argument {
         path: PathBuf,

@@ -13,16 +13,24 @@ use megaburn_models::{
     decoder::{Experts, Positions},
     weights::open_checkpoint,
 };
+use megaburn_parallel::CapacityScope;
 use megaburn_torch::{
     DType as TorchDType,
     dcp::DcpWriter,
-    megatron::{ShardedKey, iteration_folder, write_iteration, write_latest, write_sharded_object},
+    megatron::{
+        ShardedKey, check_globals, iteration_folder, write_iteration, write_latest,
+        write_sharded_object,
+    },
     pickle::{Tree, Value},
     pt::PtFile,
 };
 
 use super::{
-    COMMON, error::MegatronError, exported_run::Run, names::Place, values::in_their_order,
+    COMMON,
+    error::MegatronError,
+    exported_run::{Run, original_args},
+    names::Place,
+    values::in_their_order,
 };
 use crate::{
     config::{DataOrder, Dtype, OptimizerName, RopeScalingConfig, ScheduleAt, TrainConfig},
@@ -32,6 +40,9 @@ use crate::{
 
 /// The multiple that Megatron-LM pads a vocabulary to, for one rank of tensor parallelism.
 const VOCAB_MULTIPLE: usize = 128;
+
+/// The most rows of a vocabulary that an export pads to.
+const MOST_ROWS: usize = 1 << 24;
 
 /// What an export has written.
 #[derive(Clone, Debug)]
@@ -58,7 +69,7 @@ pub struct Exported {
 /// model with experts is written for either. `ep` is the degree; by default that of the original, or
 /// of the run.
 ///
-/// One parameter is in memory at a time. No files remain after an error.
+/// Up to three copies of the largest parameter are in memory. No files remain after an error.
 ///
 /// # Errors
 /// The checkpoint is damaged or has no optimizer; the model or the optimizer has no counterpart in
@@ -84,7 +95,14 @@ pub fn to_megatron(from: &Path, to: &Path, ep: Option<usize>) -> Result<Exported
     let model = source.config();
     check(&config, model).map_err(refuse)?;
     let original = original(checkpoint.path())?;
-    let padded_vocab = padded_vocab(model.vocab, original.as_ref());
+    let padded_vocab = padded_vocab(model.vocab, original.as_ref()).map_err(refuse)?;
+    let (args, mut notes) = original_args(original.as_ref());
+    if state.imported.is_some() && original.is_none() {
+        notes.push(format!(
+            "the run has no `{COMMON}`, which its import wrote: arguments that megaburn does \
+            not have are absent, and the vocabulary is padded to {padded_vocab} rows, a multiple of {VOCAB_MULTIPLE}"
+        ));
+    }
     let run = Run {
         config: &config,
         model,
@@ -99,8 +117,11 @@ pub fn to_megatron(from: &Path, to: &Path, ep: Option<usize>) -> Result<Exported
         },
         is_transformer_engine: argument(original.as_ref(), "transformer_impl")
             .is_none_or(|layers| layers.as_str() != Some("local")),
+        is_stacked: is_stacked(original.as_ref()),
+        args,
         original: original.as_ref(),
     };
+    notes.extend(notes_of(&run));
     let common = run.common()?;
     let iteration = state.progress.step;
     let name = iteration_folder(iteration);
@@ -108,7 +129,7 @@ pub fn to_megatron(from: &Path, to: &Path, ep: Option<usize>) -> Result<Exported
         let inside = folder.join(&name);
         let mut writer = DcpWriter::create(&inside, 0).map_err(MegatronError::from)?;
         write_tensors(&mut writer, checkpoint, &run)?;
-        write_objects(&mut writer, model)?;
+        write_objects(&mut writer, &run)?;
         let write = || {
             write_iteration(&inside, &[writer.finish()?], &common, &[])?;
             write_latest(folder, iteration)
@@ -119,7 +140,7 @@ pub fn to_megatron(from: &Path, to: &Path, ep: Option<usize>) -> Result<Exported
         folder: to.join(name),
         model: model.clone(),
         progress: state.progress,
-        notes: notes(&run),
+        notes,
     })
 }
 
@@ -146,8 +167,8 @@ fn write_tensors(
             _ => None,
         };
         let place = of_experts.unwrap_or(place);
-        let region = place.region(shape, model, run.padded_vocab, true);
-        let theirs = place.tensor(true);
+        let region = place.region(shape, model, run.padded_vocab, run.is_stacked);
+        let theirs = place.tensor(run.is_stacked);
         let len = region.sizes.iter().product();
         let rows = shape.first().copied().unwrap_or(1);
         for (prefix, name, (dtype, torch)) in [
@@ -174,14 +195,23 @@ fn write_tensors(
 }
 
 /// Writes `_extra_state` of all linear layers: `None`, which Megatron-Core asks for.
-fn write_objects(writer: &mut DcpWriter, model: &DecoderConfig) -> Result<(), MegatronError> {
-    let layers = model.layers;
+fn write_objects(writer: &mut DcpWriter, run: &Run) -> Result<(), MegatronError> {
+    let (model, layers) = (run.model, run.model.layers);
     let mut keys = Vec::new();
     for layer in 0..layers {
+        // A layer with a name of its own has parts for experts only: others are the first of one.
+        let (name, offset, shape) = match run.is_stacked {
+            true => (String::new(), vec![layer], vec![layers]),
+            false => (format!("{layer}."), vec![0], vec![1]),
+        };
+        let of_expert = |index: &[usize], expert: usize| match run.is_stacked {
+            true => [index, &[expert]].concat(),
+            false => vec![expert],
+        };
         let of_layer = |module: &str| ShardedKey {
-            key: format!("decoder.layers.{module}._extra_state"),
-            offset: vec![layer],
-            shape: vec![layers],
+            key: format!("decoder.layers.{name}{module}._extra_state"),
+            offset: offset.clone(),
+            shape: shape.clone(),
         };
         keys.extend(["self_attention.linear_qkv", "self_attention.linear_proj"].map(of_layer));
         let Some(experts) = &model.experts else {
@@ -194,8 +224,8 @@ fn write_objects(writer: &mut DcpWriter, model: &DecoderConfig) -> Result<(), Me
                 "mlp.experts.experts.linear_fc2",
             ];
             keys.extend(modules.map(|module| ShardedKey {
-                offset: vec![layer, expert],
-                shape: vec![layers, experts.num],
+                offset: of_expert(&offset, expert),
+                shape: of_expert(&shape, experts.num),
                 ..of_layer(module)
             }));
         }
@@ -267,7 +297,17 @@ fn original(checkpoint: &Path) -> Result<Option<PtFile>, MegatronError> {
     let file = run
         .map(|run| run.join(COMMON))
         .filter(|file| file.is_file());
-    Ok(file.map(PtFile::open).transpose()?)
+    let file = file.map(PtFile::open).transpose()?;
+    file.as_ref().map_or(Ok(()), check_globals)?;
+    Ok(file)
+}
+
+/// Whether the layers are stacked in the checkpoint, as Megatron-Core does unless they may differ.
+///
+/// Source: Megatron-Core, `TransformerBlock.sharded_state_dict`.
+fn is_stacked(original: Option<&PtFile>) -> bool {
+    let freq = argument(original, "moe_layer_freq");
+    freq.is_none_or(|freq| freq.sequence().is_none() && freq.as_i64().is_none_or(|freq| freq <= 1))
 }
 
 /// One of the original arguments.
@@ -276,13 +316,21 @@ fn argument<'a>(original: Option<&'a PtFile>, name: &str) -> Option<Value<'a>> {
 }
 
 /// The rows of the vocabulary in Megatron-LM: those of the original, or the next multiple.
-fn padded_vocab(vocab: usize, original: Option<&PtFile>) -> usize {
+fn padded_vocab(vocab: usize, original: Option<&PtFile>) -> Result<usize, String> {
     let padded = argument(original, "padded_vocab_size").and_then(|of| of.as_usize());
-    let padded = padded.filter(|padded| *padded >= vocab);
-    padded.unwrap_or_else(|| vocab.next_multiple_of(VOCAB_MULTIPLE))
+    match padded.filter(|padded| *padded >= vocab) {
+        Some(padded) if padded > MOST_ROWS => Err(format!(
+            "`padded_vocab_size` in its `{COMMON}` is {padded}, which is more than {MOST_ROWS}"
+        )),
+        Some(padded) => Ok(padded),
+        None => vocab
+            .checked_next_multiple_of(VOCAB_MULTIPLE)
+            .ok_or_else(|| format!("its vocabulary of {vocab} is too large")),
+    }
 }
 
-fn notes(run: &Run) -> Vec<String> {
+/// How Megatron-LM has to load the checkpoint, and what it does differently.
+fn notes_of(run: &Run) -> Vec<String> {
     let mut notes = vec![
         "load it with --use-distributed-optimizer, --dist-ckpt-optim-fully-reshardable and \
         --no-load-rng: it has no states of random numbers"
@@ -317,6 +365,15 @@ fn notes(run: &Run) -> Vec<String> {
         notes.push(
             "optimizer.schedule_at is end: Megatron-LM takes learning rate and weight decay at the \
             start of a step, which is one step later"
+                .into(),
+        );
+    }
+    let moe = &config.moe;
+    let by_sequence = moe.capacity_factor.is_some() && moe.capacity_scope != CapacityScope::Rank;
+    if run.model.experts.is_some() && by_sequence {
+        notes.push(
+            "moe.capacity_scope is sequence: Megatron-LM counts the capacity of experts over the \
+            tokens of a rank, so it drops other tokens"
                 .into(),
         );
     }

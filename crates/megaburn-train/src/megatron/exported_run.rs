@@ -2,12 +2,18 @@
 
 use megaburn_models::DecoderConfig;
 use megaburn_optim::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle};
-use megaburn_torch::{pickle::Tree, pt::PtFile};
+use megaburn_torch::{
+    pickle::{Tree, Value},
+    pt::PtFile,
+};
 
+use super::dict::Dict;
 use crate::{config::TrainConfig, error::TrainError, trainer::Progress};
 
-/// Values of the arguments that are copied at most.
-pub(super) const MOST_VALUES: usize = 1 << 20;
+/// The most values that are copied of one value of the original.
+const MOST_VALUES: usize = 1 << 16;
+/// The most characters of a value that a note shows.
+const MOST_CHARS: usize = 80;
 
 /// A run that is written for Megatron-LM.
 #[derive(Debug)]
@@ -22,6 +28,10 @@ pub(super) struct Run<'a> {
     pub(super) ep: usize,
     /// Whether the layers are those of Transformer Engine, as is Megatron-LM's default.
     pub(super) is_transformer_engine: bool,
+    /// Whether a tensor has all layers, as it does unless layers may differ.
+    pub(super) is_stacked: bool,
+    /// The arguments of the original run, as far as they can be written again.
+    pub(super) args: Dict,
     /// The `common.pt` of the checkpoint that the run began with.
     pub(super) original: Option<&'a PtFile>,
 }
@@ -46,13 +56,54 @@ impl Run<'_> {
 
     /// A value of the original `common.pt`, if it can be copied.
     pub(super) fn copied(&self, name: &str) -> Option<Tree> {
-        Tree::copy_of(self.original?.root().get(name)?, MOST_VALUES)
+        copy_of(self.original?.root().get(name)?)
     }
 
     /// The samples of all updates, which schedules count.
     pub(super) fn num_samples(&self) -> u64 {
         self.progress.consumed_samples - self.progress.skipped_samples
     }
+}
+
+/// A copy of a value, if it can be written again: it is no object that is made in an unusual way,
+/// and has no tensors, which are stored outside of it.
+pub(super) fn copy_of(value: Value) -> Option<Tree> {
+    Tree::copy_of(value, MOST_VALUES).filter(|tree| !has_tensor(tree))
+}
+
+fn has_tensor(tree: &Tree) -> bool {
+    match tree {
+        Tree::Persistent(_) => true,
+        Tree::List(values) | Tree::Tuple(values) => values.iter().any(has_tensor),
+        Tree::Dict(entries) => entries
+            .iter()
+            .any(|(key, value)| has_tensor(key) || has_tensor(value)),
+        Tree::Call { callable, args } => has_tensor(callable) || args.iter().any(has_tensor),
+        Tree::Object { class, state } => {
+            has_tensor(class) || state.as_deref().is_some_and(has_tensor)
+        }
+        _ => false,
+    }
+}
+
+/// The arguments of the original run, and a note for each that cannot be written again.
+pub(super) fn original_args(original: Option<&PtFile>) -> (Dict, Vec<String>) {
+    let (mut args, mut notes) = (Vec::new(), Vec::new());
+    let object = original.and_then(|file| file.root().get("args")?.as_object());
+    let state = object.and_then(|args| args.state?.entries());
+    for (name, value) in state.into_iter().flat_map(|state| state.iter()) {
+        if let (Some(name), Some(value)) = (copy_of(name), copy_of(value)) {
+            args.push((name, value));
+            continue;
+        }
+        let shown: String = value.to_string().chars().take(MOST_CHARS).collect();
+        let name = name.as_str().map_or_else(|| name.to_string(), String::from);
+        notes.push(format!(
+            "argument `{name}` of the original run is left out, because its value cannot be copied: \
+            {shown}"
+        ));
+    }
+    (Dict::of(Tree::Dict(args)), notes)
 }
 
 /// Megatron-LM's name of a decay.

@@ -11,7 +11,7 @@ use megaburn_checkpoint::{
 };
 use megaburn_mesh::{Axis, Layout, ShardSpec};
 use megaburn_models::DecoderConfig;
-use megaburn_torch::megatron::MegatronDir;
+use megaburn_torch::megatron::{MegatronDir, check_globals};
 use serde_json::json;
 
 use super::{
@@ -21,13 +21,13 @@ use super::{
     schedule_settings::Schedules,
     settings::Settings,
     steps::num_updates,
-    tensors::{Tensor, tensors},
+    tensors::{Tensor, check_sizes, tensors},
 };
 use crate::{
     config::{ConfigLayers, ParallelConfig, TrainConfig},
     error::TrainError,
     run_folder::{names::CHECKPOINTS, write_config},
-    trainer::{Progress, TrainerState},
+    trainer::{ImportedFrom, Progress, TrainerState},
 };
 
 /// What an import has made.
@@ -50,7 +50,8 @@ pub struct Imported {
 /// and a checkpoint with weights, moments, steps and samples. `vocab_size` drops the rows of the
 /// vocabulary from there on; by default its padding stays, because Megatron-LM's loss has it too.
 ///
-/// One layer's tensor is in memory at a time. No files remain after an error.
+/// Up to three copies of the largest tensor are in memory: a layer's, or the embedding. No files
+/// remain after an error.
 ///
 /// # Errors
 /// The checkpoint is in another format, damaged or incomplete; its optimizer is in buckets
@@ -62,11 +63,12 @@ pub fn from_megatron(
     vocab_size: Option<usize>,
 ) -> Result<Imported, TrainError> {
     let dir = MegatronDir::open(from).map_err(MegatronError::from)?;
-    // Of what cannot be read, the form of the optimizer is the most likely: it is the default.
+    check_globals(dir.common()).map_err(MegatronError::from)?;
+    // The form of the optimizer is checked first, because Megatron-LM's default cannot be read.
     dir.optimizer().map_err(MegatronError::from)?;
     let args = Args::of(&dir)?;
     let schedules = Schedules::of(args, dir.common().root())?;
-    let padded = padded_vocab(&dir)?;
+    let padded = padded_vocab(&dir, args)?;
     let vocab = vocab_size.unwrap_or(padded);
     if !(1..=padded).contains(&vocab) {
         return Err(TrainError::Invalid {
@@ -81,10 +83,11 @@ pub fn from_megatron(
     } = Settings::of(args, &schedules, vocab)?;
     notes.extend(vocab_note(vocab, padded));
     config.run.dir = to.display().to_string();
+    check_sizes(&dir, args)?;
     let (config, layout) = with_layout(config, &mut notes)?;
     let model = config.model.decoder(config.data.seq_len, vocab);
     let progress = progress(&dir, args, &schedules)?;
-    let tensors = tensors(&dir, &model)?;
+    let tensors = tensors(&dir, &model, padded)?;
     let state = TrainerState {
         progress,
         seed: config.run.seed,
@@ -99,6 +102,7 @@ pub fn from_megatron(
         optimizer: "adamw".into(),
         last_load: Vec::new(),
         eval_losses: BTreeMap::new(),
+        imported: Some(ImportedFrom::Megatron),
     };
     let snapshot = Snapshot {
         run_id: None,
@@ -150,10 +154,23 @@ fn save(
     save_single(path, false, snapshot, "tp1", named, &[])
 }
 
-/// The rows of the vocabulary, padding included.
-fn padded_vocab(dir: &MegatronDir) -> Result<usize, MegatronError> {
-    let embedding = dir.dcp().tensor("embedding.word_embeddings.weight")?;
-    Ok(embedding.shape().first().copied().unwrap_or(0))
+/// The rows of the vocabulary, padding included. All tensors that have them are compared to it.
+fn padded_vocab(dir: &MegatronDir, args: Args) -> Result<usize, MegatronError> {
+    let name = "embedding.word_embeddings.weight";
+    let shape = dir.dcp().tensor(name)?.shape();
+    let rows = shape.first().copied().unwrap_or(0);
+    match args.optional_size("padded_vocab_size")? {
+        Some(padded) if padded != rows => {
+            let columns = shape.iter().skip(1).copied();
+            let expected: Vec<usize> = [padded].into_iter().chain(columns).collect();
+            Err(MegatronError::Tensor {
+                path: args.path().into(),
+                name: name.into(),
+                why: format!("has the shape {shape:?}, but the arguments say {expected:?}"),
+            })
+        }
+        _ => Ok(rows),
+    }
 }
 
 fn vocab_note(vocab: usize, padded: usize) -> Option<String> {

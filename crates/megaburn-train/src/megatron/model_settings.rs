@@ -6,8 +6,9 @@ use megaburn_torch::pickle::Value;
 use super::{args::Args, error::MegatronError};
 use crate::config::{ExpertsConfig, LayerPattern, ModelConfig, RopeScalingConfig};
 
-/// What a model would compute differently, so that it is refused.
-const NOT_COMPUTED: &str = "megaburn does not compute this";
+/// Why an argument is refused that changes what the model computes.
+const NOT_COMPUTED: &str = "megaburn has no layer that computes this, so the run can only continue \
+    in Megatron-LM";
 
 /// Switches with which a model computes something that megaburn does not.
 const OFF: &[&str] = &[
@@ -28,7 +29,7 @@ const OFF: &[&str] = &[
     "heterogeneous_block_specs",
 ];
 
-/// Arguments that, if they are set, mean such a thing.
+/// Arguments with which, if they are set, a model computes something that megaburn does not.
 const UNSET: &[&str] = &[
     "heterogeneous_layers_config_path",
     "heterogeneous_layers_config_encoded_json",
@@ -44,7 +45,7 @@ const UNSET: &[&str] = &[
     "rotary_seq_len_interpolation_factor",
 ];
 
-/// The same, for models with experts.
+/// Switches with which experts compute something that megaburn does not.
 const EXPERTS_OFF: &[&str] = &[
     "moe_router_pre_softmax",
     "moe_router_enable_expert_bias",
@@ -52,6 +53,7 @@ const EXPERTS_OFF: &[&str] = &[
     "moe_apply_probs_on_input",
 ];
 
+/// Arguments with which, if they are set, experts compute something that megaburn does not.
 const EXPERTS_UNSET: &[&str] = &[
     "moe_shared_expert_intermediate_size",
     "moe_latent_size",
@@ -60,6 +62,8 @@ const EXPERTS_UNSET: &[&str] = &[
     "moe_router_topk_scaling_factor",
     "moe_input_jitter_eps",
     "moe_expert_rank_capacity_factor",
+    "moe_mlp_glu_interleave_size",
+    "moe_router_force_biased",
 ];
 
 /// The model of a run, with `vocab` token ids.
@@ -77,6 +81,7 @@ pub(super) fn model(args: Args, vocab: usize) -> Result<ModelConfig, MegatronErr
     args.only_number("glu_linear_offset", 0.0, NOT_COMPUTED)?;
     args.only_number("rotary_percent", 1.0, NOT_COMPUTED)?;
     args.only_text("softmax_type", &["vanilla"], NOT_COMPUTED)?;
+    check_spec(args)?;
     let family = family(args)?;
     let heads = args.size("num_attention_heads")?;
     let kv_heads = match args.flag("group_query_attention")? {
@@ -122,6 +127,19 @@ pub(super) fn model(args: Args, vocab: usize) -> Result<ModelConfig, MegatronErr
         rope_scaling: rope_scaling(args)?,
         ..defaults
     })
+}
+
+/// Refuses layers that a function of the run made: `--spec` other than `local`.
+fn check_spec(args: Args) -> Result<(), MegatronError> {
+    let name = "spec";
+    let is_known = args.get(name).is_none_or(|spec| {
+        let texts = spec.sequence();
+        texts.is_some_and(|texts| texts.iter().all(|text| text.as_str() == Some("local")))
+    });
+    match is_known {
+        true => Ok(()),
+        false => Err(args.refused(name, NOT_COMPUTED)),
+    }
 }
 
 /// Whether the layers of the model have experts.

@@ -47,7 +47,11 @@ impl<'a> Schedules<'a> {
     }
 
     /// The section `[optimizer]` with these schedules, for batches of `batch` samples.
-    pub(super) fn optimizer(&self, batch: usize) -> Result<OptimizerConfig, MegatronError> {
+    pub(super) fn optimizer(
+        &self,
+        batch: usize,
+        notes: &mut Vec<String>,
+    ) -> Result<OptimizerConfig, MegatronError> {
         let args = self.args;
         let why = "megaburn continues adam with decoupled weight decay only";
         args.only_text("optimizer", &["adam"], why)?;
@@ -62,6 +66,14 @@ impl<'a> Schedules<'a> {
         let (lr_decay_style, wsd) = self.style()?;
         let (start, end) = (self.number("start_wd")?, self.number("end_wd")?);
         let decay = (start != end).then_some(end);
+        if decay.is_some() && args.get("rampup_batch_size").is_some() {
+            let why = format!(
+                "the weight decay changes from {start} to {end} over samples, which megaburn counts \
+                in updates of one size; set --start-weight-decay and --end-weight-decay to one value"
+            );
+            return Err(args.refused("rampup_batch_size", why));
+        }
+        let (warmup_samples, warmup_fraction) = self.warmup(notes)?;
         Ok(OptimizerConfig {
             name: OptimizerName::AdamW,
             lr: self.number("max_lr")?,
@@ -70,7 +82,8 @@ impl<'a> Schedules<'a> {
             lr_decay_style,
             schedule_at: ScheduleAt::Start,
             warmup_steps: 0,
-            warmup_samples: Some(self.samples("lr_warmup_steps")?),
+            warmup_samples,
+            warmup_fraction,
             decay_samples: Some(self.samples("lr_decay_steps")?),
             wsd_decay_style: wsd.map_or(WsdStyle::default(), |(style, _)| style),
             wsd_decay_samples: wsd.map(|(_, samples)| samples),
@@ -89,6 +102,36 @@ impl<'a> Schedules<'a> {
             clip_grad: args.number("clip_grad")?,
             ..OptimizerConfig::default()
         })
+    }
+
+    /// The samples of the warm-up, or its fraction of the decay if it has no whole number of them.
+    ///
+    /// Megatron-LM does not round the product of `lr_warmup_fraction` and `lr_decay_steps`.
+    fn warmup(&self, notes: &mut Vec<String>) -> Result<(Option<u64>, Option<f64>), MegatronError> {
+        let (name, args) = ("lr_warmup_steps", self.args);
+        let samples = self.number(name)?;
+        let is_close = |other: f64| (samples - other).abs() <= 1e-9 * samples.abs();
+        let nearest = samples.round();
+        if let Some(nearest) = whole(nearest).filter(|_| is_close(nearest)) {
+            return Ok((Some(nearest), None));
+        }
+        let decay = self.number("lr_decay_steps")?;
+        let fraction = args.optional_number("lr_warmup_fraction")?;
+        match fraction.filter(|of| (0.0..1.0).contains(of) && is_close(of * decay)) {
+            Some(fraction) => {
+                notes.push(format!(
+                    "argument `lr_warmup_fraction` is {fraction}: the warm-up of {samples} samples is \
+                    rounded to {nearest}"
+                ));
+                Ok((None, Some(fraction)))
+            }
+            None => {
+                let why = format!(
+                    "it is {samples}, which is not `lr_warmup_fraction` of `lr_decay_steps` either"
+                );
+                Err(args.missing(&format!("whole number `opt_param_scheduler.{name}`"), &why))
+            }
+        }
     }
 
     /// How the learning rate decays, and for `WSD` the shape and the samples of its final decay.
@@ -114,7 +157,13 @@ impl<'a> Schedules<'a> {
         };
         let samples = match args.optional_size("lr_wsd_decay_samples")? {
             Some(samples) => samples,
-            None => args.size("lr_wsd_decay_iters")? * args.size("global_batch_size")?,
+            None => {
+                let names = ["lr_wsd_decay_iters", "global_batch_size"];
+                names
+                    .iter()
+                    .try_for_each(|name| args.size(name).map(|_| ()))?;
+                args.product(&names)?
+            }
         };
         Ok((style, Some((shape, samples as u64))))
     }

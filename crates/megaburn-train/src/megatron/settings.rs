@@ -14,6 +14,15 @@ use crate::config::{
     ParallelConfig, RunConfig, SourceConfig, TrainConfig, TrainingConfig,
 };
 
+/// Arguments that say where the data is, and are not converted.
+const OTHER_DATA: [&str; 5] = [
+    "train_data_path",
+    "valid_data_path",
+    "test_data_path",
+    "data_args_path",
+    "per_split_data_args_path",
+];
+
 /// A configuration, and what a person should know about it.
 #[derive(Debug)]
 pub(super) struct Settings {
@@ -35,13 +44,14 @@ impl Settings {
         let model = model(args, vocab)?;
         let train = training(args, &mut notes)?;
         let defaults = TrainConfig::default();
-        let mut optimizer = schedules.optimizer(train.global_batch)?;
+        let mut optimizer = schedules.optimizer(train.global_batch, &mut notes)?;
         if train.dtype == Dtype::Bf16 && !args.flag("accumulate_allreduce_grads_in_fp32")? {
             optimizer.main_grads_dtype = Dtype::Bf16;
         }
+        notes.extend(precision_notes(args, train.dtype)?);
         let config = TrainConfig {
             run: RunConfig {
-                seed: args.size("seed")? as u64,
+                seed: args.seed()?,
                 ..defaults.run
             },
             model,
@@ -63,6 +73,29 @@ impl Settings {
     }
 }
 
+/// Where Megatron-LM computes in another type than megaburn.
+fn precision_notes(args: Args, dtype: Dtype) -> Result<Vec<String>, MegatronError> {
+    let mut notes = Vec::new();
+    let is_bf16 = dtype == Dtype::Bf16;
+    if is_bf16 && args.flag("fp32_residual_connection")? {
+        notes.push(
+            "argument `fp32_residual_connection` is on: megaburn adds residuals in bf16".into(),
+        );
+    }
+    let router = args.optional_text("moe_router_dtype")?;
+    let is_same = match router {
+        Some(router) => router == "fp32",
+        None => !is_bf16,
+    };
+    if has_experts(args)? && !is_same {
+        let router = router.unwrap_or("None");
+        notes.push(format!(
+            "argument `moe_router_dtype` is {router}: megaburn computes the router's logits in f32"
+        ));
+    }
+    Ok(notes)
+}
+
 fn training(args: Args, notes: &mut Vec<String>) -> Result<TrainingConfig, MegatronError> {
     args.off(
         &["fp16"],
@@ -75,7 +108,14 @@ fn training(args: Args, notes: &mut Vec<String>) -> Result<TrainingConfig, Megat
             ));
         }
     }
+    args.unset(
+        &["step_batch_size_schedule"],
+        "megaburn's batch grows as with --rampup-batch-size only",
+    )?;
     let global_batch = args.size("global_batch_size")?;
+    if global_batch == 0 {
+        return Err(args.refused("global_batch_size", "it must be at least 1"));
+    }
     let defaults = TrainingConfig::default();
     let dropout = |name| Ok::<_, MegatronError>(args.optional_number(name)?.unwrap_or(0.0));
     let (hidden_dropout, attention_dropout) =
@@ -121,11 +161,10 @@ fn steps(args: Args, global_batch: usize) -> Result<u64, MegatronError> {
     }
     let samples = args.optional_size("train_samples")?;
     match samples.filter(|_| args.get("rampup_batch_size").is_none()) {
-        Some(samples) if global_batch > 0 => Ok((samples / global_batch) as u64),
-        _ => {
-            let why = "nor `train_samples` without a batch ramp, so the number of steps is unknown";
-            Err(args.missing("argument `train_iters`", why))
-        }
+        Some(samples) => Ok((samples / global_batch) as u64),
+        None => Err(MegatronError::NoSteps {
+            path: args.path().into(),
+        }),
     }
 }
 
@@ -175,9 +214,10 @@ fn data(args: Args, notes: &mut Vec<String>) -> Result<DataConfig, MegatronError
     }
     let train = sources(args)?;
     if train.is_empty() {
-        notes.push(
-            "argument `data_path` is not set: give the data with --data or --set data.train".into(),
-        );
+        notes.push(format!(
+            "argument `data_path` is not set{}: give the data with --data or --set data.train",
+            other_data(args)?
+        ));
     }
     notes.push(match (args.optional_text("tokenizer_type")?, args.get("tokenizer_model")) {
         (Some(kind), Some(model)) => format!(
@@ -204,6 +244,22 @@ fn data(args: Args, notes: &mut Vec<String>) -> Result<DataConfig, MegatronError
         },
         split,
         ..defaults
+    })
+}
+
+/// Which of the other arguments say where the data is.
+fn other_data(args: Args) -> Result<String, MegatronError> {
+    let mut set: Vec<&str> = OTHER_DATA
+        .into_iter()
+        .filter(|name| args.get(name).is_some())
+        .collect();
+    if args.flag("mock_data")? {
+        set.push("mock_data");
+    }
+    let verb = if set.len() == 1 { "is" } else { "are" };
+    Ok(match set.is_empty() {
+        true => String::new(),
+        false => format!(", and `{}` {verb} not converted", set.join("`, `")),
     })
 }
 
@@ -245,7 +301,9 @@ fn experts(args: Args) -> Result<MoeTrainingConfig, MegatronError> {
         force_balance: args.flag("moe_router_force_load_balancing")?,
         ..MoeTrainingConfig::default()
     };
-    moe.capacity_factor = args.optional_number("moe_expert_capacity_factor")?;
+    // A negative one means no capacity in Megatron-Core too.
+    let factor = args.optional_number("moe_expert_capacity_factor")?;
+    moe.capacity_factor = factor.filter(|factor| *factor >= 0.0);
     if moe.capacity_factor.is_some() {
         moe.capacity_scope = CapacityScope::Rank;
         moe.pad_to_capacity = args.flag("moe_pad_expert_input_to_capacity")?;
@@ -285,7 +343,12 @@ fn parallel(args: Args) -> Result<ParallelConfig, MegatronError> {
         degree("context_parallel_size")?,
     ];
     let world = args.optional_size("world_size")?;
-    let rest = world.map(|world| (world / (tp * pp * cp).max(1)).max(1));
+    let ranks = args.product(&[
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+    ])?;
+    let rest = world.map(|world| (world / ranks.max(1)).max(1));
     let experts = has_experts(args)?;
     let etp = args.optional_size("expert_tensor_parallel_size")?;
     Ok(ParallelConfig {

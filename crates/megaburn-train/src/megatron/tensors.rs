@@ -11,7 +11,9 @@ use megaburn_torch::{
 };
 
 use super::{
+    args::Args,
     error::MegatronError,
+    model_settings::has_experts,
     names::{Form, Place, Region},
     values::in_our_order,
 };
@@ -35,6 +37,7 @@ pub(super) const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 pub(super) const MASTERS: [&str; 2] = ["param", "fp32_param"];
 
 /// All tensors of a run of `model`: weights in f32 where the checkpoint has them, and moments.
+/// `padded_vocab` is the number of rows of the vocabulary, padding included.
 ///
 /// # Errors
 /// A tensor is missing, has another shape or no floats; or the checkpoint has a tensor that no
@@ -42,6 +45,7 @@ pub(super) const MASTERS: [&str; 2] = ["param", "fp32_param"];
 pub(super) fn tensors(
     dir: &MegatronDir,
     model: &DecoderConfig,
+    padded_vocab: usize,
 ) -> Result<Vec<Tensor>, MegatronError> {
     let states = states(dir)?;
     let mut known = BTreeSet::new();
@@ -54,8 +58,8 @@ pub(super) fn tensors(
     for (path, spec) in plan.iter() {
         let shape = &spec.shard.global_shape;
         let (place, parameter, is_stacked) = find(dir, path)?;
-        let vocab = dir.dcp().tensor(&parameter)?.shape().first().copied();
-        let region = place.region(shape, model, vocab.unwrap_or(0), is_stacked);
+        let region = place.region(shape, model, padded_vocab, is_stacked);
+        checked(dir, &parameter, dir.dcp().tensor(&parameter)?, &region)?;
         known.insert(parameter.clone());
         let master = MASTERS
             .iter()
@@ -87,6 +91,39 @@ pub(super) fn tensors(
             Err(wrong(dir, name, why))
         }
     }
+}
+
+/// The arguments that are a dim of a tensor, or a factor of one.
+const SIZES: [&str; 5] = [
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+];
+
+/// Refuses sizes that the tensors of a checkpoint cannot have, before a model is made from them.
+///
+/// # Errors
+/// An argument is larger than every dim of every tensor.
+pub(super) fn check_sizes(dir: &MegatronDir, args: Args) -> Result<(), MegatronError> {
+    let dims = dir.model().flat_map(|(_, tensor)| tensor.shape());
+    let largest = dims.copied().max().unwrap_or(0).max(dir.model().count());
+    let of_mlp = match has_experts(args)? {
+        true if args.get("moe_ffn_hidden_size").is_some() => {
+            &["num_experts", "moe_ffn_hidden_size"]
+        }
+        true => &["num_experts", "ffn_hidden_size"],
+        false => &["ffn_hidden_size"][..],
+    };
+    for name in SIZES.iter().chain(of_mlp) {
+        if args.optional_size(name)?.is_some_and(|size| size > largest) {
+            let why =
+                format!("no tensor of the checkpoint has more than {largest} rows or columns");
+            return Err(args.refused(name, why));
+        }
+    }
+    Ok(())
 }
 
 impl Tensor {

@@ -53,7 +53,7 @@ use schedules::Schedules;
 pub use conversions::Conversions;
 pub use resume::Resumed;
 pub(crate) use resume::read_state;
-pub(crate) use save::TrainerState;
+pub(crate) use save::{ImportedFrom, TrainerState};
 
 /// The training state of one rank. [`pretrain`](crate::pretrain) runs one; a custom loop does this:
 ///
@@ -123,6 +123,8 @@ pub struct Trainer {
     /// The validation loss at each step that was evaluated, only on rank 0; for
     /// `train.keep_best_checkpoints`.
     eval_losses: BTreeMap<u64, f64>,
+    /// The program whose checkpoint the run was made from, if it was.
+    imported: Option<ImportedFrom>,
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
     first_times: FirstTimes,
@@ -223,6 +225,7 @@ impl Trainer {
             enqueued: Duration::ZERO,
             run: None,
             eval_losses: BTreeMap::new(),
+            imported: None,
             copies_in_flight: Vec::new(),
             first_times: FirstTimes::default(),
             config,

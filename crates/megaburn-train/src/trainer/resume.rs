@@ -5,6 +5,7 @@ use megaburn_checkpoint::{Checkpoint, prepare};
 use megaburn_collective::{Phase, Progress as PhaseProgress};
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_optim::Moment;
+use serde::de::Error as _;
 use serde_json::{Value, json};
 
 use super::{conversions::Conversions, owner::set_aside, save::TrainerState};
@@ -238,6 +239,7 @@ impl Trainer {
             loss_scaler,
             last_load,
             eval_losses,
+            imported,
             ..
         } = read_state(checkpoint)?;
         let updates = progress.step - progress.skipped_steps;
@@ -254,6 +256,7 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
+        self.imported = imported;
         if self.groups.is_main() {
             self.eval_losses = eval_losses;
         }
@@ -266,7 +269,7 @@ impl Trainer {
 }
 
 pub(crate) fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
-    serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
+    state_of(checkpoint.trainer()).map_err(|error| {
         let what = format!("has a trainer state that this version does not support: {error}");
         ResumeError::Other {
             path: checkpoint.path().to_path_buf(),
@@ -274,6 +277,14 @@ pub(crate) fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainE
         }
         .into()
     })
+}
+
+fn state_of(trainer: &Value) -> Result<TrainerState, serde_json::Error> {
+    let state: TrainerState = serde_json::from_value(trainer.clone())?;
+    match (state.data_hash, state.imported) {
+        (None, None) => Err(serde_json::Error::missing_field("data_hash")),
+        _ => Ok(state),
+    }
 }
 
 /// The first field in which two objects differ, as text for people.
@@ -290,6 +301,7 @@ fn difference(saved: &Value, mine: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trainer::ImportedFrom;
 
     #[test]
     fn a_state_from_before_there_were_skips_is_read() {
@@ -298,12 +310,28 @@ mod tests {
             "seed": 1, "seq_len": 8, "data_hash": 2, "num_train_samples": 100,
             "schedule": {"init": 0.0, "max": 0.1, "min": 0.0, "warmup_steps": 20, "decay_steps": 300},
         });
-        let state: TrainerState = serde_json::from_value(state).unwrap();
+        let state = state_of(&state).unwrap();
         let progress = Progress {
             step: 3,
             consumed_samples: 24,
             ..Progress::default()
         };
         assert_eq!((state.progress, state.loss_scaler), (progress, None));
+    }
+
+    #[test]
+    fn only_an_imported_state_may_be_without_the_hash_of_its_data() {
+        let mut state = json!({
+            "progress": {"step": 3, "consumed_samples": 24}, "seed": 1, "seq_len": 8,
+        });
+        let error = state_of(&state).unwrap_err();
+        assert_eq!(error.to_string(), "missing field `data_hash`");
+        state["imported"] = json!("megatron");
+        assert_eq!(
+            state_of(&state).unwrap().imported,
+            Some(ImportedFrom::Megatron)
+        );
+        state["imported"] = json!("other");
+        assert!(state_of(&state).is_err());
     }
 }

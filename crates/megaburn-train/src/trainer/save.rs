@@ -25,8 +25,8 @@ pub(crate) struct TrainerState {
     pub(crate) progress: Progress,
     pub(crate) seed: u64,
     pub(crate) seq_len: usize,
-    /// What identifies the samples. It is `None` in a checkpoint of another program, which records
-    /// nothing that could be compared.
+    /// What identifies the samples. Only a checkpoint that was made from one of another program
+    /// (`imported`) may be without it, because that one records nothing that could be compared.
     #[serde(default)]
     pub(crate) data_hash: Option<u64>,
     /// [`megaburn_data::Samples::order_hash`].
@@ -53,6 +53,17 @@ pub(crate) struct TrainerState {
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     #[serde(default)]
     pub(crate) eval_losses: BTreeMap<u64, f64>,
+    /// The program whose checkpoint the run was made from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) imported: Option<ImportedFrom>,
+}
+
+/// A program whose checkpoints become runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ImportedFrom {
+    /// Megatron-LM.
+    Megatron,
 }
 
 /// The order of checkpoints from before there was a choice.
@@ -254,6 +265,7 @@ impl Trainer {
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),
             eval_losses: self.eval_losses.clone(),
+            imported: self.imported,
         }
     }
 }

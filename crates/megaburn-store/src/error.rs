@@ -46,7 +46,7 @@ pub enum StoreError {
     Cancelled { url: String, action: &'static str },
 }
 
-/// What a server has against a request.
+/// Why a server refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// There is no such object or bucket.
@@ -59,7 +59,7 @@ pub enum Obstacle {
 }
 
 impl StoreError {
-    /// What the server has against the request, if it answered so.
+    /// Why the server refused the request; [`Obstacle::Other`] if it did not answer.
     pub fn obstacle(&self) -> Obstacle {
         match self {
             Self::Object { obstacle, .. } => *obstacle,

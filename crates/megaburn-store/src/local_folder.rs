@@ -1,8 +1,8 @@
+use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     error::{Obstacle, StoreError},
@@ -55,15 +55,13 @@ impl LocalFolder {
         name: &str,
         fill: impl FnOnce(&mut File) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        static NUM_WRITES: AtomicU64 = AtomicU64::new(0);
         let failed = self.error(name, "written");
         let path = self.path.join(name);
         let above = path.parent().unwrap_or(&self.path);
         fs::create_dir_all(above).map_err(&failed)?;
-        let number = NUM_WRITES.fetch_add(1, Ordering::Relaxed);
-        let unfinished = above.join(format!("{UNFINISHED}{}-{number}", process::id()));
+        let unfinished = above.join(unfinished_name(name));
+        let mut file = File::create_new(&unfinished).map_err(&failed)?;
         let write = || {
-            let mut file = File::create(&unfinished).map_err(&failed)?;
             fill(&mut file)?;
             file.sync_all().map_err(&failed)?;
             fs::rename(&unfinished, &path).map_err(&failed)?;
@@ -198,6 +196,14 @@ impl ObjectFolder for LocalFolder {
         }
         Ok(())
     }
+}
+
+/// The name under which a file is written at first. Processes of several hosts may write into one
+/// folder, so it has a random part.
+fn unfinished_name(name: &str) -> String {
+    let random = RandomState::new().build_hasher().finish();
+    let name = name.rsplit('/').next().unwrap_or(name);
+    format!("{UNFINISHED}{random:016x}-{name}")
 }
 
 /// Calls `block` for one block of a file after another; whether all were copied.

@@ -1,4 +1,4 @@
-//! What a text says to be: a URL, or the URL of a path on this host.
+//! Tells URLs from paths, and finds the path that a `file://` URL names.
 
 use std::path::{Path, PathBuf};
 

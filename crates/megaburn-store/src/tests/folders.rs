@@ -51,3 +51,37 @@ fn a_folder_that_no_url_names_is_refused() {
         assert!(open(url).contains(why), "{}", open(url));
     }
 }
+
+/// Two writers of one object use two files, so neither cuts or replaces that of the other.
+#[test]
+fn two_writers_of_an_object_do_not_share_a_file() {
+    use std::sync::Mutex;
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (local(&dir), local(&dir));
+    let unfinished = || {
+        let all = names(&*one);
+        all.into_iter()
+            .filter(|name| name.starts_with("step/.megaburn-unfinished-"))
+            .collect::<Vec<_>>()
+    };
+    let seen = Mutex::new(Vec::new());
+    let bytes = random(5 << 20);
+    let inner = Transfer {
+        is_stopped: &|| false,
+        on_bytes: &|_| *seen.lock().unwrap() = unfinished(),
+    };
+    let outer = Transfer {
+        is_stopped: &|| false,
+        on_bytes: &|num_bytes| {
+            if num_bytes == 4 << 20 {
+                other.upload("step/a", &file_of(b"other"), &inner).unwrap();
+            }
+        },
+    };
+    one.upload("step/a", &file_of(&bytes), &outer).unwrap();
+    let seen = seen.into_inner().unwrap();
+    assert!(seen.len() == 2 && seen[0] != seen[1], "{seen:?}");
+    assert!(seen.iter().all(|name| name.ends_with("-a")), "{seen:?}");
+    assert_eq!(names(&*one), ["step/a"]);
+    assert!(downloaded(&*one, "step/a", bytes.len()) == bytes);
+}

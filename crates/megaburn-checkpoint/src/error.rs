@@ -211,6 +211,16 @@ pub enum CheckpointError {
         remove them, or choose another prefix"
     )]
     StoreTaken { url: String, name: String },
+    #[error(
+        "another start of this run has taken over `{url}`, so this one stops: run {run_id} must be \
+        started only once at a time"
+    )]
+    StoreTakenOver { url: String, run_id: String },
+    #[error(
+        "`{url}` is a complete checkpoint without the mark of a run: {why}; move it elsewhere, or \
+        choose another prefix"
+    )]
+    StoreUnowned { url: String, why: String },
     #[error("`{url}` is not a whole checkpoint: {why}")]
     NotStored { url: String, why: String },
     #[error(transparent)]
@@ -301,6 +311,11 @@ impl CheckpointError {
             Self::Peer { is_not_finite, .. } => *is_not_finite,
             _ => false,
         }
+    }
+
+    /// Whether another run, or another start of this run, has taken over the folder or the store.
+    pub fn is_taken_over(&self) -> bool {
+        matches!(self, Self::Guarded { .. } | Self::StoreTakenOver { .. })
     }
 
     pub(crate) fn damaged(file: &Path, why: impl Into<String>) -> Self {

@@ -147,7 +147,7 @@ pub use latest::{Latest, Refused, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use named_tensor::{NamedTensor, PendingValues, Values};
 pub use object_store::{
-    CheckpointStore, CheckpointUpload, OpenedCheckpoint, StoredCheckpoint, UploadStage,
+    CheckpointStore, CheckpointUpload, OpenedCheckpoint, StoreWriter, StoredCheckpoint, UploadStage,
 };
 pub use paths::{REPLACED, TMP, is_there, leftover_of, sibling_path, sync_folder};
 pub use place::Place;

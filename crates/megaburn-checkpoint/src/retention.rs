@@ -32,6 +32,8 @@ pub struct Retention {
     pub best: usize,
     /// The loss at the steps at which it was measured, on rank 0. Others are not among the best.
     pub losses: BTreeMap<u64, f64>,
+    /// Steps whose checkpoints stay because they are in use.
+    pub in_use: BTreeSet<u64>,
 }
 
 impl Retention {
@@ -46,7 +48,10 @@ impl Retention {
     /// Returns the steps whose checkpoints stay for another reason than being new.
     pub fn kept(&self, steps: impl Iterator<Item = u64>) -> BTreeSet<u64> {
         let steps: Vec<u64> = steps.collect();
-        let is_kept = |step: &u64| self.every > 0 && step.is_multiple_of(self.every);
+        let is_kept = |step: &u64| {
+            let is_multiple = self.every > 0 && step.is_multiple_of(self.every);
+            is_multiple || self.in_use.contains(step)
+        };
         let mut kept: BTreeSet<u64> = steps.iter().copied().filter(is_kept).collect();
         kept.extend(self.best_of(steps.into_iter()));
         kept
@@ -267,22 +272,27 @@ mod tests {
             (50, 2.0),
             (60, 0.1),
         ];
-        let kept = |every, best| {
+        let kept_with = |every, best, in_use: Option<u64>| {
             let retention = Retention {
                 newest: 1,
                 every,
                 best,
                 losses: losses.into(),
+                in_use: in_use.into_iter().collect(),
             };
             // Step 60 has a loss, but no checkpoint any more; step 45 was not evaluated.
             let kept = retention.kept([50, 45, 40, 30, 20, 10].into_iter());
             kept.into_iter().collect::<Vec<_>>()
         };
+        let kept = |every, best| kept_with(every, best, None);
         assert_eq!(kept(0, 0), [0; 0]);
         assert_eq!(kept(20, 0), [20, 40]);
         assert_eq!(kept(0, 1), [20], "the earlier one of equal losses");
         assert_eq!(kept(0, 3), [20, 40, 50]);
         assert_eq!(kept(15, 1), [20, 30, 45]);
         assert_eq!(kept(0, 9), [10, 20, 40, 50]);
+        // A checkpoint in use is none of the best; step 70 has no checkpoint.
+        assert_eq!(kept_with(0, 1, Some(45)), [20, 45]);
+        assert_eq!(kept_with(0, 1, Some(70)), [20]);
     }
 }

@@ -63,7 +63,8 @@ impl Sealed {
         })
     }
 
-    /// A manifest of which rank 0 knows the text, and no copies: a start makes those that are missing.
+    /// Takes the text of the manifest, which only rank 0 has to give. No copies of files are
+    /// planned, because the next start makes those that are missing.
     ///
     /// # Collective
     /// All ranks of `world`; the text is sent if the hosts have folders of their own.

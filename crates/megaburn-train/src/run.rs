@@ -145,7 +145,7 @@ impl RankRun {
             Some(id) => run.continue_run(world, &config, id)?,
             None => run,
         };
-        stored.set_run(&run.id);
+        stored.take_over(world, &run)?;
         trainer = trainer
             .in_run(run.clone())
             .compiling(self.devices != Devices::Cpu);
@@ -154,9 +154,7 @@ impl RankRun {
             false => trainer.resume_with(&stored)?,
         };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
-        if resumed.as_ref().is_some_and(|it| it.other_run.is_none()) {
-            stored.add_missing(&trainer, &groups)?;
-        }
+        let is_own = resumed.as_ref().is_some_and(|it| it.other_run.is_none());
         self.stops.check_start(trainer.progress().step)?;
         let begin = |folder: Arc<RunFolder>| {
             if resumed.is_none() || stored.continued_run().is_some() {
@@ -176,6 +174,10 @@ impl RankRun {
         let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();
         if let Some(report) = &report {
             trainer.add_eval_losses(report.evals());
+        }
+        // Not earlier: the losses in the metrics say which checkpoints the store keeps.
+        if is_own {
+            stored.add_missing(&trainer, &groups)?;
         }
         // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);

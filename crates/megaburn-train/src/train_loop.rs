@@ -207,6 +207,7 @@ impl TrainLoop<'_> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
+        self.trainer.set_uploading(self.stored.pending_steps());
         self.saves.begin(&mut self.trainer)
     }
 
@@ -227,6 +228,7 @@ impl TrainLoop<'_> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
+        self.trainer.set_uploading(self.stored.pending_steps());
         let saved = self.saves.save(&self.trainer)?;
         self.record_saved(Some(saved))
     }

@@ -164,7 +164,9 @@ fn an_upload_that_fails_is_a_warning_and_the_last_one_an_error() {
         assert!(ended.stderr.contains(text), "{text}: {}", ended.stderr);
     }
     assert!(
-        ended.stderr.contains("; training continues"),
+        ended
+            .stderr
+            .contains("; training continues, and the next checkpoint is uploaded"),
         "{}",
         ended.stderr
     );
@@ -183,4 +185,79 @@ fn an_upload_that_fails_is_a_warning_and_the_last_one_an_error() {
     fs::remove_dir_all(run.path("store/step-00000008")).unwrap();
     ends(&run.args("dp2", 8, &sets), 0);
     assert!(stored(&run).contains(&8));
+}
+
+/// A store whose checkpoint was copied without its mark is one of the run that the manifest names.
+#[test]
+fn a_run_that_loses_its_folder_continues_from_a_checkpoint_without_a_mark() {
+    let run = Run::new();
+    let store = store(&run);
+    ends(&run.args("tp1", 2, &[&store]), 0);
+    let folder = run.path("store/step-00000002");
+    for file in fs::read_dir(&folder).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().unwrap() == "owner" {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    fs::remove_dir_all(run.path("run")).unwrap();
+    ends(&run.args("tp1", 4, &[&store]), 0);
+    let steps: Vec<u64> = run.steps().iter().map(|step| step.step).collect();
+    assert_eq!(steps, [3, 4]);
+    assert_eq!(stored(&run), [2, 4].into());
+}
+
+/// The last checkpoint is saved before the evaluation of its step, so only the metrics have the
+/// loss.
+#[test]
+fn a_restart_keeps_the_best_checkpoints_in_the_store() {
+    let run = Run::new();
+    let sets = [
+        &store(&run),
+        "train.checkpoint_interval=2",
+        "train.eval_interval=2",
+        "train.keep_stored_checkpoints=1",
+        "train.keep_best_checkpoints=1",
+    ];
+    // Each run waits for its upload, so none is left out.
+    for steps in [2, 4, 6] {
+        ends(&run.args("dp2", steps, &sets), 0);
+    }
+    let text = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let loss = |line: Value| Some((line["eval_loss"].as_f64()?, line["step"].as_u64()?));
+    let losses: Vec<_> = lines.filter_map(loss).collect();
+    let best_of = |last| {
+        let known = losses.iter().filter(|(_, step)| *step <= last);
+        known.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
+    };
+    assert_eq!(stored(&run), [best_of(4), 6].into());
+    // The upload of the last checkpoint is lost, and the next start repeats it.
+    fs::remove_file(run.path("store/step-00000006/manifest.json")).unwrap();
+    ends(&run.args("dp2", 6, &sets), 0);
+    assert_eq!(stored(&run), [best_of(6), 6].into());
+}
+
+#[test]
+fn a_run_ends_if_another_start_of_it_has_taken_over_the_store() {
+    let run = Run::new();
+    let sets = [
+        &store(&run),
+        "train.checkpoint_interval=2",
+        "train.keep_stored_checkpoints=0",
+    ];
+    let mut ranks = Ranks::threads(&run.args("dp2", 100_000, &sets));
+    let start = || {
+        let listed = fs::read_dir(run.path("store")).ok()?;
+        let mut paths = listed.filter_map(|entry| Some(entry.ok()?.path()));
+        paths.find(|path| path.extension().is_some_and(|end| end == "start"))
+    };
+    ranks.wait_until(|| start().is_some() && !stored(&run).is_empty());
+    fs::write(start().unwrap(), "another").unwrap();
+    let before = stored(&run);
+    let ended = ranks.wait_all().remove(0);
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    let expected = "another start of this run has taken over";
+    assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+    assert!(stored(&run).is_superset(&before));
 }

@@ -7,16 +7,22 @@ use crate::manifest::{MANIFEST, MANIFEST_HASH, rank_of_file};
 const MARK_START: &str = "run-";
 const MARK_END: &str = ".owner";
 
-/// The name of the object that says that the run `run_id` writes the folder.
-pub(crate) fn mark_of(run_id: &str) -> String {
-    format!("{MARK_START}{run_id}{MARK_END}")
+/// The name of the object that says that the start `start` of the run `run_id` writes the folder.
+pub(crate) fn mark_of(run_id: &str, start: &str) -> String {
+    format!("{MARK_START}{run_id}.{start}{MARK_END}")
 }
 
 /// The run whose mark has this name.
 pub(crate) fn run_of_mark(name: &str) -> Option<&str> {
-    let id = name.strip_prefix(MARK_START)?.strip_suffix(MARK_END)?;
-    let is_id = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit());
-    is_id.then_some(id)
+    let marked = name.strip_prefix(MARK_START)?.strip_suffix(MARK_END)?;
+    let (id, start) = marked.split_once('.')?;
+    let is_hex = |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit());
+    (is_hex(id) && is_hex(start)).then_some(id)
+}
+
+/// The name of the object, next to the checkpoints, that says which start of a run writes them.
+pub(crate) fn start_of(run_id: &str) -> String {
+    format!("{MARK_START}{run_id}.start")
 }
 
 /// Whether an upload writes objects of this name, marks aside.
@@ -44,8 +50,16 @@ mod tests {
         ] {
             assert!(!is_written(name), "{name}");
         }
-        assert_eq!(run_of_mark(&mark_of("1f0a")), Some("1f0a"));
-        for name in ["run-.owner", "run-my.owner", "run-1f", "1f.owner"] {
+        assert_eq!(run_of_mark(&mark_of("1f0a", "2b")), Some("1f0a"));
+        for name in [
+            "run-.owner",
+            "run-my.2b.owner",
+            "run-1f",
+            "1f.2b.owner",
+            "run-1f.owner",
+            "run-1f.2b.3c.owner",
+            "run-1f.start",
+        ] {
             assert_eq!(run_of_mark(name), None, "{name}");
         }
     }

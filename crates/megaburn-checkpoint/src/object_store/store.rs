@@ -1,8 +1,8 @@
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
-use megaburn_store::{ObjectFolder, StoreConfig, open_folder};
+use megaburn_store::{ObjectFolder, Obstacle, StoreConfig, open_folder};
 
-use super::{file_names::is_written, stored::StoredCheckpoint};
+use super::stored::StoredCheckpoint;
 use crate::{
     checkpoint::check_manifest,
     error::CheckpointError,
@@ -105,57 +105,50 @@ impl CheckpointStore {
         }
     }
 
-    /// Removes what killed or failed uploads and deletions of the run `run_id` have left, except for
-    /// objects that megaburn did not write.
+    /// The manifest of a checkpoint that is complete and whose objects have their full sizes; `None`
+    /// of another one.
     ///
     /// # Errors
-    /// An object cannot be deleted.
-    pub fn remove_leftovers(
-        &self,
-        all: &[StoredCheckpoint],
-        run_id: &str,
-    ) -> Result<(), CheckpointError> {
-        let is_left = |stored: &&StoredCheckpoint| !stored.is_complete() && stored.is_of(run_id);
-        let mut left = all.iter().filter(is_left);
-        left.try_for_each(|stored| self.delete(stored, run_id))
-    }
-
-    /// Deletes a checkpoint of the run `run_id`: first the manifest, last the mark.
-    pub(crate) fn delete(
+    /// Its manifest cannot be read, which says nothing about the checkpoint.
+    pub(crate) fn whole_manifest(
         &self,
         stored: &StoredCheckpoint,
-        run_id: &str,
-    ) -> Result<(), CheckpointError> {
-        let folder = step_name(stored.step);
-        for name in stored.deleted(run_id) {
-            self.folder.delete(&format!("{folder}/{name}"))?;
+    ) -> Result<Option<Manifest>, CheckpointError> {
+        if !stored.is_complete() {
+            return Ok(None);
         }
-        Ok(())
+        match self.manifest(stored.step) {
+            Ok(manifest) => {
+                let is_whole = first_fault(stored, &manifest).is_none();
+                Ok(is_whole.then_some(manifest))
+            }
+            Err(CheckpointError::Store(error)) if error.obstacle() == Obstacle::Missing => Ok(None),
+            Err(error) if error.is_damage() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Checks that the run may write the checkpoint of a step in place of `found`.
-    pub(crate) fn check_own(
-        &self,
-        found: &StoredCheckpoint,
-        run_id: &str,
-    ) -> Result<(), CheckpointError> {
-        if let Some(other) = found.marks().find(|id| *id != run_id) {
-            return Err(CheckpointError::StoreOfOtherRun {
-                url: self.url_of(found.step),
-                found: other.into(),
-                own: run_id.into(),
-            });
+    /// The runs to which a checkpoint belongs: those that have marked it. A complete one without a
+    /// mark, such as a copy from another store, belongs to the run that its manifest names.
+    ///
+    /// # Errors
+    /// It is complete and has no mark, and its manifest names no run or cannot be read.
+    pub fn runs_of(&self, stored: &StoredCheckpoint) -> Result<BTreeSet<String>, CheckpointError> {
+        let marks: BTreeSet<String> = stored.marks().map(String::from).collect();
+        if !marks.is_empty() || !stored.is_complete() {
+            return Ok(marks);
         }
-        let mut written = found
-            .objects
-            .iter()
-            .filter(|object| is_written(&object.name));
-        match written.next().filter(|_| !found.is_of(run_id)) {
-            None => Ok(()),
-            Some(object) => Err(CheckpointError::StoreTaken {
-                url: self.url_of(found.step),
-                name: object.name.clone(),
-            }),
+        let unowned = |why: String| CheckpointError::StoreUnowned {
+            url: self.url_of(stored.step),
+            why,
+        };
+        match self.manifest(stored.step) {
+            Ok(manifest) => match manifest.run_id {
+                Some(id) => Ok([id].into()),
+                None => Err(unowned("its manifest names no run".into())),
+            },
+            Err(error) if error.is_damage() => Err(unowned(error.to_string())),
+            Err(error) => Err(error),
         }
     }
 }

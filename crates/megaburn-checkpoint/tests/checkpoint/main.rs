@@ -19,6 +19,7 @@ mod memory_folder;
 mod model;
 mod object_store;
 mod object_store_faults;
+mod object_store_starts;
 mod prune;
 mod published;
 mod reshape;

@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc};
 
 use megaburn_checkpoint::{
     Checkpoint, CheckpointError, CheckpointState, CheckpointStore, CheckpointUpload,
-    OpenedCheckpoint, Retention, UploadStage, find_latest,
+    OpenedCheckpoint, Retention, StoreWriter, UploadStage, find_latest,
 };
 use megaburn_collective::{GroupOptions, ProcessGroups, Progress, RankFailure, run_threads};
 use megaburn_mesh::Layout;
@@ -49,7 +49,7 @@ impl Places {
         CheckpointStore::new(self.folder())
     }
 
-    /// Uploads a checkpoint as run `run_id` from two ranks; the results of both.
+    /// Uploads a checkpoint as a start of run `run_id`, from two ranks.
     pub(crate) fn upload_as(
         &self,
         store: &CheckpointStore,
@@ -62,8 +62,8 @@ impl Places {
             let groups = ProcessGroups::new(&world, layout)?;
             let opened = OpenedCheckpoint::open(&self.local(step), world.rank(), 2);
             let retention = retention.clone();
-            let mut upload =
-                CheckpointUpload::begin(store, step, run_id, retention, opened, &groups)?;
+            let writer = StoreWriter::begin(store, run_id, &world)?;
+            let mut upload = CheckpointUpload::begin(&writer, step, retention, opened, &groups)?;
             if step.is_multiple_of(2) {
                 return upload.finish(&groups);
             }
@@ -106,7 +106,9 @@ impl Places {
 }
 
 /// What a rank returned.
-fn own_error<T>(rank: Result<T, RankFailure<CheckpointError>>) -> Result<T, CheckpointError> {
+pub(crate) fn own_error<T>(
+    rank: Result<T, RankFailure<CheckpointError>>,
+) -> Result<T, CheckpointError> {
     rank.map_err(|failure| match failure {
         RankFailure::Failed(error) => error,
         other => panic!("{other}"),
@@ -131,14 +133,16 @@ fn a_checkpoint_is_uploaded_by_all_ranks_and_downloaded_by_all() {
             bytes_in(&places.local(step))
         );
     }
+    let mut found = names(&places.object("step-00000003"));
+    let mark = found.pop().unwrap();
+    assert!(mark.starts_with("run-1f.") && mark.ends_with(".owner"));
     assert_eq!(
-        names(&places.object("step-00000003")),
+        found,
         [
             "manifest.json",
             "manifest.xxh3",
             "rank-00000.safetensors",
-            "rank-00001.safetensors",
-            "run-1f.owner"
+            "rank-00001.safetensors"
         ]
     );
     assert_eq!(places.complete(), [3, 4]);
@@ -175,7 +179,8 @@ fn the_local_checkpoint_may_be_deleted_while_it_is_uploaded() {
         }
         world.barrier()?;
         let keep = Retention::default();
-        CheckpointUpload::begin(&store, 2, RUN, keep, opened, &groups)?.finish(&groups)
+        let writer = StoreWriter::begin(&store, RUN, &world)?;
+        CheckpointUpload::begin(&writer, 2, keep, opened, &groups)?.finish(&groups)
     });
     assert!(ranks.into_iter().all(|rank| rank.is_ok()));
     assert_eq!(places.complete(), [2]);
@@ -190,6 +195,7 @@ fn the_rules_of_retention_hold_in_the_store_too() {
         every: 4,
         best: 1,
         losses: [(2, 0.5), (3, 0.25), (5, 0.5)].into(),
+        ..Retention::default()
     };
     for (step, kept) in [
         (2, vec![2]),
@@ -201,11 +207,18 @@ fn the_rules_of_retention_hold_in_the_store_too() {
         places.upload_as(&store, RUN, step, &retention).unwrap();
         assert_eq!(places.complete(), kept, "after {step}");
     }
-    // A later checkpoint belongs to another past of the run, and another run's is not counted.
-    places
-        .upload_as(&store, "2f", 6, &Retention::default())
-        .unwrap();
+    // A later checkpoint belongs to another past of the run.
     places.upload(&store, 5, 1);
+    assert_eq!(places.complete(), [5, 7]);
+    // One that is not whole neither counts nor is it deleted.
+    let rank = places.object("step-00000005/rank-00001.safetensors");
+    let bytes = fs::read(&rank).unwrap();
+    places.upload(&store, 6, 2);
+    fs::write(&rank, &bytes[1..]).unwrap();
+    places.upload(&store, 7, 2);
+    places.upload(&store, 4, 0);
+    places.upload(&store, 7, 2);
+    fs::write(&rank, &bytes).unwrap();
     assert_eq!(places.complete(), [5, 6, 7]);
 }
 
@@ -227,11 +240,13 @@ fn what_megaburn_did_not_write_stays() {
     places.upload(&store, 2, 1);
     assert_eq!(places.complete(), [2]);
     // Neither another run's checkpoint nor objects without a mark are replaced.
-    let error = places
-        .upload_as(&store, "2f", 2, &Retention::default())
-        .unwrap_err();
-    let expected = "holds checkpoints of run 1f, and this is run 2f";
-    assert!(error.to_string().contains(expected), "{error}");
+    for step in [2, 3] {
+        let error = places
+            .upload_as(&store, "2f", step, &Retention::default())
+            .unwrap_err();
+        let expected = "holds checkpoints of run 1f, and this is run 2f";
+        assert!(error.to_string().contains(expected), "{error}");
+    }
     folder
         .put("step-00000003/rank-00001.safetensors", b"mine")
         .unwrap();

@@ -1,4 +1,8 @@
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use megaburn_checkpoint::{Checkpoint, CheckpointStore, Latest, Place, checkpoint_step};
 use megaburn_collective::{Group, ProcessGroups, objects};
@@ -20,7 +24,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Looks at the store on rank 0, and removes what killed uploads of the run have left.
+    /// Looks at the store on rank 0. Nothing is written.
     ///
     /// # Collective
     /// All ranks of `world`.
@@ -43,19 +47,26 @@ impl Found {
         fresh: bool,
     ) -> Result<Self, TrainError> {
         let all = store.list()?;
-        let marks: BTreeSet<&str> = all.iter().flat_map(|stored| stored.marks()).collect();
+        let mut owned = Vec::new();
+        for stored in &all {
+            owned.push((stored, store.runs_of(stored)?));
+        }
+        let runs: BTreeSet<&str> = owned
+            .iter()
+            .flat_map(|(_, runs)| runs.iter().map(String::as_str))
+            .collect();
         let refused = |found: &str, why: String| TrainError::StoredRun {
             url: store.url().into(),
             found: found.into(),
             why,
         };
-        if let Some(found) = marks.first().filter(|_| fresh) {
+        if let Some(found) = runs.first().filter(|_| fresh) {
             let why = "and --fresh begins another run: choose another prefix, or start without \
                        --fresh";
             return Err(refused(found, why.into()));
         }
-        let is_only = marks.len() == 1 && is_empty(dir);
-        let continued_run = match marks.iter().find(|id| **id != run_id) {
+        let is_only = runs.len() == 1 && is_empty(dir)?;
+        let continued_run = match runs.iter().find(|id| **id != run_id) {
             None => None,
             Some(other) if is_only => Some((*other).to_owned()),
             Some(other) => {
@@ -68,11 +79,11 @@ impl Found {
             }
         };
         let run_id = continued_run.as_deref().unwrap_or(run_id);
-        store.remove_leftovers(&all, run_id)?;
-        let own = all.iter().rev();
-        let own = own.filter(|stored| stored.is_complete() && stored.is_of(run_id));
+        let is_own = |runs: &BTreeSet<String>| runs.len() == 1 && runs.contains(run_id);
+        let own = owned.iter().rev();
+        let own = own.filter(|(stored, runs)| stored.is_complete() && is_own(runs));
         Ok(Self {
-            steps: own.map(|stored| stored.step).collect(),
+            steps: own.map(|(stored, _)| stored.step).collect(),
             continued_run,
         })
     }
@@ -134,11 +145,47 @@ impl Found {
 }
 
 /// Whether a run has not begun in its folder: it has neither checkpoints nor metrics.
-fn is_empty(dir: &Path) -> bool {
-    let has_checkpoint = |names: Vec<String>| {
-        let mut names = names.iter();
-        names.any(|name| checkpoint_step(name).is_some())
-    };
-    let checkpoints = names_in(&dir.join(CHECKPOINTS));
-    !dir.join(METRICS).exists() && !checkpoints.is_ok_and(has_checkpoint)
+///
+/// # Errors
+/// The folder cannot be read, so the run may have begun.
+fn is_empty(dir: &Path) -> Result<bool, TrainError> {
+    let unread = |path: PathBuf| |source| TrainError::Read { path, source };
+    let metrics = dir.join(METRICS);
+    if metrics.try_exists().map_err(unread(metrics))? {
+        return Ok(false);
+    }
+    let checkpoints = dir.join(CHECKPOINTS);
+    match names_in(&checkpoints) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+        names => {
+            let names = names.map_err(unread(checkpoints))?;
+            Ok(!names.iter().any(|name| checkpoint_step(name).is_some()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_not_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = dir.path();
+        assert!(is_empty(here).unwrap() && is_empty(&here.join("none")).unwrap());
+        // A file in place of the folder: its names cannot be listed.
+        fs::write(here.join(CHECKPOINTS), "").unwrap();
+        let error = is_empty(here).unwrap_err().to_string();
+        assert!(error.contains("checkpoints`"), "{error}");
+        fs::remove_file(here.join(CHECKPOINTS)).unwrap();
+        fs::create_dir_all(here.join(CHECKPOINTS).join("notes")).unwrap();
+        assert!(is_empty(here).unwrap());
+        fs::create_dir(here.join(CHECKPOINTS).join("step-00000003")).unwrap();
+        assert!(!is_empty(here).unwrap());
+        fs::remove_dir_all(here.join(CHECKPOINTS)).unwrap();
+        fs::write(here.join(METRICS), "").unwrap();
+        assert!(!is_empty(here).unwrap());
+    }
 }

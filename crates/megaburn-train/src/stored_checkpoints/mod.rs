@@ -4,17 +4,19 @@
 mod found;
 mod uploads;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
-use megaburn_checkpoint::{CheckpointStore, Latest, Place};
+use megaburn_checkpoint::{CheckpointStore, Latest, Place, StoreWriter};
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_store::StoreConfig;
 
-use crate::{config::TrainConfig, error::TrainError, start::settle, trainer::Trainer};
+use crate::{
+    config::TrainConfig, error::TrainError, run_folder::RunShare, start::settle, trainer::Trainer,
+};
 
 use found::Found;
 pub(crate) use uploads::UploadedCheckpoint;
-use uploads::Uploads;
+use uploads::{Uploader, Uploads};
 
 /// The checkpoints of a run in an object store, if it has one.
 #[derive(Debug)]
@@ -23,7 +25,8 @@ pub(crate) struct StoredCheckpoints(Option<RunStore>);
 #[derive(Debug)]
 struct RunStore {
     store: CheckpointStore,
-    run_id: String,
+    /// What uploads need, once the run is known.
+    uploader: Option<Uploader>,
     found: Found,
     uploads: Uploads,
 }
@@ -51,7 +54,7 @@ impl StoredCheckpoints {
         Self(None)
     }
 
-    /// Looks at the store of a run, and removes what its killed uploads have left.
+    /// Looks at the store of a run. Nothing is written.
     ///
     /// # Errors
     /// The store cannot be used; it holds checkpoints of another run, and this one has begun in
@@ -71,7 +74,7 @@ impl StoredCheckpoints {
         let found = Found::look(world, &store, dir, run_id, fresh)?;
         Ok(Self(Some(RunStore {
             store,
-            run_id: run_id.to_owned(),
+            uploader: None,
             found,
             uploads: Uploads::default(),
         })))
@@ -82,11 +85,19 @@ impl StoredCheckpoints {
         self.0.as_ref()?.found.continued_run.as_deref()
     }
 
-    /// Sets the run that uploads, once that is known.
-    pub(crate) fn set_run(&mut self, run_id: &str) {
+    /// Takes over the store for this start of the run, and removes what killed uploads have left.
+    ///
+    /// # Errors
+    /// The store cannot be listed or written, or another start has taken over since.
+    /// # Collective
+    /// All ranks of `world`; nothing is sent if the run has no store.
+    pub(crate) fn take_over(&mut self, world: &Group, share: &RunShare) -> Result<(), TrainError> {
         if let Some(run) = &mut self.0 {
-            run.run_id = run_id.to_owned();
+            let writer = StoreWriter::begin(&run.store, &share.id, world)?;
+            let share = share.clone();
+            run.uploader = Some(Uploader { writer, share });
         }
+        Ok(())
     }
 
     /// Whether the store has a complete checkpoint that is newer than the newest intact one.
@@ -117,7 +128,7 @@ impl StoredCheckpoints {
     /// Starts to upload the checkpoint that the trainer has resumed from, unless the store has it.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank is gone, or another run or start has taken over.
     /// # Collective
     /// All ranks.
     pub(crate) fn add_missing(
@@ -136,7 +147,7 @@ impl StoredCheckpoints {
     /// that already, this one takes its place.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank is gone, or another run or start has taken over.
     /// # Collective
     /// All ranks.
     pub(crate) fn add(
@@ -145,13 +156,24 @@ impl StoredCheckpoints {
         trainer: &Trainer,
         groups: &ProcessGroups,
     ) -> Result<(), TrainError> {
-        let Some(run) = &mut self.0 else {
+        let Some((uploads, uploader)) = self.uploads() else {
             return Ok(());
         };
         let path = trainer.checkpoint_path(step);
-        run.uploads
-            .add(step, &path, trainer.stored_retention(), groups);
-        run.uploads.begin_next(&run.store, &run.run_id, groups)
+        uploads.add(step, &path, trainer.stored_retention(), groups);
+        uploads.begin_next(uploader, groups)
+    }
+
+    fn uploads(&mut self) -> Option<(&mut Uploads, &Uploader)> {
+        let run = self.0.as_mut()?;
+        Some((&mut run.uploads, run.uploader.as_ref()?))
+    }
+
+    /// The steps of the checkpoints that are being uploaded, or wait for that.
+    pub(crate) fn pending_steps(&self) -> BTreeSet<u64> {
+        let run = self.0.as_ref();
+        run.map(|run| run.uploads.pending_steps())
+            .unwrap_or_default()
     }
 
     /// Whether a checkpoint is being uploaded, or waits for that.
@@ -163,18 +185,18 @@ impl StoredCheckpoints {
     /// it is complete. A failure is a warning.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank is gone, or another run or start has taken over.
     /// # Collective
     /// All ranks; nothing is sent if no upload is pending.
     pub(crate) fn advance(
         &mut self,
         groups: &ProcessGroups,
     ) -> Result<Option<UploadedCheckpoint>, TrainError> {
-        let Some(run) = &mut self.0 else {
+        let Some((uploads, uploader)) = self.uploads() else {
             return Ok(None);
         };
-        let uploaded = run.uploads.advance(&run.store, groups)?;
-        run.uploads.begin_next(&run.store, &run.run_id, groups)?;
+        let uploaded = uploads.advance(uploader, groups)?;
+        uploads.begin_next(uploader, groups)?;
         Ok(uploaded)
     }
 
@@ -198,11 +220,11 @@ impl StoredCheckpoints {
         &mut self,
         groups: &ProcessGroups,
     ) -> Result<Option<UploadedCheckpoint>, TrainError> {
-        let Some(run) = &mut self.0 else {
+        let Some((uploads, uploader)) = self.uploads() else {
             return Ok(None);
         };
-        let uploaded = run.uploads.finish_one(&run.store, groups)?;
-        run.uploads.begin_next(&run.store, &run.run_id, groups)?;
+        let uploaded = uploads.finish_one(uploader, groups)?;
+        uploads.begin_next(uploader, groups)?;
         Ok(uploaded)
     }
 }

@@ -1,14 +1,39 @@
 use std::{
+    collections::BTreeSet,
     path::Path,
     time::{Duration, Instant},
 };
 
+use burn::tensor::TensorData;
 use megaburn_checkpoint::{
-    CheckpointError, CheckpointStore, CheckpointUpload, OpenedCheckpoint, Retention, UploadStage,
+    CheckpointError, CheckpointStore, CheckpointUpload, OpenedCheckpoint, Retention, StoreWriter,
+    UploadStage,
 };
-use megaburn_collective::ProcessGroups;
+use megaburn_collective::{ProcessGroups, ReduceOp};
 
-use crate::error::TrainError;
+use crate::{error::TrainError, run_folder::RunShare};
+
+/// What each upload of this start needs.
+#[derive(Debug)]
+pub(super) struct Uploader {
+    pub(super) writer: StoreWriter,
+    /// The folders of the run, which must still be its own when an upload begins.
+    pub(super) share: RunShare,
+}
+
+impl Uploader {
+    fn store(&self) -> &CheckpointStore {
+        self.writer.store()
+    }
+
+    /// Checks that no other run has taken this rank's folder.
+    fn check_folder(&self) -> Result<(), CheckpointError> {
+        self.share.check().map_err(|why| CheckpointError::Guarded {
+            path: self.share.place.dir().to_path_buf(),
+            why,
+        })
+    }
+}
 
 /// The upload in progress, and the checkpoint that waits for its end.
 #[derive(Debug, Default)]
@@ -49,6 +74,13 @@ impl Uploads {
         self.uploading.is_some() || self.waiting.is_some()
     }
 
+    /// The steps of the checkpoints that are being uploaded or wait.
+    pub(super) fn pending_steps(&self) -> BTreeSet<u64> {
+        let uploading = self.uploading.iter().map(|pending| pending.upload.step());
+        let waiting = self.waiting.iter().map(|waiting| waiting.step);
+        uploading.chain(waiting).collect()
+    }
+
     /// Opens the checkpoint in the folder `path`, which then waits.
     pub(super) fn add(
         &mut self,
@@ -79,13 +111,12 @@ impl Uploads {
     /// Starts to upload the checkpoint that waits, if no other is being uploaded.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank is gone, or another run or start has taken over.
     /// # Collective
     /// All ranks.
     pub(super) fn begin_next(
         &mut self,
-        store: &CheckpointStore,
-        run_id: &str,
+        uploader: &Uploader,
         groups: &ProcessGroups,
     ) -> Result<(), TrainError> {
         if self.uploading.is_some() {
@@ -100,9 +131,10 @@ impl Uploads {
             return Ok(());
         };
         let begun = Instant::now();
-        match CheckpointUpload::begin(store, step, run_id, retention, opened, groups) {
+        let opened = uploader.check_folder().and(opened);
+        match CheckpointUpload::begin(&uploader.writer, step, retention, opened, groups) {
             Ok(upload) => self.uploading = Some(PendingUpload { upload, begun }),
-            Err(error) => self.warn(upload_error(store, step, error), groups)?,
+            Err(error) => self.warn(uploader, step, error, groups)?,
         }
         Ok(())
     }
@@ -110,26 +142,27 @@ impl Uploads {
     /// Continues with the upload in progress. Returns the checkpoint once it is complete.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank is gone, or another run or start has taken over.
     /// # Collective
     /// All ranks; nothing is sent if no upload is in progress.
     pub(super) fn advance(
         &mut self,
-        store: &CheckpointStore,
+        uploader: &Uploader,
         groups: &ProcessGroups,
     ) -> Result<Option<UploadedCheckpoint>, TrainError> {
         let Some(mut pending) = self.uploading.take() else {
             return Ok(None);
         };
         match pending.upload.advance(groups) {
-            Ok(UploadStage::Done(num_bytes)) => Ok(Some(self.uploaded(store, &pending, num_bytes))),
+            Ok(UploadStage::Done(num_bytes)) => {
+                Ok(Some(self.uploaded(uploader, &pending, num_bytes)))
+            }
             Ok(UploadStage::Pending | UploadStage::Continued) => {
                 self.uploading = Some(pending);
                 Ok(None)
             }
             Err(error) => {
-                let step = pending.upload.step();
-                self.warn(upload_error(store, step, error), groups)?;
+                self.warn(uploader, pending.upload.step(), error, groups)?;
                 Ok(None)
             }
         }
@@ -143,20 +176,20 @@ impl Uploads {
     /// All ranks.
     pub(super) fn finish_one(
         &mut self,
-        store: &CheckpointStore,
+        uploader: &Uploader,
         groups: &ProcessGroups,
     ) -> Result<Option<UploadedCheckpoint>, TrainError> {
         let Some(mut pending) = self.uploading.take() else {
             return Ok(None);
         };
         match pending.upload.finish(groups) {
-            Ok(num_bytes) => Ok(Some(self.uploaded(store, &pending, num_bytes))),
+            Ok(num_bytes) => Ok(Some(self.uploaded(uploader, &pending, num_bytes))),
             Err(error) => {
-                let error = upload_error(store, pending.upload.step(), error);
+                let step = pending.upload.step();
                 if self.waiting.is_none() {
-                    return Err(error);
+                    return Err(upload_error(uploader.store(), step, error));
                 }
-                self.warn(error, groups)?;
+                self.warn(uploader, step, error, groups)?;
                 Ok(None)
             }
         }
@@ -172,7 +205,7 @@ impl Uploads {
 
     fn uploaded(
         &mut self,
-        store: &CheckpointStore,
+        uploader: &Uploader,
         pending: &PendingUpload,
         num_bytes: u64,
     ) -> UploadedCheckpoint {
@@ -180,19 +213,36 @@ impl Uploads {
         let step = pending.upload.step();
         UploadedCheckpoint {
             step,
-            url: store.url_of(step),
+            url: uploader.store().url_of(step),
             seconds: pending.begun.elapsed(),
             num_bytes,
         }
     }
 
-    /// Turns the failure of an upload into a warning, unless a rank is gone.
-    fn warn(&mut self, error: TrainError, groups: &ProcessGroups) -> Result<(), TrainError> {
+    /// Turns the failure of an upload into a warning, unless a rank is gone, or another run or
+    /// start has taken over.
+    ///
+    /// # Collective
+    /// All ranks; one bit.
+    fn warn(
+        &mut self,
+        uploader: &Uploader,
+        step: u64,
+        error: CheckpointError,
+        groups: &ProcessGroups,
+    ) -> Result<(), TrainError> {
+        let is_taken_over = error.is_taken_over();
+        let error = upload_error(uploader.store(), step, error);
         if error.collective().is_some() {
             return Err(error);
         }
+        let mine = TensorData::from([f64::from(u8::from(is_taken_over))]);
+        let any = groups.world.all_reduce(mine, ReduceOp::Max)?;
+        if any.as_slice::<f64>().is_ok_and(|any| any[0] > 0.0) {
+            return Err(error);
+        }
         if groups.is_main() {
-            tracing::warn!("{error}; training continues");
+            tracing::warn!("{error}; training continues, and the next checkpoint is uploaded");
         }
         self.failure = Some(error);
         Ok(())

@@ -28,7 +28,11 @@ mod stored_retention;
 #[cfg(test)]
 mod testing;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use burn::prelude::Device;
 use megaburn_collective::{Group, ProcessGroups};
@@ -125,6 +129,8 @@ pub struct Trainer {
     eval_losses: BTreeMap<u64, f64>,
     /// The program whose checkpoint the run was made from, if it was.
     imported: Option<ImportedFrom>,
+    /// The steps of checkpoints that are being uploaded.
+    uploading: BTreeSet<u64>,
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
     first_times: FirstTimes,
@@ -226,6 +232,7 @@ impl Trainer {
             run: None,
             eval_losses: BTreeMap::new(),
             imported: None,
+            uploading: BTreeSet::new(),
             copies_in_flight: Vec::new(),
             first_times: FirstTimes::default(),
             config,

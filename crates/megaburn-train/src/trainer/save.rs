@@ -219,6 +219,7 @@ impl Trainer {
             every: train.keep_checkpoints_every,
             best: train.keep_best_checkpoints,
             losses: self.eval_losses.clone(),
+            in_use: self.uploading.clone(),
         }
     }
 

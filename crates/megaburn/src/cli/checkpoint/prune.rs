@@ -62,6 +62,7 @@ impl PruneArgs {
                 Some(_) => self.losses()?,
                 None => BTreeMap::new(),
             },
+            ..Retention::default()
         };
         let own = checkpoints_of(checkpoints, run_id)?;
         let others = retention.kept(own.iter().map(|(step, _)| *step));

@@ -308,7 +308,7 @@ impl AsyncSave {
         Ok(Stage::Commit(settle(world, work)?))
     }
 
-    /// Lets all ranks verify the checkpoints that must be intact before others are deleted. `own`
+    /// Starts to verify the checkpoints that must be intact before others are deleted. `own`
     /// counts on rank 0.
     fn begin_verify(
         &self,

@@ -191,7 +191,7 @@ struct ReadCheckpoint {
     message: String,
 }
 
-/// What all ranks do about a checkpoint.
+/// The decision of all ranks about a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Verdict {
     Take,

@@ -38,7 +38,7 @@ pub(crate) struct UnfinishedCheckpoint {
     staging: Option<AtomicDir>,
 }
 
-/// What is left to do for a checkpoint whose files are written.
+/// The remaining work for a checkpoint whose files are written.
 #[derive(Debug, Default)]
 pub(crate) struct Sealed {
     /// The text of the manifest. Ranks that write it know it after the files were replicated.

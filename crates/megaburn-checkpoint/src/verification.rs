@@ -32,7 +32,7 @@ pub(crate) fn verify(
     judge(world, place, &path, found)
 }
 
-/// What a rank has found in its part of a checkpoint.
+/// A rank's findings in its part of a checkpoint.
 pub(crate) enum Found {
     Shared(Box<Result<Checkpoint, CheckpointError>>),
     OfHost(Result<HostCopy, CheckpointError>),

@@ -7,7 +7,7 @@ use crate::{
     config::StoreConfig, error::StoreError, object::Object, requests::Requests, store::Store,
 };
 
-/// Where objects are whose URLs begin alike.
+/// The place of objects whose URLs begin alike.
 #[derive(Clone, Debug)]
 pub struct Location {
     pub(crate) url: String,

@@ -28,7 +28,7 @@ pub(crate) struct Requests {
     pub(crate) store: Arc<Store>,
 }
 
-/// What requests are for.
+/// The purpose of requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Purpose<'a> {
     /// What is done with the object: `read`, `written`, `listed` or `deleted`.

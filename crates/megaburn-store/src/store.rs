@@ -21,7 +21,7 @@ pub(crate) struct Store {
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
     /// What errors say of the variables that hold the credentials.
     pub(crate) credentials: &'static str,
-    /// What is kept in the store.
+    /// The kind of contents, for error messages.
     pub(crate) what: &'static str,
     pub(crate) config: StoreConfig,
 }

@@ -1,6 +1,6 @@
 use crate::{answer::Head, failure::Failure};
 
-/// What changes with the contents of an object.
+/// A tag that changes with the contents of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     /// Its size.

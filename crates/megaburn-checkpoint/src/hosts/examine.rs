@@ -1,4 +1,4 @@
-//! What a host has of a checkpoint.
+//! The files of a checkpoint that a host has.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -11,7 +11,7 @@ use crate::{
     fault::{Fault, retried},
 };
 
-/// What a rank found in the folder of its host.
+/// A rank's findings in the folder of its host.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HostCopy {
     /// The hash of the manifest, if there is an intact one.
@@ -20,9 +20,9 @@ pub(crate) struct HostCopy {
     pub(crate) files: Vec<String>,
     /// Files that are on this host, each read and intact.
     pub(crate) whole: BTreeSet<String>,
-    /// What is damaged.
+    /// The errors of damaged files.
     pub(crate) damage: Vec<String>,
-    /// What the system failed to read, although it may be intact.
+    /// The errors of files that the system failed to read; they may be intact.
     pub(crate) unreadable: Vec<String>,
 }
 

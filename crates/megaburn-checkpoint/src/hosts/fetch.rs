@@ -81,7 +81,7 @@ impl Checkpoint {
     }
 }
 
-/// Where the ranks of a host write what they receive.
+/// The folder into which the ranks of a host write the files that they receive.
 struct Folder {
     path: PathBuf,
     /// A folder for a host that has none, on its first rank.

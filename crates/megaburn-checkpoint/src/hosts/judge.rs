@@ -20,16 +20,16 @@ pub(crate) struct CompleteCopies {
     pub(crate) hosts: BTreeSet<usize>,
     /// The hosts that have each file, intact.
     pub(crate) hosts_of_file: BTreeMap<String, BTreeSet<usize>>,
-    /// What is damaged or cannot be read on some host.
+    /// The errors of files that are damaged or cannot be read on some host.
     pub(crate) faults: Vec<String>,
 }
 
-/// What all ranks do about a checkpoint.
+/// The decision of all ranks about a checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Verdict {
     Take(CompleteCopies),
     Refuse(String),
-    /// What could not be read may be the only copy.
+    /// A file has no readable copy on any host; the text says why.
     Stop(String),
 }
 

@@ -153,7 +153,7 @@ impl CheckpointStore {
     }
 }
 
-/// What is missing of a checkpoint, or has another size than its manifest says.
+/// The first file of a checkpoint that is missing or has another size than its manifest says.
 pub(crate) fn first_fault(stored: &StoredCheckpoint, manifest: &Manifest) -> Option<String> {
     manifest
         .files

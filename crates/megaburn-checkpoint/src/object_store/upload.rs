@@ -42,7 +42,7 @@ pub struct CheckpointUpload {
     stage: Stage,
 }
 
-/// What the stages work on.
+/// The data that the stages work on.
 #[derive(Debug)]
 struct Work {
     writer: StoreWriter,

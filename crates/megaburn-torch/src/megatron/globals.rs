@@ -22,7 +22,7 @@ pub fn check_globals(common: &PtFile) -> Result<(), TorchError> {
     })
 }
 
-/// Whether a class is one of those that `common.pt` has in addition to those of a state dict.
+/// Whether `common.pt` may name a class in addition to the classes of a state dict.
 fn is_known(global: Global) -> bool {
     let Global { module, name } = global;
     let is_one_of = |names: &[&str]| names.contains(&name);

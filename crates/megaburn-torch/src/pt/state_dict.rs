@@ -1,4 +1,4 @@
-//! What the pickle of a state dict may name.
+//! The classes and functions that the pickle of a state dict may name.
 
 use crate::dtype::DType;
 use crate::pickle::Global;

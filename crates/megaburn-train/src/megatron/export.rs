@@ -44,7 +44,7 @@ const VOCAB_MULTIPLE: usize = 128;
 /// The most rows of a vocabulary that an export pads to.
 const MOST_ROWS: usize = 1 << 24;
 
-/// What an export has written.
+/// The result of an export.
 #[derive(Clone, Debug)]
 pub struct Exported {
     /// The folder of the iteration.

@@ -31,7 +31,7 @@ const OF_LAYER: &[(&str, &str)] = &[
     ("ffn_norm.weight", "post_attention_layernorm.weight"),
 ];
 
-/// What else a checkpoint holds: the first parts of names. `freqs_cis` is computed from the
+/// The first parts of names that are not the model's. `freqs_cis` is computed from the
 /// configuration.
 const IGNORED: [&str; 5] = [
     "optimizer",

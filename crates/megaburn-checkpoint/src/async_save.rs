@@ -32,7 +32,7 @@ use crate::{
 /// | stage | work of the threads | then all ranks |
 /// |---|---|---|
 /// | write | each rank writes and syncs its file | report what they wrote |
-/// | seal | rank 0 makes the manifest | learn what is copied, if each host has a folder of its own |
+/// | seal | rank 0 makes the manifest | learn which files they send, if each host has a folder of its own |
 /// | replicate | each rank sends its file to other hosts, if each has a folder of its own | learn the result |
 /// | commit | rank 0, or the first rank of each host, writes the manifest and gives the folder its final name | learn the result |
 /// | verify | each rank reads its share of older checkpoints, if some are to be deleted | agree on them |
@@ -45,7 +45,7 @@ use crate::{
 /// [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
 ///
 /// Memory: the values that this rank writes, once, until each is written; and one tensor a second
-/// time.
+/// time. While files are copied to other hosts, up to 16 MiB for each of 8 transfers at a time.
 #[derive(Debug)]
 pub struct AsyncSave {
     stage: Stage,
@@ -85,7 +85,7 @@ enum Stage {
         work: Option<Background<Result<Sealed, CheckpointError>>>,
         folder: UnfinishedCheckpoint,
     },
-    /// Gives the folder back with what is left to do.
+    /// The thread returns the folder and the remaining work.
     Replicate(Background<Result<(UnfinishedCheckpoint, Sealed), CheckpointError>>),
     /// Returns the checkpoints that count for the retention.
     Commit(Background<Result<Vec<Known>, CheckpointError>>),

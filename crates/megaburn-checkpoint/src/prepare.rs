@@ -21,7 +21,7 @@ use crate::{
 /// completes a checkpoint that was about to get its name on all hosts. Call it when a run starts, before loading or saving.
 ///
 /// # Errors
-/// The folder cannot be created or read, on any rank; a folder is of two hosts.
+/// The folder cannot be created or read, on any rank; two hosts have the same folder.
 /// # Collective
 /// All ranks of `world`; rank 0 does the work, or the first rank of each host.
 pub fn prepare(place: impl Into<Place>, world: &Group) -> Result<(), CheckpointError> {

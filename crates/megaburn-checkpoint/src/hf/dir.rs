@@ -28,7 +28,7 @@ use crate::{
 /// 2. the files that `model.safetensors.index.json` names
 /// 3. `pytorch_model.bin`, a state dict that `torch.save` wrote
 /// 4. the files that `pytorch_model.bin.index.json` names
-/// 5. one file `*.pt` or `*.pth`, other than those of a trainer (`optimizer.pt`, ...)
+/// 5. the only file `*.pt` or `*.pth`, not counting files of a trainer (`optimizer.pt`, ...)
 ///
 /// Opening the folder opens the files and reads their headers or pickles; nothing of a pickle is
 /// executed. Tensor data is read only when requested, and only the bytes that are needed. A tensor

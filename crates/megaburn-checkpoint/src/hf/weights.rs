@@ -104,7 +104,7 @@ fn tell_of_others(folder: &Path) {
     }
 }
 
-/// `model.safetensors.index.json`, or that of PyTorch's files.
+/// The contents of `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,

@@ -21,7 +21,7 @@ const PROBE: &str = ".host-probe";
 /// folder of its own. The folders must exist.
 ///
 /// # Errors
-/// A folder is of two hosts, or a rank does not see that of its host.
+/// Two hosts have the same folder, or a rank does not see the folder of its host.
 /// # Collective
 /// All ranks of `world`; a few bytes.
 pub fn check_folders(place: &Place, world: &Group) -> Result<(), CheckpointError> {

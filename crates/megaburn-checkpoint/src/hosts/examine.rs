@@ -71,7 +71,7 @@ pub(crate) fn examine_copy(
 }
 
 impl HostCopy {
-    /// Records damage; what is missing may be on other hosts.
+    /// Records damage. A missing file is not recorded, because another host may have it.
     fn note(&mut self, error: CheckpointError) -> Result<(), CheckpointError> {
         match Fault::of(&error) {
             Fault::Missing => {}

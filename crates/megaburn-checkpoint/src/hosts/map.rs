@@ -90,20 +90,20 @@ impl Hosts {
         self.ranks(self.of(rank)).next() == Some(rank)
     }
 
-    /// The number of a rank among those of its host, and their count.
+    /// The local rank within its host, and the number of ranks of that host.
     pub(crate) fn local(&self, rank: usize) -> (usize, usize) {
         let ranks: Vec<_> = self.ranks(self.of(rank)).collect();
         let index = ranks.iter().position(|&other| other == rank);
         (index.expect("it is a rank of its host"), ranks.len())
     }
 
-    /// The `number`th rank of a host, counted around.
+    /// The rank of a host with local rank `number` modulo the host's number of ranks.
     pub(crate) fn rank(&self, host: usize, number: usize) -> usize {
         let ranks: Vec<_> = self.ranks(host).collect();
         ranks[number % ranks.len()]
     }
 
-    /// The hosts that keep a copy of the files of `host`: those after it.
+    /// The hosts that keep a copy of the files of `host`, which are the next ones after it.
     pub(crate) fn replicas(&self, host: usize) -> impl Iterator<Item = usize> {
         let num_hosts = self.num_hosts();
         (1..=self.num_replicas).map(move |step| (host + step) % num_hosts)

@@ -172,13 +172,15 @@ fn config_json(
     };
     let same_model = |json: &Value| {
         let found = DecoderConfig::from_hf(json, Path::new("config.json"));
-        let found = found.map(|found| match found.rope() {
+        let found = found.map(|found| {
+            if found.learns_positions() {
+                return found;
+            }
             // `max_seq_len` may differ: a run on shorter sequences still trains the same model.
-            Some(_) => DecoderConfig {
+            DecoderConfig {
                 max_seq_len: config.max_seq_len,
                 ..found
-            },
-            None => found,
+            }
         });
         // The file may name multi-token prediction layers whose weights were absent.
         let found = found.map(|found| match config.mtp_layers {

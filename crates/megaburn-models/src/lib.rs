@@ -1,9 +1,9 @@
 //! Models that read like their papers. Their layers own the collectives, so a `forward` contains no
 //! communication, and one implementation serves every layout.
 //!
-//! GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3 are one
-//! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. The parts of
-//! a family and its names on Hugging Face are defined in one file of [`families`].
+//! All families ([`Family::ALL`]) are one [`Decoder`], whose block is composed of the parts that its
+//! [`DecoderConfig`] names. The parts of a family and its names on Hugging Face are defined in one
+//! file of [`families`].
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]

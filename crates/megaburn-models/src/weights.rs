@@ -100,12 +100,13 @@ fn checkpoint(source: &ModelSource) -> &Checkpoint {
 }
 
 /// Refuses two checkpoints whose models differ in more than the longest sequence, which does not
-/// change what rotary positions mean.
+/// change what positions mean, unless they are learned.
 fn check_same_model(first: &ModelSource, other: &ModelSource) -> Result<(), ModelError> {
     let same_length = |config: &DecoderConfig| DecoderConfig {
-        max_seq_len: match config.rope() {
-            Some(_) => 0,
-            None => config.max_seq_len,
+        max_seq_len: if config.learns_positions() {
+            config.max_seq_len
+        } else {
+            0
         },
         ..config.clone()
     };

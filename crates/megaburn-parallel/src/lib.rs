@@ -54,12 +54,16 @@ mod position;
 mod recomputable;
 mod recompute;
 mod replica;
+mod replicated_parts;
 mod residual;
 mod selective_save;
 mod shards;
+mod split_norm;
 mod tokens;
 
-pub use attention::{Attention, AttentionGroups, MultiLatentAttentionConfig, SelfAttentionConfig};
+pub use attention::{
+    Attention, AttentionGroups, MultiLatentAttentionConfig, QkNorm, QkNormKind, SelfAttentionConfig,
+};
 pub use context::{
     ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments, Segment,
 };

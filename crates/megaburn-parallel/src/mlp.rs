@@ -7,7 +7,10 @@ use burn::{
 };
 use megaburn_autograd::RecomputeFn;
 use megaburn_collective::Group;
-use megaburn_kernels::{Bias, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu, swiglu_weighted};
+use megaburn_kernels::{
+    Bias, bias_gelu, bias_gelu_tanh, geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted, gelu,
+    gelu_tanh, squared_relu, squared_relu_weighted, swiglu, swiglu_weighted,
+};
 use megaburn_mesh::FusedPart;
 
 use crate::{
@@ -23,12 +26,18 @@ use crate::{
 pub enum Activation {
     /// `silu(gate) * up` (Shazeer, "GLU variants improve transformer", 2020).
     SwiGlu,
+    /// `gelu(gate) * up`, with GELU by the error function (Shazeer, 2020).
+    GeGlu,
+    /// `gelu_tanh(gate) * up`, with GELU by the tanh approximation (Gemma).
+    GeGluTanh,
     /// GELU by the error function (BERT).
     Gelu,
     /// GELU by the tanh approximation (GPT-2).
     GeluTanh,
     /// ReLU.
     Relu,
+    /// `relu(x)^2` (So et al., "Primer", 2021; Nemotron).
+    SquaredRelu,
 }
 
 impl Activation {
@@ -39,9 +48,12 @@ impl Activation {
     pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::SwiGlu => swiglu(x),
+            Self::GeGlu => geglu(x),
+            Self::GeGluTanh => geglu_tanh(x),
             Self::Gelu => gelu(x),
             Self::GeluTanh => gelu_tanh(x),
             Self::Relu => activation::relu(x),
+            Self::SquaredRelu => squared_relu(x),
         }
     }
 
@@ -51,7 +63,7 @@ impl Activation {
         match self {
             Self::Gelu => bias_gelu(x, bias),
             Self::GeluTanh => bias_gelu_tanh(x, bias),
-            Self::SwiGlu | Self::Relu => unreachable!("the layer itself adds the bias"),
+            _ => unreachable!("the layer itself adds the bias"),
         }
     }
 
@@ -67,6 +79,9 @@ impl Activation {
     pub(crate) fn weighted(self, x: Tensor<2>, weight: Tensor<1>) -> Tensor<2> {
         match self {
             Self::SwiGlu => swiglu_weighted(x, weight),
+            Self::GeGlu => geglu_weighted(x, weight),
+            Self::GeGluTanh => geglu_tanh_weighted(x, weight),
+            Self::SquaredRelu => squared_relu_weighted(x, weight),
             Self::Gelu | Self::GeluTanh | Self::Relu => {
                 let y = self.forward(x);
                 let weight = weight.unsqueeze_dim(1).cast(y.dtype());
@@ -77,7 +92,7 @@ impl Activation {
 
     /// Whether the activation multiplies one half of its input by the other.
     pub fn is_gated(self) -> bool {
-        matches!(self, Self::SwiGlu)
+        matches!(self, Self::SwiGlu | Self::GeGlu | Self::GeGluTanh)
     }
 }
 

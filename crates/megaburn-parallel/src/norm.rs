@@ -8,14 +8,17 @@ use burn::{
 use megaburn_autograd::{MainGrad, RecomputeFn};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    NormGrads, NormOptions, layer_norm_add, layer_norm_recompute, layer_norm_with, rms_norm,
-    rms_norm_add, rms_norm_with,
+    NormGrads, NormOptions, layer_norm_add, layer_norm_recompute, layer_norm_with, rms_norm_add,
+    rms_norm_with,
 };
+use megaburn_mesh::{FusedPart, ShardSpec};
 
 use crate::{
+    error::ParallelError,
     recomputable::Recomputable,
     replica::Replica,
     shards::{PlanBuilder, Sharded},
+    split_norm::NormSplit,
 };
 
 /// What a [`Norm`] divides by.
@@ -41,6 +44,10 @@ pub struct NormConfig {
     /// Whether a layer norm has a beta; an RMS norm never has one.
     #[config(default = true)]
     pub bias: bool,
+    /// Whether the result is scaled by `1 + gamma`, with gamma starting at zero (Megatron's
+    /// `--apply-layernorm-1p`, Gemma).
+    #[config(default = false)]
+    pub zero_centered_gamma: bool,
     /// Whether each rank sees rows of its own: its shard of the sequence, or its heads.
     #[config(default = false)]
     pub sequence_parallel: bool,
@@ -62,27 +69,62 @@ impl NormConfig {
         Self::new(d_model, NormKind::Layer)
     }
 
-    /// Builds the norm, with gamma at one and beta at zero.
+    /// Builds the norm, with a scale of one and beta at zero.
     pub fn init(&self, group: &Group, device: &Device) -> Norm {
         let beta = self.bias && self.kind == NormKind::Layer;
+        let gamma = if self.zero_centered_gamma {
+            Initializer::Zeros
+        } else {
+            Initializer::Ones
+        };
         Norm {
-            gamma: Initializer::Ones.init([self.d_model], device),
+            gamma: gamma.init([self.d_model], device),
             beta: beta.then(|| Initializer::Zeros.init([self.d_model], device)),
             epsilon: self.epsilon,
+            zero_centered_gamma: self.zero_centered_gamma,
             kind: self.kind,
             replica: Replica::of(group, self.sequence_parallel),
             main_grads: Default::default(),
             recompute: self.recompute,
+            split: None,
         }
+    }
+
+    /// Builds the norm of features that are split over the ranks as `part`, e.g. all heads that a
+    /// column split produces. Gamma and beta are split in the same way.
+    ///
+    /// # Errors
+    /// The ranks do not divide the part.
+    /// # Collective
+    /// Nothing is sent, but all members build the norm together.
+    pub(crate) fn init_split(
+        &self,
+        part: FusedPart,
+        name: &str,
+        group: &Group,
+        device: &Device,
+    ) -> Result<Norm, ParallelError> {
+        let split = NormSplit::new(part, name, group)?;
+        let of_rank = Self {
+            d_model: split.local_len(),
+            ..self.clone()
+        };
+        Ok(Norm {
+            split: Some(split),
+            ..of_rank.init(group, device)
+        })
     }
 }
 
-/// A norm over the last dimension, with statistics in f32. Gamma and beta are replicated.
+/// A norm over the last dimension, with statistics in f32. Gamma and beta are replicated, unless the
+/// dimension is split over the ranks (the norm of all heads of [`QkNorm`](crate::QkNorm)).
 ///
 /// Source: Zhang and Sennrich (2019) for RMSNorm; Ba et al. (2016) for LayerNorm.
 /// # Collective
 /// Forward: none. Backward: with sequence parallelism one all-reduce of each parameter's gradient,
 /// because each rank sees its own tokens only.
+///
+/// If the dimension is split: one all-reduce of the sums of each row, forward and backward.
 #[derive(Module, Debug)]
 pub struct Norm {
     /// The scale, `[d_model]`.
@@ -91,6 +133,8 @@ pub struct Norm {
     pub beta: Option<Param<Tensor<1>>>,
     /// Added under the square root.
     pub epsilon: f64,
+    /// Whether the result is scaled by `1 + gamma`.
+    pub zero_centered_gamma: bool,
     #[module(skip)]
     kind: NormKind,
     #[module(skip)]
@@ -99,6 +143,8 @@ pub struct Norm {
     #[module(skip)]
     main_grads: [MainGrad; 2],
     recompute: bool,
+    #[module(skip)]
+    split: Option<NormSplit>,
 }
 
 impl Norm {
@@ -107,6 +153,11 @@ impl Norm {
     /// # Shapes
     /// `[.., d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if let Some(split) = self.split_over_ranks() {
+            let beta = self.beta.as_ref().map(Param::val);
+            let centered = self.kind == NormKind::Layer;
+            return split.normed(x, centered, self.gamma.val(), beta, &self.plain_options());
+        }
         let gamma = self.replica.value(&self.gamma);
         match self.kind {
             NormKind::Rms => rms_norm_with(x, gamma, self.options()),
@@ -123,6 +174,10 @@ impl Norm {
         x: Tensor<D>,
         residual: Tensor<D>,
     ) -> (Tensor<D>, Tensor<D>) {
+        if self.split_over_ranks().is_some() {
+            let sum = x + residual;
+            return (self.forward(sum.clone()), sum);
+        }
         let gamma = self.replica.value(&self.gamma);
         match self.kind {
             NormKind::Rms => rms_norm_add(x, residual, gamma, self.options()),
@@ -134,17 +189,18 @@ impl Norm {
     /// `x` is the input of [`forward`](Self::forward), or the sum that
     /// [`forward_add`](Self::forward_add) returned.
     pub(crate) fn input<const D: usize>(&self, y: Tensor<D>, x: &Tensor<D>) -> Recomputable<D> {
-        if !self.recompute {
+        if !self.recompute || self.split_over_ranks().is_some() {
             return y.into();
         }
         let x = x.clone().inner();
         let gamma = self.gamma.val().inner();
         let beta = self.beta.as_ref().map(|beta| beta.val().inner());
-        let Self { epsilon, kind, .. } = *self;
+        let kind = self.kind;
+        let options = self.plain_options();
         let again = move || match kind {
-            NormKind::Rms => rms_norm(x.clone(), gamma.clone(), epsilon),
+            NormKind::Rms => rms_norm_with(x.clone(), gamma.clone(), options.clone()),
             NormKind::Layer => {
-                layer_norm_recompute(x.clone(), gamma.clone(), beta.clone(), epsilon)
+                layer_norm_recompute(x.clone(), gamma.clone(), beta.clone(), options.clone())
             }
         };
         Recomputable::recomputed(y, RecomputeFn::new(again))
@@ -152,15 +208,34 @@ impl Norm {
 
     fn options(&self) -> NormOptions {
         let [gamma, beta] = self.main_grads();
-        NormOptions::new(self.epsilon).with_main_grads(NormGrads { gamma, beta })
+        self.plain_options()
+            .with_main_grads(NormGrads { gamma, beta })
+    }
+
+    /// The options without main gradients.
+    fn plain_options(&self) -> NormOptions {
+        NormOptions::new(self.epsilon).with_zero_centered_gamma(self.zero_centered_gamma)
     }
 
     /// The main gradients of gamma and beta; `None` if their gradients are summed over ranks first.
     fn main_grads(&self) -> [Option<MainGrad>; 2] {
-        let is_summed = self.replica.is_summed();
+        let is_summed = self.replica.is_summed() || self.split_over_ranks().is_some();
         self.main_grads
             .each_ref()
             .map(|main_grad| (!is_summed).then(|| main_grad.clone()))
+    }
+
+    /// The split of the features, if more than one rank holds them.
+    fn split_over_ranks(&self) -> Option<&NormSplit> {
+        self.split.as_ref().filter(|split| split.num_ranks() > 1)
+    }
+
+    /// The part of a parameter that this rank holds.
+    fn spec(&self, param: &Param<Tensor<1>>) -> ShardSpec {
+        match &self.split {
+            Some(split) => split.spec().clone(),
+            None => self.replica.spec(param),
+        }
     }
 
     fn beta(&self) -> Option<Tensor<1>> {
@@ -177,9 +252,9 @@ impl Norm {
 impl Sharded for Norm {
     fn shards(&self, plan: &mut PlanBuilder) {
         let [of_gamma, of_beta] = self.main_grads();
-        plan.vector("gamma", &self.replica.spec(&self.gamma), of_gamma);
+        plan.vector("gamma", &self.spec(&self.gamma), of_gamma);
         if let Some(beta) = &self.beta {
-            plan.vector("beta", &self.replica.spec(beta), of_beta);
+            plan.vector("beta", &self.spec(beta), of_beta);
         }
     }
 }

@@ -111,18 +111,24 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     })
 }
 
-/// Like [`recomputed`], for a part that maps one residual stream to another and starts with `norm`.
-/// If that norm is configured to recompute its result, only the stream before the part is saved,
-/// which the norm saves anyway.
+/// Like [`recomputed`], for a part that maps one residual stream to another and starts with `norm`,
+/// or with the stream itself. If that norm is configured to recompute its result, only the stream
+/// before the part is saved, which the norm saves anyway.
 ///
 /// # Collective
 /// As [`recomputed`].
 pub fn checkpoint_residual<M: Module + 'static>(
     module: &M,
-    norm: &Norm,
+    norm: Option<&Norm>,
     stream: Residual,
     forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
+    let Some(norm) = norm else {
+        let [sum, last] = recomputed(module, [stream.sum().into()], move |module, [x]| {
+            terms(forward(module, x.into()))
+        });
+        return Residual::new(sum, Some(last));
+    };
     let inputs = [stream.normed(norm), stream.sum().into()];
     let [sum, last] = recomputed(module, inputs, move |module, [normed, x]| {
         terms(forward(module, Residual::with_norm(x, normed)))

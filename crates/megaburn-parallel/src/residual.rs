@@ -73,6 +73,18 @@ impl Residual {
         norm.input(normed, &terms.sum)
     }
 
+    /// The stream's value, which stays readable.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`
+    pub fn value(&self) -> Tensor<3> {
+        let mut terms = self.0.borrow_mut();
+        if let Some(last) = terms.last.take() {
+            terms.sum = terms.sum.clone() + last;
+        }
+        terms.sum.clone()
+    }
+
     /// The device of the stream.
     pub fn device(&self) -> Device {
         self.0.borrow().sum.device()

@@ -9,7 +9,7 @@ use std::{
 
 use megaburn::{
     models::{DecoderConfig, Family, decoder::Positions},
-    parallel::{Activation, NormKind},
+    parallel::{Activation, NormKind, QkNormKind},
 };
 use rstest::rstest;
 
@@ -144,14 +144,18 @@ fn cells(config: &DecoderConfig) -> [&'static str; 6] {
         NormKind::Layer => "LayerNorm",
     };
     let positions = match config.positions {
-        Positions::Rotary { .. } => "rotary",
+        Positions::Rotary(_) => "rotary",
         Positions::Learned => "learned",
+        Positions::None => "none",
     };
     let activation = match config.activation {
         Activation::SwiGlu => "SwiGLU",
         Activation::GeluTanh => "GELU-tanh",
         Activation::Gelu => "GELU",
         Activation::Relu => "ReLU",
+        Activation::GeGlu => "GeGLU",
+        Activation::GeGluTanh => "GeGLU-tanh",
+        Activation::SquaredRelu => "squared ReLU",
     };
     let biases = match (config.qkv_bias, config.output_bias, config.mlp_bias) {
         (false, false, false) => "none",
@@ -165,7 +169,12 @@ fn cells(config: &DecoderConfig) -> [&'static str; 6] {
         positions,
         activation,
         biases,
-        yes_or_no(config.qk_norm),
+        match config.qk_norm {
+            None => "no",
+            Some(QkNormKind::Head) => "yes",
+            Some(QkNormKind::Width) => "width",
+            Some(QkNormKind::L2) => "L2",
+        },
         yes_or_no(config.tied),
     ]
 }

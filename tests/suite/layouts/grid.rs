@@ -174,6 +174,11 @@ fn a_loss_without_all_logits_trains_as_one_with_them_under_every_layout(
 }
 
 pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
+    compare_within(found, expected, row, TOLERANCE);
+}
+
+/// [`compare`] with another tolerance.
+pub(crate) fn compare_within(found: &Trained, expected: &Trained, row: &str, tolerance: f64) {
     for (found, expected) in found.steps.iter().zip(&expected.steps) {
         let numbers = [
             ("loss", found.loss, expected.loss),
@@ -185,13 +190,13 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
         for (what, found, expected) in numbers.into_iter().chain(further) {
             let relative = (found - expected).abs() / expected;
             assert!(
-                relative <= TOLERANCE,
+                relative <= tolerance,
                 "{row}: {what} {found}, on one rank {expected}"
             );
         }
     }
     for (found, expected) in found.steps.iter().zip(&expected.steps) {
-        compare_experts(found, expected, row);
+        compare_experts(found, expected, row, tolerance);
     }
     assert!(
         found.params.keys().eq(expected.params.keys()),
@@ -200,7 +205,7 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
     for (path, params) in &found.params {
         let relative = relative_distance(params, &expected.params[path]);
         assert!(
-            relative <= TOLERANCE,
+            relative <= tolerance,
             "{row}: {path} differs by {relative:e}"
         );
         let Some(expected) = expected.grads.get(path) else {
@@ -216,14 +221,14 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
         assert!(!is_zero(expected), "the gradient of {path} is zero");
         let relative = relative_distance(found, expected);
         assert!(
-            relative <= TOLERANCE,
+            relative <= tolerance,
             "{row}: the gradient of {path} differs by {relative:e}"
         );
     }
 }
 
 /// Compares the expert metrics of a step.
-fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
+fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str, tolerance: f64) {
     let (Some(found), Some(expected)) = (&found.experts, &expected.experts) else {
         assert!(found.experts.is_none() && expected.experts.is_none());
         return;
@@ -250,7 +255,7 @@ fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
     ] {
         let off = (found - expected).abs();
         assert!(
-            off <= TOLERANCE * expected,
+            off <= tolerance * expected,
             "{row}: {what} {found}, on one rank {expected}"
         );
     }

@@ -347,7 +347,7 @@ fn what_is_no_number_is_out_of_every_tolerance() {
         |tensors| {
             poison(
                 tensors
-                    .get_mut("model.layers.2.self_attn.k_norm.weight")
+                    .get_mut("model.layers.1.self_attn.k_norm.weight")
                     .unwrap(),
             )
         },

@@ -34,7 +34,11 @@ pub(crate) fn text(path: &Path) -> &str {
 
 #[rstest]
 fn a_model_comes_back_byte_for_byte(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)] index: usize,
+    #[values(
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+        25, 26, 27
+    )]
+    index: usize,
 ) {
     assert_comes_back(FIXTURES[index].0);
 }
@@ -105,7 +109,11 @@ struct Continuations {
 
 #[rstest]
 fn greedy_text_is_that_of_transformers(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)] index: usize,
+    #[values(
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+        25, 26, 27
+    )]
+    index: usize,
 ) {
     let (name, most) = FIXTURES[index];
     assert_writes_what_transformers_does(name, ["tp1", "tp2", &format!("tp{most}"), "pp2"]);

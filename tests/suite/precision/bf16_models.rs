@@ -14,13 +14,42 @@ use crate::{
     models::transformers::{FIXTURES, fixture},
 };
 
+/// Twice the error of PyTorch's own bf16 (`benches/peer/hf_bf16_error.py`): the usual tolerances, or
+/// larger ones for models in which norms of queries and keys make rounding matter more.
+fn twice_pytorchs_error(name: &str) -> Tolerances {
+    let usual = Tolerances::of(Dtype::Bf16);
+    match name {
+        "gemma3" => Tolerances {
+            logits: 0.39,
+            loss: 0.013,
+            grad: 0.16,
+            ..usual
+        },
+        "gemma3-scaled" => Tolerances {
+            logits: 0.9,
+            loss: 0.014,
+            grad: 1.5,
+            train: 0.2,
+        },
+        "olmo2-odd" => Tolerances {
+            grad: 0.11,
+            ..usual
+        },
+        _ => usual,
+    }
+}
+
 #[rstest]
 fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)] index: usize,
+    #[values(
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+        25, 26, 27
+    )]
+    index: usize,
 ) {
     let (name, _) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
-    let tolerances = Tolerances::of(Dtype::Bf16);
+    let tolerances = twice_pytorchs_error(name);
     for layout in ["tp1", "tp2-sp", "dp2"].map(|text| text.parse::<Layout>().unwrap()) {
         let report = verify(
             &reference,

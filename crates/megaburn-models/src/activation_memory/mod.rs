@@ -13,6 +13,10 @@
 //! - `u`: output features of the up matrix: `2 f` if gated, else `f`
 //! - `V`: token ids of the padded vocabulary
 //!
+//! A block whose MLP reads what the attention reads saves one state of the residual stream, and one
+//! output of the norm if they share it. A model with norms of outputs only has no outputs of norms
+//! before attention and MLP, which read the residual stream itself.
+//!
 //! "Saved for" names the layers whose backward pass needs the tensor. "Unless" names the modules of
 //! [`Recompute`] that remove the term.
 //!
@@ -21,6 +25,7 @@
 //! | residual stream before attention and MLP | the two norms | `2 e h r` | |
 //! | statistics of the norms, in f32 | the two norms | `8 r`; layer norm `16 r` | |
 //! | outputs of the norms | qkv and up | `2 e h r` | `norm` |
+//! | inputs of norms of outputs, if the model has them | these norms | `2 e h r` | |
 //! | queries, keys, values | attention | `e (a + 2 k) n / t` | |
 //! | queries and keys before their norms, and statistics | the norms of heads, if the model has them | `e (a + k) n / t + 4 (hq + hkv) n / t` | |
 //! | output of attention | attention and the output matrix | `e a n / t` | |
@@ -89,7 +94,7 @@
 //!
 //! The first stage adds the token ids. The last stage adds:
 //! - a norm like those above, and its output (unless `norm`)
-//! - the logits, `e V n / t`; nothing with the fused linear cross-entropy
+//! - the logits, `e V n / t`, twice with a soft cap; nothing with the fused linear cross-entropy
 //! - three f32 values and a label per token
 //!
 //! A block of multi-token prediction saves the terms of any block and, before it, the embeddings of
@@ -285,7 +290,17 @@ impl ActivationMemory {
         let n = self.tokens();
         let e = self.element;
         let columns = pad_vocab(self.model.vocab, VOCAB_MULTIPLE, self.tp) / self.tp;
-        let logits = if self.fused_loss { 0 } else { e * columns * n };
+        // A soft cap keeps its result, in addition to the capped logits.
+        let copies = if self.model.logits_soft_cap.is_some() {
+            2
+        } else {
+            1
+        };
+        let logits = if self.fused_loss {
+            0
+        } else {
+            copies * e * columns * n
+        };
         logits + (3 * STATISTIC + ID) * n
     }
 

@@ -36,7 +36,11 @@ impl ActivationMemory {
         } else {
             2 * ffn
         };
-        let of_heads = if qk_norm { 2 * (query + key_value) } else { 0 };
+        let of_heads = if qk_norm.is_some() {
+            2 * (query + key_value)
+        } else {
+            0
+        };
         let attention = 2 * (query + 2 * key_value) + of_heads + 2 * query;
         (norms + masks + inputs) * r + (attention + 2 * up + activated) * n
     }

@@ -1,9 +1,10 @@
 //! The activation memory of a block, term by term.
 
 use megaburn_kernels::AttentionOptions;
+use megaburn_parallel::QkNormKind;
 
 use super::{ActivationMemory, ID, STATISTIC, Scores};
-use crate::decoder::{DecoderConfig, Experts, Mla, Positions, Recompute};
+use crate::decoder::{BlockOrder, DecoderConfig, Experts, Mla, Recompute};
 
 /// The name and the bytes of a term.
 type Term = (&'static str, usize);
@@ -18,6 +19,36 @@ pub(super) struct Sizes {
     pub(super) up: usize,
 }
 
+/// The norms of a block.
+struct Norms {
+    /// Norms before attention and MLP.
+    inputs: usize,
+    /// Norms of their outputs.
+    outputs: usize,
+    /// States of the residual stream that are saved, by the norms or by what reads the stream.
+    streams: usize,
+}
+
+impl Norms {
+    fn of(model: &DecoderConfig) -> Self {
+        let placement = model.norm_placement;
+        let inputs = match model.block_order {
+            _ if !placement.has_input_norms() => 0,
+            BlockOrder::ParallelSharedNorm => 1,
+            BlockOrder::Serial | BlockOrder::Parallel => 2,
+        };
+        Self {
+            inputs,
+            outputs: if placement.has_output_norms() { 2 } else { 0 },
+            streams: if model.block_order == BlockOrder::Serial {
+                2
+            } else {
+                1
+            },
+        }
+    }
+}
+
 impl ActivationMemory {
     /// The terms of [`Self::layer`]: name and bytes of each tensor that a rank saves of block
     /// `index`.
@@ -25,10 +56,21 @@ impl ActivationMemory {
         let r = self.rows();
         let e = self.element;
         let hidden = self.model.hidden;
+        let norms = Norms::of(&self.model);
         let mut terms = vec![
-            ("input of the norms (residual stream)", 2 * e * hidden * r),
-            ("statistics of the norms", 2 * self.statistics() * r),
-            ("output of the norms", self.normed(index)),
+            (
+                "residual stream before attention and MLP",
+                norms.streams * e * hidden * r,
+            ),
+            (
+                "statistics of the norms",
+                (norms.inputs + norms.outputs) * self.statistics() * r,
+            ),
+            ("output of the norms", self.normed(index, norms.inputs)),
+            (
+                "input of the norms of outputs",
+                norms.outputs * e * hidden * r,
+            ),
         ];
         terms.extend(match &self.model.latent {
             Some(latent) => self.of_latent_attention(latent, index),
@@ -44,15 +86,15 @@ impl ActivationMemory {
         terms
     }
 
-    /// Bytes of the saved outputs of the norms. Experts read their input in several places and do
+    /// Bytes of the saved outputs of the norms before attention and MLP. Experts read their input in several places and do
     /// not recompute the norm.
-    fn normed(&self, index: usize) -> usize {
+    fn normed(&self, index: usize, norms: usize) -> usize {
         let one = self.element * self.model.hidden * self.rows();
         let Recompute { norm, mlp, .. } = self.recompute;
         let has_experts = self.model.layer_experts(index).is_some();
         match (norm, has_experts && !mlp) {
-            (false, _) => 2 * one,
-            (true, true) => one,
+            (false, _) => norms * one,
+            (true, true) => one.min(norms * one),
             (true, false) => 0,
         }
     }
@@ -72,12 +114,16 @@ impl ActivationMemory {
             hidden, qk_norm, ..
         } = self.model;
         let qkv = query + 2 * key_value;
-        let is_rotary = matches!(self.model.positions, Positions::Rotary { .. });
-        let alone = is_rotary || qk_norm;
-        let before_norms = if qk_norm {
-            e * (query + key_value) + STATISTIC * (heads + kv_heads)
-        } else {
-            0
+        let is_rotary = self.model.positions.rotary().is_some();
+        let alone = is_rotary || qk_norm.is_some();
+        let before_norms = match qk_norm {
+            None => 0,
+            Some(QkNormKind::Head | QkNormKind::L2) => {
+                e * (query + key_value) + STATISTIC * (heads + kv_heads)
+            }
+            Some(QkNormKind::Width) if self.tp == 1 => e * (query + key_value) + 2 * STATISTIC,
+            // Composed over ranks: the values in f32, before and after they are divided.
+            Some(QkNormKind::Width) => STATISTIC * (2 * (query + key_value) + 2),
         };
         // Composed attention copies queries that share keys into one tensor. If queries, keys and
         // values are still views of the qkv tensor, this copy is an additional tensor.

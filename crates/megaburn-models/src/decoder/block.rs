@@ -1,23 +1,32 @@
 use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
     Attention, BatchContext, ContextParallel, KvCache, Mlp, Moe, Norm, Packed, ParallelDropout,
     PlanBuilder, Recomputable, Residual, Sharded, recomputed,
 };
 
-use super::{Mtp, builder::ModelBuilder, recompute_options::BlockRecompute};
+use super::{
+    BlockOrder, Mtp,
+    builder::ModelBuilder,
+    recompute_options::BlockRecompute,
+    rotary::{BlockRope, Ropes},
+};
 use crate::error::ModelError;
 
-/// One transformer block: attention, and an MLP or experts. Each is preceded by a norm, and its
-/// output is added to the residual stream.
+/// One transformer block: attention, and an MLP or experts. Each reads a norm of the residual stream,
+/// or has a norm of its output, and is added to the stream.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// The norm before the attention.
-    pub attention_norm: Norm,
+    /// The norm before the attention; `None` if only outputs are normalised.
+    pub attention_norm: Option<Norm>,
     /// The attention.
     pub attention: Attention,
-    /// The norm before the MLP.
-    pub mlp_norm: Norm,
+    /// The norm of the output of the attention.
+    pub attention_output_norm: Option<Norm>,
+    /// The norm before the MLP; `None` if only outputs are normalised, or if the MLP reads what the
+    /// attention reads.
+    pub mlp_norm: Option<Norm>,
+    /// The norm of the output of the MLP or the experts.
+    pub mlp_output_norm: Option<Norm>,
     /// The MLP; `None` if the block has experts.
     pub mlp: Option<Mlp>,
     /// The experts; `None` if the block has an MLP.
@@ -27,6 +36,12 @@ pub struct Block {
     attention_dropout: ParallelDropout,
     mlp_dropout: ParallelDropout,
     recompute_mlp: bool,
+    /// Factor of the outputs of attention and MLP.
+    multiplier: f64,
+    #[module(skip)]
+    order: BlockOrder,
+    #[module(skip)]
+    rope: BlockRope,
 }
 
 impl Block {
@@ -46,32 +61,40 @@ impl Block {
         let mtp = (index >= config.layers)
             .then(|| Mtp::new(build, index, recompute.norm))
             .transpose()?;
+        let placement = config.norm_placement;
+        let order = config.block_order;
+        let input_norm = |recompute| placement.has_input_norms().then(|| build.norm(recompute));
+        let output_norm = || placement.has_output_norms().then(|| build.norm(false));
+        let has_mlp_norm = order != BlockOrder::ParallelSharedNorm;
         Ok(Self {
-            attention_norm: build.norm(recompute.attention_norm),
+            attention_norm: input_norm(recompute.attention_norm),
+            attention_output_norm: output_norm(),
             attention: build.attention(index, cp, recompute.core_attention)?,
-            mlp_norm: build.norm(recompute.norm),
+            mlp_norm: has_mlp_norm.then(|| input_norm(recompute.norm)).flatten(),
+            mlp_output_norm: output_norm(),
             mlp,
             moe,
             mtp,
             attention_dropout: build.dropout(&format!("blocks.{index}.attention"))?,
             mlp_dropout: build.dropout(&format!("blocks.{index}.mlp"))?,
             recompute_mlp: recompute.mlp,
+            multiplier: config.multipliers.residual,
+            order,
+            rope: config.block_rope(index),
         })
     }
 
-    /// Applies the block: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
+    /// Applies the block: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`; or in parallel,
+    /// `x + attention(norm(x)) + mlp(norm(x))`.
     ///
     /// # Shapes
-    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `rope` is of `S` tokens
-    pub(super) fn forward(
-        &self,
-        mut x: Residual,
-        rope: Option<&RopeTable>,
-        batch: &BatchContext,
-    ) -> Residual {
-        x += self.attend(x.normed(&self.attention_norm), rope, batch);
-        x += self.feed_forward(x.normed(&self.mlp_norm), batch);
-        x
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `ropes` are of `S` tokens
+    pub(super) fn forward(&self, x: Residual, ropes: &Ropes, batch: &BatchContext) -> Residual {
+        let rope = ropes.of(self.rope);
+        self.applied(x, batch, |x| {
+            let y = self.attention.forward_in(x, rope, batch);
+            self.attention_dropout.forward(y, batch.block)
+        })
     }
 
     /// Applies the block to the next tokens of several sequences.
@@ -80,26 +103,60 @@ impl Block {
     /// `[T, 1, H]`, unchanged: the tokens of `packed`
     pub(super) fn forward_cached(
         &self,
-        mut x: Residual,
-        rope: Option<&RopeTable>,
+        x: Residual,
+        ropes: &Ropes,
         packed: &Packed,
         cache: &mut KvCache,
     ) -> Residual {
-        let normed = x.normed(&self.attention_norm);
-        x += self.attention.forward_cached(normed, rope, packed, cache);
-        x += self.feed_forward(x.normed(&self.mlp_norm), &BatchContext::default());
+        let rope = ropes.of(self.rope);
+        self.applied(x, &BatchContext::default(), |x| {
+            self.attention.forward_cached(x, rope, packed, cache)
+        })
+    }
+
+    /// Applies the block, whose attention is `attend`.
+    fn applied(
+        &self,
+        mut x: Residual,
+        batch: &BatchContext,
+        attend: impl FnOnce(Recomputable<3>) -> Tensor<3>,
+    ) -> Residual {
+        let read = read(&x, self.attention_norm.as_ref());
+        match self.order {
+            BlockOrder::Serial => {
+                x += self.added(attend(read), self.attention_output_norm.as_ref());
+                let read = self::read(&x, self.mlp_norm.as_ref());
+                x += self.added(
+                    self.feed_forward(read, batch),
+                    self.mlp_output_norm.as_ref(),
+                );
+            }
+            BlockOrder::Parallel | BlockOrder::ParallelSharedNorm => {
+                let same = self.order == BlockOrder::ParallelSharedNorm;
+                let of_mlp = if same {
+                    read.clone()
+                } else {
+                    self::read(&x, self.mlp_norm.as_ref())
+                };
+                let attended = self.added(attend(read), self.attention_output_norm.as_ref());
+                let fed = self.feed_forward(of_mlp, batch);
+                x += attended + self.added(fed, self.mlp_output_norm.as_ref());
+            }
+        }
         x
     }
 
-    /// The attention, and its dropout in training.
-    fn attend(
-        &self,
-        x: Recomputable<3>,
-        rope: Option<&RopeTable>,
-        batch: &BatchContext,
-    ) -> Tensor<3> {
-        let y = self.attention.forward_in(x, rope, batch);
-        self.attention_dropout.forward(y, batch.block)
+    /// What the output `y` of the attention or the MLP adds to the residual stream.
+    fn added(&self, y: Tensor<3>, norm: Option<&Norm>) -> Tensor<3> {
+        let y = match norm {
+            Some(norm) => norm.forward(y),
+            None => y,
+        };
+        if self.multiplier == 1.0 {
+            y
+        } else {
+            y * self.multiplier
+        }
     }
 
     /// The MLP or the experts, recomputed if so configured, and the dropout in training.
@@ -120,9 +177,11 @@ impl Block {
     /// prediction.
     pub(super) fn whole_sequence(self) -> Self {
         Self {
-            attention_norm: self.attention_norm.whole_sequence(),
+            attention_norm: self.attention_norm.map(Norm::whole_sequence),
             attention: self.attention.whole_sequence(),
-            mlp_norm: self.mlp_norm.whole_sequence(),
+            attention_output_norm: self.attention_output_norm.map(Norm::whole_sequence),
+            mlp_norm: self.mlp_norm.map(Norm::whole_sequence),
+            mlp_output_norm: self.mlp_output_norm.map(Norm::whole_sequence),
             mlp: self.mlp.map(Mlp::whole_sequence),
             moe: self.moe.map(Moe::whole_sequence),
             mtp: None,
@@ -135,10 +194,20 @@ impl Sharded for Block {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.child("attention_norm", &self.attention_norm);
         plan.child("attention", &self.attention);
+        plan.child("attention_output_norm", &self.attention_output_norm);
         plan.child("mlp_norm", &self.mlp_norm);
         plan.child("mlp", &self.mlp);
         plan.child("moe", &self.moe);
+        plan.child("mlp_output_norm", &self.mlp_output_norm);
         plan.child("mtp", &self.mtp);
+    }
+}
+
+/// What attention or MLP reads: the norm of the residual stream, or the stream itself.
+fn read(x: &Residual, norm: Option<&Norm>) -> Recomputable<3> {
+    match norm {
+        Some(norm) => x.normed(norm),
+        None => x.value().into(),
     }
 }
 

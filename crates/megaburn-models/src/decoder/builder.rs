@@ -2,7 +2,7 @@ use burn::{nn::Initializer, prelude::Device};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     Attention, AttentionGroups, ContextParallel, Mlp, MlpConfig, Moe, MoeConfig,
-    MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout, ParallelDropoutConfig,
+    MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout, ParallelDropoutConfig, QkNorm,
     SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
 
@@ -49,6 +49,7 @@ impl ModelBuilder<'_> {
             epsilon: self.config.norm_eps,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            zero_centered_gamma: self.config.zero_centered_gamma,
             ..NormConfig::new(self.config.hidden, self.config.norm)
         };
         layer.init(&self.groups.layers.tp, self.device)
@@ -68,17 +69,26 @@ impl ModelBuilder<'_> {
     pub(super) fn vocab_embedding(&self, path: &str) -> Result<VocabParallelEmbedding, ModelError> {
         let layer = VocabParallelEmbeddingConfig {
             sequence_parallel: self.options.sequence_parallel,
+            initializer: self.initializer(),
             path: Some(path.into()),
             ..VocabParallelEmbeddingConfig::new(self.config.vocab, self.config.hidden)
         };
         Ok(layer.init(&self.groups.layers.tp, self.device)?)
     }
 
+    /// The initializer of all other matrices than projections into the residual stream.
+    pub(super) fn initializer(&self) -> Initializer {
+        Initializer::Normal {
+            mean: 0.0,
+            std: self.config.init_std,
+        }
+    }
+
     /// The initializer of projections into the residual stream.
     fn output_initializer(&self) -> Initializer {
         Initializer::Normal {
             mean: 0.0,
-            std: 0.02 / (2.0 * self.config.layers as f64).sqrt(),
+            std: self.config.init_std / (2.0 * self.config.layers as f64).sqrt(),
         }
     }
 
@@ -104,6 +114,7 @@ impl ModelBuilder<'_> {
                 kernel: options.attention,
                 recompute,
                 sequence_parallel: options.sequence_parallel,
+                initializer: self.initializer(),
                 output_initializer: self.output_initializer(),
                 path,
                 ..latent.layer(config.hidden, config.heads)
@@ -120,12 +131,19 @@ impl ModelBuilder<'_> {
         let layer = SelfAttentionConfig {
             qkv_bias: config.qkv_bias,
             output_bias: config.output_bias,
-            qk_norm: config.qk_norm.then_some(config.norm_eps),
+            qk_norm: config.qk_norm.map(|kind| QkNorm {
+                kind,
+                epsilon: config.norm_eps,
+                zero_centered_gamma: config.zero_centered_gamma,
+            }),
+            softmax_scale: config.softmax_scale(),
+            soft_cap: config.attention_soft_cap,
             window: config.layer_window(index),
             dropout: options.dropout.attention,
             kernel: options.attention,
             recompute,
             sequence_parallel: options.sequence_parallel,
+            initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path,
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
@@ -140,6 +158,7 @@ impl ModelBuilder<'_> {
             bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.mlp")),
             ..MlpConfig::new(self.config.hidden, self.config.ffn)
@@ -158,6 +177,7 @@ impl ModelBuilder<'_> {
             activation: self.config.activation,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.moe")),
             ..experts.layer(self.config.hidden)

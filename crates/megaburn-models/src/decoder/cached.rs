@@ -9,7 +9,7 @@ use megaburn_parallel::{
     KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
 
-use super::{Block, Decoder, ModelOptions, model::DecoderParts};
+use super::{Block, Decoder, ModelOptions, model::DecoderParts, rotary::Ropes};
 
 /// The KV cache of a model on one rank: keys and values of several sequences, for all layers.
 #[derive(Clone, Debug)]
@@ -147,10 +147,7 @@ impl Decoder {
         assert!(!next.is_empty() && next.iter().all(|(_, tokens)| !tokens.is_empty()));
         let packed = cache.packed(next, &self.parts.cp);
         let positions = packed.own(&packed.positions(), 0);
-        let rope = self.config().rope().map(|config| {
-            let table = config.init(positions.iter().copied(), device);
-            table.expect("the configuration was validated")
-        });
+        let ropes = Ropes::new(self.config(), positions.iter().copied(), device);
         let x = x.unwrap_or_else(|| {
             let tokens = next
                 .iter()
@@ -162,7 +159,7 @@ impl Decoder {
         let layers = &mut cache.layers[self.parts.stages[chunk].layers.clone()];
         let mut x = Residual::from(x);
         for (block, layer) in self.blocks_of(chunk).zip(layers) {
-            x = block.forward_cached(x, rope.as_ref(), &packed, layer);
+            x = block.forward_cached(x, &ropes, &packed, layer);
         }
         x.sum()
     }

@@ -1,11 +1,13 @@
 //! The sizes and the parts of a decoder.
 
-use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling};
 use megaburn_mesh::{ExpertShape, Layout, ModelShape};
-use megaburn_parallel::{Activation, NormKind};
+use megaburn_parallel::{Activation, NormKind, QkNormKind};
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Mla};
+use super::{
+    BlockOrder, Experts, Mla, Multipliers, NormPlacement, Positions,
+    parts::{is_default, read_qk_norm, write_qk_norm},
+};
 use crate::{error::ModelError, families::Family, flops::FlopShape};
 
 /// The sizes of a decoder and the parts of its blocks. [`Family::template`] has the parts of each
@@ -37,6 +39,16 @@ pub struct DecoderConfig {
     pub norm: NormKind,
     /// Epsilon of the norms.
     pub norm_eps: f64,
+    /// Where the norms of a block are.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub norm_placement: NormPlacement,
+    /// Whether norms scale by `1 + gamma`, with gamma starting at zero (Gemma; Megatron's
+    /// `--apply-layernorm-1p`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub zero_centered_gamma: bool,
+    /// In what order a block applies attention and MLP.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub block_order: BlockOrder,
     /// The activation function of the MLP.
     pub activation: Activation,
     /// Whether queries, keys and values have biases.
@@ -45,8 +57,21 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Whether the matrices of the MLP have biases.
     pub mlp_bias: bool,
-    /// Whether the queries and keys of each head are normalised before the rotation.
-    pub qk_norm: bool,
+    /// What is normalised of the queries and keys, before the rotation.
+    #[serde(deserialize_with = "read_qk_norm", serialize_with = "write_qk_norm")]
+    pub qk_norm: Option<QkNormKind>,
+    /// Factor of the attention scores; `None` is `head_dim^-0.5`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention_scale: Option<f64>,
+    /// Attention scores are `cap * tanh(score / cap)` before the softmax (Gemma 2).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention_soft_cap: Option<f64>,
+    /// Logits are `cap * tanh(logit / cap)` (Gemma 2).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub logits_soft_cap: Option<f64>,
+    /// Constant factors.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub multipliers: Multipliers,
     /// Sliding window: positions that a query sees, including its own; `None` for full causal
     /// attention.
     pub window: Option<usize>,
@@ -54,6 +79,13 @@ pub struct DecoderConfig {
     pub full_layers: Vec<usize>,
     /// Whether the embedding is also the output projection.
     pub tied: bool,
+    /// Standard deviation of fresh weights. Projections into the residual stream have
+    /// `init_std / sqrt(2 layers)`.
+    #[serde(
+        default = "megatron_init_std",
+        skip_serializing_if = "is_megatron_init_std"
+    )]
+    pub init_std: f64,
     /// Experts in place of the MLP; `None` if every layer has an MLP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
@@ -70,20 +102,13 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// How positions enter a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum Positions {
-    /// Rotary embeddings (RoPE): queries and keys are rotated by their position.
-    Rotary {
-        /// Base of the frequencies.
-        theta: f64,
-        /// RoPE scaling: changes the frequencies for longer contexts.
-        scaling: RopeScaling,
-    },
-    /// A learned vector per position is added to the token embedding; there are `max_seq_len` of
-    /// them.
-    Learned,
+/// The default of Megatron's `--init-method-std`.
+pub(crate) fn megatron_init_std() -> f64 {
+    0.02
+}
+
+fn is_megatron_init_std(std: &f64) -> bool {
+    *std == megatron_init_std()
 }
 
 impl DecoderConfig {
@@ -153,6 +178,11 @@ impl DecoderConfig {
         }
     }
 
+    /// Whether the model has a vector for each position, so that it cannot read longer sequences.
+    pub fn learns_positions(&self) -> bool {
+        self.positions == Positions::Learned
+    }
+
     /// Number of blocks, including the blocks of multi-token prediction.
     pub fn num_blocks(&self) -> usize {
         self.layers + self.mtp_layers
@@ -183,41 +213,8 @@ impl DecoderConfig {
 
     /// The layer whose parts block `index` has: blocks of multi-token prediction are like the last
     /// layer.
-    fn kind_of(&self, index: usize) -> usize {
+    pub(super) fn kind_of(&self, index: usize) -> usize {
         index.min(self.layers.saturating_sub(1))
-    }
-
-    /// The rotary embedding, if the model has one: of all features of a head, or of the rotated
-    /// ones in latent attention.
-    pub fn rope(&self) -> Option<RopeConfig> {
-        let Positions::Rotary { theta, scaling } = &self.positions else {
-            return None;
-        };
-        let (features, layout) = match &self.latent {
-            Some(Mla {
-                qk_rope_head_dim,
-                interleaved: true,
-                ..
-            }) => (*qk_rope_head_dim, RopeLayout::Interleaved),
-            Some(latent) => (latent.qk_rope_head_dim, RopeLayout::Halves),
-            None => (self.head_dim, RopeLayout::Halves),
-        };
-        let rope = RopeConfig::new(features)
-            .with_theta(*theta)
-            .with_scaling(scaling.clone());
-        Some(rope.with_layout(layout))
-    }
-
-    /// The softmax scale of latent attention if it is not `head_dim^-0.5`: with YaRN, DeepSeek
-    /// multiplies it by a factor.
-    pub(super) fn softmax_scale(&self) -> Option<f64> {
-        match &self.positions {
-            Positions::Rotary {
-                scaling: RopeScaling::Yarn(yarn),
-                ..
-            } => Some((self.head_dim as f64).powf(-0.5) * yarn.score_factor()),
-            _ => None,
-        }
     }
 
     /// The sizes that enter Megatron's FLOP formula.

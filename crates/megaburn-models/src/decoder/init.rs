@@ -9,13 +9,13 @@ use megaburn_parallel::{
 use megaburn_pipeline::StageLayers;
 
 use super::{
-    Block, Decoder, DecoderConfig, ModelGroups, ModelOptions, Positions, builder::ModelBuilder,
+    Block, Decoder, DecoderConfig, ModelGroups, ModelOptions, builder::ModelBuilder,
     model::DecoderParts, recompute_options::BlockRecompute,
 };
 use crate::error::ModelError;
 
 impl DecoderConfig {
-    /// Initialises this rank's shard of a new model: normal with deviation 0.02, the projections
+    /// Initialises this rank's shard of a new model: normal with deviation `init_std`, the projections
     /// into the residual stream scaled down by `sqrt(2 layers)` (Megatron's default), biases zero.
     /// A parameter is initialised at its first use, so a parameter that is loaded before costs
     /// nothing.
@@ -54,6 +54,7 @@ impl DecoderConfig {
         let groups = groups.into();
         let group = &groups.layers.tp;
         self.validate()?;
+        self.check_options(options)?;
         if let Some(experts) = &self.experts {
             experts.check_grid(&groups.layers)?;
         }
@@ -75,11 +76,12 @@ impl DecoderConfig {
         let positions = || {
             PositionEmbeddingConfig::new(self.max_seq_len, self.hidden)
                 .with_sequence_parallel(options.sequence_parallel)
+                .with_initializer(build.initializer())
                 .with_name("positions")
                 .init(group, device)
         };
         let reads_again = ends && (self.tied || self.mtp_layers > 0);
-        let has_positions = begins && self.positions == Positions::Learned;
+        let has_positions = begins && self.learns_positions();
         Ok(Decoder {
             embedding: (begins || reads_again).then(embedding).transpose()?,
             positions: has_positions.then(positions).transpose()?,
@@ -98,7 +100,7 @@ impl DecoderConfig {
                 group: group.clone(),
                 zigzag: build.zigzag,
                 cp: groups.cp.clone(),
-                rope: Arc::default(),
+                ropes: Arc::default(),
             },
         })
     }

@@ -6,7 +6,7 @@ use burn::{
     tensor::Tensor,
 };
 use megaburn_collective::{Group, region::gather_from_last_dim};
-use megaburn_kernels::{RopeTable, add_positions, sum_all};
+use megaburn_kernels::{add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ActivationOffload, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
@@ -14,7 +14,7 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig, ModelOptions};
+use super::{Block, DecoderConfig, ModelOptions, rotary::Ropes};
 
 /// A decoder-only transformer: the layers of one or more stages of a pipeline, or without a
 /// pipeline the whole model. Parts of other ranks are `None`. Every parameter has the same path as
@@ -63,8 +63,8 @@ pub(super) struct DecoderParts {
     pub(super) cp: Group,
     /// The chunks of each sequence that this rank holds.
     pub(super) zigzag: Zigzag,
-    /// The rotary table of the last device and sequence length, which all calls of a run share.
-    pub(super) rope: Arc<Mutex<Option<(Device, Zigzag, RopeTable)>>>,
+    /// The rotary tables of the last device and sequence length, which all calls of a run share.
+    pub(super) ropes: Arc<Mutex<Option<(Device, Zigzag, Ropes)>>>,
 }
 
 impl Decoder {
@@ -149,9 +149,10 @@ impl Decoder {
 
     pub(super) fn embed_tokens(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let embedding = self.embedding.as_ref();
-        embedding
+        let x = embedding
             .expect("the first stage, and one whose loss needs it, has the embedding")
-            .forward(tokens)
+            .forward(tokens);
+        scaled(x, self.parts.config.multipliers.embedding)
     }
 
     /// [`loss`](Self::loss), computed from the output of the last norm.
@@ -160,19 +161,32 @@ impl Decoder {
         let losses = if self.parts.options.fused_linear_cross_entropy {
             self.output().losses(normed, labels, loss)
         } else {
-            loss.forward(self.output().logits(normed), labels)
+            loss.forward(self.capped(self.output().logits(normed)), labels)
         };
         sum_all(losses)
     }
 
     /// `head(norm(x))`: the logits of this rank's part of the vocabulary.
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
-        self.output().logits(self.final_norm(x))
+        self.capped(self.output().logits(self.final_norm(x)))
     }
 
+    /// The logits after the soft cap, if the model has one.
+    fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
+        match self.parts.config.logits_soft_cap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
+    }
+
+    /// The norm of the stream, divided by the divisor of the logits, which are linear in it.
     pub(super) fn final_norm(&self, x: Residual) -> Recomputable<3> {
         let norm = self.norm.as_ref();
-        x.normed(norm.expect("the last stage has the norm and the head"))
+        let normed = x.normed(norm.expect("the last stage has the norm and the head"));
+        match self.parts.config.multipliers.logits_scaling {
+            1.0 => normed,
+            divisor => scaled(normed.into_tensor(), divisor.recip()).into(),
+        }
     }
 
     /// The output projection.
@@ -186,6 +200,10 @@ impl Decoder {
         let logits = gather_from_last_dim(logits, &self.parts.group);
         logits.narrow(2, 0, self.parts.config.vocab)
     }
+}
+
+fn scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
+    if factor == 1.0 { x } else { x * factor }
 }
 
 impl Sharded for Decoder {

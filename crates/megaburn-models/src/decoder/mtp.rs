@@ -4,7 +4,7 @@
 //! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>,
 //! section 2.2; Megatron-LM `megatron/core/transformer/multi_token_prediction.py`.
 
-use burn::{module::Module, nn::Initializer, tensor::Tensor};
+use burn::{module::Module, tensor::Tensor};
 use megaburn_parallel::{
     BatchContext, Norm, ParallelDropout, PlanBuilder, ReplicatedLinear, ReplicatedLinearConfig,
     Residual, Sharded,
@@ -57,10 +57,7 @@ impl Mtp {
         let hidden = build.config.hidden;
         let eh_proj = ReplicatedLinearConfig::new(2 * hidden, hidden)
             .with_sequence_parallel(build.options.sequence_parallel)
-            .with_initializer(Initializer::Normal {
-                mean: 0.0,
-                std: 0.02,
-            })
+            .with_initializer(build.initializer())
             .with_path(Some(format!("blocks.{index}.mtp.eh_proj")))
             .init(&build.groups.layers.tp, build.device)?;
         Ok(Self {

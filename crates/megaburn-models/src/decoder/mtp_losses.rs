@@ -2,10 +2,9 @@
 //! made from the one before.
 
 use burn::{prelude::Int, tensor::Tensor};
-use megaburn_kernels::RopeTable;
 use megaburn_parallel::{BatchContext, Recomputable, Residual, SelectiveSave, recomputed};
 
-use super::{Block, Decoder, MtpTargets, StageLosses};
+use super::{Block, Decoder, MtpTargets, StageLosses, rotary::Ropes};
 
 impl Block {
     /// The output of a depth, from the embeddings of its tokens and the output of the depth before.
@@ -16,11 +15,11 @@ impl Block {
         &self,
         vectors: Tensor<3>,
         before: Tensor<3>,
-        rope: Option<&RopeTable>,
+        ropes: &Ropes,
         batch: &BatchContext,
     ) -> Recomputable<3> {
         let mtp = self.mtp.as_ref().expect("the block is an MTP block");
-        let x = self.forward(mtp.joined(vectors, before, batch), rope, batch);
+        let x = self.forward(mtp.joined(vectors, before, batch), ropes, batch);
         x.normed(&mtp.norm)
     }
 
@@ -29,12 +28,12 @@ impl Block {
         &self,
         vectors: Tensor<3>,
         before: Tensor<3>,
-        rope: Option<RopeTable>,
+        ropes: Ropes,
         batch: BatchContext,
     ) -> Recomputable<3> {
         let inputs = [vectors.into(), before.into()];
         let [x] = recomputed(self, inputs, move |block, [vectors, before]| {
-            let x = block.predict(vectors, before, rope.as_ref(), &batch);
+            let x = block.predict(vectors, before, &ropes, &batch);
             [x.into_tensor()]
         });
         x.into()
@@ -80,7 +79,7 @@ impl Decoder {
                 ..batch.clone()
             };
             let last = before.into_tensor();
-            let rope = self.rope(self.num_tokens(&last), &batch, &last.device().inner());
+            let ropes = self.ropes(self.num_tokens(&last), &batch, &last.device().inner());
             let vectors = self.embed_tokens(targets.tokens.clone());
             before = if recompute.recomputes_mtp(num_blocks + depth) {
                 let saved = recompute.selective_save(&vectors.device());
@@ -88,11 +87,11 @@ impl Decoder {
                     saved_attention: saved.clone(),
                     ..batch
                 };
-                let x = block.predict_recomputed(vectors, last, rope, batch);
+                let x = block.predict_recomputed(vectors, last, ropes, batch);
                 saved.iter().for_each(SelectiveSave::end_forward);
                 x
             } else {
-                block.predict(vectors, last, rope.as_ref(), &batch)
+                block.predict(vectors, last, &ropes, &batch)
             };
             mtp.push(self.loss_of(before.clone(), targets.labels.clone()));
         }

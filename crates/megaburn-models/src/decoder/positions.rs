@@ -1,11 +1,10 @@
 use std::sync::PoisonError;
 
 use burn::prelude::Device;
-use megaburn_kernels::RopeTable;
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{BatchContext, ContextParallel, PackedDocuments};
 
-use super::{Decoder, Positions};
+use super::{Decoder, rotary::Ropes};
 
 impl Decoder {
     /// The chunks of each sequence that this rank holds.
@@ -27,7 +26,7 @@ impl Decoder {
     /// them; otherwise none.
     pub(super) fn learned_positions(&self, len: usize, batch: &BatchContext) -> Vec<Vec<usize>> {
         let zigzag = self.zigzag_of(batch);
-        if self.config().positions == Positions::Learned {
+        if self.config().learns_positions() {
             self.positions_of(len * zigzag.ranks(), zigzag, batch.documents.as_ref())
         } else {
             Vec::new()
@@ -65,42 +64,36 @@ impl Decoder {
         }
     }
 
-    /// The rotary table of a batch whose sequences have `len` tokens on this rank.
-    pub(super) fn rope(
-        &self,
-        len: usize,
-        batch: &BatchContext,
-        device: &Device,
-    ) -> Option<RopeTable> {
+    /// The rotary tables of a batch whose sequences have `len` tokens on this rank.
+    pub(super) fn ropes(&self, len: usize, batch: &BatchContext, device: &Device) -> Ropes {
         let zigzag = self.zigzag_of(batch);
         let len = len * zigzag.ranks();
         match batch.documents.as_ref() {
-            None => self.rope_table(len, zigzag, device),
+            _ if self.parts.config.positions.rotary().is_none() => Ropes::default(),
+            None => self.rope_tables(len, zigzag, device),
             documents => {
-                // Positions restart in each document, so the table of the model's longest sequence
-                // has all of them.
-                let table = self.rope_table(self.config().max_seq_len, Zigzag::WHOLE, device)?;
-                Some(table.rows(&self.positions_of(len, zigzag, documents)))
+                // Positions restart in each document, so the tables of the model's longest sequence
+                // have all of them.
+                let tables = self.rope_tables(self.config().max_seq_len, Zigzag::WHOLE, device);
+                tables.rows(&self.positions_of(len, zigzag, documents))
             }
         }
     }
 
-    /// The rotary table of the chunks of `zigzag` in sequences of `seq_len` tokens.
-    fn rope_table(&self, seq_len: usize, zigzag: Zigzag, device: &Device) -> Option<RopeTable> {
-        let config = self.parts.config.rope()?;
+    /// The rotary tables of the chunks of `zigzag` in sequences of `seq_len` tokens.
+    fn rope_tables(&self, seq_len: usize, zigzag: Zigzag, device: &Device) -> Ropes {
         let mut cached = self
             .parts
-            .rope
+            .ropes
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some((place, held, table)) = &*cached
-            && (place, *held, table.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
+        if let Some((place, held, ropes)) = &*cached
+            && (place, *held, ropes.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
         {
-            return Some(table.clone());
+            return ropes.clone();
         }
-        let table = config.init(zigzag.positions(seq_len), device);
-        let table = table.expect("the configuration was validated");
-        *cached = Some((device.clone(), zigzag, table.clone()));
-        Some(table)
+        let ropes = Ropes::new(&self.parts.config, zigzag.positions(seq_len), device);
+        *cached = Some((device.clone(), zigzag, ropes.clone()));
+        ropes
     }
 }

@@ -1,11 +1,10 @@
 use burn::tensor::Tensor;
-use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
     BatchContext, Residual, SelectiveSave, checkpoint_residual, offload_residual,
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder};
+use super::{Block, Decoder, rotary::Ropes};
 
 impl Decoder {
     /// The residual stream after stage `chunk` of this rank, from the [embeddings](Self::embed) or
@@ -19,7 +18,7 @@ impl Decoder {
     /// If there is no such stage, or a training batch whose tokens key dropout masks has
     /// context-parallel ranks of its own: the masks depend on the chunks of the model's ranks.
     pub fn forward_stage(&self, chunk: usize, x: Tensor<3>, batch: &BatchContext) -> Residual {
-        let rope = self.rope(self.num_tokens(&x), batch, &x.device().inner());
+        let ropes = self.ropes(self.num_tokens(&x), batch, &x.device().inner());
         let blocks: Vec<&Block> = self.blocks_of(chunk).collect();
         self.parts.offload.begin();
         let mut x = Residual::from(x);
@@ -31,9 +30,9 @@ impl Decoder {
             let blocks = blocks[segment.blocks].iter().copied();
             x = if segment.recomputed {
                 let blocks = blocks.cloned().collect();
-                self.forward_recomputed(blocks, x, rope.clone(), batch, keep_on_device)
+                self.forward_recomputed(blocks, x, ropes.clone(), batch, keep_on_device)
             } else {
-                forward_blocks(blocks, x, rope.as_ref(), batch)
+                forward_blocks(blocks, x, &ropes, batch)
             };
         }
         x
@@ -45,7 +44,7 @@ impl Decoder {
         &self,
         blocks: Vec<Block>,
         x: Residual,
-        rope: Option<RopeTable>,
+        ropes: Ropes,
         batch: &BatchContext,
         keep_on_device: bool,
     ) -> Residual {
@@ -55,13 +54,12 @@ impl Decoder {
             saved_attention: saved.clone(),
             ..batch.clone()
         };
-        let forward = move |blocks: &Vec<Block>, x: Residual| {
-            forward_blocks(blocks, x, rope.as_ref(), &batch)
-        };
+        let forward =
+            move |blocks: &Vec<Block>, x: Residual| forward_blocks(blocks, x, &ropes, &batch);
         let x = if recompute.offload {
             offload_residual(&blocks, x, &self.parts.offload, keep_on_device, forward)
         } else {
-            checkpoint_residual(&blocks, &blocks[0].attention_norm, x, forward)
+            checkpoint_residual(&blocks, blocks[0].attention_norm.as_ref(), x, forward)
         };
         saved.iter().for_each(SelectiveSave::end_forward);
         x
@@ -113,11 +111,11 @@ impl Decoder {
 fn forward_blocks<'a>(
     blocks: impl IntoIterator<Item = &'a Block>,
     mut x: Residual,
-    rope: Option<&RopeTable>,
+    ropes: &Ropes,
     batch: &BatchContext,
 ) -> Residual {
     for block in blocks {
-        x = block.forward(x, rope, batch);
+        x = block.forward(x, ropes, batch);
     }
     x
 }

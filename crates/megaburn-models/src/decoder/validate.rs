@@ -1,7 +1,7 @@
 //! The check that a model of a configuration can exist.
 
 use super::{
-    DecoderConfig, Mla, Positions,
+    BlockOrder, DecoderConfig, Mla, ModelOptions, NormPlacement, Positions,
     limits::{LARGEST, MOST_LAYERS, MOST_PARAMS},
 };
 use crate::error::ModelError;
@@ -58,9 +58,11 @@ impl DecoderConfig {
             latent.validate()?;
             self.check_latent(latent)?;
         }
-        if let Some(rope) = self.rope() {
+        for rope in [self.rope(), self.window_rope()].into_iter().flatten() {
             rope.frequencies()?;
         }
+        self.check_factors()?;
+        self.check_parts()?;
         if let Some(experts) = &self.experts {
             experts.validate(self.layers)?;
         }
@@ -71,6 +73,71 @@ impl DecoderConfig {
             ));
         }
         Ok(())
+    }
+
+    /// Refuses factors that are not numbers in their range.
+    fn check_factors(&self) -> Result<(), ModelError> {
+        let factors = [
+            ("attention_scale", self.attention_scale),
+            ("attention_soft_cap", self.attention_soft_cap),
+            ("logits_soft_cap", self.logits_soft_cap),
+            ("multipliers.embedding", Some(self.multipliers.embedding)),
+            ("multipliers.residual", Some(self.multipliers.residual)),
+            (
+                "multipliers.logits_scaling",
+                Some(self.multipliers.logits_scaling),
+            ),
+            ("init_std", Some(self.init_std)),
+        ];
+        let wrong = |factor: &f64| !(factor.is_finite() && *factor > 0.0);
+        let mut found = factors
+            .into_iter()
+            .filter_map(|(name, of)| Some((name, of?)));
+        match found.find(|(_, factor)| wrong(factor)) {
+            Some((name, factor)) => Err(ModelError::Config(format!(
+                "`{name}` is {factor}, but must be positive and finite"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses parts that do not go together.
+    fn check_parts(&self) -> Result<(), ModelError> {
+        let refuse = |why: String| Err(ModelError::Config(why));
+        let shares_norm = self.block_order == BlockOrder::ParallelSharedNorm;
+        if shares_norm && self.norm_placement != NormPlacement::Pre {
+            return refuse(
+                "`block_order` parallel_shared_norm needs `norm_placement` pre: attention and MLP \
+                share the norm before them"
+                    .into(),
+            );
+        }
+        if let Some(rotary) = self.positions.rotary() {
+            let layers = self.layers;
+            if let Some(layer) = rotary.unrotated_layers.iter().find(|&&at| at >= layers) {
+                return refuse(format!(
+                    "`unrotated_layers` names layer {layer}, but the model has {layers} layers"
+                ));
+            }
+            if rotary.window_theta.is_some() && self.window.is_none() {
+                return refuse(
+                    "`window_theta` is set, but the model has no `window` whose layers use it"
+                        .into(),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses options that do not go together with the parts of the model.
+    pub(super) fn check_options(&self, options: &ModelOptions) -> Result<(), ModelError> {
+        match self.logits_soft_cap {
+            Some(cap) if options.fused_linear_cross_entropy => Err(ModelError::Config(format!(
+                "`logits_soft_cap` is {cap}, which the fused linear cross-entropy does not \
+                compute: turn the fused loss off"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses sizes and parts of the model that its latent attention does not support.
@@ -100,10 +167,21 @@ impl DecoderConfig {
         }
         let others = [
             ("window", self.window.is_some()),
-            ("qk_norm", self.qk_norm),
+            ("qk_norm", self.qk_norm.is_some()),
+            ("attention_soft_cap", self.attention_soft_cap.is_some()),
+            (
+                "rotary percent",
+                self.positions
+                    .rotary()
+                    .is_some_and(|rotary| rotary.percent != 1.0),
+            ),
             ("qkv_bias", self.qkv_bias),
             ("output_bias", self.output_bias),
-            ("positions", self.positions == Positions::Learned),
+            ("learned positions", self.positions == Positions::Learned),
+            (
+                "a model without positions",
+                self.positions == Positions::None,
+            ),
         ];
         match others.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => refuse(format!("latent attention does not support `{name}`")),

@@ -33,11 +33,28 @@ pub enum Family {
     /// DeepSeek-V3 and R1.
     #[serde(rename = "deepseek_v3")]
     DeepseekV3,
+    /// Gemma 2.
+    Gemma2,
+    /// Gemma 3, the text model.
+    #[serde(rename = "gemma3_text")]
+    Gemma3,
+    /// Phi-3 and Phi-4.
+    Phi3,
+    /// OLMo 2.
+    Olmo2,
+    /// OLMoE, with experts.
+    Olmoe,
+    /// Granite 3, dense.
+    Granite,
+    /// StarCoder2.
+    Starcoder2,
+    /// Nemotron-3 and 4, Minitron.
+    Nemotron,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 17] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -47,6 +64,14 @@ impl Family {
         Self::Qwen3Moe,
         Self::DeepseekV2,
         Self::DeepseekV3,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::Phi3,
+        Self::Olmo2,
+        Self::Olmoe,
+        Self::Granite,
+        Self::Starcoder2,
+        Self::Nemotron,
     ];
 }
 

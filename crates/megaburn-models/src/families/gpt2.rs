@@ -21,6 +21,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     layer: "transformer.h.*.",
     defaults: &[DEFAULTS],
     template,
+    follow: |_| {},
     read,
     write,
 };
@@ -154,7 +155,7 @@ fn write(config: &DecoderConfig) -> Value {
         "activation_function": match config.activation {
             Activation::Gelu => "gelu",
             Activation::Relu => "relu",
-            Activation::GeluTanh | Activation::SwiGlu => "gelu_new",
+            _ => "gelu_new",
         },
         "n_embd": config.hidden,
         "n_inner": config.ffn,

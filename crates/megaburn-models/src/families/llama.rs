@@ -5,13 +5,14 @@
 //! Source: Touvron et al., "Llama 2" (2023); Grattafiori et al., "The Llama 3 herd of models"
 //! (2024).
 
-use megaburn_kernels::RopeScaling;
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, rotary::rope_parameters};
 use crate::{
-    decoder::{DecoderConfig, Positions},
+    decoder::{
+        BlockOrder, DecoderConfig, Multipliers, NormPlacement, Positions, Rotary, megatron_init_std,
+    },
     hf::Key,
 };
 
@@ -24,6 +25,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     layer: "model.layers.*.",
     defaults: &[DEFAULTS, COMMON],
     template,
+    follow: |_| {},
     read,
     write,
 };
@@ -39,20 +41,25 @@ pub(super) fn template() -> DecoderConfig {
         kv_heads: 2,
         head_dim: 32,
         max_seq_len: 128,
-        positions: Positions::Rotary {
-            theta: 10_000.0,
-            scaling: RopeScaling::None,
-        },
+        positions: Positions::Rotary(Rotary::new(10_000.0)),
         norm: NormKind::Rms,
         norm_eps: 1e-5,
+        norm_placement: NormPlacement::Pre,
+        zero_centered_gamma: false,
+        block_order: BlockOrder::Serial,
         activation: Activation::SwiGlu,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
-        qk_norm: false,
+        qk_norm: None,
+        attention_scale: None,
+        attention_soft_cap: None,
+        logits_soft_cap: None,
+        multipliers: Multipliers::default(),
         window: None,
         full_layers: Vec::new(),
         tied: false,
+        init_std: megatron_init_std(),
         experts: None,
         latent: None,
         mtp_layers: 0,
@@ -154,6 +161,19 @@ pub(super) fn read_sizes(
     template: DecoderConfig,
 ) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "silu")?;
+    Ok(DecoderConfig {
+        positions: Positions::Rotary(json.rotary()?),
+        norm_eps: json.number("rms_norm_eps")?,
+        ..read_plain_sizes(json, template)?
+    })
+}
+
+/// Reads the sizes that all families with Llama's names of keys have. The activation, the positions
+/// and the epsilon of norms are the family's own.
+pub(super) fn read_plain_sizes(
+    json: &HfJson<'_>,
+    template: DecoderConfig,
+) -> Result<DecoderConfig, String> {
     let hidden = json.size("hidden_size")?;
     let heads = json.size("num_attention_heads")?;
     Ok(DecoderConfig {
@@ -167,8 +187,6 @@ pub(super) fn read_sizes(
             .optional_size("head_dim")?
             .unwrap_or(hidden / heads.max(1)),
         max_seq_len: json.size("max_position_embeddings")?,
-        positions: json.rotary()?,
-        norm_eps: json.number("rms_norm_eps")?,
         tied: json.flag("tie_word_embeddings")?,
         ..template
     })
@@ -198,6 +216,12 @@ pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope_parameters(&config.positions),
     })
+}
+
+/// Gives a key of `json` another name.
+pub(super) fn rename(json: &mut Value, from: &str, to: &str) {
+    let value = json.as_object_mut().and_then(|keys| keys.remove(from));
+    json[to] = value.unwrap_or_default();
 }
 
 fn write(config: &DecoderConfig) -> Value {

@@ -8,15 +8,23 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod defaults;
 mod family;
+mod gemma2;
+mod gemma3;
 mod gpt2;
+mod granite;
 mod json;
 mod llama;
 mod mistral;
 mod mixtral;
+mod nemotron;
+mod olmo2;
+mod olmoe;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 mod rotary;
+mod starcoder2;
 mod unread;
 
 use std::path::Path;
@@ -45,6 +53,8 @@ pub struct FamilySpec {
     pub layer: &'static str,
     /// The parts of the family's block, with the sizes of a tiny model.
     pub template: fn() -> DecoderConfig,
+    /// Sets the parts that follow from a model's sizes, such as the layers with a window.
+    pub follow: fn(&mut DecoderConfig),
     /// The meaning in Transformers of optional keys of `config.json` that have no value. If a key
     /// has two defaults, the first one applies.
     pub defaults: &'static [&'static [KeyDefault]],
@@ -67,6 +77,14 @@ impl Family {
             Self::Qwen3Moe => &qwen3_moe::SPEC,
             Self::DeepseekV2 => &deepseek_v2::SPEC,
             Self::DeepseekV3 => &deepseek_v3::SPEC,
+            Self::Gemma2 => &gemma2::SPEC,
+            Self::Gemma3 => &gemma3::SPEC,
+            Self::Phi3 => &phi3::SPEC,
+            Self::Olmo2 => &olmo2::SPEC,
+            Self::Olmoe => &olmoe::SPEC,
+            Self::Granite => &granite::SPEC,
+            Self::Starcoder2 => &starcoder2::SPEC,
+            Self::Nemotron => &nemotron::SPEC,
         }
     }
 
@@ -117,7 +135,16 @@ impl DecoderConfig {
     /// The first field that would be lost.
     pub fn check_sayable(&self) -> Result<(), ModelError> {
         let said = read(&self.to_hf()).map_err(ModelError::Config)?;
-        let [said, own] = [serde_json::json!(said), serde_json::json!(self)];
+        // Without a window, no layer differs from the others. Fresh weights are not described.
+        let comparable = |config: &Self| Self {
+            full_layers: match config.window {
+                Some(_) => config.full_layers.clone(),
+                None => Vec::new(),
+            },
+            init_std: self.init_std,
+            ..config.clone()
+        };
+        let [said, own] = [&said, self].map(|config| serde_json::json!(comparable(config)));
         let fields = own.as_object().into_iter().flatten();
         match fields
             .into_iter()

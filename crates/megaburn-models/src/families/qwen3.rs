@@ -3,6 +3,7 @@
 //!
 //! Source: Yang et al., "Qwen3 technical report" (2025).
 
+use megaburn_parallel::QkNormKind;
 use serde_json::Value;
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen2};
@@ -22,7 +23,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 pub(super) fn template() -> DecoderConfig {
     DecoderConfig {
         family: Family::Qwen3,
-        qk_norm: true,
+        qk_norm: Some(QkNormKind::Head),
         norm_eps: 1e-6,
         ..llama::template()
     }

@@ -5,7 +5,7 @@ use megaburn_kernels::{RopeScaling, YarnScaling};
 use serde_json::{Map, Value, json};
 
 use super::HfJson;
-use crate::decoder::Positions;
+use crate::decoder::{Positions, Rotary};
 
 impl HfJson<'_> {
     /// Reads rotary positions from today's `rope_parameters`, or from `rope_theta` and
@@ -16,7 +16,23 @@ impl HfJson<'_> {
     ///
     /// # Errors
     /// The kind of scaling is not supported, or its numbers are missing.
-    pub fn rotary(&self) -> Result<Positions, String> {
+    pub fn rotary(&self) -> Result<Rotary, String> {
+        let rotary = self.partial_rotary(1.0)?;
+        if rotary.percent == 1.0 {
+            return Ok(rotary);
+        }
+        let percent = rotary.percent;
+        Err(format!(
+            "`partial_rotary_factor` is {percent}, but only 1.0 is supported"
+        ))
+    }
+
+    /// Reads rotary positions of a part of each head, `partial_rotary_factor`, which is `percent` if
+    /// absent. Otherwise as [`rotary`](Self::rotary).
+    ///
+    /// # Errors
+    /// As [`rotary`](Self::rotary).
+    pub fn partial_rotary(&self, percent: f64) -> Result<Rotary, String> {
         let absent = Value::Object(Map::new());
         let found = ["rope_scaling", "rope_parameters"]
             .into_iter()
@@ -30,16 +46,20 @@ impl HfJson<'_> {
             return Err(format!("`{key}` is {rope}, expected an object"));
         }
         let inner = HfJson::new(rope, &[]);
+        let percent = match inner.optional_number("partial_rotary_factor")? {
+            Some(inside) => inside,
+            None => self
+                .optional_number("partial_rotary_factor")?
+                .unwrap_or(percent),
+        };
         let theta = match inner.optional_number("rope_theta")? {
             Some(theta) => theta,
             None => self.number("rope_theta")?,
         };
-        for json in [*self, inner] {
-            json.only("partial_rotary_factor", 1.0)?;
-        }
-        Ok(Positions::Rotary {
-            theta,
-            scaling: self.rope_scaling(inner)?,
+        let scaling = self.rope_scaling(inner)?;
+        Ok(Rotary {
+            percent,
+            ..Rotary::new(theta).with_scaling(scaling)
         })
     }
 
@@ -104,12 +124,26 @@ impl HfJson<'_> {
     }
 }
 
+/// The rotary positions of an object `rope` inside `rope_parameters`.
+pub(super) fn with_scaling(json: &HfJson<'_>, rope: &Value) -> Result<Rotary, String> {
+    let inner = HfJson::new(rope, &[]);
+    let rotary = Rotary::new(inner.number("rope_theta")?);
+    Ok(rotary.with_scaling(json.rope_scaling(inner)?))
+}
+
+/// Adds the fraction of a head that is rotated to the `rope_parameters` of `json`.
+pub(super) fn write_percent(positions: &Positions, json: &mut Value) {
+    if let Some(rotary) = positions.rotary() {
+        json["rope_parameters"]["partial_rotary_factor"] = rotary.percent.into();
+    }
+}
+
 /// `rope_parameters` in the form that Transformers writes.
 pub(super) fn rope_parameters(positions: &Positions) -> Value {
-    let Positions::Rotary { theta, scaling } = positions else {
+    let Some(rotary) = positions.rotary() else {
         return Value::Null;
     };
-    let mut rope = match scaling {
+    let mut rope = match &rotary.scaling {
         RopeScaling::None => json!({"rope_type": "default"}),
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         RopeScaling::Llama3 {
@@ -132,7 +166,7 @@ pub(super) fn rope_parameters(positions: &Positions) -> Value {
             "truncate": yarn.truncate,
         }),
     };
-    rope["rope_theta"] = (*theta).into();
+    rope["rope_theta"] = rotary.theta.into();
     if let Some(keys) = rope.as_object_mut() {
         keys.retain(|_, value| !value.is_null());
     }

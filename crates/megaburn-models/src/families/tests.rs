@@ -7,7 +7,6 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::decoder::Positions;
 use megaburn_kernels::RopeScaling;
 
 fn read_text(text: &str) -> Result<DecoderConfig, String> {
@@ -25,11 +24,12 @@ const LLAMA_3_1: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size":
 fn a_published_config_is_read() {
     let config = read_text(LLAMA_3_1).unwrap();
     assert_eq!(config.head_dim, 128);
-    let Positions::Rotary { theta, scaling } = &config.positions else {
-        panic!()
-    };
-    assert_eq!(*theta, 500000.0);
-    assert!(matches!(scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
+    let rotary = config.positions.rotary().unwrap();
+    assert_eq!(rotary.theta, 500000.0);
+    assert!(matches!(
+        rotary.scaling,
+        RopeScaling::Llama3 { factor: 8.0, .. }
+    ));
 }
 
 #[test]
@@ -59,15 +59,12 @@ fn yarn_means_what_transformers_means(
         json[key] = rope.clone();
         json[key][kind] = "yarn".into();
         let config = read(&json).unwrap();
-        let Positions::Rotary {
-            theta,
-            scaling: RopeScaling::Yarn(yarn),
-        } = &config.positions
-        else {
+        let rotary = config.positions.rotary().unwrap();
+        let RopeScaling::Yarn(yarn) = &rotary.scaling else {
             panic!("{:?}", config.positions)
         };
         assert_eq!(
-            (*theta, yarn.factor, yarn.original_max_position),
+            (rotary.theta, yarn.factor, yarn.original_max_position),
             (500000.0, factor, original)
         );
         assert_eq!((yarn.beta_fast, yarn.beta_slow), betas);

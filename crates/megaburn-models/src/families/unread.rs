@@ -51,6 +51,7 @@ const HARMLESS: &[&str] = &[
     "do_sample",
     "dtype",
     "embd_pdrop",
+    "embedding_dropout",
     "ep_size",
     "id2label",
     "initializer_range",
@@ -65,6 +66,7 @@ const HARMLESS: &[&str] = &[
     "pretraining_tp",
     "repetition_penalty",
     "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "router_aux_loss_coef",
     "seq_aux",
@@ -88,6 +90,7 @@ const HARMLESS: &[&str] = &[
     // These are read if they are present.
     "moe_layer_freq",
     "scoring_func",
+    "sliding_window_pattern",
     MTP_LAYERS,
 ];
 

@@ -20,6 +20,10 @@ pub(super) struct GroupedHeads {
     /// Query heads and key/value heads of this rank.
     pub(super) count: [usize; 2],
     pub(super) head_dim: usize,
+    /// Whether all heads together have one norm, with a scale for each of their features.
+    pub(super) norm_by_width: bool,
+    /// Epsilon of the norm without a scale over each query and key head, if there is one.
+    pub(super) l2_norm: Option<f64>,
 }
 
 /// How the projections of latents are divided.

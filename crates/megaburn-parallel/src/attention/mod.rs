@@ -5,6 +5,7 @@ mod core_attention;
 mod groups;
 mod heads;
 mod latent;
+mod qk_norm;
 mod self_attention;
 
 use burn::{module::Module, tensor::Tensor};
@@ -22,6 +23,7 @@ use core_attention::CoreAttention;
 pub use groups::AttentionGroups;
 use heads::Heads;
 pub use latent::MultiLatentAttentionConfig;
+pub use qk_norm::{QkNorm, QkNormKind};
 pub use self_attention::SelfAttentionConfig;
 
 /// Self-attention, its heads split over a group. [`SelfAttentionConfig`] builds it with grouped

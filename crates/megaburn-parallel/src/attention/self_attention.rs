@@ -6,13 +6,10 @@ use super::{
     Attention, AttentionGroups,
     core_attention::CoreConfig,
     heads::{GroupedHeads, Heads, rotated},
+    qk_norm::{QkNorm, l2_normed},
 };
 use crate::{
-    context::Mask,
-    error::ParallelError,
-    init::named,
-    linear::ParallelLinearConfig,
-    norm::{Norm, NormConfig},
+    context::Mask, error::ParallelError, init::named, linear::ParallelLinearConfig, norm::Norm,
     recomputable::Recomputable,
 };
 
@@ -36,9 +33,13 @@ pub struct SelfAttentionConfig {
     /// Whether the output projection has a bias.
     #[config(default = false)]
     pub output_bias: bool,
-    /// Epsilon of an RMS norm over each query and key head before the rotation (Qwen3); `None` has
-    /// no such norms.
-    pub qk_norm: Option<f64>,
+    /// RMS norms of queries and keys before the rotation; `None` has no such norms.
+    pub qk_norm: Option<QkNorm>,
+    /// Factor of the scores; `None` means `1 / sqrt(head_dim)`.
+    pub softmax_scale: Option<f64>,
+    /// Scores are `cap * tanh(score / cap)` before the softmax (Gemma 2); `None` leaves them as
+    /// they are.
+    pub soft_cap: Option<f64>,
     /// Whether a query attends to no later position.
     #[config(default = true)]
     pub causal: bool,
@@ -123,16 +124,18 @@ impl SelfAttentionConfig {
                 .with_sequence_parallel(sequence_parallel)
                 .init(group, device)
         };
-        let head_norm = || {
-            // Each rank normalizes its own heads, so the gradient of the scale is a sum over ranks.
-            let config = NormConfig::rms(head_dim).with_sequence_parallel(true);
-            self.qk_norm
-                .map(|epsilon| config.with_epsilon(epsilon).init(group, device))
+        let qk_norm = |field: &str, count: usize| {
+            let name = self.path.as_deref().unwrap_or("attention");
+            let norm =
+                |norm: &QkNorm| norm.init(heads(count), &format!("{name}.{field}"), group, device);
+            self.qk_norm.as_ref().map(norm).transpose()
         };
         let of_rank = [num_heads / ranks, (num_kv_heads / ranks).max(1)];
         let mask = Mask {
             causal: self.causal,
             window: self.window,
+            scale: self.softmax_scale,
+            soft_cap: self.soft_cap,
             kernel: self.kernel,
             ..Mask::default()
         };
@@ -144,17 +147,19 @@ impl SelfAttentionConfig {
             recompute: self.recompute,
             dropout: self.dropout,
         };
-        let heads = GroupedHeads {
+        let grouped = GroupedHeads {
             count: of_rank,
             head_dim,
+            norm_by_width: self.qk_norm.as_ref().is_some_and(QkNorm::is_by_width),
+            l2_norm: self.qk_norm.as_ref().and_then(QkNorm::l2_epsilon),
         };
         Ok(Attention {
             qkv: Some(layer(qkv, "qkv")?),
-            q_norm: head_norm(),
-            k_norm: head_norm(),
+            q_norm: qk_norm("q_norm", num_heads)?.flatten(),
+            k_norm: qk_norm("k_norm", num_kv_heads)?.flatten(),
             ..Attention::new(
                 layer(output, "output")?,
-                Heads::Grouped(heads),
+                Heads::Grouped(grouped),
                 core.init(&groups)?,
             )
         })
@@ -177,12 +182,15 @@ impl Attention {
         let GroupedHeads {
             count: [heads, kv_heads],
             head_dim,
+            norm_by_width,
+            l2_norm,
         } = *heads;
         let counts = [heads, kv_heads, kv_heads];
         // Backward reads the values, and the rotated copies of queries and keys. A view of the
         // values would keep the unrotated queries and keys alive as well. With norms there is
         // nothing to save: they keep their inputs anyway.
-        let alone = rope.is_some() && self.q_norm.is_none() && qkv.device().is_autodiff();
+        let has_norms = self.q_norm.is_some() || l2_norm.is_some();
+        let alone = rope.is_some() && !has_norms && qkv.device().is_autodiff();
         let cuts = [
             SliceMode::View,
             SliceMode::View,
@@ -193,16 +201,19 @@ impl Attention {
             },
         ];
         let parts = split_last_with(qkv, counts.map(|count| count * head_dim), cuts);
-        let [q, k, v] = parts.map(|part| {
-            let count = part.dims()[2] / head_dim;
-            part.reshape([seq, batch, count, head_dim])
-        });
-        let normed = |x: Tensor<4>, norm: &Option<Norm>| match norm {
-            Some(norm) => norm.forward(x),
-            None => x,
+        let by_head = |x: Tensor<3>| {
+            let count = x.dims()[2] / head_dim;
+            x.reshape([seq, batch, count, head_dim])
         };
+        let normed = |x: Tensor<3>, norm: &Option<Norm>| match (norm, l2_norm) {
+            (Some(norm), _) if norm_by_width => by_head(norm.forward(x)),
+            (Some(norm), _) => norm.forward(by_head(x)),
+            (None, Some(epsilon)) => l2_normed(by_head(x), epsilon),
+            (None, None) => by_head(x),
+        };
+        let [q, k, v] = parts;
         let q = rotated(normed(q, &self.q_norm), rope);
         let k = rotated(normed(k, &self.k_norm), rope);
-        [q, k, v]
+        [q, k, by_head(v)]
     }
 }

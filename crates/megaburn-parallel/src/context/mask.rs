@@ -83,6 +83,8 @@ pub(crate) struct Mask {
     pub(crate) window: Option<usize>,
     /// Factor of the scores; `None` means `1 / sqrt(d)` for heads of size `d`.
     pub(crate) scale: Option<f64>,
+    /// Scores are `cap * tanh(score / cap)`.
+    pub(crate) soft_cap: Option<f64>,
     /// Dropout, keyed by positions in the full sequences.
     pub(crate) dropout: Option<AttentionDropout>,
     pub(crate) documents: Option<PackedDocuments>,
@@ -100,6 +102,7 @@ impl Mask {
     pub(super) fn open(&self) -> AttentionOptions {
         AttentionOptions {
             scale: self.scale,
+            soft_cap: self.soft_cap,
             kernel: self.kernel,
             ..AttentionOptions::default()
         }

@@ -3,10 +3,11 @@ use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
-use super::{LinearPlan, ParallelLinear, replicas::ReplicatedParts};
+use super::{LinearPlan, ParallelLinear};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
+    replicated_parts::ReplicatedParts,
 };
 
 /// Which dimension of a linear layer's weight `[d_input, d_output]` is split over the group.

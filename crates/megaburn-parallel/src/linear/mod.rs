@@ -1,5 +1,4 @@
 mod config;
-mod replicas;
 mod replicated;
 
 use burn::{
@@ -22,9 +21,9 @@ pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 
 use crate::{
     recomputable::Recomputable,
+    replicated_parts::ReplicatedParts,
     shards::{PlanBuilder, Sharded},
 };
-use replicas::ReplicatedParts;
 
 /// A linear layer `Y = X W + b` split over a group of ranks.
 ///

@@ -5,7 +5,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
     Activation, Attention, Mlp, MlpConfig, Norm, NormConfig, NormKind, PositionEmbedding,
-    PositionEmbeddingConfig, Residual, SelfAttentionConfig,
+    PositionEmbeddingConfig, QkNorm, QkNormKind, Residual, SelfAttentionConfig,
 };
 use rstest::rstest;
 
@@ -33,7 +33,9 @@ fn norms_see_their_own_tokens_only(
     #[values((1, 2, 8), (3, 1, 7))] (per_rank, batch, hidden): (usize, usize, usize),
 ) {
     let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
-    let rms = NormConfig::rms(hidden).with_sequence_parallel(sequence_parallel);
+    let rms = NormConfig::rms(hidden)
+        .with_sequence_parallel(sequence_parallel)
+        .with_zero_centered_gamma(ranks == 2);
     let build = |group: &Group| Ok(rms.init(group, &autodiff()));
     assert_same_under_layout(&setting, build, Norm::forward);
     for bias in [true, false] {
@@ -120,7 +122,15 @@ fn a_gated_mlp_keeps_gate_and_up_together(
 fn an_mlp_has_each_activation(
     #[values(1, 2, 3, 4, 8)] ranks: usize,
     #[values(true, false)] sequence_parallel: bool,
-    #[values(Activation::Gelu, Activation::GeluTanh, Activation::Relu)] activation: Activation,
+    #[values(
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::SquaredRelu,
+        Activation::GeGlu,
+        Activation::GeGluTanh
+    )]
+    activation: Activation,
     #[values(true, false)] bias: bool,
 ) {
     let setting = residual(ranks, [2 * ranks, 3, 7], sequence_parallel);
@@ -170,8 +180,13 @@ fn attention_splits_its_heads(
     #[case] heads: usize,
     #[case] kv_heads: usize,
     #[values(true, false)] sequence_parallel: bool,
-    #[values((false, None, None), (true, Some(3), None), (false, None, Some(1e-6)))]
-    (bias, window, qk_norm): (bool, Option<usize>, Option<f64>),
+    #[values(
+        (false, None, None, None),
+        (true, Some(3), Some(QkNormKind::L2), Some(0.7)),
+        (false, None, Some(QkNormKind::Head), None),
+        (true, None, Some(QkNormKind::Width), None)
+    )]
+    (bias, window, qk_norm, soft_cap): (bool, Option<usize>, Option<QkNormKind>, Option<f64>),
 ) {
     for [per_rank, batch, hidden] in [[2, 2, 12], [3, 1, 7]] {
         let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
@@ -180,7 +195,9 @@ fn attention_splits_its_heads(
             .with_output_bias(bias)
             .with_sequence_parallel(sequence_parallel);
         config.window = window;
-        config.qk_norm = qk_norm;
+        config.qk_norm = qk_norm.map(|kind| QkNorm::new().with_kind(kind));
+        config.soft_cap = soft_cap;
+        config.softmax_scale = soft_cap;
         check_attention(&setting, config);
     }
 }

@@ -7,7 +7,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_kernels::{RopeConfig, RopeTable};
-use megaburn_parallel::{KvCache, Packed, SelfAttentionConfig};
+use megaburn_parallel::{KvCache, Packed, QkNorm, QkNormKind, SelfAttentionConfig};
 use rstest::rstest;
 
 use crate::support::{assert_close, fresh_seed, normal, on_ranks};
@@ -62,12 +62,8 @@ pub(crate) fn assert_goes_on(
 #[rstest]
 fn sequences_of_any_length_go_on_side_by_side(
     #[values(1, 2, 4)] ranks: usize,
-    #[values((4, 2, None, None), (8, 1, Some(3), Some(1e-6)))] (heads, kv_heads, window, qk_norm): (
-        usize,
-        usize,
-        Option<usize>,
-        Option<f64>,
-    ),
+    #[values((4, 2, None, None), (8, 1, Some(3), Some(QkNormKind::Head)))]
+    (heads, kv_heads, window, qk_norm): (usize, usize, Option<usize>, Option<QkNormKind>),
     #[values(true, false)] rotary: bool,
 ) {
     let seed = fresh_seed();
@@ -82,7 +78,8 @@ fn sequences_of_any_length_go_on_side_by_side(
             .with_sequence_parallel(ranks > 1)
             .with_name("attention");
         config.window = window;
-        config.qk_norm = qk_norm;
+        config.qk_norm = qk_norm.map(|kind| QkNorm::new().with_kind(kind));
+        config.soft_cap = window.map(|_| 0.9);
         let layer = config.init(&group, &device.clone().autodiff()).unwrap();
         let layer = layer.valid().whole_sequence();
         let rope = |positions: Vec<usize>| {

@@ -21,9 +21,8 @@ impl TrainConfig {
     /// The keys that differ from their defaults but have no effect because of another key's value.
     pub fn ineffective_keys(&self) -> Vec<IneffectiveKey> {
         // For a model that is read from `model.init` this is reported elsewhere.
-        let has_experts =
-            self.model.init.is_some() || self.model.family.template().experts.is_some();
-        let moe = ("moe", has_experts, "with a model.family that has experts");
+        let has_experts = self.model.init.is_some() || self.model.template().experts.is_some();
+        let moe = ("moe", has_experts, "with a model that has experts");
         let sections = [
             ("recompute", self.recompute.conditions()),
             ("optimizer", self.optimizer.conditions(self.train.dtype)),

@@ -174,7 +174,14 @@ mod tests {
         fn defaults(schema: &Value) -> Value {
             let mut found = Map::new();
             for (name, key) in schema["properties"].as_object().unwrap() {
-                let is_optional = ["experts", "latent", "rope_scaling", "batch_ramp", "fim"];
+                let is_optional = [
+                    "experts",
+                    "latent",
+                    "parts",
+                    "rope_scaling",
+                    "batch_ramp",
+                    "fim",
+                ];
                 if key["properties"].is_object() {
                     if !is_optional.contains(&name.as_str()) {
                         found.insert(name.clone(), defaults(key));
@@ -212,7 +219,9 @@ mod tests {
 
     #[rstest]
     #[case("/run/device", &["auto", "cpu", "cuda"])]
-    #[case("/model/family", &["gpt2", "llama", "mistral", "qwen2", "mixtral", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])]
+    #[case("/model/family", &["gpt2", "llama", "mistral", "qwen2", "mixtral", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "phi3", "olmo2", "olmoe", "granite", "starcoder2", "nemotron"])]
+    #[case("/model/parts/activation", &["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "squared_relu"])]
+    #[case("/model/parts/norm_placement", &["pre", "output", "sandwich"])]
     #[case("/parallel/schedule", &["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])]
     #[case("/train/dtype", &["f32", "bf16", "f16", "float32", "bfloat16", "float16"])]
     #[case("/optimizer/momentum_dtype", &["f32", "bf16", "float32", "bfloat16"])]

@@ -57,6 +57,14 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     ),
     (
         Identity,
+        "model.parts",
+        "norm norm_placement zero_centered_gamma block_order activation qkv_bias output_bias \
+         mlp_bias qk_norm attention_scale attention_soft_cap logits_soft_cap positions \
+         rotary_percent rotary_interleaved window_rope_theta rotary_layers window_layers \
+         embedding_multiplier residual_multiplier logits_scaling init_std",
+    ),
+    (
+        Identity,
         "model.latent",
         "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
     ),

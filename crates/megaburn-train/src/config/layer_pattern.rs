@@ -1,4 +1,4 @@
-//! Which layers have experts, in the notation of Megatron-LM's `--moe-layer-freq`.
+//! Which layers have a part, in the notation of Megatron-LM's `--moe-layer-freq`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,48 +6,43 @@ use serde::{Deserialize, Serialize};
 use super::require::require;
 use crate::error::TrainError;
 
-/// Which layers of a model have experts.
+/// Which layers of a model have a part, such as experts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 #[derive(JsonSchema)]
 pub enum LayerPattern {
     /// The first layer and every N-th after it.
     Every(usize),
-    /// One entry per layer: whether it has experts.
+    /// One entry per layer: whether it has the part.
     List(Vec<bool>),
 }
 
 impl LayerPattern {
-    /// The layers without experts, in a model of `layers` layers.
-    pub(super) fn dense_layers(&self, layers: usize) -> Vec<usize> {
-        let has_experts = |layer: usize| match self {
+    /// The layers without the part, in a model of `layers` layers.
+    pub(super) fn layers_without(&self, layers: usize) -> Vec<usize> {
+        let has_it = |layer: usize| match self {
             Self::Every(step) => layer.is_multiple_of(*step),
             Self::List(list) => list.get(layer).copied().unwrap_or(false),
         };
-        (0..layers).filter(|&layer| !has_experts(layer)).collect()
+        (0..layers).filter(|&layer| !has_it(layer)).collect()
     }
 
-    /// The pattern of a model in which `dense_layers` have no experts.
-    pub(super) fn of(dense_layers: &[usize], layers: usize) -> Self {
-        match dense_layers {
+    /// The pattern of a model in which the layers `without` do not have the part.
+    pub(super) fn of(without: &[usize], layers: usize) -> Self {
+        match without {
             [] => Self::Every(1),
-            dense => Self::List((0..layers).map(|layer| !dense.contains(&layer)).collect()),
+            without => Self::List((0..layers).map(|layer| !without.contains(&layer)).collect()),
         }
     }
 
-    pub(super) fn validate(&self, layers: usize) -> Result<(), TrainError> {
+    pub(super) fn validate(&self, key: &'static str, layers: usize) -> Result<(), TrainError> {
         let is_right = match self {
             Self::Every(step) => *step > 0,
             Self::List(list) => list.len() == layers,
         };
         let rule =
             format!("an interval in layers, or a list of model.layers {layers} zeros and ones");
-        require(
-            is_right,
-            "model.experts.layer_freq",
-            String::from(self.clone()),
-            rule,
-        )
+        require(is_right, key, String::from(self.clone()), rule)
     }
 }
 
@@ -182,11 +177,16 @@ mod tests {
     #[case("[1]*0+[0]", 1, &[0])]
     fn patterns_are_megatrons(#[case] text: &str, #[case] layers: usize, #[case] dense: &[usize]) {
         let pattern = LayerPattern::try_from(text.to_string()).unwrap();
-        assert_eq!(pattern.dense_layers(layers), dense);
-        pattern.validate(layers).unwrap();
+        assert_eq!(pattern.layers_without(layers), dense);
+        pattern
+            .validate("model.experts.layer_freq", layers)
+            .unwrap();
         let again = LayerPattern::try_from(String::from(pattern.clone())).unwrap();
-        assert_eq!(again.dense_layers(layers), dense);
-        assert_eq!(LayerPattern::of(dense, layers).dense_layers(layers), dense);
+        assert_eq!(again.layers_without(layers), dense);
+        assert_eq!(
+            LayerPattern::of(dense, layers).layers_without(layers),
+            dense
+        );
     }
 
     #[rstest]

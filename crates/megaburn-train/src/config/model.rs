@@ -2,12 +2,12 @@ use megaburn_kernels::RopeScaling;
 use megaburn_mesh::ModelShape;
 use megaburn_models::{
     DecoderConfig, Family,
-    decoder::{Mla, Positions},
+    decoder::{Experts, Mla, Positions, Rotary},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ExpertsConfig, MlaConfig, RopeScalingConfig, require::require};
+use super::{ExpertsConfig, MlaConfig, ModelParts, RopeScalingConfig, require::require};
 use crate::error::TrainError;
 
 /// `[model]`: the family and the sizes of the model.
@@ -21,9 +21,10 @@ pub struct ModelConfig {
     /// initialized weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<String>,
-    /// The model family, which determines the architecture of the layers and the tensor names on
-    /// export: `llama`, `mistral`, `qwen2`, `qwen3` or `gpt2`; with experts `mixtral`, `qwen3_moe`,
-    /// `deepseek_v2` or `deepseek_v3`.
+    /// The model family, which determines the default of each part of the layers and the tensor
+    /// names on export: `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`,
+    /// `olmo2`, `granite`, `starcoder2`, `nemotron` or `gpt2`; with experts `mixtral`, `qwen3_moe`,
+    /// `olmoe`, `deepseek_v2` or `deepseek_v3`.
     pub family: Family,
     /// Width of the residual stream.
     #[schemars(extend("minimum" = 1))]
@@ -67,12 +68,15 @@ pub struct ModelConfig {
     pub norm_eps: f64,
     /// Whether the embedding is also the output matrix.
     pub tied: bool,
-    /// `[model.experts]`: the experts, in a family that has them. Default: the section's own
-    /// defaults.
+    /// `[model.parts]`: what differs from the family. Default: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parts: Option<ModelParts>,
+    /// `[model.experts]`: experts in place of the MLP. Default: none, or the section's own defaults
+    /// in a family that has experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertsConfig>,
-    /// `[model.latent]`: multi-head latent attention, in a family that has it. Default: the
-    /// section's own defaults.
+    /// `[model.latent]`: multi-head latent attention. Default: none, or the section's own defaults in
+    /// a family that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<MlaConfig>,
     /// `[model.rope_scaling]`: scaling of the rotary frequencies for longer contexts. Default:
@@ -98,6 +102,7 @@ impl Default for ModelConfig {
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
             tied: true,
+            parts: None,
             experts: None,
             latent: None,
             rope_scaling: None,
@@ -114,16 +119,32 @@ impl ModelConfig {
             .unwrap_or(self.hidden / self.heads)
     }
 
-    /// The latent attention, in a family that has it.
+    /// The parts of the family, with what this model changes.
+    pub(super) fn template(&self) -> DecoderConfig {
+        let family = sized(self.family, self.hidden, self.layers);
+        let has_parts = self.parts.as_ref();
+        let parts = has_parts.map_or(family.clone(), |parts| parts.applied_to(family));
+        let latent = self.latent.as_ref().map(|_| Family::DeepseekV3.template());
+        let experts = self.experts.as_ref();
+        DecoderConfig {
+            experts: parts
+                .experts
+                .clone()
+                .or(experts.map(|of| Experts::new(of.num, of.top_k, self.ffn))),
+            latent: parts.latent.clone().or(latent.and_then(|of| of.latent)),
+            ..parts
+        }
+    }
+
+    /// The latent attention, if the model has it.
     fn latent(&self) -> Option<Mla> {
-        let parts = self.family.template().latent?;
+        let parts = self.template().latent?;
         Some(self.latent.clone().unwrap_or_default().latent(&parts))
     }
 
     /// Whether every query head of the family has its own key/value head.
     pub(super) fn has_all_kv_heads(&self) -> bool {
-        let parts = self.family.template();
-        parts.positions == Positions::Learned || parts.latent.is_some()
+        self.family == Family::Gpt2 || self.template().latent.is_some()
     }
 
     /// The widths that an attention kernel must support: of a head's queries and keys, and of its
@@ -136,7 +157,7 @@ impl ModelConfig {
     /// The full configuration of a model that does not start from another one, for sequences of
     /// `seq_len` tokens and a tokenizer with `vocab` token ids.
     pub fn decoder(&self, seq_len: usize, vocab: usize) -> DecoderConfig {
-        let parts = self.family.template();
+        let parts = self.template();
         let scaling = self.rope_scaling.as_ref();
         let scaling = scaling.map_or(RopeScaling::None, RopeScalingConfig::scaling);
         DecoderConfig {
@@ -148,12 +169,17 @@ impl ModelConfig {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim(),
             max_seq_len: seq_len,
-            positions: match parts.positions {
-                Positions::Rotary { .. } => Positions::Rotary {
+            positions: match &parts.positions {
+                Positions::Rotary(rotary) => Positions::Rotary(Rotary {
                     theta: self.rope_theta,
                     scaling,
-                },
-                Positions::Learned => Positions::Learned,
+                    // The family's base is unused in a model without a window.
+                    window_theta: rotary
+                        .window_theta
+                        .filter(|_| self.window.is_some() || self.sets_window_theta()),
+                    ..rotary.clone()
+                }),
+                other => other.clone(),
             },
             norm_eps: self.norm_eps,
             window: self.window,
@@ -168,12 +194,18 @@ impl ModelConfig {
         }
     }
 
+    fn sets_window_theta(&self) -> bool {
+        let parts = self.parts.as_ref();
+        parts.is_some_and(|parts| parts.window_rope_theta.is_some())
+    }
+
     /// The section that describes `model`, as far as it has keys for it.
     pub fn of(model: &DecoderConfig) -> Self {
-        let (rope_theta, rope_scaling) = match &model.positions {
-            Positions::Learned => (Self::default().rope_theta, None),
-            Positions::Rotary { theta, scaling } => (*theta, RopeScalingConfig::of(scaling)),
+        let (rope_theta, rope_scaling) = match model.positions.rotary() {
+            None => (Self::default().rope_theta, None),
+            Some(rotary) => (rotary.theta, RopeScalingConfig::of(&rotary.scaling)),
         };
+        let family = sized(model.family, model.hidden, model.layers);
         Self {
             init: None,
             family: model.family,
@@ -189,6 +221,7 @@ impl ModelConfig {
             rope_theta,
             norm_eps: model.norm_eps,
             tied: model.tied,
+            parts: ModelParts::of(model, &family),
             experts: model
                 .experts
                 .as_ref()
@@ -222,33 +255,20 @@ impl ModelConfig {
             kv_heads,
             rule,
         )?;
-        let learned = self.family.template().positions == Positions::Learned;
-        let rule = format!(
-            "model.heads {heads}, or absent: {} does not share keys and values between heads",
-            self.family
-        );
-        let ok = !self.has_all_kv_heads() || kv_heads == heads;
+        let rule = format!("model.heads {heads}, or absent: latent attention does not share heads");
+        let ok = latent.is_none() || kv_heads == heads;
         require(ok, "model.kv_heads", kv_heads, rule)?;
-        let unused = !learned || self.rope_scaling.is_none();
-        let rule = format!("absent, because {} has no rotary positions", self.family);
+        let is_rotary = self.template().positions.rotary().is_some();
+        let unused = is_rotary || self.rope_scaling.is_none();
+        let rule = "absent, because the model has no rotary positions";
         require(unused, "model.rope_scaling", "set", rule)?;
+        if let Some(parts) = &self.parts {
+            parts.validate(self.layers, is_rotary)?;
+        }
         if let Some(experts) = &self.experts {
-            let rule = format!("absent, because {} has no experts", self.family);
-            let has_some = self.family.template().experts.is_some();
-            require(has_some, "model.experts", "set", rule)?;
             experts.validate(self.layers)?;
-            if let Some(width) = experts.ffn.filter(|_| self.family == Family::Mixtral) {
-                let rule = format!(
-                    "model.ffn {}, or absent: every layer of mixtral has experts, whose width is \
-                    model.ffn",
-                    self.ffn
-                );
-                require(width == self.ffn, "model.experts.ffn", width, rule)?;
-            }
         }
         if let Some(config) = &self.latent {
-            let rule = format!("absent, because {} has no latent attention", self.family);
-            require(latent.is_some(), "model.latent", "set", rule)?;
             config.validate()?;
         }
         let head_dim = self.head_dim();
@@ -257,7 +277,7 @@ impl ModelConfig {
             let rule = format!("{size}, because model.latent defines the heads of {family}");
             require(head_dim == size, "model.head_dim", head_dim, rule)?;
         }
-        let is_rotated = !learned && latent.is_none();
+        let is_rotated = is_rotary && latent.is_none();
         let even = head_dim > 0 && (!is_rotated || head_dim.is_multiple_of(2));
         let rule = "even and at least 2, because rotary embeddings rotate pairs (default: hidden / \
             heads)";
@@ -267,10 +287,32 @@ impl ModelConfig {
             .map_or(Ok(()), RopeScalingConfig::validate)?;
         if self.init.is_none() {
             // The check does not depend on the sequence length and the vocabulary.
-            self.decoder(1, 1).check_sayable()?;
+            self.decoder(1, 1).validate()?;
         }
         Ok(())
     }
+}
+
+/// The parts, as keys of `[model.parts]`, by which `model` differs from what a conversion to
+/// Megatron-LM knows: GPT-2, and Llama with biases and norms of query and key heads.
+pub(crate) fn parts_unknown_to_megatron(model: &DecoderConfig) -> Vec<String> {
+    let base = match model.family {
+        Family::Gpt2 => Family::Gpt2,
+        _ => Family::Llama,
+    };
+    let parts = ModelParts::of(model, &sized(base, model.hidden, model.layers));
+    parts.map_or_else(Vec::new, |parts| parts.besides_biases())
+}
+
+/// The parts of a family in a model of this width and number of layers.
+fn sized(family: Family, hidden: usize, layers: usize) -> DecoderConfig {
+    let mut parts = DecoderConfig {
+        hidden,
+        layers,
+        ..family.template()
+    };
+    (family.spec().follow)(&mut parts);
+    parts
 }
 
 #[cfg(test)]
@@ -324,18 +366,31 @@ mod tests {
         "rope_scaling.original_max_position_embeddings = 0",
         "is 0: it must be at least 1"
     )]
-    #[case(
-        "window = 9",
-        "`window` is 9, which the config.json of llama cannot express (it would mean null)"
-    )]
     #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
     #[case(
-        "family = \"gpt2\"\nkv_heads = 2",
-        "`model.kv_heads` is 2: it must be model.heads 4, or absent: gpt2 does not share"
+        "[model.parts]\nattention_soft_cap = 0",
+        "`model.parts.attention_soft_cap` is 0: it must be more than 0"
     )]
     #[case(
-        "family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8",
-        "`head_dim` is 8, which the config.json"
+        "[model.parts]\nrotary_percent = 0.3",
+        "rotates 9 elements (rotary_percent 0.3 of head_dim 32)"
+    )]
+    #[case("[model.parts]\nactivation = \"swish\"", "unknown variant `swish`")]
+    #[case(
+        "[model.parts]\nwindow_rope_theta = 100.0",
+        "`window_theta` is set, but the model has no `window`"
+    )]
+    #[case(
+        "[model.parts]\nwindow_layers = \"[1]*3\"",
+        "`model.parts.window_layers` is [1]*3: it must be an interval in layers"
+    )]
+    #[case(
+        "[model.parts]\nnorm_placement = \"output\"\nblock_order = \"parallel_shared_norm\"",
+        "needs `norm_placement` pre"
+    )]
+    #[case(
+        "[model.parts]\npositions = \"none\"\n[model.rope_scaling]\nfactor = 2",
+        "because the model has no rotary positions"
     )]
     #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
     #[case(

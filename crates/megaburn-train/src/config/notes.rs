@@ -31,6 +31,11 @@ impl TrainConfig {
                     .into(),
             );
         }
+        if let Err(error) = model.check_sayable() {
+            notes.push(format!(
+                "the model cannot be exported to Hugging Face: {error}"
+            ));
+        }
         if !self.data.evaluates() {
             let key = match &self.data.split {
                 Some(split) => format!("data.split is {split}"),

@@ -74,6 +74,7 @@ mod tests {
             ("run", fields::<RunConfig>()),
             ("model", fields::<ModelConfig>()),
             ("model.experts", fields::<ExpertsConfig>()),
+            ("model.parts", fields::<ModelParts>()),
             ("model.latent", fields::<MlaConfig>()),
             ("model.rope_scaling", fields::<RopeScalingConfig>()),
             ("parallel", fields::<ParallelConfig>()),

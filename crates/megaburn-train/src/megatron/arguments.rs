@@ -50,14 +50,15 @@ fn of_model(run: &Run, args: &mut Dict) {
         args.set("num_query_groups", int(model.kv_heads));
     }
     match &model.positions {
+        Positions::None => args.set("position_embedding_type", "none"),
         Positions::Learned => {
             args.set("position_embedding_type", "learned_absolute");
             args.set("max_position_embeddings", int(model.max_seq_len));
         }
-        Positions::Rotary { theta, .. } => {
+        Positions::Rotary(rotary) => {
             args.set("position_embedding_type", "rope");
             args.set_default("max_position_embeddings", int(model.max_seq_len));
-            args.set("rotary_base", number(*theta));
+            args.set("rotary_base", number(rotary.theta));
             args.set_default("rotary_percent", 1.0);
         }
     }
@@ -74,7 +75,8 @@ fn of_model(run: &Run, args: &mut Dict) {
     args.set("bias_gelu_fusion", is_gpt2);
     args.set("add_bias_linear", model.mlp_bias);
     args.set("add_qkv_bias", model.qkv_bias && !model.mlp_bias);
-    args.set("qk_layernorm", model.qk_norm);
+    args.set("qk_layernorm", model.qk_norm.is_some());
+    args.set("init_method_std", model.init_std);
     args.set("untie_embeddings_and_output_weights", !model.tied);
     args.set("padded_vocab_size", int(run.padded_vocab));
     args.set_default("make_vocab_size_divisible_by", 128);

@@ -8,11 +8,7 @@ use std::{
 use burn::tensor::DType;
 use megaburn_checkpoint::{Checkpoint, TensorSource, write_folder};
 use megaburn_kernels::RopeScaling;
-use megaburn_models::{
-    DecoderConfig,
-    decoder::{Experts, Positions},
-    weights::open_checkpoint,
-};
+use megaburn_models::{DecoderConfig, decoder::Experts, weights::open_checkpoint};
 use megaburn_parallel::CapacityScope;
 use megaburn_torch::{
     DType as TorchDType,
@@ -33,7 +29,10 @@ use super::{
     values::in_their_order,
 };
 use crate::{
-    config::{DataOrder, Dtype, OptimizerName, RopeScalingConfig, ScheduleAt, TrainConfig},
+    config::{
+        DataOrder, Dtype, OptimizerName, RopeScalingConfig, ScheduleAt, TrainConfig,
+        parts_unknown_to_megatron,
+    },
     error::TrainError,
     trainer::{Progress, read_state},
 };
@@ -239,10 +238,10 @@ fn write_objects(writer: &mut DcpWriter, run: &Run) -> Result<(), MegatronError>
 /// Says why a run has no counterpart in Megatron-LM.
 fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), String> {
     let plain = RopeScalingConfig::default();
-    let has_other_scaling = match (&model.positions, &config.model.rope_scaling) {
-        (Positions::Learned, _) => false,
-        (Positions::Rotary { scaling, .. }, None) => *scaling != RopeScaling::None,
-        (Positions::Rotary { .. }, Some(scaling)) => {
+    let has_other_scaling = match (model.positions.rotary(), &config.model.rope_scaling) {
+        (None, _) => false,
+        (Some(rotary), None) => rotary.scaling != RopeScaling::None,
+        (Some(_), Some(scaling)) => {
             let factor = scaling.factor;
             *scaling != RopeScalingConfig { factor, ..plain }
         }
@@ -253,7 +252,15 @@ fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), String> {
         *experts != mixtral
     });
     let name = config.optimizer.name;
+    let parts = parts_unknown_to_megatron(model);
     for (is_other, why) in [
+        (
+            !parts.is_empty(),
+            format!(
+                "the model has {} unlike Llama and GPT-2, which is not converted",
+                parts.join(", ")
+            ),
+        ),
         (
             name != OptimizerName::AdamW,
             format!("optimizer.name is {name}, and only adamw is converted"),

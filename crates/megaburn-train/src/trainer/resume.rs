@@ -156,8 +156,8 @@ impl Trainer {
     /// Refuses a checkpoint of another model.
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let mut mine = json!(self.model_config);
-        if self.model_config.rope().is_some() {
-            // The length of the rotary table is not part of the weights.
+        if !self.model_config.learns_positions() {
+            // The length of sequences is not part of the weights.
             mine.as_object_mut()
                 .map(|fields| fields.remove("max_seq_len"));
         }

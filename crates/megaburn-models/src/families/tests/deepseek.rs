@@ -1,3 +1,4 @@
+use megaburn_parallel::QkNormKind;
 use rstest::rstest;
 use serde_json::json;
 
@@ -122,11 +123,7 @@ fn a_published_deepseek_v3_is_read() {
     );
     assert_eq!(experts.dense_layers, [0, 1, 2]);
     assert_eq!((experts.shared_ffn, experts.sigmoid), (Some(2048), true));
-    let Positions::Rotary {
-        scaling: RopeScaling::Yarn(yarn),
-        ..
-    } = &config.positions
-    else {
+    let RopeScaling::Yarn(yarn) = &config.positions.rotary().unwrap().scaling else {
         panic!("{:?}", config.positions)
     };
     assert_eq!((yarn.factor, yarn.original_max_position), (40.0, 4096));
@@ -166,7 +163,7 @@ fn what_cannot_be_is_refused_by_name(
 
 #[rstest]
 #[case(|config: &mut DecoderConfig| config.window = Some(3), "does not support `window`")]
-#[case(|config: &mut DecoderConfig| config.qk_norm = true, "does not support `qk_norm`")]
+#[case(|config: &mut DecoderConfig| config.qk_norm = Some(QkNormKind::Head), "does not support `qk_norm`")]
 #[case(|config: &mut DecoderConfig| config.head_dim = 32, "`head_dim` is 32, but heads of latent")]
 #[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().shared_ffn = Some(200), "cannot express")]
 #[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().dense_layers = vec![1], "cannot express")]

@@ -9,7 +9,7 @@ use crate::error::ParallelError;
 /// A range of the split dimension that is replicated on some neighbours (the key/value heads, when
 /// there are fewer than ranks). Each rank sees the gradient through its own query heads only.
 #[derive(Clone)]
-pub(super) struct ReplicatedParts {
+pub(crate) struct ReplicatedParts {
     start: usize,
     len: usize,
     holders: Group,
@@ -18,7 +18,7 @@ pub(super) struct ReplicatedParts {
 impl ReplicatedParts {
     /// The replicated ranges of layer `label`. Each layer gets groups of its own: in a shared
     /// group, mismatched calls of two layers would go unnoticed.
-    pub(super) fn of(
+    pub(crate) fn of(
         spec: &ShardSpec,
         group: &Group,
         label: &str,
@@ -45,7 +45,7 @@ impl ReplicatedParts {
     }
 
     /// Returns the same values; backward sums the gradient of the range over its holders.
-    pub(super) fn with_summed_grad<const D: usize>(
+    pub(crate) fn with_summed_grad<const D: usize>(
         &self,
         param: Tensor<D>,
         dim: usize,

@@ -1,0 +1,85 @@
+//! How positions enter a model.
+
+use megaburn_kernels::RopeScaling;
+use serde::{Deserialize, Serialize};
+
+/// How positions enter a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Positions {
+    /// Rotary embeddings (RoPE): queries and keys are rotated by their position.
+    Rotary(Rotary),
+    /// A learned vector per position is added to the token embedding; there are `max_seq_len` of
+    /// them.
+    Learned,
+    /// Nothing: the causal mask alone orders the tokens (Megatron's
+    /// `--position-embedding-type none`).
+    None,
+}
+
+/// The rotary embeddings of a model.
+///
+/// Source: Su et al., "RoFormer" (2021), <https://arxiv.org/abs/2104.09864>.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rotary {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// RoPE scaling: changes the frequencies for longer contexts.
+    pub scaling: RopeScaling,
+    /// Fraction of a head, from its start, that is rotated (Megatron's `--rotary-percent`).
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub percent: f64,
+    /// Whether neighbouring features form pairs, instead of features of the two halves (Megatron's
+    /// `--rotary-interleaved`). Latent attention has its own field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub interleaved: bool,
+    /// Base of the frequencies, without scaling, in layers with a sliding window (Gemma 3); `None`
+    /// if all layers have the same frequencies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_theta: Option<f64>,
+    /// Layers that rotate nothing (Megatron's `--no-rope-freq`, SmolLM 3, Llama 4).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrotated_layers: Vec<usize>,
+}
+
+impl Rotary {
+    /// Whole heads, rotated in halves with the frequencies of `theta`.
+    pub fn new(theta: f64) -> Self {
+        Self {
+            theta,
+            scaling: RopeScaling::None,
+            percent: 1.0,
+            interleaved: false,
+            window_theta: None,
+            unrotated_layers: Vec::new(),
+        }
+    }
+
+    /// Sets the scaling of the frequencies.
+    pub fn with_scaling(self, scaling: RopeScaling) -> Self {
+        Self { scaling, ..self }
+    }
+}
+
+impl Positions {
+    /// The rotary embeddings, if the model has them.
+    pub fn rotary(&self) -> Option<&Rotary> {
+        match self {
+            Self::Rotary(rotary) => Some(rotary),
+            Self::Learned | Self::None => None,
+        }
+    }
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_one(factor: &f64) -> bool {
+    *factor == 1.0
+}

@@ -159,25 +159,24 @@ fn a_folder_whose_run_is_going_on_is_named() {
 fn a_port_in_use_is_named() {
     let run = Run::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ended = start_rank(&run, "tp2", 2, other.local_addr().unwrap().port());
+    let env = [
+        ("RANK", "0".to_string()),
+        ("LOCAL_RANK", "0".into()),
+        ("WORLD_SIZE", "2".into()),
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        (
+            "MASTER_PORT",
+            other.local_addr().unwrap().port().to_string(),
+        ),
+    ];
+    let ended = Ranks::with_env(&run.args("tp2", 1, &[]), &env)
+        .wait_all()
+        .remove(0);
     assert_refused(
         &ended,
         &format!("rank 0 cannot listen at {}", other.local_addr().unwrap()),
     );
     assert_refused(&ended, "choose another port");
-}
-
-/// Starts rank 0 of several ranks; the others never arrive.
-pub(crate) fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) -> Ended {
-    let env = [
-        ("RANK", "0".to_string()),
-        ("LOCAL_RANK", "0".into()),
-        ("WORLD_SIZE", world_size.to_string()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", port.to_string()),
-    ];
-    let args = run.args(layout, 1, &["train.start_timeout_seconds=0.1"]);
-    Ranks::with_env(&args, &env).wait_all().remove(0)
 }
 
 #[test]

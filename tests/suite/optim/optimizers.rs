@@ -30,13 +30,38 @@ fn by(run: &Run, name: OptimizerName, layout: &str, zero: u8) -> TrainConfig {
     config
 }
 
+/// Every pair of values of two columns occurs.
 #[rstest]
+#[case(OptimizerName::Sgd, "dp2", 1, Dtype::F32)]
+#[case(OptimizerName::Sgd, "dp4", 2, Dtype::F32)]
+#[case(OptimizerName::Sgd, "tp2-dp2-sp", 3, Dtype::Bf16)]
+#[case(OptimizerName::Lion, "dp2", 2, Dtype::Bf16)]
+#[case(OptimizerName::Lion, "dp4", 3, Dtype::F32)]
+#[case(OptimizerName::Lion, "tp2-dp2-sp", 1, Dtype::F32)]
+#[case(OptimizerName::Muon, "dp2", 3, Dtype::F32)]
+#[case(OptimizerName::Muon, "dp4", 1, Dtype::Bf16)]
+#[case(OptimizerName::Muon, "tp2-dp2-sp", 2, Dtype::F32)]
 fn ten_steps_shared_out_are_the_same_to_the_bit(
+    #[case] name: OptimizerName,
+    #[case] layout: &str,
+    #[case] zero: u8,
+    #[case] dtype: Dtype,
+) {
+    assert_ten_steps_are_the_same(name, layout, zero, dtype);
+}
+
+#[rstest]
+#[ignore = "it takes minutes"]
+fn ten_steps_of_the_whole_product_are_the_same_to_the_bit(
     #[values(OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon)] name: OptimizerName,
     #[values("dp2", "dp4", "tp2-dp2-sp")] layout: &str,
     #[values(1, 2, 3)] zero: u8,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
+    assert_ten_steps_are_the_same(name, layout, zero, dtype);
+}
+
+fn assert_ten_steps_are_the_same(name: OptimizerName, layout: &str, zero: u8, dtype: Dtype) {
     let [found, expected] = [0; 2].map(|_| Run::new());
     let run = |run: &Run, zero| {
         let mut config = in_order(by(run, name, layout, zero));

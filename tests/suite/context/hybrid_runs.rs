@@ -36,11 +36,22 @@ fn args((run, sets): &(Run, Vec<String>), layout: &str, steps: u64) -> Vec<Strin
     run.args(layout, steps, &sets)
 }
 
+/// Every pair of values of two columns occurs.
 #[rstest]
+#[case("dp2", "train.dtype=f32", "parallel.zero=1")]
+#[case("dp2", "train.dtype=bf16", "parallel.zero=3")]
+#[case("cp2", "train.dtype=f32", "parallel.zero=3")]
+#[case("cp2", "train.dtype=bf16", "parallel.zero=1")]
+#[case("dp2-cp2", "train.dtype=f32", "parallel.zero=1")]
+#[case("dp2-cp2", "train.dtype=bf16", "parallel.zero=3")]
+#[case("dp3", "train.dtype=f32", "parallel.zero=3")]
+#[case("dp3", "train.dtype=bf16", "parallel.zero=1")]
+#[case("tp2-dp2-sp", "train.dtype=f32", "parallel.zero=1")]
+#[case("tp2-dp2-sp", "train.dtype=bf16", "parallel.zero=3")]
 fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
-    #[values("dp2", "cp2", "dp2-cp2", "dp3", "tp2-dp2-sp")] layout: &str,
-    #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,
-    #[values("parallel.zero=1", "parallel.zero=3")] zero: &str,
+    #[case] layout: &str,
+    #[case] dtype: &str,
+    #[case] zero: &str,
 ) {
     let batch = if layout == "dp3" {
         "train.global_batch=6"

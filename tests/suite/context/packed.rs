@@ -45,22 +45,44 @@ pub(crate) fn with_evaluation(text: &str, layout: &str) -> Result<Vec<f64>, Stri
     Ok(ranks.map_err(|error| error.to_string())?.swap_remove(0))
 }
 
+const LAYOUTS: [&str; 9] = [
+    "tp1",
+    "dp2",
+    "cp2",
+    "dp3",
+    "dp2-cp2",
+    "dp5",
+    "dp8",
+    "tp2-dp4-sp",
+    "tp2-cp2-dp2",
+];
+const STAGES: [u8; 3] = [0, 2, 3];
+const COMMS: [&str; 5] = ["auto", "p2p", "all_gather", "a2a", "a2a2+p2p"];
+
+/// The ZeRO stage differs from layout to layout and from exchange to exchange. Every pair of values
+/// of two of them occurs.
 #[rstest]
 fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
-    #[values(
-        "tp1",
-        "dp2",
-        "cp2",
-        "dp3",
-        "dp2-cp2",
-        "dp5",
-        "dp8",
-        "tp2-dp4-sp",
-        "tp2-cp2-dp2"
-    )]
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8)] layout: usize,
+) {
+    let stage = |comm: usize| STAGES[(layout + comm) % STAGES.len()];
+    let ways = (0..).zip(COMMS).map(|(index, comm)| (stage(index), comm));
+    assert_documents_as_on_one_rank(LAYOUTS[layout], ways);
+}
+
+#[test]
+#[ignore = "it takes minutes"]
+fn documents_of_the_whole_product_are_dealt_out_to_as_many_ranks_as_they_need() {
+    for layout in LAYOUTS {
+        let ways = STAGES.map(|zero| COMMS.map(|comm| (zero, comm)));
+        assert_documents_as_on_one_rank(layout, ways.into_iter().flatten());
+    }
+}
+
+/// Compares `layout` with one rank, under each pair of a ZeRO stage and an exchange.
+fn assert_documents_as_on_one_rank(
     layout: &str,
-    #[values(0, 2, 3)] zero: u8,
-    #[values("auto", "p2p", "all_gather", "a2a", "a2a2+p2p")] comm: &str,
+    ways: impl IntoIterator<Item = (u8, &'static str)>,
 ) {
     let texts = Texts::write();
     let data = texts.path(true);
@@ -77,25 +99,25 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
         packed: Some(4),
     };
     let most = 64 / (1 << ranks.min(4).ilog2()) + 8;
-    let text = format!(
-        "{}\n[parallel]\ncp_comm = [{comm:?}]\nmax_tokens_per_rank = {most}\nzero = {}\nbucket_size = 3000",
-        model.text(&data, 1),
-        if ranks > 1 { zero } else { 0 },
-    );
-    let again = if zero == 3 {
-        "\n[recompute]\nmethod = \"uniform\""
-    } else {
-        ""
-    };
-    let text = text + again;
-    let found = with_evaluation(&text, layout).unwrap();
-    let expected = with_evaluation(&model.text(&data, 1), "tp1").unwrap();
-    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        let relative = (found - expected).abs() / expected;
-        assert!(
-            relative <= 1e-5,
-            "{layout}, {zero}, {comm}, {index}: {found}, not {expected}"
+    let one_rank = model.text(&data, 1);
+    let expected = with_evaluation(&one_rank, "tp1").unwrap();
+    for (zero, comm) in ways {
+        let text = format!(
+            "{one_rank}\n[parallel]\ncp_comm = [{comm:?}]\nmax_tokens_per_rank = {most}\nzero = {}\nbucket_size = 3000",
+            if ranks > 1 { zero } else { 0 },
         );
+        let again = if zero == 3 {
+            "\n[recompute]\nmethod = \"uniform\""
+        } else {
+            ""
+        };
+        let text = text + again;
+        let what = format!("{layout}, zero {zero}, {comm}");
+        let found = with_evaluation(&text, layout).expect(&what);
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let relative = (found - expected).abs() / expected;
+            assert!(relative <= 1e-5, "{what}, {index}: {found}, not {expected}");
+        }
     }
 }
 

@@ -46,11 +46,18 @@ fn evaluations(run: &Run) -> Vec<EvalMetrics> {
     records.filter_map(eval).collect()
 }
 
+/// Every pair of values of two columns occurs.
 #[rstest]
+#[case("tp1", "train.dtype=f32", "parallel.zero=0")]
+#[case("tp1", "train.dtype=bf16", "parallel.zero=3")]
+#[case("tp2-dp2-ep4-sp", "train.dtype=f32", "parallel.zero=3")]
+#[case("tp2-dp2-ep4-sp", "train.dtype=bf16", "parallel.zero=0")]
+#[case("pp2-dp2-ep2", "train.dtype=f32", "parallel.zero=0")]
+#[case("pp2-dp2-ep2", "train.dtype=bf16", "parallel.zero=3")]
 fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
-    #[values("tp1", "tp2-dp2-ep4-sp", "pp2-dp2-ep2")] layout: &str,
-    #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,
-    #[values("parallel.zero=0", "parallel.zero=3")] zero: &str,
+    #[case] layout: &str,
+    #[case] dtype: &str,
+    #[case] zero: &str,
 ) {
     let whole = Run::new();
     let halves = Run::new();

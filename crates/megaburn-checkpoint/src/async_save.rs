@@ -31,7 +31,7 @@ use crate::{
 ///
 /// | stage | work of the threads | then all ranks |
 /// |---|---|---|
-/// | write | each rank writes and syncs its file | report what they wrote |
+/// | write | each rank hashes, writes and syncs its file, each on a thread | report what they wrote |
 /// | seal | rank 0 makes the manifest | learn which files they send, if each host has a folder of its own |
 /// | replicate | each rank sends its file to other hosts, if each has a folder of its own | learn the result |
 /// | commit | rank 0, or the first rank of each host, writes the manifest and gives the folder its final name | learn the result |
@@ -40,12 +40,13 @@ use crate::{
 ///
 /// [`advance`](Self::advance) asks whether all threads have ended, and begins the next stage if so.
 /// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If
-/// the value is dropped before that, the thread stops within 16 MiB, and rank 0, or the first rank
-/// of each host, removes the folder; what ranks on other hosts still write may remain until the next
-/// [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
+/// the value is dropped before that, the threads stop after what they have read, and rank 0, or the
+/// first rank of each host, removes the folder; what ranks on other hosts still write may remain
+/// until the next [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
 ///
-/// Memory: the values that this rank writes, once, until each is written; and one tensor a second
-/// time. While files are copied to other hosts, up to 16 MiB for each of 8 transfers at a time.
+/// Memory: the values that this rank writes, once, until each is written. If reading them copies
+/// them, also up to 256 MiB of such copies, or one tensor if it is larger. While files are copied to
+/// other hosts, up to 16 MiB for each of 8 transfers at a time.
 #[derive(Debug)]
 pub struct AsyncSave {
     stage: Stage,

@@ -16,6 +16,9 @@ use crate::error::CheckpointError;
 /// The interval at which a rank that waits for its thread reports the thread's progress.
 const TICK: Duration = Duration::from_millis(10);
 
+/// The thread's name.
+const NAME: &str = "checkpoint-writer";
+
 /// A thread that works for an asynchronous save. Dropping it asks the work to stop, and waits.
 #[derive(Debug)]
 pub(crate) struct Background<T> {
@@ -36,7 +39,7 @@ impl<T: Send + 'static> Background<T> {
         let num_bytes = Arc::new(AtomicU64::new(0));
         let progress = Progress::counter(num_bytes.clone());
         let thread = thread::Builder::new()
-            .name("checkpoint-writer".into())
+            .name(NAME.into())
             .spawn(move || work(&flag, &progress));
         let thread = thread.map_err(|source| CheckpointError::NoThread { source })?;
         Ok(Self {
@@ -66,7 +69,8 @@ impl<T> Background<T> {
             }
         }
         let thread = self.thread.take().expect("it is joined only once");
-        thread.join().map_err(|_| CheckpointError::WriterPanicked)
+        let panicked = |_| CheckpointError::Panicked { thread: NAME };
+        thread.join().map_err(panicked)
     }
 }
 
@@ -88,7 +92,10 @@ mod tests {
     fn a_panic_is_an_error_and_dropping_asks_the_work_to_stop() {
         let failed = Background::start(|_, _| panic!("a panic of a test")).unwrap();
         let failed: Result<(), _> = failed.wait(&Progress::none());
-        assert!(matches!(failed, Err(CheckpointError::WriterPanicked)));
+        assert!(matches!(
+            failed,
+            Err(CheckpointError::Panicked { thread: NAME })
+        ));
         let done = Arc::new(AtomicBool::new(false));
         let flag = done.clone();
         let endless = Background::start(move |is_cancelled, _| {

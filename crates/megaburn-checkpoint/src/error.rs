@@ -107,8 +107,8 @@ pub enum CheckpointError {
     Source { name: String, why: String },
     #[error("cannot start a thread that writes the checkpoint: {source}")]
     NoThread { source: io::Error },
-    #[error("the thread that wrote the checkpoint panicked")]
-    WriterPanicked,
+    #[error("the thread `{thread}` of a save panicked")]
+    Panicked { thread: &'static str },
     #[error("{path} was not finished, because the save was given up")]
     Cancelled { path: PathBuf },
     #[error("`{name}` has values that are not finite")]

@@ -20,6 +20,9 @@ pub struct NamedTensor<'a> {
     /// The ranks that hold the same range. With `None`, all ranks that hold the tensor under the
     /// layout that saves it.
     pub copies: Option<Copies>,
+    /// Whether values that are not finite end the save, which then fails with
+    /// [`CheckpointError::NotFinite`].
+    pub must_be_finite: bool,
     /// Returns values on demand.
     pub values: Values<'a>,
 }
@@ -86,6 +89,7 @@ impl<'a> NamedTensor<'a> {
             dtype,
             range: 0..shard.local_shape().iter().product(),
             copies: None,
+            must_be_finite: false,
             values: Box::new(values),
         }
     }
@@ -97,6 +101,16 @@ impl<'a> NamedTensor<'a> {
         Self {
             range,
             copies: Some(copies),
+            ..self
+        }
+    }
+
+    /// Ends the save if a value that is written is not finite; the thread that hashes the values
+    /// checks that.
+    #[must_use]
+    pub fn with_must_be_finite(self, must_be_finite: bool) -> Self {
+        Self {
+            must_be_finite,
             ..self
         }
     }
@@ -117,6 +131,7 @@ impl fmt::Debug for NamedTensor<'_> {
             dtype,
             range,
             copies,
+            must_be_finite,
             values: _,
         } = self;
         f.debug_struct("NamedTensor")
@@ -125,6 +140,7 @@ impl fmt::Debug for NamedTensor<'_> {
             .field("dtype", dtype)
             .field("range", range)
             .field("copies", copies)
+            .field("must_be_finite", must_be_finite)
             .finish_non_exhaustive()
     }
 }

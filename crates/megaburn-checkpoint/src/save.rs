@@ -23,8 +23,9 @@ use crate::{
 ///
 /// Every element is written once. The ranks that hold copies of a piece each write an equal share
 /// ([`WritePlan`](crate::WritePlan)) to a file of their own, and nothing is gathered. Only the
-/// values that a rank writes are requested, one tensor at a time. In folders of the hosts, the files
-/// are then copied to other hosts.
+/// values that a rank writes are requested, one tensor at a time. Up to 256 MiB of tensors, or one
+/// larger tensor, are in memory at once, because two threads hash and write those that were read while
+/// the next ones are. In folders of the hosts, the files are then copied to other hosts.
 ///
 /// # Errors
 /// Any rank's failure or the guard's refusal, on every rank. The older checkpoints are then

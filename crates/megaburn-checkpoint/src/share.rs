@@ -12,7 +12,7 @@ use crate::{
     named_tensor::{NamedTensor, PendingValues, Values},
     piece_index::PieceIndex,
     report::Report,
-    write::{PlannedTensor, write_rank_file},
+    write::{PlannedTensor, TensorPlan, write_rank_file},
     write_plan::{Copies, HeldTensor, WritePlan},
 };
 
@@ -95,15 +95,17 @@ impl<'a> Share<Values<'a>> {
             let Some(range) = hulls.reduce(join) else {
                 continue;
             };
-            share.planned.push(PlannedTensor {
+            let plan = TensorPlan {
                 name,
                 shard: tensor.shard.clone(),
                 dtype: tensor.dtype,
                 file_dtype,
+                must_be_finite: tensor.must_be_finite,
                 pieces,
                 range,
-                values: tensor.values,
-            });
+            };
+            let values = tensor.values;
+            share.planned.push(PlannedTensor { plan, values });
         }
         Ok(share)
     }
@@ -111,17 +113,9 @@ impl<'a> Share<Values<'a>> {
     /// Starts to copy the values to the host. Later updates on the device do not change the result.
     pub(crate) fn copied(self) -> Result<Share<PendingValues>, CheckpointError> {
         let Self { tensors, planned } = self;
-        let copied = |tensor: PlannedTensor<Values<'a>>| {
-            let values = (tensor.values)(tensor.range.clone())?;
-            Ok(PlannedTensor {
-                name: tensor.name,
-                shard: tensor.shard,
-                dtype: tensor.dtype,
-                file_dtype: tensor.file_dtype,
-                pieces: tensor.pieces,
-                range: tensor.range,
-                values,
-            })
+        let copied = |PlannedTensor { plan, values }: PlannedTensor<Values<'a>>| {
+            let values = values(plan.range.clone())?;
+            Ok(PlannedTensor { plan, values })
         };
         let planned: Result<_, CheckpointError> = planned.into_iter().map(copied).collect();
         Ok(Share {

@@ -206,7 +206,8 @@ fn write_file(
     }
     // `transformers` refuses files without this entry.
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let mut file = DataFile::create(path, header, Some(metadata))?;
+    let header = header.into_bytes(path, Some(metadata))?;
+    let mut file = DataFile::create(path, &header)?;
     for Planned { header, dtype, .. } in tensors {
         let copy = cast::copy(header.dtype, *dtype).expect("the plan has checked the conversion");
         for rows in header.blocks(BLOCK) {

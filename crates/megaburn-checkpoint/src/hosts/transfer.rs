@@ -34,6 +34,9 @@ const WINDOW: usize = 4;
 /// Pairs of ranks for which a rank works at a time.
 const AT_ONCE: usize = 8;
 
+/// The name of the threads that do so.
+const NAME: &str = "checkpoint-transfer";
+
 /// Bytes that are written between syncs. At the end of a file, a sync of all of it would take long
 /// without a sign of life.
 const SYNC: usize = 256 << 20;
@@ -127,12 +130,15 @@ impl Transfers<'_> {
             failed
         };
         thread::scope(|scope| {
-            let spawn = |_| thread::Builder::new().spawn_scoped(scope, work);
+            let spawn = |_| {
+                let builder = thread::Builder::new().name(NAME.into());
+                builder.spawn_scoped(scope, work)
+            };
             let threads: Vec<_> = (0..num_threads).map(spawn).collect();
             let ends = threads.into_iter().map(|thread| match thread {
                 Ok(thread) => thread
                     .join()
-                    .unwrap_or(Err(CheckpointError::WriterPanicked)),
+                    .unwrap_or(Err(CheckpointError::Panicked { thread: NAME })),
                 Err(source) => Err(CheckpointError::NoThread { source }),
             });
             // All threads end before the first error is returned.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use burn::{
     Tensor,
-    tensor::{DType, FloatDType, TensorData},
+    tensor::{Bytes, DType, FloatDType, TensorData},
 };
 use megaburn_mesh::ParamSpec;
 
@@ -137,7 +137,7 @@ impl HostPart {
         ))
     }
 
-    /// The values; this thread waits for them.
+    /// The values; this thread waits for them. They are not copied, but share the host memory.
     ///
     /// # Errors
     /// The device cannot be read, or computing the values failed.
@@ -148,8 +148,10 @@ impl HostPart {
         }
         let dtype = data.dtype();
         let bytes = self.start * dtype.size()..(self.start + self.len) * dtype.size();
-        let bytes = data.as_bytes()[bytes].to_vec();
-        Ok(TensorData::from_bytes_vec(bytes, [self.len], dtype))
+        let all = data.into_bytes();
+        let part = all.view(bytes.start, bytes.end);
+        let part = part.unwrap_or_else(|_| Bytes::from_bytes_vec(all[bytes].to_vec()));
+        Ok(TensorData::from_bytes(part, [self.len], dtype))
     }
 }
 

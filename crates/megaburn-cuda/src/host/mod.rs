@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
 use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::client::Client;
 
@@ -53,6 +53,17 @@ struct HostTensorParts {
 pub struct D2hCopy {
     /// Waits when it is dropped.
     _join: Join,
+}
+
+/// A tensor whose last store was waited for.
+struct StoredValues(HostTensor);
+
+impl AsRef<[u8]> for StoredValues {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `HostTensor::read` has waited for the last store. The next one needs a tensor
+        // without clones (`HostTensor::store`), and this holds one.
+        unsafe { self.0.0.pinned.values() }
+    }
 }
 
 impl HostTensor {
@@ -162,7 +173,9 @@ impl HostTensor {
         AsyncOp::overlapped(out, self.join(done, retained))
     }
 
-    /// Returns the values, `[elements]`; the calling thread waits for them.
+    /// Returns the values, `[elements]`; the calling thread waits for them. They are not copied: the
+    /// result is the pinned memory itself, which counts as a clone of this tensor. A change of the
+    /// result copies it first.
     ///
     /// # Errors
     /// The last store failed, or the GPU reports an error.
@@ -176,7 +189,10 @@ impl HostTensor {
         } = &*self.0;
         // Afterwards, all stores that were enqueued before have been started.
         queue.on_device_thread(|| Ok(()))?;
-        Ok(TensorData::from_bytes_vec(pinned.read()?, [*len], *dtype))
+        pinned.wait()?;
+        let values = bytes::Bytes::from_owner(StoredValues(self.clone()));
+        let values = Bytes::from_shared(values, AllocationProperty::Pinned);
+        Ok(TensorData::from_bytes(values, [*len], *dtype))
     }
 
     /// The element type.

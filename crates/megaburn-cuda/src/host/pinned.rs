@@ -152,19 +152,26 @@ impl Pinned {
         self.uses().fault = Some(why.into());
     }
 
-    /// Returns the values of the last store, after waiting for it. No other thread may store
-    /// meanwhile.
+    /// Waits for the last store.
     ///
     /// # Errors
     /// The last store failed, or the driver reports an error, which any earlier work may have
     /// caused.
-    pub(super) fn read(&self) -> Result<Vec<u8>, CudaError> {
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
         let stored = self.uses().stored()?;
-        self.lanes.context.scope(|| stored.wait())?;
+        self.lanes.context.scope(|| stored.wait())
+    }
+
+    /// The values of the last store.
+    ///
+    /// # Safety
+    /// [`wait`](Self::wait) has succeeded since the last store, and nothing is stored while the slice
+    /// is borrowed.
+    pub(super) unsafe fn values(&self) -> &[u8] {
         let Memory { at, bytes } = *self.memory();
-        // SAFETY: the memory is `bytes` long and was written by the copy that was waited for.
-        // Storing needs exclusive access (`HostTensor::store`).
-        Ok(unsafe { std::slice::from_raw_parts(at.cast_const().cast::<u8>(), bytes) }.to_vec())
+        // SAFETY: the memory is `bytes` long and lives as long as `self`. A copy that is over has
+        // written it, and the caller guarantees that none writes to it now.
+        unsafe { std::slice::from_raw_parts(at.cast_const().cast::<u8>(), bytes) }
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -12,6 +12,7 @@ use {
     },
 };
 
+use super::in_place::values_in_place;
 use crate::error::OptimError;
 
 /// A tensor in host memory. A clone shares the values.
@@ -90,13 +91,17 @@ impl OffloadedTensor {
         }
     }
 
-    /// The values; this thread waits for them.
+    /// The values; this thread waits for them. They share this tensor's memory and are not copied,
+    /// unless the tensor is on a device without host memory.
     ///
     /// # Errors
     /// The device cannot be read, or computing the values failed.
     pub(crate) fn read(&self) -> Result<TensorData, OptimError> {
         let read = match &self.0 {
-            Memory::Own(tensor) => tensor.clone().try_into_data().map_err(|e| e.to_string()),
+            Memory::Own(tensor) => match values_in_place(tensor.clone()) {
+                Some(values) => Ok(values),
+                None => tensor.clone().try_into_data().map_err(|e| e.to_string()),
+            },
             #[cfg(feature = "cuda")]
             Memory::Pinned(host) => host.read().map_err(|e| e.to_string()),
         };

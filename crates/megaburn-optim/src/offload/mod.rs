@@ -12,6 +12,7 @@
 mod choice;
 mod h2d_prefetch;
 mod host;
+mod in_place;
 mod slot;
 mod store;
 #[cfg(test)]

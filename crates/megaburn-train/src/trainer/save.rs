@@ -1,6 +1,5 @@
 use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 
-use burn::tensor::{DType, TensorData, bf16, f16};
 use megaburn_checkpoint::{
     Advance, AsyncSave, CheckpointError, Guard, Retention, SharedGuard, Snapshot, save,
 };
@@ -116,13 +115,14 @@ impl Trainer {
         Ok(())
     }
 
-    /// Starts to save the current state asynchronously. A thread of each rank writes the rank's
+    /// Starts to save the current state asynchronously. Threads of each rank write the rank's
     /// share while training continues; [`advance_save`](Self::advance_save) and
     /// [`finish_save`](Self::finish_save) complete the checkpoint.
     ///
     /// On GPUs the share is copied to pinned host memory while the next step computes; the next
-    /// update waits for the copies. On CPUs the thread shares the tensors, so the next update writes
-    /// to new memory. The threads check that weights are finite.
+    /// update waits for the copies. On CPUs the threads share the tensors, so the next update writes
+    /// to new memory. What they hash and write is that memory itself, and they check that weights are
+    /// finite.
     ///
     /// # Errors
     /// Any rank fails (the error is on every rank); another run has taken the folder.
@@ -138,12 +138,12 @@ impl Trainer {
             let part = copied.map_err(source_error(&name))?;
             Ok(Box::new(move || {
                 let error = source_error(&name);
-                let data = part.read().map_err(|failed| error(failed.to_string()))?;
-                if name.starts_with("model.") && !is_finite(&data) {
-                    return Err(CheckpointError::NotFinite { name });
-                }
-                Ok(data)
+                part.read().map_err(|failed| error(failed.to_string()))
             }))
+        });
+        let tensors = tensors.map(|tensor| {
+            let is_weight = tensor.name.starts_with("model.");
+            tensor.with_must_be_finite(is_weight)
         });
         let run = self.run.clone();
         let begun = AsyncSave::begin(
@@ -281,19 +281,4 @@ fn save_error(step: u64, error: CheckpointError) -> TrainError {
         step,
         source: Box::new(error),
     }
-}
-
-fn is_finite(data: &TensorData) -> bool {
-    match data.dtype() {
-        DType::F32 => all::<f32>(data, |x| x.is_finite()),
-        DType::BF16 => all::<bf16>(data, |x| x.is_finite()),
-        DType::F16 => all::<f16>(data, |x| x.is_finite()),
-        _ => true,
-    }
-}
-
-fn all<E: burn::tensor::Element>(data: &TensorData, is_so: impl Fn(&E) -> bool) -> bool {
-    // The values of a parameter have the type that they are stored in.
-    data.as_slice::<E>()
-        .is_ok_and(|values| values.iter().all(is_so))
 }

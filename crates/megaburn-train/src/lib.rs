@@ -27,6 +27,7 @@ mod resume_error;
 mod run;
 mod run_folder;
 mod saves;
+mod set_aside_removal;
 pub mod signal;
 mod start;
 mod state;

@@ -30,7 +30,7 @@ mod owned;
 mod shared;
 
 use std::{
-    fs, io,
+    fs, io, mem,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -351,12 +351,14 @@ impl RunFolder {
     }
 
     /// Removes the runs that `--fresh` set aside. Call it after a checkpoint was committed.
+    /// Others may use the folder meanwhile. A process that ends early leaves the rest to the next
+    /// call, because the marker's file names it until all is done.
     pub(crate) fn discard_set_aside(&self) {
-        let marker = &mut self.held().marker;
-        if marker.set_aside.is_empty() {
+        let names = mem::take(&mut self.held().marker.set_aside);
+        if names.is_empty() {
             return;
         }
-        for name in marker.set_aside.drain(..) {
+        for name in names {
             let folder = self.path.join(&name);
             match aside::discard(&folder) {
                 Ok(true) => {}
@@ -367,7 +369,7 @@ impl RunFolder {
                 Err(error) => tracing::warn!("cannot remove `{}`: {error}", folder.display()),
             }
         }
-        if let Err(error) = marker.write(&self.path) {
+        if let Err(error) = self.held().marker.write(&self.path) {
             tracing::warn!(
                 "cannot write `{}`: {error}",
                 self.path.join(names::MARKER).display()

@@ -6,6 +6,7 @@ use crate::{
     config::ConfigLayers,
     exit::Exit,
     run_folder::names::{METRICS, STATE},
+    set_aside_removal::SetAsideRemoval,
 };
 
 fn config(dir: &Path) -> TrainConfig {
@@ -182,8 +183,10 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     let again = anew(take(dir.path()).unwrap(), dir.path());
     assert_eq!(folder(&again).set_aside(), std::slice::from_ref(aside));
     assert!(kept.is_file());
-    folder(&again).discard_set_aside();
-    assert!(!aside.exists());
+    let removal = SetAsideRemoval::start(again.folder.as_ref().unwrap());
+    folder(&again).check().unwrap();
+    drop(removal);
+    assert!(!aside.exists(), "dropping it waits");
     drop(again);
     assert!(folder(&take(dir.path()).unwrap()).set_aside().is_empty());
     assert_eq!(

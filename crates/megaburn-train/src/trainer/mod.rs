@@ -29,6 +29,7 @@ mod stored_retention;
 mod testing;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
@@ -48,6 +49,7 @@ use crate::{
     error::TrainError,
     pipeline::Pipeline,
     run_folder::RunShare,
+    set_aside_removal::SetAsideRemoval,
     train_state::{TrainState, TrainStateConfig},
 };
 use first_times::FirstTimes;
@@ -133,6 +135,8 @@ pub struct Trainer {
     uploading: BTreeSet<u64>,
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
+    /// The removal of the run that `--fresh` set aside, once an asynchronous save is complete.
+    set_aside_removal: OnceCell<SetAsideRemoval>,
     first_times: FirstTimes,
 }
 
@@ -234,6 +238,7 @@ impl Trainer {
             imported: None,
             uploading: BTreeSet::new(),
             copies_in_flight: Vec::new(),
+            set_aside_removal: OnceCell::new(),
             first_times: FirstTimes::default(),
             config,
         })

@@ -13,6 +13,7 @@ use crate::{
     data::BlendRecord,
     error::TrainError,
     run_folder::RunShare,
+    set_aside_removal::SetAsideRemoval,
     start::settle,
     trainer::{Progress, Trainer},
 };
@@ -169,8 +170,13 @@ impl Trainer {
         let _phase = self.groups.world.phase(Phase::Save);
         let advance = save.advance(&self.groups);
         let advance = advance.map_err(|error| save_error(save.step(), error))?;
-        if let Advance::Committed(_) = advance {
-            self.discard_set_aside();
+        if let Advance::Committed(_) = advance
+            && let Some(folder) = self.run.as_ref().and_then(|run| run.folder.as_ref())
+            && !folder.set_aside().is_empty()
+        {
+            // It may have many large files, so training does not wait.
+            let start = || SetAsideRemoval::start(folder);
+            self.set_aside_removal.get_or_init(start);
         }
         Ok(advance)
     }

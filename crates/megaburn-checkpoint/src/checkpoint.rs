@@ -29,6 +29,8 @@ pub struct Checkpoint {
     /// The pieces of each tensor, as (file, piece).
     pub(crate) index: BTreeMap<String, Vec<(usize, usize)>>,
     pub(crate) files: Vec<OnceLock<OpenFile>>,
+    /// The numbers of the files of which this host has only chunks, which it fetched from others.
+    pub(crate) fetched: BTreeSet<usize>,
     /// Where the files are, if each host has a folder of its own.
     pub(crate) of_hosts: Option<Box<HostFiles>>,
 }
@@ -98,6 +100,7 @@ impl Checkpoint {
             manifest,
             index,
             files,
+            fetched: BTreeSet::new(),
             of_hosts: None,
         }
     }

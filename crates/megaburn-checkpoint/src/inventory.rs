@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -10,6 +11,7 @@ use crate::{
     checkpoint::Checkpoint,
     error::CheckpointError,
     fault::{Fault, retried},
+    fetched::is_fetched,
     folder::{DAMAGED, checkpoint_step, entries},
     manifest::{MANIFEST, Manifest},
     owner::{is_abandoned, is_blank, is_of_run, pid_of},
@@ -44,7 +46,7 @@ pub struct ListedCheckpoint {
     pub state: CheckpointState,
     /// The manifest, if the state is [`Whole`](CheckpointState::Whole).
     pub manifest: Option<Manifest>,
-    /// Bytes of all files in the folder.
+    /// Bytes of all files in the folder. What a host has fetched of a file counts, not its holes.
     pub num_bytes: u64,
     /// When its manifest was written, or else when the folder was changed.
     pub saved: Option<SystemTime>,
@@ -134,14 +136,17 @@ fn other_state(name: &str, path: &Path) -> Option<(u64, CheckpointState)> {
         .then_some((step, CheckpointState::Unfinished))
 }
 
-/// Bytes of the files in a folder and the folders in it.
+/// Bytes of the files in a folder and the folders in it, without holes.
 fn bytes_in(folder: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        bytes += match entry.file_type()?.is_dir() {
+        let found = entry.metadata()?;
+        bytes += match found.is_dir() {
             true => bytes_in(&entry.path())?,
-            false => entry.metadata()?.len(),
+            // What was not fetched is a hole. A block has 512 bytes.
+            false if is_fetched(&entry.file_name()) => found.len().min(found.blocks() * 512),
+            false => found.len(),
         };
     }
     Ok(bytes)

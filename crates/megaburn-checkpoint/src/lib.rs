@@ -75,6 +75,7 @@ mod dtype;
 mod error;
 mod examine;
 mod fault;
+mod fetched;
 mod find;
 mod folder;
 mod hex;
@@ -85,6 +86,7 @@ mod inventory;
 mod latest;
 mod manifest;
 mod named_tensor;
+mod needed;
 mod object_store;
 mod open_file;
 mod owner;
@@ -146,6 +148,7 @@ pub use inventory::{CheckpointState, ListedCheckpoint, list_checkpoint, list_che
 pub use latest::{Latest, Refused, newest, newest_valid};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use named_tensor::{NamedTensor, PendingValues, Values};
+pub use needed::NeededChunks;
 pub use object_store::{
     CheckpointStore, CheckpointUpload, OpenedCheckpoint, StoreWriter, StoredCheckpoint, UploadStage,
 };

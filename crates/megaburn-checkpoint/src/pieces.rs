@@ -1,6 +1,6 @@
 //! Reads and verifies the parts of a checkpoint's tensors that a rank needs.
 
-use std::{collections::BTreeSet, ops::Range, sync::atomic::AtomicBool};
+use std::ops::Range;
 
 use burn::tensor::{DType, TensorData};
 use megaburn_collective::Progress;
@@ -13,6 +13,7 @@ use crate::{
     checkpoint::Checkpoint,
     chunks::Chunks,
     error::CheckpointError,
+    fetched::fetched_path,
     hex::hex,
     intersect::{DimSlice, for_each_shared_run},
     manifest::{PieceInfo, TensorInfo, at_least_1d},
@@ -52,9 +53,12 @@ impl Checkpoint {
         if found == info.xxh3 {
             return Ok(());
         }
-        // Find the damaged tensor, if the manifest has hashes of chunks.
-        for piece in 0..info.pieces.len() {
-            self.read_piece((file, piece), Runs::push_all, |_, _| {})?;
+        // Find the damaged tensor, if the manifest has hashes of chunks. Reads may be from another
+        // file, which has only what was fetched from another host.
+        if !self.fetched.contains(&file) {
+            for piece in 0..info.pieces.len() {
+                self.read_piece((file, piece), Runs::push_all, |_, _| {})?;
+            }
         }
         let why = format!("its xxh3 is {found}, but {} was written", info.xxh3);
         Err(CheckpointError::damaged(&path, why))
@@ -149,21 +153,6 @@ impl Checkpoint {
         })
     }
 
-    /// The numbers of the files that [`read_range`](Self::read_range) would read from. A tensor that
-    /// the checkpoint does not have is in none.
-    pub fn files_of(&self, name: &str, shard: &ShardSpec, range: Range<usize>) -> BTreeSet<usize> {
-        let Ok(info) = self.info(name) else {
-            return BTreeSet::new();
-        };
-        let pieces = self.index.get(name).into_iter().flatten();
-        let has_some = |&&(file, number): &&(usize, usize)| {
-            let piece = &self.manifest.files[file].pieces[number];
-            info.global_shape == shard.global_shape
-                && !shared_runs(info, piece, shard, &range).is_empty()
-        };
-        pieces.filter(has_some).map(|(file, _)| *file).collect()
-    }
-
     /// Reads the runs that `wanted` selects from piece `number` of file `file`, and calls `copy`
     /// with the bytes of each run and its destination element.
     fn read_piece(
@@ -172,7 +161,17 @@ impl Checkpoint {
         wanted: impl FnOnce(&mut Runs),
         copy: impl FnMut(&[u8], usize),
     ) -> Result<(), CheckpointError> {
-        let opened = self.file(file)?;
+        self.read_piece_of(self.file(file)?, (file, number), wanted, copy)
+    }
+
+    /// Like [`read_piece`](Self::read_piece), from `opened` in place of the checkpoint's own file.
+    pub(crate) fn read_piece_of(
+        &self,
+        opened: &OpenFile,
+        (file, number): (usize, usize),
+        wanted: impl FnOnce(&mut Runs),
+        copy: impl FnMut(&[u8], usize),
+    ) -> Result<(), CheckpointError> {
         let piece = &self.manifest.files[file].pieces[number];
         let stored = self.stored(&opened.file, piece)?;
         let seen = &opened.seen[number];
@@ -190,7 +189,7 @@ impl Checkpoint {
     }
 
     /// The position of a piece's bytes according to the file's own header.
-    fn stored<'a>(
+    pub(crate) fn stored<'a>(
         &self,
         file: &'a SafetensorsFile,
         piece: &PieceInfo,
@@ -207,21 +206,17 @@ impl Checkpoint {
         Ok(file.stored(found))
     }
 
-    /// Opens a file on first use.
+    /// Opens a file on first use, or the one that has what was fetched of it.
     fn file(&self, file: usize) -> Result<&OpenFile, CheckpointError> {
         if self.files[file].get().is_none() {
             let info = &self.manifest.files[file];
-            let opened = SafetensorsFile::open(&self.path.join(&info.name))?;
-            let unseen = |piece: &PieceInfo| {
-                piece
-                    .chunks
-                    .iter()
-                    .map(|_| AtomicBool::new(false))
-                    .collect::<Vec<_>>()
+            let path = if self.fetched.contains(&file) {
+                fetched_path(&self.path, &info.name)
+            } else {
+                self.path.join(&info.name)
             };
-            let seen = info.pieces.iter().map(unseen).collect();
             // Another thread may have been first; either value will do.
-            let _ = self.files[file].set(OpenFile { file: opened, seen });
+            let _ = self.files[file].set(OpenFile::open(&path, info)?);
         }
         Ok(self.files[file].get().expect("the cell was just set"))
     }
@@ -229,7 +224,7 @@ impl Checkpoint {
 
 /// The runs of elements of `range` that a stored piece has: their places in the piece and in the
 /// result, and their lengths.
-fn shared_runs(
+pub(crate) fn shared_runs(
     info: &TensorInfo,
     piece: &PieceInfo,
     shard: &ShardSpec,

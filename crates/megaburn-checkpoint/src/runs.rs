@@ -27,6 +27,8 @@ pub(crate) struct Stored<'a> {
 pub(crate) struct Runs {
     /// Runs are split at multiples of this many elements.
     unit: usize,
+    /// Elements of a chunk.
+    chunk: usize,
     /// Number of stored elements.
     stored: usize,
     runs: Vec<Run>,
@@ -44,8 +46,10 @@ impl Runs {
     pub(crate) fn new(stored: &Stored<'_>, chunk: Option<u64>) -> Self {
         let unit = unit(chunk) / stored.size;
         let elements = stored.len as usize / stored.size;
+        let chunk = chunk.map_or(elements, |chunk| chunk as usize / stored.size);
         Self {
             unit,
+            chunk,
             stored: elements,
             runs: Vec::new(),
         }
@@ -54,6 +58,13 @@ impl Runs {
     /// Adds all elements.
     pub(crate) fn push_all(&mut self) {
         self.push(0, 0, self.stored);
+    }
+
+    /// Adds the elements of a chunk, with destinations from 0 on; none if there is no such chunk.
+    pub(crate) fn push_chunk(&mut self, number: usize) {
+        let from = self.stored.min(number * self.chunk);
+        let end = self.stored.min(from + self.chunk);
+        self.push(from, 0, end - from);
     }
 
     /// Adds `len` elements starting at `from`, with destination `to`.

@@ -100,6 +100,11 @@ impl SafetensorsFile {
         self.file.clone()
     }
 
+    /// The number of bytes before the first tensor's.
+    pub(crate) fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
     /// The header of a tensor.
     pub(crate) fn info(&self, key: &str) -> Option<&TensorInfo> {
         self.header.info(key)

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
+    sync::{OnceLock, atomic::AtomicBool},
 };
 
 use megaburn_collective::{Group, Phase, objects};
@@ -14,71 +14,121 @@ use crate::{
     checkpoint::{Checkpoint, HostFiles, manifest_text, read_manifest},
     error::CheckpointError,
     fault::{Fault, retried},
+    fetched::remove_fetched,
     folder::set_aside_damaged,
     hosts::{
         map::Hosts,
+        parts::PartTransfers,
+        plan::{Plan, plan},
         transfer::{Transfer, Transfers},
     },
-    manifest::FileInfo,
+    needed::NeededChunks,
     paths::{TMP, is_there, sibling_path, sync_dir},
     place::Place,
     report::write_manifest,
 };
 
 impl Checkpoint {
-    /// Brings the files that the ranks of a host need, and the copies that the host should keep, to
-    /// each host that lacks them. `needed` are the numbers of the files that this rank will read.
-    /// Nothing is done for a checkpoint in a shared folder.
+    /// Brings to each host the chunks that its ranks will read of files that are not there, and the
+    /// files that the host should keep. `needed` are the chunks that this rank will read. Chunks are
+    /// in a sparse file next to the host's files, where a later start finds them; they are verified
+    /// and asked for again if they are damaged. Files of older versions, which have no chunks, are
+    /// copied whole. Nothing is done for a checkpoint in a shared folder.
+    ///
+    /// Returns the bytes that this rank received. Rank 0 logs how many came from which host.
     ///
     /// # Errors
-    /// A file cannot be read, sent or written. Files that a host has received into an existing folder
-    /// stay.
+    /// A file cannot be read, sent or written, or what was sent is damaged. What a host has received
+    /// into an existing folder stays.
     /// # Collective
-    /// All ranks of `world`. Files are sent between hosts in blocks of 4 MiB.
+    /// All ranks of `world`. Bytes are sent between hosts in blocks of 4 MiB.
     pub fn fetch(
-        &self,
+        &mut self,
         place: &Place,
         world: &Group,
-        needed: &BTreeSet<usize>,
-    ) -> Result<(), CheckpointError> {
+        needed: &NeededChunks,
+    ) -> Result<u64, CheckpointError> {
         let (Some(hosts), Some(found)) = (place.hosts(), &self.of_hosts) else {
-            return Ok(());
+            return Ok(0);
         };
         let phase = world.phase(Phase::Load);
-        let all: Vec<BTreeSet<usize>> = objects::gather(world, needed)?;
-        let transfers = match world.rank() {
-            0 => plan(hosts, &self.manifest.files, &found.hosts_of_file, &all),
-            _ => Vec::new(),
-        };
-        let transfers: Vec<Transfer> = objects::broadcast(world, &transfers)?;
-        if transfers.is_empty() {
-            return Ok(());
-        }
         let me = world.rank();
-        if me == 0 {
-            log(hosts, &self.path, &transfers);
+        let mut needed = needed_of_host(hosts, needed)?;
+        let on_host = |&file: &usize| {
+            let name = &self.manifest.files[file].name;
+            let on = found.hosts_of_file.get(name);
+            on.is_some_and(|on| on.contains(&hosts.of(me)))
+        };
+        needed.of_file.retain(|file, _| !on_host(file));
+        let files: BTreeSet<usize> = needed.of_file.keys().copied().collect();
+        let files = if hosts.is_first(me) {
+            files
+        } else {
+            BTreeSet::new()
+        };
+        let all: Vec<BTreeSet<usize>> = objects::gather(world, &files)?;
+        let plan = match me {
+            0 => plan(hosts, &self.manifest, &found.hosts_of_file, &all),
+            _ => Plan::default(),
+        };
+        let plan: Plan = objects::broadcast(world, &plan)?;
+        if plan.whole.is_empty() && plan.parts.is_empty() {
+            return Ok(0);
         }
-        let of_me = transfers.iter().filter(|transfer| transfer.to == me);
-        phase
-            .progress()
-            .expect(of_me.map(|transfer| transfer.bytes).sum());
+        let of_me = plan.whole.iter().filter(|transfer| transfer.to == me);
+        let progress = phase.progress();
+        progress.expect(of_me.map(|transfer| transfer.bytes).sum());
         let folder = Folder::prepare(place, hosts, world, &self.path, found)?;
-        let fetched = Transfers {
+        let whole = Transfers {
             hosts,
-            all: &transfers,
+            all: &plan.whole,
             from: &self.path,
             to: &folder.path,
-        }
-        .run(phase.progress(), &AtomicBool::new(false));
-        settle(world, fetched)?;
-        let is_keeper = place.is_keeper(world);
-        let done = match folder.new {
-            Some(new) => write_manifest(&new.path, &found.manifest).and_then(|()| new.commit()),
-            None if is_keeper => sync_dir(&self.path),
-            None => Ok(()),
         };
-        settle(world, done)
+        let mut received = settle(world, whole.run(progress, &AtomicBool::new(false)))?;
+        let parts = PartTransfers {
+            hosts,
+            all: &plan.parts,
+            checkpoint: self,
+            to: &folder.path,
+            needed: &needed,
+        };
+        for (from, bytes) in settle(world, parts.run(progress))? {
+            *received.entry(from).or_default() += bytes;
+        }
+        let is_here = |transfer: &&Transfer| hosts.of(transfer.to) == hosts.of(me);
+        let copied = plan.whole.iter().filter(is_here);
+        let copied: BTreeSet<&str> = copied.map(|transfer| transfer.file.as_str()).collect();
+        let name = |file: usize| self.manifest.files[file].name.as_str();
+        let completed = if place.is_keeper(world) {
+            // Chunks of a file that is there now are not needed any more.
+            let is_whole = |file: &usize| on_host(file) || copied.contains(name(*file));
+            let whole = (0..self.num_files()).filter(is_whole);
+            folder.complete(found, &self.path, whole.map(name))
+        } else {
+            Ok(())
+        };
+        settle(world, completed)?;
+        log(hosts, world, &self.path, &received)?;
+        let files = needed.of_file.into_keys();
+        let fetched: BTreeSet<usize> = files.filter(|file| !copied.contains(name(*file))).collect();
+        for &file in &fetched {
+            self.files[file] = OnceLock::new();
+        }
+        self.fetched = fetched;
+        Ok(received.into_values().sum())
     }
+}
+
+/// Joins the chunks that the ranks of this host need.
+///
+/// # Collective
+/// All ranks of each host.
+fn needed_of_host(hosts: &Hosts, mine: &NeededChunks) -> Result<NeededChunks, CheckpointError> {
+    let all: Vec<NeededChunks> = objects::gather(&hosts.of_host, mine)?;
+    let mut joined = NeededChunks::default();
+    all.into_iter().for_each(|of_rank| joined.extend(of_rank));
+    Ok(objects::broadcast(&hosts.of_host, &joined)?)
 }
 
 /// The folder into which the ranks of a host write the files that they receive.
@@ -137,6 +187,22 @@ impl Folder {
         };
         Ok(Self { path, new })
     }
+
+    /// Completes the folder on the first rank of its host. `whole` are the files that it has.
+    fn complete<'a>(
+        self,
+        found: &HostFiles,
+        target: &Path,
+        whole: impl Iterator<Item = &'a str>,
+    ) -> Result<(), CheckpointError> {
+        for name in whole {
+            remove_fetched(&self.path, name)?;
+        }
+        match self.new {
+            Some(new) => write_manifest(&new.path, &found.manifest).and_then(|()| new.commit()),
+            None => sync_dir(target),
+        }
+    }
 }
 
 /// Whether a folder has this manifest, intact.
@@ -154,52 +220,48 @@ fn is_same(folder: &Path, manifest: &str) -> Result<bool, CheckpointError> {
     }
 }
 
-/// The transfers that give each host what its ranks need and the copies that it should keep.
-/// `needed` are the files that each rank will read.
-fn plan(
-    hosts: &Hosts,
-    files: &[FileInfo],
-    hosts_of_file: &BTreeMap<String, BTreeSet<usize>>,
-    needed: &[BTreeSet<usize>],
-) -> Vec<Transfer> {
-    let mut wanted: BTreeSet<(usize, usize)> = BTreeSet::new();
-    for (rank, needed) in needed.iter().enumerate() {
-        wanted.extend(needed.iter().map(|&file| (file, hosts.of(rank))));
-    }
-    for (number, file) in files.iter().enumerate() {
-        if let Some(writer) = file.writer() {
-            // The checkpoint may be of more ranks than there are now.
-            let host = hosts.of(writer % needed.len());
-            let keeps = [host].into_iter().chain(hosts.replicas(host));
-            wanted.extend(keeps.map(|host| (number, host)));
-        }
-    }
-    let transfer = |(number, to): (usize, usize)| {
-        let file = &files[number];
-        let on: Vec<usize> = hosts_of_file.get(&file.name)?.iter().copied().collect();
-        if on.contains(&to) || on.is_empty() {
-            return None;
-        }
-        // Different files come from different hosts, and from different ranks of them.
-        let from = hosts.rank(on[number % on.len()], number);
-        Some(Transfer::new(file, from, hosts.rank(to, number)))
-    };
-    wanted.into_iter().filter_map(transfer).collect()
-}
+/// The most hosts that a line names.
+const MOST_NAMED: usize = 8;
 
-fn log(hosts: &Hosts, path: &Path, transfers: &[Transfer]) {
-    let mut of_host: BTreeMap<usize, (usize, u64)> = BTreeMap::new();
-    for transfer in transfers {
-        let (count, bytes) = of_host.entry(hosts.of(transfer.to)).or_default();
-        *count += 1;
-        *bytes += transfer.bytes;
+/// Logs on rank 0 how many bytes were received from which hosts. `received` are the bytes that this
+/// rank received from each rank.
+///
+/// # Collective
+/// All ranks of `world`; a few numbers.
+fn log(
+    hosts: &Hosts,
+    world: &Group,
+    path: &Path,
+    received: &BTreeMap<usize, u64>,
+) -> Result<(), CheckpointError> {
+    let mut of_host: BTreeMap<usize, u64> = BTreeMap::new();
+    for (from, bytes) in received {
+        *of_host.entry(hosts.of(*from)).or_default() += bytes;
     }
-    for (host, (count, bytes)) in of_host {
-        tracing::info!(
-            "host {} copies {count} files ({:.1} MB) of checkpoint {} from other hosts",
-            hosts.name(host),
-            bytes as f64 / 1e6,
-            path.display()
-        );
+    let all: Vec<BTreeMap<usize, u64>> = objects::gather(world, &of_host)?;
+    let mut of_host: BTreeMap<usize, u64> = BTreeMap::new();
+    for (host, bytes) in all.into_iter().flatten() {
+        *of_host.entry(host).or_default() += bytes;
     }
+    if of_host.is_empty() {
+        return Ok(());
+    }
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let part = |(host, bytes): (&usize, &u64)| {
+        format!("{} from host {}", megabytes(*bytes), hosts.name(*host))
+    };
+    let mut parts: Vec<String> = of_host.iter().take(MOST_NAMED).map(part).collect();
+    let others = of_host.values().skip(MOST_NAMED);
+    if others.len() > 0 {
+        let num_others = others.len();
+        let bytes = megabytes(others.sum());
+        parts.push(format!("{bytes} from {num_others} others"));
+    }
+    tracing::info!(
+        "hosts fetched {} of checkpoint {}: {}",
+        megabytes(of_host.values().sum()),
+        path.display(),
+        parts.join(", ")
+    );
+    Ok(())
 }

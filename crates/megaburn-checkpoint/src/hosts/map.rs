@@ -14,6 +14,8 @@ pub struct Hosts {
     /// Groups of all ranks for threads that send files while the other groups are in use.
     pub(crate) files: Group,
     pub(crate) answers: Group,
+    /// The ranks of this host.
+    pub(crate) of_host: Group,
     /// The first ranks of the hosts; only on these.
     pub(crate) firsts: Option<Group>,
 }
@@ -45,8 +47,12 @@ impl Hosts {
         firsts.sort_unstable();
         let is_first = firsts.contains(&world.rank());
         let firsts = is_first.then(|| world.subgroup("first ranks of hosts", &firsts));
+        let own = of_rank[world.rank()];
+        let ranks = (0..of_rank.len()).filter(|&rank| of_rank[rank] == own);
+        let ranks: Vec<usize> = ranks.collect();
         Ok(Self {
             firsts: firsts.transpose()?,
+            of_host: world.subgroup("ranks of a host", &ranks)?,
             num_replicas: num_replicas.min(names.len() - 1),
             of_rank,
             names,

@@ -2,6 +2,8 @@
 
 mod async_save;
 mod average;
+mod chunks;
+mod cluster;
 mod compare;
 mod corruption;
 mod errors;
@@ -9,6 +11,7 @@ mod examine;
 mod experts;
 mod export;
 mod failures;
+mod fetched;
 mod hf_errors;
 mod hf_read;
 mod hosts;
@@ -29,3 +32,4 @@ mod single;
 mod statistics;
 mod torch_weights;
 mod used_bytes;
+mod zero;

@@ -1,17 +1,15 @@
 //! The bytes read from a checkpoint are verified while they are read.
 
-use std::{
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::{fs, ops::Range, path::PathBuf};
 
 use megaburn_checkpoint::{Checkpoint, TensorSource, find_latest};
 use serde_json::Value;
 use tempfile::TempDir;
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::model::{alone, check, save_as, tensors};
+use crate::{
+    chunks::{remove_chunks, set_chunk_bytes},
+    model::{alone, check, save_as, tensors},
+};
 
 /// An older and a newer checkpoint, each with four rank files.
 fn two() -> (TempDir, PathBuf) {
@@ -98,19 +96,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
 #[test]
 fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
     let (dir, newest) = two();
-    let path = newest.join("manifest.json");
-    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    manifest
-        .as_object_mut()
-        .unwrap()
-        .remove("chunk_bytes")
-        .unwrap();
-    for file in manifest["files"].as_array_mut().unwrap() {
-        for piece in file["pieces"].as_array_mut().unwrap() {
-            piece.as_object_mut().unwrap().remove("chunks").unwrap();
-        }
-    }
-    write_manifest(&newest, &manifest);
+    remove_chunks(&[&newest]);
     for tp in [1, 2, 4] {
         check(
             &find_latest(dir.path(), &alone())
@@ -138,27 +124,7 @@ fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
 #[test]
 fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
     let (_dir, newest) = two();
-    let path = newest.join("manifest.json");
-    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    manifest["chunk_bytes"] = 32.into();
-    for file in manifest["files"].as_array_mut().unwrap() {
-        let path = newest.join(file["name"].as_str().unwrap());
-        let bytes = fs::read(&path).unwrap();
-        let (header, data) =
-            bytes[8..].split_at(u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize);
-        let header: Value = serde_json::from_slice(header).unwrap();
-        for piece in file["pieces"].as_array_mut().unwrap() {
-            let offsets = &header[piece["key"].as_str().unwrap()]["data_offsets"];
-            let [start, end] = [0, 1].map(|i| offsets[i].as_u64().unwrap() as usize);
-            let hash = |chunk: &[u8]| format!("{:016x}", xxh3_64(chunk)).into();
-            piece["chunks"] = data[start..end]
-                .chunks(32)
-                .map(hash)
-                .collect::<Vec<Value>>()
-                .into();
-        }
-    }
-    write_manifest(&newest, &manifest);
+    set_chunk_bytes(&[&newest], 32);
     for tp in [1, 2, 4, 8] {
         check(&Checkpoint::open(&newest).unwrap(), 20, tp);
     }
@@ -184,15 +150,4 @@ fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
         "{error}"
     );
     rows(4..6).unwrap();
-}
-
-/// Writes a manifest and its hash.
-fn write_manifest(folder: &Path, manifest: &Value) {
-    let text = serde_json::to_vec_pretty(manifest).unwrap();
-    fs::write(folder.join("manifest.json"), &text).unwrap();
-    fs::write(
-        folder.join("manifest.xxh3"),
-        format!("{:016x}", xxh3_64(&text)),
-    )
-    .unwrap();
 }

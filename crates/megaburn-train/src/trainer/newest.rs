@@ -1,12 +1,11 @@
-//! Finds the checkpoint to resume from, and the files of it that this rank needs.
+//! Finds the checkpoint to resume from, and the chunks of it that this rank needs.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
-use megaburn_checkpoint::{Checkpoint, Latest, Place, checkpoint_step, find_latest};
+use megaburn_checkpoint::{Checkpoint, Latest, NeededChunks, Place, checkpoint_step, find_latest};
 use megaburn_collective::objects;
 use toml::Table;
 
@@ -105,12 +104,13 @@ impl Trainer {
         settle(&self.groups.world, mine)
     }
 
-    /// The files of a checkpoint that this rank reads from to resume.
-    pub(super) fn files_of(&self, checkpoint: &Checkpoint) -> BTreeSet<usize> {
-        let mut files = BTreeSet::new();
+    /// The chunks of a checkpoint that this rank reads to resume.
+    pub(super) fn chunks_of(&self, checkpoint: &Checkpoint) -> NeededChunks {
+        let mut chunks = NeededChunks::default();
         for (path, spec) in self.plan.iter() {
             let mut add = |prefix: &str, range| {
-                files.extend(checkpoint.files_of(&format!("{prefix}.{path}"), &spec.shard, range));
+                let name = format!("{prefix}.{path}");
+                checkpoint.add_needed(&mut chunks, &name, &spec.shard, range);
             };
             let mut weight = 0..spec.shard.local_shape().iter().product();
             // There is no state before the first step or before it is loaded.
@@ -125,7 +125,7 @@ impl Trainer {
             }
             add("model", weight);
         }
-        files
+        chunks
     }
 }
 

@@ -73,7 +73,7 @@ impl Trainer {
             stored.fetch(&latest, &place, &self.groups)?;
             latest = self.find_newest(&place)?;
         }
-        let Some(checkpoint) = latest.checkpoint else {
+        let Some(mut checkpoint) = latest.checkpoint else {
             // Do not start from scratch next to damaged checkpoints: the new run's would take their
             // place.
             return match latest.refused.into_iter().next() {
@@ -109,7 +109,8 @@ impl Trainer {
         self.check_reading(&checkpoint)?;
         let changes = self.changes(&checkpoint)?;
         let of_data = self.resume_samples(&checkpoint)?;
-        checkpoint.fetch(&place, &self.groups.world, &self.files_of(&checkpoint))?;
+        let needed = self.chunks_of(&checkpoint);
+        checkpoint.fetch(&place, &self.groups.world, &needed)?;
         self.load(&checkpoint, phase.progress())?;
         Ok(Some(Resumed {
             progress: self.progress,

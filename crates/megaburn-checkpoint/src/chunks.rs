@@ -12,6 +12,9 @@ use crate::{error::CheckpointError, hex::hex, tensor_bytes::TensorBytes};
 /// Bytes of a tensor per hash; the last chunk of a tensor may be smaller.
 pub(crate) const CHUNK: u64 = 64 << 20;
 
+/// A chunk of a file: the number of its piece, and its own number in that piece.
+pub(crate) type ChunkOfFile = (usize, usize);
+
 /// Whether a manifest may declare chunks of this many bytes. They must be a power of two, so that
 /// they are a multiple or a divisor of read blocks and elements.
 pub(crate) fn is_chunk(bytes: u64) -> bool {

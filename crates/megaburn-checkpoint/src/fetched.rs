@@ -15,10 +15,10 @@ use megaburn_collective::Progress;
 
 use crate::{
     checkpoint::Checkpoint,
+    chunks::ChunkOfFile,
     error::{CheckpointError, IoContext},
     fault::{Fault, retried},
     manifest::rank_of_file,
-    needed::ChunkOfFile,
     open_file::OpenFile,
     runs::Runs,
 };

@@ -8,10 +8,7 @@ use std::{
 use megaburn_mesh::ShardSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::{checkpoint::Checkpoint, pieces::shared_runs};
-
-/// A chunk of a file: the number of its piece, and its own number in that piece.
-pub(crate) type ChunkOfFile = (usize, usize);
+use crate::{checkpoint::Checkpoint, chunks::ChunkOfFile, pieces::shared_runs};
 
 /// The chunks of a checkpoint's files that a rank reads. A chunk is a part of a stored piece that
 /// has one hash, at most 64 MiB.

@@ -53,16 +53,16 @@ impl Checkpoint {
         };
         let phase = world.phase(Phase::Load);
         let me = world.rank();
-        let mut needed = needed_of_host(hosts, needed)?;
         let on_host = |&file: &usize| {
             let name = &self.manifest.files[file].name;
             let on = found.hosts_of_file.get(name);
             on.is_some_and(|on| on.contains(&hosts.of(me)))
         };
+        let mut needed = needed.clone();
         needed.of_file.retain(|file, _| !on_host(file));
-        let files: BTreeSet<usize> = needed.of_file.keys().copied().collect();
-        let files = if hosts.is_first(me) {
-            files
+        let needed = needed_of_host(hosts, &needed)?;
+        let files: BTreeSet<usize> = if hosts.is_first(me) {
+            needed.of_file.keys().copied().collect()
         } else {
             BTreeSet::new()
         };

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     checkpoint::Checkpoint,
+    chunks::ChunkOfFile,
     error::{CheckpointError, IoContext},
     fetched::{fetched_path, remove_fetched},
     hosts::{
@@ -26,7 +27,7 @@ use crate::{
         pairs::run_pairs,
         stream::{BLOCK, Sink, Streams},
     },
-    needed::{ChunkOfFile, NeededChunks},
+    needed::NeededChunks,
     safetensors_file::SafetensorsFile,
     tensor_bytes::TensorBytes,
 };

@@ -93,6 +93,14 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
     cluster.recover()
 }
 
+/// A process dies, and another one while the next start fetches what its hosts lack or trains on.
+pub(super) fn killed_again(case: &Case) -> Result<(), String> {
+    let cluster = Cluster::new(case, case.one_of(&[0, 1, 2]));
+    cluster.train_until(kill(case), None)?;
+    cluster.train_until(kill(case), None)?;
+    cluster.recover()
+}
+
 /// One file operation fails on one host.
 pub(super) fn fails(case: &Case) -> Result<(), String> {
     let cluster = Cluster::new(case, case.one_of(&[0, 1, 2]));

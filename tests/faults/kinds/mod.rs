@@ -17,7 +17,7 @@ use crate::case::Case;
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
 /// Every kind with its name, in the order in which a campaign cycles through them.
-pub(crate) const KINDS: [(&str, Kind); 48] = [
+pub(crate) const KINDS: [(&str, Kind); 49] = [
     ("kill_all", kills::all),
     ("term", signals::stop),
     ("damaged_newest", damage::newest),
@@ -67,6 +67,7 @@ pub(crate) const KINDS: [(&str, Kind); 48] = [
     ("silent_caller", strangers::silence),
     ("term_shell", signals::behind_a_shell),
     ("host_killed", hosts::killed),
+    ("host_killed_again", hosts::killed_again),
     ("host_error", hosts::fails),
     ("host_lost", hosts::lost),
 ];

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dcp::{DcpDir, DcpTensor};
 use crate::error::TorchError;
+use crate::megatron::buckets::{self, OptimizerBucket};
 use crate::megatron::names::{LATEST, ShardedKey, iteration_folder};
 use crate::megatron::optimizer::{self, OptimizerForm, OptimizerTensor};
 use crate::pickle::Value;
@@ -133,6 +134,28 @@ impl MegatronDir {
     /// [`OptimizerForm::ByBucket`], or what Megatron-Core before 0.14 wrote.
     pub fn optimizer(&self) -> Result<Vec<OptimizerTensor<'_>>, TorchError> {
         optimizer::tensors(&self.dcp)
+    }
+
+    /// The buckets of the optimizer's state, by optimizer, rank, buffer and number; none if the
+    /// checkpoint has the state in another form.
+    ///
+    /// # Errors
+    /// A bucket lacks a state, or the states are no floats of one length.
+    pub fn buckets(&self) -> Result<Vec<OptimizerBucket>, TorchError> {
+        buckets::buckets(&self.dcp)
+    }
+
+    /// The objects with the groups of optimizers whose state is in buckets, one for each rank of
+    /// model parallelism. Each is a list whose only element has `param_groups`.
+    ///
+    /// # Errors
+    /// An object is damaged or cannot be read.
+    pub fn bucket_groups(&self) -> impl Iterator<Item = Result<PtFile, TorchError>> {
+        let objects = self.dcp.objects().filter(|name| {
+            let inner = optimizer::without_chain(name);
+            inner.starts_with("optimizer.distributed.") && inner.ends_with(".optimizer/shard_0_1")
+        });
+        objects.map(|name| self.dcp.object(name))
     }
 
     /// The keys of the objects that have a part for each rank or layer.

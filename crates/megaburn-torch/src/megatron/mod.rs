@@ -15,12 +15,14 @@
 //!
 //! The page `docs/megatron-checkpoints.md` has the names and shapes of a model's tensors.
 
+mod buckets;
 mod dir;
 mod globals;
 mod names;
 mod optimizer;
 mod write;
 
+pub use buckets::OptimizerBucket;
 pub use dir::MegatronDir;
 pub use globals::check_globals;
 pub use names::{ShardedKey, iteration_folder};

@@ -11,7 +11,8 @@ pub enum OptimizerForm {
     /// with `--dist-ckpt-optim-fully-reshardable`, and optimizers that are not distributed.
     ByParameter,
     /// The buckets of the distributed optimizer: `dp_reshardable`, Megatron-LM's default. Which
-    /// elements belong to which parameter depends on the layout and on the order of gradients.
+    /// elements belong to which parameter depends on the layout and on the order of gradients, so
+    /// [`MegatronDir::buckets`](super::MegatronDir::buckets) gives them as they are.
     ByBucket,
 }
 
@@ -29,7 +30,7 @@ pub struct OptimizerTensor<'a> {
 }
 
 /// The name of an entry without `chained_0.`, which one of several optimizers may have.
-fn without_chain(name: &str) -> &str {
+pub(super) fn without_chain(name: &str) -> &str {
     let rest = name
         .strip_prefix("chained_")
         .and_then(|rest| rest.split_once('.'));
@@ -67,8 +68,9 @@ pub(super) fn tensors(dcp: &DcpDir) -> Result<Vec<OptimizerTensor<'_>>, TorchErr
     };
     if form(dcp) == OptimizerForm::ByBucket {
         return Err(error(
-            "it has the buckets of the distributed optimizer (dp_reshardable); save it from \
-             Megatron-LM with --dist-ckpt-optim-fully-reshardable"
+            "it has the buckets of the distributed optimizer (dp_reshardable), which have no \
+             tensors of single parameters; save it from Megatron-LM with \
+             --dist-ckpt-optim-fully-reshardable"
                 .into(),
         ));
     }

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 
-use megaburn_torch::megatron::{MegatronDir, OptimizerForm, ShardedKey};
+use megaburn_torch::DType;
+use megaburn_torch::dcp::DcpWriter;
+use megaburn_torch::megatron::{MegatronDir, OptimizerForm, ShardedKey, write_iteration};
 use megaburn_torch::pickle::{Kind, Tree, write_pickle};
 use serde_json::Value;
 
@@ -147,6 +150,102 @@ fn other_formats_are_refused() {
         write("metadata.json", text);
         assert!(error().contains(expected), "{}", error());
     }
+}
+
+#[test]
+fn buckets_are_listed_with_their_groups() {
+    // Of one rank of model parallelism: GPT-2 in bf16.
+    let dir = MegatronDir::open(megatron("dp2")).unwrap();
+    let buckets = dir.buckets().unwrap();
+    let [bucket] = buckets.as_slice() else {
+        panic!("{buckets:?}");
+    };
+    assert_eq!(
+        (bucket.optimizer, bucket.group, bucket.buffer, bucket.index),
+        (0, 0, 0, 0)
+    );
+    assert_eq!(bucket.dtype, DType::BF16);
+    for state in ["param", "exp_avg", "exp_avg_sq"] {
+        let tensor = dir.dcp().tensor(&bucket.tensor(state)).unwrap();
+        assert_eq!(
+            (tensor.dtype(), tensor.shape()),
+            (DType::F32, &[bucket.len][..])
+        );
+    }
+    let groups: Vec<_> = dir.bucket_groups().map(|groups| groups.unwrap()).collect();
+    let [groups] = groups.as_slice() else {
+        panic!("{groups:?}");
+    };
+    let group = groups.root().sequence().unwrap().get(0).unwrap();
+    let group = group
+        .get("param_groups")
+        .unwrap()
+        .sequence()
+        .unwrap()
+        .get(0)
+        .unwrap();
+    assert_eq!(group.get("step").unwrap().as_f64(), Some(1.0));
+    // The other form has none.
+    let dir = MegatronDir::open(megatron("tp2-pp2")).unwrap();
+    assert_eq!(dir.buckets().unwrap(), []);
+    assert_eq!(dir.bucket_groups().count(), 0);
+}
+
+/// Names, types and shapes of tensors.
+type Tensors = Vec<(String, DType, Vec<usize>)>;
+
+#[test]
+fn buckets_of_another_kind_are_named() {
+    let key = |bucket: usize| {
+        format!(
+            "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, torch.float32)\
+            .bucket_idx_{bucket}"
+        )
+    };
+    let states = [".param", ".exp_avg", ".exp_avg_sq"];
+    let all = |bucket: usize, len: usize| {
+        states.map(|state| (key(bucket) + state, DType::F32, vec![len]))
+    };
+    let with = |change: &dyn Fn(&mut Tensors)| {
+        let mut tensors: Vec<_> = [all(0, 70), all(1, 9)].concat();
+        change(&mut tensors);
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = DcpWriter::create(folder.path(), 0).unwrap();
+        for (name, dtype, shape) in tensors {
+            let bytes = vec![0; shape.iter().product::<usize>() * dtype.num_bytes()];
+            let zeros = vec![0; shape.len()];
+            let write = |out: &mut dyn Write| out.write_all(&bytes);
+            writer
+                .tensor(&name, dtype, &shape, &zeros, &shape, write)
+                .unwrap();
+        }
+        let records = [writer.finish().unwrap()];
+        write_iteration(folder.path(), &records, &Tree::Dict(Vec::new()), &[]).unwrap();
+        let dir = MegatronDir::open(folder.path()).unwrap();
+        dir.buckets()
+            .map(|buckets| buckets.len())
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(with(&|_| ()), Ok(2));
+    let error = |change: &dyn Fn(&mut Tensors)| with(change).unwrap_err();
+    let found = error(&|tensors| tensors[1].2 = vec![7, 10]);
+    assert!(found.contains("[7, 10], not one dim"), "{found}");
+    let found = error(&|tensors| tensors[1].2 = vec![71]);
+    assert!(
+        found.contains("has 70 elements") && found.contains("has 71;"),
+        "{found}"
+    );
+    let found = error(&|tensors| tensors[4].1 = DType::BF16);
+    assert!(found.contains("bfloat16, not f32"), "{found}");
+    let found = error(&|tensors| tensors[5].0 = key(1) + ".momentum_buffer");
+    assert!(found.contains("momentum_buffer` is no state"), "{found}");
+    let found = error(&|tensors| drop(tensors.remove(2)));
+    assert!(found.contains("bucket_idx_0` lacks one of"), "{found}");
+    let found = error(&|tensors| drop(tensors.drain(..3)));
+    assert!(
+        found.contains("the bucket before") && found.contains("bucket_idx_1"),
+        "{found}"
+    );
 }
 
 /// What Megatron-Core before 0.14 wrote: tensors of the optimizer in another shape.

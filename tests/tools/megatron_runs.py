@@ -2,13 +2,16 @@
 
     pip install torch==2.11 numpy megatron-core==0.16.1
     python tests/tools/megatron_runs.py make
+    python tests/tools/megatron_runs.py make-buckets
     python tests/tools/megatron_runs.py continue NAME FOLDER [TP PP DP EP]
     python tests/tools/megatron_runs.py compare MEGABURN FOLDER
 
 The first line makes tests/fixtures/megatron-runs: for each layout a checkpoint after 10 steps, and NAME.json with the
-losses of all 50 steps of the same run. The second loads a checkpoint, trains to step 50 under its own layout or another,
-and prints the losses. The last one moves each run to megaburn, trains 20 steps there, moves it back, trains the last 20
-steps with Megatron-Core again, and prints a table of the differences: MEGABURN is the program, FOLDER a new folder.
+losses of all 50 steps of the same run. The second adds the same states in the form dp_reshardable of the distributed
+optimizer, in folders NAME-buckets; some of them are not trained, but updated by random gradients. The third loads a
+checkpoint, trains to step 50 under its own layout or another, and prints the losses. The last one moves each run to
+megaburn, trains 20 steps there, moves it back, trains the last 20 steps with Megatron-Core again, and prints a table of the
+differences: MEGABURN is the program, FOLDER a new folder.
 
 The models are tiny, in f32, without dropout, and read tests/fixtures/megatron-dataset with Megatron-Core's GPTDataset.
 Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -44,9 +48,13 @@ EXPERTS = dict(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=12, moe
 class Layout:
     """One of the runs: a model, a layout and a kind of optimizer."""
 
-    def __init__(self, model, tp=1, pp=1, dp=1, ep=1, distributed=True, vocab=272, style="cosine"):
+    def __init__(
+        self, model, tp=1, pp=1, dp=1, ep=1, distributed=True, vocab=272, style="cosine", bucket_size=None, bf16=False
+    ):
         self.model, self.tp, self.pp, self.dp, self.ep = model, tp, pp, dp, ep
-        self.distributed, self.vocab, self.style = distributed, vocab, style
+        self.distributed, self.vocab, self.style, self.bf16 = distributed, vocab, style, bf16
+        # The gradients of a bucket are reduced while the backward pass goes on, if the buckets have a size.
+        self.bucket_size = bucket_size
 
     def under(self, tp, pp, dp, ep):
         return Layout(self.model, tp, pp, dp, ep, True, self.vocab, self.style)
@@ -56,6 +64,16 @@ LAYOUTS = {
     "tp2-dp2": Layout(LLAMA, tp=2, dp=2),
     "pp2": Layout(GPT2, pp=2, distributed=False, style="linear"),
     "dp2-ep2": Layout(LLAMA | EXPERTS, dp=2, ep=2, style="WSD"),
+}
+# Runs whose buckets hold the state of the checkpoint of the same name.
+TRAINED = {
+    "tp2-dp2": Layout(LLAMA, tp=2, dp=2, bucket_size=3000),
+    "dp2-ep2": LAYOUTS["dp2-ep2"],
+}
+# Runs that random gradients have updated, in both forms. The last has the order of parameters of Transformer Engine.
+UPDATED = {
+    "tied-pp2-dp2": Layout(GPT2, pp=2, dp=2, vocab=48),
+    "engine-bf16-tp2-dp2": Layout(LLAMA | dict(qk_layernorm=True), tp=2, dp=2, vocab=48, bucket_size=1500, bf16=True),
 }
 
 
@@ -68,7 +86,8 @@ def arguments(layout):
         group_query_attention=not gpt2, num_query_groups=of("num_query_groups", 1),
         position_embedding_type="learned_absolute" if gpt2 else "rope", max_position_embeddings=32,
         rotary_base=10000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False,
-        normalization=of("normalization"), norm_epsilon=1e-5, apply_layernorm_1p=False, qk_layernorm=False,
+        normalization=of("normalization"), norm_epsilon=1e-5, apply_layernorm_1p=False,
+        qk_layernorm=of("qk_layernorm", False),
         swiglu=not gpt2, squared_relu=False, add_bias_linear=of("add_bias_linear"), add_qkv_bias=False,
         bias_gelu_fusion=gpt2, bias_swiglu_fusion=False, multi_latent_attention=False, mtp_num_layers=None,
         untie_embeddings_and_output_weights=not gpt2, make_vocab_size_divisible_by=16, vocab_size=None,
@@ -77,8 +96,8 @@ def arguments(layout):
         moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=of("moe_aux_loss_coeff", 0.0),
         moe_z_loss_coeff=None, moe_router_score_function="softmax", moe_router_pre_softmax=False,
         moe_shared_expert_intermediate_size=None, moe_expert_capacity_factor=None, moe_token_drop_policy="probs",
-        hidden_dropout=0.0, attention_dropout=0.0, bf16=False, fp16=False, params_dtype=torch.float32,
-        seed=1234, seq_length=32, micro_batch_size=2, global_batch_size=8, rampup_batch_size=None,
+        hidden_dropout=0.0, attention_dropout=0.0, bf16=layout.bf16, fp16=False,
+        params_dtype=torch.bfloat16 if layout.bf16 else torch.float32, seed=1234, seq_length=32, micro_batch_size=2, global_batch_size=8, rampup_batch_size=None,
         train_iters=LAST, train_samples=None, eval_iters=0, eval_interval=1000, save_interval=None, log_interval=1,
         data_path=[DATA], split="90,6,4", tokenizer_type="NullTokenizer", tokenizer_model=None, dataloader_type="single",
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, calculate_per_token_loss=False,
@@ -92,8 +111,24 @@ def arguments(layout):
         pipeline_model_parallel_size=layout.pp, context_parallel_size=1, expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=1, sequence_parallel=False, data_parallel_size=layout.dp,
         world_size=layout.tp * layout.pp * layout.dp, consumed_train_samples=0, skipped_train_samples=0,
-        ckpt_format="torch_dist", transformer_impl="local", dist_ckpt_optim_fully_reshardable=True,
+        ckpt_format="torch_dist", transformer_impl="transformer_engine" if layout.bf16 else "local",
+        dist_ckpt_optim_fully_reshardable=True,
     )
+
+
+def fused_norm_and_linear():
+    """Stands in for Transformer Engine's layer, which needs a GPU: its norm is the first of its parameters."""
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+
+    class NormAndLinear(ColumnParallelLinear):
+        def __init__(self, input_size, *args, **kwargs):
+            super().__init__(input_size, *args, **kwargs)
+            of_linear = dict(self._parameters)
+            self._parameters.clear()
+            self.layer_norm_weight = torch.nn.Parameter(torch.ones(input_size, dtype=self.config.params_dtype))
+            self._parameters.update(of_linear)
+
+    return NormAndLinear
 
 
 class Run:
@@ -129,6 +164,8 @@ class Run:
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
         from megatron.core.transformer import TransformerConfig
+        from megatron.core.transformer.identity_op import IdentityOp
+        from megatron.core.transformer.module import Float16Module
 
         torch.manual_seed(7)
         self.config = TransformerConfig(
@@ -136,21 +173,31 @@ class Run:
             ffn_hidden_size=args.ffn_hidden_size, hidden_dropout=0.0, attention_dropout=0.0,
             use_cpu_initialization=True, init_method_std=0.3, tensor_model_parallel_size=layout.tp,
             pipeline_model_parallel_size=layout.pp, expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1, params_dtype=torch.float32, pipeline_dtype=torch.float32,
+            expert_tensor_parallel_size=1, params_dtype=args.params_dtype, pipeline_dtype=args.params_dtype,
+            bf16=layout.bf16,
             gradient_accumulation_fusion=False, batch_p2p_comm=False, deallocate_pipeline_outputs=True,
             moe_token_dispatcher_type="allgather", **layout.model,
         )
         spec = get_gpt_layer_local_spec(
-            num_experts=layout.model.get("num_moe_experts"), normalization=args.normalization
+            num_experts=layout.model.get("num_moe_experts"), normalization=args.normalization,
+            qk_layernorm=args.qk_layernorm,
         )
+        if args.transformer_impl == "transformer_engine":
+            layer, fused = spec.submodules, fused_norm_and_linear()
+            layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
+            layer.self_attention.submodules.linear_qkv = layer.mlp.submodules.linear_fc1 = fused
+            layer.sharded_state_dict_keys_map = {}
         model = GPTModel(
             self.config, spec, vocab_size=layout.vocab, max_sequence_length=args.seq_length,
             position_embedding_type=args.position_embedding_type, parallel_output=True,
             share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
             pre_process=self.state.is_pipeline_first_stage(), post_process=self.state.is_pipeline_last_stage(),
         )
+        if layout.bf16:
+            model = Float16Module(self.config, model)
         ddp = DistributedDataParallelConfig(
-            use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True, overlap_grad_reduce=False
+            use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True,
+            overlap_grad_reduce=layout.bucket_size is not None, bucket_size=layout.bucket_size,
         )
         self.model = DistributedDataParallel(self.config, ddp, model)
         self.model.broadcast_params()
@@ -158,7 +205,8 @@ class Run:
             OptimizerConfig(
                 optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
                 adam_beta1=args.adam_beta1, adam_beta2=args.adam_beta2, adam_eps=args.adam_eps,
-                clip_grad=args.clip_grad, use_distributed_optimizer=layout.distributed,
+                clip_grad=args.clip_grad, use_distributed_optimizer=layout.distributed, bf16=layout.bf16,
+                params_dtype=args.params_dtype,
             ),
             [self.model],
         )
@@ -215,30 +263,48 @@ class Run:
     def train(self, to):
         return [self.step() for _ in range(self.iteration, to)]
 
-    def state_dict(self, is_loading=False):
+    def update(self):
+        """One step with random gradients, the same on all ranks that hold a copy of a parameter."""
+        stage, rank = self.state.get_pipeline_model_parallel_rank(), self.state.get_tensor_model_parallel_rank()
+        for name, parameter in self.model.module.named_parameters():
+            # The first and the last stage share the weights of a tied embedding.
+            is_shared = getattr(parameter, "shared_embedding", False)
+            is_divided = getattr(parameter, "tensor_model_parallel", False)
+            place = ["shared" if is_shared else (stage, name), rank if is_divided else 0, self.iteration]
+            torch.manual_seed(zlib.crc32(str(place).encode()))
+            parameter.main_grad.copy_(torch.randn(parameter.shape))
+        is_updated, _, _ = self.optimizer.step()
+        assert is_updated
+        self.scheduler.step(self.args.global_batch_size)
+        self.args.consumed_train_samples += self.args.global_batch_size
+        self.iteration += 1
+
+    def state_dict(self, is_loading=False, form="fully_reshardable"):
         about = {
-            "distrib_optim_sharding_type": "fully_reshardable",
+            "distrib_optim_sharding_type": form,
             "distrib_optim_fully_reshardable_mem_efficient": False,
             "singleton_local_shards": False,
             "chained_optim_avoid_prefix": True,
         }
         group = {"dp_cp_group": self.state.get_data_parallel_group(with_context_parallel=True)}
         state = {"args": self.args, "checkpoint_version": 3.0, "iteration": self.iteration}
-        state["model"] = self.model.module.sharded_state_dict(metadata=about | group)
+        module = getattr(self.model.module, "module", self.model.module)
+        state["model"] = module.sharded_state_dict(metadata=about | group)
         state["optimizer"] = self.optimizer.sharded_state_dict(
             state["model"], is_loading=is_loading, metadata=about | group
         )
         state["opt_param_scheduler"] = self.scheduler.state_dict()
         return state, about
 
-    def save(self, folder):
+    def save(self, folder, form="fully_reshardable"):
         from megatron.core import dist_checkpointing
 
         path = Path(folder) / f"iter_{self.iteration:07d}"
         if dist.get_rank() == 0:
             path.mkdir(parents=True)
         dist.barrier()
-        state, about = self.state_dict()
+        self.args.dist_ckpt_optim_fully_reshardable = form == "fully_reshardable"
+        state, about = self.state_dict(form=form)
         dist_checkpointing.save(state, str(path), content_metadata=about)
         dist.barrier()
         if dist.get_rank() == 0:
@@ -304,6 +370,20 @@ def first_run(rank, name, folder):
         (folder / f"{name}.json").write_text(f'{{"losses": [\n{lines}\n]}}\n')
 
 
+def trained_buckets(rank, name, folder):
+    run = Run(TRAINED[name])
+    run.load(folder / name)
+    run.save(folder / f"{name}-buckets", "dp_reshardable")
+
+
+def updated_buckets(rank, name, folder):
+    run = Run(UPDATED[name])
+    while run.iteration < FIRST:
+        run.update()
+    run.save(folder / name)
+    run.save(folder / f"{name}-buckets", "dp_reshardable")
+
+
 def later_run(rank, name, folder, out, to, degrees):
     layout = LAYOUTS[name]
     run = Run(layout.under(*degrees) if degrees else layout.under(layout.tp, layout.pp, layout.dp, layout.ep))
@@ -328,6 +408,15 @@ def make():
     for name, layout in LAYOUTS.items():
         on_ranks(layout.tp * layout.pp * layout.dp, first_run, name, OUT)
         print(name, "is made")
+
+
+def make_buckets():
+    for layouts, function in [(TRAINED, trained_buckets), (UPDATED, updated_buckets)]:
+        for name, layout in layouts.items():
+            for made in [OUT / f"{name}-buckets", *([OUT / name] if layouts is UPDATED else [])]:
+                shutil.rmtree(made, ignore_errors=True)
+            on_ranks(layout.tp * layout.pp * layout.dp, function, name, OUT)
+            print(name, "is made")
 
 
 # For each run, another layout in megaburn, and another in Megatron-Core: tp, pp, dp and ep.
@@ -386,6 +475,8 @@ if __name__ == "__main__":
         command, *rest = sys.argv[1:]
         if command == "make":
             make()
+        elif command == "make-buckets":
+            make_buckets()
         elif command == "continue":
             print(*continued(*rest[:2], tuple(map(int, rest[2:])) or None), sep="\n")
         else:

@@ -116,6 +116,8 @@ impl Run<'_> {
 
     /// A group of parameters. The keys are those of PyTorch's, Apex's and Transformer Engine's AdamW.
     fn group(&self, rates: &Rates, mut group: Dict, kind: (f64, bool, bool)) -> Tree {
+        // The groups of an optimizer in buckets are not in `common.pt`.
+        let is_new = group.get("lr").is_none();
         let found = (
             group.get("wd_mult").cloned(),
             group.get("is_expert_parallel").cloned(),
@@ -154,7 +156,7 @@ impl Run<'_> {
         ] {
             group.set_default(name, value);
         }
-        if self.original.is_none() {
+        if is_new {
             group.set("bias_correction", true);
         }
         group.set("is_expert_parallel", is_expert);

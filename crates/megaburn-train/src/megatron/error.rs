@@ -38,6 +38,12 @@ pub enum MegatronError {
         name: String,
         why: String,
     },
+    #[error("the buckets of the optimizer in `{}` {why}; {fix}", path.display())]
+    Buckets {
+        path: PathBuf,
+        why: String,
+        fix: &'static str,
+    },
     #[error("`{}` cannot be written for Megatron-LM: {why}", path.display())]
     NotExpressible { path: PathBuf, why: String },
 }

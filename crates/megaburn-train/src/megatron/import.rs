@@ -18,6 +18,7 @@ use super::{
     COMMON,
     args::Args,
     error::MegatronError,
+    parameter::parameters,
     schedule_settings::Schedules,
     settings::Settings,
     steps::num_updates,
@@ -43,33 +44,68 @@ pub struct Imported {
     pub notes: Vec<String>,
 }
 
+/// What an import takes from a checkpoint of Megatron-LM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FromMegatronConfig {
+    /// The rows of the vocabulary from there on are dropped. By default its padding stays, because
+    /// Megatron-LM's loss has it too.
+    pub vocab_size: Option<usize>,
+    /// Only weights, steps and samples are taken, as with `--no-load-optim` of Megatron-LM: moments
+    /// are zero, and schedules begin.
+    pub weights_only: bool,
+}
+
+impl FromMegatronConfig {
+    /// Everything is taken.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Drops the rows of the vocabulary from `vocab_size` on.
+    pub fn with_vocab_size(mut self, vocab_size: Option<usize>) -> Self {
+        self.vocab_size = vocab_size;
+        self
+    }
+
+    /// Takes weights, steps and samples only, or everything.
+    pub fn with_weights_only(mut self, weights_only: bool) -> Self {
+        self.weights_only = weights_only;
+        self
+    }
+}
+
+/// What an import of weights does not take.
+const WEIGHTS_ONLY: &str = "the state of the optimizer is not taken: moments and their number of \
+    updates are zero, weights are those of the model in its own precision, and schedules of \
+    learning rate and weight decay begin, while steps and samples go on";
+
 /// Makes a run of megaburn from a checkpoint of Megatron-LM in the format `torch_dist`.
 ///
 /// `from` is the folder of an iteration, or the folder above, whose newest iteration is taken. `to`,
 /// which must not exist, becomes a run that `megaburn train --resume` continues: its configuration,
-/// and a checkpoint with weights, moments, steps and samples. `vocab_size` drops the rows of the
-/// vocabulary from there on; by default its padding stays, because Megatron-LM's loss has it too.
+/// and a checkpoint with weights, moments, steps and samples.
+///
+/// The state of the optimizer may be in buckets (`dp_reshardable`, Megatron-LM's default). The places
+/// of parameters in them are proved: all f32 weights there, rounded, are the weights of the model.
 ///
 /// Up to three copies of the largest tensor are in memory: a layer's, or the embedding. No files
 /// remain after an error.
 ///
 /// # Errors
-/// The checkpoint is in another format, damaged or incomplete; its optimizer is in buckets
-/// (`dp_reshardable`); the run did something that megaburn does not; `to` exists or cannot be
+/// The checkpoint is in another format, damaged or incomplete; the buckets of its optimizer are not
+/// those of its weights; the run did something that megaburn does not; `to` exists or cannot be
 /// written.
 pub fn from_megatron(
     from: &Path,
     to: &Path,
-    vocab_size: Option<usize>,
+    options: &FromMegatronConfig,
 ) -> Result<Imported, TrainError> {
     let dir = MegatronDir::open(from).map_err(MegatronError::from)?;
     check_globals(dir.common()).map_err(MegatronError::from)?;
-    // The form of the optimizer is checked first, because Megatron-LM's default cannot be read.
-    dir.optimizer().map_err(MegatronError::from)?;
     let args = Args::of(&dir)?;
     let schedules = Schedules::of(args, dir.common().root())?;
     let padded = padded_vocab(&dir, args)?;
-    let vocab = vocab_size.unwrap_or(padded);
+    let vocab = options.vocab_size.unwrap_or(padded);
     if !(1..=padded).contains(&vocab) {
         return Err(TrainError::Invalid {
             key: "--vocab-size",
@@ -82,12 +118,16 @@ pub fn from_megatron(
         mut notes,
     } = Settings::of(args, &schedules, vocab)?;
     notes.extend(vocab_note(vocab, padded));
+    if options.weights_only {
+        notes.push(WEIGHTS_ONLY.into());
+    }
     config.run.dir = to.display().to_string();
     check_sizes(&dir, args)?;
     let (config, layout) = with_layout(config, &mut notes)?;
     let model = config.model.decoder(config.data.seq_len, vocab);
-    let progress = progress(&dir, args, &schedules)?;
-    let tensors = tensors(&dir, &model, padded)?;
+    let progress = progress(&dir, args, &schedules, options.weights_only)?;
+    let parameters = parameters(&dir, &model, padded)?;
+    let tensors = tensors(&dir, args, &model, parameters, options.weights_only)?;
     let state = TrainerState {
         progress,
         seed: config.run.seed,
@@ -139,7 +179,7 @@ fn save(
     dir: &MegatronDir,
     model: &DecoderConfig,
 ) -> Result<(), CheckpointError> {
-    let whole = |tensor: &Tensor| ShardSpec::whole(&tensor.shape, Axis::Tp, 0, 1);
+    let whole = |tensor: &Tensor| ShardSpec::whole(tensor.shape(), Axis::Tp, 0, 1);
     let shards: Vec<_> = tensors.iter().map(whole).collect();
     let named = tensors.iter().zip(&shards).map(|(tensor, shard)| {
         let read = move || {
@@ -212,18 +252,23 @@ fn with_layout(
     Ok(found)
 }
 
-/// Steps and samples. Schedules count the samples of updates, so what they lack was skipped.
+/// Steps and samples. Schedules count the samples of updates, so what they lack was skipped. With
+/// weights only, there was no update yet.
 fn progress(
     dir: &MegatronDir,
     args: Args,
     schedules: &Schedules,
+    weights_only: bool,
 ) -> Result<Progress, MegatronError> {
     let why = "the steps are counted from it";
     let step = dir
         .iteration()
         .ok_or_else(|| args.missing("`iteration`", why))?;
     let consumed_samples = args.size("consumed_train_samples")? as u64;
-    let (updates, samples) = (num_updates(dir)?, schedules.num_samples()?);
+    let (updates, samples) = match weights_only {
+        true => (0, 0),
+        false => (num_updates(dir)?, schedules.num_samples()?),
+    };
     let skipped = |name: &str, all: u64, done: u64| {
         all.checked_sub(done).ok_or_else(|| {
             let why = format!("the optimizer and its schedules are further, at {done}");

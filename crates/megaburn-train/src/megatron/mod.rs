@@ -6,6 +6,7 @@
 
 mod args;
 mod arguments;
+mod buckets;
 mod common;
 mod dict;
 mod error;
@@ -14,6 +15,7 @@ mod exported_run;
 mod import;
 mod model_settings;
 mod names;
+mod parameter;
 mod schedule_settings;
 mod settings;
 mod steps;
@@ -22,7 +24,7 @@ mod values;
 
 pub use error::MegatronError;
 pub use export::{Exported, to_megatron};
-pub use import::{Imported, from_megatron};
+pub use import::{FromMegatronConfig, Imported, from_megatron};
 
 /// The name of Megatron-LM's `common.pt` in a run that was made from it. An export begins with its
 /// arguments.

@@ -4,6 +4,7 @@ use megaburn_torch::{
     DType,
     megatron::MegatronDir,
     pickle::{Kind, Value},
+    pt::PtFile,
 };
 
 use super::error::MegatronError;
@@ -11,7 +12,8 @@ use super::error::MegatronError;
 /// Dicts and lists between the state and a number of updates: optimizers, groups, keys.
 const DEEPEST: usize = 6;
 
-/// The number of updates that the optimizer has made: `step` of its groups, or `common_step`.
+/// The number of updates that the optimizer has made: `step` of its groups, or `common_step`. The
+/// groups are in `common.pt`, or next to the buckets of each rank.
 ///
 /// # Errors
 /// The checkpoint has no such number, or several that differ.
@@ -23,7 +25,11 @@ pub(super) fn num_updates(dir: &MegatronDir) -> Result<u64, MegatronError> {
     };
     let mut found = Vec::new();
     if let Some(state) = dir.common().root().get("optimizer") {
-        collect(dir, state, DEEPEST, &mut found)?;
+        collect(dir.common(), state, DEEPEST, &mut found)?;
+    }
+    for groups in dir.bucket_groups() {
+        let groups = groups?;
+        collect(&groups, groups.root(), DEEPEST, &mut found)?;
     }
     found.dedup();
     match found.as_slice() {
@@ -36,7 +42,7 @@ pub(super) fn num_updates(dir: &MegatronDir) -> Result<u64, MegatronError> {
 }
 
 fn collect(
-    dir: &MegatronDir,
+    file: &PtFile,
     value: Value,
     depth: usize,
     found: &mut Vec<f64>,
@@ -47,12 +53,12 @@ fn collect(
     if let Kind::List(values) = value.kind() {
         return values
             .iter()
-            .try_for_each(|value| collect(dir, value, depth, found));
+            .try_for_each(|value| collect(file, value, depth, found));
     }
     for (key, value) in value.entries().into_iter().flat_map(|all| all.iter()) {
         if !matches!(key.as_str(), Some("step" | "common_step")) {
-            collect(dir, value, depth, found)?;
-        } else if let Some(number) = number(dir, value)? {
+            collect(file, value, depth, found)?;
+        } else if let Some(number) = number(file, value)? {
             found.push(number);
         }
     }
@@ -60,14 +66,14 @@ fn collect(
 }
 
 /// A number, or that of a tensor with one element.
-fn number(dir: &MegatronDir, value: Value) -> Result<Option<f64>, MegatronError> {
+fn number(file: &PtFile, value: Value) -> Result<Option<f64>, MegatronError> {
     if let Some(number) = value.as_f64() {
         return Ok(Some(number));
     }
-    let Some(tensor) = dir.common().tensor(value)? else {
+    let Some(tensor) = file.tensor(value)? else {
         return Ok(None);
     };
-    let bytes = dir.common().read(&tensor)?;
+    let bytes = file.read(&tensor)?;
     Ok(match (tensor.dtype(), bytes.as_slice()) {
         (DType::F32, &[a, b, c, d]) => Some(f64::from(f32::from_le_bytes([a, b, c, d]))),
         (DType::I64, bytes) => {

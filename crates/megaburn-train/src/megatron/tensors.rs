@@ -1,96 +1,114 @@
 //! The tensors of a checkpoint of Megatron-Core that a run needs.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{collections::HashMap, rc::Rc};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_models::DecoderConfig;
-use megaburn_torch::{
-    DType as TorchDType,
-    dcp::DcpTensor,
-    megatron::{MegatronDir, OptimizerForm},
-};
+use megaburn_torch::megatron::{MegatronDir, OptimizerForm};
 
 use super::{
     args::Args,
+    buckets::{Buckets, find},
     error::MegatronError,
     model_settings::has_experts,
-    names::{Form, Place, Region},
+    names::Region,
+    parameter::{Parameter, checked, wrong},
     values::in_our_order,
 };
 
-/// A tensor of the run, and the box of Megatron-Core's tensor that has its values.
+/// A tensor of the run, and where its values are.
 #[derive(Debug)]
 pub(super) struct Tensor {
     /// Its name in a checkpoint of megaburn.
     pub(super) name: String,
-    /// Its shape in megaburn.
-    pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    theirs: String,
-    form: Form,
-    region: Region,
+    source: Source,
+    parameter: Rc<Parameter>,
+}
+
+/// Where the values of a tensor are.
+#[derive(Debug)]
+enum Source {
+    /// In the tensor of this name, in the box of the parameter.
+    Tensor(String),
+    /// In the buckets of the optimizer, as this state.
+    Buckets(Rc<Buckets>, &'static str),
+    /// Nowhere: they are zero.
+    Zeros,
 }
 
 /// The moments of AdamW, which have the same names in both programs.
 pub(super) const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// The names of f32 weights in the state of an optimizer, distributed or not.
-pub(super) const MASTERS: [&str; 2] = ["param", "fp32_param"];
+const MASTERS: [&str; 2] = ["param", "fp32_param"];
 
 /// All tensors of a run of `model`: weights in f32 where the checkpoint has them, and moments.
-/// `padded_vocab` is the number of rows of the vocabulary, padding included.
+///
+/// If `weights_only`, weights are those of the model, and moments are zero.
 ///
 /// # Errors
-/// A tensor is missing, has another shape or no floats; or the checkpoint has a tensor that no
-/// parameter of the model is.
+/// A tensor of the optimizer is missing, has another shape or no floats; or its buckets are not those
+/// of the parameters.
 pub(super) fn tensors(
     dir: &MegatronDir,
+    args: Args,
     model: &DecoderConfig,
-    padded_vocab: usize,
+    parameters: Vec<Parameter>,
+    weights_only: bool,
 ) -> Result<Vec<Tensor>, MegatronError> {
-    let states = states(dir)?;
-    let mut known = BTreeSet::new();
+    let form = dir.optimizer_form();
+    let states = match form {
+        _ if weights_only => HashMap::new(),
+        OptimizerForm::ByBucket => HashMap::new(),
+        _ => states(dir)?,
+    };
+    let buckets = match form {
+        OptimizerForm::ByBucket if !weights_only => {
+            Some(Rc::new(find(dir, args, model, &parameters)?))
+        }
+        _ => None,
+    };
     let mut found = Vec::new();
-    let plan = model.whole_plan().map_err(|error| MegatronError::Missing {
-        path: dir.dcp().path().into(),
-        what: "model that can be split".into(),
-        why: error.to_string(),
-    })?;
-    for (path, spec) in plan.iter() {
-        let shape = &spec.shard.global_shape;
-        let (place, parameter, is_stacked) = find(dir, path)?;
-        let region = place.region(shape, model, padded_vocab, is_stacked);
-        checked(dir, &parameter, dir.dcp().tensor(&parameter)?, &region)?;
-        known.insert(parameter.clone());
-        let master = MASTERS
-            .iter()
-            .find_map(|state| states.get(&(*state, parameter.as_str())));
-        let weights = master.map_or(parameter.as_str(), |name| name);
-        let mut all = vec![("model", weights)];
-        for state in MOMENTS {
-            let name = states.get(&(state, parameter.as_str()));
-            let why = format!("has no state {state} of the optimizer");
-            all.push((state, name.ok_or_else(|| wrong(dir, &parameter, why))?));
-        }
-        for (prefix, theirs) in all {
-            let tensor = dir.dcp().tensor(theirs)?;
+    for parameter in parameters.into_iter().map(Rc::new) {
+        let mut add = |prefix: &str, dtype, source| {
             found.push(Tensor {
-                name: format!("{prefix}.{path}"),
-                shape: shape.clone(),
-                dtype: checked(dir, theirs, tensor, &region)?,
-                theirs: theirs.into(),
-                form: place.form,
-                region: region.clone(),
+                name: format!("{prefix}.{}", parameter.path),
+                dtype,
+                source,
+                parameter: Rc::clone(&parameter),
             });
+        };
+        if let Some(buckets) = &buckets {
+            let moments = MOMENTS.map(|state| (state, state));
+            for (prefix, state) in [("model", MASTERS[0])].into_iter().chain(moments) {
+                let source = Source::Buckets(Rc::clone(buckets), state);
+                add(prefix, DType::F32, source);
+            }
+            continue;
+        }
+        let theirs = &parameter.theirs;
+        let of = |state: &str| {
+            states
+                .get(&(state, theirs.as_str()))
+                .map(|name| name.to_string())
+        };
+        let weights = MASTERS.iter().find_map(|state| of(state));
+        let weights = weights.unwrap_or_else(|| theirs.clone());
+        let dtype_of = |name: &str| checked(dir, name, dir.dcp().tensor(name)?, &parameter.region);
+        add("model", dtype_of(&weights)?, Source::Tensor(weights));
+        for state in MOMENTS {
+            if weights_only {
+                add(state, DType::F32, Source::Zeros);
+                continue;
+            }
+            let name = of(state).ok_or_else(|| {
+                let why = format!("has no state {state} of the optimizer");
+                wrong(dir, theirs, why)
+            })?;
+            add(state, dtype_of(&name)?, Source::Tensor(name));
         }
     }
-    match dir.model().find(|(name, _)| !known.contains(*name)) {
-        None => Ok(found),
-        Some((name, tensor)) => {
-            let (shape, family) = (tensor.shape(), model.family);
-            let why = format!("has the shape {shape:?}, but a {family} has no such tensor");
-            Err(wrong(dir, name, why))
-        }
-    }
+    Ok(found)
 }
 
 /// The arguments that are a dim of a tensor, or a factor of one.
@@ -127,6 +145,11 @@ pub(super) fn check_sizes(dir: &MegatronDir, args: Args) -> Result<(), MegatronE
 }
 
 impl Tensor {
+    /// Its shape in megaburn.
+    pub(super) fn shape(&self) -> &[usize] {
+        &self.parameter.shape
+    }
+
     /// Reads the values. No other tensor is in memory.
     ///
     /// # Errors
@@ -136,14 +159,16 @@ impl Tensor {
         dir: &MegatronDir,
         model: &DecoderConfig,
     ) -> Result<TensorData, MegatronError> {
-        let Region { offsets, sizes, .. } = &self.region;
-        let theirs = dir.dcp().read_region(&self.theirs, offsets, sizes)?;
-        let ours = in_our_order(self.form, &self.shape, model, self.dtype.size(), &theirs);
-        Ok(TensorData::from_bytes_vec(
-            ours,
-            self.shape.clone(),
-            self.dtype,
-        ))
+        let parameter = &self.parameter;
+        let Region { offsets, sizes, .. } = &parameter.region;
+        let theirs = match &self.source {
+            Source::Tensor(name) => dir.dcp().read_region(name, offsets, sizes)?,
+            Source::Buckets(buckets, state) => buckets.read(dir, parameter, state)?,
+            Source::Zeros => vec![0; sizes.iter().product::<usize>() * self.dtype.size()],
+        };
+        let (form, shape) = (parameter.place.form, &parameter.shape);
+        let ours = in_our_order(form, shape, model, self.dtype.size(), &theirs);
+        Ok(TensorData::from_bytes_vec(ours, shape.clone(), self.dtype))
     }
 }
 
@@ -153,60 +178,11 @@ fn states(dir: &MegatronDir) -> Result<HashMap<(&str, &str), &str>, MegatronErro
         return Err(MegatronError::Missing {
             path: dir.dcp().path().into(),
             what: "state of the optimizer".into(),
-            why: "save it without --no-save-optim".into(),
+            why: "save it without --no-save-optim, or import it with --weights-only".into(),
         });
     }
     let tensors = dir.optimizer()?.into_iter();
     Ok(tensors
         .map(|tensor| ((tensor.state, tensor.parameter), tensor.name))
         .collect())
-}
-
-/// Where the parameter at `path` is, the name of its tensor, and whether that stacks the layers.
-fn find(dir: &MegatronDir, path: &str) -> Result<(Place, String, bool), MegatronError> {
-    let has = |name: &str| dir.dcp().tensor(name).is_ok();
-    let place = Place::of(path).ok_or_else(|| wrong(dir, path, "is not converted".into()))?;
-    let other = place.in_transformer_engine();
-    for place in [Some(place.clone()), other].into_iter().flatten() {
-        for is_stacked in [true, false] {
-            let name = place.tensor(is_stacked);
-            if has(&name) {
-                return Ok((place, name, is_stacked));
-            }
-        }
-    }
-    let why = format!("is missing; megaburn needs it for `{path}`");
-    Err(wrong(dir, &place.tensor(true), why))
-}
-
-/// The type of a tensor, if it has the shape of `region` and floats.
-fn checked(
-    dir: &MegatronDir,
-    name: &str,
-    tensor: &DcpTensor,
-    region: &Region,
-) -> Result<DType, MegatronError> {
-    if tensor.shape() != region.shape {
-        let (found, expected) = (tensor.shape(), &region.shape);
-        let why = format!("has the shape {found:?}, but the arguments say {expected:?}");
-        return Err(wrong(dir, name, why));
-    }
-    match tensor.dtype() {
-        TorchDType::F32 => Ok(DType::F32),
-        TorchDType::BF16 => Ok(DType::BF16),
-        TorchDType::F16 => Ok(DType::F16),
-        other => Err(wrong(
-            dir,
-            name,
-            format!("is {other}, not f32, bf16 or f16"),
-        )),
-    }
-}
-
-fn wrong(dir: &MegatronDir, name: &str, why: String) -> MegatronError {
-    MegatronError::Tensor {
-        path: dir.dcp().path().into(),
-        name: name.into(),
-        why,
-    }
 }

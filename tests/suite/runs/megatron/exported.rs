@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use megaburn::train::megatron::{from_megatron, to_megatron};
+use megaburn::train::megatron::{FromMegatronConfig, from_megatron, to_megatron};
 use megaburn_torch::{
     DType,
     dcp::DcpDir,
@@ -12,7 +12,9 @@ use megaburn_torch::{
 use rstest::rstest;
 use serde_json::json;
 
-use super::{FIRST, changed, config, copied, fixture, inner, set, with_arguments, write_changed};
+use super::{
+    FIRST, changed, config, copied, fixture, import, inner, set, with_arguments, write_changed,
+};
 use crate::runs::resume::train;
 
 /// An argument of an exported checkpoint.
@@ -25,7 +27,7 @@ fn argument(common: &PtFile, name: &str) -> Tree {
 fn a_run_that_began_here_has_all_arguments_that_megatron_lm_needs() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    from_megatron(&fixture("tp2-dp2"), &at("run"), None).unwrap();
+    import(&fixture("tp2-dp2"), &at("run")).unwrap();
     // Without the original arguments, all that an import needs follows from the configuration.
     fs::remove_file(at("run/megatron-common.pt")).unwrap();
     let notes = to_megatron(&at("run"), &at("back"), None).unwrap().notes;
@@ -34,8 +36,18 @@ fn a_run_that_began_here_has_all_arguments_that_megatron_lm_needs() {
         notes.any(|note| note.contains("no `megatron-common.pt`") && note.contains("384 rows"))
     };
     assert!(is_noted(&notes), "{notes:?}");
-    let old = from_megatron(&fixture("tp2-dp2"), &at("old"), Some(272)).unwrap();
-    let new = from_megatron(&at("back"), &at("new"), Some(272)).unwrap();
+    let old = from_megatron(
+        &fixture("tp2-dp2"),
+        &at("old"),
+        &FromMegatronConfig::new().with_vocab_size(Some(272)),
+    )
+    .unwrap();
+    let new = from_megatron(
+        &at("back"),
+        &at("new"),
+        &FromMegatronConfig::new().with_vocab_size(Some(272)),
+    )
+    .unwrap();
     assert_eq!(json!(new.model), json!(old.model));
     assert_eq!(new.progress, old.progress);
     assert_eq!(new.config.optimizer, old.config.optimizer);
@@ -68,7 +80,7 @@ fn layers_have_names_of_their_own_if_the_layers_with_experts_are_a_list() {
             true,
         );
     });
-    let old = from_megatron(&at("iter"), &at("run"), None).unwrap();
+    let old = import(&at("iter"), &at("run")).unwrap();
     let folder = to_megatron(&at("run"), &at("back"), None).unwrap().folder;
     let common = PtFile::open(folder.join("common.pt")).unwrap();
     let about = common.root().get("content_metadata").unwrap();
@@ -108,7 +120,7 @@ fn layers_have_names_of_their_own_if_the_layers_with_experts_are_a_list() {
         assert!(objects.contains(&object), "{objects:?}");
     }
 
-    let new = from_megatron(&at("back"), &at("new"), None).unwrap();
+    let new = import(&at("back"), &at("new")).unwrap();
     assert_eq!((&new.model, new.progress), (&old.model, old.progress));
     let folder = to_megatron(&at("new"), &at("again"), None).unwrap().folder;
     let again = DcpDir::open(folder).unwrap();
@@ -141,7 +153,7 @@ fn a_warm_up_that_is_a_fraction_of_the_decay_is_kept(
         let of_decay = of_decay.map_or(Tree::None, Tree::Float);
         set(inner(common, "args"), "lr_warmup_fraction", of_decay);
     });
-    let imported = from_megatron(&at("iter"), &at("run"), None).unwrap();
+    let imported = import(&at("iter"), &at("run")).unwrap();
     let optimizer = &imported.config.optimizer;
     assert_eq!(
         (optimizer.warmup_samples, optimizer.warmup_fraction),
@@ -169,9 +181,7 @@ fn a_warm_up_that_is_no_fraction_of_the_decay_is_refused() {
         set(inner(common, "opt_param_scheduler"), "lr_warmup_steps", 3.5);
         set(inner(common, "args"), "lr_warmup_fraction", 0.5);
     });
-    let error = from_megatron(&at("iter"), &at("run"), None)
-        .unwrap_err()
-        .to_string();
+    let error = import(&at("iter"), &at("run")).unwrap_err().to_string();
     assert!(
         error.contains("`opt_param_scheduler.lr_warmup_steps`"),
         "{error}"
@@ -205,7 +215,7 @@ fn arguments_are_those_of_the_run_and_not_of_the_original() {
         ),
         (fixture("dp2-ep2"), at("plain"), at("iter")),
     ] {
-        from_megatron(&from, &run, None).unwrap();
+        import(&from, &run).unwrap();
         // As if the run had changed its configuration since it was imported.
         let common = run.join("megatron-common.pt");
         fs::copy(other.join("common.pt"), common).unwrap();
@@ -235,7 +245,7 @@ fn a_capacity_that_is_not_of_a_rank_is_noted() {
     let at = |name: &str| dir.path().join(name);
     let capacity = [("moe_expert_capacity_factor", 2.5.into())];
     with_arguments(&at("iter"), "dp2-ep2", &capacity);
-    from_megatron(&at("iter"), &at("run"), None).unwrap();
+    import(&at("iter"), &at("run")).unwrap();
     let is_noted = |to: &str| {
         let notes = to_megatron(&at("run"), &at(to), None).unwrap().notes;
         notes
@@ -252,7 +262,7 @@ fn a_capacity_that_is_not_of_a_rank_is_noted() {
 fn an_argument_that_cannot_be_copied_is_named_and_the_others_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    from_megatron(&fixture("tp2-dp2"), &at("run"), None).unwrap();
+    import(&fixture("tp2-dp2"), &at("run")).unwrap();
     fs::remove_file(at("run/megatron-common.pt")).unwrap();
     write_changed(&at("run/megatron-common.pt"), "tp2-dp2", |common| {
         let tensor = tensor_tree(DType::F32, &[1], "0").unwrap();
@@ -283,7 +293,7 @@ fn what_is_computed_or_read_otherwise_is_noted() {
         ("mock_data", true.into()),
     ];
     with_arguments(&at("iter"), "dp2-ep2", &arguments);
-    let notes = from_megatron(&at("iter"), &at("run"), None).unwrap().notes;
+    let notes = import(&at("iter"), &at("run")).unwrap().notes;
     for expected in [
         "argument `fp32_residual_connection` is on",
         "argument `moe_router_dtype` is fp64",

@@ -3,9 +3,11 @@
 //! `tests/tools/megatron_runs.py` made the fixtures, and continues with Megatron-Core what is
 //! exported: see `benches/results/megatron_runs.md`.
 
+mod buckets;
 mod exported;
 mod moved;
 mod refused;
+mod written_buckets;
 
 use std::{
     fs,
@@ -15,7 +17,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn::train::{ConfigLayers, TrainConfig};
+use megaburn::train::{
+    ConfigLayers, TrainConfig, TrainError,
+    megatron::{FromMegatronConfig, Imported, from_megatron},
+};
 use megaburn_torch::{
     pickle::Tree,
     pt::{PtFile, PtWriter},
@@ -34,6 +39,11 @@ fn root() -> PathBuf {
 
 fn fixture(name: &str) -> PathBuf {
     root().join("tests/fixtures/megatron-runs").join(name)
+}
+
+/// Imports all that a checkpoint has.
+fn import(from: &Path, to: &Path) -> Result<Imported, TrainError> {
+    from_megatron(from, to, &FromMegatronConfig::new())
 }
 
 /// The configuration of a run under a layout, which reads the data of the fixtures.

@@ -4,12 +4,12 @@ use std::{fs, os::unix::fs::symlink};
 
 use megaburn::{
     report::metrics::{MetricsRecord, read_metrics},
-    train::megatron::{from_megatron, to_megatron},
+    train::megatron::{FromMegatronConfig, from_megatron, to_megatron},
 };
 use megaburn_torch::{dcp::DcpDir, pickle::Tree, pt::PtFile};
 use rstest::rstest;
 
-use super::{FIRST, MIDDLE, config, copied, fixture, root, with_arguments};
+use super::{FIRST, MIDDLE, config, copied, fixture, import, root, with_arguments};
 use crate::{
     house::docs::blocks,
     runs::{
@@ -43,7 +43,7 @@ fn a_run_of_megatron_core_goes_on_as_it_would_there(
 ) {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let imported = from_megatron(&fixture(name), &run, None).unwrap();
+    let imported = import(&fixture(name), &run).unwrap();
     assert_eq!(imported.progress.step, FIRST);
     let resumed = train(config(&run, layout, sets), MIDDLE, MIDDLE);
     let whole = Stretch {
@@ -78,7 +78,7 @@ fn what_is_moved_here_and_back_is_the_same_to_the_bit(
 ) {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    from_megatron(&fixture(name).join("iter_0000010"), &run, None).unwrap();
+    import(&fixture(name).join("iter_0000010"), &run).unwrap();
     let back = dir.path().join("back");
     let folder = to_megatron(&run, &back, None).unwrap().folder;
     let latest = fs::read_to_string(back.join("latest_checkpointed_iteration.txt")).unwrap();
@@ -189,7 +189,7 @@ fn layers_of_transformer_engine_name_the_norm_before_experts_in_their_way() {
     let at = |name: &str| dir.path().join(name);
     let engine = Tree::from("transformer_engine");
     with_arguments(&at("iter"), "dp2-ep2", &[("transformer_impl", engine)]);
-    from_megatron(&at("iter"), &at("run"), None).unwrap();
+    import(&at("iter"), &at("run")).unwrap();
     let folder = to_megatron(&at("run"), &at("back"), Some(1))
         .unwrap()
         .folder;
@@ -208,8 +208,8 @@ fn layers_of_transformer_engine_name_the_norm_before_experts_in_their_way() {
     let optimizer = common.root().get("optimizer").unwrap();
     assert!(optimizer.get("param_state_sharding_type").is_some());
     // Its names and its one optimizer are read, too.
-    let old = from_megatron(&at("iter"), &at("old"), None).unwrap();
-    let new = from_megatron(&at("back"), &at("new"), None).unwrap();
+    let old = import(&at("iter"), &at("old")).unwrap();
+    let new = import(&at("back"), &at("new")).unwrap();
     assert_eq!((new.model, new.progress), (old.model, old.progress));
 }
 
@@ -217,7 +217,12 @@ fn layers_of_transformer_engine_name_the_norm_before_experts_in_their_way() {
 fn rows_of_the_vocabulary_are_dropped_and_added() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let imported = from_megatron(&fixture("tp2-dp2"), &at("run"), Some(265)).unwrap();
+    let imported = from_megatron(
+        &fixture("tp2-dp2"),
+        &at("run"),
+        &FromMegatronConfig::new().with_vocab_size(Some(265)),
+    )
+    .unwrap();
     assert_eq!(imported.model.vocab, 265);
     assert!(
         imported
@@ -237,7 +242,12 @@ fn rows_of_the_vocabulary_are_dropped_and_added() {
         let kept = 265 * 16 * 4;
         assert!(old[..kept] == new[..kept] && new[kept..].iter().all(|byte| *byte == 0));
     }
-    let error = from_megatron(&fixture("tp2-dp2"), &at("other"), Some(273)).unwrap_err();
+    let error = from_megatron(
+        &fixture("tp2-dp2"),
+        &at("other"),
+        &FromMegatronConfig::new().with_vocab_size(Some(273)),
+    )
+    .unwrap_err();
     assert!(
         error.to_string().contains("`--vocab-size` is 273"),
         "{error}"

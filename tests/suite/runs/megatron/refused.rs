@@ -4,7 +4,7 @@ use std::{fs, io::Write, path::Path};
 
 use megaburn::train::{
     Exit,
-    megatron::{from_megatron, to_megatron},
+    megatron::{FromMegatronConfig, from_megatron, to_megatron},
 };
 use megaburn_torch::{
     dcp::{DcpDir, DcpWriter},
@@ -14,7 +14,7 @@ use megaburn_torch::{
 };
 use rstest::rstest;
 
-use super::{changed, fixture, inner, root, set, with_arguments, write_changed};
+use super::{changed, fixture, import, inner, set, with_arguments, write_changed};
 
 #[rstest]
 #[case("tp2-dp2", "multi_latent_attention", true.into(), "megaburn has no layer that computes this")]
@@ -44,7 +44,7 @@ fn what_cannot_be_continued_is_refused_by_the_name_of_its_argument(
     let dir = tempfile::tempdir().unwrap();
     let (from, run) = (dir.path().join("iter"), dir.path().join("run"));
     with_arguments(&from, name, &[(argument, value)]);
-    let error = from_megatron(&from, &run, None).unwrap_err();
+    let error = import(&from, &run).unwrap_err();
     let text = error.to_string();
     assert!(text.contains(why), "{text}");
     let names_it = text.contains(&format!("`{argument}`")) || text.contains("tensor `");
@@ -57,18 +57,8 @@ fn what_cannot_be_continued_is_refused_by_the_name_of_its_argument(
 fn what_is_not_there_or_in_the_way_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let buckets = root().join("tests/fixtures/megatron-checkpoints/dp2");
-    let error = from_megatron(&buckets, &at("run"), None)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("--dist-ckpt-optim-fully-reshardable"),
-        "{error}"
-    );
-    from_megatron(&fixture("pp2"), &at("run"), None).unwrap();
-    let error = from_megatron(&fixture("pp2"), &at("run"), None)
-        .unwrap_err()
-        .to_string();
+    import(&fixture("pp2"), &at("run")).unwrap();
+    let error = import(&fixture("pp2"), &at("run")).unwrap_err().to_string();
     assert!(
         error.contains("exists, so no run is written there"),
         "{error}"
@@ -94,7 +84,7 @@ fn refusal(name: &str, argument: &str, value: &Tree) -> String {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     with_arguments(&at("iter"), name, &[(argument, value.clone())]);
-    let imported = from_megatron(&at("iter"), &at("run"), None);
+    let imported = import(&at("iter"), &at("run"));
     let error = imported.expect_err(&format!("{name} {argument} {value:?}"));
     assert!(!at("run").exists());
     error.to_string()
@@ -179,7 +169,7 @@ fn every_argument_that_changes_the_result_is_refused() {
     let at = |name: &str| dir.path().join(name);
     let local = Tree::List(vec!["local".into()]);
     with_arguments(&at("iter"), "tp2-dp2", &[("spec", local)]);
-    from_megatron(&at("iter"), &at("run"), None).unwrap();
+    import(&at("iter"), &at("run")).unwrap();
 }
 
 #[test]
@@ -209,7 +199,7 @@ fn what_a_pickle_would_call_is_neither_called_nor_copied(
     let at = |name: &str| dir.path().join(name);
     let hide = |common: &mut Vec<_>| set(inner(common, place), "harmless", payload.clone());
     changed(&at("iter"), "tp2-dp2", hide);
-    let error = from_megatron(&at("iter"), &at("run"), None).unwrap_err();
+    let error = import(&at("iter"), &at("run")).unwrap_err();
     let text = error.to_string();
     assert!(
         text.contains("iter/common.pt") && text.contains(&format!("`{named}`")),
@@ -218,7 +208,7 @@ fn what_a_pickle_would_call_is_neither_called_nor_copied(
     assert_eq!(error.exit(), Exit::BadInput);
     assert!(!at("run").exists());
     // Someone may put it into the run later.
-    from_megatron(&fixture("tp2-dp2"), &at("run"), None).unwrap();
+    import(&fixture("tp2-dp2"), &at("run")).unwrap();
     fs::remove_file(at("run/megatron-common.pt")).unwrap();
     write_changed(&at("run/megatron-common.pt"), "tp2-dp2", hide);
     let error = to_megatron(&at("run"), &at("back"), None).unwrap_err();
@@ -237,7 +227,7 @@ fn classes_that_megatron_lm_has_in_its_arguments_are_copied() {
     let backend = Tree::call(backend, vec![5.into()]);
     let arguments = [("exit_signal", signal), ("attention_backend", backend)];
     with_arguments(&at("iter"), "tp2-dp2", &arguments);
-    from_megatron(&at("iter"), &at("run"), None).unwrap();
+    import(&at("iter"), &at("run")).unwrap();
     let folder = to_megatron(&at("run"), &at("back"), None).unwrap().folder;
     let common = PtFile::open(folder.join("common.pt")).unwrap();
     let args = common.root().get("args").unwrap();
@@ -270,7 +260,7 @@ fn sizes_that_no_tensor_has_are_errors() {
             let dir = tempfile::tempdir().unwrap();
             let at = |name: &str| dir.path().join(name);
             with_arguments(&at("iter"), "dp2-ep2", &[(name, size.into())]);
-            let imported = from_megatron(&at("iter"), &at("run"), None);
+            let imported = import(&at("iter"), &at("run"));
             // Some of these describe a run that is possible.
             let is_free = [
                 "train_iters",
@@ -324,9 +314,13 @@ fn a_tensor_with_other_rows_than_the_vocabulary_is_refused(#[case] tensor: &str)
     let at = |name: &str| dir.path().join(name);
     with_fewer_rows(&at("iter"), "tp2-dp2", tensor, 200);
     for vocab in [None, Some(150)] {
-        let error = from_megatron(&at("iter"), &at("run"), vocab)
-            .unwrap_err()
-            .to_string();
+        let error = from_megatron(
+            &at("iter"),
+            &at("run"),
+            &FromMegatronConfig::new().with_vocab_size(vocab),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains(&format!("`{tensor}`")), "{error}");
         assert!(
             error.contains("[200, 16]") && error.contains("[272, 16]"),

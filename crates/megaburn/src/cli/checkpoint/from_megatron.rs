@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use megaburn_train::{TrainError, megatron::from_megatron};
+use megaburn_train::{
+    TrainError,
+    megatron::{FromMegatronConfig, from_megatron},
+};
 use serde_json::json;
 
 use super::super::{interrupt::end_clean_on_signals, print};
@@ -21,6 +24,10 @@ pub(in crate::cli) struct FromMegatronArgs {
     /// Megatron-LM's loss has its padding too.
     #[arg(long, value_name = "N")]
     vocab_size: Option<usize>,
+    /// Take the weights, steps and samples only, as with Megatron-LM's --no-load-optim: moments are zero,
+    /// and schedules begin.
+    #[arg(long)]
+    weights_only: bool,
     /// Print the result as a JSON object.
     #[arg(long)]
     json: bool,
@@ -29,7 +36,10 @@ pub(in crate::cli) struct FromMegatronArgs {
 impl FromMegatronArgs {
     pub(super) fn run(self) -> Result<(), TrainError> {
         end_clean_on_signals()?;
-        let imported = from_megatron(&self.from, &self.to, self.vocab_size)?;
+        let options = FromMegatronConfig::new()
+            .with_vocab_size(self.vocab_size)
+            .with_weights_only(self.weights_only);
+        let imported = from_megatron(&self.from, &self.to, &options)?;
         let [from, to] = [&self.from, &self.to].map(|path| path.display().to_string());
         let progress = imported.progress;
         let (step, samples) = (progress.step, progress.consumed_samples);

@@ -16,6 +16,7 @@ pub(crate) struct Facts {
     window: usize,
     documents: bool,
     dropout: f64,
+    soft_cap: Option<f64>,
 }
 
 impl Facts {
@@ -32,6 +33,7 @@ impl Facts {
             window: model.window.unwrap_or(0),
             documents: config.data.documents,
             dropout: config.train.attention_dropout,
+            soft_cap: model.attention_soft_cap,
         }
     }
 
@@ -48,6 +50,8 @@ impl Facts {
             Some(format!(
                 "attention dropout (train.attention_dropout is {dropout})"
             ))
+        } else if let Some(cap) = self.soft_cap {
+            Some(format!("a soft cap of attention scores (of {cap})"))
         } else if self.documents {
             Some("packed documents (data.documents is true)".into())
         } else if windows == blocks && blocks > 0 {

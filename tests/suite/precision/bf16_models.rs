@@ -20,19 +20,19 @@ fn twice_pytorchs_error(name: &str) -> Tolerances {
     let usual = Tolerances::of(Dtype::Bf16);
     match name {
         "gemma3" => Tolerances {
-            logits: 0.39,
-            loss: 0.013,
-            grad: 0.16,
-            ..usual
+            logits: 0.15,
+            loss: 7.2e-3,
+            grad: 0.085,
+            train: 1.2e-2,
         },
         "gemma3-scaled" => Tolerances {
-            logits: 0.9,
-            loss: 0.014,
-            grad: 1.5,
-            train: 0.2,
+            logits: 0.14,
+            loss: 6.1e-3,
+            grad: 0.19,
+            train: 2.8e-2,
         },
         "olmo2-odd" => Tolerances {
-            grad: 0.11,
+            grad: 0.14,
             ..usual
         },
         _ => usual,

@@ -173,6 +173,10 @@ impl ActivationMemory {
         let (again, of_scores) = match self.is_fallback() {
             _ if self.recompute.core_attention => (0, 0),
             false => (in_heads, STATISTIC * heads * n),
+            // With a soft cap, the slopes of the capped scores are saved too.
+            true if self.model.attention_soft_cap.is_some() => {
+                (e * given * n, 2 * e * heads * self.pairs(index))
+            }
             true => (e * given * n, e * heads * self.pairs(index)),
         };
         [

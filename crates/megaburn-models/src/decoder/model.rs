@@ -158,6 +158,7 @@ impl Decoder {
     /// [`loss`](Self::loss), computed from the output of the last norm.
     pub(super) fn loss_of(&self, normed: Recomputable<3>, labels: Tensor<2, Int>) -> Tensor<1> {
         let loss = &self.parts.loss;
+        let normed = self.scaled_for_logits(normed);
         let losses = if self.parts.options.fused_linear_cross_entropy {
             self.output().losses(normed, labels, loss)
         } else {
@@ -168,7 +169,17 @@ impl Decoder {
 
     /// `head(norm(x))`: the logits of this rank's part of the vocabulary.
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
-        self.capped(self.output().logits(self.final_norm(x)))
+        let normed = self.scaled_for_logits(self.final_norm(x));
+        self.capped(self.output().logits(normed))
+    }
+
+    /// The input of the output projection, divided by the divisor of the logits, which are linear in
+    /// it.
+    fn scaled_for_logits(&self, normed: Recomputable<3>) -> Recomputable<3> {
+        match self.parts.config.multipliers.logits_scaling {
+            1.0 => normed,
+            divisor => scaled(normed.into_tensor(), divisor.recip()).into(),
+        }
     }
 
     /// The logits after the soft cap, if the model has one.
@@ -179,14 +190,9 @@ impl Decoder {
         }
     }
 
-    /// The norm of the stream, divided by the divisor of the logits, which are linear in it.
     pub(super) fn final_norm(&self, x: Residual) -> Recomputable<3> {
         let norm = self.norm.as_ref();
-        let normed = x.normed(norm.expect("the last stage has the norm and the head"));
-        match self.parts.config.multipliers.logits_scaling {
-            1.0 => normed,
-            divisor => scaled(normed.into_tensor(), divisor.recip()).into(),
-        }
+        x.normed(norm.expect("the last stage has the norm and the head"))
     }
 
     /// The output projection.

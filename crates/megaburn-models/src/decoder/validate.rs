@@ -112,6 +112,11 @@ impl DecoderConfig {
                     .into(),
             );
         }
+        if self.mlp_bias && self.experts.is_some() {
+            return refuse(
+                "`mlp_bias` is true, but experts have no biases: set it to false".into(),
+            );
+        }
         if let Some(rotary) = self.positions.rotary() {
             let layers = self.layers;
             if let Some(layer) = rotary.unrotated_layers.iter().find(|&&at| at >= layers) {
@@ -134,7 +139,7 @@ impl DecoderConfig {
         match self.logits_soft_cap {
             Some(cap) if options.fused_linear_cross_entropy => Err(ModelError::Config(format!(
                 "`logits_soft_cap` is {cap}, which the fused linear cross-entropy does not \
-                compute: turn the fused loss off"
+                compute: set train.fused_linear_cross_entropy = false"
             ))),
             _ => Ok(()),
         }
@@ -170,18 +175,21 @@ impl DecoderConfig {
             ("qk_norm", self.qk_norm.is_some()),
             ("attention_soft_cap", self.attention_soft_cap.is_some()),
             (
-                "rotary percent",
+                "rotary_interleaved",
+                self.positions
+                    .rotary()
+                    .is_some_and(|rotary| rotary.interleaved),
+            ),
+            (
+                "rotary_percent",
                 self.positions
                     .rotary()
                     .is_some_and(|rotary| rotary.percent != 1.0),
             ),
             ("qkv_bias", self.qkv_bias),
             ("output_bias", self.output_bias),
-            ("learned positions", self.positions == Positions::Learned),
-            (
-                "a model without positions",
-                self.positions == Positions::None,
-            ),
+            ("positions = learned", self.positions == Positions::Learned),
+            ("positions = none", self.positions == Positions::None),
         ];
         match others.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => refuse(format!("latent attention does not support `{name}`")),

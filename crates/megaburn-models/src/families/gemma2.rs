@@ -4,7 +4,7 @@
 //! Source: Gemma Team, "Gemma 2" (2024), <https://arxiv.org/abs/2408.00118>.
 
 use megaburn_parallel::Activation;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen2};
 use crate::{
@@ -141,14 +141,12 @@ fn write(config: &DecoderConfig) -> Value {
 pub(super) fn write_common(config: &DecoderConfig) -> Value {
     let mut json = llama::write_sizes(config);
     qwen2::write_window(config, &mut json);
-    // The scale is one over the root of a number that is usually an integer.
+    // Transformers takes integers only.
     let scalar = config
         .attention_scale
-        .map_or(config.head_dim as f64, |scale| {
-            (scale.powi(-2) * 1e6).round() / 1e6
-        });
+        .map_or(config.head_dim, |scale| scale.powi(-2).round() as usize);
     json["hidden_activation"] = "gelu_pytorch_tanh".into();
-    json["query_pre_attn_scalar"] = json!(scalar);
+    json["query_pre_attn_scalar"] = scalar.into();
     json["attn_logit_softcapping"] = config.attention_soft_cap.into();
     json["final_logit_softcapping"] = config.logits_soft_cap.into();
     json["attention_bias"] = config.qkv_bias.into();

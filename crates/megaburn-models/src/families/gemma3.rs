@@ -27,13 +27,16 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 /// The base of the rotary frequencies of layers with a window, unless `config.json` has another.
 const WINDOW_THETA: f64 = 10_000.0;
 
+/// The base of the other layers.
+const THETA: f64 = 1e6;
+
 fn template() -> DecoderConfig {
     DecoderConfig {
         family: Family::Gemma3,
         qk_norm: Some(QkNormKind::Head),
         positions: Positions::Rotary(Rotary {
             window_theta: Some(WINDOW_THETA),
-            ..Rotary::new(1e6)
+            ..Rotary::new(THETA)
         }),
         window: Some(1024),
         ..gemma2::common_template()
@@ -56,7 +59,7 @@ fn every(pattern: usize, layers: usize) -> Vec<usize> {
 const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("final_logit_softcapping", Meaning::Nothing),
     KeyDefault::same("attn_logit_softcapping", Meaning::Nothing),
-    KeyDefault::same("rope_theta", Meaning::Number(1e6)),
+    KeyDefault::same("rope_theta", Meaning::Number(THETA)),
     KeyDefault::or_false("use_bidirectional_attention", false),
 ];
 
@@ -69,31 +72,49 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     {
         config.full_layers = every(pattern, config.layers);
     }
-    let by_kind = json.get("rope_parameters").and_then(Value::as_object);
-    let kinds = ["full_attention", "sliding_attention"]
-        .map(|kind| by_kind.and_then(|by_kind| by_kind.get(kind)));
-    let (rotary, window_theta) = match kinds {
-        [Some(full), Some(window)] => {
-            let window = HfJson::new(window, &[]);
-            window.only("rope_type", "default")?;
-            (with_scaling(json, full)?, window.number("rope_theta")?)
+    // Transformers does not cap scores, whatever the file says.
+    config.attention_soft_cap = None;
+    let (rotary, window_theta) = match json.get("rope_parameters") {
+        None => {
+            let window_theta = json.optional_number("rope_local_base_freq")?;
+            (json.rotary()?, window_theta)
         }
-        [None, None] => (
-            json.rotary()?,
-            json.optional_number("rope_local_base_freq")?
-                .unwrap_or(WINDOW_THETA),
-        ),
-        _ => {
-            return Err(
-                "`rope_parameters` has only one of full_attention and sliding_attention".into(),
-            );
-        }
+        Some(by_kind) => by_kind_of_layer(json, by_kind)?,
     };
+    let window_theta = window_theta.unwrap_or(WINDOW_THETA);
     config.positions = Positions::Rotary(Rotary {
         window_theta: config.window.map(|_| window_theta),
         ..rotary
     });
     Ok(config)
+}
+
+/// The rotary positions of `rope_parameters`, which has an object for each kind of layer, and the
+/// base of the frequencies of layers with a window.
+fn by_kind_of_layer(json: &HfJson<'_>, by_kind: &Value) -> Result<(Rotary, Option<f64>), String> {
+    let kinds = ["full_attention", "sliding_attention"];
+    if kinds.iter().all(|kind| by_kind[kind].is_null()) {
+        return Err(format!(
+            "`rope_parameters` is {by_kind}, but Gemma 3 has an object for each of full_attention \
+            and sliding_attention there"
+        ));
+    }
+    if let Some(scaling) = json.get("rope_scaling") {
+        return Err(format!(
+            "`rope_scaling` is {scaling} in addition to `rope_parameters`: remove one of them"
+        ));
+    }
+    let empty = json!({});
+    let [full, window] = kinds.map(|kind| match &by_kind[kind] {
+        Value::Null => &empty,
+        found => found,
+    });
+    let of_window = HfJson::new(window, &[]);
+    of_window.only("rope_type", "default")?;
+    Ok((
+        with_scaling(json, full, THETA)?,
+        of_window.optional_number("rope_theta")?,
+    ))
 }
 
 fn write(config: &DecoderConfig) -> Value {

@@ -145,15 +145,19 @@ impl DecoderConfig {
             ..config.clone()
         };
         let [said, own] = [&said, self].map(|config| serde_json::json!(comparable(config)));
-        let fields = own.as_object().into_iter().flatten();
-        match fields
-            .into_iter()
-            .find(|(name, value)| said.get(name.as_str()) != Some(value))
-        {
-            Some((name, value)) => Err(ModelError::Config(format!(
-                "`{name}` is {value}, which the config.json of {} cannot express (it would mean \
-                {}): choose another family",
-                self.family, said[name]
+        let differs = |name: &&String| said.get(name.as_str()) != own.get(name.as_str());
+        let fields = [&own, &said].map(|of| of.as_object().into_iter().flat_map(|of| of.keys()));
+        let text = |of: &Value, name: &str| match of.get(name) {
+            Some(value) => value.to_string(),
+            None => "unset".into(),
+        };
+        match fields.into_iter().flatten().find(differs) {
+            Some(name) => Err(ModelError::Config(format!(
+                "`{name}` is {}, which the config.json of {} cannot express (it would mean {}): \
+                choose another family",
+                text(&own, name),
+                self.family,
+                text(&said, name)
             ))),
             None => Ok(()),
         }

@@ -2,6 +2,7 @@
 //!
 //! Source: Abdin et al., "Phi-3 technical report" (2024), <https://arxiv.org/abs/2404.14219>.
 
+use megaburn_kernels::RopeScaling;
 use serde_json::Value;
 
 use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, rotary::write_percent};
@@ -48,9 +49,15 @@ const KEYS: &[Key] = &[
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "silu")?;
+    let rotary = json.partial_rotary(1.0)?;
+    if rotary.scaling != RopeScaling::None {
+        return Err(
+            "`rope_scaling` is set, but Phi-3's longrope is not supported: only default is".into(),
+        );
+    }
     Ok(DecoderConfig {
         window: json.optional_size("sliding_window")?,
-        positions: Positions::Rotary(json.partial_rotary(1.0)?),
+        positions: Positions::Rotary(rotary),
         norm_eps: json.number("rms_norm_eps")?,
         ..llama::read_plain_sizes(json, template())?
     })

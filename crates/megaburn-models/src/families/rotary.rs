@@ -124,10 +124,11 @@ impl HfJson<'_> {
     }
 }
 
-/// The rotary positions of an object `rope` inside `rope_parameters`.
-pub(super) fn with_scaling(json: &HfJson<'_>, rope: &Value) -> Result<Rotary, String> {
+/// The rotary positions of an object `rope` inside `rope_parameters`, whose base is `theta` if
+/// absent.
+pub(super) fn with_scaling(json: &HfJson<'_>, rope: &Value, theta: f64) -> Result<Rotary, String> {
     let inner = HfJson::new(rope, &[]);
-    let rotary = Rotary::new(inner.number("rope_theta")?);
+    let rotary = Rotary::new(inner.optional_number("rope_theta")?.unwrap_or(theta));
     Ok(rotary.with_scaling(json.rope_scaling(inner)?))
 }
 

@@ -1,5 +1,6 @@
 mod deepseek;
 mod defaults;
+mod parts;
 mod sizes;
 mod unread;
 

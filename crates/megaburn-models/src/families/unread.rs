@@ -26,6 +26,9 @@ const CHANGING: &[(&str, Meaning)] = &[
     ("scale_depth", Meaning::Nothing),
     ("attention_chunk_size", Meaning::Nothing),
     ("use_parallel_residual", Meaning::Flag(false)),
+    // StarCoder2.
+    ("mlp_type", Meaning::Text("default")),
+    ("norm_type", Meaning::Text("layer_norm")),
 ];
 
 /// Keys that all families read except those with learned positions.
@@ -47,6 +50,7 @@ const HARMLESS: &[&str] = &[
     "aux_loss_alpha",
     "auto_map",
     "bad_words_ids",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "do_sample",
     "dtype",
@@ -88,6 +92,7 @@ const HARMLESS: &[&str] = &[
     "num_experts",
     "qk_head_dim",
     // These are read if they are present.
+    "rope_local_base_freq",
     "moe_layer_freq",
     "scoring_func",
     "sliding_window_pattern",

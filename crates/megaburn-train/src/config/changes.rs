@@ -88,6 +88,9 @@ pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value>
     Some(record)
 }
 
+/// The prefix of the keys of `[model.parts]`.
+const PARTS: &str = "model.parts.";
+
 /// Compares two records key by key.
 pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     let defaults = leaves(&json!(TrainConfig::default()));
@@ -97,7 +100,9 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     let keys = saved
         .keys()
         .chain(mine.keys().filter(|key| !saved.contains_key(*key)));
-    for key in keys {
+    // A record older than `[model.parts]` has none of its keys. The model itself is compared too.
+    let has_parts = saved.keys().any(|key| key.starts_with(PARTS));
+    for key in keys.filter(|key| has_parts || !key.starts_with(PARTS)) {
         // A record older than the key: the version that wrote it behaved like the default.
         let old = saved.get(key).or_else(|| defaults.get(key));
         let old = old.unwrap_or(&Value::Null);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{layer_pattern::LayerPattern, require::require};
 use crate::error::TrainError;
 
-/// `[model.experts]`: the experts of a model family that has them.
+/// `[model.experts]`: experts in place of the MLP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]

@@ -7,7 +7,7 @@ use megaburn_data::HfTokenizer;
 use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
 
-use super::{ModelConfig, Tokenizer, TrainConfig, changes::same_start, fine_tune};
+use super::{ModelConfig, ModelParts, Tokenizer, TrainConfig, changes::same_start, fine_tune};
 use crate::{
     error::TrainError,
     resume_error::{RecordedInit, ResumeError},
@@ -210,9 +210,28 @@ pub(super) fn fill_in(
     let said = section(&config.model);
     let found = ModelConfig::of(source.config());
     let actual = section(&found);
+    let all_parts = Table::try_from(ModelParts::all_of(source.config()));
+    let all_parts = all_parts.expect("a section is a table");
+    let given_parts = given.get("model").and_then(|model| model.get("parts"));
+    for (key, value) in given_parts
+        .and_then(|parts| parts.as_table())
+        .into_iter()
+        .flatten()
+    {
+        if all_parts.get(key) != Some(value) {
+            return Err(TrainError::OtherThanInit {
+                key: format!("parts.{key}"),
+                value: value.to_string(),
+                init: init.unwrap_or_default(),
+                found: all_parts
+                    .get(key)
+                    .map_or("none".into(), ToString::to_string),
+            });
+        }
+    }
     let given_in = |section: &str| given.get(section).and_then(|section| section.as_table());
     for key in given_in("model").into_iter().flatten().map(|(key, _)| key) {
-        if key != "init" && said.get(key) != actual.get(key) {
+        if key != "init" && key != "parts" && said.get(key) != actual.get(key) {
             let text = |value: Option<&toml::Value>| {
                 value.map_or("none".to_string(), |value| value.to_string())
             };

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::require::require;
 use crate::error::TrainError;
 
-/// `[model.latent]`: the sizes of multi-head latent attention (MLA), in a family that has it. The
-/// keys have Hugging Face's names.
+/// `[model.latent]`: the sizes of multi-head latent attention (MLA). The keys have Hugging Face's
+/// names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]

@@ -196,7 +196,7 @@ impl ModelConfig {
 
     fn sets_window_theta(&self) -> bool {
         let parts = self.parts.as_ref();
-        parts.is_some_and(|parts| parts.window_rope_theta.is_some())
+        parts.is_some_and(|parts| parts.window_rope_theta.is_some_and(|theta| theta > 0.0))
     }
 
     /// The section that describes `model`, as far as it has keys for it.
@@ -264,6 +264,9 @@ impl ModelConfig {
         require(unused, "model.rope_scaling", "set", rule)?;
         if let Some(parts) = &self.parts {
             parts.validate(self.layers, is_rotary)?;
+            let ok = parts.window_layers.is_none() || self.window.is_some();
+            let rule = "absent, because model.window is not set";
+            require(ok, "model.parts.window_layers", "set", rule)?;
         }
         if let Some(experts) = &self.experts {
             experts.validate(self.layers)?;
@@ -368,12 +371,20 @@ mod tests {
     )]
     #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
     #[case(
-        "[model.parts]\nattention_soft_cap = 0",
-        "`model.parts.attention_soft_cap` is 0: it must be more than 0"
+        "[model.parts]\nattention_soft_cap = -1",
+        "`model.parts.attention_soft_cap` is -1: it must be at least 0"
     )]
     #[case(
         "[model.parts]\nrotary_percent = 0.3",
         "rotates 9 elements (rotary_percent 0.3 of head_dim 32)"
+    )]
+    #[case(
+        "[model.parts]\nwindow_layers = \"2\"",
+        "`model.parts.window_layers` is set: it must be absent, because model.window"
+    )]
+    #[case(
+        "[model.parts]\nmlp_bias = true\n[model.experts]\nnum = 4",
+        "experts have no biases"
     )]
     #[case("[model.parts]\nactivation = \"swish\"", "unknown variant `swish`")]
     #[case(
@@ -381,7 +392,7 @@ mod tests {
         "`window_theta` is set, but the model has no `window`"
     )]
     #[case(
-        "[model.parts]\nwindow_layers = \"[1]*3\"",
+        "window = 4\n[model.parts]\nwindow_layers = \"[1]*3\"",
         "`model.parts.window_layers` is [1]*3: it must be an interval in layers"
     )]
     #[case(

@@ -7,6 +7,7 @@ use megaburn_models::{
 use megaburn_parallel::{Activation, NormKind, QkNormKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use super::{layer_pattern::LayerPattern, require::require};
 use crate::error::TrainError;
@@ -54,13 +55,14 @@ pub struct ModelParts {
     #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_scale: Option<f64>,
-    /// Soft cap of attention scores: they become `cap * tanh(score / cap)` before the softmax.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    /// Soft cap of attention scores: they become `cap * tanh(score / cap)` before the softmax. 0
+    /// turns off that of the family.
+    #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_soft_cap: Option<f64>,
     /// Soft cap of logits: they become `cap * tanh(logit / cap)`. It cannot be used with
-    /// `train.fused_linear_cross_entropy`.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    /// `train.fused_linear_cross_entropy`. 0 turns off that of the family.
+    #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits_soft_cap: Option<f64>,
     /// How positions enter the model: `rotary`, `learned` or `none`.
@@ -75,7 +77,8 @@ pub struct ModelParts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rotary_interleaved: Option<bool>,
     /// Base of the rotary frequencies, without scaling, in layers with a sliding window (Gemma 3).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    /// 0: `model.rope_theta`.
+    #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_rope_theta: Option<f64>,
     /// Which layers rotate queries and keys: `"N"` for the first layer and every N-th after it, or
@@ -83,7 +86,7 @@ pub struct ModelParts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rotary_layers: Option<LayerPattern>,
     /// Which layers use `model.window`, in the same notation; the others attend to all earlier
-    /// positions. Default: all layers.
+    /// positions. It needs `model.window`. Default: the family's choice, in most of them all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_layers: Option<LayerPattern>,
     /// Factor of the token embeddings.
@@ -202,6 +205,15 @@ fn name_of<N: Copy, V: Copy + PartialEq>(table: &[(N, V)], value: V) -> Option<N
     found.map(|(name, _)| *name)
 }
 
+/// The value of a key that 0 turns off.
+fn unless_zero(value: Option<f64>, of_family: Option<f64>) -> Option<f64> {
+    match value {
+        Some(0.0) => None,
+        Some(value) => Some(value),
+        None => of_family,
+    }
+}
+
 impl ModelParts {
     /// `family` with these parts, where both have `family.layers` layers.
     pub(super) fn applied_to(&self, family: DecoderConfig) -> DecoderConfig {
@@ -224,8 +236,8 @@ impl ModelParts {
             mlp_bias: self.mlp_bias.unwrap_or(family.mlp_bias),
             qk_norm: named(&QK_NORMS, self.qk_norm, family.qk_norm),
             attention_scale: self.attention_scale.or(family.attention_scale),
-            attention_soft_cap: self.attention_soft_cap.or(family.attention_soft_cap),
-            logits_soft_cap: self.logits_soft_cap.or(family.logits_soft_cap),
+            attention_soft_cap: unless_zero(self.attention_soft_cap, family.attention_soft_cap),
+            logits_soft_cap: unless_zero(self.logits_soft_cap, family.logits_soft_cap),
             full_layers: self
                 .window_layers
                 .as_ref()
@@ -245,7 +257,7 @@ impl ModelParts {
             Positions::Rotary(Rotary {
                 percent: self.rotary_percent.unwrap_or(rotary.percent),
                 interleaved: self.rotary_interleaved.unwrap_or(rotary.interleaved),
-                window_theta: self.window_rope_theta.or(rotary.window_theta),
+                window_theta: unless_zero(self.window_rope_theta, rotary.window_theta),
                 unrotated_layers: layers.map_or(rotary.unrotated_layers.clone(), |pattern| {
                     pattern.layers_without(family.layers)
                 }),
@@ -261,52 +273,46 @@ impl ModelParts {
 
     /// The section that makes `model` of `family`; `None` if they have the same parts.
     pub(super) fn of(model: &DecoderConfig, family: &DecoderConfig) -> Option<Self> {
-        fn changed<T: PartialEq + Clone>(mine: &T, other: &T) -> Option<T> {
-            (mine != other).then(|| mine.clone())
-        }
-        fn set<T: PartialEq + Copy>(mine: Option<T>, other: Option<T>) -> Option<T> {
-            mine.filter(|_| mine != other)
-        }
-        let pattern = |mine: &[usize], other: &[usize]| {
-            (mine != other).then(|| LayerPattern::of(mine, model.layers))
-        };
-        let [mine, other] = [model, family].map(|of| of.positions.rotary().cloned());
-        let rotary = mine.as_ref();
-        let plain = other.unwrap_or_else(|| Rotary::new(10_000.0));
-        let factors = [model.multipliers, family.multipliers];
-        let factor = |of: fn(&megaburn_models::decoder::Multipliers) -> f64| {
-            changed(&of(&factors[0]), &of(&factors[1]))
-        };
-        let parts = Self {
-            norm: changed(&model.norm, &family.norm).and_then(|norm| name_of(&NORMS, norm)),
-            norm_placement: changed(&model.norm_placement, &family.norm_placement),
-            zero_centered_gamma: changed(&model.zero_centered_gamma, &family.zero_centered_gamma),
-            block_order: changed(&model.block_order, &family.block_order),
-            activation: changed(&model.activation, &family.activation)
-                .and_then(|activation| name_of(&ACTIVATIONS, activation)),
-            qkv_bias: changed(&model.qkv_bias, &family.qkv_bias),
-            output_bias: changed(&model.output_bias, &family.output_bias),
-            mlp_bias: changed(&model.mlp_bias, &family.mlp_bias),
-            qk_norm: changed(&model.qk_norm, &family.qk_norm)
-                .and_then(|norm| name_of(&QK_NORMS, norm)),
-            attention_scale: set(model.attention_scale, family.attention_scale),
-            attention_soft_cap: set(model.attention_soft_cap, family.attention_soft_cap),
-            logits_soft_cap: set(model.logits_soft_cap, family.logits_soft_cap),
-            positions: (kind(model) != kind(family)).then(|| kind(model)),
-            rotary_percent: rotary.and_then(|rotary| changed(&rotary.percent, &plain.percent)),
-            rotary_interleaved: rotary
-                .and_then(|rotary| changed(&rotary.interleaved, &plain.interleaved)),
-            window_rope_theta: rotary
-                .and_then(|rotary| set(rotary.window_theta, plain.window_theta)),
-            rotary_layers: rotary
-                .and_then(|rotary| pattern(&rotary.unrotated_layers, &plain.unrotated_layers)),
-            window_layers: pattern(&model.full_layers, &family.full_layers),
-            embedding_multiplier: factor(|of| of.embedding),
-            residual_multiplier: factor(|of| of.residual),
-            logits_scaling: factor(|of| of.logits_scaling),
-            init_std: changed(&model.init_std, &family.init_std),
-        };
+        let [mine, other] = [model, family].map(|of| json!(Self::all_of(of)));
+        let keys = mine.as_object().into_iter().flatten();
+        let changed: Map<String, Value> = keys
+            .filter(|(key, value)| other.get(key.as_str()) != Some(value))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let parts = serde_json::from_value(changed.into()).expect("they are keys of the section");
         (parts != Self::default()).then_some(parts)
+    }
+
+    /// The section with every key that applies to `model`.
+    pub(super) fn all_of(model: &DecoderConfig) -> Self {
+        let rotary = model.positions.rotary();
+        let pattern = |without: &[usize]| LayerPattern::of(without, model.layers);
+        Self {
+            norm: name_of(&NORMS, model.norm),
+            norm_placement: Some(model.norm_placement),
+            zero_centered_gamma: Some(model.zero_centered_gamma),
+            block_order: Some(model.block_order),
+            activation: name_of(&ACTIVATIONS, model.activation),
+            qkv_bias: Some(model.qkv_bias),
+            output_bias: Some(model.output_bias),
+            mlp_bias: Some(model.mlp_bias),
+            qk_norm: name_of(&QK_NORMS, model.qk_norm),
+            attention_scale: model.attention_scale,
+            attention_soft_cap: Some(model.attention_soft_cap.unwrap_or(0.0)),
+            logits_soft_cap: Some(model.logits_soft_cap.unwrap_or(0.0)),
+            positions: Some(kind(model)),
+            rotary_percent: rotary.map(|rotary| rotary.percent),
+            rotary_interleaved: rotary.map(|rotary| rotary.interleaved),
+            window_rope_theta: rotary
+                .filter(|_| model.window.is_some())
+                .map(|rotary| rotary.window_theta.unwrap_or(0.0)),
+            rotary_layers: rotary.map(|rotary| pattern(&rotary.unrotated_layers)),
+            window_layers: model.window.map(|_| pattern(&model.full_layers)),
+            embedding_multiplier: Some(model.multipliers.embedding),
+            residual_multiplier: Some(model.multipliers.residual),
+            logits_scaling: Some(model.multipliers.logits_scaling),
+            init_std: Some(model.init_std),
+        }
     }
 
     /// The keys that are set, without biases, norms of heads and the deviation of fresh weights.
@@ -319,7 +325,7 @@ impl ModelParts {
             init_std: None,
             ..self.clone()
         };
-        let json = serde_json::json!(rest);
+        let json = json!(rest);
         let keys = json.as_object().into_iter().flat_map(|keys| keys.keys());
         keys.cloned().collect()
     }

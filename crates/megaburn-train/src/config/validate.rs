@@ -2,7 +2,7 @@
 //! each section checks what its keys require of each other. `validate_against_layout.rs` checks them with
 //! the layout, the model and the data.
 
-use super::{TrainConfig, ranges};
+use super::{TrainConfig, ranges, require::require};
 use crate::error::TrainError;
 
 impl TrainConfig {
@@ -22,6 +22,7 @@ impl TrainConfig {
         self.data.validate()?;
         ranges::check("train", &self.train)?;
         self.train.validate()?;
+        self.check_loss()?;
         ranges::check("optimizer", &self.optimizer)?;
         self.optimizer.validate(&self.train)?;
         ranges::check("moe", &self.moe)?;
@@ -29,6 +30,18 @@ impl TrainConfig {
         self.recompute.validate()?;
         ranges::check("generate", &self.generate)?;
         self.generate.validate()
+    }
+
+    /// Refuses the fused loss for a model whose logits it does not compute.
+    fn check_loss(&self) -> Result<(), TrainError> {
+        // A model that is read from `model.init` is checked when it is there.
+        let is_known = self.model.init.is_none();
+        let has_cap = self.model.template().logits_soft_cap.is_some();
+        let fused = self.train.fused_linear_cross_entropy;
+        let rule = "false, because the model has a soft cap of logits \
+            (model.parts.logits_soft_cap = 0 turns it off)";
+        let ok = !(fused && has_cap && is_known);
+        require(ok, "train.fused_linear_cross_entropy", fused, rule)
     }
 }
 

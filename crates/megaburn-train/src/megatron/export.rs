@@ -7,8 +7,7 @@ use std::{
 
 use burn::tensor::DType;
 use megaburn_checkpoint::{Checkpoint, TensorSource, write_folder};
-use megaburn_kernels::RopeScaling;
-use megaburn_models::{DecoderConfig, decoder::Experts, weights::open_checkpoint};
+use megaburn_models::{DecoderConfig, weights::open_checkpoint};
 use megaburn_parallel::CapacityScope;
 use megaburn_torch::{
     DType as TorchDType,
@@ -24,15 +23,13 @@ use megaburn_torch::{
 use super::{
     COMMON,
     error::MegatronError,
+    exportable::check,
     exported_run::{Run, original_args},
     names::Place,
     values::in_their_order,
 };
 use crate::{
-    config::{
-        DataOrder, Dtype, OptimizerName, RopeScalingConfig, ScheduleAt, TrainConfig,
-        parts_unknown_to_megatron,
-    },
+    config::{DataOrder, Dtype, ScheduleAt, TrainConfig},
     error::TrainError,
     trainer::{Progress, read_state},
 };
@@ -231,66 +228,6 @@ fn write_objects(writer: &mut DcpWriter, run: &Run) -> Result<(), MegatronError>
     }
     for key in keys {
         write_sharded_object(writer, &key, Tree::None, &[])?;
-    }
-    Ok(())
-}
-
-/// Says why a run has no counterpart in Megatron-LM.
-fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), String> {
-    let plain = RopeScalingConfig::default();
-    let has_other_scaling = match (model.positions.rotary(), &config.model.rope_scaling) {
-        (None, _) => false,
-        (Some(rotary), None) => rotary.scaling != RopeScaling::None,
-        (Some(_), Some(scaling)) => {
-            let factor = scaling.factor;
-            *scaling != RopeScalingConfig { factor, ..plain }
-        }
-    };
-    let experts = model.experts.as_ref();
-    let has_other_experts = experts.is_some_and(|experts| {
-        let mixtral = Experts::new(experts.num, experts.top_k, experts.ffn);
-        *experts != mixtral
-    });
-    let name = config.optimizer.name;
-    let parts = parts_unknown_to_megatron(model);
-    for (is_other, why) in [
-        (
-            !parts.is_empty(),
-            format!(
-                "the model has {} unlike Llama and GPT-2, which is not converted",
-                parts.join(", ")
-            ),
-        ),
-        (
-            name != OptimizerName::AdamW,
-            format!("optimizer.name is {name}, and only adamw is converted"),
-        ),
-        (
-            config.train.dtype == Dtype::F16,
-            "train.dtype is f16, whose loss scale is not converted".into(),
-        ),
-        (
-            model.latent.is_some() || model.mtp_layers > 0,
-            "latent attention and multi-token prediction are not converted".into(),
-        ),
-        (
-            model.window.is_some(),
-            "model.window is set, and sliding windows are not converted".into(),
-        ),
-        (
-            has_other_scaling,
-            "model.rope_scaling is not that of Llama 3.1, the only one of Megatron-LM".into(),
-        ),
-        (
-            has_other_experts,
-            "model.experts is other than softmax routing with normalised weights in every layer, \
-            and only that is converted"
-                .into(),
-        ),
-    ] {
-        if is_other {
-            return Err(why);
-        }
     }
     Ok(())
 }

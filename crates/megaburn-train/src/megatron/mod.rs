@@ -11,6 +11,7 @@ mod common;
 mod dict;
 mod error;
 mod export;
+mod exportable;
 mod exported_run;
 mod import;
 mod model_settings;

@@ -368,6 +368,8 @@ pub enum DataError {
     BurnDataset { item: u64, why: String },
     #[error("fill-in-the-middle cannot be used: {why}")]
     Fim { why: String },
+    #[error("masked samples cannot be made: {why}")]
+    MaskedSamples { why: String },
     #[error(
         "`{path}` cannot be generated: {why}; there are mock:ascending, mock:random, \
         synthetic:markov and synthetic:echo, with the options tokens=N, seed=N (not \

@@ -15,6 +15,9 @@
 //! Megatron-LM's order. With the feature `object-store`, an [`IndexedDataset`] is read from S3, Google
 //! Cloud Storage and HTTP servers too, as an [`ObjectStoreConfig`] says.
 //!
+//! [`BertDataset`] and [`T5Dataset`] have Megatron-LM's masked samples of data sets of sentences,
+//! for the models of these names.
+//!
 //! A [`GeneratedSource`] is data without files, for benches and for tests that know the lowest
 //! possible loss. A [`FimConfig`] transforms the documents of any samples for fill-in-the-middle.
 //!
@@ -88,7 +91,9 @@ pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };
 pub use megatron::{
-    BlendedDataset, BlendedDatasetConfig, GptDataset, GptDatasetConfig, SequenceRange,
+    BertDataset, BertDatasetConfig, BertSample, BlendedDataset, BlendedDatasetConfig,
+    DocumentRange, GptDataset, GptDatasetConfig, MaskingConfig, MidLevelConfig, MidLevelDataset,
+    SequenceRange, T5Dataset, T5DatasetConfig, T5Sample,
 };
 pub use packing::{PackedSampler, PackedSamplerConfig, PackingStats};
 pub use permutation::Permutation;

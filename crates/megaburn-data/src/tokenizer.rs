@@ -100,6 +100,11 @@ pub trait Tokenizer: Debug + Send + Sync {
     fn token_to_id(&self, _token: &str) -> Option<u32> {
         None
     }
+    /// The spelling of a token in the vocabulary; `None` if there is no such id, or if spellings
+    /// are not known.
+    fn id_to_token(&self, _id: u32) -> Option<String> {
+        None
+    }
     /// Whether a token is special: [`decode`](Self::decode) gives no text for it, and
     /// [`encode`](Self::encode) never returns it.
     fn is_special(&self, id: u32) -> bool {

@@ -22,6 +22,11 @@ pub enum IndexEvent {
         /// What the documents are of.
         name: String,
     },
+    /// Documents are divided into samples of whole sentences, which gives the index.
+    Mapping {
+        /// What the documents are of.
+        name: String,
+    },
     /// The index is built.
     Building {
         /// What the samples are made of.

@@ -22,6 +22,7 @@ pub(crate) enum NpyType {
     I32,
     U32,
     I64,
+    U64,
 }
 
 impl NpyType {
@@ -29,7 +30,7 @@ impl NpyType {
         match self {
             Self::I16 => 2,
             Self::I32 | Self::U32 => 4,
-            Self::I64 => 8,
+            Self::I64 | Self::U64 => 8,
         }
     }
 
@@ -39,10 +40,11 @@ impl NpyType {
             Self::I32 => "<i4",
             Self::U32 => "<u4",
             Self::I64 => "<i8",
+            Self::U64 => "<u8",
         }
     }
 
-    /// The number in `size` bytes.
+    /// The number in `size` bytes. One of 64 bits without a sign must be below 2^63.
     fn number(self, bytes: &[u8]) -> i64 {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
@@ -50,37 +52,33 @@ impl NpyType {
         match self {
             Self::I16 => i64::from(word as i16),
             Self::I32 => i64::from(word as i32),
-            Self::U32 | Self::I64 => word,
+            Self::U32 | Self::I64 | Self::U64 => word,
         }
     }
 }
 
-/// Type and shape of an array: `[rows]`, or `[rows, 2]` for pairs.
+/// Type and shape of an array: `[rows]`, or `[rows, row_len]` if a row has several numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NpyShape {
     pub(crate) of: NpyType,
     /// `None` for as many as are written, which the file says.
     pub(crate) rows: Option<u64>,
-    pub(crate) is_pairs: bool,
+    /// Number of numbers of a row.
+    pub(crate) row_len: u64,
 }
 
 impl NpyShape {
-    /// Number of numbers of a row.
-    fn row(&self) -> u64 {
-        if self.is_pairs { 2 } else { 1 }
-    }
-
     /// Number of bytes of a row.
     fn row_bytes(&self) -> u64 {
-        self.row() * self.of.size() as u64
+        self.row_len * self.of.size() as u64
     }
 
     /// The bytes before the numbers, of which there are equally many for all numbers of rows.
     fn header(&self, rows: u64) -> Vec<u8> {
         let rows = rows.to_string();
-        let shape = match self.is_pairs {
-            true => format!("({rows}, 2)"),
-            false => format!("({rows},)"),
+        let shape = match self.row_len {
+            1 => format!("({rows},)"),
+            row_len => format!("({rows}, {row_len})"),
         };
         let mut text = format!(
             "{{'descr': '{}', 'fortran_order': False, 'shape': {shape}, }}",
@@ -129,8 +127,8 @@ impl NpyWriter {
 
     /// Writes everything to the disk.
     pub(crate) fn finish(mut self) -> Result<(), DataError> {
-        let rows = self.shape.rows.unwrap_or(self.count / self.shape.row());
-        let expected = rows.saturating_mul(self.shape.row());
+        let rows = self.shape.rows.unwrap_or(self.count / self.shape.row_len);
+        let expected = rows.saturating_mul(self.shape.row_len);
         if self.count != expected {
             let why = format!("{} of {expected} numbers were computed", self.count);
             return Err(DataError::BadOrder {
@@ -206,7 +204,7 @@ impl NpyFile {
             file,
             of: shape.of,
             rows,
-            count: rows * shape.row(),
+            count: rows * shape.row_len,
             begin,
         }))
     }
@@ -261,13 +259,20 @@ mod tests {
             NpyType::I32 => vec![7, -70_000],
             NpyType::U32 => vec![0, 4_294_967_293],
             NpyType::I64 => vec![1 << 40, 5, -1, 4_294_967_296],
+            NpyType::U64 => vec![1 << 40, 0, 5, i64::MAX, 4_294_967_296, 2],
         };
-        for of in [NpyType::I16, NpyType::I32, NpyType::U32, NpyType::I64] {
+        let types = [
+            (NpyType::I16, 1),
+            (NpyType::I32, 2),
+            (NpyType::U32, 2),
+            (NpyType::I64, 2),
+            (NpyType::U64, 3),
+        ];
+        for (of, row_len) in types {
             let expected = numbers(of);
-            let is_pairs = expected.len() % 2 == 0;
-            let num_rows = expected.len() as u64 / if is_pairs { 2 } else { 1 };
+            let num_rows = expected.len() as u64 / row_len;
             let rows = knows_rows.then_some(num_rows);
-            let shape = NpyShape { of, rows, is_pairs };
+            let shape = NpyShape { of, rows, row_len };
             let path = dir.path().join(of.descr());
             let mut writer = NpyWriter::create(path.clone(), shape).unwrap();
             expected.iter().for_each(|n| writer.push(*n).unwrap());
@@ -310,7 +315,7 @@ mod tests {
         let shape = NpyShape {
             of: NpyType::I32,
             rows,
-            is_pairs: rows.is_none(),
+            row_len: if rows.is_none() { 2 } else { 1 },
         };
         let mut writer = NpyWriter::create(dir.path().join("a"), shape).unwrap();
         (0..num_pushed).for_each(|n| writer.push(n).unwrap());

@@ -4,7 +4,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     blend::{GreedyOrder, asked, normalize, target},
     gpt::{GptDataset, GptDatasetConfig, VERSION},
-    sequences::SequenceRange,
+    mid_level::{MidLevelConfig, MidLevelDataset},
 };
 use crate::{
     error::DataError,
@@ -17,10 +17,10 @@ const SURPLUS: f64 = 0.005;
 /// The most sources of a blend, because their numbers have 16 bits.
 const MOST_SOURCES: usize = 32_766;
 
-/// Builds a [`BlendedDataset`].
+/// Builds a [`BlendedDataset`] of data sets that `C` builds.
 #[derive(Clone, Debug)]
-pub struct BlendedDatasetConfig {
-    gpt: GptDatasetConfig,
+pub struct BlendedDatasetConfig<C = GptDatasetConfig> {
+    config: C,
     weights: Option<Vec<f64>>,
     surplus: f64,
 }
@@ -31,20 +31,22 @@ pub struct BlendedDatasetConfig {
 /// Megatron-LM makes a [`GptDataset`] of a single data set without weights. A single one with a
 /// weight is a blend, because it is asked for the surplus.
 #[derive(Debug)]
-pub struct BlendedDataset {
-    datasets: Vec<GptDataset>,
+pub struct BlendedDataset<D = GptDataset> {
+    datasets: Vec<D>,
     dataset_index: NpyFile,
     dataset_sample_index: NpyFile,
 }
 
-impl BlendedDatasetConfig {
-    /// A blend whose data sets are built with `gpt`, which also sets its number of samples.
+impl<C: MidLevelConfig> BlendedDatasetConfig<C> {
+    /// A blend whose data sets are built with `config`, which also sets its number of samples: that
+    /// of a [`GptDataset`], a [`BertDataset`](crate::BertDataset) or a
+    /// [`T5Dataset`](crate::T5Dataset).
     ///
     /// Without weights each data set is read for one epoch, in proportion to its number of samples,
     /// up to the number of samples, if one is given.
-    pub fn new(gpt: GptDatasetConfig) -> Self {
+    pub fn new(config: C) -> Self {
         Self {
-            gpt,
+            config,
             weights: None,
             surplus: SURPLUS,
         }
@@ -63,21 +65,21 @@ impl BlendedDatasetConfig {
         Self { surplus, ..self }
     }
 
-    /// Opens the indices of the data sets and of the blend, as [`GptDatasetConfig::build`] does.
-    /// The blend is built in a few KB of memory.
+    /// Opens the indices of the data sets and of the blend, as their
+    /// configuration does. The blend is built in a few KB of memory.
     ///
     /// # Errors
-    /// - [`GptDatasetConfig::build`] fails for a data set.
+    /// - A data set cannot be built.
     /// - There are no data sets or too many, a weight is not positive, or there are weights and no
     ///   number of samples.
     /// - A data set would be read for more samples than it was asked for.
     pub fn build(
         &self,
-        sources: &[SequenceRange],
+        sources: &[C::Source],
         mut report: impl FnMut(IndexEvent),
-    ) -> Result<BlendedDataset, DataError> {
+    ) -> Result<BlendedDataset<C::Dataset>, DataError> {
         self.check(sources.len())?;
-        let num_samples = self.gpt.num_samples();
+        let num_samples = self.config.num_samples();
         // With weights: the part of each source, and the number that it is asked for.
         let mut targets = 0u64;
         let mut numbers = vec![None; sources.len()];
@@ -89,12 +91,12 @@ impl BlendedDatasetConfig {
             numbers = asked.map(Some).collect();
         }
         let datasets = sources.iter().zip(numbers).map(|(source, number)| {
-            let config = self.gpt.clone().with_samples_of(number);
-            config.build(source, &mut report)
+            let config = self.config.clone().with_samples_of(number);
+            config.build_for_blend(source, &mut report)
         });
         let datasets = datasets.collect::<Result<Vec<_>, _>>()?;
 
-        let sizes: Vec<u64> = datasets.iter().map(Samples::num_samples).collect();
+        let sizes: Vec<u64> = datasets.iter().map(MidLevelDataset::size).collect();
         let total: u64 = sizes.iter().sum();
         let by_sizes = || sizes.iter().map(|size| *size as f64).collect::<Vec<_>>();
         // Weights are normalized by the builder, and again by the blend.
@@ -122,7 +124,7 @@ impl BlendedDatasetConfig {
                 "there are {num_sources}; give 1 to {MOST_SOURCES} data sets"
             ));
         }
-        if self.gpt.num_samples() == Some(0) {
+        if self.config.num_samples() == Some(0) {
             let what = "the number of samples";
             return Err(DataError::Zero { what });
         }
@@ -149,7 +151,7 @@ impl BlendedDatasetConfig {
         if !weights.iter().sum::<f64>().is_finite() {
             return bad("the sum of the weights is infinite; give smaller ones".into());
         }
-        if self.gpt.num_samples().is_none() {
+        if self.config.num_samples().is_none() {
             return bad("weights need a number of samples; give both or none".into());
         }
         Ok(())
@@ -158,7 +160,7 @@ impl BlendedDatasetConfig {
     /// Opens or builds the index of a blend of `length` samples in this order.
     fn open(
         &self,
-        sources: &[SequenceRange],
+        sources: &[C::Source],
         sizes: &[u64],
         order: GreedyOrder,
         length: u64,
@@ -175,7 +177,7 @@ impl BlendedDatasetConfig {
         let shape = |of| NpyShape {
             of,
             rows: Some(length),
-            is_pairs: false,
+            row_len: 1,
         };
         let arrays = [
             ("dataset_index", shape(NpyType::I16)),
@@ -191,7 +193,7 @@ impl BlendedDatasetConfig {
             for (source, sample) in order.take(length as usize) {
                 if sample >= sizes[source] {
                     return Err(DataError::Oversampled {
-                        name: sources[source].name(),
+                        name: C::name_of(&sources[source]),
                         num_samples: sizes[source],
                         surplus: self.surplus,
                     });
@@ -201,15 +203,35 @@ impl BlendedDatasetConfig {
             }
             Ok(())
         };
-        let files = IndexFiles::new(self.gpt.cache(), &description, arrays);
+        let files = IndexFiles::new(self.config.cache(), &description, arrays);
         files.open_or_build(report, building, write)
     }
 }
 
-impl BlendedDataset {
+impl<D: MidLevelDataset> BlendedDataset<D> {
     /// The data sets of the blend, in the order in which they were given.
-    pub fn datasets(&self) -> &[GptDataset] {
+    pub fn datasets(&self) -> &[D] {
         &self.datasets
+    }
+
+    /// Number of samples.
+    pub fn num_samples(&self) -> u64 {
+        self.dataset_index.rows()
+    }
+
+    /// A hash of what decides the order in addition to the data and the settings.
+    pub fn order_hash(&self) -> u64 {
+        let of_sources = self.datasets.iter().map(MidLevelDataset::hash_of_order);
+        xxh3_64(&of_sources.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
+    }
+
+    /// Sample `index`.
+    ///
+    /// # Errors
+    /// There is no such sample, or files cannot be read.
+    pub fn sample(&self, index: u64) -> Result<D::Sample, DataError> {
+        let (dataset, sample) = self.position(index)?;
+        self.datasets[dataset].read(sample)
     }
 
     /// The number of the data set that sample `index` is from, and its number there.
@@ -234,7 +256,7 @@ impl BlendedDataset {
             let why = format!("it names data set {dataset} of {count}");
             self.dataset_index.damaged(why)
         })?;
-        let count = self.datasets[dataset].num_samples();
+        let count = self.datasets[dataset].size();
         let in_range = u64::try_from(sample).ok().filter(|sample| *sample < count);
         let sample = in_range.ok_or_else(|| {
             let why = format!("it names sample {sample} of {count} of data set {dataset}");
@@ -246,16 +268,14 @@ impl BlendedDataset {
 
 impl Samples for BlendedDataset {
     fn order_hash(&self) -> u64 {
-        let of_sources = self.datasets.iter().map(Samples::order_hash);
-        xxh3_64(&of_sources.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
+        self.order_hash()
     }
 
     fn num_samples(&self) -> u64 {
-        self.dataset_index.rows()
+        self.num_samples()
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        let (dataset, sample) = self.position(index)?;
-        self.datasets[dataset].sample(sample)
+        self.sample(index)
     }
 }

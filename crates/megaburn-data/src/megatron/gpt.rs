@@ -3,7 +3,12 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{epochs::Epochs, gpt_index::GptIndex, sequences::SequenceRange};
+use super::{
+    epochs::Epochs,
+    gpt_index::GptIndex,
+    mid_level::{MidLevelConfig, MidLevelDataset},
+    sequences::SequenceRange,
+};
 use crate::{
     error::DataError,
     index_cache::{IndexEvent, IndexFiles, NpyFile},
@@ -90,21 +95,6 @@ impl GptDatasetConfig {
         self.with_samples_of(Some(num_samples))
     }
 
-    pub(super) fn with_samples_of(self, num_samples: Option<u64>) -> Self {
-        Self {
-            num_samples,
-            ..self
-        }
-    }
-
-    pub(super) fn num_samples(&self) -> Option<u64> {
-        self.num_samples
-    }
-
-    pub(super) fn cache(&self) -> &Path {
-        &self.cache
-    }
-
     /// Opens the indices of the samples, which are built if they are not in the folder; `report` is
     /// called with what happens. One process builds, and others wait for it.
     ///
@@ -188,6 +178,54 @@ impl GptDatasetConfig {
     }
 }
 
+impl MidLevelConfig for GptDatasetConfig {
+    type Source = SequenceRange;
+    type Dataset = GptDataset;
+
+    fn with_samples_of(self, num_samples: Option<u64>) -> Self {
+        Self {
+            num_samples,
+            ..self
+        }
+    }
+
+    fn num_samples(&self) -> Option<u64> {
+        self.num_samples
+    }
+
+    fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    fn name_of(source: &SequenceRange) -> String {
+        source.name()
+    }
+
+    fn build_for_blend(
+        &self,
+        source: &SequenceRange,
+        report: &mut dyn FnMut(IndexEvent),
+    ) -> Result<GptDataset, DataError> {
+        self.build(source, report)
+    }
+}
+
+impl MidLevelDataset for GptDataset {
+    type Sample = Sample;
+
+    fn size(&self) -> u64 {
+        self.num_samples()
+    }
+
+    fn hash_of_order(&self) -> u64 {
+        self.order_hash()
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, DataError> {
+        self.sample(index)
+    }
+}
+
 impl GptDataset {
     /// The number of times that the sequences are read.
     pub fn num_epochs(&self) -> u64 {
@@ -263,7 +301,7 @@ impl Samples for GptDataset {
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        let num_samples = self.num_samples();
+        let num_samples = self.shuffle_index.rows();
         if index >= num_samples {
             return Err(DataError::NoSample {
                 name: self.source.name(),

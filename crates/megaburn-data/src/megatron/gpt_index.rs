@@ -41,17 +41,17 @@ impl GptIndex<'_> {
         let documents = NpyShape {
             of: NpyType::I32,
             rows: Some(num_documents),
-            is_pairs: false,
+            row_len: 1,
         };
         let samples = NpyShape {
             of: sample_type(num_documents),
             rows: Some(self.epochs.num_samples + 1),
-            is_pairs: true,
+            row_len: 2,
         };
         let shuffle = NpyShape {
             of: shuffle_type(self.epochs.num_samples),
             rows: Some(self.epochs.num_samples),
-            is_pairs: false,
+            row_len: 1,
         };
         Ok([
             ("document_index", documents),

@@ -1,7 +1,9 @@
-//! NumPy's legacy generator, `numpy.random.RandomState`, as far as Megatron-LM shuffles with it.
+//! NumPy's legacy generator, `numpy.random.RandomState`, as far as Megatron-LM draws from it.
 //!
-//! Source: `numpy/random/mtrand.pyx` (`shuffle`), `numpy/random/src/distributions/distributions.c`
-//! (`random_interval`) of NumPy, whose stream of `RandomState` is frozen.
+//! Source: `numpy/random/mtrand.pyx` (`shuffle`, `choice`, `randint`),
+//! `numpy/random/src/distributions/distributions.c` (`random_interval`),
+//! `numpy/random/src/legacy/legacy-distributions.c` (`legacy_random_geometric`) of NumPy, whose
+//! stream of `RandomState` is frozen.
 
 use rand_mt::Mt;
 
@@ -28,6 +30,30 @@ impl RandomState {
                 return drawn & mask;
             }
         }
+    }
+
+    /// A number in `[0, 1)` of 53 bits (`random`).
+    pub(super) fn uniform(&mut self) -> f64 {
+        let high = f64::from(self.0.next_u32() >> 5);
+        let low = f64::from(self.0.next_u32() >> 6);
+        (high * 67_108_864.0 + low) / 9_007_199_254_740_992.0
+    }
+
+    /// An index below `len`, which is at least 1 (`randint(0, len)`).
+    pub(super) fn below(&mut self, len: usize) -> usize {
+        // The number is below `len`, which is a `usize`.
+        self.interval(len as u64 - 1) as usize
+    }
+
+    /// An index of a distribution whose cumulative probabilities are given (`choice`).
+    pub(super) fn choice(&mut self, cumulative: &[f64]) -> usize {
+        let drawn = self.uniform();
+        cumulative.partition_point(|probability| *probability <= drawn)
+    }
+
+    /// The number of trials up to the first success, whose probability is below 1/3 (`geometric`).
+    pub(super) fn geometric(&mut self, probability: f64) -> u64 {
+        ((-self.uniform()).ln_1p() / (1.0 - probability).ln()).ceil() as u64
     }
 
     /// Puts the elements into a random order (Fisher-Yates, from the last element on).

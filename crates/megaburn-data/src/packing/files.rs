@@ -62,7 +62,7 @@ impl PackedFiles {
         let shape = |of, rows| NpyShape {
             of,
             rows,
-            is_pairs: false,
+            row_len: 1,
         };
         let arrays = [
             ("bin_index", shape(NpyType::I64, None)),

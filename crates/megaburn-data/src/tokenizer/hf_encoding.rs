@@ -84,6 +84,10 @@ impl Tokenizer for HfTokenizer {
         self.plain.encoder.token_to_id(token)
     }
 
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        self.plain.encoder.id_to_token(id)
+    }
+
     fn is_special(&self, id: u32) -> bool {
         let added = self.plain.encoder.get_added_vocabulary();
         let token = added.get_added_tokens_decoder().get(&id);

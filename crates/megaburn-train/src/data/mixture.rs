@@ -299,6 +299,9 @@ fn report(event: IndexEvent) {
         IndexEvent::Packing { name } => {
             tracing::info!("packing the documents of {name}");
         }
+        IndexEvent::Mapping { name } => {
+            tracing::info!("dividing the documents of {name} into samples of sentences");
+        }
         IndexEvent::Waiting { folder } => {
             tracing::info!("waiting for an index in {}", folder.display());
         }

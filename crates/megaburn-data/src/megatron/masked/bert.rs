@@ -1,0 +1,351 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{
+    masking::Masking,
+    masking_config::MaskingConfig,
+    pieces::{Pieces, padding, special},
+    sentences::{SentenceSample, SentenceSamples, SentencesConfig},
+};
+use crate::{
+    error::DataError,
+    index_cache::IndexEvent,
+    megatron::{
+        documents::DocumentRange,
+        mid_level::{MidLevelConfig, MidLevelDataset},
+        random::RandomState,
+    },
+    tokenizer::Tokenizer,
+};
+
+/// The label of a position that is not masked.
+const NO_LABEL: i64 = -1;
+
+/// Builds a [`BertDataset`]. The defaults are those of Megatron-LM's `pretrain_bert.py`.
+#[derive(Clone, Debug)]
+pub struct BertDatasetConfig {
+    sentences: SentencesConfig,
+    masking: MaskingConfig,
+    classification_head: bool,
+    /// The spellings of the tokens that begin a sample, end a segment and replace masked tokens.
+    tokens: [String; 3],
+}
+
+/// The samples of Megatron-LM's `BERTMaskedWordPieceDataset`.
+///
+/// A sample has consecutive sentences of a document, which are divided into the segments A and B.
+/// In half of the samples B comes before A. Of the masked tokens 80% are replaced by the mask, 10%
+/// by a random token, and 10% stay. Sample `index` is a function of the seed and `index`.
+#[derive(Debug)]
+pub struct BertDataset {
+    samples: SentenceSamples,
+    seq_len: usize,
+    pieces: Pieces,
+    masking: Masking,
+    classification_head: bool,
+    cls: u32,
+    sep: u32,
+    mask: u32,
+    pad: i64,
+}
+
+/// A sample of BERT. Each vector has the sequence length of the data set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BertSample {
+    /// The tokens `[CLS] A [SEP] B [SEP]` with masks; 0 in place of padding.
+    pub text: Vec<u32>,
+    /// The token types: 1 for B and the `[SEP]` after it, else 0.
+    pub types: Vec<u32>,
+    /// The tokens that were masked, at their positions; elsewhere -1.
+    pub labels: Vec<i64>,
+    /// Whether the segments are in the wrong order: the label of the classification head.
+    pub is_random: bool,
+    /// Whether a position has a token, and no padding.
+    pub padding_mask: Vec<bool>,
+    /// Whether a position counts in the loss, because it was masked.
+    pub loss_mask: Vec<bool>,
+    /// Whether tokens of the sentences were left out.
+    pub truncated: bool,
+}
+
+impl BertDatasetConfig {
+    /// Samples of `seq_len` tokens, of which as many are made as one epoch has. `tokenizer` is the
+    /// one that encoded the data. The mapping of the samples is kept in the folder `cache`, which
+    /// is created if it is missing. It should be on a disk of the host, or on a file system with
+    /// locks.
+    pub fn new(seq_len: usize, tokenizer: Arc<dyn Tokenizer>, cache: impl AsRef<Path>) -> Self {
+        Self {
+            sentences: SentencesConfig::new(seq_len, tokenizer, cache.as_ref()),
+            masking: MaskingConfig::new(0.15),
+            classification_head: true,
+            tokens: ["[CLS]", "[SEP]", "[MASK]"].map(String::from),
+        }
+    }
+
+    /// The seed of the order and of the masks, below 2^31 - 1. Default: 1234, as in Megatron-LM.
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.sentences.seed = seed;
+        self
+    }
+
+    /// Reads the documents as many epochs as this number of samples needs. All samples of the last
+    /// epoch count, so there may be more.
+    pub fn with_num_samples(mut self, num_samples: u64) -> Self {
+        self.sentences.num_samples = Some(num_samples);
+        self
+    }
+
+    /// The probability that a sample is cut to a random length. Default: 0.1, as in Megatron-LM.
+    pub fn with_short_sequence_probability(mut self, probability: f64) -> Self {
+        self.sentences.short_sequence_probability = probability;
+        self
+    }
+
+    /// What is masked. Default: 15% of the tokens, in n-grams of up to 3 whole words.
+    pub fn with_masking(self, masking: MaskingConfig) -> Self {
+        Self { masking, ..self }
+    }
+
+    /// Whether samples have two segments, whose order the classification head predicts. Default:
+    /// true. Without it, as with Megatron-LM's `--bert-no-binary-head`, all sentences are segment
+    /// A.
+    pub fn with_classification_head(self, classification_head: bool) -> Self {
+        Self {
+            classification_head,
+            ..self
+        }
+    }
+
+    /// The spellings of the tokens that begin a sample, end a segment and replace masked tokens.
+    /// Default: `[CLS]`, `[SEP]` and `[MASK]`.
+    pub fn with_tokens(
+        self,
+        cls: impl Into<String>,
+        sep: impl Into<String>,
+        mask: impl Into<String>,
+    ) -> Self {
+        Self {
+            tokens: [cls.into(), sep.into(), mask.into()],
+            ..self
+        }
+    }
+
+    /// Opens the mapping of the samples, which is built if it is not in the folder; `report` is
+    /// called with what happens. One process builds, and others wait for it.
+    ///
+    /// Building needs 4 bytes of memory for each sentence, 16 for each document and 12 for each
+    /// sample.
+    ///
+    /// # Errors
+    /// - A setting is out of its range, or the tokenizer does not have one of the tokens.
+    /// - No document has two sentences, or one without a classification head.
+    /// - The data set is damaged, or files cannot be read or written.
+    pub fn build(
+        &self,
+        source: &DocumentRange,
+        mut report: impl FnMut(IndexEvent),
+    ) -> Result<BertDataset, DataError> {
+        self.masking.check()?;
+        let tokenizer = self.sentences.tokenizer.as_ref();
+        let [cls, sep, mask] = &self.tokens;
+        let cls = special(tokenizer, cls, "begins a sample (cls)")?;
+        let sep = special(tokenizer, sep, "ends a segment (sep)")?;
+        let mask = special(tokenizer, mask, "replaces masked tokens (mask)")?;
+        let pieces = Pieces::new(tokenizer)?;
+        let min_sentences = if self.classification_head { 2 } else { 1 };
+        let samples = self
+            .sentences
+            .build(source, 3, min_sentences, &mut report)?;
+        Ok(BertDataset {
+            samples,
+            seq_len: self.sentences.seq_len,
+            pieces,
+            masking: Masking::new(&self.masking, [Some(cls), Some(sep)]),
+            classification_head: self.classification_head,
+            cls,
+            sep,
+            mask,
+            pad: padding(tokenizer, &[Some(cls), Some(sep), Some(mask)]),
+        })
+    }
+}
+
+impl MidLevelConfig for BertDatasetConfig {
+    type Source = DocumentRange;
+    type Dataset = BertDataset;
+
+    fn with_samples_of(mut self, num_samples: Option<u64>) -> Self {
+        self.sentences.num_samples = num_samples;
+        self
+    }
+
+    fn num_samples(&self) -> Option<u64> {
+        self.sentences.num_samples
+    }
+
+    fn cache(&self) -> &Path {
+        &self.sentences.cache
+    }
+
+    fn name_of(source: &DocumentRange) -> String {
+        source.name()
+    }
+
+    fn build_for_blend(
+        &self,
+        source: &DocumentRange,
+        report: &mut dyn FnMut(IndexEvent),
+    ) -> Result<BertDataset, DataError> {
+        self.build(source, report)
+    }
+}
+
+impl MidLevelDataset for BertDataset {
+    type Sample = BertSample;
+
+    fn size(&self) -> u64 {
+        self.num_samples()
+    }
+
+    fn hash_of_order(&self) -> u64 {
+        self.order_hash()
+    }
+
+    fn read(&self, index: u64) -> Result<BertSample, DataError> {
+        self.sample(index)
+    }
+}
+
+impl BertDataset {
+    /// Number of samples.
+    pub fn num_samples(&self) -> u64 {
+        self.samples.num_samples()
+    }
+
+    /// A hash of what decides the order in addition to the data and the settings: the number of
+    /// epochs.
+    pub fn order_hash(&self) -> u64 {
+        self.samples.order_hash()
+    }
+
+    /// The documents that are read.
+    pub fn source(&self) -> &DocumentRange {
+        self.samples.source()
+    }
+
+    /// Sample `index`.
+    ///
+    /// # Errors
+    /// There is no such sample, files cannot be read, or they hold tokens outside the vocabulary.
+    pub fn sample(&self, index: u64) -> Result<BertSample, DataError> {
+        let SentenceSample {
+            mut sentences,
+            target_len,
+            mut random,
+        } = self.samples.sample(index, &self.pieces)?;
+        let mut pivot = sentences.len();
+        let mut is_random = false;
+        if self.classification_head {
+            pivot = match pivot {
+                0..3 => 1,
+                count => 1 + random.below(count - 1),
+            };
+            is_random = random.uniform() < 0.5;
+        }
+        let second = sentences.split_off(pivot).concat();
+        let mut segments = [sentences.concat(), second];
+        if is_random {
+            segments.reverse();
+        }
+        let [a, b] = segments;
+        let (a, b, truncated) = truncate(&a, &b, target_len, &mut random);
+
+        let mut tokens = [&[self.cls], a, &[self.sep]].concat();
+        let first_of_b = tokens.len();
+        if !b.is_empty() {
+            tokens.extend(b);
+            tokens.push(self.sep);
+        }
+        Ok(self.masked(tokens, first_of_b, target_len, random, is_random, truncated))
+    }
+
+    /// Masks and pads the tokens of a sample.
+    fn masked(
+        &self,
+        mut tokens: Vec<u32>,
+        first_of_b: usize,
+        target_len: usize,
+        mut random: RandomState,
+        is_random: bool,
+        truncated: bool,
+    ) -> BertSample {
+        let original = tokens.clone();
+        let mut loss_mask = vec![false; self.seq_len];
+        let mut labels = vec![NO_LABEL; self.seq_len];
+        let replace = |position: usize, random: &mut RandomState| {
+            loss_mask[position] = true;
+            labels[position] = i64::from(original[position]);
+            tokens[position] = self.replacement(original[position], random);
+        };
+        let pieces = &self.pieces;
+        self.masking
+            .spans(&original, target_len, pieces, &mut random, replace);
+
+        let mut types = vec![0; self.seq_len];
+        types[first_of_b..tokens.len()].fill(1);
+        let is_text = |token: &u32| i64::from(*token) != self.pad;
+        let mut padding_mask: Vec<bool> = tokens.iter().map(is_text).collect();
+        padding_mask.resize(self.seq_len, false);
+        tokens.resize(self.seq_len, 0);
+        // Megatron-LM writes 0 in place of padding, and of labels that look like padding.
+        for (token, is_text) in tokens.iter_mut().zip(&padding_mask) {
+            *token *= u32::from(*is_text);
+        }
+        for label in &mut labels {
+            if *label == self.pad {
+                *label = 0;
+            }
+        }
+        BertSample {
+            text: tokens,
+            types,
+            labels,
+            is_random,
+            padding_mask,
+            loss_mask,
+            truncated,
+        }
+    }
+
+    /// What a masked token becomes.
+    fn replacement(&self, token: u32, random: &mut RandomState) -> u32 {
+        if random.uniform() < 0.8 {
+            return self.mask;
+        }
+        if random.uniform() < 0.5 {
+            return token;
+        }
+        let ids = self.pieces.ids();
+        ids[random.below(ids.len())]
+    }
+}
+
+/// Removes tokens from either end of the longer segment, of B if both have the same length, until
+/// both have `target_len` tokens together. Returns the rest, and whether any were removed.
+fn truncate<'a>(
+    mut a: &'a [u32],
+    mut b: &'a [u32],
+    target_len: usize,
+    random: &mut RandomState,
+) -> (&'a [u32], &'a [u32], bool) {
+    let is_too_long = a.len() + b.len() > target_len;
+    while a.len() + b.len() > target_len {
+        let longer = if a.len() > b.len() { &mut a } else { &mut b };
+        // The longer one is not empty, because both have tokens together.
+        *longer = match random.uniform() < 0.5 {
+            true => &longer[1..],
+            false => &longer[..longer.len() - 1],
+        };
+    }
+    (a, b, is_too_long)
+}

@@ -11,6 +11,7 @@ use super::{
     inputs::InputFile,
     keys::texts_of,
     records::{Batch, Content, Piece, Position, Record, read_batches},
+    sentences::sentences_of,
 };
 use crate::{
     error::DataError,
@@ -34,6 +35,8 @@ pub(super) struct Encoder<'a> {
     pub(super) append_eod: bool,
     /// Whether special tokens are ordinary text, and none are added.
     pub(super) plain_text: bool,
+    /// Whether each text is divided into its sentences.
+    pub(super) split_sentences: bool,
     pub(super) token_type: TokenType,
     /// Whether to keep the texts until they are written.
     pub(super) keep_text: bool,
@@ -228,9 +231,17 @@ impl Encoder<'_> {
     /// As Megatron-LM's `Encoder.encode`: sequences without tokens are left out, and the token that
     /// ends a document belongs to its last sequence. A document without tokens has no end either.
     fn document(self, texts: &[&str]) -> Result<Document, String> {
+        let sentences: Vec<&str>;
+        let sequences = match self.split_sentences {
+            true => {
+                sentences = texts.iter().flat_map(|text| sentences_of(text)).collect();
+                &sentences
+            }
+            false => texts,
+        };
         let ids = match self.plain_text {
-            true => self.tokenizer.encode_batch(texts),
-            false => self.tokenizer.encode_prompts(texts),
+            true => self.tokenizer.encode_batch(sequences),
+            false => self.tokenizer.encode_prompts(sequences),
         };
         let ids = ids.map_err(|error| error.to_string())?;
         let mut document = Document {

@@ -14,6 +14,7 @@ mod long_text;
 mod parquet;
 mod records;
 mod rehash;
+mod sentences;
 #[cfg(test)]
 mod tests;
 mod unpack;
@@ -71,6 +72,7 @@ pub struct PreprocessConfig {
     keys: Keys,
     append_eod: bool,
     plain_text: bool,
+    split_sentences: bool,
     skip_bad: bool,
     num_workers: usize,
     force: bool,
@@ -94,6 +96,7 @@ impl PreprocessConfig {
             keys: Keys::Field("text".into()),
             append_eod: false,
             plain_text: false,
+            split_sentences: false,
             skip_bad: false,
             num_workers: available_parallelism().map_or(1, NonZeroUsize::get),
             force: false,
@@ -127,6 +130,23 @@ impl PreprocessConfig {
     /// ([`Tokenizer::encode_prompt`]).
     pub fn with_plain_text(self, plain_text: bool) -> Self {
         Self { plain_text, ..self }
+    }
+
+    /// Whether each text is divided into its sentences, which become the sequences of the document,
+    /// as [`BertDataset`](crate::BertDataset) and [`T5Dataset`](crate::T5Dataset) need them.
+    /// Sentences end where Unicode Standard Annex 29 says, and at line breaks, and are encoded
+    /// without whitespace around them and as with [`Self::with_plain_text`]. A text is then never
+    /// encoded in pieces.
+    pub fn with_split_sentences(self, split_sentences: bool) -> Self {
+        Self {
+            split_sentences,
+            ..self
+        }
+    }
+
+    /// Whether special tokens in texts are ordinary text.
+    fn is_plain(&self) -> bool {
+        self.plain_text || self.split_sentences
     }
 
     /// Whether to skip and count records that cannot be read, instead of failing. Of a plain text
@@ -181,7 +201,7 @@ impl PreprocessConfig {
             let what = "the number of workers";
             return Err(DataError::Zero { what });
         }
-        if !self.plain_text {
+        if !self.is_plain() {
             tokenizer.check_prompts()?;
         }
         let inputs = Inputs::find(&self.inputs)?;
@@ -225,13 +245,17 @@ impl PreprocessConfig {
         if is_resumed {
             on_event(PreprocessEvent::Resumed(writer.progress.counts));
         }
-        let pieces = tokenizer.pieces(!self.plain_text);
+        let pieces = match self.split_sentences {
+            true => None,
+            false => tokenizer.pieces(!self.plain_text),
+        };
         let encoder = Encoder {
             tokenizer,
             pieces: pieces.as_deref(),
             keys: self.keys.names(),
             append_eod: self.append_eod,
-            plain_text: self.plain_text,
+            plain_text: self.is_plain(),
+            split_sentences: self.split_sentences,
             token_type,
             keep_text: self.text_hash,
         };
@@ -281,15 +305,19 @@ impl PreprocessConfig {
 
     /// Everything that decides what is written.
     fn identity(&self, inputs: &Inputs, tokenizer: &dyn Tokenizer) -> Value {
-        json!({
+        let mut identity = json!({
             "command": "preprocess",
             "fields": self.keys.names(),
             "outputs": outputs_of(self),
             "append_eod": self.append_eod,
-            "plain_text": self.plain_text,
+            "plain_text": self.is_plain(),
             "tokenizer": tokenizer_of(tokenizer),
             "files": inputs.identity(),
-        })
+        });
+        if self.split_sentences {
+            identity["split_sentences"] = true.into();
+        }
+        identity
     }
 
     /// What the file next to a data set, the one of field `index`, says about it.
@@ -306,9 +334,12 @@ impl PreprocessConfig {
             "inputs": inputs.collect::<Vec<_>>(),
             "field": self.keys.names().get(index),
             "append_eod": self.append_eod,
-            "plain_text": self.plain_text,
+            "plain_text": self.is_plain(),
             "tokenizer": tokenizer_of(tokenizer),
         });
+        if self.split_sentences {
+            description["split_sentences"] = true.into();
+        }
         let text_bytes = progress.text_bytes.as_ref();
         if let Some(num_bytes) = text_bytes.and_then(|counts| counts.get(index)) {
             description["text_bytes"] = (*num_bytes).into();

@@ -17,6 +17,7 @@ mod damage;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod pieces;
+mod sentences;
 
 /// A configuration that saves its state after every batch of a few documents.
 fn config(dir: &Path, inputs: &[&str]) -> PreprocessConfig {

@@ -50,6 +50,7 @@ impl InspectArgs {
                 "field",
                 "append_eod",
                 "plain_text",
+                "split_sentences",
                 "tokenizer",
             ] {
                 if !description[name].is_null() {

@@ -41,6 +41,10 @@ pub(in crate::cli) struct PreprocessArgs {
     /// its start. By default they are treated as by Megatron-LM.
     #[arg(long)]
     plain_text: bool,
+    /// Divide each text into its sentences, as BERT and T5 need them. Sentences end where Unicode
+    /// says (UAX 29), and at line breaks; they are encoded as with --plain-text.
+    #[arg(long)]
+    split_sentences: bool,
     /// Threads that encode. Default: one per core.
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
@@ -107,6 +111,7 @@ impl PreprocessArgs {
         let mut config = PreprocessConfig::new(self.inputs, self.out)
             .with_append_eod(self.append_eod)
             .with_plain_text(self.plain_text)
+            .with_split_sentences(self.split_sentences)
             .with_skip_bad(self.on_error == OnError::Skip)
             .with_force(self.force);
         if let Some(workers) = self.workers {

@@ -22,6 +22,30 @@ use crate::{
 const NO_LABEL: i64 = -1;
 
 /// Builds a [`BertDataset`]. The defaults are those of Megatron-LM's `pretrain_bert.py`.
+///
+/// ```
+/// use std::sync::Arc;
+/// use megaburn_data::{BertDatasetConfig, DocumentRange, HfTokenizer, IndexedDataset};
+/// use megaburn_data::PreprocessConfig;
+///
+/// let dir = std::env::temp_dir().join(format!("megaburn-bert-{}", std::process::id()));
+/// std::fs::create_dir_all(&dir).unwrap();
+/// let vocab = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nit\nrain\n##s\n.\n";
+/// std::fs::write(dir.join("vocab.txt"), vocab).unwrap();
+/// std::fs::write(dir.join("a.txt"), "It rains. Rain.").unwrap();
+///
+/// let tokenizer = Arc::new(HfTokenizer::open(dir.join("vocab.txt"))?);
+/// let encoder = PreprocessConfig::new(vec![dir.join("a.txt")], dir.join("a"));
+/// encoder.with_split_sentences(true).run(tokenizer.as_ref(), |_| ())?;
+///
+/// let source = DocumentRange::all(Arc::new(IndexedDataset::open(dir.join("a"))?));
+/// let config = BertDatasetConfig::new(12, tokenizer, dir.join("cache")).with_num_samples(3);
+/// let samples = config.build(&source, |event| eprintln!("{event:?}"))?;
+/// let sample = samples.sample(0)?;
+/// assert_eq!((samples.num_samples(), sample.text[0], sample.text.len()), (3, 2, 12));
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), megaburn_data::DataError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct BertDatasetConfig {
     sentences: SentencesConfig,

@@ -16,12 +16,18 @@ transformers.logging.set_verbosity_error()
 CLASSES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "mistral": "MistralConfig", "mixtral": "MixtralConfig", "qwen2": "Qwen2Config",
            "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig", "deepseek_v2": "DeepseekV2Config", "deepseek_v3": "DeepseekV3Config",
            "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "phi3": "Phi3Config", "olmo2": "Olmo2Config", "olmoe": "OlmoeConfig",
-           "granite": "GraniteConfig", "starcoder2": "Starcoder2Config", "nemotron": "NemotronConfig"}
+           "granite": "GraniteConfig", "starcoder2": "Starcoder2Config", "nemotron": "NemotronConfig", "gpt_neox": "GPTNeoXConfig"}
 # Two models of other sizes: what differs between them is computed.
 MODELS = [dict(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64),
           dict(vocab_size=90, hidden_size=240, intermediate_size=80, num_hidden_layers=3, num_attention_heads=5, max_position_embeddings=32)]
 GPT2 = dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", max_position_embeddings="n_positions")
+# Keys that a class moves into rope_parameters.
+MOVED = {"rope_theta": "rope_theta"}
+GPT_NEOX = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
 EXPRESSIONS = {"num_attention_heads": lambda m: m["num_attention_heads"], "hidden_size / num_attention_heads": lambda m: m["hidden_size"] // m["num_attention_heads"]}
+
+def moved(family):
+    return {"gpt2": {}, "gpt_neox": GPT_NEOX}.get(family, MOVED)
 
 def sizes(family, model):
     if family == "gpt2":
@@ -41,7 +47,7 @@ def meaning(cls, family, key, change):
             return {"refused": True}
         rope = config.get("rope_parameters") or {}
         rope = rope.get("full_attention", rope)  # of Gemma 3, by the kind of a layer
-        found.append(rope.get("rope_theta") if key == "rope_theta" else config.get(key))
+        found.append(rope.get(moved(family)[key]) if key in moved(family) else config.get(key))
     if key == "layer_types":
         return None  # made of the other keys
     if found[0] == found[1]:
@@ -57,11 +63,11 @@ def main():
     for family, name in CLASSES.items():
         cls = getattr(transformers, name)
         own = set(cls().to_dict()) - common - {"rope_parameters", "transformers_version"}
-        own |= {"tie_word_embeddings"} | ({"rope_theta"} if family != "gpt2" else set())
+        own |= {"tie_word_embeddings"} | set(moved(family))
         keys = {}
         for key in sorted(own - (set(sizes(family, MODELS[0])) - {"use_sliding_window"})):
             absent, null = meaning(cls, family, key, {}), meaning(cls, family, key, {key: None})
-            if key == "rope_theta":
+            if key in moved(family):
                 null = {"refused": True}  # the class keeps null, and no model can be made of it
             if isinstance(absent, bool) and null is None:
                 null = False

@@ -298,7 +298,7 @@ impl TensorSource for Checkpoint {
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
         self.read(
             name,
-            &slice_spec(self.global_shape(name)?, 0, rows),
+            &slice_spec(self.global_shape(name)?, 0, [rows]),
             self.dtype(name)?,
         )
     }

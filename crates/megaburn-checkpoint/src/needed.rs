@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn exactly_the_chunks_with_elements_of_the_range_are_needed() {
         let checkpoint = checkpoint();
-        let shard = slice_spec(&[24], 0, 0..24);
+        let shard = slice_spec(&[24], 0, std::iter::once(0..24));
         for (start, end) in [(0, 24), (3, 4), (3, 5), (9, 11), (7, 7), (23, 24), (8, 17)] {
             let mut needed = NeededChunks::default();
             checkpoint.add_needed(&mut needed, "w", &shard, start..end);
@@ -124,7 +124,12 @@ mod tests {
         }
         let mut needed = NeededChunks::default();
         checkpoint.add_needed(&mut needed, "v", &shard, 0..24);
-        checkpoint.add_needed(&mut needed, "w", &slice_spec(&[25], 0, 0..25), 0..25);
+        checkpoint.add_needed(
+            &mut needed,
+            "w",
+            &slice_spec(&[25], 0, std::iter::once(0..25)),
+            0..25,
+        );
         assert_eq!(needed, NeededChunks::default());
     }
 }

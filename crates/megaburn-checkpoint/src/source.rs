@@ -80,23 +80,32 @@ impl<T: TensorSource + ?Sized> TensorSource for &T {
     }
 }
 
-/// A shard spec for any range of one dimension, independent of ranks.
+/// A shard spec for any ranges of one dimension, one after another, independent of ranks.
 ///
 /// # Panics
-/// If the tensor does not have this range.
-pub(crate) fn slice_spec(shape: &[usize], dim: usize, global: Range<usize>) -> ShardSpec {
+/// If the tensor does not have one of the ranges.
+pub(crate) fn slice_spec(
+    shape: &[usize],
+    dim: usize,
+    ranges: impl IntoIterator<Item = Range<usize>>,
+) -> ShardSpec {
     let len = shape.get(dim).copied().unwrap_or(1);
-    assert!(
-        global.start <= global.end && global.end <= len,
-        "range {global:?} is out of bounds for {len} elements"
-    );
-    let local_len = global.len();
-    let pieces = vec![ShardPiece {
-        global,
-        local: 0..local_len,
-        replica: 0,
-        replicas: 1,
-    }];
+    let mut local_len = 0;
+    let piece = |global: Range<usize>| {
+        assert!(
+            global.start <= global.end && global.end <= len,
+            "range {global:?} is out of bounds for {len} elements"
+        );
+        let start = local_len;
+        local_len += global.len();
+        ShardPiece {
+            global,
+            local: start..local_len,
+            replica: 0,
+            replicas: 1,
+        }
+    };
+    let pieces = ranges.into_iter().map(piece).collect();
     ShardSpec {
         global_shape: shape.to_vec(),
         axis: Axis::Tp,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use megaburn_mesh::{ShardPlan, ShardSpec};
 
-use crate::{decoder::DecoderConfig, error::ModelError};
+use crate::{decoder::DecoderConfig, error::ModelError, families::Family};
 
 /// One line of a family's key map: the tensors from which a parameter is assembled. `*` is the
 /// number of the layer, a second `*` the number of the expert.
@@ -20,6 +20,8 @@ pub struct Key {
 enum Theirs {
     One(&'static str),
     Many(&'static [&'static str]),
+    /// Queries, keys and values in one tensor, by groups of heads.
+    Grouped(&'static str),
 }
 
 impl Key {
@@ -62,6 +64,19 @@ impl Key {
         }
     }
 
+    /// Queries, keys and values in one tensor of PyTorch's `Linear` (weights or biases), stored by
+    /// groups: the query heads that share a key/value head, then their key, then their value. With
+    /// as many key/value heads as query heads, these are the query, the key and the value of each
+    /// head.
+    pub const fn grouped_qkv(ours: &'static str, theirs: &'static str) -> Self {
+        Self {
+            ours,
+            theirs: Theirs::Grouped(theirs),
+            transposed: true,
+            is_buffer: false,
+        }
+    }
+
     /// The names of the tensors, if this line matches the parameter at `path`.
     fn names(&self, path: &str) -> Option<Vec<String>> {
         let ours = self.ours.split('.');
@@ -81,7 +96,7 @@ impl Key {
             }
         }
         let names = match &self.theirs {
-            Theirs::One(name) => std::slice::from_ref(name),
+            Theirs::One(name) | Theirs::Grouped(name) => std::slice::from_ref(name),
             Theirs::Many(names) => names,
         };
         let put = |name: String, number: &&str| name.replacen('*', number, 1);
@@ -91,6 +106,19 @@ impl Key {
                 .map(|name| numbers.iter().fold(name.to_string(), put))
                 .collect(),
         )
+    }
+}
+
+impl Family {
+    /// The name of the output projection, which the folder of a tied model may contain in addition
+    /// to the embedding.
+    pub(crate) fn head_name(self) -> &'static str {
+        let mut keys = self.spec().keys.iter().copied().flatten();
+        let found = keys.find_map(|key| match key.theirs {
+            Theirs::One(name) if key.ours == "head.weight" => Some(name),
+            _ => None,
+        });
+        found.expect("every family names its output projection")
     }
 }
 
@@ -115,8 +143,15 @@ pub struct HfParam {
 pub struct HfPart {
     /// The name of the tensor.
     pub name: String,
-    /// Its range in the last dimension of the parameter.
-    pub columns: Range<usize>,
+    /// Its ranges in the last dimension of the parameter, in the order of the tensor.
+    pub columns: Vec<Range<usize>>,
+}
+
+impl HfPart {
+    /// The number of the parameter's columns that the tensor holds.
+    pub fn num_columns(&self) -> usize {
+        self.columns.iter().map(Range::len).sum()
+    }
 }
 
 impl HfParam {
@@ -167,6 +202,7 @@ impl DecoderConfig {
         let (
             names,
             &Key {
+                theirs,
                 transposed,
                 is_buffer,
                 ..
@@ -178,12 +214,13 @@ impl DecoderConfig {
         let shape = whole.global_shape.clone();
         let last = shape.len() - 1;
         // In a group of one rank, the pieces along the last dimension are the fused parts.
-        let stretches: Vec<Range<usize>> = match names.len() {
-            1 => std::iter::once(0..shape[last]).collect(),
+        let stretches: Vec<Vec<Range<usize>>> = match theirs {
+            Theirs::Grouped(_) => vec![self.grouped_qkv()],
+            _ if names.len() == 1 => vec![std::iter::once(0..shape[last]).collect()],
             _ => whole
                 .pieces
                 .iter()
-                .map(|piece| piece.global.clone())
+                .map(|piece| vec![piece.global.clone()])
                 .collect(),
         };
         assert_eq!(
@@ -202,5 +239,17 @@ impl DecoderConfig {
             transposed,
             is_buffer,
         })
+    }
+
+    /// The columns of all queries, keys and values in the order of [`Key::grouped_qkv`].
+    fn grouped_qkv(&self) -> Vec<Range<usize>> {
+        let queries = self.heads / self.kv_heads * self.head_dim;
+        let keys = self.heads * self.head_dim;
+        let values = keys + self.kv_heads * self.head_dim;
+        let group = |group: usize| {
+            [(0, queries), (keys, self.head_dim), (values, self.head_dim)]
+                .map(|(start, len)| start + group * len..start + (group + 1) * len)
+        };
+        (0..self.kv_heads).flat_map(group).collect()
     }
 }

@@ -4,6 +4,7 @@
 mod dir;
 mod json;
 mod read;
+mod rectangles;
 mod safetensors;
 mod tensor;
 mod torch;

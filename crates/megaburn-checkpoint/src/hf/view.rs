@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, slice::from_ref};
 
 use burn::tensor::{DType, TensorData};
 
@@ -25,8 +25,9 @@ pub struct HfEntry {
     pub name: String,
     /// The name of the checkpoint's tensor.
     pub tensor: String,
-    /// The range of the last dimension of the checkpoint's tensor.
-    pub columns: Range<usize>,
+    /// The ranges of the last dimension of the checkpoint's tensor that it contains, one after
+    /// another.
+    pub columns: Vec<Range<usize>>,
     /// Whether the last two dimensions are swapped; vectors are never transposed.
     pub transposed: bool,
 }
@@ -58,8 +59,10 @@ impl<'a> HfView<'a> {
                     why,
                 })
             };
-            if columns.start > columns.end || columns.end > shape.last().copied().unwrap_or(1) {
-                return refuse(format!("columns {columns:?} are out of range"));
+            let width = shape.last().copied().unwrap_or(1);
+            let is_in = |range: &&Range<usize>| range.start <= range.end && range.end <= width;
+            if let Some(range) = columns.iter().find(|range| !is_in(range)) {
+                return refuse(format!("columns {range:?} are out of range"));
             }
             if known.contains_key(&name) {
                 return refuse("another tensor already has this name".into());
@@ -82,7 +85,7 @@ impl TensorSource for HfView<'_> {
         let header = |(entry, dtype, shape): &(HfEntry, DType, Vec<usize>)| {
             let mut shape = shape.clone();
             if let Some(len) = shape.last_mut() {
-                *len = entry.columns.len();
+                *len = total(&entry.columns);
             }
             let shape = swapped(&shape, entry.transposed);
             TensorHeader {
@@ -111,18 +114,18 @@ impl TensorSource for HfView<'_> {
             transposed,
             ..
         } = entry;
-        let read = |dim, range| {
+        let read = |dim, ranges| {
             self.checkpoint
-                .read(tensor, &slice_spec(shape, dim, range), *dtype)
+                .read(tensor, &slice_spec(shape, dim, ranges), *dtype)
         };
-        let shifted = columns.start + rows.start..columns.start + rows.end;
         match shape.as_slice() {
-            [] => read(0, rows),
-            [_] => read(0, shifted),
+            [] => read(0, vec![rows]),
+            [_] => read(0, part(columns, rows)),
             // The rows requested are columns of the stored tensor; only those are read.
             [len, _] if *transposed => {
-                let data = read(1, shifted)?;
-                arranged(&data, (*len, rows.len()), 0..rows.len(), true)
+                let all = 0..rows.len();
+                let data = read(1, part(columns, rows))?;
+                arranged(&data, (*len, all.len()), from_ref(&all), true)
             }
             [.., num_rows, num_cols] => {
                 let num_rows = if shape.len() == 2 {
@@ -130,52 +133,76 @@ impl TensorSource for HfView<'_> {
                 } else {
                     *num_rows
                 };
-                let data = read(0, rows)?;
-                if !*transposed && *columns == (0..*num_cols) {
+                let data = read(0, vec![rows])?;
+                if !*transposed && columns.as_slice() == from_ref(&(0..*num_cols)) {
                     Ok(data)
                 } else {
-                    arranged(&data, (num_rows, *num_cols), columns.clone(), *transposed)
+                    arranged(&data, (num_rows, *num_cols), columns, *transposed)
                 }
             }
         }
     }
 }
 
-/// Selects `columns` of consecutive matrices and, with `transposed`, transposes each.
+/// The length of all ranges together.
+fn total(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(Range::len).sum()
+}
+
+/// The ranges at positions `of` of the elements that `ranges` name, one after another.
+fn part(ranges: &[Range<usize>], of: Range<usize>) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let held = |range: &Range<usize>| {
+        let start = end;
+        end += range.len();
+        let from = of.start.clamp(start, end) - start;
+        let to = of.end.clamp(start, end) - start;
+        (from < to).then(|| range.start + from..range.start + to)
+    };
+    ranges.iter().filter_map(held).collect()
+}
+
+/// Selects `columns` of consecutive matrices, one after another, and with `transposed` transposes
+/// each matrix.
 fn arranged(
     data: &TensorData,
     (rows, cols): (usize, usize),
-    columns: Range<usize>,
+    columns: &[Range<usize>],
     transposed: bool,
 ) -> Result<TensorData, CheckpointError> {
     let dtype = data.dtype();
     let source = data.as_bytes();
     let copy = MatrixCopy::new(dtype, dtype).expect("every type converts to itself");
     let mut shape = data.shape().to_vec();
+    let width = total(columns);
     *shape
         .last_mut()
-        .expect("the tensor has at least one dimension") = columns.len();
-    let width = columns.len();
+        .expect("the tensor has at least one dimension") = width;
     let outer = data.num_elements().checked_div(rows * cols).unwrap_or(0);
     filled(swapped(&shape, transposed), dtype, |dest| {
         for matrix in 0..outer {
-            let from = MatrixBlock {
-                start: matrix * rows * cols + columns.start,
-                stride: cols,
-            };
-            let start = matrix * rows * width;
-            if transposed {
-                let to = MatrixBlock {
-                    start,
-                    stride: rows,
+            let mut before = 0;
+            for range in columns {
+                let num_cols = range.len();
+                let from = MatrixBlock {
+                    start: matrix * rows * cols + range.start,
+                    stride: cols,
                 };
-                copy.transposed((source, from), (dest, to), (width, rows));
-            } else {
-                let to = MatrixBlock {
-                    start,
-                    stride: width,
-                };
-                copy.straight((source, from), (dest, to), (rows, width));
+                let start = matrix * rows * width;
+                if transposed {
+                    let to = MatrixBlock {
+                        start: start + before * rows,
+                        stride: rows,
+                    };
+                    copy.transposed((source, from), (dest, to), (num_cols, rows));
+                } else {
+                    let to = MatrixBlock {
+                        start: start + before,
+                        stride: width,
+                    };
+                    copy.straight((source, from), (dest, to), (rows, num_cols));
+                }
+                before += num_cols;
             }
         }
         Ok(())

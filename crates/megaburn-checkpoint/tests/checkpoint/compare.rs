@@ -216,7 +216,7 @@ fn checkpoints_of_two_layouts_are_identical_and_of_two_steps_are_not() {
     let entry = |name: &str, tensor: &str, columns| HfEntry {
         name: name.into(),
         tensor: tensor.into(),
-        columns,
+        columns: vec![columns],
         transposed: true,
     };
     let refused = |entries| HfView::new(&a, entries).unwrap_err().to_string();

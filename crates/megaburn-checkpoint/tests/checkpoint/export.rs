@@ -156,8 +156,9 @@ impl Param {
     fn entries(&self) -> Vec<HfEntry> {
         let mut end = 0;
         let entry = |(name, width): &(&str, usize)| {
-            let columns = end..end + width;
-            end = columns.end;
+            let range = end..end + width;
+            end = range.end;
+            let columns = vec![range];
             let (name, tensor) = (name.to_string(), self.name.to_string());
             HfEntry {
                 name,

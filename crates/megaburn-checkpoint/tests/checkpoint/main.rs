@@ -13,6 +13,7 @@ mod export;
 mod failures;
 mod fetched;
 mod hf_errors;
+mod hf_order;
 mod hf_read;
 mod hosts;
 mod inventory;

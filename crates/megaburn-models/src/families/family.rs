@@ -50,11 +50,14 @@ pub enum Family {
     Starcoder2,
     /// Nemotron-3 and 4, Minitron.
     Nemotron,
+    /// GPT-NeoX and Pythia.
+    #[serde(rename = "gpt_neox")]
+    GptNeox,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -72,6 +75,7 @@ impl Family {
         Self::Granite,
         Self::Starcoder2,
         Self::Nemotron,
+        Self::GptNeox,
     ];
 }
 

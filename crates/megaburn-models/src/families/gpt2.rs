@@ -132,31 +132,37 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         head_dim: hidden / heads,
         max_seq_len: json.size("n_positions")?,
         norm_eps: json.number("layer_norm_epsilon")?,
-        activation: activation(&json.text("activation_function")?)?,
+        activation: activation(json, "activation_function")?,
         tied: json.flag("tie_word_embeddings")?,
         ..template()
     })
 }
 
-fn activation(name: &str) -> Result<Activation, String> {
-    match name {
-        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+/// Reads the activation function at `key`. GPT-NeoX has the same names.
+pub(super) fn activation(json: &HfJson<'_>, key: &str) -> Result<Activation, String> {
+    let name = json.text(key)?;
+    match name.as_str() {
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
         "gelu" => Ok(Activation::Gelu),
         "relu" => Ok(Activation::Relu),
         _ => Err(format!(
-            "`activation_function` is {name}; gelu_new, gelu_pytorch_tanh, gelu and relu are \
-             supported"
+            "`{key}` is {name}; gelu_new, gelu_fast, gelu_pytorch_tanh, gelu and relu are supported"
         )),
+    }
+}
+
+/// The inverse of [`activation`].
+pub(super) fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Gelu => "gelu",
+        Activation::Relu => "relu",
+        _ => "gelu_new",
     }
 }
 
 fn write(config: &DecoderConfig) -> Value {
     json!({
-        "activation_function": match config.activation {
-            Activation::Gelu => "gelu",
-            Activation::Relu => "relu",
-            _ => "gelu_new",
-        },
+        "activation_function": activation_name(config.activation),
         "n_embd": config.hidden,
         "n_inner": config.ffn,
         "n_layer": config.layers,

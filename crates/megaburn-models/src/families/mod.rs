@@ -11,6 +11,7 @@ mod family;
 mod gemma2;
 mod gemma3;
 mod gpt2;
+mod gpt_neox;
 mod granite;
 mod json;
 mod llama;
@@ -85,6 +86,7 @@ impl Family {
             Self::Granite => &granite::SPEC,
             Self::Starcoder2 => &starcoder2::SPEC,
             Self::Nemotron => &nemotron::SPEC,
+            Self::GptNeox => &gpt_neox::SPEC,
         }
     }
 

@@ -33,6 +33,20 @@ impl HfJson<'_> {
     /// # Errors
     /// As [`rotary`](Self::rotary).
     pub fn partial_rotary(&self, percent: f64) -> Result<Rotary, String> {
+        self.rotary_named("rope_theta", "partial_rotary_factor", percent)
+    }
+
+    /// As [`partial_rotary`](Self::partial_rotary), for a family whose keys outside of
+    /// `rope_parameters` are named `base` and `part`.
+    ///
+    /// # Errors
+    /// As [`rotary`](Self::rotary).
+    pub(super) fn rotary_named(
+        &self,
+        base: &str,
+        part: &str,
+        percent: f64,
+    ) -> Result<Rotary, String> {
         let absent = Value::Object(Map::new());
         let found = ["rope_scaling", "rope_parameters"]
             .into_iter()
@@ -48,13 +62,11 @@ impl HfJson<'_> {
         let inner = HfJson::new(rope, &[]);
         let percent = match inner.optional_number("partial_rotary_factor")? {
             Some(inside) => inside,
-            None => self
-                .optional_number("partial_rotary_factor")?
-                .unwrap_or(percent),
+            None => self.optional_number(part)?.unwrap_or(percent),
         };
         let theta = match inner.optional_number("rope_theta")? {
             Some(theta) => theta,
-            None => self.number("rope_theta")?,
+            None => self.number(base)?,
         };
         let scaling = self.rope_scaling(inner)?;
         Ok(Rotary {

@@ -1,5 +1,6 @@
 mod deepseek;
 mod defaults;
+mod gpt_neox;
 mod parts;
 mod sizes;
 mod unread;
@@ -8,7 +9,9 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
+use crate::decoder::BlockOrder;
 use megaburn_kernels::RopeScaling;
+use megaburn_parallel::Activation;
 
 fn read_text(text: &str) -> Result<DecoderConfig, String> {
     read(&serde_json::from_str(text).unwrap())
@@ -107,6 +110,7 @@ fn yarn_means_what_transformers_means(
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}"#,
     8_190_735_360
 )]
+#[case::pythia_160m(gpt_neox::PYTHIA_160M, 162_322_944)]
 fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] params: usize) {
     let config = read_text(json).unwrap();
     assert_eq!(config.whole_plan().unwrap().num_global(), params);
@@ -146,6 +150,14 @@ fn what_is_written_is_read_again() {
         ..Family::Llama.template()
     };
     assert_eq!(read(&biased.to_hf()).unwrap(), biased);
+    let serial = DecoderConfig {
+        block_order: BlockOrder::Serial,
+        activation: Activation::GeluTanh,
+        qkv_bias: false,
+        output_bias: false,
+        ..Family::GptNeox.template()
+    };
+    assert_eq!(read(&serial.to_hf()).unwrap(), serial);
 }
 
 #[test]

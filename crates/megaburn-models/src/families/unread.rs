@@ -29,6 +29,7 @@ const CHANGING: &[(&str, Meaning)] = &[
     // StarCoder2.
     ("mlp_type", Meaning::Text("default")),
     ("norm_type", Meaning::Text("layer_norm")),
+    ("rotary_pct", Meaning::Number(1.0)),
 ];
 
 /// Keys that all families read except those with learned positions.
@@ -45,6 +46,7 @@ const ROTARY: [&str; 5] = [
 const HARMLESS: &[&str] = &[
     "architectures",
     "attention_dropout",
+    "attention_probs_dropout_prob",
     "attn_implementation",
     "attn_pdrop",
     "aux_loss_alpha",
@@ -52,13 +54,17 @@ const HARMLESS: &[&str] = &[
     "bad_words_ids",
     "cache_implementation",
     "chunk_size_feed_forward",
+    "classifier_dropout",
     "do_sample",
     "dtype",
     "embd_pdrop",
     "embedding_dropout",
     "ep_size",
+    "hidden_dropout",
+    "hidden_dropout_prob",
     "id2label",
     "initializer_range",
+    "is_decoder",
     "label2id",
     "length_penalty",
     "max_length",

@@ -7,20 +7,21 @@ use megaburn_checkpoint::{CheckpointError, HfDir};
 use super::mtp::{Copied, predicts};
 use crate::{decoder::DecoderConfig, error::ModelError, hf::HfParam};
 
-/// The output projection, which the folder of a tied model may contain in addition to the
-/// embedding.
-const HEAD: &str = "lm_head.weight";
-
 /// Whether a folder with tied embeddings contains a head that differs from the embedding.
 /// Transformers does not tie them in this case.
 ///
 /// # Errors
 /// One of the two tensors cannot be read.
-pub(super) fn has_own_head(dir: &HfDir, params: &[HfParam]) -> Result<bool, CheckpointError> {
+pub(super) fn has_own_head(
+    dir: &HfDir,
+    config: &DecoderConfig,
+    params: &[HfParam],
+) -> Result<bool, CheckpointError> {
+    let head = config.family.head_name();
     let embedding = params.iter().find(|param| param.path == "embedding.weight");
     let embedding = embedding.map(|param| param.parts[0].name.as_str());
-    match embedding.filter(|name| dir.header(name).is_some() && dir.header(HEAD).is_some()) {
-        Some(embedding) => Ok(!dir.are_equal(HEAD, embedding)?),
+    match embedding.filter(|name| dir.header(name).is_some() && dir.header(head).is_some()) {
+        Some(embedding) => Ok(!dir.are_equal(head, embedding)?),
         None => Ok(false),
     }
 }
@@ -44,7 +45,7 @@ pub(super) fn check_tensors(
             let mut shape = param.shape.clone();
             *shape
                 .last_mut()
-                .expect("a parameter has at least one dimension") = part.columns.len();
+                .expect("a parameter has at least one dimension") = part.num_columns();
             if param.transposed {
                 shape.reverse();
             }
@@ -66,7 +67,7 @@ pub(super) fn check_tensors(
     let constants = config.family.spec().constants;
     let ignored = |name: &str| {
         constants.iter().any(|end| name.ends_with(end))
-            || (config.tied && name == HEAD)
+            || (config.tied && name == config.family.head_name())
             || has_mtp_head(dir, config, name)
     };
     match dir

@@ -26,7 +26,7 @@ pub use open::open_tensors;
 use crate::{
     decoder::{Decoder, DecoderConfig},
     error::ModelError,
-    hf::HfParam,
+    hf::{HfParam, HfPart},
 };
 
 /// An opened model: its configuration and its weights. Each rank reads only the weights that it
@@ -186,7 +186,12 @@ impl ModelSource {
     ) -> Result<TensorData, ModelError> {
         let param = self.param(path)?;
         Ok(match &self.weights {
-            Weights::Hf(dir) => dir.read_shard(&param.names(), param.transposed, shard, dtype)?,
+            Weights::Hf(dir) => match param.parts.as_slice() {
+                [HfPart { name, columns }] if columns.len() > 1 => {
+                    dir.read_shard_in_order(name, columns, param.transposed, shard, dtype)?
+                }
+                _ => dir.read_shard(&param.names(), param.transposed, shard, dtype)?,
+            },
             Weights::Checkpoint(checkpoint) => {
                 let name = format!("{PREFIX}{path}");
                 let dtype = dtype.map_or_else(|| checkpoint.dtype(&name), Ok)?;

@@ -117,7 +117,7 @@ impl ModelSource {
         let prefix = config.family.spec().optional_prefix;
         let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let mut params = named_params(&config, bare)?;
-        if config.tied && has_own_head(&dir, &params)? {
+        if config.tied && has_own_head(&dir, &config, &params)? {
             config.tied = false;
             params = named_params(&config, bare)?;
         }

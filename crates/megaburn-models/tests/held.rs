@@ -251,6 +251,7 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
 fn a_model_with_experts_holds_what_the_formula_says(
     #[values(
         Family::Mixtral,
+        Family::Qwen2Moe,
         Family::Qwen3Moe,
         Family::DeepseekV2,
         Family::DeepseekV3

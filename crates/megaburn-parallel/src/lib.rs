@@ -79,7 +79,7 @@ pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
     BalanceChoice, Capacity, CapacityScope, Dispatcher, DropPolicy, ExpertGroups, ExpertLoad,
     ExpertMlp, LoadBalance, LoadCounts, Moe, MoeConfig, MoeOptions, QUANTILE_BINS, Router,
-    quantile_biases,
+    SharedGate, quantile_biases,
 };
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;

@@ -242,6 +242,12 @@ impl ActivationMemory {
         if let Some(ffn) = experts.shared_ffn {
             terms.extend(self.of_mlp(self.tokens(), ffn / self.tp));
         }
+        if experts.shared_gate {
+            terms.extend([
+                ("output of the shared expert", e * hidden * r),
+                ("gate of the shared expert", 2 * e * r),
+            ]);
+        }
         terms
     }
 

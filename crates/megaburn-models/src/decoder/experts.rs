@@ -1,7 +1,10 @@
 use megaburn_parallel::{ExpertGroups, MoeConfig};
 use serde::{Deserialize, Serialize};
 
-use super::limits::{LARGEST, MOST_EXPERTS};
+use super::{
+    limits::{LARGEST, MOST_EXPERTS},
+    parts::is_default,
+};
 use crate::error::ModelError;
 
 /// The experts of a model's layers.
@@ -17,6 +20,10 @@ pub struct Experts {
     /// Features inside the shared expert, which every token uses; `None` if there is no shared
     /// expert.
     pub shared_ffn: Option<usize>,
+    /// Whether the shared expert's output is multiplied by a gate, the sigmoid of one logit per
+    /// token (Qwen2-MoE; Megatron's `--moe-shared-expert-gate`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub shared_gate: bool,
     /// Whether the router's scores are a sigmoid of the logits in place of a softmax.
     pub sigmoid: bool,
     /// Whether the weights of a token's experts are normalised to sum to one.
@@ -41,6 +48,7 @@ impl Experts {
             top_k,
             ffn,
             shared_ffn: None,
+            shared_gate: false,
             sigmoid: false,
             normalise: true,
             scale: 1.0,
@@ -71,6 +79,11 @@ impl Experts {
             .find(|(_, size)| !(1..=LARGEST).contains(size))
         {
             return refuse(format!("{name} is {size}, which is out of range"));
+        }
+        if self.shared_gate && self.shared_ffn.is_none() {
+            return refuse(
+                "`shared_gate` is true, but there is no shared expert: set `shared_ffn`".into(),
+            );
         }
         if num.saturating_mul(layers) > MOST_EXPERTS {
             return refuse(format!(
@@ -113,6 +126,7 @@ impl Experts {
     pub(super) fn layer(&self, d_model: usize) -> MoeConfig {
         MoeConfig::new(d_model, self.ffn, self.num, self.top_k)
             .with_shared_ffn(self.shared_ffn)
+            .with_shared_gate(self.shared_gate)
             .with_sigmoid(self.sigmoid)
             .with_normalise(self.normalise)
             .with_scale(self.scale)

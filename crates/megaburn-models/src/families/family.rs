@@ -53,11 +53,14 @@ pub enum Family {
     /// GPT-NeoX and Pythia.
     #[serde(rename = "gpt_neox")]
     GptNeox,
+    /// Qwen1.5 and Qwen2 mixture-of-experts models.
+    #[serde(rename = "qwen2_moe")]
+    Qwen2Moe,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -76,6 +79,7 @@ impl Family {
         Self::Starcoder2,
         Self::Nemotron,
         Self::GptNeox,
+        Self::Qwen2Moe,
     ];
 }
 

@@ -22,6 +22,7 @@ mod olmo2;
 mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod rotary;
@@ -87,6 +88,7 @@ impl Family {
             Self::Starcoder2 => &starcoder2::SPEC,
             Self::Nemotron => &nemotron::SPEC,
             Self::GptNeox => &gpt_neox::SPEC,
+            Self::Qwen2Moe => &qwen2_moe::SPEC,
         }
     }
 

@@ -17,7 +17,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-fn template() -> DecoderConfig {
+pub(super) fn template() -> DecoderConfig {
     DecoderConfig {
         family: Family::Qwen2,
         qkv_bias: true,

@@ -76,19 +76,9 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         Some(num) => num,
         None => json.size("num_local_experts")?,
     };
-    let step = json.size("decoder_sparse_step")?;
-    let mut dense_layers = json.sizes("mlp_only_layers")?;
-    if step == 0 || num == 0 {
-        return Err(format!(
-            "`decoder_sparse_step` {step} and `num_experts` {num} yield no experts"
-        ));
-    }
-    dense_layers.extend((0..sizes.layers).filter(|layer| (layer + 1) % step != 0));
-    dense_layers.sort_unstable();
-    dense_layers.dedup();
     let experts = Experts {
         normalise: json.flag("norm_topk_prob")?,
-        dense_layers,
+        dense_layers: dense_layers(json, sizes.layers, num)?,
         ..Experts::new(
             num,
             json.size("num_experts_per_tok")?,
@@ -102,6 +92,26 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         experts: Some(experts),
         ..sizes
     })
+}
+
+/// The layers that have an MLP, by `mlp_only_layers` and `decoder_sparse_step`. Qwen2-MoE has the
+/// same keys.
+pub(super) fn dense_layers(
+    json: &HfJson<'_>,
+    layers: usize,
+    num_experts: usize,
+) -> Result<Vec<usize>, String> {
+    let step = json.size("decoder_sparse_step")?;
+    let mut dense_layers = json.sizes("mlp_only_layers")?;
+    if step == 0 || num_experts == 0 {
+        return Err(format!(
+            "`decoder_sparse_step` {step} and `num_experts` {num_experts} yield no experts"
+        ));
+    }
+    dense_layers.extend((0..layers).filter(|layer| (layer + 1) % step != 0));
+    dense_layers.sort_unstable();
+    dense_layers.dedup();
+    Ok(dense_layers)
 }
 
 fn write(config: &DecoderConfig) -> Value {

@@ -110,6 +110,15 @@ fn yarn_means_what_transformers_means(
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}"#,
     8_190_735_360
 )]
+#[case::qwen1_5_moe_a2_7b(
+    r#"{"architectures": ["Qwen2MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
+        "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "max_position_embeddings": 8192, "max_window_layers": 21,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+        "num_experts": 60, "num_experts_per_tok": 4, "decoder_sparse_step": 1,
+        "norm_topk_prob": false, "use_sliding_window": false, "sliding_window": 32768}"#,
+    14_315_784_192
+)]
 #[case::pythia_160m(gpt_neox::PYTHIA_160M, 162_322_944)]
 fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] params: usize) {
     let config = read_text(json).unwrap();
@@ -162,8 +171,8 @@ fn what_is_written_is_read_again() {
 
 #[test]
 fn a_window_covers_the_layers_that_the_config_says() {
-    let qwen = |json: Value| {
-        let mut all = Family::Qwen2.template().to_hf();
+    let windows = |family: Family, json: Value| {
+        let mut all = family.template().to_hf();
         all.as_object_mut().unwrap().remove("layer_types");
         all.as_object_mut()
             .unwrap()
@@ -174,9 +183,36 @@ fn a_window_covers_the_layers_that_the_config_says() {
             .collect::<Vec<_>>()
     };
     let on = json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 3});
-    assert_eq!(qwen(on), [None, None, None, Some(9)]);
+    let expected = [None, None, None, Some(9)];
+    assert_eq!(windows(Family::Qwen2, on.clone()), expected);
+    let expected = [Some(9), None, Some(9), None];
+    assert_eq!(windows(Family::Qwen2Moe, on.clone()), expected);
+    let mut first = on;
+    first["max_window_layers"] = 1.into();
+    let expected = [Some(9), None, None, None];
+    assert_eq!(windows(Family::Qwen2Moe, first), expected);
     let off = json!({"use_sliding_window": false, "sliding_window": 9, "max_window_layers": 0});
-    assert_eq!(qwen(off), [None; 4]);
+    assert_eq!(windows(Family::Qwen2, off.clone()), [None; 4]);
+    assert_eq!(windows(Family::Qwen2Moe, off), [None; 4]);
+}
+
+#[test]
+fn a_gate_without_a_shared_expert_is_refused() {
+    let mut config = Family::Qwen2Moe.template();
+    config.experts.as_mut().unwrap().shared_ffn = None;
+    let error = config.validate().unwrap_err().to_string();
+    assert!(error.contains("there is no shared expert"), "{error}");
+    // Another family's `config.json` cannot express the gate.
+    let mut mixtral = Family::Mixtral.template();
+    let experts = mixtral.experts.as_mut().unwrap();
+    experts.shared_ffn = Some(12);
+    experts.shared_gate = true;
+    mixtral.validate().unwrap();
+    let error = mixtral.check_sayable().unwrap_err().to_string();
+    assert!(
+        error.contains("`experts`") && error.contains("cannot express"),
+        "{error}"
+    );
 }
 
 #[rstest]

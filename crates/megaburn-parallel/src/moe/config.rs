@@ -2,7 +2,9 @@ use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_kernels::{RouterGroups, RouterOptions, RouterScores};
 use megaburn_mesh::{Axis, FusedPart};
 
-use super::{ExpertGroups, ExpertMlp, Moe, MoeOptions, MoeParts, Router, router::RouterParts};
+use super::{
+    ExpertGroups, ExpertMlp, Moe, MoeOptions, MoeParts, Router, SharedGate, router::RouterParts,
+};
 use crate::{
     error::ParallelError,
     init::named,
@@ -24,6 +26,9 @@ pub struct MoeConfig {
     /// Features of the hidden layer of the shared expert, which every token uses; `None` has no
     /// shared expert.
     pub shared_ffn: Option<usize>,
+    /// Whether the output of the shared expert is multiplied by a gate of each token.
+    #[config(default = false)]
+    pub shared_gate: bool,
     /// The function between an expert's matrices.
     #[config(default = "Activation::SwiGlu")]
     pub activation: Activation,
@@ -50,7 +55,7 @@ pub struct MoeConfig {
     /// Whether backward recomputes the experts' activation instead of keeping its output.
     #[config(default = false)]
     pub recompute: bool,
-    /// Initializer of the router and the up (and gate) matrices.
+    /// Initializer of the router, the gate of the shared expert, and the up (and gate) matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
     /// Initializer of the down matrices.
@@ -88,12 +93,24 @@ impl MoeConfig {
             .shared_ffn
             .map(|d_ffn| self.shared(d_ffn, &groups, device))
             .transpose()?;
+        let gate = || {
+            SharedGate::new(
+                self.d_model,
+                self.sequence_parallel,
+                &self.initializer,
+                self.path_of("shared_gate"),
+                &groups.tp,
+                device,
+            )
+        };
+        let shared_gate = self.shared_gate.then(gate).transpose()?;
         Ok(Moe {
             router: Router::new(self.router(&groups, options), device)?,
             experts: (0..self.num_experts)
                 .map(expert)
                 .collect::<Result<_, _>>()?,
             shared,
+            shared_gate,
             parts: MoeParts {
                 groups,
                 activation: self.activation,
@@ -203,6 +220,11 @@ impl MoeConfig {
                 "top_k {top_k} must be between 1 and the number of experts, \
                                   {num_experts}"
             ));
+        }
+        if self.shared_gate && self.shared_ffn.is_none() {
+            return refuse(
+                "`shared_gate` is true, but there is no shared expert: set `shared_ffn`".into(),
+            );
         }
         if !num_experts.is_multiple_of(ep) {
             return refuse(format!(

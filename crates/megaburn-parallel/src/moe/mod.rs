@@ -14,6 +14,7 @@ mod groups;
 mod load;
 mod quantile;
 mod router;
+mod shared_gate;
 mod sinkhorn;
 
 pub use balance::{BalanceChoice, LoadBalance};
@@ -30,6 +31,7 @@ use megaburn_kernels::{GroupedGemmChoice, flush};
 pub use quantile::{QUANTILE_BINS, quantile_biases};
 pub use router::Router;
 use router::off_graph;
+pub use shared_gate::SharedGate;
 
 use crate::{
     mlp::{Activation, Mlp},
@@ -39,7 +41,8 @@ use crate::{
 };
 
 /// A mixture-of-experts layer: `sum_i weight_i expert_i(x)` over the experts that the [`Router`]
-/// chose for the token, plus the shared expert if there is one.
+/// chose for the token, plus the shared expert if there is one, times its
+/// [gate](SharedGate) if it has one.
 ///
 /// # Collective
 /// All ranks of [`ExpertGroups::experts`] call it, forward and backward. They first exchange row
@@ -56,6 +59,8 @@ pub struct Moe {
     pub experts: Vec<Option<ExpertMlp>>,
     /// The shared expert, which every token uses.
     pub shared: Option<Mlp>,
+    /// The gate of the shared expert, if it has one.
+    pub shared_gate: Option<SharedGate>,
     #[module(skip)]
     parts: MoeParts,
 }
@@ -120,7 +125,13 @@ impl Moe {
         let experts = ExpertWeights::of(self.experts.iter().flatten());
         let dispatch = Dispatch::new(assignments, self.parts.dispatcher, groups);
         let sent = dispatch.dispatch(tokens, routed.weights);
-        let shared = self.shared.as_ref().map(|shared| shared.forward(x));
+        let shared = self.shared.as_ref().map(|shared| {
+            let y = shared.forward(x.clone());
+            match &self.shared_gate {
+                Some(gate) => y * gate.forward(x),
+                None => y,
+            }
+        });
         let [rows, weights] = sent.map(InFlight::wait);
         // The host has just read the row counts, so the GPU may be idle: submit now instead of
         // batching.
@@ -162,6 +173,7 @@ impl Moe {
     pub fn whole_sequence(mut self) -> Self {
         self.router = self.router.whole_sequence();
         self.shared = self.shared.map(Mlp::whole_sequence);
+        self.shared_gate = self.shared_gate.map(SharedGate::whole_sequence);
         self
     }
 }
@@ -171,5 +183,6 @@ impl Sharded for Moe {
         plan.child("router", &self.router);
         plan.children("experts", &self.experts);
         plan.child("shared", &self.shared);
+        plan.child("shared_gate", &self.shared_gate);
     }
 }

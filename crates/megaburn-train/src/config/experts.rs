@@ -22,11 +22,16 @@ pub struct ExpertsConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<usize>,
     /// Width inside the shared expert, which every token uses. Default: the width of an expert in
-    /// families that have a shared one (the deepseeks); otherwise there is no shared expert.
+    /// families that have a shared one (qwen2_moe and the deepseeks); otherwise there is no shared
+    /// expert.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_ffn: Option<usize>,
+    /// Whether the shared expert's output is multiplied by a gate, the sigmoid of one logit per
+    /// token. Default: the family's choice (yes in qwen2_moe).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_gate: Option<bool>,
     /// Whether the weights of a token's experts are normalised to sum to one. Default: the family's
-    /// choice (yes, except in deepseek_v2).
+    /// choice (yes, except in qwen2_moe, olmoe and deepseek_v2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalise: Option<bool>,
     /// Factor on the weights of a token's experts, applied after `normalise`.
@@ -49,6 +54,7 @@ impl Default for ExpertsConfig {
             top_k: 2,
             ffn: None,
             shared_ffn: None,
+            shared_gate: None,
             normalise: None,
             scale: 1.0,
             groups: None,
@@ -67,6 +73,7 @@ impl ExpertsConfig {
             top_k: self.top_k,
             ffn,
             shared_ffn: self.shared_ffn.or(parts.shared_ffn.map(|_| ffn)),
+            shared_gate: self.shared_gate.unwrap_or(parts.shared_gate),
             normalise: self.normalise.unwrap_or(parts.normalise),
             scale: self.scale,
             groups: self.groups,
@@ -82,6 +89,7 @@ impl ExpertsConfig {
             top_k: experts.top_k,
             ffn: Some(experts.ffn),
             shared_ffn: experts.shared_ffn,
+            shared_gate: Some(experts.shared_gate),
             normalise: Some(experts.normalise),
             scale: experts.scale,
             groups: experts.groups,
@@ -152,6 +160,10 @@ mod tests {
     #[case("[model]\nfamily = \"mixtral\"\n[model.experts]\nffn = 9", "")]
     #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nlayer_freq = \"2\"",
+        ""
+    )]
+    #[case(
+        "[model]\nfamily = \"mixtral\"\n[model.experts]\nshared_ffn = 64\nshared_gate = true",
         ""
     )]
     #[case(

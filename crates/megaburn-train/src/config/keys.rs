@@ -53,7 +53,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "model.experts",
-        "num top_k ffn shared_ffn normalise scale groups layer_freq",
+        "num top_k ffn shared_ffn shared_gate normalise scale groups layer_freq",
     ),
     (
         Identity,

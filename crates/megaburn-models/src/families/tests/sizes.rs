@@ -10,6 +10,7 @@ use super::*;
 #[case(Family::Mixtral, &["num_hidden_layers", "num_local_experts", "num_experts_per_tok"])]
 #[case(Family::Qwen2, &["num_hidden_layers", "sliding_window", "max_window_layers"])]
 #[case(Family::Qwen3Moe, &["num_hidden_layers", "num_experts", "moe_intermediate_size", "decoder_sparse_step"])]
+#[case(Family::Qwen2Moe, &["num_experts", "shared_expert_intermediate_size", "moe_intermediate_size", "sliding_window"])]
 #[case(Family::DeepseekV2, &["num_hidden_layers", "first_k_dense_replace", "n_shared_experts", "kv_lora_rank"])]
 #[case(Family::DeepseekV3, &["num_hidden_layers", "num_nextn_predict_layers", "n_routed_experts", "n_group"])]
 fn an_absurd_size_is_refused_by_its_key(#[case] family: Family, #[case] keys: &[&str]) {

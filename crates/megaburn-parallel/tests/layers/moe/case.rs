@@ -318,3 +318,10 @@ pub(crate) fn deepseek(d_model: usize, d_ffn: usize) -> MoeConfig {
         .with_expert_bias(true)
         .with_shared_ffn(Some(2 * d_ffn))
 }
+
+pub(crate) fn qwen2(d_model: usize, d_ffn: usize) -> MoeConfig {
+    mixtral(d_model, d_ffn, 8, 3)
+        .with_normalise(false)
+        .with_shared_ffn(Some(2 * d_ffn))
+        .with_shared_gate(true)
+}

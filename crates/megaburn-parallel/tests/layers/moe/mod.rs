@@ -9,7 +9,7 @@ mod weight_gradients;
 use std::collections::BTreeMap;
 
 use burn::tensor::{Tensor, activation};
-use case::{Case, Done, assert_same, deepseek, groups, mixtral};
+use case::{Case, Done, assert_same, deepseek, groups, mixtral, qwen2};
 use megaburn_mesh::Layout;
 use megaburn_parallel::{Dispatcher, ExpertGroups, LoadBalance, Moe, MoeConfig, MoeOptions};
 use rstest::rstest;
@@ -72,7 +72,13 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
         });
         let mut y = terms.reduce(|a, b| a + b).unwrap();
         if let Some(shared) = &layer.shared {
-            y = y + mlp(row, shared.up.weight.val(), shared.down.weight.val());
+            let gate = layer.shared_gate.as_ref();
+            let gate = gate.map(|gate| activation::sigmoid(row.clone().matmul(gate.weight.val())));
+            let of_shared = mlp(row, shared.up.weight.val(), shared.down.weight.val());
+            y = y + match gate {
+                Some(gate) => of_shared * gate,
+                None => of_shared,
+            };
         }
         out.push(y);
     }
@@ -85,6 +91,8 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
 #[case(mixtral(8, 6, 4, 1).with_normalise(false), [3, 2, 8])]
 #[case(deepseek(8, 4), [4, 2, 8])]
 #[case(deepseek(7, 3), [3, 3, 7])]
+#[case(qwen2(8, 4), [4, 2, 8])]
+#[case(qwen2(7, 3), [3, 5, 7])]
 fn one_rank_computes_every_token_by_its_experts(
     #[case] config: MoeConfig,
     #[case] shape: [usize; 3],
@@ -112,6 +120,10 @@ fn one_rank_computes_every_token_by_its_experts(
         );
         let router = layer.router.weight.val().grad(&grads).unwrap().into_data();
         assert_close("router", &found.grads["router.weight"], &router, 1e-5);
+        if let Some(gate) = &layer.shared_gate {
+            let gate = gate.weight.val().grad(&grads).unwrap().into_data();
+            assert_close("gate", &found.grads["shared_gate.weight"], &gate, 1e-5);
+        }
         for (index, expert) in layer.experts.iter().enumerate() {
             let expert = expert.as_ref().unwrap();
             for (field, layer) in [("up", &expert.up), ("down", &expert.down)] {
@@ -145,7 +157,7 @@ pub(crate) const GRIDS: [&str; 14] = [
 
 #[rstest]
 fn every_grid_computes_what_one_rank_does(
-    #[values(0, 1, 2, 3)] which: usize,
+    #[values(0, 1, 2, 3, 4)] which: usize,
     #[values(0.0, 3.0)] common: f32,
     #[values(false, true)] recompute: bool,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
@@ -156,13 +168,14 @@ fn every_grid_computes_what_one_rank_does(
         z_loss: 0.1,
         ..LoadBalance::default()
     };
-    // The last two configurations send tokens once per rank: `top_k` 5 on two EP ranks, `top_k` 8
+    // The third and fourth send tokens once per rank: `top_k` 5 on two EP ranks, `top_k` 8
     // also on four.
     let configs = [
         mixtral(8, 4, 4, 2),
         deepseek(6, 4),
         mixtral(6, 4, 8, 5),
         mixtral(6, 4, 8, 8),
+        qwen2(8, 4),
     ];
     let shape = [8, 4, configs[which].d_model];
     let case = Case {
@@ -247,6 +260,7 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
     "dp2-ep2",
     "3 experts are not divisible by 2 expert-parallel ranks"
 )]
+#[case(mixtral(8, 4, 4, 1).with_shared_gate(true), "tp1", "there is no shared expert: set `shared_ffn`")]
 #[case(mixtral(8, 4, 4, 1), "tp2", "without sequence parallelism")]
 #[case(mixtral(8, 4, 4, 1).with_groups(Some([3, 1, 1])), "tp1", "4 experts are not divisible by 3 groups")]
 #[case(mixtral(8, 4, 4, 1).with_groups(Some([2, 3, 1])), "tp1", "3 of 2 groups")]

@@ -4,7 +4,11 @@ use std::ops::Range;
 
 use megaburn_mesh::{ShardPlan, ShardSpec};
 
-use crate::{decoder::DecoderConfig, error::ModelError, families::Family};
+use crate::{
+    decoder::{BlockOrder, DecoderConfig},
+    error::ModelError,
+    families::Family,
+};
 
 /// One line of a family's key map: the tensors from which a parameter is assembled. `*` is the
 /// number of the layer, a second `*` the number of the expert.
@@ -14,6 +18,8 @@ pub struct Key {
     theirs: Theirs,
     transposed: bool,
     is_buffer: bool,
+    /// The only order of attention and MLP for which the line holds.
+    order: Option<BlockOrder>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +38,7 @@ impl Key {
             theirs: Theirs::One(theirs),
             transposed: false,
             is_buffer: false,
+            order: None,
         }
     }
 
@@ -50,6 +57,7 @@ impl Key {
             theirs: Theirs::Many(theirs),
             transposed: false,
             is_buffer: false,
+            order: None,
         }
     }
 
@@ -61,6 +69,7 @@ impl Key {
             theirs: Theirs::Many(theirs),
             transposed: true,
             is_buffer: false,
+            order: None,
         }
     }
 
@@ -74,6 +83,15 @@ impl Key {
             theirs: Theirs::Grouped(theirs),
             transposed: true,
             is_buffer: false,
+            order: None,
+        }
+    }
+
+    /// The same line for models of one order of attention and MLP only.
+    pub const fn of_order(self, order: BlockOrder) -> Self {
+        Self {
+            order: Some(order),
+            ..self
         }
     }
 
@@ -197,7 +215,8 @@ impl DecoderConfig {
     }
 
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
-        let mut keys = self.family.spec().keys.iter().copied().flatten();
+        let keys = self.family.spec().keys.iter().copied().flatten();
+        let mut keys = keys.filter(|key| key.order.is_none_or(|order| order == self.block_order));
         let found = keys.find_map(|key| Some((key.names(path)?, key)));
         let (
             names,

@@ -22,7 +22,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 }
 
 /// Each model with the largest degree of tensor parallelism that its heads allow.
-pub(crate) const FIXTURES: [(&str, usize); 30] = [
+pub(crate) const FIXTURES: [(&str, usize); 32] = [
     ("gpt2", 8),
     ("gpt2-untied", 2),
     ("llama", 8),
@@ -53,6 +53,8 @@ pub(crate) const FIXTURES: [(&str, usize); 30] = [
     ("starcoder2-plain", 2),
     ("gpt-neox", 4),
     ("gpt-neox-serial", 2),
+    ("falcon", 4),
+    ("falcon-grouped", 2),
 ];
 
 const LAYOUTS: [&str; 17] = [
@@ -79,7 +81,7 @@ const LAYOUTS: [&str; 17] = [
 fn a_model_equals_transformers_under_every_layout(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29
+        25, 26, 27, 28, 29, 30, 31
     )]
     index: usize,
 ) {
@@ -140,7 +142,7 @@ const CONTEXTS: [(&str, &str); 14] = [
 fn a_model_equals_transformers_where_ranks_share_sequences(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29
+        25, 26, 27, 28, 29, 30, 31
     )]
     index: usize,
 ) {

@@ -43,7 +43,7 @@ fn twice_pytorchs_error(name: &str) -> Tolerances {
 fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29
+        25, 26, 27, 28, 29, 30, 31
     )]
     index: usize,
 ) {

@@ -56,11 +56,13 @@ pub enum Family {
     /// Qwen1.5 and Qwen2 mixture-of-experts models.
     #[serde(rename = "qwen2_moe")]
     Qwen2Moe,
+    /// Falcon 7B, 11B, 40B and 180B.
+    Falcon,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -80,6 +82,7 @@ impl Family {
         Self::Nemotron,
         Self::GptNeox,
         Self::Qwen2Moe,
+        Self::Falcon,
     ];
 }
 

@@ -1,8 +1,8 @@
-//! GPT-NeoX and Pythia: LayerNorm, biases everywhere, rotary positions in a part of each head, and an
-//! MLP that reads what the attention reads.
+//! GPT-NeoX and Pythia: LayerNorm, biases everywhere, rotary positions in a part of each head, and
+//! an MLP that is applied next to the attention.
 //!
-//! Source: Black et al., "GPT-NeoX-20B" (2022), <https://arxiv.org/abs/2204.06745>; Biderman et al.,
-//! "Pythia" (2023), <https://arxiv.org/abs/2304.01373>.
+//! Source: Black et al., "GPT-NeoX-20B" (2022), <https://arxiv.org/abs/2204.06745>; Biderman et
+//! al., "Pythia" (2023), <https://arxiv.org/abs/2304.01373>.
 
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};

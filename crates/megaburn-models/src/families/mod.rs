@@ -7,6 +7,7 @@
 mod deepseek_v2;
 mod deepseek_v3;
 mod defaults;
+mod falcon;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -89,6 +90,7 @@ impl Family {
             Self::Nemotron => &nemotron::SPEC,
             Self::GptNeox => &gpt_neox::SPEC,
             Self::Qwen2Moe => &qwen2_moe::SPEC,
+            Self::Falcon => &falcon::SPEC,
         }
     }
 

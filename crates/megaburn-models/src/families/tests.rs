@@ -1,5 +1,6 @@
 mod deepseek;
 mod defaults;
+mod falcon;
 mod gpt_neox;
 mod parts;
 mod sizes;
@@ -119,6 +120,8 @@ fn yarn_means_what_transformers_means(
         "norm_topk_prob": false, "use_sliding_window": false, "sliding_window": 32768}"#,
     14_315_784_192
 )]
+#[case::falcon_7b(falcon::FALCON_7B, 6_921_720_704)]
+#[case::falcon_40b(falcon::FALCON_40B, 41_303_293_952)]
 #[case::pythia_160m(gpt_neox::PYTHIA_160M, 162_322_944)]
 fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] params: usize) {
     let config = read_text(json).unwrap();

@@ -23,8 +23,8 @@ pub struct ModelConfig {
     pub init: Option<String>,
     /// The model family, which determines the default of each part of the layers and the tensor
     /// names on export: `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`,
-    /// `olmo2`, `granite`, `starcoder2`, `nemotron`, `gpt_neox` or `gpt2`; with experts `mixtral`,
-    /// `qwen2_moe`, `qwen3_moe`, `olmoe`, `deepseek_v2` or `deepseek_v3`.
+    /// `olmo2`, `granite`, `starcoder2`, `nemotron`, `gpt_neox`, `falcon` or `gpt2`; with experts
+    /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `deepseek_v2` or `deepseek_v3`.
     pub family: Family,
     /// Width of the residual stream.
     #[schemars(extend("minimum" = 1))]

@@ -122,6 +122,7 @@ fn sparse(family: Family) -> Value {
 fn value(is: &Value) -> Value {
     match is["as"].as_str() {
         Some("num_attention_heads") => 128.into(),
+        Some("4 * hidden_size") => 2048.into(),
         Some("hidden_size / num_attention_heads") => 4.into(),
         Some(other) => panic!("{other}"),
         None => is.clone(),

@@ -32,10 +32,10 @@ mod tests {
             let config = with(&[&format!("model.family={family}")]);
             config.model.decoder(64, 260).validate().unwrap();
         }
-        assert_eq!(
-            with(&["model.family=gpt2", "model.heads=8"]).model.kv_heads,
-            8
-        );
+        for family in ["gpt2", "gpt_neox"] {
+            let family = format!("model.family={family}");
+            assert_eq!(with(&[&family, "model.heads=8"]).model.kv_heads, 8);
+        }
         assert_eq!(with(&["model.family=llama"]).model.kv_heads, 2);
     }
 }

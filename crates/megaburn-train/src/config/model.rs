@@ -42,8 +42,8 @@ pub struct ModelConfig {
     /// Number of query heads.
     #[schemars(extend("minimum" = 1))]
     pub heads: usize,
-    /// Number of key/value heads (query groups), which divides `heads`. In gpt2 and the deepseeks
-    /// it equals `heads`, which is its default there.
+    /// Number of key/value heads (query groups), which divides `heads`. In gpt2, gpt_neox and the
+    /// deepseeks it equals `heads`, which is its default there.
     #[schemars(extend("minimum" = 1))]
     pub kv_heads: usize,
     /// Width of a head. Default: `hidden / heads`; with `[model.latent]`, the width of its queries
@@ -144,7 +144,7 @@ impl ModelConfig {
 
     /// Whether every query head of the family has its own key/value head.
     pub(super) fn has_all_kv_heads(&self) -> bool {
-        self.family == Family::Gpt2 || self.template().latent.is_some()
+        matches!(self.family, Family::Gpt2 | Family::GptNeox) || self.template().latent.is_some()
     }
 
     /// The widths that an attention kernel must support: of a head's queries and keys, and of its

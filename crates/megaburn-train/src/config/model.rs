@@ -372,7 +372,7 @@ mod tests {
     #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
     #[case(
         "[model.parts]\nattention_soft_cap = -1",
-        "`model.parts.attention_soft_cap` is -1: it must be at least 0"
+        "`model.parts.attention_soft_cap` is -1: it must be 0 or more"
     )]
     #[case(
         "[model.parts]\nrotary_percent = 0.3",

@@ -87,7 +87,7 @@ enum Stage {
         folder: UnfinishedCheckpoint,
     },
     /// The thread returns the folder and the remaining work.
-    Replicate(Background<Result<(UnfinishedCheckpoint, Sealed), CheckpointError>>),
+    Replicate(Background<(UnfinishedCheckpoint, Result<Sealed, CheckpointError>)>),
     /// Returns the checkpoints that count for the retention.
     Commit(Background<Result<Vec<Known>, CheckpointError>>),
     Verify {
@@ -229,8 +229,14 @@ impl AsyncSave {
                 Ok(Advance::Continued)
             }
             Stage::Replicate(work) => {
-                let done = work.wait(progress).and_then(|done| done);
-                let (folder, sealed) = settle(world, done)?;
+                let (folder, done) = match work.wait(progress) {
+                    Ok((folder, done)) => (Some(folder), done),
+                    Err(error) => (None, Err(error)),
+                };
+                // The folder of a rank that failed stays until the ranks that write to it have
+                // ended.
+                let sealed = settle(world, done)?;
+                let folder = folder.expect("the thread has ended without an error");
                 self.stage = self.begin_commit(world, folder, sealed)?;
                 Ok(Advance::Continued)
             }
@@ -367,10 +373,10 @@ fn begin_replicate(
     let work = Background::start(move |is_cancelled, progress| {
         if may_begin.recv().is_err() {
             let path = folder.path().to_path_buf();
-            return Err(CheckpointError::Cancelled { path });
+            return (folder, Err(CheckpointError::Cancelled { path }));
         }
-        let sealed = folder.replicate(sealed, progress, is_cancelled)?;
-        Ok((folder, sealed))
+        let sealed = folder.replicate(sealed, progress, is_cancelled);
+        (folder, sealed)
     });
     let work = settle(world, work)?;
     // The thread is there, because it waits for this.

@@ -66,8 +66,8 @@ fn edit_json(path: &Path, edit: impl Fn(&mut Value)) {
 #[rstest]
 #[case::architecture("architectures", serde_json::json!(["MambaForCausalLM"]), "`MambaForCausalLM` is not supported")]
 #[case::missing_tensor("num_hidden_layers", serde_json::json!(5), "has no tensor `model.layers.4.self_attn.o_proj.weight`; the nearest")]
-#[case::extra_tensor("num_hidden_layers", serde_json::json!(3), "`model.layers.3.input_layernorm.weight`: its shape is [64], but")]
-#[case::shape("intermediate_size", serde_json::json!(96), "down_proj.weight`: expected [64, 96] by config.json, found [64, 160]")]
+#[case::extra_tensor("num_hidden_layers", serde_json::json!(3), "`model.layers.3.input_layernorm.weight`: its shape is [32], but")]
+#[case::shape("intermediate_size", serde_json::json!(96), "down_proj.weight`: expected [32, 96] by config.json, found [32, 64]")]
 #[case::activation("hidden_act", serde_json::json!("relu"), "only \"silu\" is supported")]
 fn a_config_that_is_not_of_its_weights_is_one_error(
     #[case] key: &str,
@@ -160,7 +160,7 @@ fn what_stands_there_is_not_overwritten() {
 
 #[rstest]
 #[case(&["--layout", "tp16"], 1, "attention heads 8 is not divisible by tp 16")]
-#[case(&["--layout", "cp3"], 1, "sequence length 64 is not divisible by 2 x cp = 6")]
+#[case(&["--layout", "cp3"], 1, "sequence length 32 is not divisible by 2 x cp = 6")]
 #[case(&["--layout", "cp2", "--cp-comm", "ring"], 2, "unknown cp_comm `ring`")]
 #[case(&["--layout", "ep2"], 1, "but the model has no experts")]
 #[case(&["--layout", "pp99"], 1, "layers cannot fill 99 pipeline stages")]

@@ -9,35 +9,12 @@ use megaburn::{
 use rstest::rstest;
 use serde_json::Value;
 
+use megaburn_test_support::bf16::twice_pytorchs_error;
+
 use crate::{
     models::round_trip::{Started, megaburn, succeed, text},
     models::transformers::{FIXTURES, fixture},
 };
-
-/// Twice the error of PyTorch's own bf16 (`benches/peer/hf_bf16_error.py`): the usual tolerances, or
-/// larger ones for models in which norms of queries and keys make rounding matter more.
-fn twice_pytorchs_error(name: &str) -> Tolerances {
-    let usual = Tolerances::of(Dtype::Bf16);
-    match name {
-        "gemma3" => Tolerances {
-            logits: 0.15,
-            loss: 7.2e-3,
-            grad: 0.085,
-            train: 1.2e-2,
-        },
-        "gemma3-scaled" => Tolerances {
-            logits: 0.14,
-            loss: 6.1e-3,
-            grad: 0.19,
-            train: 2.8e-2,
-        },
-        "olmo2-odd" => Tolerances {
-            grad: 0.14,
-            ..usual
-        },
-        _ => usual,
-    }
-}
 
 #[rstest]
 fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(
@@ -49,7 +26,15 @@ fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(
 ) {
     let (name, _) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
-    let tolerances = twice_pytorchs_error(name);
+    let tolerances = match twice_pytorchs_error(name) {
+        Some([logits, loss, grad, train]) => Tolerances {
+            logits,
+            loss,
+            grad,
+            train,
+        },
+        None => Tolerances::of(Dtype::Bf16),
+    };
     for layout in ["tp1", "tp2-sp", "dp2"].map(|text| text.parse::<Layout>().unwrap()) {
         let report = verify(
             &reference,

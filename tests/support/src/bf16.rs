@@ -2,9 +2,10 @@
 
 /// Twice the error of PyTorch's own bf16 on a fixture (`benches/peer/hf_bf16_error.py`), where that
 /// is more than the usual tolerances of `megaburn verify`: of the logits, the loss, the gradients
-/// and the losses of training. Norms of queries and keys make scores large there.
+/// and the losses of training. Norms of queries and keys, or caps, make rounding matter more there.
 pub fn twice_pytorchs_error(fixture: &str) -> Option<[f64; 4]> {
     match fixture {
+        "gemma2-odd" => Some([0.15, 4e-3, 0.09, 1e-2]),
         "gemma3" => Some([0.15, 7.2e-3, 0.085, 1.2e-2]),
         "gemma3-scaled" => Some([0.14, 6.1e-3, 0.19, 2.8e-2]),
         _ => None,

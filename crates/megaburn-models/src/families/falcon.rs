@@ -144,6 +144,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         ));
     }
     let bias = json.flag("bias")?;
+    json.only("head_dim", hidden / heads)?;
     Ok(DecoderConfig {
         vocab: json.size("vocab_size")?,
         hidden,

@@ -133,6 +133,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     }
     let is_parallel = json.flag("use_parallel_residual")?;
     let bias = json.flag("attention_bias")?;
+    json.only("head_dim", hidden / heads)?;
     let rotary = json.rotary_named("rotary_emb_base", "rotary_pct", PERCENT)?;
     Ok(DecoderConfig {
         vocab: json.size("vocab_size")?,

@@ -76,7 +76,10 @@ impl OptimizerBucket {
 pub(super) fn buckets(dcp: &DcpDir) -> Result<Vec<OptimizerBucket>, TorchError> {
     let error = |why: String| TorchError::OtherKind {
         path: dcp.path().into(),
-        why: format!("{why}; save it from Megatron-LM with --dist-ckpt-optim-fully-reshardable"),
+        why: format!(
+            "{why}; save it from Megatron-LM with --dist-ckpt-optim-fully-reshardable, or import \
+                it with --weights-only"
+        ),
     };
     let mut found = BTreeMap::new();
     for (name, tensor) in dcp.tensors() {

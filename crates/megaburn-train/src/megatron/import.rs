@@ -103,7 +103,7 @@ pub fn from_megatron(
     let dir = MegatronDir::open(from).map_err(MegatronError::from)?;
     check_globals(dir.common()).map_err(MegatronError::from)?;
     let args = Args::of(&dir)?;
-    let schedules = Schedules::of(args, dir.common().root())?;
+    let schedules = Schedules::of(args, dir.common().root(), options.weights_only)?;
     let padded = padded_vocab(&dir, args)?;
     let vocab = options.vocab_size.unwrap_or(padded);
     if !(1..=padded).contains(&vocab) {

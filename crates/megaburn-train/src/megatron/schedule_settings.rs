@@ -13,14 +13,25 @@ use crate::config::{LrDecayStyle, OptimizerConfig, OptimizerName, ScheduleAt};
 pub(super) struct Schedules<'a> {
     args: Args<'a>,
     state: Value<'a>,
+    /// Whether the state of the optimizer is left out.
+    weights_only: bool,
 }
 
 impl<'a> Schedules<'a> {
-    pub(super) fn of(args: Args<'a>, common: Value<'a>) -> Result<Self, MegatronError> {
+    pub(super) fn of(
+        args: Args<'a>,
+        common: Value<'a>,
+        weights_only: bool,
+    ) -> Result<Self, MegatronError> {
         let state = common.get("opt_param_scheduler");
-        let why = "it has no state of the schedules; save it without --no-save-optim";
+        let why = "it has no state of the schedules, which --weights-only needs too; save it without \
+            --no-save-optim";
         let state = state.ok_or_else(|| args.missing("`opt_param_scheduler`", why))?;
-        Ok(Self { args, state })
+        Ok(Self {
+            args,
+            state,
+            weights_only,
+        })
     }
 
     fn value<T>(
@@ -61,8 +72,11 @@ impl<'a> Schedules<'a> {
         let why = "megaburn decays the weights of two and more dims only";
         args.off(&["apply_wd_to_qk_layernorm"], why)?;
         args.unset(&["no_weight_decay_cond_type"], why)?;
-        let why = "the state of the optimizer is not f32, which is all that is converted";
-        args.off(&["use_precision_aware_optimizer"], why)?;
+        if !self.weights_only {
+            let why = "the state of the optimizer is not f32, which is all that is converted; \
+                import it with --weights-only";
+            args.off(&["use_precision_aware_optimizer"], why)?;
+        }
         let (lr_decay_style, wsd) = self.style()?;
         let (start, end) = (self.number("start_wd")?, self.number("end_wd")?);
         let decay = (start != end).then_some(end);

@@ -178,7 +178,7 @@ fn states(dir: &MegatronDir) -> Result<HashMap<(&str, &str), &str>, MegatronErro
         return Err(MegatronError::Missing {
             path: dir.dcp().path().into(),
             what: "state of the optimizer".into(),
-            why: "save it without --no-save-optim, or import it with --weights-only".into(),
+            why: "save it without --no-save-optim".into(),
         });
     }
     let tensors = dir.optimizer()?.into_iter();

@@ -350,9 +350,8 @@ impl RunFolder {
         assets::write(&self.path, assets, &self.id())
     }
 
-    /// Removes the runs that `--fresh` set aside. Call it after a checkpoint was committed.
-    /// Others may use the folder meanwhile. A process that ends early leaves the rest to the next
-    /// call, because the marker's file names it until all is done.
+    /// Removes the runs that `--fresh` set aside, once a checkpoint was committed. The marker's file
+    /// names them until they are removed, so a process that ends early leaves the rest to the next.
     pub(crate) fn discard_set_aside(&self) {
         let names = mem::take(&mut self.held().marker.set_aside);
         if names.is_empty() {
@@ -370,10 +369,8 @@ impl RunFolder {
             }
         }
         if let Err(error) = self.held().marker.write(&self.path) {
-            tracing::warn!(
-                "cannot write `{}`: {error}",
-                self.path.join(names::MARKER).display()
-            );
+            let marker = self.path.join(names::MARKER);
+            tracing::warn!("cannot write `{}`: {error}", marker.display());
         }
     }
 }

@@ -76,7 +76,10 @@ fn of_model(run: &Run, args: &mut Dict) {
     args.set("add_bias_linear", model.mlp_bias);
     args.set("add_qkv_bias", model.qkv_bias && !model.mlp_bias);
     args.set("qk_layernorm", model.qk_norm.is_some());
-    args.set_default("init_method_std", model.init_std);
+    // 0.02 is the default there too.
+    if model.init_std != 0.02 {
+        args.set("init_method_std", model.init_std);
+    }
     args.set("untie_embeddings_and_output_weights", !model.tied);
     args.set("padded_vocab_size", int(run.padded_vocab));
     args.set_default("make_vocab_size_divisible_by", 128);

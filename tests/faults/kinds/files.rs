@@ -39,7 +39,8 @@ fn failed_for(case: &Case, ended: Ended, errno: Errno) -> Result<(), String> {
         return Ok(());
     }
     if ended.code == 2 {
-        ended = ended.says(&["cannot be the run's folder"])?;
+        // The second message is of the folder of checkpoints, which is made in the run's folder.
+        ended = ended.says(&["cannot be the run's folder", "cannot sync the folder"])?;
     }
     let ended = ended.says(&[&case.run().display().to_string()])?;
     ended.says(&[&format!("os error {}", errno as i32)])?;

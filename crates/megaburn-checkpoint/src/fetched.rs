@@ -48,7 +48,8 @@ pub(crate) fn remove_fetched(folder: &Path, name: &str) -> Result<(), Checkpoint
 }
 
 impl Checkpoint {
-    /// Returns those of `chunks` of file `file` that are not in `path`, or are damaged there.
+    /// Returns the chunks of `chunks` that `path` lacks, or holds damaged. They belong to file
+    /// `file`.
     ///
     /// # Errors
     /// The system cannot read the file.

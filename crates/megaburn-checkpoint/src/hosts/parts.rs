@@ -203,7 +203,7 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     all
 }
 
-/// Splits a range into those of messages.
+/// Splits a range into ranges that each fit in a message.
 fn blocks_of(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     let starts = range.step_by(BLOCK);

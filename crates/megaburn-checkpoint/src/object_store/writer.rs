@@ -20,8 +20,8 @@ const MAX_START: u64 = 1 << 10;
 /// One start of a run, which uploads checkpoints to a store and deletes old ones.
 ///
 /// A job that lost its connection to the scheduler may still upload when its run is started again
-/// elsewhere. So each start has a random token, and an object next to the checkpoints has that of
-/// the newest start. A start reads it before it begins, completes or deletes a checkpoint, and stops
+/// elsewhere. So each start has a random token, and an object next to the checkpoints holds the
+/// token of the newest start. A start reads it before it begins, completes or deletes a checkpoint, and stops
 /// if the token is not its own.
 #[derive(Clone, Debug)]
 pub struct StoreWriter {

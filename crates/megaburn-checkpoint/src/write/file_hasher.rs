@@ -1,4 +1,4 @@
-//! Hashes what is written to a file.
+//! This module hashes the bytes that are written to a file.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -50,7 +50,7 @@ impl FileHasher {
         Ok(())
     }
 
-    /// The hash of the file, and those of the chunks of each piece.
+    /// Returns the hash of the file and the hashes of the chunks of each piece.
     pub(super) fn finish(self) -> (u64, Vec<Vec<String>>) {
         (self.file.digest(), self.chunks)
     }

@@ -36,7 +36,7 @@ impl Header {
         self.end as u64
     }
 
-    /// The bytes at the start of the file at `path`, before those of the tensors.
+    /// Returns the bytes of the file at `path` that come before the tensors.
     pub(crate) fn into_bytes(
         self,
         path: &Path,

@@ -26,8 +26,8 @@ type Tensors<'a> = Receiver<Arc<LoadedTensor<'a>>>;
 /// with this function. Tensors that are in memory at once are within the budget.
 ///
 /// # Errors
-/// The first error of `read`; otherwise that of the hasher, which refuses values that are not
-/// finite; otherwise that of the file. After a failure, nothing more is read.
+/// `read` fails, a weight is not finite, or the file cannot be written. If several fail, the error
+/// of `read` is returned, otherwise the hasher's, otherwise the file's. After a failure, nothing more is read.
 pub(super) fn run<'a, V>(
     tensors: Vec<PlannedTensor<V>>,
     read: impl Fn(V, &TensorPlan) -> Result<TensorData, CheckpointError>,

@@ -86,8 +86,8 @@ impl ActivationMemory {
         terms
     }
 
-    /// Bytes of the saved outputs of the norms before attention and MLP. Experts read their input in several places and do
-    /// not recompute the norm.
+    /// Bytes of the saved outputs of the norms before attention and MLP. Experts read their input in
+    /// several places and do not recompute the norm.
     fn normed(&self, index: usize, norms: usize) -> usize {
         let one = self.element * self.model.hidden * self.rows();
         let Recompute { norm, mlp, .. } = self.recompute;

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::error::ModelError;
 
-/// One transformer block: attention, and an MLP or experts. Each reads a norm of the residual stream,
-/// or has a norm of its output, and is added to the stream.
+/// One transformer block: attention, and an MLP or experts. Each reads a norm of the residual
+/// stream, or has a norm of its output, and is added to the stream.
 #[derive(Module, Debug)]
 pub struct Block {
     /// The norm before the attention; `None` if only outputs are normalised.
@@ -121,24 +121,23 @@ impl Block {
         batch: &BatchContext,
         attend: impl FnOnce(Recomputable<3>) -> Tensor<3>,
     ) -> Residual {
-        let read = read(&x, self.attention_norm.as_ref());
+        let input = input_of(&x, self.attention_norm.as_ref());
         match self.order {
             BlockOrder::Serial => {
-                x += self.added(attend(read), self.attention_output_norm.as_ref());
-                let read = self::read(&x, self.mlp_norm.as_ref());
+                x += self.added(attend(input), self.attention_output_norm.as_ref());
+                let input = input_of(&x, self.mlp_norm.as_ref());
                 x += self.added(
-                    self.feed_forward(read, batch),
+                    self.feed_forward(input, batch),
                     self.mlp_output_norm.as_ref(),
                 );
             }
             BlockOrder::Parallel | BlockOrder::ParallelSharedNorm => {
-                let same = self.order == BlockOrder::ParallelSharedNorm;
-                let of_mlp = if same {
-                    read.clone()
+                let of_mlp = if self.order == BlockOrder::ParallelSharedNorm {
+                    input.clone()
                 } else {
-                    self::read(&x, self.mlp_norm.as_ref())
+                    input_of(&x, self.mlp_norm.as_ref())
                 };
-                let attended = self.added(attend(read), self.attention_output_norm.as_ref());
+                let attended = self.added(attend(input), self.attention_output_norm.as_ref());
                 let fed = self.feed_forward(of_mlp, batch);
                 x += attended + self.added(fed, self.mlp_output_norm.as_ref());
             }
@@ -203,8 +202,8 @@ impl Sharded for Block {
     }
 }
 
-/// What attention or MLP reads: the norm of the residual stream, or the stream itself.
-fn read(x: &Residual, norm: Option<&Norm>) -> Recomputable<3> {
+/// Returns the input of attention or MLP: the norm of the residual stream, or the stream itself.
+fn input_of(x: &Residual, norm: Option<&Norm>) -> Recomputable<3> {
     match norm {
         Some(norm) => x.normed(norm),
         None => x.value().into(),

@@ -8,6 +8,7 @@
 //                    full:ERRNO       this and every later operation that takes space fails
 //                    stop             stop the process (SIGSTOP)
 //                    slow:MS          the n-th fsync from a checkpoint's first on takes this long; nothing fails
+// FILE_FAULT_NAME    only files count whose path contains this text
 // FILE_FAULT_RANK    only in the process whose RANK is this
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,7 +29,7 @@ enum outcome { GO_ON, FAILS, TEARS, KILLS_AFTER };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static const char *folder;
+static const char *folder, *name_part;
 static int action, number, at, operations, syncs, is_full;
 
 static void read_environment(void) {
@@ -36,6 +37,7 @@ static void read_environment(void) {
     const char *wanted = getenv("FILE_FAULT_RANK"), *rank = getenv("RANK");
     const char *text = getenv("FILE_FAULT_ACTION"), *when = getenv("FILE_FAULT_AT");
     folder = getenv("FILE_FAULT_FOLDER");
+    name_part = getenv("FILE_FAULT_NAME");
     if (!folder || !text || !when || (wanted && (!rank || strcmp(wanted, rank) != 0))) return;
     at = atoi(when);
     const char *colon = strchr(text, ':');
@@ -47,7 +49,8 @@ static void read_environment(void) {
 
 static int is_below(const char *path) {
     pthread_once(&once, read_environment);
-    return action != NONE && path && strncmp(path, folder, strlen(folder)) == 0;
+    if (action == NONE || !path || strncmp(path, folder, strlen(folder)) != 0) return 0;
+    return !name_part || strstr(path, name_part);
 }
 
 // Whether an open file stands below the folder, with its path.

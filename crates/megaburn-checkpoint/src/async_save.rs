@@ -11,7 +11,7 @@ use megaburn_collective::{Group, Phase, ProcessGroups, ReduceOp, objects};
 
 use crate::{
     agree::settle,
-    background::Background,
+    background::{Background, WRITER},
     error::CheckpointError,
     folder::checkpoint_path,
     named_tensor::{NamedTensor, PendingValues},
@@ -44,8 +44,9 @@ use crate::{
 /// first rank of each host, removes the folder; what ranks on other hosts still write may remain
 /// until the next [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
 ///
-/// Memory: the values that this rank writes, once, until each is written. If reading them copies
-/// them, also up to 256 MiB of such copies, or one tensor if it is larger. While files are copied to
+/// Memory: the values that this rank writes, once, until each is written. A [`PendingValues`] may
+/// keep more than what it returns, such as the whole tensor of a part. If reading values copies them,
+/// also up to 256 MiB of such copies, or one tensor if it is larger. While files are copied to
 /// other hosts, up to 16 MiB for each of 8 transfers at a time.
 #[derive(Debug)]
 pub struct AsyncSave {
@@ -86,8 +87,11 @@ enum Stage {
         work: Option<Background<Result<Sealed, CheckpointError>>>,
         folder: UnfinishedCheckpoint,
     },
-    /// The thread returns the folder and the remaining work.
-    Replicate(Background<(UnfinishedCheckpoint, Result<Sealed, CheckpointError>)>),
+    Replicate {
+        // Dropped first, as above.
+        work: Background<Result<Sealed, CheckpointError>>,
+        folder: Arc<UnfinishedCheckpoint>,
+    },
     /// Returns the checkpoints that count for the retention.
     Commit(Background<Result<Vec<Known>, CheckpointError>>),
     Verify {
@@ -113,7 +117,7 @@ impl fmt::Debug for Stage {
         f.write_str(match self {
             Self::Write { .. } => "Write",
             Self::Seal { .. } => "Seal",
-            Self::Replicate(_) => "Replicate",
+            Self::Replicate { .. } => "Replicate",
             Self::Commit(_) => "Commit",
             Self::Verify { .. } => "Verify",
             Self::Delete(_) => "Delete",
@@ -148,7 +152,7 @@ impl AsyncSave {
         let (rank, path) = (world.rank(), folder.path().to_path_buf());
         // No thread writes before all ranks can, so that a failure leaves an empty folder.
         let share = settle(world, Share::new(tensors, groups).and_then(Share::copied))?;
-        let work = Background::start(move |is_cancelled, progress| {
+        let work = Background::start(WRITER, move |is_cancelled, progress| {
             let read = |values: PendingValues, _| values();
             share.write(&path, rank, read, progress, is_cancelled)
         });
@@ -213,7 +217,7 @@ impl AsyncSave {
                 let (layout, snapshot) = (groups.layout().to_string(), self.snapshot.clone());
                 let place = self.place.clone();
                 let seal = move |_: &_, _: &_| Sealed::new(&place, &snapshot, layout, reports);
-                let work = groups.is_main().then(|| Background::start(seal));
+                let work = groups.is_main().then(|| Background::start(WRITER, seal));
                 let work = settle(world, work.transpose())?;
                 self.stage = Stage::Seal { work, folder };
                 Ok(Advance::Continued)
@@ -228,15 +232,12 @@ impl AsyncSave {
                 };
                 Ok(Advance::Continued)
             }
-            Stage::Replicate(work) => {
-                let (folder, done) = match work.wait(progress) {
-                    Ok((folder, done)) => (Some(folder), done),
-                    Err(error) => (None, Err(error)),
-                };
+            Stage::Replicate { work, folder } => {
+                let done = work.wait(progress).and_then(|sealed| sealed);
                 // The folder of a rank that failed stays until the ranks that write to it have
                 // ended.
                 let sealed = settle(world, done)?;
-                let folder = folder.expect("the thread has ended without an error");
+                let folder = Arc::into_inner(folder).expect("the thread has ended");
                 self.stage = self.begin_commit(world, folder, sealed)?;
                 Ok(Advance::Continued)
             }
@@ -302,7 +303,7 @@ impl AsyncSave {
         let guard = self.guard.clone();
         let keeps_all = self.retention.newest == 0;
         let is_keeper = place.is_keeper(world);
-        let work = Background::start(move |_, progress| {
+        let work = Background::start(WRITER, move |_, progress| {
             let guard = guard.as_ref().map(|guard| &*guard.0 as Guard<'_>);
             folder.complete(guard, &sealed)?;
             if keeps_all || !is_keeper {
@@ -329,7 +330,7 @@ impl AsyncSave {
         }
         let place = self.place.clone();
         let (rank, num_ranks) = (world.rank(), world.size());
-        let work = Background::start(move |_, progress| {
+        let work = Background::start(WRITER, move |_, progress| {
             let verify = |step| {
                 let path = checkpoint_path(place.dir(), step);
                 let found = examine(&place, rank, num_ranks, &path, progress);
@@ -354,7 +355,7 @@ impl AsyncSave {
         }
         let (place, snapshot) = (self.place.clone(), self.snapshot.clone());
         let is_keeper = place.is_keeper(world);
-        let work = Background::start(move |_, _| match is_keeper {
+        let work = Background::start(WRITER, move |_, _| match is_keeper {
             true => delete_steps(&place, snapshot.run_id.as_deref(), &steps),
             false => Ok(()),
         });
@@ -370,18 +371,19 @@ fn begin_replicate(
 ) -> Result<Stage, CheckpointError> {
     // A thread sends nothing before all ranks have one, so that none waits for a rank without.
     let (begin, may_begin) = mpsc::channel::<()>();
-    let work = Background::start(move |is_cancelled, progress| {
+    let folder = Arc::new(folder);
+    let of_thread = folder.clone();
+    let work = Background::start(WRITER, move |is_cancelled, progress| {
         if may_begin.recv().is_err() {
-            let path = folder.path().to_path_buf();
-            return (folder, Err(CheckpointError::Cancelled { path }));
+            let path = of_thread.path().to_path_buf();
+            return Err(CheckpointError::Cancelled { path });
         }
-        let sealed = folder.replicate(sealed, progress, is_cancelled);
-        (folder, sealed)
+        of_thread.replicate(sealed, progress, is_cancelled)
     });
     let work = settle(world, work)?;
     // The thread is there, because it waits for this.
     let _ = begin.send(());
-    Ok(Stage::Replicate(work))
+    Ok(Stage::Replicate { work, folder })
 }
 
 impl Stage {
@@ -390,7 +392,7 @@ impl Stage {
         match self {
             Self::Write { work, .. } => work.is_done(),
             Self::Seal { work, .. } => work.as_ref().is_none_or(Background::is_done),
-            Self::Replicate(work) => work.is_done(),
+            Self::Replicate { work, .. } => work.is_done(),
             Self::Commit(work) => work.is_done(),
             Self::Verify { work, .. } => work.is_done(),
             Self::Delete(work) => work.is_done(),

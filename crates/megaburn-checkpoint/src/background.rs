@@ -16,12 +16,14 @@ use crate::error::CheckpointError;
 /// The interval at which a rank that waits for its thread reports the thread's progress.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The thread's name.
-const NAME: &str = "checkpoint-writer";
+/// The name of the threads that write checkpoints.
+pub(crate) const WRITER: &str = "checkpoint-writer";
 
-/// A thread that works for an asynchronous save. Dropping it asks the work to stop, and waits.
+/// A thread that works on files while the program computes. Dropping it asks the work to stop, and
+/// waits.
 #[derive(Debug)]
-pub(crate) struct Background<T> {
+pub struct Background<T> {
+    name: &'static str,
     is_cancelled: Arc<AtomicBool>,
     /// Bytes that the work has read or written since they were last reported.
     num_bytes: Arc<AtomicU64>,
@@ -30,8 +32,13 @@ pub(crate) struct Background<T> {
 }
 
 impl<T: Send + 'static> Background<T> {
-    /// Starts `work`, which gets the flag that asks it to stop, and reports its progress.
-    pub(crate) fn start(
+    /// Starts `work` on a thread called `name`. The work gets the flag that asks it to stop, and
+    /// reports its progress.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(
+        name: &'static str,
         work: impl FnOnce(&AtomicBool, &Progress) -> T + Send + 'static,
     ) -> Result<Self, CheckpointError> {
         let is_cancelled = Arc::new(AtomicBool::new(false));
@@ -39,10 +46,11 @@ impl<T: Send + 'static> Background<T> {
         let num_bytes = Arc::new(AtomicU64::new(0));
         let progress = Progress::counter(num_bytes.clone());
         let thread = thread::Builder::new()
-            .name(NAME.into())
+            .name(name.into())
             .spawn(move || work(&flag, &progress));
         let thread = thread.map_err(|source| CheckpointError::NoThread { source })?;
         Ok(Self {
+            name,
             is_cancelled,
             num_bytes,
             thread: Some(thread),
@@ -52,7 +60,7 @@ impl<T: Send + 'static> Background<T> {
 
 impl<T> Background<T> {
     /// Whether the work has ended.
-    pub(crate) fn is_done(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
@@ -60,7 +68,7 @@ impl<T> Background<T> {
     ///
     /// # Errors
     /// The thread panicked; it has printed the message.
-    pub(crate) fn wait(mut self, progress: &Progress) -> Result<T, CheckpointError> {
+    pub fn wait(mut self, progress: &Progress) -> Result<T, CheckpointError> {
         while !self.is_done() {
             thread::sleep(TICK);
             let num_bytes = self.num_bytes.swap(0, Ordering::Relaxed);
@@ -69,7 +77,7 @@ impl<T> Background<T> {
             }
         }
         let thread = self.thread.take().expect("it is joined only once");
-        let panicked = |_| CheckpointError::Panicked { thread: NAME };
+        let panicked = |_| CheckpointError::Panicked { thread: self.name };
         thread.join().map_err(panicked)
     }
 }
@@ -90,15 +98,15 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_dropping_asks_the_work_to_stop() {
-        let failed = Background::start(|_, _| panic!("a panic of a test")).unwrap();
+        let failed = Background::start(WRITER, |_, _| panic!("a panic of a test")).unwrap();
         let failed: Result<(), _> = failed.wait(&Progress::none());
         assert!(matches!(
             failed,
-            Err(CheckpointError::Panicked { thread: NAME })
+            Err(CheckpointError::Panicked { thread: WRITER })
         ));
         let done = Arc::new(AtomicBool::new(false));
         let flag = done.clone();
-        let endless = Background::start(move |is_cancelled, _| {
+        let endless = Background::start(WRITER, move |is_cancelled, _| {
             while !is_cancelled.load(Ordering::Relaxed) {
                 thread::yield_now();
             }

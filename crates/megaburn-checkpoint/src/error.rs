@@ -105,9 +105,9 @@ pub enum CheckpointError {
     Untiled { name: String, why: String },
     #[error("cannot read tensor `{name}` to save it: {why}")]
     Source { name: String, why: String },
-    #[error("cannot start a thread that writes the checkpoint: {source}")]
+    #[error("cannot start a thread that works on files: {source}")]
     NoThread { source: io::Error },
-    #[error("the thread `{thread}` of a save panicked")]
+    #[error("the thread `{thread}` panicked")]
     Panicked { thread: &'static str },
     #[error("{path} was not finished, because the save was given up")]
     Cancelled { path: PathBuf },

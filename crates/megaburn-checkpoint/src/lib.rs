@@ -131,6 +131,7 @@ mod write_plan;
 pub use async_save::{Advance, AsyncSave, SharedGuard};
 pub use atomic_file::write_atomic;
 pub use average::Average;
+pub use background::Background;
 pub use checkpoint::Checkpoint;
 pub use compare::{
     Comparison, TensorComparison, Tolerance, ValueDifference, compare, compare_within,

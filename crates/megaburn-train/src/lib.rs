@@ -27,7 +27,6 @@ mod resume_error;
 mod run;
 mod run_folder;
 mod saves;
-mod set_aside_removal;
 pub mod signal;
 mod start;
 mod state;

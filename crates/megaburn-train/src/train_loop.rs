@@ -70,13 +70,16 @@ impl TrainLoop<'_> {
             ended => ended,
         };
         // Rank 0 still writes the run's state while the others wait.
-        let _ending = self.groups.world.phase(Phase::Save);
+        let ending = self.groups.world.phase(Phase::Save);
         if let Some(state) = &mut self.state {
             match &ended {
                 Ok(Ended::Finished) => state.finished(),
                 Ok(Ended::Stopped(reason)) => state.stopped(*reason),
                 Err(error) => state.failed(error),
             }
+        }
+        if let Ok(Ended::Finished) = ended {
+            self.trainer.finish_discarding(ending.progress());
         }
         if let Ok(Ended::Stopped(_)) = ended {
             // A launcher treats the first rank that exits with `train.stopped_exit_code` as the end

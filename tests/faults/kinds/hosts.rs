@@ -1,6 +1,6 @@
 //! Checkpoints in a folder of each host: kills, failing file operations, and lost folders.
 
-use std::{fs, process::Command};
+use std::{collections::BTreeSet, ffi::OsString, fs, process::Command};
 
 use nix::errno::Errno;
 
@@ -21,9 +21,20 @@ struct Cluster<'a> {
 
 impl<'a> Cluster<'a> {
     fn new(case: &'a Case, replicas: usize) -> Self {
+        Self::with_layout(case, replicas, |layout| world_size(layout) > 1)
+    }
+
+    /// Ranks of which each writes parts of what others read, without copies: every start from a
+    /// checkpoint fetches chunks.
+    fn that_fetches(case: &'a Case) -> Self {
+        let shares = |layout: &str| world_size(layout) > 1 && !layout.contains("pp");
+        Self::with_layout(case, 0, shares)
+    }
+
+    fn with_layout(case: &'a Case, replicas: usize, fits: impl Fn(&str) -> bool) -> Self {
         let layout = loop {
             let layout = case.any_layout();
-            if world_size(layout) > 1 {
+            if fits(layout) {
                 break layout;
             }
         };
@@ -52,6 +63,41 @@ impl<'a> Cluster<'a> {
         let program = [binary().display().to_string()];
         let args = self.case.train_args(self.layout, STEPS, &sets);
         megaburn(launch.into_iter().chain(shell).chain(program).chain(args))
+    }
+
+    /// Trains until a process dies at one of its first operations on a file of fetched chunks.
+    fn train_until_killed_in_fetch(&self) -> Result<(), String> {
+        let case = self.case;
+        let mut command = self.train();
+        kill(case).add(&mut command, case, 1 + case.below(4), None);
+        command
+            .env("FILE_FAULT_FOLDER", case.path("local"))
+            .env("FILE_FAULT_NAME", ".fetched");
+        let ended = case.wait_moving(&mut case.start(command))?;
+        match ended.expect(&[0]) {
+            Ok(_) => Err("no process died while it fetched chunks".to_string()),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Whether some checkpoint is complete on all hosts.
+    fn has_checkpoint(&self) -> bool {
+        let mut common: Option<BTreeSet<OsString>> = None;
+        for host in 0..self.num_hosts {
+            let folder = self.case.path(&format!("local/h{host}"));
+            let names = fs::read_dir(folder).into_iter().flatten().flatten();
+            let names = names.map(|entry| entry.file_name());
+            let complete = names.filter(|name| {
+                let name = name.to_string_lossy();
+                name.starts_with("step-") && !name.contains('.')
+            });
+            let here: BTreeSet<_> = complete.collect();
+            common = Some(match common {
+                Some(before) => before.intersection(&here).cloned().collect(),
+                None => here,
+            });
+        }
+        common.is_some_and(|common| !common.is_empty())
     }
 
     /// Trains until a fault at some operation in the folders of the hosts or of the run.
@@ -93,11 +139,13 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
     cluster.recover()
 }
 
-/// A process dies, and another one while the next start fetches what its hosts lack or trains on.
+/// A process dies, and another one while the next start fetches what its hosts lack.
 pub(super) fn killed_again(case: &Case) -> Result<(), String> {
-    let cluster = Cluster::new(case, case.one_of(&[0, 1, 2]));
-    cluster.train_until(kill(case), None)?;
-    cluster.train_until(kill(case), None)?;
+    let cluster = Cluster::that_fetches(case);
+    while !cluster.has_checkpoint() {
+        cluster.train_until(kill(case), None)?;
+    }
+    cluster.train_until_killed_in_fetch()?;
     cluster.recover()
 }
 

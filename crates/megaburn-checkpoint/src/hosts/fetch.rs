@@ -72,12 +72,19 @@ impl Checkpoint {
             _ => Plan::default(),
         };
         let plan: Plan = objects::broadcast(world, &plan)?;
+        let name = |file: usize| self.manifest.files[file].name.as_str();
         if plan.whole.is_empty() && plan.parts.is_empty() {
+            // An earlier start may have fetched chunks of a file that is there now.
+            let mut whole = (0..self.num_files()).filter(on_host).map(name);
+            let removed = match place.is_keeper(world) {
+                true => whole.try_for_each(|name| remove_fetched(&self.path, name)),
+                false => Ok(()),
+            };
+            settle(world, removed)?;
             return Ok(0);
         }
-        let of_me = plan.whole.iter().filter(|transfer| transfer.to == me);
+        // The total is unknown until the receivers have verified which chunks are there already.
         let progress = phase.progress();
-        progress.expect(of_me.map(|transfer| transfer.bytes).sum());
         let folder = Folder::prepare(place, hosts, world, &self.path, found)?;
         let whole = Transfers {
             hosts,
@@ -99,7 +106,6 @@ impl Checkpoint {
         let is_here = |transfer: &&Transfer| hosts.of(transfer.to) == hosts.of(me);
         let copied = plan.whole.iter().filter(is_here);
         let copied: BTreeSet<&str> = copied.map(|transfer| transfer.file.as_str()).collect();
-        let name = |file: usize| self.manifest.files[file].name.as_str();
         let completed = if place.is_keeper(world) {
             // Chunks of a file that is there now are not needed any more.
             let is_whole = |file: &usize| on_host(file) || copied.contains(name(*file));

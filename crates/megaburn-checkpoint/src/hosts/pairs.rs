@@ -2,9 +2,12 @@
 
 use std::{
     collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, PoisonError},
     thread,
 };
+
+use megaburn_collective::Group;
 
 use crate::error::CheckpointError;
 
@@ -14,21 +17,35 @@ const AT_ONCE: usize = 8;
 /// The name of the threads that do so.
 const NAME: &str = "checkpoint-transfer";
 
-/// Does what rank `me` has to do for the transfers `all`. `ends` gives the ranks that send and
-/// receive a transfer, and `one` does this rank's part of it and returns the bytes that this rank
-/// received. A thread works for each pair of ranks, for at most [`AT_ONCE`] pairs at a time, in an
-/// order that all ranks agree on. Returns the bytes that this rank received from each rank.
+/// Does what this rank of `group` has to do for the transfers `all`. `ends` gives the ranks that
+/// send and receive a transfer, and `one` does this rank's part of it and returns the bytes that
+/// this rank received. This thread and up to seven others each work for a pair of ranks, in an order
+/// that all ranks agree on. If the system has fewer threads left, pairs wait longer. Returns the
+/// bytes that this rank received from each rank.
 ///
 /// # Errors
-/// The first error of `one`. All other transfers of this rank are done, unless a rank is gone.
+/// The first error of `one`. All other transfers of this rank are done, unless a rank is gone. If
+/// `one` panics, the collectives of all ranks end with an error.
 /// # Collective
 /// All ranks that send or receive, at nearly the same time, with the same list.
 pub(crate) fn run_pairs<T: Sync>(
-    me: usize,
+    group: &Group,
     all: &[T],
     ends: impl Fn(&T) -> (usize, usize),
     one: impl Fn(&T) -> Result<u64, CheckpointError> + Sync,
 ) -> Result<BTreeMap<usize, u64>, CheckpointError> {
+    run_pairs_on(AT_ONCE, group, all, ends, one)
+}
+
+/// As [`run_pairs`], for at most `at_once` pairs at a time.
+fn run_pairs_on<T: Sync>(
+    at_once: usize,
+    group: &Group,
+    all: &[T],
+    ends: impl Fn(&T) -> (usize, usize),
+    one: impl Fn(&T) -> Result<u64, CheckpointError> + Sync,
+) -> Result<BTreeMap<usize, u64>, CheckpointError> {
+    let me = group.rank();
     let mut pairs: BTreeMap<(usize, usize), Vec<&T>> = BTreeMap::new();
     for transfer in all {
         let (from, to) = ends(transfer);
@@ -37,11 +54,19 @@ pub(crate) fn run_pairs<T: Sync>(
         }
     }
     let received = Mutex::new(BTreeMap::new());
+    let one = |transfer: &T| {
+        // The rank at the other end waits for this one.
+        let panicked = |_| {
+            group.abort(&format!("its thread `{NAME}` panicked"));
+            Err(CheckpointError::Panicked { thread: NAME })
+        };
+        catch_unwind(AssertUnwindSafe(|| one(transfer))).unwrap_or_else(panicked)
+    };
     let one_pair = |(from, _): (usize, usize), transfers: Vec<&T>| {
         let mut failed = Ok(());
         for transfer in transfers {
             match one(transfer) {
-                Err(error @ CheckpointError::Collective(_)) => return Err(error),
+                Err(error) if is_end(&error) => return Err(error),
                 Err(error) => failed = failed.and(Err(error)),
                 Ok(0) => {}
                 Ok(bytes) => {
@@ -52,7 +77,7 @@ pub(crate) fn run_pairs<T: Sync>(
         }
         failed
     };
-    let num_threads = pairs.len().min(AT_ONCE);
+    let num_threads = pairs.len().min(at_once);
     // The first pair that is left has both of its ranks, so no rank waits for ever.
     let left = Mutex::new(pairs.into_iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -60,7 +85,7 @@ pub(crate) fn run_pairs<T: Sync>(
         let mut failed = Ok(());
         while let Some((pair, transfers)) = next() {
             match one_pair(pair, transfers) {
-                Err(error @ CheckpointError::Collective(_)) => return Err(error),
+                Err(error) if is_end(&error) => return Err(error),
                 done => failed = failed.and(done),
             }
         }
@@ -69,20 +94,87 @@ pub(crate) fn run_pairs<T: Sync>(
     let ended: Result<(), CheckpointError> = thread::scope(|scope| {
         let spawn = |_| {
             let builder = thread::Builder::new().name(NAME.into());
-            builder.spawn_scoped(scope, work)
+            builder.spawn_scoped(scope, work).ok()
         };
-        let threads: Vec<_> = (0..num_threads).map(spawn).collect();
-        let ends = threads.into_iter().map(|thread| match thread {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or(Err(CheckpointError::Panicked { thread: NAME })),
-            Err(source) => Err(CheckpointError::NoThread { source }),
+        let threads: Vec<_> = (1..num_threads).filter_map(spawn).collect();
+        let own = work();
+        let ends = threads.into_iter().map(|thread| {
+            let panicked = Err(CheckpointError::Panicked { thread: NAME });
+            thread.join().unwrap_or(panicked)
         });
         // All threads end before the first error is returned.
-        ends.collect::<Vec<_>>().into_iter().collect()
+        let ends: Vec<_> = [own].into_iter().chain(ends).collect();
+        ends.into_iter().collect()
     });
     ended?;
     Ok(received
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Whether no transfer can follow after an error, because a rank is gone.
+fn is_end(error: &CheckpointError) -> bool {
+    matches!(
+        error,
+        CheckpointError::Collective(_) | CheckpointError::Panicked { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use burn::tensor::{DType, TensorData};
+    use megaburn_collective::{GroupOptions, run_threads};
+
+    use super::*;
+
+    /// All pairs of `num_ranks` ranks, twice.
+    fn all_pairs(num_ranks: usize) -> Vec<(usize, usize)> {
+        let pairs = (0..num_ranks).flat_map(|from| (0..num_ranks).map(move |to| (from, to)));
+        let pairs: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
+        pairs.repeat(2)
+    }
+
+    /// Sends a byte from one rank to another.
+    fn transfer(group: &Group, (from, to): (usize, usize)) -> Result<u64, CheckpointError> {
+        if from == group.rank() {
+            group.send(TensorData::from([from as u8]), to)?;
+            return Ok(0);
+        }
+        let found = group.recv(from, Some(&[1]), DType::U8)?;
+        assert_eq!(found.as_bytes(), [from as u8]);
+        Ok(1)
+    }
+
+    #[test]
+    fn ranks_with_different_numbers_of_threads_transfer_everything() {
+        let num_ranks = 5;
+        let found = run_threads(num_ranks, GroupOptions::default(), |world| {
+            let at_once = [1, 8, 2, 1, 3][world.rank()];
+            let one = |pair: &(usize, usize)| transfer(&world, *pair);
+            run_pairs_on(at_once, &world, &all_pairs(num_ranks), |pair| *pair, one)
+        });
+        for (rank, received) in found.into_iter().enumerate() {
+            let others = (0..num_ranks).filter(|from| *from != rank);
+            assert_eq!(received.unwrap(), others.map(|from| (from, 2)).collect());
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_the_transfers_of_all_ranks_with_an_error() {
+        let begun = Instant::now();
+        let found = run_threads(3, GroupOptions::default(), |world| {
+            let one = |pair: &(usize, usize)| {
+                assert!(*pair != (0, 1) || world.rank() != 0, "a panic of a test");
+                transfer(&world, *pair)
+            };
+            run_pairs(&world, &all_pairs(3), |pair| *pair, one)
+        });
+        for rank in &found[..2] {
+            let error = rank.as_ref().unwrap_err().to_string();
+            assert!(error.contains("panicked"), "{error}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
 }

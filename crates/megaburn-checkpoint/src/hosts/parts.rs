@@ -73,7 +73,7 @@ impl PartTransfers<'_> {
         };
         let me = self.hosts.files.rank();
         let ends = |transfer: &PartTransfer| (transfer.from, transfer.to);
-        run_pairs(me, self.all, ends, |transfer| {
+        run_pairs(&self.hosts.files, self.all, ends, |transfer| {
             if transfer.from == me {
                 self.send(transfer, streams).map(|()| 0)
             } else {

@@ -80,7 +80,7 @@ impl Transfers<'_> {
         };
         let me = self.hosts.files.rank();
         let ends = |transfer: &Transfer| (transfer.from, transfer.to);
-        run_pairs(me, self.all, ends, |transfer| {
+        run_pairs(&self.hosts.files, self.all, ends, |transfer| {
             if transfer.from == me {
                 self.send(transfer, streams).map(|()| 0)
             } else {

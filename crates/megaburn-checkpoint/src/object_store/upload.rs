@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     agree::settle,
-    background::Background,
+    background::{Background, WRITER},
     error::CheckpointError,
     folder::step_name,
     manifest::{MANIFEST, MANIFEST_HASH, Manifest},
@@ -103,7 +103,7 @@ impl CheckpointUpload {
         });
         let claim = groups.is_main().then(|| {
             let work = work.clone();
-            Background::start(move |_, _| work.claim())
+            Background::start(WRITER, move |_, _| work.claim())
         });
         let stage = Stage::Claim(settle(&groups.world, claim.transpose())?);
         Ok(Self { work, stage })
@@ -160,7 +160,7 @@ impl CheckpointUpload {
                     self.stage = Stage::Done(num_bytes);
                     return Ok(UploadStage::Done(num_bytes));
                 }
-                let files = Background::start(move |is_cancelled, progress| {
+                let files = Background::start(WRITER, move |is_cancelled, progress| {
                     work.upload_own(is_cancelled, progress)
                 });
                 self.stage = Stage::Files(settle(world, files)?);
@@ -172,7 +172,7 @@ impl CheckpointUpload {
                 let sent: Vec<SentFile> = all.into_iter().flatten().collect();
                 let num_bytes = sent.iter().map(|file| file.num_bytes).sum();
                 let finish = groups.is_main().then(|| {
-                    Background::start(move |is_cancelled, progress| {
+                    Background::start(WRITER, move |is_cancelled, progress| {
                         work.finish(&sent, is_cancelled, progress)
                     })
                 });

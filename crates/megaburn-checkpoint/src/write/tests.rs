@@ -123,7 +123,7 @@ proptest! {
 #[case("values", "the disk is on fire")]
 #[case("length", "it has 1 elements, but its shard has")]
 #[case("numbers", "`t008` has values that are not finite")]
-#[case("hasher", "the thread `checkpoint-hasher` of a save panicked")]
+#[case("hasher", "the thread `checkpoint-hasher` panicked")]
 #[cfg_attr(target_os = "linux", case("file", "cannot write /dev/full"))]
 #[case("cancelled", "the save was given up")]
 fn a_failure_of_a_stage_ends_the_others(

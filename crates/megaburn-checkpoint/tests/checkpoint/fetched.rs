@@ -222,6 +222,22 @@ fn fetched_chunks_are_removed_when_they_are_not_needed() {
     }
 }
 
+/// Somebody has copied the files to all hosts, so nothing has to be sent.
+#[test]
+fn fetched_chunks_are_removed_when_nothing_is_fetched() {
+    let cluster = Cluster::new("dp2", &[0, 1], 0);
+    save_zero(&cluster, 0, 0, 1);
+    load(&cluster, 0).unwrap();
+    let folders = folders(&cluster, 1);
+    assert!(folders.iter().all(|folder| fetched_in(folder).len() == 1));
+    for (from, to) in [(0, 1), (1, 0)] {
+        let name = format!("rank-{from:05}.safetensors");
+        fs::copy(folders[from].join(&name), folders[to].join(&name)).unwrap();
+    }
+    assert_eq!(load(&cluster, 0), Some((1, vec![0; 2])));
+    assert!(folders.iter().all(|folder| fetched_in(folder).is_empty()));
+}
+
 /// A checkpoint of an older version has no hashes of chunks.
 #[test]
 fn files_without_hashes_of_chunks_are_copied_whole() {

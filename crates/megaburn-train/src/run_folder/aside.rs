@@ -11,21 +11,20 @@ use std::{
 };
 
 use megaburn_checkpoint::{
-    TMP, checkpoint_step, checkpoints_of, is_there, leftover_of, move_checkpoints, sibling_path,
-    sync_folder,
+    TMP, checkpoint_step, is_there, leftover_of, move_checkpoints, sibling_path, sync_folder,
 };
 
 use super::{
     marker::Marker,
     names::{CHECKPOINTS, MARKER, METRICS, names_in},
-    owned::{Fresh, Owned, Proof, half_written},
+    owned::{Fresh, Owned, half_written},
 };
 use crate::{error::TrainError, time::name_of_now};
 
 /// Prefix of the folders that hold runs which `--fresh` set aside.
 const ASIDE: &str = "before-";
 
-fn fail(path: &Path) -> impl Fn(io::Error) -> TrainError {
+pub(super) fn fail(path: &Path) -> impl Fn(io::Error) -> TrainError {
     move |source| TrainError::Write {
         path: path.into(),
         source,
@@ -136,37 +135,9 @@ fn undo(dir: &Path, moving: &Path) -> Result<(), TrainError> {
     clear(moving).map(drop).map_err(fail(moving))
 }
 
-/// Removes a folder with a run that was set aside: the files that the run wrote, and the folder
-/// itself if nothing else is in it. Returns whether the folder is gone.
-pub(super) fn discard(folder: &Path) -> Result<bool, TrainError> {
-    let Some(marker) = Marker::read(folder)? else {
-        return clear(folder).map_err(fail(folder));
-    };
-    for (_, checkpoint) in checkpoints_of(&folder.join(CHECKPOINTS), &marker.run_id)? {
-        // For a link, remove only the link.
-        let is_link = checkpoint.is_symlink();
-        let remove = if is_link {
-            fs::remove_file
-        } else {
-            fs::remove_dir_all
-        };
-        remove(&checkpoint).map_err(fail(&checkpoint))?;
-    }
-    for name in names_in(folder).map_err(fail(folder))? {
-        let path = folder.join(&name);
-        match Owned::of(&name).filter(|owned| owned.name != MARKER && owned.is_ours(&path)) {
-            Some(owned) if owned.proof == Proof::Mark => fs::remove_dir_all(&path),
-            Some(_) => fs::remove_file(&path),
-            None => Ok(()),
-        }
-        .map_err(fail(&path))?;
-    }
-    clear(folder).map_err(fail(folder))
-}
-
 /// Removes the folders and the marker of a run that was set aside, unless they contain something
 /// else. Returns whether they are gone.
-fn clear(folder: &Path) -> io::Result<bool> {
+pub(super) fn clear(folder: &Path) -> io::Result<bool> {
     let steps = folder.join(CHECKPOINTS);
     let behind_link: Option<PathBuf> = fs::read_link(&steps).ok();
     if !is_removed(behind_link.as_deref().unwrap_or(&steps))? {

@@ -19,6 +19,7 @@
 mod aside;
 mod assets;
 mod config_file;
+mod discard;
 mod error;
 mod idle;
 mod inspect;
@@ -30,7 +31,7 @@ mod owned;
 mod shared;
 
 use std::{
-    fs, io, mem,
+    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -277,12 +278,12 @@ impl RunFolder {
 
     /// The folders inside it that hold runs which `--fresh` set aside, until there is a checkpoint.
     pub(crate) fn set_aside(&self) -> Vec<PathBuf> {
-        self.held()
-            .marker
-            .set_aside
-            .iter()
-            .map(|name| self.path.join(name))
-            .collect()
+        let names = self.set_aside_names().into_iter();
+        names.map(|name| self.path.join(name)).collect()
+    }
+
+    fn set_aside_names(&self) -> Vec<String> {
+        self.held().marker.set_aside.clone()
     }
 
     /// Checks that the folder at the path still belongs to this run. Costs one `stat`, because it
@@ -348,30 +349,6 @@ impl RunFolder {
     /// `hf/` was not written by a run; a file cannot be written.
     pub(crate) fn write_assets(&self, assets: &Assets) -> Result<(), TrainError> {
         assets::write(&self.path, assets, &self.id())
-    }
-
-    /// Removes the runs that `--fresh` set aside, once a checkpoint was committed. The marker's file
-    /// names them until they are removed, so a process that ends early leaves the rest to the next.
-    pub(crate) fn discard_set_aside(&self) {
-        let names = mem::take(&mut self.held().marker.set_aside);
-        if names.is_empty() {
-            return;
-        }
-        for name in names {
-            let folder = self.path.join(&name);
-            match aside::discard(&folder) {
-                Ok(true) => {}
-                Ok(false) => tracing::warn!(
-                    "`{}` was not removed: it contains other files",
-                    folder.display()
-                ),
-                Err(error) => tracing::warn!("cannot remove `{}`: {error}", folder.display()),
-            }
-        }
-        if let Err(error) = self.held().marker.write(&self.path) {
-            let marker = self.path.join(names::MARKER);
-            tracing::warn!("cannot write `{}`: {error}", marker.display());
-        }
     }
 }
 

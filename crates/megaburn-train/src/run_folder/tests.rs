@@ -1,3 +1,6 @@
+use std::sync::atomic::AtomicBool;
+
+use megaburn_collective::Progress;
 use megaburn_models::assets::ASSETS;
 use megaburn_report::metrics::{Journal, MetricsWriter, StepMetrics, read_metrics};
 
@@ -6,7 +9,6 @@ use crate::{
     config::ConfigLayers,
     exit::Exit,
     run_folder::names::{METRICS, STATE},
-    set_aside_removal::SetAsideRemoval,
 };
 
 fn config(dir: &Path) -> TrainConfig {
@@ -15,16 +17,21 @@ fn config(dir: &Path) -> TrainConfig {
     config
 }
 
-fn take(dir: &Path) -> Result<RunShare, TrainError> {
+pub(super) fn take(dir: &Path) -> Result<RunShare, TrainError> {
     RunShare::take(&Group::single(0), &config(dir))
 }
 
-fn anew(share: RunShare, dir: &Path) -> RunShare {
+pub(super) fn anew(share: RunShare, dir: &Path) -> RunShare {
     share.begin_anew(&Group::single(0), &config(dir)).unwrap()
 }
 
-fn folder(share: &RunShare) -> &RunFolder {
+pub(super) fn folder(share: &RunShare) -> &RunFolder {
     share.folder.as_ref().unwrap()
+}
+
+/// Removes everything that was set aside.
+pub(super) fn discard_all(share: &RunShare) {
+    folder(share).discard_set_aside(&AtomicBool::new(false), &Progress::none());
 }
 
 /// The metrics of a step.
@@ -50,7 +57,7 @@ fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
 }
 
 /// Creates a checkpoint and metrics.
-fn fill(dir: &Path, step: u64, id: &str) {
+pub(super) fn fill(dir: &Path, step: u64, id: &str) {
     put(dir, step, id);
     let line = serde_json::to_string(&first_step()).unwrap();
     fs::write(dir.join(METRICS), line + "\n").unwrap();
@@ -183,10 +190,8 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     let again = anew(take(dir.path()).unwrap(), dir.path());
     assert_eq!(folder(&again).set_aside(), std::slice::from_ref(aside));
     assert!(kept.is_file());
-    let removal = SetAsideRemoval::start(again.folder.as_ref().unwrap());
-    folder(&again).check().unwrap();
-    drop(removal);
-    assert!(!aside.exists(), "dropping it waits");
+    discard_all(&again);
+    assert!(!aside.exists());
     drop(again);
     assert!(folder(&take(dir.path()).unwrap()).set_aside().is_empty());
     assert_eq!(
@@ -210,7 +215,7 @@ fn checkpoints_behind_a_link_stay_on_their_disk() {
     };
     assert!(aside.join("checkpoints/step-00000007/weights").is_file());
     assert_eq!(names_in(&disk).unwrap().len(), 1, "and no step");
-    folder(&new).discard_set_aside();
+    discard_all(&new);
     assert!(names_in(&disk).unwrap().is_empty() && !aside.exists());
 }
 
@@ -296,7 +301,7 @@ fn other_files_in_what_was_set_aside_stay() {
     let new = anew(old, dir.path());
     let aside = folder(&new).set_aside().remove(0);
     fs::write(aside.join("thesis"), "years").unwrap();
-    folder(&new).discard_set_aside();
+    discard_all(&new);
     let steps = names_in(&aside.join(CHECKPOINTS)).unwrap();
     assert_eq!(steps, ["step-00000009"], "this run did not write it");
     assert_eq!(fs::read_to_string(aside.join("thesis")).unwrap(), "years");

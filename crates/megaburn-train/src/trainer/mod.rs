@@ -23,6 +23,7 @@ mod resume_samples;
 mod sample;
 mod save;
 mod schedules;
+mod set_aside;
 mod stats;
 mod step;
 mod stored_retention;
@@ -37,6 +38,7 @@ use std::{
 };
 
 use burn::prelude::Device;
+use megaburn_checkpoint::Background;
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_data::GlobalBatch;
 use megaburn_mesh::{Layout, ShardPlan};
@@ -50,7 +52,6 @@ use crate::{
     error::TrainError,
     pipeline::Pipeline,
     run_folder::RunShare,
-    set_aside_removal::SetAsideRemoval,
     train_state::{TrainState, TrainStateConfig},
 };
 use first_times::FirstTimes;
@@ -136,8 +137,8 @@ pub struct Trainer {
     uploading: BTreeSet<u64>,
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
-    /// The removal of the run that `--fresh` set aside, once an asynchronous save is complete.
-    set_aside_removal: OnceCell<SetAsideRemoval>,
+    /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
+    set_aside_removal: OnceCell<Background<()>>,
     first_times: FirstTimes,
 }
 

@@ -13,7 +13,6 @@ use crate::{
     data::BlendRecord,
     error::TrainError,
     run_folder::RunShare,
-    set_aside_removal::SetAsideRemoval,
     start::settle,
     trainer::{Progress, Trainer},
 };
@@ -170,13 +169,8 @@ impl Trainer {
         let _phase = self.groups.world.phase(Phase::Save);
         let advance = save.advance(&self.groups);
         let advance = advance.map_err(|error| save_error(save.step(), error))?;
-        if let Advance::Committed(_) = advance
-            && let Some(folder) = self.run.as_ref().and_then(|run| run.folder.as_ref())
-            && !folder.set_aside().is_empty()
-        {
-            // It may have many large files, so training does not wait.
-            let start = || SetAsideRemoval::start(folder);
-            self.set_aside_removal.get_or_init(start);
+        if let Advance::Committed(_) = advance {
+            self.discard_set_aside();
         }
         Ok(advance)
     }
@@ -226,13 +220,6 @@ impl Trainer {
             best: train.keep_best_checkpoints,
             losses: self.eval_losses.clone(),
             in_use: self.uploading.clone(),
-        }
-    }
-
-    /// Deletes what was set aside when the run began, once it has a checkpoint of its own.
-    fn discard_set_aside(&self) {
-        if let Some(folder) = self.run.as_ref().and_then(|run| run.folder.as_ref()) {
-            folder.discard_set_aside();
         }
     }
 

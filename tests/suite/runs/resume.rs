@@ -40,6 +40,7 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
 pub(crate) struct Stretch {
     pub(crate) samples: SampleLog,
     pub(crate) losses: Vec<f64>,
+    pub(crate) learning_rates: Vec<f64>,
 }
 
 /// Checks that a resumed run under another layout has the same losses as `whole` had after its
@@ -78,7 +79,9 @@ pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
                     stretch.samples.record(number, &sample.into_tokens())?;
                 }
             }
-            stretch.losses.push(trainer.step()?.loss);
+            let step = trainer.step()?;
+            stretch.losses.push(step.loss);
+            stretch.learning_rates.push(step.lr);
             if trainer.progress().step == save_at {
                 trainer.save()?;
             }
@@ -89,6 +92,7 @@ pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
     for rank in ranks.into_iter().map(Result::unwrap) {
         whole.samples.merge(rank.samples.entries()).unwrap();
         whole.losses = rank.losses;
+        whole.learning_rates = rank.learning_rates;
     }
     whole
 }

@@ -18,6 +18,7 @@ mod model_settings;
 mod names;
 mod parameter;
 mod schedule_settings;
+mod schedule_state;
 mod settings;
 mod steps;
 mod tensors;

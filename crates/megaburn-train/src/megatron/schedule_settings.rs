@@ -3,16 +3,14 @@
 use megaburn_optim::{WeightDecayStyle, WsdStyle};
 use megaburn_torch::pickle::Value;
 
-use super::{args::Args, error::MegatronError};
+use super::{args::Args, error::MegatronError, schedule_state::ScheduleState};
 use crate::config::{LrDecayStyle, OptimizerConfig, OptimizerName, ScheduleAt};
 
-/// The state of the schedules, `opt_param_scheduler` in `common.pt`. Its lengths are in samples.
-///
-/// Source: Megatron-LM, `megatron/core/optimizer_param_scheduler.py`.
+/// The schedules of learning rate and weight decay. Their lengths are in samples.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedules<'a> {
     args: Args<'a>,
-    state: Value<'a>,
+    state: ScheduleState<'a>,
     /// Whether the state of the optimizer is left out.
     weights_only: bool,
 }
@@ -23,10 +21,7 @@ impl<'a> Schedules<'a> {
         common: Value<'a>,
         weights_only: bool,
     ) -> Result<Self, MegatronError> {
-        let state = common.get("opt_param_scheduler");
-        let why = "it has no state of the schedules, which --weights-only needs too; save it without \
-            --no-save-optim";
-        let state = state.ok_or_else(|| args.missing("`opt_param_scheduler`", why))?;
+        let state = ScheduleState::of(args, common, weights_only)?;
         Ok(Self {
             args,
             state,
@@ -34,22 +29,14 @@ impl<'a> Schedules<'a> {
         })
     }
 
-    fn value<T>(
-        &self,
-        name: &str,
-        read: impl FnOnce(Value<'a>) -> Option<T>,
-    ) -> Result<T, MegatronError> {
-        let found = self.state.get(name).and_then(read);
-        let what = format!("`opt_param_scheduler.{name}`");
-        found.ok_or_else(|| self.args.missing(&what, "the schedule needs it"))
-    }
-
     fn number(&self, name: &str) -> Result<f64, MegatronError> {
-        self.value(name, |value| value.as_f64())
+        self.state.number(name)
     }
 
     fn samples(&self, name: &str) -> Result<u64, MegatronError> {
-        self.value(name, |value| whole(value.as_f64()?))
+        let found = whole(self.number(name)?);
+        let what = format!("whole number `opt_param_scheduler.{name}`");
+        found.ok_or_else(|| self.args.missing(&what, "the schedule needs it"))
     }
 
     /// The samples of all updates so far.
@@ -109,7 +96,7 @@ impl<'a> Schedules<'a> {
             weight_decay: start,
             end_weight_decay: decay,
             weight_decay_steps: decay.map(|_| self.weight_decay_steps(batch)).transpose()?,
-            weight_decay_style: match self.value("wd_incr_style", |value| value.as_str())? {
+            weight_decay_style: match self.state.text("wd_incr_style")? {
                 "cosine" => WeightDecayStyle::Cosine,
                 _ => WeightDecayStyle::Linear,
             },
@@ -151,7 +138,7 @@ impl<'a> Schedules<'a> {
     /// How the learning rate decays, and for `WSD` the shape and the samples of its final decay.
     fn style(&self) -> Result<(LrDecayStyle, Option<(WsdStyle, u64)>), MegatronError> {
         let args = self.args;
-        let style = match self.value("lr_decay_style", |value| value.as_str())? {
+        let style = match self.state.text("lr_decay_style")? {
             "constant" => LrDecayStyle::Constant,
             "linear" => LrDecayStyle::Linear,
             "cosine" => LrDecayStyle::Cosine,

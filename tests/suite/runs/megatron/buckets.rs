@@ -3,7 +3,7 @@
 use std::{fs, io::Write, path::Path};
 
 use megaburn::{
-    checkpoint::{Checkpoint, TensorSource, compare},
+    checkpoint::{Checkpoint, compare},
     train::{
         Exit,
         megatron::{FromMegatronConfig, from_megatron, to_megatron},
@@ -18,8 +18,7 @@ use megaburn_torch::{
 };
 use rstest::rstest;
 
-use super::{FIRST, config, fixture, import, with_arguments};
-use crate::runs::resume::train;
+use super::{FIRST, fixture, import, with_arguments};
 
 /// The tensors of a run's checkpoint that differ from those of another.
 pub(super) fn differences(a: &Path, b: &Path) -> Vec<String> {
@@ -91,7 +90,7 @@ fn an_order_that_the_values_refute_gives_way_to_another(#[case] name: &str, #[ca
 
 /// A copy of a fixture that one rank wrote, in which `change` has changed the bytes of tensors; a
 /// tensor without bytes is left out.
-fn with_tensors(to: &Path, name: &str, mut change: impl FnMut(&str, &mut Vec<u8>)) {
+pub(super) fn with_tensors(to: &Path, name: &str, mut change: impl FnMut(&str, &mut Vec<u8>)) {
     let from = fixture(name).join("iter_0000010");
     let old = DcpDir::open(&from).unwrap();
     let mut writer = DcpWriter::create(to, 0).unwrap();
@@ -296,45 +295,4 @@ fn buckets_that_are_not_all_there_are_refused(#[case] absent: &str, #[case] expe
     let text = import(&at("iter"), &at("run")).unwrap_err().to_string();
     assert!(text.contains(expected), "{text}");
     assert!(!at("run").exists());
-}
-
-#[rstest]
-#[case("tp2-dp2-buckets", "tp2-dp2")]
-#[case("tp2-dp2", "pp2-dp2")]
-#[case("pp2", "pp2")]
-fn weights_alone_begin_with_new_moments(#[case] name: &str, #[case] layout: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    let run = dir.path().join("run");
-    let options = FromMegatronConfig::new().with_weights_only(true);
-    let imported = from_megatron(&fixture(name), &run, &options).unwrap();
-    let is_named = |note: &String| note.starts_with("the state of the optimizer is not taken");
-    assert_eq!(
-        imported.notes.iter().filter(|note| is_named(note)).count(),
-        1
-    );
-    let progress = imported.progress;
-    assert_eq!((progress.step, progress.skipped_steps), (FIRST, FIRST));
-    assert_eq!(progress.consumed_samples, progress.skipped_samples);
-    let weights = dir.path().join("weights");
-    let all = import(&fixture(name), &weights).unwrap();
-    assert_eq!(all.progress.consumed_samples, progress.consumed_samples);
-    // The weights are the same in f32, and no moment is.
-    let different = differences(&run, &weights);
-    assert!(
-        different.iter().all(|name| name.starts_with("exp_avg")),
-        "{different:?}"
-    );
-    let zeros = Checkpoint::open(&run.join(format!("checkpoints/step-{FIRST:08}"))).unwrap();
-    for name in &different {
-        let values = zeros.read_rows(name, 0..1).unwrap();
-        assert!(values.as_bytes().iter().all(|byte| *byte == 0), "{name}");
-    }
-    let resumed = train(config(&run, layout, &[]), FIRST + 3, FIRST + 3);
-    assert!(
-        resumed
-            .losses
-            .iter()
-            .all(|loss| loss.is_finite() && *loss < 7.5)
-    );
-    assert!(fs::exists(run.join(format!("checkpoints/step-{:08}", FIRST + 3))).unwrap());
 }

@@ -7,6 +7,7 @@ mod buckets;
 mod exported;
 mod moved;
 mod refused;
+mod weights_only;
 mod written_buckets;
 
 use std::{

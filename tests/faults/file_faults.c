@@ -9,6 +9,7 @@
 //                    stop             stop the process (SIGSTOP)
 //                    slow:MS          the n-th fsync from a checkpoint's first on takes this long; nothing fails
 // FILE_FAULT_NAME    only files count whose path contains this text
+// FILE_FAULT_HIT     this file is created when the operation is reached
 // FILE_FAULT_RANK    only in the process whose RANK is this
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -80,6 +82,12 @@ static int is_at_below(int dir, const char *name) {
     return is_fd_below(dir);
 }
 
+static void note_hit(void) {
+    const char *hit = getenv("FILE_FAULT_HIT");
+    // Not through `open`, which this library replaces.
+    if (hit) syscall(SYS_openat, AT_FDCWD, hit, O_WRONLY | O_CREAT, 0666);
+}
+
 // Counts one operation and says what becomes of it.
 static enum outcome next(int takes_space) {
     pthread_mutex_lock(&mutex);
@@ -92,6 +100,7 @@ static enum outcome next(int takes_space) {
         return FAILS;
     }
     if (!is_now) return GO_ON;
+    note_hit();
     if (action == BEFORE) kill(getpid(), SIGKILL);
     if (action == STOP) kill(getpid(), SIGSTOP);
     if (action == TORN) return takes_space ? TEARS : (kill(getpid(), SIGKILL), GO_ON);

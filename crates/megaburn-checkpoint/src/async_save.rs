@@ -16,15 +16,15 @@ use crate::{
     folder::checkpoint_path,
     named_tensor::{NamedTensor, PendingValues},
     place::Place,
-    report::Report,
     retention::{
         Known, Retention, all_known, delete_steps, known, steps_to_delete, steps_to_verify, update,
     },
     save::warn_of_retention,
+    save_stage::Stage,
     share::Share,
     snapshot::Snapshot,
     unfinished_checkpoint::{Guard, Sealed, UnfinishedCheckpoint, all_or_none},
-    verification::{Found, examine, judge},
+    verification::{examine, judge},
 };
 
 /// A checkpoint that threads of the ranks are writing.
@@ -42,7 +42,7 @@ use crate::{
 /// Until the commit, the folder has a temporary name, so a kill leaves the older checkpoints. If
 /// the value is dropped before that, the threads stop after what they have read, and rank 0, or the
 /// first rank of each host, removes the folder; what ranks on other hosts still write may remain
-/// until the next [`prepare`](crate::prepare). In the others, dropping it waits for the thread.
+/// until the next [`prepare`](crate::prepare). After the commit, dropping it waits for the thread.
 ///
 /// Memory: the values that this rank writes, once, until each is written. A [`PendingValues`] may
 /// keep more than what it returns, such as the whole tensor of a part. If reading values copies them,
@@ -73,35 +73,6 @@ pub enum Advance {
     Done,
 }
 
-/// Checkpoints of which a rank has verified its part, and what it found.
-type VerifiedParts = Vec<(PathBuf, Found)>;
-
-enum Stage {
-    Write {
-        // Dropped first, so that the thread has ended when the folder is removed.
-        work: Background<Result<Report, CheckpointError>>,
-        folder: UnfinishedCheckpoint,
-    },
-    /// Only rank 0 works.
-    Seal {
-        work: Option<Background<Result<Sealed, CheckpointError>>>,
-        folder: UnfinishedCheckpoint,
-    },
-    Replicate {
-        // Dropped first, as above.
-        work: Background<Result<Sealed, CheckpointError>>,
-        folder: Arc<UnfinishedCheckpoint>,
-    },
-    /// Returns the checkpoints that count for the retention.
-    Commit(Background<Result<Vec<Known>, CheckpointError>>),
-    Verify {
-        work: Background<VerifiedParts>,
-        own: Vec<Known>,
-    },
-    Delete(Background<Result<(), CheckpointError>>),
-    Done,
-}
-
 /// A guard, which has nothing to print.
 #[derive(Clone)]
 struct OwnGuard(SharedGuard);
@@ -109,20 +80,6 @@ struct OwnGuard(SharedGuard);
 impl fmt::Debug for OwnGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OwnGuard")
-    }
-}
-
-impl fmt::Debug for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Write { .. } => "Write",
-            Self::Seal { .. } => "Seal",
-            Self::Replicate { .. } => "Replicate",
-            Self::Commit(_) => "Commit",
-            Self::Verify { .. } => "Verify",
-            Self::Delete(_) => "Delete",
-            Self::Done => "Done",
-        })
     }
 }
 
@@ -380,23 +337,9 @@ fn begin_replicate(
         }
         of_thread.replicate(sealed, progress, is_cancelled)
     });
-    let work = settle(world, work)?;
+    // If a rank has no thread, this drops `begin` first, which ends the thread that is joined then.
+    let (begin, work) = settle(world, work.map(|work| (begin, work)))?;
     // The thread is there, because it waits for this.
     let _ = begin.send(());
     Ok(Stage::Replicate { work, folder })
-}
-
-impl Stage {
-    /// Whether this rank's thread has ended.
-    fn is_done(&self) -> bool {
-        match self {
-            Self::Write { work, .. } => work.is_done(),
-            Self::Seal { work, .. } => work.as_ref().is_none_or(Background::is_done),
-            Self::Replicate { work, .. } => work.is_done(),
-            Self::Commit(work) => work.is_done(),
-            Self::Verify { work, .. } => work.is_done(),
-            Self::Delete(work) => work.is_done(),
-            Self::Done => true,
-        }
-    }
 }

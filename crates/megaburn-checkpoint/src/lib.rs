@@ -105,6 +105,7 @@ mod safetensors_file;
 mod save;
 mod save_at;
 mod save_source;
+mod save_stage;
 mod selection;
 mod share;
 mod single;

@@ -179,7 +179,7 @@ impl<'a> Reporter<'a> {
         }
         for aside in folder.set_aside() {
             console.line(format!(
-                "note     the previous run is in {}, and is removed when there is a checkpoint",
+                "note     the previous run is in {}; it is removed once this run has a checkpoint",
                 aside.display()
             ));
         }

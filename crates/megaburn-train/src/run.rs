@@ -178,9 +178,9 @@ impl RankRun {
         // Not earlier: the losses in the metrics say which checkpoints the store keeps.
         if is_own {
             stored.add_missing(&trainer, &groups)?;
-            // An earlier start may have ended before everything was removed.
-            trainer.discard_set_aside();
         }
+        // An earlier start may have ended before everything was removed.
+        trainer.continue_discarding();
         // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);
         let config = &config;

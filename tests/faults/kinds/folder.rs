@@ -293,6 +293,38 @@ pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
     is_kept()
 }
 
+/// A run is killed while it removes the run that `--fresh` set aside: the next start removes the
+/// rest, and continues.
+pub(super) fn fresh_killed_in_removal(case: &Case) -> Result<(), String> {
+    case.start(case.train(case.layout, 9, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
+    let is_async = format!("train.async_save={}", case.one_of(&[false, true]));
+    let sets = ["train.checkpoint_interval=1", is_async.as_str()];
+    let mut fresh = case.train(case.layout, STEPS, &sets);
+    fresh.arg("--fresh");
+    let when = case.one_of(&["before", "after"]);
+    let rank = case.launched.then_some(0);
+    crate::shim::FileFault::Kill(when).add(&mut fresh, case, 1 + case.below(4), rank);
+    let hit = case.path("hit");
+    fresh
+        .env("FILE_FAULT_NAME", "Z/checkpoints/step-")
+        .env("FILE_FAULT_HIT", &hit);
+    case.wait_moving(&mut case.start(fresh))?;
+    if !hit.exists() {
+        return Err("no process died while it removed the run before".to_string());
+    }
+    case.recover()?;
+    let left = fs::read_dir(case.run()).unwrap().flatten();
+    let left = left.map(|entry| entry.file_name().display().to_string());
+    let left: Vec<String> = left.filter(|name| name.starts_with("before-")).collect();
+    if left.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("the run before is still in {left:?}"))
+    }
+}
+
 /// How many files with this name are below a folder.
 fn count(folder: &Path, name: &str) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -70,13 +70,15 @@ impl<'a> Cluster<'a> {
         let case = self.case;
         let mut command = self.train();
         kill(case).add(&mut command, case, 1 + case.below(4), None);
+        let hit = case.path("hit");
         command
             .env("FILE_FAULT_FOLDER", case.path("local"))
-            .env("FILE_FAULT_NAME", ".fetched");
-        let ended = case.wait_moving(&mut case.start(command))?;
-        match ended.expect(&[0]) {
-            Ok(_) => Err("no process died while it fetched chunks".to_string()),
-            Err(_) => Ok(()),
+            .env("FILE_FAULT_NAME", ".fetched")
+            .env("FILE_FAULT_HIT", &hit);
+        case.wait_moving(&mut case.start(command))?;
+        match hit.exists() {
+            true => Ok(()),
+            false => Err("no process died while it fetched chunks".to_string()),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::case::Case;
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
 /// Every kind with its name, in the order in which a campaign cycles through them.
-pub(crate) const KINDS: [(&str, Kind); 49] = [
+pub(crate) const KINDS: [(&str, Kind); 50] = [
     ("kill_all", kills::all),
     ("term", signals::stop),
     ("damaged_newest", damage::newest),
@@ -62,6 +62,7 @@ pub(crate) const KINDS: [(&str, Kind); 49] = [
         "fresh_killed_at_an_operation",
         folder::fresh_killed_at_an_operation,
     ),
+    ("fresh_killed_in_removal", folder::fresh_killed_in_removal),
     ("stop_before_joining", stops::before_joining),
     ("paused_reader", stops::reader),
     ("silent_caller", strangers::silence),

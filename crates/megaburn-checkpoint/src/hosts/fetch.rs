@@ -75,12 +75,12 @@ impl Checkpoint {
         let name = |file: usize| self.manifest.files[file].name.as_str();
         if plan.whole.is_empty() && plan.parts.is_empty() {
             // An earlier start may have fetched chunks of a file that is there now.
-            let mut whole = (0..self.num_files()).filter(on_host).map(name);
-            let removed = match place.is_keeper(world) {
-                true => whole.try_for_each(|name| remove_fetched(&self.path, name)),
-                false => Ok(()),
-            };
-            settle(world, removed)?;
+            let whole = (0..self.num_files()).filter(on_host).map(name);
+            for name in whole.filter(|_| place.is_keeper(world)) {
+                if let Err(error) = remove_fetched(&self.path, name) {
+                    tracing::warn!("{error}; it is not needed");
+                }
+            }
             return Ok(0);
         }
         // The total is unknown until the receivers have verified which chunks are there already.

@@ -222,7 +222,7 @@ fn fetched_chunks_are_removed_when_they_are_not_needed() {
     }
 }
 
-/// Somebody has copied the files to all hosts, so nothing has to be sent.
+/// The user has copied the files to all hosts, so nothing has to be sent.
 #[test]
 fn fetched_chunks_are_removed_when_nothing_is_fetched() {
     let cluster = Cluster::new("dp2", &[0, 1], 0);

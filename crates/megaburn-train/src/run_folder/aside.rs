@@ -151,7 +151,7 @@ pub(super) fn clear(folder: &Path) -> io::Result<bool> {
 }
 
 /// Removes a folder if it is empty. Returns whether it is gone.
-fn is_removed(folder: &Path) -> io::Result<bool> {
+pub(super) fn is_removed(folder: &Path) -> io::Result<bool> {
     match fs::remove_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
         result => ignore_absent(result).map(|()| true),

@@ -109,8 +109,13 @@ fn holds_only_ours(folder: &Path) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Writes small files of a model of the run `id`.
+    pub(in crate::run_folder) fn put(dir: &Path, id: &str) {
+        replace(&dir.join(ASSETS), &files("one"), id).unwrap();
+    }
 
     fn files(text: &str) -> Vec<(String, Vec<u8>)> {
         vec![("tokenizer.json".to_string(), text.as_bytes().to_vec())]

@@ -13,7 +13,7 @@
 //!   loss.svg              the plot of the loss
 //!   hf/                   the small files of the model: tokenizer, generation_config.json
 //!   checkpoints/step-…    checkpoints
-//!   before-…/             runs that --fresh set aside, until there is a checkpoint
+//!   before-…/             runs that --fresh set aside; removed once there is a checkpoint
 //! ```
 
 mod aside;
@@ -276,7 +276,7 @@ impl RunFolder {
         self.held().marker.run_id.clone()
     }
 
-    /// The folders inside it that hold runs which `--fresh` set aside, until there is a checkpoint.
+    /// The folders inside it that hold runs which `--fresh` set aside and that are not removed yet.
     pub(crate) fn set_aside(&self) -> Vec<PathBuf> {
         let names = self.set_aside_names().into_iter();
         names.map(|name| self.path.join(name)).collect()

@@ -3,6 +3,7 @@
 mod access;
 mod collator;
 mod conversions;
+mod discard;
 #[cfg(test)]
 mod estimated;
 mod evaluate;
@@ -23,7 +24,6 @@ mod resume_samples;
 mod sample;
 mod save;
 mod schedules;
-mod set_aside;
 mod stats;
 mod step;
 mod stored_retention;
@@ -31,7 +31,7 @@ mod stored_retention;
 mod testing;
 
 use std::{
-    cell::OnceCell,
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
@@ -138,7 +138,7 @@ pub struct Trainer {
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
     /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
-    set_aside_removal: OnceCell<Background<()>>,
+    discarding: RefCell<Option<Background<()>>>,
     first_times: FirstTimes,
 }
 
@@ -240,7 +240,7 @@ impl Trainer {
             imported: None,
             uploading: BTreeSet::new(),
             copies_in_flight: Vec::new(),
-            set_aside_removal: OnceCell::new(),
+            discarding: RefCell::new(None),
             first_times: FirstTimes::default(),
             config,
         })

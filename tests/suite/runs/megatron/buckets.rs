@@ -1,6 +1,6 @@
 //! The default form of Megatron-LM's distributed optimizer, in checkpoints that it wrote.
 
-use std::{fs, io::Write, path::Path};
+use std::{io::Write, path::Path};
 
 use megaburn::{
     checkpoint::{Checkpoint, compare},

@@ -4,6 +4,7 @@ mod checkpoint_cli;
 mod config;
 mod context;
 mod data;
+mod encoders;
 mod experts;
 mod house;
 mod layouts;

@@ -101,6 +101,11 @@ pub enum DataError {
     )]
     NoDocuments { name: String },
     #[error(
+        "{name} is no data set of sentences, of which masked samples are made; encode it with \
+        `megaburn data preprocess --split-sentences`"
+    )]
+    NoSentences { name: String },
+    #[error(
         "data set `{}` was encoded by another tokenizer ({theirs}) than the one that is given \
         ({mine}); set data.tokenizer to the one that encoded it",
         prefix.display()

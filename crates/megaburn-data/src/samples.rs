@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::DataError;
+use crate::{error::DataError, megatron::BertSample};
 
 /// What a model reads as one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum Sample {
     /// Documents, or parts of them, that do not attend to each other. Each has one token more than
     /// inputs.
     Documents(Vec<Vec<u32>>),
+    /// Masked sentences with their labels, for an encoder.
+    Bert(Box<BertSample>),
 }
 
 impl Sample {
@@ -25,6 +27,7 @@ impl Sample {
         match self {
             Self::Tokens(tokens) => tokens,
             Self::Documents(documents) => documents.concat(),
+            Self::Bert(sample) => sample.text,
         }
     }
 }

@@ -6,7 +6,9 @@
 //! - Attention: its matrices, including those to and from [latents](crate::decoder::Mla), and for
 //!   each token half of a sequence's products of queries with keys and of probabilities with
 //!   values. The latter are `3 (a + v) s` FLOPs per layer and token, for `a` query features of all
-//!   heads, `v` value features and `s` tokens.
+//!   heads, `v` value features and `s` tokens. In both directions they are twice as many.
+//! - The square matrix of a masked language model before its output projection. The pooler and the
+//!   classifier of its first token are not counted.
 //! - Experts: those that a token uses, including the shared one.
 //! - Multi-token prediction: the projection before each block, with `2 h^2` weights, and the output
 //!   projection after it.
@@ -41,6 +43,10 @@ pub struct FlopShape {
     pub expert_ffn: usize,
     /// Number of token ids.
     pub vocab: usize,
+    /// Whether positions see all others, so that attention has no causal half.
+    pub bidirectional: bool,
+    /// Whether a square matrix is before the output projection.
+    pub masked_head: bool,
 }
 
 impl FlopShape {
@@ -59,10 +65,12 @@ impl FlopShape {
         } = *self;
         let features = (layers - self.expert_layers) * ffn + self.expert_layers * self.expert_ffn;
         let blocks = layers * self.attention + ffn_matrices * hidden * features;
-        let ends = hidden * vocab * (1 + mtp_layers) + 2 * hidden * hidden * mtp_layers;
+        let squares_of_ends = 2 * mtp_layers + usize::from(self.masked_head);
+        let ends = hidden * vocab * (1 + mtp_layers) + hidden * hidden * squares_of_ends;
         let tokens = (num_sequences * seq_len) as f64;
         let squares = tokens * seq_len as f64;
-        let scores = 3.0 * ((query + values) * layers) as f64 * squares;
+        let seen = if self.bidirectional { 6.0 } else { 3.0 };
+        let scores = seen * ((query + values) * layers) as f64 * squares;
         6.0 * tokens * (blocks + ends) as f64 + scores
     }
 
@@ -93,6 +101,8 @@ mod tests {
             expert_layers: 0,
             expert_ffn: 0,
             vocab: 128256,
+            bidirectional: false,
+            masked_head: false,
         }
     }
 
@@ -150,6 +160,23 @@ mod tests {
         let found = mtp.training(1, 64) - two.training(1, 64);
         assert_eq!(found, 64.0 * 6.0 * 4096.0 * (128256.0 + 2.0 * 4096.0));
         assert!(two.training(1, 64) > one.training(1, 64));
+    }
+
+    #[test]
+    fn an_encoder_has_whole_squares_of_scores_and_the_matrix_of_its_head() {
+        let decoder = llama3(64, 256, 3);
+        let encoder = FlopShape {
+            bidirectional: true,
+            ..decoder
+        };
+        let scores = 3.0 * (64.0 + 64.0) * 3.0 * 16.0 * 16.0;
+        assert_eq!(encoder.training(1, 16) - decoder.training(1, 16), scores);
+        let with_head = FlopShape {
+            masked_head: true,
+            ..encoder
+        };
+        let matrix = with_head.training(2, 16) - encoder.training(2, 16);
+        assert_eq!(matrix, 6.0 * 32.0 * 64.0 * 64.0);
     }
 
     #[test]

@@ -81,7 +81,7 @@ fn held<const N: usize>(of: &ActivationMemory, micro_batches: [usize; N]) -> [us
             let batch = BatchContext::default();
             let x = model.embed(ids(7), &batch);
             let x = model.forward_stage(0, x, &batch);
-            model.losses(x, ids(11), &ahead, &batch).total(0.1)
+            model.losses(x, ids(11), &ahead, &batch).total(0.1, 0.0)
         };
         let held = micro_batches.map(|samples| {
             // Parameters, tables and buffers of matrix products are allocated at their first use.

@@ -17,6 +17,7 @@ use crate::{
     linear::column_input,
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
+    vocab_bias::VocabParallelBias,
 };
 
 /// Configuration of a [`VocabParallelEmbedding`].
@@ -163,6 +164,29 @@ impl VocabParallelEmbedding {
     pub fn logits(&self, x: impl Into<Recomputable<3>>) -> Tensor<3> {
         let (x, options) = self.output_input(x.into());
         linear(x, self.weight.val(), None, options)
+    }
+
+    /// As [`logits`](Self::logits), plus a bias for each token.
+    ///
+    /// # Shapes
+    /// As [`logits`](Self::logits)
+    /// # Collective
+    /// As [`logits`](Self::logits).
+    ///
+    /// # Panics
+    /// If the bias is of another vocabulary.
+    pub fn logits_with_bias(
+        &self,
+        x: impl Into<Recomputable<3>>,
+        bias: &VocabParallelBias,
+    ) -> Tensor<3> {
+        let (x, options) = self.output_input(x.into());
+        let (bias, bias_grad) = bias.parts();
+        let options = LinearOptions {
+            bias_grad: Some(bias_grad),
+            ..options
+        };
+        linear(x, self.weight.val(), Some(bias), options)
     }
 
     /// The losses of [`logits`](Self::logits) without holding all logits at once; see

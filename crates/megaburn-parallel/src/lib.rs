@@ -60,6 +60,7 @@ mod selective_save;
 mod shards;
 mod split_norm;
 mod tokens;
+mod vocab_bias;
 
 pub use attention::{
     Attention, AttentionGroups, MultiLatentAttentionConfig, QkNorm, QkNormKind, SelfAttentionConfig,
@@ -91,3 +92,4 @@ pub use residual::Residual;
 pub use selective_save::SelectiveSave;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
 pub use tokens::{BatchContext, TokenBlock};
+pub use vocab_bias::{VocabParallelBias, VocabParallelBiasConfig};

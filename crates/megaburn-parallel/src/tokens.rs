@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use burn::{prelude::Int, tensor::Tensor};
+
 use crate::{
     context::{ContextParallel, PackedDocuments},
     selective_save::SelectiveSave,
@@ -31,6 +33,12 @@ pub struct BatchContext {
     pub block: Option<TokenBlock>,
     /// Packed documents, which do not attend to each other; `None` means one document per row.
     pub documents: Option<PackedDocuments>,
+    /// The token types of each row, by position, for a model that has them; `None` means type 0 for
+    /// all.
+    pub token_types: Option<Arc<[Vec<usize>]>>,
+    /// For each row, whether its two segments are in the wrong order, `[1, batch]` of 0 and 1; the
+    /// labels of a binary head. `None` means that its loss is not computed.
+    pub sentence_order: Option<Tensor<2, Int>>,
     /// The ranks that share these sequences; `None` means those that the layer was built with.
     pub parallel: Option<ContextParallel>,
     /// In a recomputed region, the outputs of attention that it saves; `None` saves none.

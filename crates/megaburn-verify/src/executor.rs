@@ -21,6 +21,10 @@ pub(crate) struct VerifyExecutor<'a> {
     pub(crate) ahead: &'a [MtpTargets],
     /// The factor on their mean loss.
     pub(crate) scaling_factor: f64,
+    /// Token types, padding and the labels of the binary head.
+    pub(crate) context: BatchContext,
+    /// The factor on the loss of the binary head.
+    pub(crate) binary_factor: f64,
     /// Accumulates the gradients, if there is one.
     pub(crate) grads: Option<&'a mut GradientAccumulator>,
     /// The logits; only on the last stage.
@@ -35,7 +39,7 @@ impl<'a> VerifyExecutor<'a> {
         tokens: &'a Tensor<2, Int>,
         labels: Option<&'a Tensor<2, Int>>,
     ) -> Self {
-        let (ahead, scaling_factor) = Default::default();
+        let (ahead, scaling_factor, context, binary_factor) = Default::default();
         let (grads, logits, losses) = Default::default();
         Self {
             model,
@@ -43,6 +47,8 @@ impl<'a> VerifyExecutor<'a> {
             labels,
             ahead,
             scaling_factor,
+            context,
+            binary_factor,
             grads,
             logits,
             losses,
@@ -59,7 +65,7 @@ impl StageExecutor for VerifyExecutor<'_> {
         input: Option<Tensor<3>>,
     ) -> Result<Output, TrainError> {
         let model = self.model;
-        let batch = BatchContext::default();
+        let batch = self.context.clone();
         let x = input.unwrap_or_else(|| model.embed(self.tokens.clone(), &batch));
         let x = model.forward_stage(pass.chunk, x, &batch);
         if !model.stages()[pass.chunk].loss {
@@ -71,7 +77,9 @@ impl StageExecutor for VerifyExecutor<'_> {
         };
         let losses = model.losses(x, labels.clone(), self.ahead, &batch);
         self.losses = Some(losses.inner());
-        Ok(Output::Loss(losses.total(self.scaling_factor)))
+        Ok(Output::Loss(
+            losses.total(self.scaling_factor, self.binary_factor),
+        ))
     }
 
     fn backward(

@@ -10,6 +10,7 @@ use megaburn_models::{
     decoder::{ModelOptions, MtpTargets, StageLosses},
 };
 use megaburn_optim::{GradientAccumulator, Optimizer};
+use megaburn_parallel::BatchContext;
 use megaburn_pipeline::{P2pSpec, run};
 use megaburn_train::{
     Pipeline, TrainError, TrainState, TrainStateConfig,
@@ -35,6 +36,9 @@ pub(crate) struct VerifyRank<'a> {
     tokens: Tensor<2, Int>,
     labels: Tensor<2, Int>,
     ahead: Vec<MtpTargets>,
+    context: BatchContext,
+    /// `[S, B / dp]`, 0 at padding; `None` without padding.
+    unpadded: Option<Tensor<2, Int>>,
 }
 
 /// The results of a rank.
@@ -110,7 +114,12 @@ impl<'a> VerifyRank<'a> {
             .into_iter()
             .map(of_depth)
             .collect();
+        let rows = reference.num_rows() / groups.dp.size();
+        let own = groups.dp.rank() * rows..(groups.dp.rank() + 1) * rows;
+        let inner = device.clone().inner();
         Ok(Self {
+            context: reference.context(own, &inner)?,
+            unpadded: reference.unpadded(&inner).map(|all| share(all, &groups)),
             reference,
             model,
             grads,
@@ -159,13 +168,19 @@ impl<'a> VerifyRank<'a> {
         let schedule = self.pipeline.forward_only(1)?;
         let model = self.model.valid();
         let mut pass = VerifyExecutor::new(&model, &self.tokens, None);
+        pass.context = self.context.clone();
         run(&schedule, &self.p2p_spec(), &mut pass)?;
         // The logits are on another stage.
         let Some(found) = pass.logits else {
             return Ok(Some(0.0));
         };
         let found = found.cast(DType::F32);
-        let differences = (found - share(expected, &self.groups)).abs().into_data();
+        let mut differences = (found - share(expected, &self.groups)).abs();
+        // Transformers lets padding see the other tokens; nothing reads the result.
+        if let Some(unpadded) = &self.unpadded {
+            differences = differences * unpadded.clone().float().unsqueeze_dim(2);
+        }
+        let differences = differences.into_data();
         let differences: Vec<f32> = differences.try_to_vec().expect("the values are f32");
         // `max` would ignore a NaN.
         let worst = differences.into_iter().fold(0.0f32, |worst, difference| {
@@ -185,17 +200,22 @@ impl<'a> VerifyRank<'a> {
         let spec = self.p2p_spec();
         let mut pass = VerifyExecutor::new(&self.model, &self.tokens, Some(&self.labels));
         pass.ahead = &self.ahead;
+        pass.context = self.context.clone();
+        pass.binary_factor = self.reference.labels_per_row();
         pass.scaling_factor = self.reference.mtp_loss_scaling_factor;
         pass.grads = Some(&mut self.grads);
         run(&schedule, &spec, &mut pass)?;
-        let mut mine = vec![0.0; 2 + self.ahead.len()];
-        if let Some(StageLosses { main, mtp }) = pass.losses {
+        let mut mine = vec![0.0; 3 + self.ahead.len()];
+        if let Some(StageLosses { main, mtp, binary }) = pass.losses {
             let labels = self.labels.to_data();
             mine[0] = labels
                 .iter::<i64>()
                 .filter(|&label| label != IGNORED)
                 .count() as f64;
-            for (sum, loss) in mine[1..].iter_mut().zip([main].into_iter().chain(mtp)) {
+            if let Some(binary) = binary {
+                mine[1] = read(binary)?;
+            }
+            for (sum, loss) in mine[2..].iter_mut().zip([main].into_iter().chain(mtp)) {
                 *sum = read(loss)?;
             }
         }
@@ -207,7 +227,10 @@ impl<'a> VerifyRank<'a> {
         self.grads.reduce()?;
         self.pipeline.all_reduce_tied(&mut self.grads)?;
         self.grads.scale(1.0 / all[0]);
-        Ok(all[1..].iter().map(|sum| sum / all[0]).collect())
+        let mut means: Vec<f64> = all[2..].iter().map(|sum| sum / all[0]).collect();
+        // Transformers adds the mean over rows to the mean over tokens.
+        means[0] += all[1] / self.reference.num_rows() as f64;
+        Ok(means)
     }
 
     fn p2p_spec(&self) -> P2pSpec {

@@ -1,4 +1,4 @@
-use std::{fs, path::Path};
+use std::{fs, ops::Range, path::Path};
 
 use burn::{
     prelude::{Device, Int},
@@ -8,12 +8,14 @@ use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::Layout;
 use megaburn_models::{ModelError, decoder::shift_for_depth, source::ModelSource};
 use megaburn_optim::Sharding;
-use megaburn_parallel::ContextComm;
+use megaburn_parallel::{BatchContext, ContextComm};
 use megaburn_train::{
     TrainError,
     config::{CpComm, OptimizerConfig, ParallelConfig},
 };
 use serde::Deserialize;
+
+use crate::encoder_inputs::EncoderInputs;
 
 /// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
 /// `tests/tools/hf_reference.py`.
@@ -26,6 +28,7 @@ pub struct Reference {
     tokens: TensorData,
     /// `[B, S]`, not yet shifted; `None` if the tokens are the labels.
     labels: Option<TensorData>,
+    encoder: EncoderInputs,
     cp_comm: CpComm,
     /// The factor on the mean loss of the multi-token-prediction depths.
     pub(crate) mtp_loss_scaling_factor: f64,
@@ -174,6 +177,7 @@ impl Reference {
                 .into());
             }
         }
+        let encoder = EncoderInputs::read(&tensors, source.config(), &tokens)?;
         let logits = ("logits".to_string(), vec![shape[0], shape[1], vocab]);
         let mut expected = vec![logits, ("loss".to_string(), vec![1])];
         for param in source.params() {
@@ -211,6 +215,7 @@ impl Reference {
             optimizer,
             tokens,
             labels,
+            encoder,
             cp_comm,
             mtp_loss_scaling_factor,
         })
@@ -251,7 +256,8 @@ impl Reference {
         Ok(())
     }
 
-    /// Tokens and labels `[B, S]`: the label of a token is the next token; the last one has none.
+    /// Tokens and labels `[B, S]`. In causal models the label of a token is the next token, and the
+    /// last one has none.
     pub(crate) fn batch(&self, device: &Device) -> [Tensor<2, Int>; 2] {
         let tokens = Tensor::<2, Int>::from_data(self.tokens.clone(), device);
         let [batch, seq_len] = tokens.dims();
@@ -259,9 +265,42 @@ impl Reference {
             Some(labels) => Tensor::from_data(labels.clone(), device),
             None => tokens.clone(),
         };
+        if self.source.config().bidirectional {
+            return [tokens, labels];
+        }
         let none = Tensor::full([batch, 1], IGNORED, device);
         let labels = Tensor::cat(vec![labels.narrow(1, 1, seq_len - 1), none], 1);
         [tokens, labels]
+    }
+
+    /// Number of rows of the batch.
+    pub(crate) fn num_rows(&self) -> usize {
+        self.tokens.shape()[0]
+    }
+
+    /// Number of labels that count for each row, on average.
+    pub(crate) fn labels_per_row(&self) -> f64 {
+        let labels = self.labels.as_ref().unwrap_or(&self.tokens);
+        let counted = labels.iter::<i64>().filter(|label| *label != IGNORED);
+        counted.count() as f64 / self.num_rows() as f64
+    }
+
+    /// What an encoder reads of `rows` besides tokens and labels.
+    ///
+    /// # Errors
+    /// Does not fail for inputs that were checked.
+    pub(crate) fn context(
+        &self,
+        rows: Range<usize>,
+        device: &Device,
+    ) -> Result<BatchContext, TrainError> {
+        self.encoder.context(rows, self.tokens.shape()[1], device)
+    }
+
+    /// 1 at tokens and 0 at padding, `[B, S]`; `None` without padding.
+    pub(crate) fn unpadded(&self, device: &Device) -> Option<Tensor<2, Int>> {
+        let [rows, seq_len] = [self.num_rows(), self.tokens.shape()[1]];
+        self.encoder.unpadded([rows, seq_len], device)
     }
 
     /// Tokens and labels `[B, S]` of each multi-token-prediction depth, for full sequences.

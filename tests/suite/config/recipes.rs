@@ -13,7 +13,7 @@ use crate::runs::child::Ranks;
 
 /// Each recipe with its layout, the number of parameters of the published model, and the parts of
 /// its published `config.json` that define what is computed.
-const PUBLISHED: [(&str, &str, usize, &str); 5] = [
+const PUBLISHED: [(&str, &str, usize, &str); 6] = [
     (
         "gpt2",
         "dp8",
@@ -63,6 +63,15 @@ const PUBLISHED: [(&str, &str, usize, &str); 5] = [
             "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
             "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936}"#,
     ),
+    (
+        "bert-base",
+        "dp8",
+        110_106_428,
+        r#"{"architectures": ["BertForPreTraining"], "hidden_act": "gelu", "hidden_size": 768,
+            "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+            "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2,
+            "vocab_size": 30522}"#,
+    ),
 ];
 
 fn folder() -> &'static Path {
@@ -75,7 +84,7 @@ fn read(name: &str) -> TrainConfig {
 }
 
 #[rstest]
-fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4)] index: usize) {
+fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4, 5)] index: usize) {
     let (name, layout, params, json) = PUBLISHED[index];
     let config = read(name);
     // Pass 0 token ids, because a recipe sets its own vocabulary.
@@ -124,7 +133,7 @@ fn every_recipe_is_tested_and_has_a_run_of_its_own() {
 
 /// Long phases have limits of their own, so a larger timeout would only hide a hung rank.
 #[rstest]
-fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4)] index: usize) {
+fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4, 5)] index: usize) {
     let found = read(PUBLISHED[index].0).train;
     let default = TrainConfig::default().train;
     assert_eq!(

@@ -36,7 +36,7 @@ pub(crate) fn text(path: &Path) -> &str {
 fn a_model_comes_back_byte_for_byte(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31
+        25, 26, 27, 28, 29, 30, 31, 32, 33, 34
     )]
     index: usize,
 ) {

@@ -22,7 +22,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 }
 
 /// Each model with the largest degree of tensor parallelism that its heads allow.
-pub(crate) const FIXTURES: [(&str, usize); 32] = [
+pub(crate) const FIXTURES: [(&str, usize); 35] = [
     ("gpt2", 8),
     ("gpt2-untied", 2),
     ("llama", 8),
@@ -55,6 +55,9 @@ pub(crate) const FIXTURES: [(&str, usize); 32] = [
     ("gpt-neox-serial", 2),
     ("falcon", 4),
     ("falcon-grouped", 2),
+    ("bert", 4),
+    ("bert-masked", 2),
+    ("megatron-bert", 4),
 ];
 
 const LAYOUTS: [&str; 17] = [
@@ -81,7 +84,7 @@ const LAYOUTS: [&str; 17] = [
 fn a_model_equals_transformers_under_every_layout(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31
+        25, 26, 27, 28, 29, 30, 31, 32, 33, 34
     )]
     index: usize,
 ) {
@@ -182,6 +185,27 @@ fn a_model_equals_transformers_where_ranks_share_sequences(
         _ => 4,
     };
     assert!(compared >= least, "{name}: {compared} layouts");
+}
+
+/// Rows of an encoder are padded, so its sequences are not split over ranks.
+#[test]
+fn an_encoder_refuses_ranks_that_share_sequences() {
+    let reference = Reference::open(&fixture("bert")).unwrap();
+    let tolerances = Tolerances::of(Dtype::F32);
+    let layout = "cp2".parse().unwrap();
+    let report = verify(
+        &reference,
+        &layout,
+        Dtype::F32,
+        &tolerances,
+        Devices::Cpu,
+        None,
+    );
+    let error = report.error.unwrap();
+    assert!(
+        error.contains("context parallelism (cp2) does not support `bidirectional`"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -251,7 +251,7 @@ fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
     let ([tokens, labels], ahead) = batch(rows, &bounds, &device);
     let x = model.embed(tokens, &context);
     let x = model.forward_stage(0, x, &context);
-    let StageLosses { main, mtp } = model.losses(x, labels, &ahead, &context);
+    let StageLosses { main, mtp, .. } = model.losses(x, labels, &ahead, &context);
     [main]
         .into_iter()
         .chain(mtp)
@@ -304,7 +304,7 @@ fn experts_see_nothing_of_tokens_without_a_label() {
     };
     let x = model.forward_stage(0, model.embed(tokens, &context), &context);
     let losses = model.losses(x, labels, &ahead, &context);
-    drop(losses.total(0.3).backward());
+    drop(losses.total(0.3, 0.0).backward());
     let seen = |(index, router): (usize, &Router)| {
         (
             index,

@@ -97,6 +97,8 @@ impl Samples for FimSamples {
                 }
                 Ok(Sample::Documents(fitting))
             }
+            // Masked sentences have no middle to move.
+            masked @ Sample::Bert(_) => Ok(masked),
         }
     }
 }

@@ -96,6 +96,11 @@
 //! - a norm like those above, and its output (unless `norm`)
 //! - the logits, `e V n / t`, twice with a soft cap; nothing with the fused linear cross-entropy
 //! - three f32 values and a label per token
+//! - in a masked language model, the input of the activation of its head, and input, output and
+//!   statistics of the norm, `3 e h r + 4 r` (layer norm `8 r`)
+//!
+//! A norm of the residual stream after attention and MLP counts as a norm of outputs; the last
+//! stage then has no norm of its own. A norm of the embeddings adds its input and statistics.
 //!
 //! A block of multi-token prediction saves the terms of any block and, before it, the embeddings of
 //! its tokens, the statistics of two norms (of the embeddings and of the output of the depth
@@ -272,11 +277,20 @@ impl ActivationMemory {
 
     /// Bytes that the embedding saves.
     fn first(&self) -> usize {
-        ID * self.tokens()
+        let lists = 1 + usize::from(self.model.token_types > 0);
+        let norm = if self.model.embedding_norm {
+            self.stream() + self.rows() * self.statistics()
+        } else {
+            0
+        };
+        lists * ID * self.tokens() + norm
     }
 
     /// Bytes that the last norm, the head and the loss save.
     fn last(&self) -> usize {
+        if !self.model.norm_placement.has_last_norm() {
+            return self.stream() + self.head();
+        }
         let normed = if self.recompute.norm {
             0
         } else {
@@ -301,7 +315,13 @@ impl ActivationMemory {
         } else {
             copies * e * columns * n
         };
-        logits + (3 * STATISTIC + ID) * n
+        // The input of the activation, and the input and the output of the norm.
+        let before = if self.model.masked_head {
+            3 * self.stream() + self.rows() * self.statistics()
+        } else {
+            0
+        };
+        before + logits + (3 * STATISTIC + ID) * n
     }
 
     /// Bytes that the blocks of multi-token prediction save, after `before` other blocks in their

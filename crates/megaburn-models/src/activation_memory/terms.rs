@@ -260,7 +260,8 @@ impl ActivationMemory {
         let window = self.model.layer_window(index);
         let options = AttentionOptions {
             window,
-            ..AttentionOptions::causal()
+            causal: !self.model.bidirectional,
+            ..AttentionOptions::default()
         };
         self.micro_batch * options.fallback_pairs(self.seq_len)
     }

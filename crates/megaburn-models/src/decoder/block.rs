@@ -5,7 +5,7 @@ use megaburn_parallel::{
 };
 
 use super::{
-    BlockOrder, Mtp,
+    BlockOrder, Mtp, NormPlacement,
     builder::ModelBuilder,
     recompute_options::BlockRecompute,
     rotary::{BlockRope, Ropes},
@@ -13,19 +13,19 @@ use super::{
 use crate::error::ModelError;
 
 /// One transformer block: attention, and an MLP or experts. Each reads a norm of the residual
-/// stream, or has a norm of its output, and is added to the stream.
+/// stream, or has a norm of its output, and is added to the stream; or the sum has a norm.
 #[derive(Module, Debug)]
 pub struct Block {
     /// The norm before the attention; `None` if only outputs are normalised.
     pub attention_norm: Option<Norm>,
     /// The attention.
     pub attention: Attention,
-    /// The norm of the output of the attention.
+    /// The norm of the output of the attention, or of the residual stream after it.
     pub attention_output_norm: Option<Norm>,
     /// The norm before the MLP; `None` if only outputs are normalised, or if the MLP reads what the
     /// attention reads.
     pub mlp_norm: Option<Norm>,
-    /// The norm of the output of the MLP or the experts.
+    /// The norm of the output of the MLP or the experts, or of the residual stream after it.
     pub mlp_output_norm: Option<Norm>,
     /// The MLP; `None` if the block has experts.
     pub mlp: Option<Mlp>,
@@ -38,6 +38,8 @@ pub struct Block {
     recompute_mlp: bool,
     /// Factor of the outputs of attention and MLP.
     multiplier: f64,
+    #[module(skip)]
+    placement: NormPlacement,
     #[module(skip)]
     order: BlockOrder,
     #[module(skip)]
@@ -79,13 +81,14 @@ impl Block {
             mlp_dropout: build.dropout(&format!("blocks.{index}.mlp"))?,
             recompute_mlp: recompute.mlp,
             multiplier: config.multipliers.residual,
+            placement,
             order,
             rope: config.block_rope(index),
         })
     }
 
     /// Applies the block: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`; or in parallel,
-    /// `x + attention(norm(x)) + mlp(norm(x))`.
+    /// `x + attention(norm(x)) + mlp(norm(x))`. [`NormPlacement`] says where else norms can be.
     ///
     /// # Shapes
     /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `ropes` are of `S` tokens
@@ -124,12 +127,10 @@ impl Block {
         let input = input_of(&x, self.attention_norm.as_ref());
         match self.order {
             BlockOrder::Serial => {
-                x += self.added(attend(input), self.attention_output_norm.as_ref());
+                x = self.joined(x, attend(input), self.attention_output_norm.as_ref());
                 let input = input_of(&x, self.mlp_norm.as_ref());
-                x += self.added(
-                    self.feed_forward(input, batch),
-                    self.mlp_output_norm.as_ref(),
-                );
+                let fed = self.feed_forward(input, batch);
+                x = self.joined(x, fed, self.mlp_output_norm.as_ref());
             }
             BlockOrder::Parallel | BlockOrder::ParallelSharedNorm => {
                 let of_mlp = if self.order == BlockOrder::ParallelSharedNorm {
@@ -143,6 +144,20 @@ impl Block {
             }
         }
         x
+    }
+
+    /// The residual stream after the output `y` of the attention or the MLP.
+    fn joined(&self, mut x: Residual, y: Tensor<3>, norm: Option<&Norm>) -> Residual {
+        match (self.placement, norm) {
+            (NormPlacement::Post, Some(norm)) => {
+                x += self.added(y, None);
+                x.normed(norm).into_tensor().into()
+            }
+            (_, norm) => {
+                x += self.added(y, norm);
+                x
+            }
+        }
     }
 
     /// What the output `y` of the attention or the MLP adds to the residual stream.

@@ -138,6 +138,7 @@ impl ModelBuilder<'_> {
             }),
             softmax_scale: config.softmax_scale(),
             soft_cap: config.attention_soft_cap,
+            causal: !config.bidirectional,
             window: config.layer_window(index),
             dropout: options.dropout.attention,
             kernel: options.attention,

@@ -60,15 +60,21 @@ impl Decoder {
         let Self {
             embedding,
             positions,
+            token_types,
+            embedding_norm,
             blocks,
             norm,
+            masked_head,
             head,
+            binary_head,
             dropout,
             parts,
         } = self.valid();
         Self {
             embedding: embedding.map(VocabParallelEmbedding::whole_sequence),
             positions: positions.map(PositionEmbedding::whole_sequence),
+            token_types: token_types.map(PositionEmbedding::whole_sequence),
+            embedding_norm: embedding_norm.map(Norm::whole_sequence),
             // Generation does not use the blocks of multi-token prediction.
             blocks: blocks
                 .into_iter()
@@ -77,6 +83,8 @@ impl Decoder {
                 .collect(),
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
+            masked_head,
+            binary_head,
             dropout,
             parts: DecoderParts {
                 options: ModelOptions {

@@ -46,6 +46,22 @@ pub struct DecoderConfig {
     /// `--apply-layernorm-1p`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub zero_centered_gamma: bool,
+    /// Whether positions see all others, also later ones: an encoder. Default: causal attention.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub bidirectional: bool,
+    /// Whether the sum of the embeddings has a norm before the first block (BERT).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_norm: bool,
+    /// Number of token types, each with a learned vector that is added to the token embeddings
+    /// (BERT's segments); 0 for none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub token_types: usize,
+    /// Whether a [`MaskedHead`](super::MaskedHead) is before the output projection.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub masked_head: bool,
+    /// Whether the model has a [`BinaryHead`](super::BinaryHead).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub binary_head: bool,
     /// In what order a block applies attention and MLP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub block_order: BlockOrder,
@@ -142,12 +158,43 @@ impl DecoderConfig {
         )))
     }
 
+    /// Refuses text generation with an encoder.
+    ///
+    /// # Errors
+    /// The model sees later tokens.
+    pub fn check_generates(&self) -> Result<(), ModelError> {
+        if !self.bidirectional {
+            return Ok(());
+        }
+        let family = self.family;
+        Err(ModelError::Config(format!(
+            "this {family} model is an encoder (`bidirectional` attention), which cannot generate \
+            text: generate with a decoder"
+        )))
+    }
+
+    /// Refuses to split the rows of an encoder over `cp` context-parallel ranks, because their padding
+    /// has no place in the ranks' chunks.
+    ///
+    /// # Errors
+    /// The model sees later tokens, and there are several such ranks.
+    pub fn check_context_parallel(&self, cp: usize) -> Result<(), ModelError> {
+        if cp == 1 || !self.bidirectional {
+            return Ok(());
+        }
+        Err(ModelError::Config(format!(
+            "context parallelism (cp{cp}) does not support `bidirectional` attention, whose rows are \
+            padded: use tensor parallelism with sequence parallelism instead"
+        )))
+    }
+
     /// Checks whether a layout can split the model, for sequences of `seq_len` tokens including
     /// padding. The split of the layers into pipeline stages is not checked.
     ///
     /// # Errors
     /// The layout does not fit; the message has all the numbers.
     pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
+        self.check_context_parallel(layout.cp)?;
         Ok(layout.validate_for(&self.shape(seq_len))?)
     }
 
@@ -246,6 +293,8 @@ impl DecoderConfig {
                 .count(),
             expert_ffn: self.experts.as_ref().map_or(0, Experts::active_ffn),
             vocab: self.vocab,
+            bidirectional: self.bidirectional,
+            masked_head: self.masked_head,
         }
     }
 }

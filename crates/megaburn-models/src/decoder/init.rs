@@ -9,8 +9,8 @@ use megaburn_parallel::{
 use megaburn_pipeline::StageLayers;
 
 use super::{
-    Block, Decoder, DecoderConfig, ModelGroups, ModelOptions, builder::ModelBuilder,
-    model::DecoderParts, recompute_options::BlockRecompute,
+    BinaryHead, Block, Decoder, DecoderConfig, MaskedHead, ModelGroups, ModelOptions,
+    builder::ModelBuilder, model::DecoderParts, recompute_options::BlockRecompute,
 };
 use crate::error::ModelError;
 
@@ -73,20 +73,33 @@ impl DecoderConfig {
             let layer = build.vocab_embedding("embedding")?;
             Ok::<_, ModelError>(layer.as_copy((!begins).into()))
         };
-        let positions = || {
-            PositionEmbeddingConfig::new(self.max_seq_len, self.hidden)
+        let vectors = |name: &str, count: usize| {
+            PositionEmbeddingConfig::new(count, self.hidden)
                 .with_sequence_parallel(options.sequence_parallel)
                 .with_initializer(build.initializer())
-                .with_name("positions")
+                .with_name(name)
                 .init(group, device)
         };
         let reads_again = ends && (self.tied || self.mtp_layers > 0);
         let has_positions = begins && self.learns_positions();
         Ok(Decoder {
             embedding: (begins || reads_again).then(embedding).transpose()?,
-            positions: has_positions.then(positions).transpose()?,
+            positions: has_positions
+                .then(|| vectors("positions", self.max_seq_len))
+                .transpose()?,
+            token_types: (begins && self.token_types > 0)
+                .then(|| vectors("token_types", self.token_types))
+                .transpose()?,
+            embedding_norm: (begins && self.embedding_norm).then(|| build.norm(false)),
             blocks: blocks(&build, stages)?,
-            norm: ends.then(|| build.norm(options.recompute.norm)),
+            norm: (ends && self.norm_placement.has_last_norm())
+                .then(|| build.norm(options.recompute.norm)),
+            masked_head: (ends && self.masked_head)
+                .then(|| MaskedHead::new(&build))
+                .transpose()?,
+            binary_head: (ends && self.binary_head)
+                .then(|| BinaryHead::new(&build))
+                .transpose()?,
             dropout: build.dropout("embedding")?,
             head: (ends && !self.tied)
                 .then(|| build.vocab_embedding("head"))

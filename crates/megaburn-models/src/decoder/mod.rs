@@ -1,8 +1,9 @@
-//! The decoder-only transformer of every family: embedding, blocks of attention and MLP, norm,
-//! head.
+//! The transformer of every family: embedding, blocks of attention and MLP, norm, heads. It is a
+//! decoder or, with attention in both directions, an encoder.
 //!
 //! Source: Vaswani et al. (2017); Radford et al. (2019) for GPT-2; Touvron et al. (2023) for Llama.
 
+mod binary_head;
 mod block;
 mod builder;
 mod cached;
@@ -10,6 +11,7 @@ mod config;
 mod experts;
 mod init;
 mod limits;
+mod masked_head;
 mod mla;
 mod model;
 mod mtp;
@@ -25,12 +27,14 @@ mod routers;
 mod stage;
 mod validate;
 
+pub use binary_head::BinaryHead;
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::DecoderConfig;
 pub(crate) use config::megatron_init_std;
 pub use experts::Experts;
 pub(crate) use limits::{LARGEST, MOST_LAYERS};
+pub use masked_head::MaskedHead;
 pub use mla::Mla;
 pub use model::Decoder;
 pub use mtp::Mtp;

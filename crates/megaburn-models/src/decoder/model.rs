@@ -14,9 +14,9 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig, ModelOptions, rotary::Ropes};
+use super::{BinaryHead, Block, DecoderConfig, MaskedHead, ModelOptions, rotary::Ropes};
 
-/// A decoder-only transformer: the layers of one or more stages of a pipeline, or without a
+/// A transformer, a decoder or an encoder: the layers of one or more stages of a pipeline, or without a
 /// pipeline the whole model. Parts of other ranks are `None`. Every parameter has the same path as
 /// in the full model.
 ///
@@ -38,12 +38,20 @@ pub struct Decoder {
     pub embedding: Option<VocabParallelEmbedding>,
     /// Learned position embeddings; `None` for rotary positions.
     pub positions: Option<PositionEmbedding>,
+    /// The vectors of token types, on the first stage of a model that has them.
+    pub token_types: Option<PositionEmbedding>,
+    /// The norm of the embeddings, on the first stage of a model that has it.
+    pub embedding_norm: Option<Norm>,
     /// The blocks, followed by those of multi-token prediction; `None` for blocks of other ranks.
     pub blocks: Vec<Option<Block>>,
-    /// The last norm.
+    /// The last norm; `None` if blocks end with a norm of the residual stream.
     pub norm: Option<Norm>,
+    /// The layers between the last block and the output projection of a masked language model.
+    pub masked_head: Option<MaskedHead>,
     /// The output projection; `None` if it is tied to the embedding.
     pub head: Option<VocabParallelEmbedding>,
+    /// The head that classifies rows.
+    pub binary_head: Option<BinaryHead>,
     /// Dropout on the embeddings.
     pub(super) dropout: ParallelDropout,
     #[module(skip)]
@@ -102,7 +110,15 @@ impl Decoder {
     /// If this rank does not have the first stage, or as [`forward_stage`](Self::forward_stage).
     pub fn embed(&self, tokens: Tensor<2, Int>, batch: &BatchContext) -> Tensor<3> {
         let positions = self.learned_positions(tokens.dims()[0], batch);
-        let x = self.embed_at(tokens, &positions);
+        let [_, rows] = tokens.dims();
+        let mut x = self.embed_at(tokens, &positions);
+        if let Some(vectors) = &self.token_types {
+            let types = self.type_vectors(vectors, rows, &x, batch);
+            x = x + types;
+        }
+        if let Some(norm) = &self.embedding_norm {
+            x = norm.forward(x);
+        }
         self.dropout.forward(x, batch.block)
     }
 
@@ -158,19 +174,37 @@ impl Decoder {
     /// [`loss`](Self::loss), computed from the output of the last norm.
     pub(super) fn loss_of(&self, normed: Recomputable<3>, labels: Tensor<2, Int>) -> Tensor<1> {
         let loss = &self.parts.loss;
-        let normed = self.scaled_for_logits(normed);
+        let normed = self.head_input(normed);
         let losses = if self.parts.options.fused_linear_cross_entropy {
             self.output().losses(normed, labels, loss)
         } else {
-            loss.forward(self.capped(self.output().logits(normed)), labels)
+            loss.forward(self.projected(normed), labels)
         };
         sum_all(losses)
     }
 
     /// `head(norm(x))`: the logits of this rank's part of the vocabulary.
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
-        let normed = self.scaled_for_logits(self.final_norm(x));
-        self.capped(self.output().logits(normed))
+        let normed = self.head_input(self.final_norm(x));
+        self.projected(normed)
+    }
+
+    /// The input of the output projection.
+    fn head_input(&self, normed: Recomputable<3>) -> Recomputable<3> {
+        let x = match &self.masked_head {
+            Some(head) => head.forward(normed).into(),
+            None => normed,
+        };
+        self.scaled_for_logits(x)
+    }
+
+    /// The logits of the output projection.
+    fn projected(&self, x: Recomputable<3>) -> Tensor<3> {
+        let logits = match &self.masked_head {
+            Some(head) => self.output().logits_with_bias(x, &head.vocab),
+            None => self.output().logits(x),
+        };
+        self.capped(logits)
     }
 
     /// The input of the output projection, divided by the divisor of the logits, which are linear in
@@ -191,8 +225,10 @@ impl Decoder {
     }
 
     pub(super) fn final_norm(&self, x: Residual) -> Recomputable<3> {
-        let norm = self.norm.as_ref();
-        x.normed(norm.expect("the last stage has the norm and the head"))
+        match &self.norm {
+            Some(norm) => x.normed(norm),
+            None => x.sum().into(),
+        }
     }
 
     /// The output projection.
@@ -216,8 +252,12 @@ impl Sharded for Decoder {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.child("embedding", &self.embedding);
         plan.child("positions", &self.positions);
+        plan.child("token_types", &self.token_types);
+        plan.child("embedding_norm", &self.embedding_norm);
         plan.children("blocks", &self.blocks);
         plan.child("norm", &self.norm);
+        plan.child("masked_head", &self.masked_head);
         plan.child("head", &self.head);
+        plan.child("binary_head", &self.binary_head);
     }
 }

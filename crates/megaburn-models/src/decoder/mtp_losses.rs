@@ -58,6 +58,9 @@ impl Decoder {
         batch: &BatchContext,
     ) -> StageLosses {
         let mut before = self.final_norm(x);
+        let order = batch.sentence_order.clone();
+        let binary = self.binary_head.as_ref().zip(order);
+        let binary = binary.map(|(head, order)| head.loss(before.clone().into_tensor(), order));
         let main = self.loss_of(before.clone(), labels);
         // A rank without the last stage has none of these blocks.
         let blocks: Vec<&Block> = self.blocks[self.config().layers..]
@@ -95,6 +98,6 @@ impl Decoder {
             };
             mtp.push(self.loss_of(before.clone(), targets.labels.clone()));
         }
-        StageLosses { main, mtp }
+        StageLosses { main, mtp, binary }
     }
 }

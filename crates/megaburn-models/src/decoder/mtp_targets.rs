@@ -53,20 +53,24 @@ pub fn shift_for_depth(row: &[i64], bounds: &[usize], depth: usize, none: i64) -
 /// The summed losses of a micro-batch in nats, `[1]` each.
 #[derive(Clone, Debug)]
 pub struct StageLosses {
-    /// The model's own next-token loss.
+    /// The model's own loss of its labels.
     pub main: Tensor<1>,
     /// The loss of each depth of multi-token prediction.
     pub mtp: Vec<Tensor<1>>,
+    /// The loss of the binary head, summed over rows, if the batch has labels for it.
+    pub binary: Option<Tensor<1>>,
 }
 
 impl StageLosses {
     /// The training loss: the model's own loss plus `scaling_factor` times the mean of the losses
-    /// of all depths.
-    pub fn total(&self, scaling_factor: f64) -> Tensor<1> {
+    /// of all depths, plus `binary_factor` times the loss of the binary head.
+    pub fn total(&self, scaling_factor: f64, binary_factor: f64) -> Tensor<1> {
         let part = scaling_factor / self.mtp.len().max(1) as f64;
-        self.mtp
-            .iter()
-            .fold(self.main.clone(), |sum, loss| sum + loss.clone() * part)
+        let depths = self.mtp.iter().map(|loss| loss.clone() * part);
+        let binary = self.binary.iter().map(|loss| loss.clone() * binary_factor);
+        depths
+            .chain(binary)
+            .fold(self.main.clone(), |sum, loss| sum + loss)
     }
 
     /// The same losses, detached from their autodiff graphs.
@@ -76,6 +80,7 @@ impl StageLosses {
         Self {
             main: self.main.clone().inner(),
             mtp,
+            binary: self.binary.as_ref().map(|loss| loss.clone().inner()),
         }
     }
 }

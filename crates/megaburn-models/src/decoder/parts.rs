@@ -16,17 +16,25 @@ pub enum NormPlacement {
     Output,
     /// Both: `x + norm(f(norm(x)))` (Gemma 2 and 3).
     Sandwich,
+    /// On the residual stream: `norm(x + f(x))`, without a norm after the last block (the original
+    /// transformer, BERT).
+    Post,
 }
 
 impl NormPlacement {
     /// Whether attention and MLP read a norm of the residual stream.
     pub fn has_input_norms(self) -> bool {
-        self != Self::Output
+        matches!(self, Self::Pre | Self::Sandwich)
     }
 
-    /// Whether the outputs of attention and MLP are normalised.
+    /// Whether a norm follows attention and MLP: that of their outputs, or of the residual stream.
     pub fn has_output_norms(self) -> bool {
         self != Self::Pre
+    }
+
+    /// Whether a norm follows the last block.
+    pub fn has_last_norm(self) -> bool {
+        self != Self::Post
     }
 }
 

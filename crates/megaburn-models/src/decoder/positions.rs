@@ -1,8 +1,8 @@
 use std::sync::PoisonError;
 
-use burn::prelude::Device;
+use burn::{prelude::Device, tensor::Tensor};
 use megaburn_mesh::Zigzag;
-use megaburn_parallel::{BatchContext, ContextParallel, PackedDocuments};
+use megaburn_parallel::{BatchContext, ContextParallel, PackedDocuments, PositionEmbedding};
 
 use super::{Decoder, rotary::Ropes};
 
@@ -30,6 +30,20 @@ impl Decoder {
             self.positions_of(len * zigzag.ranks(), zigzag, batch.documents.as_ref())
         } else {
             Vec::new()
+        }
+    }
+
+    /// The vectors of the token types of `rows` rows, which are added to the stream `x`.
+    pub(super) fn type_vectors(
+        &self,
+        vectors: &PositionEmbedding,
+        rows: usize,
+        x: &Tensor<3>,
+        batch: &BatchContext,
+    ) -> Tensor<3> {
+        match &batch.token_types {
+            Some(types) => vectors.forward_each(types),
+            None => vectors.forward_each(&vec![vec![0; self.num_tokens(x)]; rows]),
         }
     }
 

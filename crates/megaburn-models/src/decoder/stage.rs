@@ -98,7 +98,9 @@ impl Decoder {
             (Some("blocks"), Some(number)) if number < self.config().layers => {
                 stage.layers.contains(&number)
             }
-            (Some("embedding" | "positions"), _) => stage.embedding,
+            (Some("embedding" | "positions" | "token_types" | "embedding_norm"), _) => {
+                stage.embedding
+            }
             _ => stage.loss,
         };
         let stages = &self.parts.stages;

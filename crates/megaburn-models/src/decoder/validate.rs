@@ -23,6 +23,7 @@ impl DecoderConfig {
             ("head_dim", self.head_dim),
             ("max_seq_len", self.max_seq_len),
             ("window", self.window.unwrap_or(1)),
+            ("token_types", self.token_types.max(1)),
         ];
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return refuse(format!("`{name}` is 0, but must be at least 1"));
@@ -112,6 +113,7 @@ impl DecoderConfig {
                     .into(),
             );
         }
+        self.check_encoder()?;
         if self.mlp_bias && self.experts.is_some() {
             return refuse(
                 "`mlp_bias` is true, but experts have no biases: set it to false".into(),
@@ -134,8 +136,51 @@ impl DecoderConfig {
         Ok(())
     }
 
+    /// Refuses parts that do not go together with attention in both directions, norms of the
+    /// residual stream, or the heads of an encoder.
+    fn check_encoder(&self) -> Result<(), ModelError> {
+        let both = self.bidirectional;
+        let is_post = self.norm_placement == NormPlacement::Post;
+        let rules = [
+            (
+                is_post && self.block_order != BlockOrder::Serial,
+                "`norm_placement` post needs `block_order` serial: its norms are of the residual \
+                stream after attention and after MLP",
+            ),
+            (
+                both && self.window.is_some(),
+                "`window` is set, but it only limits causal attention: remove it, or set \
+                `bidirectional` = false",
+            ),
+            (
+                both && self.mtp_layers > 0,
+                "`mtp_layers` needs causal attention: set it to 0, or `bidirectional` = false",
+            ),
+            (
+                self.masked_head && self.activation.is_gated(),
+                "`masked_head` needs an `activation` that is not gated, such as gelu",
+            ),
+            (
+                self.binary_head && !both,
+                "`binary_head` needs `bidirectional` = true: it reads the first token, which sees \
+                no other in causal attention",
+            ),
+        ];
+        match rules.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, why)) => Err(ModelError::Config(why.into())),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses options that do not go together with the parts of the model.
     pub(super) fn check_options(&self, options: &ModelOptions) -> Result<(), ModelError> {
+        if self.masked_head && options.fused_linear_cross_entropy {
+            return Err(ModelError::Config(
+                "`masked_head` adds a bias to the logits, which the fused linear cross-entropy does \
+                not compute: set train.fused_linear_cross_entropy = false"
+                    .into(),
+            ));
+        }
         match self.logits_soft_cap {
             Some(cap) if options.fused_linear_cross_entropy => Err(ModelError::Config(format!(
                 "`logits_soft_cap` is {cap}, which the fused linear cross-entropy does not \
@@ -171,6 +216,7 @@ impl DecoderConfig {
             ));
         }
         let others = [
+            ("bidirectional", self.bidirectional),
             ("window", self.window.is_some()),
             ("qk_norm", self.qk_norm.is_some()),
             ("attention_soft_cap", self.attention_soft_cap.is_some()),

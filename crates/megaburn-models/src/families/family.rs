@@ -58,11 +58,16 @@ pub enum Family {
     Qwen2Moe,
     /// Falcon 7B, 11B, 40B and 180B.
     Falcon,
+    /// BERT, as `BertForPreTraining` and `BertForMaskedLM`.
+    Bert,
+    /// BERT with norms before attention and MLP, as Megatron-LM trains it.
+    #[serde(rename = "megatron-bert")]
+    MegatronBert,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -83,6 +88,8 @@ impl Family {
         Self::GptNeox,
         Self::Qwen2Moe,
         Self::Falcon,
+        Self::Bert,
+        Self::MegatronBert,
     ];
 }
 

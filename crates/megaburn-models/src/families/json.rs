@@ -25,6 +25,12 @@ impl<'a> HfJson<'a> {
         self.json.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the file names this architecture.
+    pub(super) fn has_architecture(&self, name: &str) -> bool {
+        let named = self.json["architectures"].as_array();
+        named.is_some_and(|all| all.iter().any(|of| of == name))
+    }
+
     fn default(&self, key: &str) -> Option<&'a KeyDefault> {
         self.defaults
             .iter()

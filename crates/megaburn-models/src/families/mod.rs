@@ -4,6 +4,7 @@
 //! A family is one file with one [`FamilySpec`], and a line in [`Family`]; `docs/families.md`
 //! explains how to add one.
 
+mod bert;
 mod deepseek_v2;
 mod deepseek_v3;
 mod defaults;
@@ -16,6 +17,7 @@ mod gpt_neox;
 mod granite;
 mod json;
 mod llama;
+mod megatron_bert;
 mod mistral;
 mod mixtral;
 mod nemotron;
@@ -91,7 +93,22 @@ impl Family {
             Self::GptNeox => &gpt_neox::SPEC,
             Self::Qwen2Moe => &qwen2_moe::SPEC,
             Self::Falcon => &falcon::SPEC,
+            Self::Bert => &bert::SPEC,
+            Self::MegatronBert => &megatron_bert::SPEC,
         }
+    }
+
+    /// The names in `architectures` of models of the family: with the next-sentence head of an
+    /// encoder, and without it.
+    fn architectures(self) -> Vec<&'static str> {
+        let masked = match self {
+            Self::Bert => Some(bert::MASKED_ONLY),
+            Self::MegatronBert => Some(megatron_bert::MASKED_ONLY),
+            _ => None,
+        };
+        std::iter::once(self.spec().architecture)
+            .chain(masked)
+            .collect()
     }
 
     /// The parts of the family's block, with the sizes of a tiny model.
@@ -122,7 +139,9 @@ impl DecoderConfig {
     pub fn to_hf(&self) -> Value {
         let spec = self.family.spec();
         let mut json = (spec.write)(self);
-        json["architectures"] = vec![spec.architecture].into();
+        if json["architectures"].is_null() {
+            json["architectures"] = vec![spec.architecture].into();
+        }
         json["model_type"] = spec.model_type.into();
         json["tie_word_embeddings"] = self.tied.into();
         json["vocab_size"] = self.vocab.into();
@@ -176,7 +195,7 @@ const MTP_LAYERS: &str = "num_nextn_predict_layers";
 fn read(json: &Value) -> Result<DecoderConfig, String> {
     let known = || {
         Family::ALL
-            .map(|family| family.spec().architecture)
+            .map(|family| family.architectures().join(", "))
             .join(", ")
     };
     let found = json["architectures"]
@@ -191,7 +210,7 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
     })?;
     let family = Family::ALL
         .into_iter()
-        .find(|family| family.spec().architecture == found);
+        .find(|family| family.architectures().contains(&found));
     let family = family.ok_or_else(|| {
         format!(
             "architecture `{found}` is not supported; supported are {}",

@@ -120,6 +120,12 @@ fn yarn_means_what_transformers_means(
         "norm_topk_prob": false, "use_sliding_window": false, "sliding_window": 32768}"#,
     14_315_784_192
 )]
+#[case::bert_base(
+    r#"{"architectures": ["BertForPreTraining"], "vocab_size": 30522, "hidden_size": 768,
+        "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "max_position_embeddings": 512, "type_vocab_size": 2}"#,
+    110_106_428
+)]
 #[case::falcon_7b(falcon::FALCON_7B, 6_921_720_704)]
 #[case::falcon_40b(falcon::FALCON_40B, 41_303_293_952)]
 #[case::pythia_160m(gpt_neox::PYTHIA_160M, 162_322_944)]

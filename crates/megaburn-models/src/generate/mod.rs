@@ -65,7 +65,7 @@ struct Text {
 /// length is read anew.
 ///
 /// # Errors
-/// A prompt is empty or has a token outside the vocabulary, the sampling options are invalid, or
+/// The model is an encoder, a prompt is empty or has a token outside the vocabulary, the sampling options are invalid, or
 /// logits are not finite.
 /// # Collective
 /// All members of the model's tensor- and context-parallel groups, with equal arguments; `on_token`
@@ -102,6 +102,7 @@ pub fn generate_with<E: From<ModelError>>(
     mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>, E> {
     options.sampling.validate().map_err(ModelError::Generate)?;
+    model.config().check_generates()?;
     check(prompts, model.config().vocab)?;
     let model = model.for_generation();
     let mut cache = model.cache(prompts.len());

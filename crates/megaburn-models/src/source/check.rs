@@ -26,6 +26,24 @@ pub(super) fn has_own_head(
     }
 }
 
+/// Whether a folder has all tensors of a binary head, which a model of the family may have. The
+/// `config.json` of some published models names an architecture without it.
+pub(super) fn has_binary_head(dir: &HfDir, config: &DecoderConfig) -> Result<bool, ModelError> {
+    let with_head = DecoderConfig {
+        binary_head: true,
+        ..config.clone()
+    };
+    if !config.bidirectional {
+        return Ok(false);
+    }
+    let params = with_head.hf_params()?;
+    let mut of_head = params
+        .iter()
+        .filter(|param| param.path.starts_with("binary_head."))
+        .flat_map(|param| &param.parts);
+    Ok(of_head.all(|part| dir.header(&part.name).is_some()))
+}
+
 /// Refuses a folder with tensors that are missing, unknown, not floats, or of another shape than
 /// the model's.
 pub(super) fn check_tensors(

@@ -8,7 +8,7 @@ use megaburn_checkpoint::{
 
 use super::{
     ModelSource, PREFIX, Weights,
-    check::{check_tensors, has_own_head},
+    check::{check_tensors, has_binary_head, has_own_head},
     choice::chosen,
     mtp::{check_copies, copies, predicts},
     names::named_params,
@@ -114,6 +114,7 @@ impl ModelSource {
             // `config.json`.
             config.mtp_layers = 0;
         }
+        config.binary_head |= has_binary_head(&dir, &config)?;
         let prefix = config.family.spec().optional_prefix;
         let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let mut params = named_params(&config, bare)?;

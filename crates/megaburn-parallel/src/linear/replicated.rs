@@ -28,6 +28,9 @@ pub struct ReplicatedLinearConfig {
     /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// Whether the layer has a bias, which starts at zero.
+    #[config(default = false)]
+    pub bias: bool,
     /// Initializer of the weight, as in Burn's `Linear`.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
@@ -57,18 +60,21 @@ impl ReplicatedLinearConfig {
             fans: shape,
         };
         let spec = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
+        let bias = || Initializer::Zeros.init([self.d_output], device);
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
+            bias: self.bias.then(bias),
             plan: ReplicatedPlan {
                 replica: Replica::of(group, self.sequence_parallel),
                 path: self.path.clone(),
                 main_grad: MainGrad::default(),
+                bias_grad: MainGrad::default(),
             },
         })
     }
 }
 
-/// A linear layer `Y = X W` that is replicated on every rank of a group (Megatron's `duplicated`),
+/// A linear layer `Y = X W + b` that is replicated on every rank of a group (Megatron's `duplicated`),
 /// for small outputs that all ranks need in full.
 ///
 /// Without sequence parallelism every rank computes the same output from the same input, and the
@@ -76,12 +82,14 @@ impl ReplicatedLinearConfig {
 /// sum its gradient first, as [`ParallelLinear`](crate::ParallelLinear)'s column split does.
 ///
 /// # Collective
-/// Forward: none. Backward: with sequence parallelism one all-reduce of the weight's gradient,
-/// because each rank sees its own tokens only.
+/// Forward: none. Backward: with sequence parallelism one all-reduce of the gradients of weight and
+/// bias, because each rank sees its own tokens only.
 #[derive(Module, Debug)]
 pub struct ReplicatedLinear {
     /// The weight, `[d_input, d_output]`.
     pub weight: Param<Tensor<2>>,
+    /// The bias, `[d_output]`, if the layer has one.
+    pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     plan: ReplicatedPlan,
 }
@@ -91,6 +99,7 @@ struct ReplicatedPlan {
     replica: Replica,
     path: Option<String>,
     main_grad: MainGrad,
+    bias_grad: MainGrad,
 }
 
 impl ReplicatedLinear {
@@ -102,13 +111,16 @@ impl ReplicatedLinear {
         let (x, again) = x.into().into_parts();
         let options = LinearOptions {
             main_grad: self.main_grad(),
+            bias_grad: self.bias_grad(),
             again,
             ..Default::default()
         };
-        linear(x, self.plan.replica.value(&self.weight), None, options)
+        let replica = &self.plan.replica;
+        let bias = self.bias.as_ref().map(|bias| replica.value(bias));
+        linear(x, replica.value(&self.weight), bias, options)
     }
 
-    /// Returns the layer with the same weight for full sequences, as generation needs it.
+    /// Returns the layer with the same parameters for full sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.plan.replica = self.plan.replica.with_all_rows();
         self
@@ -120,6 +132,11 @@ impl ReplicatedLinear {
     fn main_grad(&self) -> Option<MainGrad> {
         (!self.plan.replica.is_summed()).then(|| self.plan.main_grad.clone())
     }
+
+    /// As [`main_grad`](Self::main_grad), of the bias.
+    fn bias_grad(&self) -> Option<MainGrad> {
+        (!self.plan.replica.is_summed()).then(|| self.plan.bias_grad.clone())
+    }
 }
 
 impl Sharded for ReplicatedLinear {
@@ -130,5 +147,8 @@ impl Sharded for ReplicatedLinear {
             &self.plan.replica.spec(&self.weight),
             self.main_grad(),
         );
+        if let Some(bias) = &self.bias {
+            plan.vector("bias", &self.plan.replica.spec(bias), self.bias_grad());
+        }
     }
 }

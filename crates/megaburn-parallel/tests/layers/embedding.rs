@@ -7,8 +7,8 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_parallel::{
-    CrossEntropy, CrossEntropyConfig, ParallelError, PlanBuilder, Sharded, VocabParallelEmbedding,
-    VocabParallelEmbeddingConfig,
+    CrossEntropy, CrossEntropyConfig, ParallelError, PlanBuilder, Sharded, VocabParallelBias,
+    VocabParallelBiasConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
 use rstest::rstest;
 
@@ -78,6 +78,54 @@ fn logits_are_products_with_every_vector(
         |group| config.init(group, &autodiff()),
         |layer: &VocabParallelEmbedding, x| layer.logits(x),
     );
+}
+
+/// An output projection with a bias for each token, and the loss of its logits.
+#[derive(Module, Debug)]
+struct Biased {
+    head: VocabParallelEmbedding,
+    bias: VocabParallelBias,
+    #[module(skip)]
+    loss: CrossEntropy,
+}
+
+impl Sharded for Biased {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("head", &self.head);
+        plan.child("bias", &self.bias);
+    }
+}
+
+#[rstest]
+fn a_bias_of_the_vocabulary_is_split_as_the_logits_are(
+    #[values(1, 2, 3, 4, 8)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values((16, 1), (13, 1), (5, 8))] (vocab, pad_multiple): (usize, usize),
+) {
+    let seed = fresh_seed();
+    let [seq, batch, d_model] = [2 * ranks, 3, 5];
+    let config = config(vocab, d_model, pad_multiple).with_sequence_parallel(sequence_parallel);
+    let of_bias = VocabParallelBiasConfig::new(vocab).with_pad_multiple(pad_multiple);
+    let labels = tokens([seq, batch], vocab, seed, "labels");
+    let labels = Tensor::<2, Int>::from_data(labels, &autodiff());
+    let setting = Setting {
+        ranks,
+        seed,
+        shapes: [[seq, batch, d_model], [seq, batch, 1]],
+        ends: [stream(sequence_parallel), End::Whole],
+    };
+    let build = |group: &Group| {
+        Ok::<_, ParallelError>(Biased {
+            head: config.init(group, &autodiff())?,
+            bias: of_bias.init(group, &autodiff())?,
+            loss: CrossEntropyConfig::new(vocab).init(group)?,
+        })
+    };
+    // `join` rejects an element of the padding whose value or gradient is not zero.
+    assert_same_under_layout(&setting, build, |layer: &Biased, x| {
+        let logits = layer.head.logits_with_bias(x, &layer.bias);
+        layer.loss.forward(logits, labels.clone()).unsqueeze_dim(2)
+    });
 }
 
 /// A tied matrix, as input and output, with the loss on top.

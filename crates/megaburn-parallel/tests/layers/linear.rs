@@ -223,6 +223,7 @@ fn tensors_of_any_rank_pass() {
 fn a_matrix_that_all_hold_sees_all_tokens_or_its_own(
     #[values(1, 2, 3, 4)] ranks: usize,
     #[values(true, false)] sequence_parallel: bool,
+    #[values(true, false)] bias: bool,
 ) {
     let seed = fresh_seed();
     for [per_rank, batch, d_input, d_output] in [[2, 2, 8, 12], [1, 3, 7, 5]] {
@@ -236,6 +237,7 @@ fn a_matrix_that_all_hold_sees_all_tokens_or_its_own(
             ends: [end.clone(), end],
         };
         let config = ReplicatedLinearConfig::new(d_input, d_output)
+            .with_bias(bias)
             .with_sequence_parallel(sequence_parallel)
             .with_name("layer");
         let build = |group: &_| config.init(group, &autodiff());

@@ -135,6 +135,7 @@ impl Console {
             data,
             eval_loss,
             mtp_losses,
+            sop_loss,
         } = metrics;
         let data = data.as_deref().unwrap_or("unseen data");
         let further = mtp_losses
@@ -145,6 +146,10 @@ impl Console {
             String::new()
         } else {
             format!("; MTP {}", further.join(", "))
+        };
+        let further = match sop_loss {
+            Some(loss) => format!("{further}; sentence order {loss:.4}"),
+            None => further,
         };
         self.line(format!(
             "evaluation after step {step}: loss {eval_loss:.4} on {data}{further}"

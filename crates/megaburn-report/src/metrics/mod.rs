@@ -61,6 +61,14 @@ pub struct StepMetrics {
         deserialize_with = "nans_if_null"
     )]
     pub mtp_losses: Vec<f64>,
+    /// The mean cross entropy of the order of a row's sentences, for an encoder that predicts it
+    /// (Megatron-LM's `sop loss`); nats per row. `loss` does not include it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_nan_if_null"
+    )]
+    pub sop_loss: Option<f64>,
     /// Measurements of the experts, for a model that has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertMetrics>,
@@ -84,6 +92,13 @@ pub struct EvalMetrics {
         deserialize_with = "nans_if_null"
     )]
     pub mtp_losses: Vec<f64>,
+    /// The mean cross entropy of the order of sentences, as in [`StepMetrics`].
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_nan_if_null"
+    )]
+    pub sop_loss: Option<f64>,
 }
 
 /// A checkpoint that was saved, as a line of `metrics.jsonl`.
@@ -170,6 +185,10 @@ fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, 
         .collect())
 }
 
+fn some_nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    nan_if_null(deserializer).map(Some)
+}
+
 #[cfg(test)]
 pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
     EvalMetrics {
@@ -177,6 +196,7 @@ pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
         data: None,
         eval_loss,
         mtp_losses: Vec::new(),
+        sop_loss: None,
     }
 }
 
@@ -197,6 +217,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         num_zeros: None,
         params_norm: None,
         mtp_losses: Vec::new(),
+        sop_loss: None,
         experts: None,
     }
 }
@@ -231,6 +252,7 @@ mod tests {
         assert_eq!(json(example_eval(2, 4.5)), r#"{"step":2,"eval_loss":4.5}"#);
         let ahead = EvalMetrics {
             mtp_losses: vec![4.75, f64::NAN],
+            sop_loss: None,
             ..example_eval(2, 4.5)
         };
         let line = json(ahead);

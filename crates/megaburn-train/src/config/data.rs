@@ -5,8 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     data_order::DataOrder,
+    dataset::DatasetKind,
     fim::FimConfig,
     ineffective_keys::Condition,
+    masking::DataMaskingConfig,
     packing::Packing,
     require::require,
     sources::{SourceConfig, TRAIN, parse_split, validate_sources},
@@ -43,7 +45,11 @@ pub struct DataConfig {
     /// Megatron-LM's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<String>,
-    /// The order of the training samples.
+    /// What samples are made of the data: `gpt`, or `bert` for encoders. Default: `bert` with an
+    /// encoder as `model.family`, else `gpt`.
+    pub dataset: DatasetKind,
+    /// The order of the training samples. Those of `data.dataset = "bert"` have that of
+    /// Megatron-LM.
     pub order: DataOrder,
     /// The folder of what is computed from data sets once per host. Text files are encoded into it
     /// for all later runs: all of them if this key is set, otherwise those that are compressed or
@@ -74,9 +80,17 @@ pub struct DataConfig {
     /// excluded from the loss. Used without `documents`, where it is no label.
     pub eod_mask_loss: bool,
     /// Fraction of the data that is held out for evaluation, from 0 to below 1; 0 turns evaluation
-    /// off.
+    /// off. With `data.dataset = "bert"` it is a fraction of the documents.
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 (no evaluation) and less than 1"))]
     pub validation_fraction: f64,
+    /// The probability that a sample of `data.dataset = "bert"` is cut to a random length
+    /// (Megatron-LM's `--short-seq-prob`).
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    pub short_sequence_probability: f64,
+    /// `[data.masking]`: which tokens are masked, with `data.dataset = "bert"`. Default: as
+    /// Megatron-LM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub masking: Option<DataMaskingConfig>,
     /// `[data.fim]`: fill-in-the-middle. Default: documents are read as they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fim: Option<FimConfig>,
@@ -94,6 +108,7 @@ impl Default for DataConfig {
             valid: Vec::new(),
             test: Vec::new(),
             split: None,
+            dataset: DatasetKind::default(),
             order: DataOrder::default(),
             cache_dir: None,
             num_workers: None,
@@ -103,6 +118,8 @@ impl Default for DataConfig {
             packing: Packing::None,
             eod_mask_loss: false,
             validation_fraction: 0.05,
+            short_sequence_probability: 0.1,
+            masking: None,
             fim: None,
             tokenizer: Tokenizer::Byte,
         }
@@ -129,6 +146,16 @@ impl DataConfig {
                 "with data.documents = true",
             ),
             ("eod_mask_loss", !self.documents, "without data.documents"),
+            (
+                "short_sequence_probability masking",
+                self.dataset == DatasetKind::Bert,
+                "with data.dataset = \"bert\"",
+            ),
+            (
+                "order",
+                self.dataset == DatasetKind::Gpt,
+                "with data.dataset = \"gpt\"",
+            ),
             (
                 "validation_fraction",
                 self.cuts_tokens(),
@@ -176,6 +203,50 @@ impl DataConfig {
             .transpose()
     }
 
+    /// The weights by which the documents of a data set are divided into training, validation and
+    /// test; `None` if nothing is held out.
+    ///
+    /// # Errors
+    /// As [`split_of`](Self::split_of).
+    pub(crate) fn document_weights(
+        &self,
+        source: Option<&SourceConfig>,
+    ) -> Result<Option<Vec<f64>>, TrainError> {
+        let held_out = self.validation_fraction;
+        let holds_out = held_out > 0.0 && self.valid.is_empty();
+        Ok(self
+            .split_of(source)?
+            .or(holds_out.then(|| vec![1.0 - held_out, held_out])))
+    }
+
+    /// Whether the training samples are as many as the steps of the run need, in an order that
+    /// depends on their number.
+    pub(crate) fn is_of_fixed_length(&self) -> bool {
+        self.order == DataOrder::Megatron || self.dataset == DatasetKind::Bert
+    }
+
+    /// Refuses keys that masked sentences do not have.
+    fn check_masked(&self) -> Result<(), TrainError> {
+        let is_masked = self.dataset == DatasetKind::Bert;
+        let unlike = [
+            ("data.documents", self.documents),
+            ("data.eod_mask_loss", self.eod_mask_loss),
+            ("data.fim", self.active_fim().is_some()),
+        ];
+        for (key, is_set) in unlike {
+            let rule = "absent with data.dataset = \"bert\", whose samples are whole sentences";
+            require(!(is_masked && is_set), key, "set", rule)?;
+        }
+        let has_epochs = self.train.iter().any(|source| source.epochs.is_some());
+        let rule = "a list with weights instead of epochs, which data.dataset = \"bert\" lacks";
+        require(
+            !(is_masked && has_epochs),
+            TRAIN,
+            "a list with epochs",
+            rule,
+        )
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         if let Some(path) = &self.path {
             require(!path.is_empty(), "data.path", "empty", "the path of a file")?;
@@ -213,7 +284,8 @@ impl DataConfig {
         let rule = "a list with other names than data.valid; set `name`";
         require(both.is_none(), "data.test", value, rule)?;
         let has_epochs = self.train.iter().any(|source| source.epochs.is_some());
-        let is_megatron = self.order == DataOrder::Megatron;
+        self.check_masked()?;
+        let is_megatron = self.order == DataOrder::Megatron && self.dataset == DatasetKind::Gpt;
         let rule = "a list with weights instead of epochs, which data.order = \"megatron\" lacks";
         require(
             !is_megatron || !has_epochs,

@@ -2,10 +2,15 @@
 
 use toml::{Table, Value};
 
-use super::TrainConfig;
+use super::{DatasetKind, TrainConfig};
 
 /// Sets keys that are absent from `given`, the merged layers, and that follow from other keys.
 pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
+    let data = given.get("data").and_then(Value::as_table);
+    let has_kind = data.is_some_and(|data| data.contains_key("dataset"));
+    if !has_kind && config.model.template().bidirectional {
+        config.data.dataset = DatasetKind::Bert;
+    }
     let model = given.get("model").and_then(Value::as_table);
     let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));
     if !is_set && config.model.has_all_kv_heads() {

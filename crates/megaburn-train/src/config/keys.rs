@@ -58,7 +58,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "model.parts",
-        "norm norm_placement zero_centered_gamma block_order activation qkv_bias output_bias \
+        "norm norm_placement bidirectional embedding_norm token_types masked_head binary_head \
+         zero_centered_gamma block_order activation qkv_bias output_bias \
          mlp_bias qk_norm attention_scale attention_soft_cap logits_soft_cap positions \
          rotary_percent rotary_interleaved window_rope_theta rotary_layers window_layers \
          embedding_multiplier residual_multiplier logits_scaling init_std",
@@ -98,7 +99,12 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "data",
-        "seq_len validation_fraction split order packing",
+        "seq_len validation_fraction split dataset order packing short_sequence_probability",
+    ),
+    (
+        Identity,
+        "data.masking",
+        "probability max_ngram whole_words longer_ngrams geometric",
     ),
     (
         Identity,

@@ -24,7 +24,8 @@ pub struct ModelConfig {
     /// The model family, which determines the default of each part of the layers and the tensor
     /// names on export: `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`,
     /// `olmo2`, `granite`, `starcoder2`, `nemotron`, `gpt_neox`, `falcon` or `gpt2`; with experts
-    /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `deepseek_v2` or `deepseek_v3`.
+    /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `deepseek_v2` or `deepseek_v3`; encoders `bert`
+    /// or `megatron-bert`.
     pub family: Family,
     /// Width of the residual stream.
     #[schemars(extend("minimum" = 1))]
@@ -42,8 +43,8 @@ pub struct ModelConfig {
     /// Number of query heads.
     #[schemars(extend("minimum" = 1))]
     pub heads: usize,
-    /// Number of key/value heads (query groups), which divides `heads`. In gpt2, gpt_neox and the
-    /// deepseeks it equals `heads`, which is its default there.
+    /// Number of key/value heads (query groups), which divides `heads`. In gpt2, gpt_neox, the
+    /// berts and the deepseeks it equals `heads`, which is its default there.
     #[schemars(extend("minimum" = 1))]
     pub kv_heads: usize,
     /// Width of a head. Default: `hidden / heads`; with `[model.latent]`, the width of its queries
@@ -120,7 +121,7 @@ impl ModelConfig {
     }
 
     /// The parts of the family, with what this model changes.
-    pub(super) fn template(&self) -> DecoderConfig {
+    pub(crate) fn template(&self) -> DecoderConfig {
         let family = sized(self.family, self.hidden, self.layers);
         let has_parts = self.parts.as_ref();
         let parts = has_parts.map_or(family.clone(), |parts| parts.applied_to(family));
@@ -144,7 +145,13 @@ impl ModelConfig {
 
     /// Whether every query head of the family has its own key/value head.
     pub(super) fn has_all_kv_heads(&self) -> bool {
-        matches!(self.family, Family::Gpt2 | Family::GptNeox) || self.template().latent.is_some()
+        let all = [
+            Family::Gpt2,
+            Family::GptNeox,
+            Family::Bert,
+            Family::MegatronBert,
+        ];
+        all.contains(&self.family) || self.template().latent.is_some()
     }
 
     /// The widths that an attention kernel must support: of a head's queries and keys, and of its

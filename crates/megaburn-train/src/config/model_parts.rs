@@ -23,9 +23,27 @@ pub struct ModelParts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub norm: Option<NormName>,
     /// Where the norms of a block are: `pre` (before attention and MLP), `output` (on their
-    /// outputs, as in OLMo 2) or `sandwich` (both, as in Gemma 2).
+    /// outputs, as in OLMo 2), `sandwich` (both, as in Gemma 2) or `post` (of the residual stream
+    /// after them, as in BERT).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub norm_placement: Option<NormPlacement>,
+    /// Whether positions also see later ones, as in an encoder. Not with context parallelism.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bidirectional: Option<bool>,
+    /// Whether the sum of the embeddings has a norm, as in BERT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding_norm: Option<bool>,
+    /// Number of token types, each with a learned vector (BERT's segments); 0 for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_types: Option<usize>,
+    /// Whether the head of a masked language model is before the output matrix: a matrix, the
+    /// activation, a norm, and a bias for each token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub masked_head: Option<bool>,
+    /// Whether the first token's output is classified as one of two classes: BERT's pooler and
+    /// next-sentence head, which Megatron-LM's `--bert-no-binary-head` leaves out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binary_head: Option<bool>,
     /// Whether norms scale by `1 + gamma`, with gamma starting at zero (Megatron-LM's
     /// `--apply-layernorm-1p`).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -226,6 +244,11 @@ impl ModelParts {
         DecoderConfig {
             norm: named(&NORMS, self.norm, family.norm),
             norm_placement: self.norm_placement.unwrap_or(family.norm_placement),
+            bidirectional: self.bidirectional.unwrap_or(family.bidirectional),
+            embedding_norm: self.embedding_norm.unwrap_or(family.embedding_norm),
+            token_types: self.token_types.unwrap_or(family.token_types),
+            masked_head: self.masked_head.unwrap_or(family.masked_head),
+            binary_head: self.binary_head.unwrap_or(family.binary_head),
             zero_centered_gamma: self
                 .zero_centered_gamma
                 .unwrap_or(family.zero_centered_gamma),
@@ -290,6 +313,11 @@ impl ModelParts {
         Self {
             norm: name_of(&NORMS, model.norm),
             norm_placement: Some(model.norm_placement),
+            bidirectional: Some(model.bidirectional),
+            embedding_norm: Some(model.embedding_norm),
+            token_types: Some(model.token_types),
+            masked_head: Some(model.masked_head),
+            binary_head: Some(model.binary_head),
             zero_centered_gamma: Some(model.zero_centered_gamma),
             block_order: Some(model.block_order),
             activation: name_of(&ACTIVATIONS, model.activation),

@@ -40,8 +40,12 @@ impl TrainConfig {
         let fused = self.train.fused_linear_cross_entropy;
         let rule = "false, because the model has a soft cap of logits \
             (model.parts.logits_soft_cap = 0 turns it off)";
-        let ok = !(fused && has_cap && is_known);
-        require(ok, "train.fused_linear_cross_entropy", fused, rule)
+        let key = "train.fused_linear_cross_entropy";
+        require(!(fused && has_cap && is_known), key, fused, rule)?;
+        let has_bias = self.model.template().masked_head;
+        let rule = "false, because the head of masked tokens (model.parts.masked_head) adds a bias \
+            to the logits";
+        require(!(fused && has_bias && is_known), key, fused, rule)
     }
 }
 

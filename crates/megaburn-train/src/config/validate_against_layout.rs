@@ -3,7 +3,7 @@
 use megaburn_mesh::{Layout, ModelShape};
 use megaburn_models::DecoderConfig;
 
-use super::{InitFrom, TrainConfig, require};
+use super::{DatasetKind, InitFrom, TrainConfig, require};
 use crate::{data::RunData, error::TrainError};
 
 impl TrainConfig {
@@ -27,6 +27,7 @@ impl TrainConfig {
         model: &DecoderConfig,
     ) -> Result<(), TrainError> {
         model.check_seq_len(self.data.seq_len)?;
+        model.check_context_parallel(layout.cp)?;
         self.check_layout(layout, &model.shape(self.padded_seq_len(layout)))?;
         self.context_comms(layout, model)?;
         self.check_documents(layout, model)?;
@@ -70,7 +71,25 @@ impl TrainConfig {
         let rule =
             format!("at least the {vocab} token ids of data.tokenizer = \"{tokenizer}\": {remedy}");
         require(model.vocab >= vocab, "model.vocab", model.vocab, rule)?;
+        self.check_dataset(&model)?;
         data.samples(self)?;
         Ok(model)
+    }
+
+    /// Refuses a model that cannot learn from the samples of `data.dataset`.
+    fn check_dataset(&self, model: &DecoderConfig) -> Result<(), TrainError> {
+        let dataset = &self.data.dataset;
+        match dataset {
+            DatasetKind::Gpt => {
+                let rule = "\"bert\": the model sees later tokens (model.parts.bidirectional), so \
+                    that it would read the next token instead of predicting it";
+                require(!model.bidirectional, "data.dataset", "gpt", rule)
+            }
+            DatasetKind::Bert => {
+                let rule = "\"gpt\": the model is a decoder; choose model.family = \"bert\", or \
+                    model.parts.bidirectional = true";
+                require(model.bidirectional, "data.dataset", "bert", rule)
+            }
+        }
     }
 }

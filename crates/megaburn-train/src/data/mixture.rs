@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use megaburn_data::{
-    BlendedDatasetConfig, BlendedSampler, DataError, GptDatasetConfig, IndexEvent,
+    BlendedDatasetConfig, BlendedSampler, DataError, DocumentRange, GptDatasetConfig, IndexEvent,
     PackedSamplerConfig, PackingStats, Sampler, Samples, SequenceRange, TokenDataset, UnionSampler,
 };
 use megaburn_store::is_url;
@@ -14,7 +14,7 @@ use super::{
     cache_dir::cache_dir,
 };
 use crate::{
-    config::{MixBy, Packing, TrainConfig},
+    config::{MixBy, Packing, TrainConfig, require},
     error::TrainError,
 };
 
@@ -27,6 +27,8 @@ pub(super) struct DataPart {
     pub(super) tokens: TokenDataset,
     /// The same as sequences; `None` for text and for a part that begins or ends inside one.
     pub(super) sequences: Option<SequenceRange>,
+    /// The same as documents of sentences; `None` for text and for a part that cuts documents.
+    pub(super) documents: Option<DocumentRange>,
     /// What decides its share.
     pub(super) mix_by: MixBy,
 }
@@ -128,7 +130,7 @@ pub(super) struct Shuffled {
 impl Mixture {
     /// The weights of its data sets, of which sampler `i` has `sizes[i]` samples; `None` for these
     /// numbers.
-    fn weights(&self, sizes: &[u64]) -> Option<Vec<f64>> {
+    pub(super) fn weights(&self, sizes: &[u64]) -> Option<Vec<f64>> {
         let weight = |(part, size): (&DataPart, &u64)| match part.mix_by {
             MixBy::Weight(weight) => Some(weight),
             MixBy::Epochs(epochs) => Some(epochs * *size as f64),
@@ -275,23 +277,25 @@ impl Mixture {
             blend = blend.with_weights(weights);
         }
         let blend = blend.build(&sequences, report)?;
-        let (found, steps) = (blend.num_samples(), config.train.steps);
-        if found < num_samples {
-            let rule = format!(
-                "fewer: without weights Megatron-LM reads each data set of data.train once, which \
-                gives {found} samples, and the run needs {num_samples}; give weights"
-            );
-            return Err(TrainError::Invalid {
-                key: "train.steps",
-                value: steps.to_string(),
-                rule,
-            });
-        }
+        check_enough(config, blend.num_samples(), num_samples)?;
         Ok(Arc::new(blend))
     }
 }
 
-fn report(event: IndexEvent) {
+/// Refuses a blend of Megatron-LM with `found` samples for a run that needs more.
+pub(super) fn check_enough(
+    config: &TrainConfig,
+    found: u64,
+    needed: u64,
+) -> Result<(), TrainError> {
+    let rule = format!(
+        "fewer: without weights Megatron-LM reads each data set of data.train once, which gives \
+        {found} samples, and the run needs {needed}; give weights"
+    );
+    require(found >= needed, "train.steps", config.train.steps, rule)
+}
+
+pub(super) fn report(event: IndexEvent) {
     match event {
         IndexEvent::Building { name, num_samples } => {
             tracing::info!("building the index of {num_samples} samples of {name}");

@@ -3,6 +3,7 @@
 mod blend_record;
 mod cache_dir;
 mod encoding_log;
+mod masked;
 mod mixture;
 mod object_store_log;
 mod opening;
@@ -20,7 +21,7 @@ use megaburn_data::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    config::{DataOrder, MixBy, TEST, TrainConfig},
+    config::{DataOrder, DatasetKind, MixBy, TEST, TrainConfig},
     error::TrainError,
 };
 use mixture::{DataPart, EvalData, Mixture, Shuffled};
@@ -165,14 +166,24 @@ impl RunData {
     ) -> Result<RunSamples, TrainError> {
         let evaluations = |all: &[EvalData]| {
             let samples = all.iter().map(|data| {
-                Ok::<_, DataError>(EvalSamples {
+                let mixture = &data.mixture;
+                Ok::<_, TrainError>(EvalSamples {
                     name: data.name.clone(),
-                    samples: data.mixture.sequential(config)?,
+                    samples: match config.data.dataset {
+                        DatasetKind::Gpt => mixture.sequential(config)?,
+                        DatasetKind::Bert => mixture.bert(config, &self.tokenizer, None)?,
+                    },
                 })
             });
             samples.collect::<Result<Vec<_>, _>>()
         };
         let (train, blend, reading) = match config.data.order {
+            _ if config.data.dataset == DatasetKind::Bert => {
+                let schedule = config.train.batch_schedule()?;
+                let needed = schedule.samples_after(config.train.steps);
+                let samples = self.train.bert(config, &self.tokenizer, Some(needed))?;
+                (samples, None, Vec::new())
+            }
             DataOrder::Megaburn => {
                 let Shuffled {
                     samples,

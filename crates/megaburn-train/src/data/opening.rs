@@ -1,7 +1,9 @@
 //! Opens the data sets that `[data]` names, and divides them.
 
 use megaburn_collective::Progress;
-use megaburn_data::{Corpus, DataError, GeneratedPart, SequenceRange, Split, Tokenizer};
+use megaburn_data::{
+    Corpus, DataError, DocumentRange, GeneratedPart, SequenceRange, Split, Tokenizer,
+};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -9,7 +11,7 @@ use super::{
     source::Source,
 };
 use crate::{
-    config::{DataConfig, DataOrder, MixBy, SourceConfig},
+    config::{DataConfig, DataOrder, DatasetKind, MixBy, SourceConfig},
     error::TrainError,
 };
 
@@ -88,6 +90,17 @@ impl<'a> Opening<'a> {
         let mut parts = [const { Vec::new() }; 3];
         for TrainingSource { source, entry } in sources {
             let all = source.all(entry.map_or(MixBy::NumSamples, SourceConfig::mix_by));
+            if self.config.dataset == DatasetKind::Bert {
+                let weights = self.config.document_weights(*entry)?;
+                let sets = match &weights {
+                    None => [Some(all), None, None],
+                    Some(weights) => documents_divided(source, &all, weights)?,
+                };
+                for (part, set) in parts.iter_mut().zip(sets) {
+                    part.extend(set);
+                }
+                continue;
+            }
             if let Some(weights) = self.config.split_of(*entry)? {
                 // Megatron-LM's order has no record of the parts.
                 let own = entry.and_then(|entry| entry.split.as_ref());
@@ -111,6 +124,7 @@ impl<'a> Opening<'a> {
                 part.push(DataPart {
                     tokens,
                     sequences: None,
+                    documents: None,
                     ..all.clone()
                 });
             }
@@ -138,11 +152,37 @@ fn divided(
             *part = Some(DataPart {
                 tokens: source.tokens.part(name, sequences.tokens()?),
                 sequences: Some(sequences),
+                documents: None,
                 ..all.clone()
             });
         }
     }
     Ok(parts)
+}
+
+/// Divides a data set between documents, as Megatron-LM's `--split` does for masked sentences.
+fn documents_divided(
+    source: &Source,
+    all: &DataPart,
+    weights: &[f64],
+) -> Result<[Option<DataPart>; 3], DataError> {
+    let Some(set) = &source.documents else {
+        return Err(DataError::NoSentences {
+            name: source.tokens.name().into(),
+        });
+    };
+    // No record of the run says where the parts begin and end.
+    let hash = hash_with(all.hash, weights);
+    let split = DocumentRange::split(set, weights)?;
+    Ok(split.map(|documents| {
+        let has_any = !documents.documents().is_empty();
+        has_any.then(|| DataPart {
+            hash,
+            sequences: None,
+            documents: Some(documents),
+            ..all.clone()
+        })
+    }))
 }
 
 fn hash_with(hash: u64, numbers: &[f64]) -> u64 {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use megaburn_collective::Progress;
 use megaburn_data::{
-    Corpus, DataError, GeneratedPart, GeneratedSource, IndexedDataset, ObjectStoreConfig,
-    SequenceRange, TextCache, TokenDataset, Tokenizer,
+    Corpus, DataError, DocumentRange, GeneratedPart, GeneratedSource, IndexedDataset,
+    ObjectStoreConfig, SequenceRange, TextCache, TokenDataset, Tokenizer,
 };
 use megaburn_store::is_url;
 
@@ -68,6 +68,7 @@ impl Source {
             hash: self.hash,
             tokens: self.tokens.clone(),
             sequences: self.documents.clone().map(SequenceRange::all),
+            documents: self.documents.clone().map(DocumentRange::all),
             mix_by,
         }
     }

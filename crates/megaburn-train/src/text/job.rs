@@ -66,6 +66,7 @@ impl GenerateJob<'_> {
                 rule: rule.into(),
             });
         }
+        self.source.config().check_generates()?;
         let config = &self.source.config().without_mtp();
         // Sequences are never split here.
         Layout {

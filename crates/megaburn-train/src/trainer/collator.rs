@@ -9,7 +9,7 @@ use megaburn_mesh::{MeshError, PackedRows, Zigzag};
 use megaburn_models::decoder::{MtpTargets, shift_for_depth};
 use megaburn_parallel::{ContextParallel, PackedDocuments};
 
-use super::packed_row::{Document, IGNORED, PackedRow};
+use super::packed_row::{Document, Encoded, IGNORED, PackedRow};
 
 /// Turns samples into the inputs of a rank's model.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +54,11 @@ pub(super) struct Batch {
     /// Number of ranks that share the documents.
     pub(super) ranks: usize,
     pub(super) documents: Option<PackedDocuments>,
+    /// The token types of each row, for an encoder.
+    pub(super) token_types: Option<Arc<[Vec<usize>]>>,
+    /// The labels of the binary head, `[1, samples]`, and how many of them count.
+    pub(super) sentence_order: Option<Tensor<2, Int>>,
+    pub(super) counted_rows: usize,
     /// The ranks that share these sequences, with hybrid context parallelism, where they differ
     /// between passes.
     pub(super) parallel: Option<ContextParallel>,
@@ -72,19 +77,17 @@ impl Collator {
         device: &Device,
     ) -> Result<Batch, MeshError> {
         let row = |(index, sample): (usize, &Sample)| {
+            if let Sample::Bert(sample) = sample {
+                return PackedRow::masked(sample, self.padded, index < counted);
+            }
             let documents = self.documents_of(sample).into_iter();
             let loss_mask_values = index < counted;
             let documents = documents.map(|of| if loss_mask_values { of } else { of.ignored() });
             self.row(documents)
         };
         let rows: Vec<PackedRow> = samples.iter().enumerate().map(row).collect();
-        batch(
-            &rows,
-            self.zigzag,
-            self.documents.is_some(),
-            self.mtp_depths,
-            device,
-        )
+        let split = self.documents.is_some() || rows.iter().any(PackedRow::is_padded);
+        batch(&rows, self.zigzag, split, self.mtp_depths, device)
     }
 
     /// The documents of a sample, or the sample itself if samples are not split. Tokens that do not
@@ -98,6 +101,7 @@ impl Collator {
                 tokens.split_inclusive(|token| *token == eos).collect()
             }
             (Sample::Tokens(tokens), None) => vec![tokens],
+            (Sample::Bert(_), _) => Vec::new(),
         };
         let multiple = self.documents.map_or(1, |split| split.multiple);
         let mut room = self.seq_len;
@@ -189,7 +193,19 @@ pub(super) fn batch(
     let lens = rows.iter().flat_map(|row| row.lens.clone()).collect();
     let ranks = zigzag.ranks();
     let parallel = None;
+    let encoded: Option<Vec<&Encoded>> = rows.iter().map(|row| row.encoded.as_ref()).collect();
+    let encoded = encoded.filter(|rows| !rows.is_empty());
+    let orders: Option<Vec<i64>> = encoded
+        .as_ref()
+        .map(|rows| rows.iter().map(|row| row.order).collect());
+    let counted_rows = orders.iter().flatten().filter(|label| **label != IGNORED);
+    let counted_rows = counted_rows.count();
+    let order = |labels| Tensor::from_data(TensorData::new(labels, [1, count]), device);
+    let types = |rows: Vec<&Encoded>| rows.into_iter().map(|row| row.types.clone()).collect();
     Ok(Batch {
+        token_types: encoded.map(types),
+        sentence_order: orders.map(order),
+        counted_rows,
         tokens,
         labels,
         counted,

@@ -84,7 +84,7 @@ impl Trainer {
         let global_batch = self.config.train.global_batch as u64;
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
         let total = wanted.min(valid.num_samples());
-        let mut losses = Losses::of(self.model_config.mtp_layers);
+        let mut losses = Losses::of(&self.model_config);
         let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
         let spec = self.p2p_spec();
         for step in 0..total.div_ceil(global_batch) {
@@ -121,11 +121,13 @@ impl Trainer {
         let totals = losses.read()?.over(&self.groups.batch)?;
         let eval_loss = totals.mean();
         let mtp_losses = totals.mtp_means();
+        let sop_loss = totals.binary_mean();
         Ok(Some(EvalMetrics {
             step: self.progress.step,
             data: set.name.clone(),
             eval_loss,
             mtp_losses,
+            sop_loss,
         }))
     }
 

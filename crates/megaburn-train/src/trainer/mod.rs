@@ -12,6 +12,8 @@ mod finite_weights;
 mod first_times;
 mod held_tensors;
 mod hybrid_context;
+mod inputs;
+mod masked_row;
 mod newest;
 mod nonfinite_origin;
 mod owner;

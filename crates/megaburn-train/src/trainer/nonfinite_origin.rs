@@ -99,7 +99,7 @@ fn place(path: &str, layers: usize) -> usize {
             Ok(index) => norm + index,
             Err(_) => 0,
         },
-        (Some("embedding" | "positions"), _) => 0,
+        (Some("embedding" | "positions" | "token_types" | "embedding_norm"), _) => 0,
         (Some("norm"), _) => norm,
         _ => usize::MAX,
     }

@@ -19,6 +19,17 @@ pub(super) struct PackedRow {
     pub(super) bounds: Vec<usize>,
     /// Lengths of the documents without padding.
     pub(super) lens: Vec<usize>,
+    /// What an encoder reads besides; `None` in rows of a decoder.
+    pub(super) encoded: Option<Encoded>,
+}
+
+/// The inputs of an encoder besides tokens and labels.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Encoded {
+    /// The token types.
+    pub(super) types: Vec<usize>,
+    /// The label of the binary head: 1 if the segments are in the wrong order.
+    pub(super) order: i64,
 }
 
 impl Document {

@@ -11,6 +11,7 @@ use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
 use megaburn_report::profile::{Range, range};
 
 use crate::{
+    config::DatasetKind,
     error::TrainError,
     trainer::{Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses},
 };
@@ -30,6 +31,9 @@ pub(super) struct Training<'a> {
     pub(super) reduce_scope: ReduceScope,
     /// The factor on the loss before backward; `None` without loss scaling.
     pub(super) factor: Option<f64>,
+    /// The factor on the loss of the binary head, by which its mean over rows is added to the mean
+    /// over tokens.
+    pub(super) binary_factor: f64,
     pub(super) inner_device: Device,
     pub(super) losses: Losses,
 }
@@ -67,6 +71,7 @@ impl StageExecutor for Training<'_> {
             inner_device,
             losses,
             factor,
+            binary_factor,
             ..
         } = self;
         trainer.groups.world.pulse().beat();
@@ -96,7 +101,7 @@ impl StageExecutor for Training<'_> {
         };
         let found = model.losses(stream, batch.labels.clone(), &batch.ahead, &context);
         losses.add(found.inner(), &batch, &trainer.model_config.flop_shape());
-        let loss = found.total(trainer.config.train.mtp_loss_scaling_factor);
+        let loss = found.total(trainer.config.train.mtp_loss_scaling_factor, *binary_factor);
         Ok(Output::Loss(match factor {
             Some(factor) => loss.mul_scalar(*factor),
             None => loss,
@@ -197,12 +202,14 @@ impl StageExecutor for Evaluation<'_> {
 }
 
 impl Trainer {
-    /// Whether a stage needs tokens, labels, or the ends of documents or sequences.
+    /// Whether a stage needs tokens, labels, or the ends of documents or sequences. Attention of all
+    /// stages needs to know the padding of masked sentences.
     fn needs_batch(&self, stage: &StageLayers) -> bool {
         let has_padding = self.collator().padded > self.config.data.seq_len;
         let of_experts = has_padding && self.model_config.experts.is_some();
         let is_end = stage.embedding || stage.loss;
-        is_end || self.config.data.documents || of_experts
+        let is_padded = self.config.data.dataset == DatasetKind::Bert;
+        is_end || self.config.data.documents || is_padded || of_experts
     }
 }
 
@@ -210,6 +217,8 @@ impl Trainer {
 fn batch_context(batch: Option<&Batch>) -> BatchContext {
     BatchContext {
         documents: batch.and_then(|batch| batch.documents.clone()),
+        token_types: batch.and_then(|batch| batch.token_types.clone()),
+        sentence_order: batch.and_then(|batch| batch.sentence_order.clone()),
         counted: batch.and_then(|batch| batch.loss_mask_values.clone()),
         parallel: batch.and_then(|batch| batch.parallel.clone()),
         ..BatchContext::default()

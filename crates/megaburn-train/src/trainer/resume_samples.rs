@@ -4,7 +4,7 @@ use megaburn_checkpoint::Checkpoint;
 
 use super::{resume::read_state, save::TrainerState};
 use crate::{
-    config::{Change, DataOrder},
+    config::Change,
     data::{BlendRecord, HELD_OUT},
     error::TrainError,
     resume_error::ResumeError,
@@ -51,7 +51,7 @@ impl Trainer {
                 None
             }
             _ if saved.data_hash != mine.data_hash
-                && self.config.data.order == DataOrder::Megatron
+                && self.config.data.is_of_fixed_length()
                 && !self.config.data.train.is_empty() =>
             {
                 let what = "was trained on other data or weights, and data.order = \"megatron\" \
@@ -109,7 +109,7 @@ impl Trainer {
     /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
     /// samples: the order was made for all steps with the batch sizes of this configuration.
     fn check_enough_samples(&self, saved: &TrainerState) -> Result<(), TrainError> {
-        if self.config.data.order != DataOrder::Megatron {
+        if !self.config.data.is_of_fixed_length() {
             return Ok(());
         }
         let Progress {

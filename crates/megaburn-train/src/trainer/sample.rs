@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Trainer {
-    /// The prompt and the text that the model generates after it. `None` if no sample is requested,
-    /// and on ranks that do not take part: all except those of the first data-parallel rank's model
+    /// The prompt and the text that the model generates after it. `None` if no sample is requested or
+    /// the model is an encoder, and on ranks that do not take part: all except those of the first data-parallel rank's model
     /// and those that share sequences with them.
     ///
     /// # Errors
@@ -28,7 +28,8 @@ impl Trainer {
         let layout = self.groups.layout();
         let together =
             self.sharding.level() == ShardingLevel::Parameters || layout.ep * layout.etp > 1;
-        if !(is_first || together) || generate.tokens == 0 {
+        let is_encoder = self.model_config.bidirectional;
+        if !(is_first || together) || generate.tokens == 0 || is_encoder {
             return Ok(None);
         }
         let _compiling = self.first_times.begin(Work::Sample, &self.groups.world);

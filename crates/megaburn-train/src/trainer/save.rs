@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    config::DataOrder,
     data::BlendRecord,
     error::TrainError,
     run_folder::RunShare,
@@ -245,10 +244,10 @@ impl Trainer {
             seq_len: self.config.data.seq_len,
             data_hash: Some(self.data.hash),
             order_hash: Some(self.samples.train.order_hash()),
-            num_train_samples: Some(match self.config.data.order {
-                DataOrder::Megaburn => self.samples.train.num_samples(),
-                // A longer run of as many epochs has the same order.
-                DataOrder::Megatron => 0,
+            // A longer run of as many epochs has the same order.
+            num_train_samples: Some(match self.config.data.is_of_fixed_length() {
+                false => self.samples.train.num_samples(),
+                true => 0,
             }),
             blend: self.samples.blend.clone(),
             document_multiple: self.config.data.split_into(),

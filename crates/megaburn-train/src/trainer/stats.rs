@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
-use megaburn_models::{decoder::StageLosses, flops::FlopShape};
+use megaburn_models::{DecoderConfig, decoder::StageLosses, flops::FlopShape};
 use megaburn_optim::{DeviceScalar, OptimError};
 
 use super::collator::Batch;
@@ -15,6 +15,9 @@ pub(super) struct LossTotals {
     loss: f64,
     /// The loss of each multi-token-prediction depth.
     mtp: Vec<f64>,
+    /// The loss of the binary head, and the rows that count in it.
+    binary: f64,
+    rows: f64,
     tokens: f64,
 }
 
@@ -22,6 +25,8 @@ pub(super) struct LossTotals {
 pub(super) struct StepLossTotals {
     pub(super) loss: DeviceScalar,
     pub(super) mtp: Vec<DeviceScalar>,
+    /// That of the binary head; `None` without labels for it.
+    pub(super) binary: Option<DeviceScalar>,
 }
 
 /// The losses of some micro-batches, still on the device, because reading one would wait for it.
@@ -29,6 +34,9 @@ pub(super) struct Losses {
     sums: Vec<Tensor<1>>,
     /// The losses of each multi-token-prediction depth.
     mtp: Vec<Vec<Tensor<1>>>,
+    /// The losses of the binary head, and the rows that count in them; `None` without one.
+    binary: Option<Vec<Tensor<1>>>,
+    rows: usize,
     tokens: usize,
     /// FLOPs of forward and backward, by Megatron-LM's formula.
     flops: f64,
@@ -41,6 +49,8 @@ pub(super) struct Losses {
 pub(super) struct Work {
     /// Number of tokens that count in the loss.
     pub(super) tokens: f64,
+    /// Number of rows that count in the loss of the binary head.
+    pub(super) rows: f64,
     /// FLOPs of forward and backward, by Megatron-LM's formula.
     pub(super) flops: f64,
     /// Fraction of the positions that are padding.
@@ -48,11 +58,13 @@ pub(super) struct Work {
 }
 
 impl Losses {
-    /// No losses yet, for a model with `mtp_depths` multi-token-prediction depths.
-    pub(super) fn of(mtp_depths: usize) -> Self {
+    /// No losses yet of `model`.
+    pub(super) fn of(model: &DecoderConfig) -> Self {
         Self {
             sums: Vec::new(),
-            mtp: vec![Vec::new(); mtp_depths],
+            mtp: vec![Vec::new(); model.mtp_layers],
+            binary: model.binary_head.then(Vec::new),
+            rows: 0,
             tokens: 0,
             flops: 0.0,
             positions: 0.0,
@@ -67,6 +79,10 @@ impl Losses {
             .iter_mut()
             .zip(losses.mtp)
             .for_each(|(sums, loss)| sums.push(loss));
+        if let Some(sums) = &mut self.binary {
+            sums.extend(losses.binary);
+        }
+        self.rows += batch.counted_rows;
         self.tokens += batch.counted;
         let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
         self.flops += flops / batch.ranks as f64;
@@ -79,10 +95,17 @@ impl Losses {
     /// # Collective
     /// All members.
     pub(super) fn work_over(&self, group: &Group) -> Result<Work, CollectiveError> {
-        let own = [self.tokens as f64, self.flops, self.positions, self.held];
+        let own = [
+            self.tokens as f64,
+            self.flops,
+            self.positions,
+            self.held,
+            self.rows as f64,
+        ];
         let work = reduce(group, &own, ReduceOp::Sum)?;
         Ok(Work {
             tokens: work[0],
+            rows: work[4],
             flops: work[1],
             padding: 1.0 - work[3] / work[2].max(1.0),
         })
@@ -107,6 +130,7 @@ impl Losses {
         let loss = sum(self.sums)?;
         Ok(StepLossTotals {
             loss,
+            binary: self.binary.map(sum).transpose()?,
             mtp: self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?,
         })
     }
@@ -126,6 +150,8 @@ impl Losses {
         Ok(LossTotals {
             loss: sum(self.sums)?,
             mtp,
+            binary: sum(self.binary.unwrap_or_default())?,
+            rows: self.rows as f64,
             tokens: self.tokens as f64,
         })
     }
@@ -137,18 +163,29 @@ impl LossTotals {
     /// # Collective
     /// All members.
     pub(super) fn over(self, group: &Group) -> Result<Self, TrainError> {
-        let own = [&[self.loss, self.tokens], &self.mtp[..]].concat();
+        let own = [
+            &[self.loss, self.tokens, self.binary, self.rows],
+            &self.mtp[..],
+        ]
+        .concat();
         let sums = reduce(group, &own, ReduceOp::Sum)?;
         Ok(Self {
             loss: sums[0],
             tokens: sums[1],
-            mtp: sums[2..].to_vec(),
+            binary: sums[2],
+            rows: sums[3],
+            mtp: sums[4..].to_vec(),
         })
     }
 
     /// The mean loss, in nats per token.
     pub(super) fn mean(&self) -> f64 {
         self.loss / self.tokens.max(1.0)
+    }
+
+    /// The mean loss of the binary head, in nats per row; `None` if no row counts.
+    pub(super) fn binary_mean(&self) -> Option<f64> {
+        (self.rows > 0.0).then(|| self.binary / self.rows)
     }
 
     /// The mean loss of each multi-token-prediction depth, divided by the same number of tokens.
@@ -158,6 +195,14 @@ impl LossTotals {
             .map(|loss| loss / self.tokens.max(1.0))
             .collect()
     }
+}
+
+/// The sum of a number over all members.
+///
+/// # Collective
+/// All members.
+pub(super) fn sum_over(group: &Group, value: f64) -> Result<f64, CollectiveError> {
+    Ok(reduce(group, &[value], ReduceOp::Sum)?[0])
 }
 
 /// The maximum of each number over all ranks.

@@ -3,23 +3,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use megaburn_data::{Sample, Samples};
+use megaburn_data::Sample;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{P2pSpec, run};
 use megaburn_report::{metrics::StepMetrics, profile::range};
 
 use crate::{
-    config::{DataConfig, OptimizerConfig},
+    config::OptimizerConfig,
     diagnosis::Diagnosis,
     error::TrainError,
     failure::device_error,
     memory::used_bytes,
     trainer::{
         Trainer,
-        collator::{Collator, Split},
         hybrid_context::HybridContext,
-        packed_row::Document,
         passes::{ReduceScope, Training},
         schedules::StepRates,
         stats::{Losses, StepLossTotals, Work, world_max},
@@ -74,10 +72,16 @@ impl Trainer {
         self.grads.reduce()?;
         self.pipeline.all_reduce_tied(&mut self.grads)?;
         let work = losses.work_over(&self.groups.batch)?;
-        let Work { tokens, flops, .. } = work;
+        let Work {
+            tokens,
+            rows,
+            flops,
+            ..
+        } = work;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm()?;
-        let StepLossTotals { loss, mtp } = losses.sum_over(&self.groups.batch, &self.device)?;
+        let StepLossTotals { loss, mtp, binary } =
+            losses.sum_over(&self.groups.batch, &self.device)?;
         drop(reduce);
 
         // Clip and update; the device skips it if loss or gradient is not finite.
@@ -117,6 +121,7 @@ impl Trainer {
         let mean = |sum: &DeviceScalar| {
             Ok::<_, TrainError>(self.device_error(sum.read())? / tokens.max(1.0))
         };
+        let sop_loss = self.read_if_logged(binary, DeviceScalar::read)?;
         let mtp_losses = mtp.iter().map(mean).collect::<Result<_, _>>()?;
         let num_zeros = self.read_if_logged(num_zeros, DeviceScalar::read)?;
         let params_norm = self.read_if_logged(params_norm, GradNorm::read)?;
@@ -131,10 +136,11 @@ impl Trainer {
             memory_bytes: memory as u64,
             loss_scale,
             skipped: !is_update,
-            padding: self.config.data.documents.then_some(work.padding),
+            padding: self.pads_rows().then_some(work.padding),
             num_zeros: num_zeros.map(|zeros| zeros as u64),
             params_norm,
             mtp_losses,
+            sop_loss: sop_loss.map(|sum| sum / rows.max(1.0)),
             experts,
         })
     }
@@ -293,53 +299,22 @@ impl Trainer {
             .hybrid
             .as_ref()
             .map_or(batch.num_micro_batches(), HybridContext::num_passes);
+        let binary_factor = self.labels_per_row()?;
         let schedule = self.pipeline.training(num_passes)?;
         let spec = self.p2p_spec();
         let inner_device = self.device.clone().inner();
-        let losses = Losses::of(self.model_config.mtp_layers);
+        let losses = Losses::of(&self.model_config);
         let mut executor = Training {
             trainer: self,
             reduce_scope,
             factor,
+            binary_factor,
             inner_device,
             losses,
         };
         run(&schedule, &spec, &mut executor)?;
         let losses = executor.losses;
         Ok((losses, factor.unwrap_or(1.0)))
-    }
-
-    /// Turns samples into the inputs of this rank's model.
-    pub(super) fn collator(&self) -> Collator {
-        let DataConfig {
-            documents,
-            document_multiple,
-            eod_mask_loss,
-            ..
-        } = &self.config.data;
-        let eos = self.data.tokenizer.eos();
-        Collator {
-            seq_len: self.config.data.seq_len,
-            padded: self.config.padded_seq_len(&self.groups.layout()),
-            zigzag: self.model_in_flight().zigzag(),
-            documents: documents.then_some(Split {
-                eos,
-                multiple: *document_multiple,
-            }),
-            masked_eos: eod_mask_loss.then_some(eos),
-            mtp_depths: self.model_config.mtp_layers,
-        }
-    }
-
-    /// The documents of these samples, which all ranks know.
-    pub(super) fn documents_of(
-        &self,
-        samples: &dyn Samples,
-        numbers: Range<u64>,
-    ) -> Result<Vec<Document>, TrainError> {
-        let collator = self.collator();
-        let of = |sample: Sample| collator.documents_of(&sample);
-        Ok(samples.batch(numbers)?.into_iter().flat_map(of).collect())
     }
 
     /// The messages between the stages of a pipeline.

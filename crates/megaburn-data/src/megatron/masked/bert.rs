@@ -15,6 +15,7 @@ use crate::{
         mid_level::{MidLevelConfig, MidLevelDataset},
         random::RandomState,
     },
+    samples::{Sample, Samples},
     tokenizer::Tokenizer,
 };
 
@@ -237,6 +238,20 @@ impl MidLevelDataset for BertDataset {
 
     fn read(&self, index: u64) -> Result<BertSample, DataError> {
         self.sample(index)
+    }
+}
+
+impl Samples for BertDataset {
+    fn num_samples(&self) -> u64 {
+        self.num_samples()
+    }
+
+    fn order_hash(&self) -> u64 {
+        self.order_hash()
+    }
+
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        Ok(Sample::Bert(Box::new(self.sample(index)?)))
     }
 }
 

@@ -14,6 +14,7 @@ const CLASSES: &str = include_str!("../../../../../tests/fixtures/config-default
 const NOT_READ: &[&str] = &[
     "_sliding_window_pattern",
     "attention_dropout",
+    "attention_probs_dropout_prob",
     "attn_pdrop",
     "bos_token_id",
     "classifier_dropout",
@@ -21,6 +22,7 @@ const NOT_READ: &[&str] = &[
     "embedding_dropout",
     "eos_token_id",
     "hidden_dropout",
+    "hidden_dropout_prob",
     "initializer_range",
     "is_decoder",
     "output_router_logits",

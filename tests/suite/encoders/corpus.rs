@@ -1,0 +1,105 @@
+//! Random documents of sentences, encoded with WordPiece.
+
+use std::{fs, path::PathBuf};
+
+use megaburn::{
+    data::{HfTokenizer, PreprocessConfig},
+    mesh::{PositionRng, Purpose},
+    train::{ConfigLayers, TrainConfig},
+};
+use tempfile::TempDir;
+
+use megaburn_test_support::layout_grid::EPSILON;
+
+/// The words of the documents, of which some have two pieces.
+const WORDS: [&str; 20] = [
+    "river", "rivers", "goes", "where", "it", "rain", "rains", "hill", "hills", "the", "a",
+    "cloud", "clouds", "falls", "on", "and", "stone", "stones", "then", "stays",
+];
+
+/// The tokens of the vocabulary besides the special ones.
+const PIECES: &str = "river\ngoes\nwhere\nit\nrain\nhill\nthe\na\ncloud\nfalls\non\nand\nstone\nthen\n\
+    stays\n##s\n.\n";
+
+/// A data set of sentences in a temporary folder.
+#[derive(Debug)]
+pub(crate) struct Sentences {
+    dir: TempDir,
+}
+
+impl Sentences {
+    /// `num` documents of 2 to 9 sentences of 2 to 8 words, drawn from `seed`.
+    pub(crate) fn new(num: u64, seed: u64) -> Self {
+        let sentences = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let vocab = format!("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{PIECES}");
+        fs::write(sentences.path("vocab.txt"), vocab).unwrap();
+        let document = |number: u64| {
+            let rng = PositionRng::new(seed, Purpose::Sampling, "sentences").with_stream(number);
+            let sentence = |index: u64| {
+                let first = 100 * (index + 1);
+                let words = (1..=2 + rng.below(first, 7)).map(|at| {
+                    let word = rng.below(first + at, WORDS.len() as u64);
+                    WORDS[word as usize]
+                });
+                let words: Vec<&str> = words.collect();
+                let (head, rest) = words[0].split_at(1);
+                let rest = [rest].into_iter().chain(words[1..].iter().copied());
+                let rest: Vec<&str> = rest.collect();
+                format!("{}{}.", head.to_uppercase(), rest.join(" "))
+            };
+            let text: Vec<String> = (0..2 + rng.below(0, 8)).map(sentence).collect();
+            format!("{{\"text\": \"{}\"}}\n", text.join(" "))
+        };
+        let text: String = (0..num).map(document).collect();
+        fs::write(sentences.path("text.jsonl"), text).unwrap();
+        let tokenizer = HfTokenizer::open(sentences.path("vocab.txt")).unwrap();
+        PreprocessConfig::new(vec![sentences.path("text.jsonl")], sentences.path("text"))
+            .with_split_sentences(true)
+            .run(&tokenizer, |_| ())
+            .unwrap();
+        sentences
+    }
+
+    /// The path of a file of the folder: `text.jsonl`, `vocab.txt`, or another one.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `KEY=VALUE` settings of a small BERT on this data set.
+    pub(crate) fn settings(&self) -> Vec<String> {
+        let path = |name: &str| self.path(name).display().to_string();
+        let own = [
+            format!("run.dir={}", path("run")),
+            format!("data.path={}", path("text")),
+            format!("data.tokenizer={}", path("vocab.txt")),
+            format!("data.cache_dir={}", path("cache")),
+            format!("optimizer.eps={EPSILON}"),
+        ];
+        let sizes = [
+            "model.family=bert",
+            "model.hidden=16",
+            "model.ffn=24",
+            "model.layers=2",
+            "model.heads=4",
+            "data.seq_len=24",
+            "data.validation_fraction=0",
+            "train.steps=3",
+            "optimizer.lr=1e-3",
+            "optimizer.warmup_steps=0",
+        ];
+        own.into_iter().chain(sizes.map(String::from)).collect()
+    }
+
+    /// The configuration of a run with further settings.
+    pub(crate) fn config(&self, sets: &[&str]) -> TrainConfig {
+        let own = self.settings();
+        let all = own.iter().map(String::as_str).chain(sets.iter().copied());
+        all.fold(ConfigLayers::new(), |layers, set| {
+            layers.with_set(set).unwrap()
+        })
+        .load()
+        .unwrap()
+    }
+}

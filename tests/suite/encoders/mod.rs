@@ -1,0 +1,7 @@
+//! Encoders: BERT on sentences with masked words.
+
+mod corpus;
+mod documented;
+mod layouts;
+mod refused;
+mod runs;

@@ -11,6 +11,9 @@ pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
     if !has_kind && config.model.template().bidirectional {
         config.data.dataset = DatasetKind::Bert;
     }
+    if config.data.dataset == DatasetKind::Bert {
+        config.data.masking.get_or_insert_default();
+    }
     let model = given.get("model").and_then(Value::as_table);
     let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));
     if !is_set && config.model.has_all_kv_heads() {

@@ -17,6 +17,14 @@ const WORDS: [&str; 20] = [
     "cloud", "clouds", "falls", "on", "and", "stone", "stones", "then", "stays",
 ];
 
+/// Sentences in which each word follows from its neighbours.
+const KNOWN: [&str; 4] = [
+    "the river goes where it goes",
+    "rain falls on a hill",
+    "clouds and stones then goes",
+    "a stone stays where rain falls",
+];
+
 /// The tokens of the vocabulary besides the special ones.
 const PIECES: &str = "river\ngoes\nwhere\nit\nrain\nhill\nthe\na\ncloud\nfalls\non\nand\nstone\nthen\n\
     stays\n##s\n.\n";
@@ -28,8 +36,28 @@ pub(crate) struct Sentences {
 }
 
 impl Sentences {
-    /// `num` documents of 2 to 9 sentences of 2 to 8 words, drawn from `seed`.
+    /// `num` documents of 2 to 9 sentences of 2 to 8 random words, drawn from `seed`.
     pub(crate) fn new(num: u64, seed: u64) -> Self {
+        Self::of(num, seed, |rng, first| {
+            let words = (1..=2 + rng.below(first, 7)).map(|at| {
+                let word = rng.below(first + at, WORDS.len() as u64);
+                WORDS[word as usize]
+            });
+            words.collect::<Vec<_>>().join(" ")
+        })
+    }
+
+    /// `num` documents of sentences that are drawn from [`KNOWN`], so that words follow from their
+    /// neighbours.
+    pub(crate) fn known(num: u64, seed: u64) -> Self {
+        Self::of(num, seed, |rng, first| {
+            KNOWN[rng.below(first, KNOWN.len() as u64) as usize].into()
+        })
+    }
+
+    /// `num` documents of 2 to 9 sentences, whose words `sentence` draws from a generator, from a number
+    /// on.
+    fn of(num: u64, seed: u64, sentence: impl Fn(&PositionRng, u64) -> String) -> Self {
         let sentences = Self {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -37,19 +65,12 @@ impl Sentences {
         fs::write(sentences.path("vocab.txt"), vocab).unwrap();
         let document = |number: u64| {
             let rng = PositionRng::new(seed, Purpose::Sampling, "sentences").with_stream(number);
-            let sentence = |index: u64| {
-                let first = 100 * (index + 1);
-                let words = (1..=2 + rng.below(first, 7)).map(|at| {
-                    let word = rng.below(first + at, WORDS.len() as u64);
-                    WORDS[word as usize]
-                });
-                let words: Vec<&str> = words.collect();
-                let (head, rest) = words[0].split_at(1);
-                let rest = [rest].into_iter().chain(words[1..].iter().copied());
-                let rest: Vec<&str> = rest.collect();
-                format!("{}{}.", head.to_uppercase(), rest.join(" "))
+            let spelled = |index: u64| {
+                let words = sentence(&rng, 100 * (index + 1));
+                let (head, rest) = words.split_at(1);
+                format!("{}{rest}.", head.to_uppercase())
             };
-            let text: Vec<String> = (0..2 + rng.below(0, 8)).map(sentence).collect();
+            let text: Vec<String> = (0..2 + rng.below(0, 8)).map(spelled).collect();
             format!("{{\"text\": \"{}\"}}\n", text.join(" "))
         };
         let text: String = (0..num).map(document).collect();

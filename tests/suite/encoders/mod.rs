@@ -3,5 +3,6 @@
 mod corpus;
 mod documented;
 mod layouts;
+mod published;
 mod refused;
 mod runs;

@@ -14,6 +14,7 @@ use megaburn_test_support::text::fresh_seed;
 #[case(&["model.family=gpt2", "data.dataset=bert"], "`data.dataset` is bert: it must be \"gpt\"")]
 #[case(&["parallel.cp=2"], "does not support `bidirectional` attention")]
 #[case(&["model.window=4"], "`window` is set, but it only limits causal attention")]
+#[case(&["model.experts.num=4", "model.parts.mlp_bias=false"], "`experts` need causal attention")]
 #[case(&["model.mtp_layers=1"], "`mtp_layers` needs causal attention")]
 #[case(&["model.parts.activation=swiglu"], "`masked_head` needs an `activation` that is not gated")]
 #[case(&["model.parts.block_order=parallel"], "`norm_placement` post needs `block_order` serial")]

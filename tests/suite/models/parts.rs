@@ -15,9 +15,15 @@ use crate::layouts::grid::{compare_within, train};
 
 /// The choices of a model. A value is a list of keys to set, separated by `;`; the first one of each
 /// column is Llama's.
-const CHOICES: [&[&str]; 15] = [
+const CHOICES: [&[&str]; 17] = [
     &["", "norm=layer"],
-    &["", "norm_placement=output", "norm_placement=sandwich"],
+    &[
+        "",
+        "norm_placement=output",
+        "norm_placement=sandwich",
+        "norm_placement=post",
+    ],
+    &["", "embedding_norm=true;token_types=2"],
     &["", "zero_centered_gamma=true"],
     &[
         "",
@@ -55,6 +61,7 @@ const CHOICES: [&[&str]; 15] = [
         "embedding_multiplier=2.0;residual_multiplier=0.5;logits_scaling=2.0",
         "logits_soft_cap=1.5",
     ],
+    &["", "masked_head=true"],
     &["model.tied=false", "model.tied=true"],
     &["", "model.experts.num=4"],
     &["", "model.mtp_layers=1"],
@@ -147,8 +154,12 @@ fn pairs(row: &Row) -> BTreeSet<[(usize, usize); 2]> {
 }
 
 /// Values that do not go together, as parts of their texts.
-const EXCLUDED: [[&str; 2]; 5] = [
+const EXCLUDED: [[&str; 2]; 8] = [
     ["norm_placement", "parallel_shared_norm"],
+    ["norm_placement=post", "block_order=parallel"],
+    // The activation of the head is that of the MLP; Llama's is gated.
+    ["geglu", "masked_head"],
+    ["", "masked_head"],
     ["mlp_bias", "experts"],
     ["positions=learned", "window_rope_theta"],
     ["positions=none", "window_rope_theta"],

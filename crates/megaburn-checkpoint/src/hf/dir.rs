@@ -88,6 +88,19 @@ impl HfDir {
         })
     }
 
+    /// The same tensors under other names, for folders with the names of earlier versions of
+    /// Transformers.
+    #[must_use]
+    pub fn renamed(self, rename: impl Fn(String) -> String) -> Self {
+        let tensors = self.tensors.into_iter();
+        Self {
+            tensors: tensors
+                .map(|(name, tensor)| (rename(name), tensor))
+                .collect(),
+            ..self
+        }
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path

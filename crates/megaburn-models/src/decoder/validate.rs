@@ -157,6 +157,11 @@ impl DecoderConfig {
                 "`mtp_layers` needs causal attention: set it to 0, or `bidirectional` = false",
             ),
             (
+                both && self.experts.is_some(),
+                "`experts` need causal attention: they count the tokens of the loss, which are only \
+                the masked ones in an encoder",
+            ),
+            (
                 self.masked_head && self.activation.is_gated(),
                 "`masked_head` needs an `activation` that is not gated, such as gelu",
             ),

@@ -20,3 +20,15 @@ pub(super) fn bare_name(config: &DecoderConfig, name: String, bare: bool) -> Str
         .map(str::to_string)
         .unwrap_or(name)
 }
+
+/// Today's name of a tensor of a BERT that was published with the names of TensorFlow's norms.
+pub(super) fn name_of_today(name: String) -> String {
+    let norms = [
+        (".LayerNorm.gamma", ".LayerNorm.weight"),
+        (".LayerNorm.beta", ".LayerNorm.bias"),
+    ];
+    let found = norms
+        .into_iter()
+        .find_map(|(old, new)| Some(format!("{}{new}", name.strip_suffix(old)?)));
+    found.unwrap_or(name)
+}

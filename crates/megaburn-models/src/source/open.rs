@@ -11,7 +11,7 @@ use super::{
     check::{check_tensors, has_binary_head, has_own_head},
     choice::chosen,
     mtp::{check_copies, copies, predicts},
-    names::named_params,
+    names::{name_of_today, named_params},
     torchtitan,
 };
 use crate::{assets::Assets, decoder::DecoderConfig, error::ModelError, hf::HfParam};
@@ -109,6 +109,11 @@ impl ModelSource {
 
     fn open_hf(path: &Path, dir: HfDir) -> Result<Self, ModelError> {
         let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
+        let dir = if config.bidirectional {
+            dir.renamed(name_of_today)
+        } else {
+            dir
+        };
         if !predicts(&dir, &config, config.layers) {
             // Transformers omits these layers from the weights, but keeps their number in
             // `config.json`.

@@ -2,7 +2,7 @@
 
 use toml::Table;
 
-use super::{TrainConfig, schema::join, value::value_at};
+use super::{DatasetKind, TrainConfig, schema::join, value::value_at};
 
 /// A key that is set but has no effect, because of the value of another key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,13 +23,19 @@ impl TrainConfig {
         // For a model that is read from `model.init` this is reported elsewhere.
         let has_experts = self.model.init.is_some() || self.model.template().experts.is_some();
         let moe = ("moe", has_experts, "with a model that has experts");
+        let writes = self.data.dataset == DatasetKind::Gpt;
+        let generate = (
+            "generate",
+            writes,
+            "with data.dataset = \"gpt\": an encoder generates no text",
+        );
         let sections = [
             ("recompute", self.recompute.conditions()),
             ("optimizer", self.optimizer.conditions(self.train.dtype)),
             ("train", self.train.conditions(self)),
             ("parallel", self.parallel.conditions()),
             ("data", self.data.conditions()),
-            ("", vec![moe]),
+            ("", vec![moe, generate]),
             ("moe", self.moe.conditions()),
         ];
         // What TOML cannot hold is refused before.
@@ -79,6 +85,8 @@ mod tests {
     #[case(&["data.eod_mask_loss=true", "data.documents=true"], &["data.eod_mask_loss"])]
     #[case(&["train.mtp_loss_scaling_factor=0.3"], &["train.mtp_loss_scaling_factor"])]
     #[case(&["train.mtp_loss_scaling_factor=0.3", "model.mtp_layers=1"], &[])]
+    #[case(&["data.masking.probability=0.2", "data.short_sequence_probability=0.5"], &["data.short_sequence_probability", "data.masking"])]
+    #[case(&["model.family=bert", "data.masking.probability=0.2", "data.order=megatron", "generate.tokens=9"], &["data.order", "generate"])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

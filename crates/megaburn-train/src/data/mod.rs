@@ -34,6 +34,8 @@ pub type DefaultText = fn() -> Result<Corpus, DataError>;
 #[derive(Debug)]
 pub struct RunData {
     pub(crate) tokenizer: Arc<dyn Tokenizer>,
+    /// What samples are made of the data.
+    dataset: DatasetKind,
     train: Mixture,
     valid: Vec<EvalData>,
     test: Vec<EvalData>,
@@ -135,6 +137,7 @@ impl RunData {
         }
         Ok(Self {
             hash: hash_of(&train) ^ tokenizer.hash(),
+            dataset: config.data.dataset,
             train: Mixture { parts: train },
             valid,
             test,
@@ -236,8 +239,12 @@ impl RunData {
         self.tokenizer.vocab_size()
     }
 
-    /// Converts a validation loss to bits per byte of text, if the tokens' bytes are known.
+    /// Converts a validation loss to bits per byte of text, if each token is predicted and the tokens'
+    /// bytes are known.
     pub(crate) fn bits_per_byte(&self, loss: f64) -> Option<f64> {
+        if self.dataset != DatasetKind::Gpt {
+            return None;
+        }
         let [part] = self.valid.first()?.mixture.parts.as_slice() else {
             return None;
         };

@@ -11,7 +11,7 @@ use crate::{
         Trainer,
         collator::{Collator, Split},
         packed_row::Document,
-        stats::sum_over,
+        stats::{Work, sum_over},
     },
 };
 
@@ -43,22 +43,30 @@ impl Trainer {
         self.config.data.documents || self.config.data.dataset == DatasetKind::Bert
     }
 
+    /// Number of tokens that the model read in a step: those that count in the loss or, of an encoder,
+    /// which predicts few of them, all without padding.
+    pub(super) fn num_read(&self, work: &Work) -> f64 {
+        match self.config.data.dataset {
+            DatasetKind::Gpt => work.tokens,
+            DatasetKind::Bert => work.held,
+        }
+    }
+
     /// Number of labels for each row of the next step, on average over all data-parallel ranks; 0
     /// if the model has no binary head. The loss of the binary head is multiplied by it, because
-    /// gradients are divided by the number of labels.
+    /// gradients are divided by the number of labels. The samples are kept for the step.
     ///
     /// # Collective
     /// All data-parallel ranks.
-    pub(super) fn labels_per_row(&self) -> Result<f64, TrainError> {
+    pub(super) fn labels_per_row(&mut self) -> Result<f64, TrainError> {
         if !self.model_config.binary_head {
             return Ok(0.0);
         }
         let batch = self.next_batch();
-        let mut labels = 0;
-        for index in 0..batch.num_micro_batches() {
-            let (_, samples) = self.micro_batch(index)?;
-            labels += samples.iter().map(num_labels).sum::<usize>();
-        }
+        self.step_samples.clear();
+        let read = (0..batch.num_micro_batches()).map(|index| Ok(self.micro_batch(index)?.1));
+        self.step_samples = read.collect::<Result<_, TrainError>>()?;
+        let labels: usize = self.step_samples.iter().flatten().map(num_labels).sum();
         let labels = sum_over(&self.groups.dp, labels as f64)?;
         Ok(labels / batch.global_batch_size() as f64)
     }

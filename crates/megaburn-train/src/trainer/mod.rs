@@ -42,7 +42,7 @@ use std::{
 use burn::prelude::Device;
 use megaburn_checkpoint::Background;
 use megaburn_collective::{Group, ProcessGroups};
-use megaburn_data::GlobalBatch;
+use megaburn_data::{GlobalBatch, Sample};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{D2hCopy, GradientAccumulator, LossScaler, Optimizer, Sharding};
@@ -120,6 +120,9 @@ pub struct Trainer {
     /// Number of consecutive skipped steps so far.
     consecutive_skips: u64,
     samples: RunSamples,
+    /// The samples of this rank's micro-batches in the step that is computed, if they were read
+    /// before it.
+    step_samples: Vec<Vec<Sample>>,
     /// The batch of an evaluation, and of a step after the batch ramp.
     batch: GlobalBatch,
     /// For each layer of the full model, the fraction of the last batch's tokens that each expert
@@ -221,6 +224,7 @@ impl Trainer {
             },
             consecutive_skips: 0,
             samples,
+            step_samples: Vec::new(),
             batch: GlobalBatch::new(
                 config.train.global_batch,
                 config.train.micro_batch,

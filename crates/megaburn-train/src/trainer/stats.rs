@@ -53,6 +53,8 @@ pub(super) struct Work {
     pub(super) rows: f64,
     /// FLOPs of forward and backward, by Megatron-LM's formula.
     pub(super) flops: f64,
+    /// Number of tokens of all rows, without padding.
+    pub(super) held: f64,
     /// Fraction of the positions that are padding.
     pub(super) padding: f64,
 }
@@ -81,8 +83,8 @@ impl Losses {
             .for_each(|(sums, loss)| sums.push(loss));
         if let Some(sums) = &mut self.binary {
             sums.extend(losses.binary);
+            self.rows += batch.counted_rows;
         }
-        self.rows += batch.counted_rows;
         self.tokens += batch.counted;
         let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
         self.flops += flops / batch.ranks as f64;
@@ -107,6 +109,7 @@ impl Losses {
             tokens: work[0],
             rows: work[4],
             flops: work[1],
+            held: work[3],
             padding: 1.0 - work[3] / work[2].max(1.0),
         })
     }

@@ -131,7 +131,7 @@ impl Trainer {
             grad_norm,
             lr: rates.lr,
             tokens: tokens as u64,
-            tokens_per_second: tokens / seconds,
+            tokens_per_second: self.num_read(&work) / seconds,
             tflops: flops / seconds / self.groups.world.size() as f64 / 1e12,
             memory_bytes: memory as u64,
             loss_scale,
@@ -251,7 +251,11 @@ impl Trainer {
         let numbers = self
             .next_batch()
             .micro_batch(consumed, self.groups.dp.rank(), index);
-        Ok((numbers.clone(), self.samples.train.batch(numbers)?))
+        let samples = match self.step_samples.get(index) {
+            Some(samples) => samples.clone(),
+            None => self.samples.train.batch(numbers.clone())?,
+        };
+        Ok((numbers, samples))
     }
 
     /// The position of micro-batch `index` of this rank in the run, which determines its dropout
@@ -314,6 +318,7 @@ impl Trainer {
         };
         run(&schedule, &spec, &mut executor)?;
         let losses = executor.losses;
+        self.step_samples.clear();
         Ok((losses, factor.unwrap_or(1.0)))
     }
 

@@ -9,6 +9,7 @@
 //! `bert_dataset.py`, `t5_dataset.py`, `helpers.cpp`).
 
 mod bert;
+mod bert_sample;
 mod mapping;
 mod masking;
 mod masking_config;
@@ -19,6 +20,7 @@ mod t5;
 #[cfg(test)]
 mod tests;
 
-pub use bert::{BertDataset, BertDatasetConfig, BertSample};
+pub use bert::{BertDataset, BertDatasetConfig};
+pub use bert_sample::BertSample;
 pub use masking_config::MaskingConfig;
 pub use t5::{T5Dataset, T5DatasetConfig, T5Sample};

@@ -158,7 +158,14 @@ const ALL: Recompute = Recompute {
 
 #[rstest]
 fn a_model_holds_what_the_formula_says(
-    #[values(Family::Llama, Family::Gpt2, Family::Qwen3, Family::Qwen2)] family: Family,
+    #[values(
+        Family::Llama,
+        Family::Gpt2,
+        Family::Qwen3,
+        Family::Qwen2,
+        Family::Bert
+    )]
+    family: Family,
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
@@ -195,7 +202,7 @@ fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
 
 #[rstest]
 fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
-    #[values(Family::Llama, Family::Gpt2)] family: Family,
+    #[values(Family::Llama, Family::Gpt2, Family::Bert)] family: Family,
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {

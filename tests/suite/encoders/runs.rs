@@ -122,6 +122,11 @@ fn other_masks_are_another_run() {
         let key = set.split('=').next().unwrap();
         assert!(ended.stderr.contains(key), "{ended:#?}");
     }
+    // More epochs are another order of samples.
+    let ended = start(&sentences, "tp1", 500, &sets);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    let said = "the number of epochs that train.steps needs";
+    assert!(ended.stderr.contains(said), "{ended:#?}");
 }
 
 /// Masked words follow from their neighbours, so that a model that sees both sides predicts them; the

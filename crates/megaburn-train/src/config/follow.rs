@@ -25,7 +25,7 @@ pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
 mod tests {
     use megaburn_models::Family;
 
-    use crate::config::{ConfigLayers, TrainConfig};
+    use crate::config::{ConfigLayers, DataMaskingConfig, DatasetKind, TrainConfig};
 
     fn with(sets: &[&str]) -> TrainConfig {
         let layers = sets
@@ -45,5 +45,12 @@ mod tests {
             assert_eq!(with(&[&family, "model.heads=8"]).model.kv_heads, 8);
         }
         assert_eq!(with(&["model.family=llama"]).model.kv_heads, 2);
+        let bert = with(&["model.family=bert", "model.heads=8"]);
+        assert_eq!(bert.model.kv_heads, 8);
+        assert_eq!(bert.data.dataset, DatasetKind::Bert);
+        assert_eq!(bert.data.masking, Some(DataMaskingConfig::default()));
+        let llama = with(&["model.parts.bidirectional=true"]);
+        assert_eq!(llama.data.dataset, DatasetKind::Bert);
+        assert_eq!(with(&[]).data.masking, None);
     }
 }

@@ -179,7 +179,7 @@ fn differs(name: &str, differs: bool, saved: String, mine: String) -> Result<(),
 /// The name of the number of samples in errors.
 const NUM_SAMPLES: &str = "the number of training samples";
 /// The name of the hash of Megatron-LM's order in errors.
-const ORDER: &str = "the order of data.order, which follows from it and from the number of epochs that \
-    train.steps needs,";
+const ORDER: &str = "the order of the samples, which follows from data.order or data.dataset and from the \
+    number of epochs that train.steps needs,";
 /// The name of the data hash in errors.
 const HASH: &str = "the hash of text and tokenizer";

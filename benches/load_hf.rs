@@ -72,7 +72,7 @@ fn model(quick: bool) -> DecoderConfig {
         kv_heads: 4,
         head_dim: hidden / 32,
         max_seq_len: 2048,
-        ..Family::Llama.template()
+        ..Family::LLAMA.template()
     }
 }
 

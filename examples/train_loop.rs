@@ -50,7 +50,7 @@ fn train(world: &Group, layout: Layout, text: &TokenDataset) -> Result<(f64, f64
         kv_heads: 2,
         head_dim: 16,
         max_seq_len: SEQ_LEN,
-        ..Family::Llama.template()
+        ..Family::LLAMA.template()
     };
     let options = ModelOptions {
         sequence_parallel: layout.sp,

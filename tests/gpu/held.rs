@@ -33,7 +33,7 @@ fn held() -> Result<(), String> {
         kv_heads: 1,
         head_dim: 32,
         max_seq_len: TOKENS[0],
-        ..Family::Llama.template()
+        ..Family::LLAMA.template()
     };
     let blocks = |blocks, offload| Recompute {
         blocks: Some(blocks),

@@ -203,15 +203,15 @@ fn recompute() -> Result<(), String> {
         });
         // The initial f16 loss scale is low enough that no step is skipped.
         config.optimizer.initial_loss_scale = 1024.0;
-        for (family, dtype) in [Family::Llama, Family::Gpt2]
+        for (family, dtype) in [Family::LLAMA, Family::GPT2]
             .into_iter()
             .flat_map(|family| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (family, dtype)))
             .filter(|_| part::is_mine())
         {
             config.model.family = family;
             config.train.dtype = dtype;
-            let drops = family == Family::Gpt2;
-            config.model.head_dim = (family == Family::Llama).then_some(16);
+            let drops = family == Family::GPT2;
+            config.model.head_dim = (family == Family::LLAMA).then_some(16);
             config.train.hidden_dropout = if drops { 0.2 } else { 0.0 };
             config.train.attention_dropout = if drops { 0.1 } else { 0.0 };
             config.recompute = RecomputeConfig::default();
@@ -221,7 +221,7 @@ fn recompute() -> Result<(), String> {
             }
             // In f32, and for other head sizes, attention does not use a fused kernel, and
             // selective save keeps nothing.
-            let is_fused = family == Family::Llama && dtype != Dtype::F32;
+            let is_fused = family == Family::LLAMA && dtype != Dtype::F32;
             let kept = kept.iter().filter(|_| is_fused);
             for way in ways.iter().chain(kept) {
                 config.recompute = way.clone();

@@ -133,7 +133,7 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
         kv_heads: 8,
         head_dim: 128,
         max_seq_len: seq_len,
-        ..Family::Llama.template()
+        ..Family::LLAMA.template()
     };
     let about = format!(
         "Forward and backward of {layers} layers of Llama-3-8B's shape (vocabulary 128256, the \

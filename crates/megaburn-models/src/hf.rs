@@ -131,12 +131,17 @@ impl Family {
     /// The name of the output projection, which the folder of a tied model may contain in addition
     /// to the embedding.
     pub(crate) fn head_name(self) -> &'static str {
-        let mut keys = self.spec().keys.iter().copied().flatten();
-        let found = keys.find_map(|key| match key.theirs {
+        let name = self.find_head_name();
+        name.expect("every family of a program names its output projection")
+    }
+
+    /// The name of the output projection, if the key map reads it from one tensor.
+    pub(crate) fn find_head_name(self) -> Option<&'static str> {
+        let mut keys = self.definition().keys().iter().copied().flatten();
+        keys.find_map(|key| match key.theirs {
             Theirs::One(name) if key.ours == "head.weight" => Some(name),
             _ => None,
-        });
-        found.expect("every family names its output projection")
+        })
     }
 }
 
@@ -203,19 +208,16 @@ impl DecoderConfig {
             ("embed_tokens", "embedding.weight"),
             ("shared_head.head", head),
         ];
-        let layers = (self.layers..self.num_blocks()).map(|index| {
-            self.family
-                .spec()
-                .layer
-                .replacen('*', &index.to_string(), 1)
-        });
+        let layer = self.family.definition().layer();
+        let layers = (self.layers..self.num_blocks())
+            .map(|index| layer.replacen('*', &index.to_string(), 1));
         let of_layer =
             |layer: String| copies.map(|(of, path)| (format!("{layer}{of}.weight"), path));
         layers.flat_map(of_layer).collect()
     }
 
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
-        let keys = self.family.spec().keys.iter().copied().flatten();
+        let keys = self.family.definition().keys().iter().copied().flatten();
         let mut keys = keys.filter(|key| key.order.is_none_or(|order| order == self.block_order));
         let found = keys.find_map(|key| Some((key.names(path)?, key)));
         let (
@@ -242,11 +244,14 @@ impl DecoderConfig {
                 .map(|piece| vec![piece.global.clone()])
                 .collect(),
         };
-        assert_eq!(
-            names.len(),
-            stretches.len(),
-            "the number of parts of {path} differs"
-        );
+        if names.len() != stretches.len() {
+            return Err(ModelError::Config(format!(
+                "the keys of {} name {} tensors for `{path}`, which has {} parts",
+                self.family,
+                names.len(),
+                stretches.len()
+            )));
+        }
         let parts = names.into_iter().zip(stretches);
         let parts = parts
             .map(|(name, columns)| HfPart { name, columns })

@@ -1,7 +1,7 @@
 //! Models that read like their papers. Their layers own the collectives, so a `forward` contains no
 //! communication, and one implementation serves every layout.
 //!
-//! All families ([`Family::ALL`]) are one [`Decoder`], whose block is composed of the parts that its
+//! All families ([`Family::BUILT_IN`]) are one [`Decoder`], whose block is composed of the parts that its
 //! [`DecoderConfig`] names. The parts of a family and its names on Hugging Face are defined in one
 //! file of [`families`].
 

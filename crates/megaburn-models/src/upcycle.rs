@@ -106,14 +106,17 @@ pub fn upcycle(
 /// The configuration of the mixture of experts that a dense model becomes.
 fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderConfig, ModelError> {
     let refuse = |why: String| Err(ModelError::Config(why));
-    let family = match dense.family {
-        Family::Llama | Family::Mistral => Family::Mixtral,
-        Family::Qwen3 => Family::Qwen3Moe,
-        other => {
-            return refuse(format!(
-                "{other} has no MoE counterpart; llama, mistral and qwen3 have one"
-            ));
-        }
+    let counterparts = [
+        (Family::LLAMA, Family::MIXTRAL),
+        (Family::MISTRAL, Family::MIXTRAL),
+        (Family::QWEN3, Family::QWEN3_MOE),
+    ];
+    let found = counterparts.iter().find(|(of, _)| *of == dense.family);
+    let Some(&(_, family)) = found else {
+        return refuse(format!(
+            "{} has no MoE counterpart; llama, mistral and qwen3 have one",
+            dense.family
+        ));
     };
     let UpcycleOptions {
         num,
@@ -133,7 +136,7 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
     let ffn = dense.ffn / granularity;
     let experts = Some(Experts::new(num * granularity, top_k * granularity, ffn));
     // Mixtral's `config.json` has one width, that of its experts.
-    let ffn = if family == Family::Mixtral {
+    let ffn = if family == Family::MIXTRAL {
         ffn
     } else {
         dense.ffn

@@ -123,7 +123,7 @@ fn assert_held(of: &ActivationMemory) {
 
 fn activations(family: Family) -> ActivationMemory {
     let parts = family.template();
-    let shares = family != Family::Gpt2 && parts.latent.is_none();
+    let shares = family != Family::GPT2 && parts.latent.is_none();
     let sizes = DecoderConfig {
         vocab: 256,
         hidden: 128,
@@ -159,11 +159,11 @@ const ALL: Recompute = Recompute {
 #[rstest]
 fn a_model_holds_what_the_formula_says(
     #[values(
-        Family::Llama,
-        Family::Gpt2,
-        Family::Qwen3,
-        Family::Qwen2,
-        Family::Bert
+        Family::LLAMA,
+        Family::GPT2,
+        Family::QWEN3,
+        Family::QWEN2,
+        Family::BERT
     )]
     family: Family,
     #[values(2, 4)] element: usize,
@@ -202,7 +202,7 @@ fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
 
 #[rstest]
 fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
-    #[values(Family::Llama, Family::Gpt2, Family::Bert)] family: Family,
+    #[values(Family::LLAMA, Family::GPT2, Family::BERT)] family: Family,
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
@@ -257,11 +257,11 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
 #[rstest]
 fn a_model_with_experts_holds_what_the_formula_says(
     #[values(
-        Family::Mixtral,
-        Family::Qwen2Moe,
-        Family::Qwen3Moe,
-        Family::DeepseekV2,
-        Family::DeepseekV3
+        Family::MIXTRAL,
+        Family::QWEN2_MOE,
+        Family::QWEN3_MOE,
+        Family::DEEPSEEK_V2,
+        Family::DEEPSEEK_V3
     )]
     family: Family,
     #[values(2, 4)] element: usize,
@@ -274,7 +274,7 @@ fn a_model_with_experts_holds_what_the_formula_says(
         ..activations(family)
     };
     of.model.latent = of.model.latent.map(|latent| Mla {
-        q_lora_rank: (family == Family::DeepseekV3).then_some(48),
+        q_lora_rank: (family == Family::DEEPSEEK_V3).then_some(48),
         ..latent
     });
     let mlp = Recompute {
@@ -299,7 +299,7 @@ fn a_model_with_experts_holds_what_the_formula_says(
 
 #[rstest]
 fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
-    #[values(Family::Llama, Family::Gpt2, Family::DeepseekV3)] family: Family,
+    #[values(Family::LLAMA, Family::GPT2, Family::DEEPSEEK_V3)] family: Family,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
     #[values(false, true)] fused_loss: bool,
 ) {
@@ -335,7 +335,7 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
 
 #[test]
 fn losses_without_logits_windows_and_copied_heads_are_counted() {
-    let llama = activations(Family::Llama);
+    let llama = activations(Family::LLAMA);
     assert_held(&ActivationMemory {
         fused_loss: true,
         ..llama.clone()
@@ -363,7 +363,7 @@ fn losses_without_logits_windows_and_copied_heads_are_counted() {
 /// Recomputed tensors are not saved: the bytes shrink by exactly their size.
 #[test]
 fn what_is_computed_again_is_not_held() {
-    let of = activations(Family::Llama);
+    let of = activations(Family::LLAMA);
     let held = |recompute| {
         let of = ActivationMemory {
             recompute,

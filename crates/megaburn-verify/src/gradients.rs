@@ -83,7 +83,12 @@ pub(crate) fn compare_gradients(
 /// The reference's gradient of each tensor of a parameter, if it is there.
 fn expected(reference: &Reference, param: &HfParam) -> Result<Vec<Option<Vec<f32>>>, TrainError> {
     // The reference may be of a model with a head even if the checkpoint was saved without it.
-    let prefix = reference.source.config().family.spec().optional_prefix;
+    let prefix = reference
+        .source
+        .config()
+        .family
+        .definition()
+        .optional_prefix();
     let read = |name: &String| match reference.numbers(&format!("grad.{name}"))? {
         None => reference.numbers(&format!("grad.{prefix}{name}")),
         found => Ok(found),

@@ -29,12 +29,34 @@ pub use megaburn_verify as verify;
 
 pub mod cli;
 
+/// The items with which a crate defines a model family of its own; see
+/// [`ModelFamily`](family::ModelFamily).
+pub mod family {
+    pub use megaburn_models::{
+        DecoderConfig, Family, ModelError,
+        decoder::{
+            BlockOrder, Experts, FamilyHead, HeadInit, HeadParts, LossInput, Mla, Multipliers,
+            NormPlacement, OutputHead, Positions, Rotary, TokenLosses,
+        },
+        families::{
+            HfJson, KeyDefault, LLAMA_DEFAULTS, LLAMA_KEYS, Meaning, ModelFamily, read_plain_sizes,
+            write_llama_sizes, write_rotary_percent,
+        },
+        hf::Key,
+    };
+    pub use megaburn_parallel::{
+        Activation, Norm, NormKind, ParallelError, PlanBuilder, QkNormKind, ReplicatedLinear,
+        Sharded, VocabParallelBias, VocabParallelEmbedding,
+    };
+    pub use serde_json::Value;
+}
+
 /// The items that an application needs to parallelize its own modules.
 pub mod prelude {
     pub use megaburn_collective::{Group, GroupOptions, ProcessGroups, ReduceOp, run_threads};
     pub use megaburn_mesh::{Axis, Layout, Mesh, ShardPlan, ShardSpec};
     pub use megaburn_parallel::{
-        ParallelError, ParallelLinear, ParallelLinearConfig, Sharded, VocabParallelEmbedding,
-        VocabParallelEmbeddingConfig,
+        ParallelError, ParallelLinear, ParallelLinearConfig, Sharded, VocabParallelBias,
+        VocabParallelEmbedding, VocabParallelEmbeddingConfig,
     };
 }

@@ -18,7 +18,7 @@ use megaburn_test_support::text::fresh_seed;
 #[case(&["model.mtp_layers=1"], "`mtp_layers` needs causal attention")]
 #[case(&["model.parts.activation=swiglu"], "`masked_head` needs an `activation` that is not gated")]
 #[case(&["model.parts.block_order=parallel"], "`norm_placement` post needs `block_order` serial")]
-#[case(&["train.fused_linear_cross_entropy=true"], "`train.fused_linear_cross_entropy` is true: it must be false, because the head of masked")]
+#[case(&["train.fused_linear_cross_entropy=true"], "`train.fused_linear_cross_entropy` is true: it must be false, because the model has a head of masked")]
 #[case(&["data.masking.probability=1.5"], "data.masking.probability")]
 #[case(&["data.masking.max_ngram=0"], "data.masking.max_ngram")]
 #[case(&["data.documents=true"], "`data.documents` is set: it must be absent")]

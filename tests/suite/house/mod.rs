@@ -5,6 +5,7 @@ pub(crate) mod figures;
 pub(crate) mod imports;
 pub(crate) mod kernel_folders;
 pub(crate) mod outside;
+mod own_family;
 pub(crate) mod rules;
 pub(crate) mod stale;
 pub(crate) mod task_pool;

@@ -1,48 +1,55 @@
-//! A Burn user's own crate, outside the workspace, with Burn's default features.
+//! A Burn user's own crate, outside the workspace, with Burn's default features: that of
+//! `examples/own_family`, which also gets the program `examples/parallel_linear.rs`.
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::OnceLock,
 };
 
-/// The manifest of a user's program. `ROOT` is replaced by the path of this repository.
-const MANIFEST: &str = r#"
-[package]
-name = "outside"
-version = "0.1.0"
-edition = "2024"
+/// Builds the crate at the first call, and returns the path of one of its programs. This compiles
+/// Burn a second time, with other features: minutes in the first run, seconds afterwards.
+pub(crate) fn program(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(build).join(name)
+}
 
-[dependencies]
-burn = { version = "0.22", features = ["flex"] }
-megaburn = { path = "ROOT/crates/megaburn" }
-
-[profile.dev]
-debug = false
-"#;
-
-/// Compiles Burn a second time, with other features: minutes in the first run, seconds afterwards.
-#[test]
-fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
+/// Builds the crate, and returns the folder of its programs.
+fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let example = root.join("examples/own_family");
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    let manifest = MANIFEST.replace("ROOT", &root.display().to_string());
+    let manifest = fs::read_to_string(example.join("Cargo.toml")).unwrap();
+    let manifest = manifest.replace("../..", &root.display().to_string());
     fs::write(here.join("Cargo.toml"), manifest).unwrap();
     // Use the lock file of the workspace, so that the same crates are used, which are already
     // downloaded.
     fs::copy(root.join("Cargo.lock"), here.join("Cargo.lock")).unwrap();
-    fs::create_dir(here.join("src")).unwrap();
-    fs::copy(
-        root.join("examples/parallel_linear.rs"),
-        here.join("src/main.rs"),
-    )
-    .unwrap();
-
+    fs::create_dir_all(here.join("src/bin")).unwrap();
+    for (from, to) in [
+        ("own_family/src/main.rs", "main.rs"),
+        ("parallel_linear.rs", "bin/parallel_linear.rs"),
+    ] {
+        fs::copy(root.join("examples").join(from), here.join("src").join(to)).unwrap();
+    }
+    let target = root.join("target/outside");
     let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet"])
+        .args(["build", "--quiet"])
         .current_dir(here)
-        .env("CARGO_TARGET_DIR", root.join("target/outside"))
+        .env("CARGO_TARGET_DIR", &target)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    target.join("debug")
+}
+
+#[test]
+fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
+    let output = Command::new(program("parallel_linear"))
         .env("RAYON_NUM_THREADS", "1")
         .stdin(Stdio::null())
         .output()

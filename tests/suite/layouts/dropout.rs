@@ -62,12 +62,12 @@ fn distance(found: &[[f64; 2]], expected: &[[f64; 2]]) -> f64 {
 
 #[rstest]
 fn every_layout_drops_what_one_rank_drops(
-    #[values(Family::Llama, Family::Gpt2)] family: Family,
+    #[values(Family::LLAMA, Family::GPT2)] family: Family,
     #[values([0.2, 0.0], [0.0, 0.3], SHARES)] shares: [f64; 2],
 ) {
     let of_family = |config: &mut TrainConfig| {
         config.model.family = family;
-        if family == Family::Gpt2 {
+        if family == Family::GPT2 {
             config.model.kv_heads = config.model.heads;
         }
     };

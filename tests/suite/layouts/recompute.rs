@@ -101,7 +101,7 @@ fn ways() -> Vec<RecomputeConfig> {
 
 const LAYOUTS: [&str; 4] = ["tp1", "tp2", "tp2-sp", "tp2-dp3-sp"];
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-const FAMILIES: [Family; 2] = [Family::Llama, Family::Gpt2];
+const FAMILIES: [Family; 2] = [Family::LLAMA, Family::GPT2];
 
 /// Runs each way of [`ways`] with one of the three dtypes, which differs from way to way and from
 /// layout to layout, and with one of the two families, which differs from dtype to dtype and from
@@ -143,7 +143,7 @@ fn assert_same_bits_with_dropout(
         config.train.hidden_dropout = 0.2;
         config.train.attention_dropout = 0.3;
         config.model.family = family;
-        if family == Family::Gpt2 {
+        if family == Family::GPT2 {
             config.model.kv_heads = config.model.heads;
         }
     });
@@ -164,14 +164,14 @@ fn of_dtype(dtype: Dtype, offset: usize, ways: Vec<RecomputeConfig>) -> Vec<Reco
 /// Covers sharded parameters, replicated key/value heads, head norms, an untied output matrix, and
 /// fused linear cross-entropy.
 #[rstest]
-#[case::zero_2("dp3", 2, Family::Llama, 2, true, false)]
-#[case::zero_3("dp3", 3, Family::Llama, 2, true, false)]
-#[case::zero_3_sp("tp2-dp3-sp", 3, Family::Llama, 2, false, true)]
-#[case::copied_heads("tp4-sp", 0, Family::Llama, 2, true, true)]
-#[case::norms_of_heads("tp2-dp2-sp", 1, Family::Qwen3, 2, false, false)]
-#[case::biases("tp2-sp", 0, Family::Qwen2, 2, true, true)]
-#[case::shared_sequences("cp2", 2, Family::Llama, 2, true, false)]
-#[case::shared_sequences_sp("tp2-cp2-sp", 3, Family::Llama, 2, true, true)]
+#[case::zero_2("dp3", 2, Family::LLAMA, 2, true, false)]
+#[case::zero_3("dp3", 3, Family::LLAMA, 2, true, false)]
+#[case::zero_3_sp("tp2-dp3-sp", 3, Family::LLAMA, 2, false, true)]
+#[case::copied_heads("tp4-sp", 0, Family::LLAMA, 2, true, true)]
+#[case::norms_of_heads("tp2-dp2-sp", 1, Family::QWEN3, 2, false, false)]
+#[case::biases("tp2-sp", 0, Family::QWEN2, 2, true, true)]
+#[case::shared_sequences("cp2", 2, Family::LLAMA, 2, true, false)]
+#[case::shared_sequences_sp("tp2-cp2-sp", 3, Family::LLAMA, 2, true, true)]
 fn so_are_those_of_other_runs(
     #[case] layout: &str,
     #[case] zero: u8,
@@ -278,15 +278,15 @@ fn attention_that_ranks_share_is_kept_to_the_bit(
 /// If ranks hold full sequences, kept attention is computed in other blocks on CPUs. Every pair of
 /// values of two columns occurs.
 #[rstest]
-#[case(Family::Llama, "tp1", false)]
-#[case(Family::Llama, "tp2-sp", true)]
-#[case(Family::Llama, "pp2-dp2", false)]
-#[case(Family::Gpt2, "tp1", true)]
-#[case(Family::Gpt2, "tp2-sp", false)]
-#[case(Family::Gpt2, "pp2-dp2", true)]
-#[case(Family::DeepseekV3, "tp1", false)]
-#[case(Family::DeepseekV3, "tp2-sp", true)]
-#[case(Family::DeepseekV3, "pp2-dp2", false)]
+#[case(Family::LLAMA, "tp1", false)]
+#[case(Family::LLAMA, "tp2-sp", true)]
+#[case(Family::LLAMA, "pp2-dp2", false)]
+#[case(Family::GPT2, "tp1", true)]
+#[case(Family::GPT2, "tp2-sp", false)]
+#[case(Family::GPT2, "pp2-dp2", true)]
+#[case(Family::DEEPSEEK_V3, "tp1", false)]
+#[case(Family::DEEPSEEK_V3, "tp2-sp", true)]
+#[case(Family::DEEPSEEK_V3, "pp2-dp2", false)]
 fn attention_that_is_kept_changes_numbers_by_rounding(
     #[case] family: Family,
     #[case] layout: &str,

@@ -3,6 +3,7 @@
 mod foreign;
 pub(crate) mod generate;
 pub(crate) mod interrupted;
+mod own_family;
 mod parts;
 pub(crate) mod published;
 pub(crate) mod refused;

@@ -227,7 +227,7 @@ fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
         ffn,
         layers,
         heads,
-        ..Family::Llama.template()
+        ..Family::LLAMA.template()
     };
     let config = DecoderConfig {
         kv_heads,
@@ -291,7 +291,7 @@ fn experts_see_nothing_of_tokens_without_a_label() {
     let config = DecoderConfig {
         vocab: VOCAB,
         mtp_layers: 2,
-        ..Family::DeepseekV3.template()
+        ..Family::DEEPSEEK_V3.template()
     };
     let model = config
         .init(&Group::single(3), &ModelOptions::default(), &device)

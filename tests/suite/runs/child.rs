@@ -67,6 +67,13 @@ impl Ranks {
         Self::spawn(vec![megaburn(&args)])
     }
 
+    /// Starts another program that has megaburn's commands.
+    pub(crate) fn program(program: &Path, args: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(args);
+        Self::spawn(vec![alone(command)])
+    }
+
     /// Runs the lines of a script in the folder `dir`, up to the first that fails.
     pub(crate) fn shell(script: &str, dir: &Path) -> Self {
         let mut command = Command::new("sh");

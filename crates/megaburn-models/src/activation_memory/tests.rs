@@ -16,11 +16,11 @@ fn shape(family: Family, [hidden, ffn, heads, kv_heads, head_dim]: [usize; 5]) -
 }
 
 fn gpt3() -> DecoderConfig {
-    shape(Family::Gpt2, [12288, 4 * 12288, 96, 96, 128])
+    shape(Family::GPT2, [12288, 4 * 12288, 96, 96, 128])
 }
 
 fn llama_3_8b() -> DecoderConfig {
-    shape(Family::Llama, [4096, 14336, 32, 8, 128])
+    shape(Family::LLAMA, [4096, 14336, 32, 8, 128])
 }
 
 fn modules() -> [Recompute; 4] {
@@ -59,9 +59,9 @@ fn the_papers_formula_is_the_papers(
 
 #[rstest]
 fn a_block_never_holds_more_than_the_papers(
-    #[values(gpt3(), llama_3_8b(), shape(Family::Llama, [4096, 11008, 32, 32, 128]),
-        shape(Family::Qwen3, [4096, 12288, 32, 8, 128]), shape(Family::Qwen2, [3584, 18944, 28, 4, 128]),
-        shape(Family::Mistral, [4096, 14336, 32, 8, 128]), shape(Family::Gpt2, [768, 3072, 12, 12, 64]))]
+    #[values(gpt3(), llama_3_8b(), shape(Family::LLAMA, [4096, 11008, 32, 32, 128]),
+        shape(Family::QWEN3, [4096, 12288, 32, 8, 128]), shape(Family::QWEN2, [3584, 18944, 28, 4, 128]),
+        shape(Family::MISTRAL, [4096, 14336, 32, 8, 128]), shape(Family::GPT2, [768, 3072, 12, 12, 64]))]
     model: DecoderConfig,
     #[values(1, 2, 4)] tp: usize,
     #[values(false, true)] sequence_parallel: bool,

@@ -10,6 +10,7 @@ use super::{DecoderConfig, Experts, ModelGroups, ModelOptions};
 use crate::error::ModelError;
 
 /// Builds the parts of a model on this rank.
+#[derive(Debug)]
 pub(super) struct ModelBuilder<'a> {
     pub(super) config: &'a DecoderConfig,
     pub(super) options: &'a ModelOptions,

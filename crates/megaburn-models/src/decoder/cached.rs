@@ -9,7 +9,7 @@ use megaburn_parallel::{
     KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
 
-use super::{Block, Decoder, ModelOptions, model::DecoderParts, rotary::Ropes};
+use super::{Block, Decoder, FamilyHead, ModelOptions, model::DecoderParts, rotary::Ropes};
 
 /// The KV cache of a model on one rank: keys and values of several sequences, for all layers.
 #[derive(Clone, Debug)]
@@ -67,6 +67,7 @@ impl Decoder {
             masked_head,
             head,
             binary_head,
+            output_head,
             dropout,
             parts,
         } = self.valid();
@@ -85,6 +86,7 @@ impl Decoder {
             head: head.map(VocabParallelEmbedding::whole_sequence),
             masked_head,
             binary_head,
+            output_head: output_head.map(FamilyHead::whole_sequence),
             dropout,
             parts: DecoderParts {
                 options: ModelOptions {

@@ -9,7 +9,7 @@ use megaburn_parallel::{
 use megaburn_pipeline::StageLayers;
 
 use super::{
-    BinaryHead, Block, Decoder, DecoderConfig, MaskedHead, ModelGroups, ModelOptions,
+    BinaryHead, Block, Decoder, DecoderConfig, HeadParts, MaskedHead, ModelGroups, ModelOptions,
     builder::ModelBuilder, model::DecoderParts, recompute_options::BlockRecompute,
 };
 use crate::error::ModelError;
@@ -82,6 +82,7 @@ impl DecoderConfig {
         };
         let reads_again = ends && (self.tied || self.mtp_layers > 0);
         let has_positions = begins && self.learns_positions();
+        let own_head = self.family.definition().head();
         Ok(Decoder {
             embedding: (begins || reads_again).then(embedding).transpose()?,
             positions: has_positions
@@ -103,6 +104,10 @@ impl DecoderConfig {
             dropout: build.dropout("embedding")?,
             head: (ends && !self.tied)
                 .then(|| build.vocab_embedding("head"))
+                .transpose()?,
+            output_head: own_head
+                .filter(|_| ends)
+                .map(|init| init(&HeadParts(&build)))
                 .transpose()?,
             parts: DecoderParts {
                 config: self.clone(),

@@ -14,7 +14,10 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{BinaryHead, Block, DecoderConfig, MaskedHead, ModelOptions, rotary::Ropes};
+use super::{
+    BinaryHead, Block, DecoderConfig, FamilyHead, LossInput, MaskedHead, ModelOptions,
+    rotary::Ropes,
+};
 
 /// A transformer, a decoder or an encoder: the layers of one or more stages of a pipeline, or without a
 /// pipeline the whole model. Parts of other ranks are `None`. Every parameter has the same path as
@@ -52,6 +55,8 @@ pub struct Decoder {
     pub head: Option<VocabParallelEmbedding>,
     /// The head that classifies rows.
     pub binary_head: Option<BinaryHead>,
+    /// The family's own layers between the last norm and the logits; `None` in most families.
+    pub output_head: Option<FamilyHead>,
     /// Dropout on the embeddings.
     pub(super) dropout: ParallelDropout,
     #[module(skip)]
@@ -174,35 +179,39 @@ impl Decoder {
     /// [`loss`](Self::loss), computed from the output of the last norm.
     pub(super) fn loss_of(&self, normed: Recomputable<3>, labels: Tensor<2, Int>) -> Tensor<1> {
         let loss = &self.parts.loss;
-        let normed = self.head_input(normed);
         let losses = if self.parts.options.fused_linear_cross_entropy {
+            let normed = self.scaled_for_logits(normed);
             self.output().losses(normed, labels, loss)
+        } else if let Some(own_loss) = self.config().family.definition().loss() {
+            own_loss(LossInput {
+                hidden: normed.clone().into_tensor(),
+                logits: self.logits_of(normed),
+                labels,
+                cross_entropy: loss,
+                group: &self.parts.group,
+            })
         } else {
-            loss.forward(self.projected(normed), labels)
+            loss.forward(self.logits_of(normed), labels)
         };
         sum_all(losses)
     }
 
     /// `head(norm(x))`: the logits of this rank's part of the vocabulary.
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
-        let normed = self.head_input(self.final_norm(x));
-        self.projected(normed)
+        self.logits_of(self.final_norm(x))
     }
 
-    /// The input of the output projection.
-    fn head_input(&self, normed: Recomputable<3>) -> Recomputable<3> {
+    /// [`logits`](Self::logits), computed from the output of the last norm.
+    fn logits_of(&self, normed: Recomputable<3>) -> Tensor<3> {
         let x = match &self.masked_head {
             Some(head) => head.forward(normed).into(),
             None => normed,
         };
-        self.scaled_for_logits(x)
-    }
-
-    /// The logits of the output projection.
-    fn projected(&self, x: Recomputable<3>) -> Tensor<3> {
-        let logits = match &self.masked_head {
-            Some(head) => self.output().logits_with_bias(x, &head.vocab),
-            None => self.output().logits(x),
+        let x = self.scaled_for_logits(x);
+        let logits = match (&self.output_head, &self.masked_head) {
+            (Some(head), _) => head.logits(x.into_tensor(), self.output()),
+            (None, Some(head)) => self.output().logits_with_bias(x, &head.vocab),
+            (None, None) => self.output().logits(x),
         };
         self.capped(logits)
     }
@@ -259,5 +268,6 @@ impl Sharded for Decoder {
         plan.child("masked_head", &self.masked_head);
         plan.child("head", &self.head);
         plan.child("binary_head", &self.binary_head);
+        plan.child("output_head", &self.output_head);
     }
 }

@@ -56,6 +56,12 @@ impl Rotary {
         }
     }
 
+    /// The same positions, rotating only this fraction of each head.
+    #[must_use]
+    pub fn with_percent(self, percent: f64) -> Self {
+        Self { percent, ..self }
+    }
+
     /// Sets the scaling of the frequencies.
     pub fn with_scaling(self, scaling: RopeScaling) -> Self {
         Self { scaling, ..self }

@@ -206,12 +206,12 @@ mod tests {
             ("blocks5", 2),
             ("norm", 2),
         ]);
-        assert_eq!(chunks(Family::Gpt2, true, &both), expected);
+        assert_eq!(chunks(Family::GPT2, true, &both), expected);
         let last = [stage(false, 1..3, false), stage(false, 5..6, true)];
         let blocks = [("blocks1", 0), ("blocks2", 0), ("blocks5", 1), ("norm", 1)];
         let tied = [&[("embedding", 1)], &blocks[..]].concat();
-        assert_eq!(chunks(Family::Llama, true, &last), of(&tied));
+        assert_eq!(chunks(Family::LLAMA, true, &last), of(&tied));
         let own = [&blocks[..], &[("head", 1)]].concat();
-        assert_eq!(chunks(Family::Llama, false, &last), of(&own));
+        assert_eq!(chunks(Family::LLAMA, false, &last), of(&own));
     }
 }

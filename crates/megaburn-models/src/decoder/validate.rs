@@ -179,19 +179,31 @@ impl DecoderConfig {
 
     /// Refuses options that do not go together with the parts of the model.
     pub(super) fn check_options(&self, options: &ModelOptions) -> Result<(), ModelError> {
-        if self.masked_head && options.fused_linear_cross_entropy {
-            return Err(ModelError::Config(
-                "`masked_head` adds a bias to the logits, which the fused linear cross-entropy does \
-                not compute: set train.fused_linear_cross_entropy = false"
-                    .into(),
-            ));
-        }
-        match self.logits_soft_cap {
-            Some(cap) if options.fused_linear_cross_entropy => Err(ModelError::Config(format!(
-                "`logits_soft_cap` is {cap}, which the fused linear cross-entropy does not \
-                compute: set train.fused_linear_cross_entropy = false"
+        let found = self.unfused_loss();
+        match found.filter(|_| options.fused_linear_cross_entropy) {
+            Some(part) => Err(ModelError::Config(format!(
+                "the model has {part}, which the fused linear cross-entropy does not compute: set \
+                train.fused_linear_cross_entropy = false"
             ))),
-            _ => Ok(()),
+            None => Ok(()),
+        }
+    }
+
+    /// The part of the model that the fused linear cross-entropy does not compute, if there is one.
+    pub fn unfused_loss(&self) -> Option<String> {
+        let definition = self.family.definition();
+        if let Some(cap) = self.logits_soft_cap {
+            Some(format!(
+                "a soft cap of logits (model.parts.logits_soft_cap is {cap}; 0 turns it off)"
+            ))
+        } else if self.masked_head {
+            Some("a head of masked tokens (`masked_head`), which adds a bias to the logits".into())
+        } else if definition.head().is_some() {
+            Some(format!("the output head of the family {}", self.family))
+        } else if definition.loss().is_some() {
+            Some(format!("the loss of the family {}", self.family))
+        } else {
+            None
         }
     }
 

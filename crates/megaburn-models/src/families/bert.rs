@@ -22,6 +22,8 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "bert",
     architecture: "BertForPreTraining",
+    other_architectures: &[MASKED_ONLY],
+    description: "BERT, as `BertForPreTraining` and `BertForMaskedLM`.",
     keys: &[KEYS, COMMON_KEYS],
     optional_prefix: "",
     constants: &[".position_ids", "cls.predictions.decoder.bias"],
@@ -34,11 +36,11 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// The architecture of a model without the next-sentence head.
-pub(super) const MASKED_ONLY: &str = "BertForMaskedLM";
+const MASKED_ONLY: &str = "BertForMaskedLM";
 
 pub(super) fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Bert,
+        family: Family::BERT,
         ffn: 512,
         kv_heads: 4,
         positions: Positions::Learned,

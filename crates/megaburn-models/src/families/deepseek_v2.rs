@@ -14,6 +14,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "deepseek_v2",
     architecture: "DeepseekV2ForCausalLM",
+    description: "DeepSeek-V2 with its Coder and Lite variants.",
     keys: &[llama::KEYS, qwen3_moe::KEYS, KEYS],
     defaults: &[DEFAULTS, LATENT, llama::COMMON],
     template,
@@ -40,7 +41,7 @@ pub(super) fn template() -> DecoderConfig {
         ..Experts::new(8, 2, ffn)
     };
     DecoderConfig {
-        family: Family::DeepseekV2,
+        family: Family::DEEPSEEK_V2,
         kv_heads: parts.heads,
         head_dim: latent.qk_head_dim(),
         norm_eps: 1e-6,

@@ -15,6 +15,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "deepseek_v3",
     architecture: "DeepseekV3ForCausalLM",
+    description: "DeepSeek-V3 and R1.",
     keys: &[llama::KEYS, qwen3_moe::KEYS, deepseek_v2::KEYS, KEYS],
     defaults: &[DEFAULTS, deepseek_v2::LATENT, llama::COMMON],
     template,
@@ -35,7 +36,7 @@ fn template() -> DecoderConfig {
     };
     let experts = parts.experts.map(how);
     DecoderConfig {
-        family: Family::DeepseekV3,
+        family: Family::DEEPSEEK_V3,
         experts,
         ..parts
     }

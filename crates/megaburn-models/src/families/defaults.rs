@@ -27,7 +27,7 @@ pub struct KeyDefault {
 impl KeyDefault {
     /// A key for which null means the same as absence. Today's classes refuse null for most of
     /// these keys.
-    pub(super) const fn same(key: &'static str, meaning: Meaning) -> Self {
+    pub const fn same(key: &'static str, meaning: Meaning) -> Self {
         Self {
             key,
             absent: meaning,
@@ -36,7 +36,7 @@ impl KeyDefault {
     }
 
     /// A key that has no value if it is null.
-    pub(super) const fn or_nothing(key: &'static str, absent: Meaning) -> Self {
+    pub const fn or_nothing(key: &'static str, absent: Meaning) -> Self {
         Self {
             key,
             absent,
@@ -45,7 +45,7 @@ impl KeyDefault {
     }
 
     /// A flag that null switches off, because the model only tests whether it is true.
-    pub(super) const fn or_false(key: &'static str, absent: bool) -> Self {
+    pub const fn or_false(key: &'static str, absent: bool) -> Self {
         Self {
             key,
             absent: Meaning::Flag(absent),

@@ -20,6 +20,8 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "falcon",
     architecture: "FalconForCausalLM",
+    other_architectures: &[],
+    description: "Falcon 7B, 11B, 40B and 180B.",
     keys: &[KEYS],
     optional_prefix: "transformer.",
     constants: &[".rotary.inv_freq", ".rotary_emb.inv_freq"],
@@ -33,7 +35,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Falcon,
+        family: Family::FALCON,
         ffn: 512,
         kv_heads: 1,
         norm: NormKind::Layer,

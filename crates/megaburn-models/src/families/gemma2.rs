@@ -15,6 +15,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "gemma2",
     architecture: "Gemma2ForCausalLM",
+    description: "Gemma 2.",
     keys: &[KEYS, llama::KEYS],
     defaults: &[DEFAULTS, COMMON, llama::COMMON],
     template,
@@ -26,7 +27,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Gemma2,
+        family: Family::GEMMA2,
         attention_soft_cap: Some(50.0),
         logits_soft_cap: Some(30.0),
         ..common_template()

@@ -15,6 +15,7 @@ use crate::decoder::{DecoderConfig, Positions, Rotary};
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
+    description: "Gemma 3, the text model.",
     keys: &[gemma2::KEYS, qwen3::KEYS, llama::KEYS],
     defaults: &[DEFAULTS, gemma2::COMMON, llama::COMMON],
     template,
@@ -32,7 +33,7 @@ const THETA: f64 = 1e6;
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Gemma3,
+        family: Family::GEMMA3,
         qk_norm: Some(QkNormKind::Head),
         positions: Positions::Rotary(Rotary {
             window_theta: Some(WINDOW_THETA),

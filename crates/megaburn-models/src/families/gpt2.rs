@@ -15,6 +15,9 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "gpt2",
     architecture: "GPT2LMHeadModel",
+    other_architectures: &[],
+    description: "GPT-2: Radford et al., \"Language models are unsupervised multitask learners\" \
+        (2019).",
     keys: &[KEYS],
     optional_prefix: "transformer.",
     constants: &[".attn.bias", ".attn.masked_bias"],
@@ -28,7 +31,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Gpt2,
+        family: Family::GPT2,
         ffn: 512,
         kv_heads: 4,
         positions: Positions::Learned,

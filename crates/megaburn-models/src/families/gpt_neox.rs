@@ -19,6 +19,8 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "gpt_neox",
     architecture: "GPTNeoXForCausalLM",
+    other_architectures: &[],
+    description: "GPT-NeoX and Pythia.",
     keys: &[KEYS],
     optional_prefix: "gpt_neox.",
     constants: &[
@@ -41,7 +43,7 @@ const BASE: f64 = 10_000.0;
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::GptNeox,
+        family: Family::GPT_NEOX,
         ffn: 512,
         kv_heads: 4,
         norm: NormKind::Layer,

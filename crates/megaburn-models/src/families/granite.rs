@@ -11,6 +11,7 @@ use crate::decoder::{DecoderConfig, Multipliers};
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "granite",
     architecture: "GraniteForCausalLM",
+    description: "Granite 3, dense.",
     defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
@@ -20,7 +21,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Granite,
+        family: Family::GRANITE,
         norm_eps: 1e-6,
         ..llama::template()
     }

@@ -26,7 +26,7 @@ impl<'a> HfJson<'a> {
     }
 
     /// Whether the file names this architecture.
-    pub(super) fn has_architecture(&self, name: &str) -> bool {
+    pub fn has_architecture(&self, name: &str) -> bool {
         let named = self.json["architectures"].as_array();
         named.is_some_and(|all| all.iter().any(|of| of == name))
     }

@@ -19,6 +19,8 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
+    other_architectures: &[],
+    description: "Llama 2, 3 and 3.x.",
     keys: &[KEYS],
     optional_prefix: "model.",
     constants: &[".rotary_emb.inv_freq"],
@@ -32,7 +34,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 pub(super) fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Llama,
+        family: Family::LLAMA,
         vocab: 260,
         hidden: 128,
         ffn: 384,
@@ -81,7 +83,7 @@ const DEFAULTS: &[KeyDefault] = &[
 ];
 
 /// The defaults of all families with rotary positions, unless a family has its own.
-pub(super) const COMMON: &[KeyDefault] = &[
+pub const COMMON: &[KeyDefault] = &[
     KeyDefault::same("hidden_act", Meaning::Text("silu")),
     KeyDefault::same("rms_norm_eps", Meaning::Number(1e-6)),
     KeyDefault::same("rope_theta", Meaning::Number(10_000.0)),
@@ -89,7 +91,7 @@ pub(super) const COMMON: &[KeyDefault] = &[
 ];
 
 /// The names of tensors; Mistral and Qwen have the same.
-pub(super) const KEYS: &[Key] = &[
+pub const KEYS: &[Key] = &[
     Key::plain("embedding.weight", "model.embed_tokens.weight"),
     Key::plain("norm.gamma", "model.norm.weight"),
     Key::plain("head.weight", "lm_head.weight"),
@@ -175,7 +177,7 @@ pub(super) fn read_sizes(
 
 /// Reads the sizes that all families with Llama's names of keys have. The activation, the positions
 /// and the epsilon of norms are the family's own.
-pub(super) fn read_plain_sizes(
+pub fn read_plain_sizes(
     json: &HfJson<'_>,
     template: DecoderConfig,
 ) -> Result<DecoderConfig, String> {
@@ -208,7 +210,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
 }
 
 /// The inverse of [`read_sizes`].
-pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
+pub fn write_sizes(config: &DecoderConfig) -> Value {
     json!({
         "hidden_act": "silu",
         "hidden_size": config.hidden,

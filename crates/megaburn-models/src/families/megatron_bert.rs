@@ -15,6 +15,8 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "megatron-bert",
     architecture: "MegatronBertForPreTraining",
+    other_architectures: &[MASKED_ONLY],
+    description: "BERT with norms before attention and MLP, as Megatron-LM trains it.",
     keys: &[KEYS, bert::COMMON_KEYS],
     template,
     read,
@@ -23,11 +25,11 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// The architecture of a model without the next-sentence head.
-pub(super) const MASKED_ONLY: &str = "MegatronBertForMaskedLM";
+const MASKED_ONLY: &str = "MegatronBertForMaskedLM";
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::MegatronBert,
+        family: Family::MEGATRON_BERT,
         norm_placement: NormPlacement::Pre,
         embedding_norm: false,
         ..bert::template()

@@ -10,6 +10,7 @@ use crate::decoder::DecoderConfig;
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "mistral",
     architecture: "MistralForCausalLM",
+    description: "Mistral 7B and its successors.",
     defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
@@ -19,7 +20,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Mistral,
+        family: Family::MISTRAL,
         ..llama::template()
     }
 }

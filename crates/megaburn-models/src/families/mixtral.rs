@@ -13,6 +13,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "mixtral",
     architecture: "MixtralForCausalLM",
+    description: "Mixtral 8x7B and 8x22B.",
     keys: &[llama::KEYS, KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -25,7 +26,7 @@ fn template() -> DecoderConfig {
     let parts = llama::template();
     let experts = Some(Experts::new(8, 2, parts.ffn));
     DecoderConfig {
-        family: Family::Mixtral,
+        family: Family::MIXTRAL,
         experts,
         ..parts
     }

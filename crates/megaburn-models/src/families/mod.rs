@@ -1,8 +1,8 @@
 //! The definitions of the model families: the parts of a family's block, the keys of its
 //! `config.json`, and the names of its tensors on Hugging Face.
 //!
-//! A family is one file with one [`FamilySpec`], and a line in [`Family`]; `docs/families.md`
-//! explains how to add one.
+//! A built-in family is one file with one `FamilySpec`, and a line in [`Family`]. A family of
+//! another crate implements [`ModelFamily`]. `docs/families.md` explains how to add one.
 
 mod bert;
 mod deepseek_v2;
@@ -20,6 +20,7 @@ mod llama;
 mod megatron_bert;
 mod mistral;
 mod mixtral;
+mod model_family;
 mod nemotron;
 mod olmo2;
 mod olmoe;
@@ -28,7 +29,9 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod registry;
 mod rotary;
+mod spec;
 mod starcoder2;
 mod unread;
 
@@ -36,86 +39,17 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{decoder::DecoderConfig, error::ModelError, hf::Key};
+use crate::{decoder::DecoderConfig, error::ModelError};
 pub use defaults::{KeyDefault, Meaning};
 pub use family::Family;
 pub use json::HfJson;
-
-/// The definition of a family. The rest of the code knows families only by this struct.
-#[derive(Clone, Copy, Debug)]
-pub struct FamilySpec {
-    /// `model_type` in `config.json`.
-    pub model_type: &'static str,
-    /// The name in `architectures` of `config.json`.
-    pub architecture: &'static str,
-    /// The key map: the tensors of a Hugging Face checkpoint from which each parameter is read.
-    pub keys: &'static [&'static [Key]],
-    /// A prefix of all names that some checkpoints omit, because they were saved without the head.
-    pub optional_prefix: &'static str,
-    /// Suffixes of tensors that are not parameters: constants that older checkpoints contain.
-    pub constants: &'static [&'static str],
-    /// The prefix of the names of a layer's tensors; `*` is the number of the layer.
-    pub layer: &'static str,
-    /// The parts of the family's block, with the sizes of a tiny model.
-    pub template: fn() -> DecoderConfig,
-    /// Sets the parts that follow from a model's sizes, such as the layers with a window.
-    pub follow: fn(&mut DecoderConfig),
-    /// The meaning in Transformers of optional keys of `config.json` that have no value. If a key
-    /// has two defaults, the first one applies.
-    pub defaults: &'static [&'static [KeyDefault]],
-    /// Reads `config.json`.
-    pub read: fn(&HfJson<'_>) -> Result<DecoderConfig, String>,
-    /// Writes the keys of `config.json`, without `architectures`, `model_type` and `dtype`.
-    pub write: fn(&DecoderConfig) -> Value,
-}
-
-impl Family {
-    /// The definition of the family.
-    pub fn spec(self) -> &'static FamilySpec {
-        match self {
-            Self::Gpt2 => &gpt2::SPEC,
-            Self::Llama => &llama::SPEC,
-            Self::Mistral => &mistral::SPEC,
-            Self::Mixtral => &mixtral::SPEC,
-            Self::Qwen2 => &qwen2::SPEC,
-            Self::Qwen3 => &qwen3::SPEC,
-            Self::Qwen3Moe => &qwen3_moe::SPEC,
-            Self::DeepseekV2 => &deepseek_v2::SPEC,
-            Self::DeepseekV3 => &deepseek_v3::SPEC,
-            Self::Gemma2 => &gemma2::SPEC,
-            Self::Gemma3 => &gemma3::SPEC,
-            Self::Phi3 => &phi3::SPEC,
-            Self::Olmo2 => &olmo2::SPEC,
-            Self::Olmoe => &olmoe::SPEC,
-            Self::Granite => &granite::SPEC,
-            Self::Starcoder2 => &starcoder2::SPEC,
-            Self::Nemotron => &nemotron::SPEC,
-            Self::GptNeox => &gpt_neox::SPEC,
-            Self::Qwen2Moe => &qwen2_moe::SPEC,
-            Self::Falcon => &falcon::SPEC,
-            Self::Bert => &bert::SPEC,
-            Self::MegatronBert => &megatron_bert::SPEC,
-        }
-    }
-
-    /// The names in `architectures` of models of the family: with the next-sentence head of an
-    /// encoder, and without it.
-    fn architectures(self) -> Vec<&'static str> {
-        let masked = match self {
-            Self::Bert => Some(bert::MASKED_ONLY),
-            Self::MegatronBert => Some(megatron_bert::MASKED_ONLY),
-            _ => None,
-        };
-        std::iter::once(self.spec().architecture)
-            .chain(masked)
-            .collect()
-    }
-
-    /// The parts of the family's block, with the sizes of a tiny model.
-    pub fn template(self) -> DecoderConfig {
-        (self.spec().template)()
-    }
-}
+pub use llama::{
+    COMMON as LLAMA_DEFAULTS, KEYS as LLAMA_KEYS, read_plain_sizes,
+    write_sizes as write_llama_sizes,
+};
+pub use model_family::ModelFamily;
+pub use rotary::write_percent as write_rotary_percent;
+use spec::FamilySpec;
 
 impl DecoderConfig {
     /// Reads a Hugging Face `config.json`, in today's form (`rope_parameters`) or the earlier one
@@ -137,12 +71,12 @@ impl DecoderConfig {
 
     /// The `config.json` of this model, for Transformers.
     pub fn to_hf(&self) -> Value {
-        let spec = self.family.spec();
-        let mut json = (spec.write)(self);
+        let definition = self.family.definition();
+        let mut json = definition.write(self);
         if json["architectures"].is_null() {
-            json["architectures"] = vec![spec.architecture].into();
+            json["architectures"] = vec![definition.architecture()].into();
         }
-        json["model_type"] = spec.model_type.into();
+        json["model_type"] = definition.model_type().into();
         json["tie_word_embeddings"] = self.tied.into();
         json["vocab_size"] = self.vocab.into();
         if self.mtp_layers > 0 {
@@ -193,10 +127,10 @@ impl DecoderConfig {
 const MTP_LAYERS: &str = "num_nextn_predict_layers";
 
 fn read(json: &Value) -> Result<DecoderConfig, String> {
+    let families = Family::all();
     let known = || {
-        Family::ALL
-            .map(|family| family.architectures().join(", "))
-            .join(", ")
+        let names = families.iter().flat_map(|of| of.architectures());
+        names.collect::<Vec<_>>().join(", ")
     };
     let found = json["architectures"]
         .get(0)
@@ -208,19 +142,21 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
             known()
         )
     })?;
-    let family = Family::ALL
-        .into_iter()
+    let family = families
+        .iter()
         .find(|family| family.architectures().contains(&found));
-    let family = family.ok_or_else(|| {
+    let family = *family.ok_or_else(|| {
         format!(
-            "architecture `{found}` is not supported; supported are {}",
+            "architecture `{found}` is not supported; supported are {}, and those that a program \
+            registers (Cli::with_family)",
             known()
         )
     })?;
+    let definition = family.definition();
     let model_type = json["model_type"]
         .as_str()
-        .unwrap_or(family.spec().model_type);
-    if model_type != family.spec().model_type {
+        .unwrap_or(definition.model_type());
+    if model_type != definition.model_type() {
         return Err(format!(
             "`model_type` is {model_type}, but the architecture `{found}` belongs to {family}: \
             one of the two is wrong"
@@ -233,11 +169,12 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
                 .into(),
         );
     }
-    let json = HfJson::new(json, family.spec().defaults);
+    let json = HfJson::new(json, definition.defaults());
     let mtp_layers = json.optional_layers(MTP_LAYERS)?.unwrap_or(0);
     let config = DecoderConfig {
+        family,
         mtp_layers,
-        ..(family.spec().read)(&json)?
+        ..definition.read(&json)?
     };
     config.validate().map_err(|error| error.to_string())?;
     Ok(config)

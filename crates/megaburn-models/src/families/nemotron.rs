@@ -18,6 +18,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "nemotron",
     architecture: "NemotronForCausalLM",
+    description: "Nemotron-3 and 4, Minitron.",
     keys: &[KEYS, starcoder2::NORM_BIASES, llama::KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -31,7 +32,7 @@ const PERCENT: f64 = 0.5;
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Nemotron,
+        family: Family::NEMOTRON,
         norm: NormKind::Layer,
         zero_centered_gamma: true,
         activation: Activation::SquaredRelu,

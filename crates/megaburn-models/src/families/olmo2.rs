@@ -15,6 +15,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "olmo2",
     architecture: "Olmo2ForCausalLM",
+    description: "OLMo 2.",
     keys: &[KEYS, qwen3::KEYS, llama::KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -25,7 +26,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Olmo2,
+        family: Family::OLMO2,
         norm_placement: NormPlacement::Output,
         qk_norm: Some(QkNormKind::Width),
         ..llama::template()

@@ -11,6 +11,7 @@ use crate::decoder::{DecoderConfig, Experts};
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "olmoe",
     architecture: "OlmoeForCausalLM",
+    description: "OLMoE, with experts.",
     keys: &[qwen3_moe::KEYS, qwen3::KEYS, llama::KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -26,7 +27,7 @@ fn template() -> DecoderConfig {
         ..Experts::new(8, 2, parts.ffn)
     };
     DecoderConfig {
-        family: Family::Olmoe,
+        family: Family::OLMOE,
         qk_norm: Some(QkNormKind::Width),
         experts: Some(experts),
         ..parts

@@ -14,6 +14,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "phi3",
     architecture: "Phi3ForCausalLM",
+    description: "Phi-3 and Phi-4.",
     keys: &[KEYS, llama::KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -24,7 +25,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Phi3,
+        family: Family::PHI3,
         ..llama::template()
     }
 }

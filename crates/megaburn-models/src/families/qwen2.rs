@@ -10,6 +10,7 @@ use crate::decoder::DecoderConfig;
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen2",
     architecture: "Qwen2ForCausalLM",
+    description: "Qwen2 and Qwen2.5.",
     defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
@@ -19,7 +20,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 pub(super) fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Qwen2,
+        family: Family::QWEN2,
         qkv_bias: true,
         norm_eps: 1e-6,
         ..llama::template()

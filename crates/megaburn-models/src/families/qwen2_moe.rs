@@ -14,6 +14,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen2_moe",
     architecture: "Qwen2MoeForCausalLM",
+    description: "Qwen1.5 and Qwen2 mixture-of-experts models.",
     keys: &[KEYS, qwen3_moe::KEYS, llama::KEYS],
     defaults: &[DEFAULTS, qwen2::DEFAULTS, llama::COMMON],
     template,
@@ -31,7 +32,7 @@ fn template() -> DecoderConfig {
         ..Experts::new(8, 2, parts.ffn / 2)
     };
     DecoderConfig {
-        family: Family::Qwen2Moe,
+        family: Family::QWEN2_MOE,
         experts: Some(experts),
         ..parts
     }

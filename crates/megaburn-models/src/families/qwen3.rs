@@ -12,6 +12,7 @@ use crate::{decoder::DecoderConfig, hf::Key};
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen3",
     architecture: "Qwen3ForCausalLM",
+    description: "Qwen3, dense.",
     keys: &[llama::KEYS, KEYS],
     defaults: &[DEFAULTS, qwen2::DEFAULTS, llama::COMMON],
     template,
@@ -22,7 +23,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 pub(super) fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Qwen3,
+        family: Family::QWEN3,
         qk_norm: Some(QkNormKind::Head),
         norm_eps: 1e-6,
         ..llama::template()

@@ -14,6 +14,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
+    description: "Qwen3 mixture-of-experts models.",
     keys: &[llama::KEYS, qwen3::KEYS, KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -27,7 +28,7 @@ fn template() -> DecoderConfig {
     // The published models normalise their softmax weights, which is the default of `Experts::new`.
     let experts = Some(Experts::new(8, 2, parts.ffn / 2));
     DecoderConfig {
-        family: Family::Qwen3Moe,
+        family: Family::QWEN3_MOE,
         experts,
         ..parts
     }

@@ -145,7 +145,7 @@ pub(super) fn with_scaling(json: &HfJson<'_>, rope: &Value, theta: f64) -> Resul
 }
 
 /// Adds the fraction of a head that is rotated to the `rope_parameters` of `json`.
-pub(super) fn write_percent(positions: &Positions, json: &mut Value) {
+pub fn write_percent(positions: &Positions, json: &mut Value) {
     if let Some(rotary) = positions.rotary() {
         json["rope_parameters"]["partial_rotary_factor"] = rotary.percent.into();
     }

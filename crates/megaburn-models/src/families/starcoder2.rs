@@ -16,6 +16,7 @@ use crate::{
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "starcoder2",
     architecture: "Starcoder2ForCausalLM",
+    description: "StarCoder2.",
     keys: &[KEYS, NORM_BIASES, llama::KEYS],
     defaults: &[DEFAULTS, llama::COMMON],
     template,
@@ -26,7 +27,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn template() -> DecoderConfig {
     DecoderConfig {
-        family: Family::Starcoder2,
+        family: Family::STARCODER2,
         norm: NormKind::Layer,
         activation: Activation::GeluTanh,
         qkv_bias: true,

@@ -3,6 +3,7 @@ mod defaults;
 mod falcon;
 mod gpt_neox;
 mod parts;
+mod registered;
 mod sizes;
 mod unread;
 
@@ -143,7 +144,7 @@ fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] 
 
 #[test]
 fn what_is_written_is_read_again() {
-    for family in Family::ALL {
+    for family in Family::BUILT_IN {
         let template = family.template();
         let varied = DecoderConfig {
             tied: !template.tied,
@@ -158,14 +159,14 @@ fn what_is_written_is_read_again() {
     let windowed = DecoderConfig {
         window: Some(7),
         full_layers: vec![0, 2],
-        ..Family::Qwen2.template()
+        ..Family::QWEN2.template()
     };
     assert_eq!(read(&windowed.to_hf()).unwrap(), windowed);
     let biased = DecoderConfig {
         qkv_bias: true,
         output_bias: true,
         mlp_bias: true,
-        ..Family::Llama.template()
+        ..Family::LLAMA.template()
     };
     assert_eq!(read(&biased.to_hf()).unwrap(), biased);
     let serial = DecoderConfig {
@@ -173,7 +174,7 @@ fn what_is_written_is_read_again() {
         activation: Activation::GeluTanh,
         qkv_bias: false,
         output_bias: false,
-        ..Family::GptNeox.template()
+        ..Family::GPT_NEOX.template()
     };
     assert_eq!(read(&serial.to_hf()).unwrap(), serial);
 }
@@ -193,26 +194,26 @@ fn a_window_covers_the_layers_that_the_config_says() {
     };
     let on = json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 3});
     let expected = [None, None, None, Some(9)];
-    assert_eq!(windows(Family::Qwen2, on.clone()), expected);
+    assert_eq!(windows(Family::QWEN2, on.clone()), expected);
     let expected = [Some(9), None, Some(9), None];
-    assert_eq!(windows(Family::Qwen2Moe, on.clone()), expected);
+    assert_eq!(windows(Family::QWEN2_MOE, on.clone()), expected);
     let mut first = on;
     first["max_window_layers"] = 1.into();
     let expected = [Some(9), None, None, None];
-    assert_eq!(windows(Family::Qwen2Moe, first), expected);
+    assert_eq!(windows(Family::QWEN2_MOE, first), expected);
     let off = json!({"use_sliding_window": false, "sliding_window": 9, "max_window_layers": 0});
-    assert_eq!(windows(Family::Qwen2, off.clone()), [None; 4]);
-    assert_eq!(windows(Family::Qwen2Moe, off), [None; 4]);
+    assert_eq!(windows(Family::QWEN2, off.clone()), [None; 4]);
+    assert_eq!(windows(Family::QWEN2_MOE, off), [None; 4]);
 }
 
 #[test]
 fn a_gate_without_a_shared_expert_is_refused() {
-    let mut config = Family::Qwen2Moe.template();
+    let mut config = Family::QWEN2_MOE.template();
     config.experts.as_mut().unwrap().shared_ffn = None;
     let error = config.validate().unwrap_err().to_string();
     assert!(error.contains("there is no shared expert"), "{error}");
     // Another family's `config.json` cannot express the gate.
-    let mut mixtral = Family::Mixtral.template();
+    let mut mixtral = Family::MIXTRAL.template();
     let experts = mixtral.experts.as_mut().unwrap();
     experts.shared_ffn = Some(12);
     experts.shared_gate = true;

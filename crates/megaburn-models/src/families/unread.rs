@@ -111,7 +111,7 @@ const HARMLESS: &[&str] = &[
 /// A key with which the model would compute something else.
 pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> {
     let written = family.template().to_hf();
-    let defaults = family.spec().defaults.iter().copied().flatten();
+    let defaults = family.definition().defaults().iter().copied().flatten();
     let mut known: BTreeSet<&str> = defaults.map(|default| default.key).collect();
     known.extend(HARMLESS.iter().chain(&ROTARY));
     known.extend(

@@ -20,7 +20,7 @@ fn tiny(family: Family, max_seq_len: usize) -> DecoderConfig {
     let heads = 4;
     let head_dim = 4;
     let kv_heads = template.kv_heads.min(heads);
-    let window = (family == Family::Mistral).then_some(3);
+    let window = (family == Family::MISTRAL).then_some(3);
     DecoderConfig {
         vocab,
         hidden,
@@ -83,11 +83,11 @@ fn without_cache(model: &Decoder, prompt: &[u32], num_tokens: usize) -> Vec<u32>
 #[rstest]
 fn a_batch_with_a_cache_writes_what_each_prompt_alone_writes_without(
     #[values(
-        Family::Gpt2,
-        Family::Llama,
-        Family::Mistral,
-        Family::Qwen2,
-        Family::Qwen3
+        Family::GPT2,
+        Family::LLAMA,
+        Family::MISTRAL,
+        Family::QWEN2,
+        Family::QWEN3
     )]
     family: Family,
 ) {
@@ -101,7 +101,7 @@ fn a_batch_with_a_cache_writes_what_each_prompt_alone_writes_without(
 
 #[rstest]
 fn every_rank_of_a_group_writes_the_same(#[values(2, 4)] ranks: usize) {
-    let config = tiny(Family::Qwen3, 32);
+    let config = tiny(Family::QWEN3, 32);
     let sampling = Sampling {
         temperature: 1.5,
         top_k: Some(20),
@@ -136,7 +136,7 @@ fn every_rank_of_a_group_writes_the_same(#[values(2, 4)] ranks: usize) {
 #[rstest]
 fn ranks_that_share_prompts_write_the_same(
     #[values(2, 3, 5)] ranks: usize,
-    #[values(Family::Gpt2, Family::Llama, Family::Mistral, Family::Qwen3)] family: Family,
+    #[values(Family::GPT2, Family::LLAMA, Family::MISTRAL, Family::QWEN3)] family: Family,
 ) {
     let config = tiny(family, 40);
     // Adds a prompt of which every rank has some tokens, and one that outgrows the model's longest
@@ -163,7 +163,7 @@ fn ranks_that_share_prompts_write_the_same(
 
 #[test]
 fn a_text_ends_where_the_model_or_the_caller_ends_it() {
-    let model = model(&tiny(Family::Llama, 32), 2);
+    let model = model(&tiny(Family::LLAMA, 32), 2);
     let free = run(&model, &prompts(), &greedy(10));
     let eos = free[0].tokens[4];
     let first = free[0]
@@ -208,7 +208,7 @@ fn a_text_ends_where_the_model_or_the_caller_ends_it() {
 
 #[rstest]
 fn a_text_longer_than_the_model_goes_on_from_its_end(
-    #[values(Family::Gpt2, Family::Llama)] family: Family,
+    #[values(Family::GPT2, Family::LLAMA)] family: Family,
 ) {
     let model = model(&tiny(family, 8), 4);
     // 20 tokens in total: the first window ends at 8, and every later one starts with 4 tokens.
@@ -234,7 +234,7 @@ fn a_text_longer_than_the_model_goes_on_from_its_end(
 
 #[test]
 fn the_seed_decides_a_text_whatever_stands_beside_it() {
-    let model = model(&tiny(Family::Llama, 64), 6);
+    let model = model(&tiny(Family::LLAMA, 64), 6);
     let sampling = Sampling {
         temperature: 1.0,
         top_k: None,
@@ -265,7 +265,7 @@ fn the_seed_decides_a_text_whatever_stands_beside_it() {
 #[case(vec![vec![1], vec![]], "prompt 1 has no token")]
 #[case(vec![vec![1, 37]], "prompt 0 has token 37, but the model's vocabulary is 37")]
 fn a_prompt_that_cannot_be_is_refused(#[case] prompts: Vec<Vec<u32>>, #[case] message: &str) {
-    let model = model(&tiny(Family::Llama, 8), 0);
+    let model = model(&tiny(Family::LLAMA, 8), 0);
     let resume_advice = |_, _| ControlFlow::Continue(());
     let error = generate(&model, &prompts, &greedy(1), &Device::flex(), resume_advice).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");

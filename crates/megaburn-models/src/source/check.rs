@@ -82,7 +82,7 @@ pub(super) fn check_tensors(
             known.insert(part.name.as_str());
         }
     }
-    let constants = config.family.spec().constants;
+    let constants = config.family.definition().constants();
     let ignored = |name: &str| {
         constants.iter().any(|end| name.ends_with(end))
             || (config.tied && name == config.family.head_name())
@@ -106,7 +106,7 @@ pub(super) fn check_tensors(
 
 /// Whether a tensor belongs to a layer of multi-token prediction beyond those of the configuration.
 fn has_mtp_head(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
-    let layer = config.family.spec().layer;
+    let layer = config.family.definition().layer();
     let before = layer
         .split('*')
         .next()

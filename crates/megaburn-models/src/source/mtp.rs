@@ -24,11 +24,8 @@ pub(super) fn copies(config: &DecoderConfig, bare: bool) -> Vec<Copied> {
 
 /// Whether layer `number` is one of multi-token prediction, i.e. has an `eh_proj`.
 pub(super) fn predicts(dir: &HfDir, config: &DecoderConfig, number: usize) -> bool {
-    let layer = config
-        .family
-        .spec()
-        .layer
-        .replacen('*', &number.to_string(), 1);
+    let layer = config.family.definition().layer();
+    let layer = layer.replacen('*', &number.to_string(), 1);
     let names = [false, true].map(|bare| bare_name(config, format!("{layer}eh_proj.weight"), bare));
     names.iter().any(|name| dir.header(name).is_some())
 }

@@ -14,7 +14,7 @@ pub(super) fn named_params(config: &DecoderConfig, bare: bool) -> Result<Vec<HfP
 
 /// Removes the prefix from a name if `bare`.
 pub(super) fn bare_name(config: &DecoderConfig, name: String, bare: bool) -> String {
-    let prefix = config.family.spec().optional_prefix;
+    let prefix = config.family.definition().optional_prefix();
     name.strip_prefix(prefix)
         .filter(|_| bare)
         .map(str::to_string)

@@ -120,7 +120,7 @@ impl ModelSource {
             config.mtp_layers = 0;
         }
         config.binary_head |= has_binary_head(&dir, &config)?;
-        let prefix = config.family.spec().optional_prefix;
+        let prefix = config.family.definition().optional_prefix();
         let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let mut params = named_params(&config, bare)?;
         if config.tied && has_own_head(&dir, &config, &params)? {

@@ -106,7 +106,7 @@ mod tests {
         );
         assert_eq!((model.head_dim, model.kv_heads), (48, 4));
         let experts = model.experts.as_ref().unwrap();
-        let v3 = model.family == Family::DeepseekV3;
+        let v3 = model.family == Family::DEEPSEEK_V3;
         assert_eq!(
             (experts.normalise, experts.bias, experts.sigmoid),
             (v3, v3, v3)

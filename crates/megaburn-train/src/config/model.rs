@@ -25,7 +25,8 @@ pub struct ModelConfig {
     /// names on export: `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`,
     /// `olmo2`, `granite`, `starcoder2`, `nemotron`, `gpt_neox`, `falcon` or `gpt2`; with experts
     /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `deepseek_v2` or `deepseek_v3`; encoders `bert`
-    /// or `megatron-bert`.
+    /// or `megatron-bert`. A program can register families of other crates; its own `config schema`
+    /// lists them.
     pub family: Family,
     /// Width of the residual stream.
     #[schemars(extend("minimum" = 1))]
@@ -90,7 +91,7 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             init: None,
-            family: Family::Llama,
+            family: Family::LLAMA,
             hidden: 128,
             ffn: 384,
             layers: 4,
@@ -125,7 +126,7 @@ impl ModelConfig {
         let family = sized(self.family, self.hidden, self.layers);
         let has_parts = self.parts.as_ref();
         let parts = has_parts.map_or(family.clone(), |parts| parts.applied_to(family));
-        let latent = self.latent.as_ref().map(|_| Family::DeepseekV3.template());
+        let latent = self.latent.as_ref().map(|_| Family::DEEPSEEK_V3.template());
         let experts = self.experts.as_ref();
         DecoderConfig {
             experts: parts
@@ -145,13 +146,8 @@ impl ModelConfig {
 
     /// Whether every query head of the family has its own key/value head.
     pub(super) fn has_all_kv_heads(&self) -> bool {
-        let all = [
-            Family::Gpt2,
-            Family::GptNeox,
-            Family::Bert,
-            Family::MegatronBert,
-        ];
-        all.contains(&self.family) || self.template().latent.is_some()
+        let family = self.family.template();
+        family.kv_heads == family.heads || self.template().latent.is_some()
     }
 
     /// The widths that an attention kernel must support: of a head's queries and keys, and of its
@@ -306,12 +302,18 @@ impl ModelConfig {
 /// The parts, as keys of `[model.parts]`, by which `model` differs from what a conversion to
 /// Megatron-LM knows: GPT-2, and Llama with biases and norms of query and key heads.
 pub(crate) fn parts_unknown_to_megatron(model: &DecoderConfig) -> Vec<String> {
-    let base = match model.family {
-        Family::Gpt2 => Family::Gpt2,
-        _ => Family::Llama,
-    };
+    let is_gpt2 = model.family == Family::GPT2;
+    let base = if is_gpt2 { Family::GPT2 } else { Family::LLAMA };
     let parts = ModelParts::of(model, &sized(base, model.hidden, model.layers));
-    parts.map_or_else(Vec::new, |parts| parts.besides_biases())
+    let mut names = parts.map_or_else(Vec::new, |parts| parts.besides_biases());
+    let definition = model.family.definition();
+    if definition.head().is_some() {
+        names.push(format!("the output head of {}", model.family));
+    }
+    if definition.loss().is_some() {
+        names.push(format!("the loss of {}", model.family));
+    }
+    names
 }
 
 /// The parts of a family in a model of this width and number of layers.
@@ -321,7 +323,7 @@ fn sized(family: Family, hidden: usize, layers: usize) -> DecoderConfig {
         layers,
         ..family.template()
     };
-    (family.spec().follow)(&mut parts);
+    family.definition().follow(&mut parts);
     parts
 }
 
@@ -410,7 +412,10 @@ mod tests {
         "[model.parts]\npositions = \"none\"\n[model.rope_scaling]\nfactor = 2",
         "because the model has no rotary positions"
     )]
-    #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
+    #[case(
+        "family = \"gpt3\"",
+        "`model.family` in m.toml: unknown family `gpt3`, expected one of `gpt2`, `llama`"
+    )]
     #[case(
         "rope_scaling.kind = \"dynamic\"",
         "unknown variant `dynamic`, expected one of `llama3`, `linear`, `yarn`"

@@ -36,16 +36,13 @@ impl TrainConfig {
     fn check_loss(&self) -> Result<(), TrainError> {
         // A model that is read from `model.init` is checked when it is there.
         let is_known = self.model.init.is_none();
-        let has_cap = self.model.template().logits_soft_cap.is_some();
         let fused = self.train.fused_linear_cross_entropy;
-        let rule = "false, because the model has a soft cap of logits \
-            (model.parts.logits_soft_cap = 0 turns it off)";
-        let key = "train.fused_linear_cross_entropy";
-        require(!(fused && has_cap && is_known), key, fused, rule)?;
-        let has_bias = self.model.template().masked_head;
-        let rule = "false, because the head of masked tokens (model.parts.masked_head) adds a bias \
-            to the logits";
-        require(!(fused && has_bias && is_known), key, fused, rule)
+        let part = self.model.template().unfused_loss();
+        let Some(part) = part.filter(|_| fused && is_known) else {
+            return Ok(());
+        };
+        let rule = format!("false, because the model has {part}");
+        require(false, "train.fused_linear_cross_entropy", fused, rule)
     }
 }
 

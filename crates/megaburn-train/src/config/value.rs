@@ -17,8 +17,11 @@ pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
         format!("{key} in {origin}")
     };
     let quoted: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
+    let is_unknown = ["unknown variant", "unknown family"]
+        .iter()
+        .any(|start| why.starts_with(start));
     let value_or_default = match quoted.split_first() {
-        Some((value, known)) if why.starts_with("unknown variant") => nearest_value(value, known),
+        Some((value, known)) if is_unknown => nearest_value(value, known),
         _ => None,
     };
     let hint = value_or_default

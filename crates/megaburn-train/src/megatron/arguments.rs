@@ -40,7 +40,7 @@ pub(super) fn arguments(run: &Run, rates: &Rates) -> Tree {
 
 fn of_model(run: &Run, args: &mut Dict) {
     let model = run.model;
-    let is_gpt2 = model.family == Family::Gpt2;
+    let is_gpt2 = model.family == Family::GPT2;
     args.set("num_layers", int(model.layers));
     args.set("hidden_size", int(model.hidden));
     args.set("num_attention_heads", int(model.heads));

@@ -98,18 +98,20 @@ pub(super) fn model(args: Args, vocab: usize) -> Result<ModelConfig, MegatronErr
     Ok(ModelConfig {
         family,
         hidden: args.size("hidden_size")?,
-        ffn: match family {
-            Family::Mixtral => expert_ffn,
-            _ => ffn,
+        ffn: if family == Family::MIXTRAL {
+            expert_ffn
+        } else {
+            ffn
         },
         layers: args.size("num_layers")?,
         heads,
         kv_heads,
         head_dim: args.optional_size("kv_channels")?,
         vocab: Some(vocab),
-        rope_theta: match family {
-            Family::Gpt2 => defaults.rope_theta,
-            _ => args.number("rotary_base")?,
+        rope_theta: if family == Family::GPT2 {
+            defaults.rope_theta
+        } else {
+            args.number("rotary_base")?
         },
         norm_eps,
         tied: !args.flag("untie_embeddings_and_output_weights")?,
@@ -179,7 +181,7 @@ fn family(args: Args) -> Result<Family, MegatronError> {
             );
             return Err(args.refused("max_position_embeddings", why));
         }
-        return Ok(Family::Gpt2);
+        return Ok(Family::GPT2);
     }
     let why = "megaburn has learned_absolute and rope";
     args.only_text("position_embedding_type", &["rope"], why)?;
@@ -200,11 +202,11 @@ fn family(args: Args) -> Result<Family, MegatronError> {
     let qk_norm = args.flag("qk_layernorm")?;
     let qkv_bias = args.flag("add_qkv_bias")?;
     match (experts, qk_norm, qkv_bias) {
-        (false, false, false) => Ok(Family::Llama),
-        (false, false, true) => Ok(Family::Qwen2),
-        (false, true, false) => Ok(Family::Qwen3),
-        (true, false, false) => Ok(Family::Mixtral),
-        (true, true, false) => Ok(Family::Qwen3Moe),
+        (false, false, false) => Ok(Family::LLAMA),
+        (false, false, true) => Ok(Family::QWEN2),
+        (false, true, false) => Ok(Family::QWEN3),
+        (true, false, false) => Ok(Family::MIXTRAL),
+        (true, true, false) => Ok(Family::QWEN3_MOE),
         (_, _, true) => {
             let why = "megaburn has biases of queries, keys and values without norms of heads and \
                 without experts only";

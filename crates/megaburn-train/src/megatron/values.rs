@@ -111,7 +111,7 @@ mod tests {
             heads: 4,
             kv_heads: 2,
             head_dim: 1,
-            ..Family::Llama.template()
+            ..Family::LLAMA.template()
         };
         let ours = in_our_order(Form::Groups, &[8], &model, 1, b"abKVcdkv");
         assert_eq!(ours, b"abcdKkVv");
@@ -131,7 +131,7 @@ mod tests {
             heads: 6,
             kv_heads: 3,
             head_dim: 8,
-            ..Family::Llama.template()
+            ..Family::LLAMA.template()
         };
         let len: usize = shape.iter().product();
         for (item, more) in [(2, 0), (4, if form == Form::Vocab { 12 } else { 0 })] {

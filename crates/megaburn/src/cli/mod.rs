@@ -16,20 +16,71 @@ mod tokenize;
 mod train;
 mod verify;
 
-use std::{ffi::OsString, process::ExitCode, sync::Arc};
+use std::{ffi::OsString, fmt, process::ExitCode, sync::Arc};
 
 use clap::{Parser, Subcommand};
 use megaburn_launch::{launch_child, tie_to_launcher};
+use megaburn_models::{Family, families::ModelFamily};
 use megaburn_train::{Exit, TrainError};
 
 pub use device::DeviceArg;
 pub use hint::with_setting;
 pub use train::TrainArgs;
 
+/// The `megaburn` command, in a program that may add model families of its own:
+///
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// use megaburn::cli::Cli;
+///
+/// fn main() -> ExitCode {
+///     Cli::new().run()
+/// }
+/// ```
+///
+/// `docs/families.md` shows a program with a family.
+#[derive(Default)]
+pub struct Cli {
+    families: Vec<&'static dyn ModelFamily>,
+}
+
+impl Cli {
+    /// The command with the built-in families.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a model family, which every command then knows by its name.
+    #[must_use]
+    pub fn with_family(mut self, family: &'static dyn ModelFamily) -> Self {
+        self.families.push(family);
+        self
+    }
+
+    /// Runs the command of this process's command line and returns the exit code. A family that
+    /// [cannot be registered](Family::register) is an error, like a bad configuration.
+    pub fn run(self) -> ExitCode {
+        for family in self.families {
+            if let Err(error) = Family::register(family) {
+                return fail(&error.to_string(), Exit::BadInput);
+            }
+        }
+        run(std::env::args_os())
+    }
+}
+
+impl fmt::Debug for Cli {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.families.iter().map(|family| family.model_type());
+        f.debug_list().entries(names).finish()
+    }
+}
+
 /// Megatron-LM's training system for Burn.
 #[derive(Parser)]
 #[command(name = "megaburn", version, after_help = Exit::help())]
-struct Cli {
+struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
@@ -72,7 +123,7 @@ enum Command {
 
 /// Runs the command of this process's command line and returns the exit code.
 pub fn main() -> ExitCode {
-    run(std::env::args_os())
+    Cli::new().run()
 }
 
 /// Runs a command line that starts with the program's name; for executables that contain several
@@ -107,9 +158,9 @@ fn refuse_large_files_by_error() {
 }
 
 /// Parses a command line. Errors get a hint about what was probably meant.
-fn parse(command: Vec<OsString>) -> Result<Cli, clap::Error> {
+fn parse(command: Vec<OsString>) -> Result<CommandLine, clap::Error> {
     let subcommand = command.get(1).cloned().unwrap_or_default();
-    Cli::try_parse_from(command).map_err(|error| match subcommand.to_str() {
+    CommandLine::try_parse_from(command).map_err(|error| match subcommand.to_str() {
         Some("train") => hint::with_setting(error),
         Some("launch") => hint::with_program(error),
         _ => error,

@@ -131,24 +131,24 @@ fn a_published_deepseek_v3_is_read() {
 }
 
 #[rstest]
-#[case(Family::DeepseekV3, "attention_bias", json!(true), "only false is supported")]
-#[case(Family::DeepseekV3, "num_key_value_heads", json!(2), "2 key/value heads for 4 query heads")]
-#[case(Family::DeepseekV3, "topk_method", json!("greedy"), "only \"noaux_tc\" is supported")]
-#[case(Family::DeepseekV3, "scoring_func", json!("softmax"), "only \"sigmoid\" is supported")]
-#[case(Family::DeepseekV3, "moe_layer_freq", json!(2), "`moe_layer_freq` is 2, but only 1")]
-#[case(Family::DeepseekV3, "n_shared_experts", json!(0), "`n_shared_experts` is 0")]
-#[case(Family::DeepseekV3, "n_group", json!(3), "2 of 3 groups, 8 experts")]
-#[case(Family::DeepseekV3, "qk_rope_head_dim", json!(7), "of head_dim 7")]
-#[case(Family::DeepseekV3, "kv_lora_rank", json!(0), "`kv_lora_rank` is 0, which is out of range")]
-#[case(Family::DeepseekV2, "topk_method", json!("noaux_tc"), "`topk_method` is noaux_tc; `greedy`")]
-#[case(Family::DeepseekV2, "norm_topk_prob", json!(true), "only false is supported")]
+#[case(Family::DEEPSEEK_V3, "attention_bias", json!(true), "only false is supported")]
+#[case(Family::DEEPSEEK_V3, "num_key_value_heads", json!(2), "2 key/value heads for 4 query heads")]
+#[case(Family::DEEPSEEK_V3, "topk_method", json!("greedy"), "only \"noaux_tc\" is supported")]
+#[case(Family::DEEPSEEK_V3, "scoring_func", json!("softmax"), "only \"sigmoid\" is supported")]
+#[case(Family::DEEPSEEK_V3, "moe_layer_freq", json!(2), "`moe_layer_freq` is 2, but only 1")]
+#[case(Family::DEEPSEEK_V3, "n_shared_experts", json!(0), "`n_shared_experts` is 0")]
+#[case(Family::DEEPSEEK_V3, "n_group", json!(3), "2 of 3 groups, 8 experts")]
+#[case(Family::DEEPSEEK_V3, "qk_rope_head_dim", json!(7), "of head_dim 7")]
+#[case(Family::DEEPSEEK_V3, "kv_lora_rank", json!(0), "`kv_lora_rank` is 0, which is out of range")]
+#[case(Family::DEEPSEEK_V2, "topk_method", json!("noaux_tc"), "`topk_method` is noaux_tc; `greedy`")]
+#[case(Family::DEEPSEEK_V2, "norm_topk_prob", json!(true), "only false is supported")]
 #[case(
-    Family::DeepseekV2,
+    Family::DEEPSEEK_V2,
     "num_experts_per_tok",
     Value::Null,
     "`num_experts_per_tok` is missing"
 )]
-#[case(Family::DeepseekV2, "num_attention_heads", json!(3), "is not a multiple of `num_attention_heads` 3")]
+#[case(Family::DEEPSEEK_V2, "num_attention_heads", json!(3), "is not a multiple of `num_attention_heads` 3")]
 fn what_cannot_be_is_refused_by_name(
     #[case] family: Family,
     #[case] key: &str,
@@ -168,7 +168,7 @@ fn what_cannot_be_is_refused_by_name(
 #[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().shared_ffn = Some(200), "cannot express")]
 #[case(|config: &mut DecoderConfig| config.experts.as_mut().unwrap().dense_layers = vec![1], "cannot express")]
 fn what_no_config_says_is_refused(#[case] change: fn(&mut DecoderConfig), #[case] message: &str) {
-    for family in [Family::DeepseekV2, Family::DeepseekV3] {
+    for family in [Family::DEEPSEEK_V2, Family::DEEPSEEK_V3] {
         let mut config = family.template();
         change(&mut config);
         let found = config.validate().and_then(|()| config.check_sayable());

@@ -47,7 +47,7 @@ pub(super) fn classes() -> Value {
 /// The optional keys of a family's class that are read.
 fn keys(classes: &Value, family: Family) -> Vec<(&str, &Value)> {
     let latent = family.template().latent.is_some();
-    let keys = classes[family.spec().model_type]["keys"]
+    let keys = classes[family.definition().model_type()]["keys"]
         .as_object()
         .unwrap();
     let is_read = |key: &str| !(NOT_READ.contains(&key) || (latent && key == "head_dim"));
@@ -59,8 +59,8 @@ fn keys(classes: &Value, family: Family) -> Vec<(&str, &Value)> {
 
 fn find(family: Family, key: &str) -> Option<&'static KeyDefault> {
     family
-        .spec()
-        .defaults
+        .definition()
+        .defaults()
         .iter()
         .copied()
         .flatten()
@@ -70,7 +70,7 @@ fn find(family: Family, key: &str) -> Option<&'static KeyDefault> {
 #[test]
 fn the_defaults_are_those_of_the_classes() {
     let classes = classes();
-    for family in Family::ALL {
+    for family in Family::BUILT_IN {
         let keys = keys(&classes, family);
         for (key, is) in &keys {
             let default = find(family, key).unwrap_or_else(|| panic!("{family}: `{key}`"));
@@ -86,7 +86,7 @@ fn the_defaults_are_those_of_the_classes() {
         let known: BTreeSet<_> = keys.iter().map(|(key, _)| *key).collect();
         // A class may lack a key that most families have, such as the epsilon of RMSNorm.
         let is_common = |key| llama::COMMON.iter().any(|default| default.key == key);
-        let stray = family.spec().defaults.iter().copied().flatten();
+        let stray = family.definition().defaults().iter().copied().flatten();
         let stray = stray
             .map(|default| default.key)
             .find(|key| !(known.contains(key) || is_common(*key)));
@@ -96,22 +96,23 @@ fn the_defaults_are_those_of_the_classes() {
 
 /// A minimal `config.json` of a family: required keys only.
 fn sparse(family: Family) -> Value {
-    let mut json = match family {
-        Family::Gpt2 => serde_json::json!({
+    let mut json = if family == Family::GPT2 {
+        serde_json::json!({
             "vocab_size": 9, "n_embd": 64, "n_layer": 30, "n_head": 4, "n_positions": 8
-        }),
+        })
+    } else {
         // 128 heads are divisible by the default number of key/value heads of every family.
-        _ => serde_json::json!({
+        serde_json::json!({
             "vocab_size": 9, "hidden_size": 512, "intermediate_size": 8, "num_hidden_layers": 30,
             "num_attention_heads": 128, "max_position_embeddings": 8
-        }),
+        })
     };
-    json["architectures"] = serde_json::json!([family.spec().architecture]);
-    if family == Family::GptNeox {
+    json["architectures"] = serde_json::json!([family.definition().architecture()]);
+    if family == Family::GPT_NEOX {
         // A quarter of a head is rotated.
         json["hidden_size"] = 4096.into();
     }
-    if family == Family::DeepseekV2 {
+    if family == Family::DEEPSEEK_V2 {
         json["num_experts_per_tok"] = 3.into();
     }
     if find(family, "use_sliding_window").is_some() {
@@ -136,7 +137,7 @@ fn value(is: &Value) -> Value {
 fn a_key_without_a_value_reads_as_its_default_written_out() {
     let classes = classes();
     let mut swept = 0;
-    for family in Family::ALL {
+    for family in Family::BUILT_IN {
         let base = sparse(family);
         for (key, is) in keys(&classes, family) {
             let with = |value: Option<Value>| {
@@ -191,17 +192,17 @@ fn a_key_without_a_value_reads_as_its_default_written_out() {
 #[test]
 fn null_switches_a_window_and_a_latent_of_queries_off() {
     for (family, absent) in [
-        (Family::Mistral, Some(4096)),
-        (Family::Mixtral, None),
-        (Family::Qwen2, Some(4096)),
-        (Family::Qwen3Moe, Some(4096)),
+        (Family::MISTRAL, Some(4096)),
+        (Family::MIXTRAL, None),
+        (Family::QWEN2, Some(4096)),
+        (Family::QWEN3_MOE, Some(4096)),
     ] {
         let mut json = sparse(family);
         assert_eq!(read(&json).unwrap().window, absent, "{family}");
         json["sliding_window"] = Value::Null;
         assert_eq!(read(&json).unwrap().window, None, "{family}");
     }
-    for family in [Family::DeepseekV2, Family::DeepseekV3] {
+    for family in [Family::DEEPSEEK_V2, Family::DEEPSEEK_V3] {
         let mut json = sparse(family);
         let rank = |json: &Value| read(json).unwrap().latent.unwrap().q_lora_rank;
         assert_eq!(rank(&json), Some(1536));
@@ -216,15 +217,15 @@ fn numbers_are_compared_as_numbers() {
         ("partial_rotary_factor", 1.into()),
         ("partial_rotary_factor", 1.0.into()),
     ] {
-        let mut json = sparse(Family::Llama);
+        let mut json = sparse(Family::LLAMA);
         json[key] = value;
-        assert_eq!(read(&json).unwrap(), read(&sparse(Family::Llama)).unwrap());
+        assert_eq!(read(&json).unwrap(), read(&sparse(Family::LLAMA)).unwrap());
     }
-    let mut json = sparse(Family::Mixtral);
+    let mut json = sparse(Family::MIXTRAL);
     json["router_jitter_noise"] = 0.into();
     assert_eq!(
         read(&json).unwrap(),
-        read(&sparse(Family::Mixtral)).unwrap()
+        read(&sparse(Family::MIXTRAL)).unwrap()
     );
     json["router_jitter_noise"] = 0.1.into();
     assert!(read(&json).unwrap_err().contains("only 0.0 is supported"));
@@ -233,7 +234,7 @@ fn numbers_are_compared_as_numbers() {
 /// A missing rotary base is the family's default, even if a scaling is given.
 #[test]
 fn a_scaling_without_a_base_has_the_familys() {
-    for (family, base) in [(Family::Llama, 10_000.0), (Family::Mixtral, 1e6)] {
+    for (family, base) in [(Family::LLAMA, 10_000.0), (Family::MIXTRAL, 1e6)] {
         for key in ["rope_scaling", "rope_parameters"] {
             let mut json = sparse(family);
             json[key] = serde_json::json!({"rope_type": "linear", "factor": 2.0});

@@ -32,7 +32,7 @@ fn the_published_keys_mean_what_todays_rope_parameters_mean() {
     }
     let mut llama: Value = serde_json::from_str(LLAMA_3_1).unwrap();
     llama["rotary_pct"] = 0.25.into();
-    let error = unread(&llama, Family::Llama).unwrap_err();
+    let error = unread(&llama, Family::LLAMA).unwrap_err();
     assert!(error.contains("`rotary_pct` is 0.25"), "{error}");
 }
 
@@ -61,7 +61,7 @@ fn the_tensor_of_queries_keys_and_values_is_stored_head_by_head() {
         heads: 3,
         kv_heads: 3,
         head_dim: 8,
-        ..Family::GptNeox.template()
+        ..Family::GPT_NEOX.template()
     };
     let params = config.hf_params().unwrap();
     for (kind, shape) in [("weight", vec![24, 72]), ("bias", vec![72])] {

@@ -14,8 +14,8 @@ fn from_hf(json: &Value) -> Result<DecoderConfig, String> {
 #[test]
 fn the_keys_of_the_classes_are_known() {
     let classes = super::defaults::classes();
-    for family in Family::ALL {
-        let keys = classes[family.spec().model_type]["keys"]
+    for family in Family::BUILT_IN {
+        let keys = classes[family.definition().model_type()]["keys"]
             .as_object()
             .unwrap();
         let json = keys
@@ -42,10 +42,10 @@ fn a_key_that_changes_what_is_computed_is_refused(
     #[case] value: Value,
     #[case] message: Option<&str>,
 ) {
-    let mut json = Family::Llama.template().to_hf();
+    let mut json = Family::LLAMA.template().to_hf();
     json[key] = value;
     match (from_hf(&json), message) {
-        (found, None) => assert_eq!(found.unwrap(), Family::Llama.template()),
+        (found, None) => assert_eq!(found.unwrap(), Family::LLAMA.template()),
         (found, Some(message)) => {
             let error = found.unwrap_err();
             assert!(error.contains(message), "{error}");
@@ -55,13 +55,13 @@ fn a_key_that_changes_what_is_computed_is_refused(
 
 #[test]
 fn other_keys_are_told() {
-    let mut json = Family::Qwen3.template().to_hf();
+    let mut json = Family::QWEN3.template().to_hf();
     json["_name_or_path"] = json!("Qwen/Qwen3-8B");
     json["mine"] = json!(7);
     json["unsloth_version"] = json!("2025.1");
     json["old"] = json!(false);
     assert_eq!(
-        unread(&json, Family::Qwen3).unwrap(),
+        unread(&json, Family::QWEN3).unwrap(),
         ["mine", "unsloth_version"]
     );
     from_hf(&json).unwrap();

@@ -67,7 +67,7 @@ fn completed(
     tensors: &BTreeMap<String, String>,
 ) -> Result<(Value, Sizes), String> {
     check_required(&keys)?;
-    let family = Family::Llama.spec();
+    let family = Family::LLAMA.definition();
     let matrix = |name: &str| match shape(name).as_deref() {
         Some([rows, columns]) => Ok((*rows, *columns)),
         Some(shape) => Err(format!(
@@ -108,8 +108,8 @@ fn completed(
     };
     let last: Option<usize> = tensors.keys().filter_map(number).max();
     let mut told = vec![
-        ("architectures", json!([family.architecture])),
-        ("model_type", json!(family.model_type)),
+        ("architectures", json!([family.architecture()])),
+        ("model_type", json!(family.model_type())),
         ("vocab_size", json!(vocab)),
         ("hidden_size", json!(hidden)),
         ("intermediate_size", json!(ffn)),

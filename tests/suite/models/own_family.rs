@@ -328,7 +328,7 @@ fn every_layout_trains_as_one_rank_does() {
             ("tp2-sp", "model.mtp_layers=0"),
             ("tp4-sp", "recompute.modules=[\"norm\"]"),
             ("pp2", "recompute.method=\"uniform\""),
-            ("pp2-vp2", "parallel.schedule=\"interleaved\""),
+            ("pp2", "parallel.schedule=\"zb-v\""),
             ("tp2-pp2-sp", "parallel.zero=1"),
             ("dp2", "parallel.zero=3"),
             ("tp2-cp2-dp2-sp", "parallel.zero=1"),

@@ -158,20 +158,27 @@ impl fmt::Display for Family {
     }
 }
 
+impl Family {
+    /// The family of this program with this `model_type`.
+    fn named(name: &str) -> Result<Self, String> {
+        let all = Self::all();
+        if let Some(family) = all.iter().find(|family| family.0.model_type() == name) {
+            return Ok(*family);
+        }
+        let known: Vec<String> = all.iter().map(|family| format!("`{family}`")).collect();
+        Err(format!(
+            "unknown family `{name}`, expected one of {}; a family of another crate needs the \
+            program that registers it (Cli::with_family)",
+            known.join(", ")
+        ))
+    }
+}
+
 impl FromStr for Family {
     type Err = ModelError;
 
     fn from_str(text: &str) -> Result<Self, ModelError> {
-        let all = Self::all();
-        if let Some(family) = all.iter().find(|family| family.0.model_type() == text) {
-            return Ok(*family);
-        }
-        let known: Vec<String> = all.iter().map(|family| format!("`{family}`")).collect();
-        Err(ModelError::Config(format!(
-            "unknown family `{text}`, expected one of {}; a family of another crate needs the \
-            program that registers it (Cli::with_family)",
-            known.join(", ")
-        )))
+        Self::named(text).map_err(ModelError::Config)
     }
 }
 
@@ -184,7 +191,7 @@ impl Serialize for Family {
 impl<'de> Deserialize<'de> for Family {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let name = Cow::<'de, str>::deserialize(from)?;
-        name.parse().map_err(serde::de::Error::custom)
+        Self::named(&name).map_err(serde::de::Error::custom)
     }
 }
 

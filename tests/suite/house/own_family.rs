@@ -82,7 +82,7 @@ fn its_checkpoints_are_exported_imported_compared_and_continued() {
     succeed(&["convert", "import", text(&hf), text(&back)]);
     for other in [&hf, &back] {
         let same = succeed(&["verify", from, text(other), "--json"]);
-        assert!(same.contains("output_head.bias"), "{same}");
+        assert!(same.contains("lm_head.bias"), "{same}");
     }
     let continued = |model: &str, layout: &str| {
         let prompt = [

@@ -1,23 +1,8 @@
 //! The output head and the loss that a family may have of its own.
 
-use std::fmt;
-
-use burn::{
-    module::{
-        Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
-    },
-    prelude::{Device, Int},
-    tensor::Tensor,
-};
+use burn::{module::Module, prelude::Int, tensor::Tensor};
 use megaburn_collective::Group;
-use megaburn_parallel::{
-    CrossEntropy, ParallelError, PlanBuilder, Sharded, VocabParallelBias, VocabParallelEmbedding,
-};
-
-use super::{
-    HeadParts,
-    erased_head::{ErasedHead, IntoErased},
-};
+use megaburn_parallel::{CrossEntropy, Sharded, VocabParallelBias, VocabParallelEmbedding};
 
 /// A family's own layers between the last norm and the logits. They belong to the last pipeline
 /// stage, at the path `output_head` of the model. All their parameters are floats with at most four
@@ -78,7 +63,7 @@ pub trait OutputHead: Module + Sharded + 'static {
 
     /// Returns the head with the same weights for full sequences, as generation needs it. Only layers
     /// whose forward pass communicates with sequence parallelism change: call their
-    /// `whole_sequence`. Those of [`HeadParts`] do not.
+    /// `whole_sequence`. Those of [`HeadParts`](super::HeadParts) do not.
     #[must_use]
     fn whole_sequence(self) -> Self {
         self
@@ -91,9 +76,6 @@ impl OutputHead for VocabParallelBias {
         output.logits_with_bias(x, self)
     }
 }
-
-/// Builds a family's [output head](OutputHead) on this rank.
-pub type HeadInit = fn(&HeadParts<'_>) -> Result<FamilyHead, ParallelError>;
 
 /// A family's loss of each token, `[S, B]`, equal on every member of the tensor-parallel group, and
 /// 0 where the label is -100. The loss of a batch is its sum, divided by the number of other labels.
@@ -112,84 +94,4 @@ pub struct LossInput<'a> {
     pub cross_entropy: &'a CrossEntropy,
     /// The tensor-parallel group.
     pub group: &'a Group,
-}
-
-/// An [`OutputHead`] of any type.
-pub struct FamilyHead(Box<dyn ErasedHead>);
-
-impl FamilyHead {
-    /// Wraps a family's head.
-    pub fn new(head: impl OutputHead) -> Self {
-        Self(Box::new(head))
-    }
-
-    /// See [`OutputHead::logits`].
-    pub(super) fn logits(&self, x: Tensor<3>, output: &VocabParallelEmbedding) -> Tensor<3> {
-        self.0.logits_of(x, output)
-    }
-
-    /// See [`OutputHead::whole_sequence`].
-    pub(super) fn whole_sequence(self) -> Self {
-        Self(self.0.for_whole_sequence())
-    }
-}
-
-impl Module for FamilyHead {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        self.0.devices_after(devices)
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        Self(self.0.forked(device))
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        Self(self.0.moved(device))
-    }
-
-    fn train(self) -> Self {
-        Self(self.0.trained())
-    }
-
-    fn valid(&self) -> Self {
-        Self(self.0.validated())
-    }
-
-    fn materialize(self) -> Self {
-        Self(self.0.materialized())
-    }
-
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.0.visited(&mut IntoErased(visitor));
-    }
-
-    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        Self(self.0.mapped(&mut IntoErased(mapper)))
-    }
-}
-
-impl Clone for FamilyHead {
-    fn clone(&self) -> Self {
-        Self(self.0.cloned())
-    }
-}
-
-impl fmt::Debug for FamilyHead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl ModuleDisplayDefault for FamilyHead {
-    fn content(&self, content: Content) -> Option<Content> {
-        content.set_top_level_type("FamilyHead").optional()
-    }
-}
-
-impl ModuleDisplay for FamilyHead {}
-
-impl Sharded for FamilyHead {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        self.0.shards_in(plan);
-    }
 }

@@ -5,6 +5,8 @@
 //! another crate implements [`ModelFamily`]. `docs/families.md` explains how to add one.
 
 mod bert;
+mod built_in;
+mod by_name;
 mod deepseek_v2;
 mod deepseek_v3;
 mod defaults;
@@ -50,6 +52,16 @@ pub use llama::{
 pub use model_family::ModelFamily;
 pub use rotary::write_percent as write_rotary_percent;
 use spec::FamilySpec;
+
+impl Family {
+    /// The parts of the family's block, with the sizes of a tiny model.
+    pub fn template(self) -> DecoderConfig {
+        DecoderConfig {
+            family: self,
+            ..self.0.template()
+        }
+    }
+}
 
 impl DecoderConfig {
     /// Reads a Hugging Face `config.json`, in today's form (`rope_parameters`) or the earlier one

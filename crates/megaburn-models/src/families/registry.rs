@@ -5,24 +5,34 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-use super::Family;
+use super::{Family, ModelFamily};
 use crate::{decoder::DecoderConfig, error::ModelError};
 
 /// The families that are defined outside of this crate, in the order of their registration.
 static REGISTERED: RwLock<Vec<Family>> = RwLock::new(Vec::new());
 
-/// The built-in families, then the registered ones.
-pub(super) fn all() -> Vec<Family> {
-    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
-    Family::BUILT_IN
-        .iter()
-        .chain(registered.iter())
-        .copied()
-        .collect()
+impl Family {
+    /// All families of this program: the built-in ones, then the registered ones.
+    pub fn all() -> Vec<Self> {
+        let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+        let all = Self::BUILT_IN.iter().chain(registered.iter());
+        all.copied().collect()
+    }
+
+    /// Adds a family that is defined outside of this crate. A program does this once, before it
+    /// reads a configuration or a checkpoint; every process of a run does it.
+    ///
+    /// # Errors
+    /// A family of this program has the same `model_type` or architecture, or the definition is
+    /// incomplete: its template cannot be a model, a parameter has no name on Hugging Face, or its
+    /// `config.json` does not read back as the same model.
+    pub fn register(definition: &'static dyn ModelFamily) -> Result<Self, ModelError> {
+        register(Self(definition))
+    }
 }
 
 /// Adds a family, and removes it again if its definition is incomplete.
-pub(super) fn register(family: Family) -> Result<Family, ModelError> {
+fn register(family: Family) -> Result<Family, ModelError> {
     check_names(family).map_err(|why| refused(family, &why))?;
     {
         let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
@@ -82,8 +92,8 @@ fn check_new<'a>(others: impl Iterator<Item = &'a Family>, family: Family) -> Re
                 "this program has a family with the model_type `{name}`; choose another name"
             ));
         }
-        if known.architecture() == definition.architecture() {
-            let name = definition.architecture();
+        let names = other.architectures();
+        if let Some(name) = family.architectures().iter().find(|of| names.contains(of)) {
             return Err(format!(
                 "the architecture `{name}` belongs to the family `{other}`; choose another name"
             ));

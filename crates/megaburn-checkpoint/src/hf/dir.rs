@@ -118,9 +118,10 @@ impl HfDir {
             .map(|(name, tensor)| tensor.header(name))
     }
 
-    /// The header of a tensor, if there is one of this name.
+    /// The header of a tensor, if there is one of this name. `name[3]` is row 3 of `name` without
+    /// its first dimension: an expert's matrix in a stack of them.
     pub fn header(&self, name: &str) -> Option<TensorHeader> {
-        self.tensors.get(name).map(|tensor| tensor.header(name))
+        self.tensor(name).map(|(_, header, _)| header)
     }
 
     /// Whether two tensors have the same element type, shape and bytes.
@@ -160,17 +161,25 @@ impl HfDir {
         &self,
         name: &str,
     ) -> Result<(&Path, TensorHeader, Stored<'_>), CheckpointError> {
-        let Some(tensor) = self.tensors.get(name) else {
+        self.tensor(name).ok_or_else(|| {
             let path = self.path.clone();
             let name = name.to_string();
             let nearest = nearest(&name, self.tensors.keys());
-            return Err(CheckpointError::MissingTensor {
+            CheckpointError::MissingTensor {
                 path,
                 name,
                 nearest,
-            });
-        };
-        Ok((tensor.path(), tensor.header(name), tensor.stored()))
+            }
+        })
+    }
+
+    fn tensor(&self, name: &str) -> Option<(&Path, TensorHeader, Stored<'_>)> {
+        if let Some(tensor) = self.tensors.get(name) {
+            return Some((tensor.path(), tensor.header(name), tensor.stored()));
+        }
+        let (stack, row) = stacked_row(name)?;
+        let tensor = self.tensors.get(stack)?;
+        tensor.row(name, row)
     }
 }
 
@@ -193,4 +202,10 @@ impl TensorSource for HfDir {
         let shape = header.rows_shape(&rows);
         filled(shape, header.dtype, |rows| stored.file.read_at(rows, start))
     }
+}
+
+/// The name of a stack and the number of a row, of a name such as `stack[3]`.
+pub fn stacked_row(name: &str) -> Option<(&str, usize)> {
+    let (stack, row) = name.strip_suffix(']')?.rsplit_once('[')?;
+    Some((stack, row.parse().ok()?))
 }

@@ -3,16 +3,19 @@
 
 mod dir;
 mod json;
+mod permuted;
 mod read;
 mod rectangles;
 mod safetensors;
+mod stacked;
 mod tensor;
 mod torch;
 mod view;
 mod weights;
 mod write;
 
-pub use dir::HfDir;
+pub use dir::{HfDir, stacked_row};
+pub use stacked::StackedRows;
 pub use tensor::HfTensor;
 pub use view::{HfEntry, HfView};
 pub use write::{HfWriteOptions, HfWritten, write_hf};

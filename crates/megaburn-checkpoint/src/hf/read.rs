@@ -56,6 +56,10 @@ impl HfDir {
         dtype: Option<DType>,
     ) -> Result<TensorData, CheckpointError> {
         let transposed = transposed && spec.global_shape.len() >= 2;
+        // Column by column would read the tensor once for each column.
+        if columns.len() > 1 && columns.iter().all(|range| range.len() == 1) {
+            return self.read_permuted(name, columns, transposed, spec, dtype);
+        }
         let whole = self.parts(&[name.to_string()], transposed, &spec.global_shape)?;
         let HfPartReader {
             header,

@@ -34,6 +34,31 @@ impl HfTensor {
         }
     }
 
+    /// Row `row` of the first dimension, which has the name `name`; `None` if there is none.
+    pub(super) fn row(&self, name: &str, row: usize) -> Option<(&Path, TensorHeader, Stored<'_>)> {
+        let (&rows, shape) = self.shape.split_first()?;
+        if row >= rows {
+            return None;
+        }
+        let header = TensorHeader {
+            name: name.to_string(),
+            dtype: self.dtype,
+            shape: shape.to_vec(),
+        };
+        let whole = self.stored();
+        let len = whole.len / rows as u64;
+        let start = whole.start + row as u64 * len;
+        Some((
+            self.path(),
+            header,
+            Stored {
+                start,
+                len,
+                ..whole
+            },
+        ))
+    }
+
     pub(super) fn stored(&self) -> Stored<'_> {
         let size = self.dtype.size();
         let elements = num_elements(&self.shape).expect("the shape was checked");

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{
-    Checkpoint, HfDir, HfEntry, HfView, NamedTensor, Snapshot, TensorSource, save_single,
+    Checkpoint, CheckpointError, HfDir, HfEntry, HfView, NamedTensor, Snapshot, TensorSource,
+    hf::StackedRows, save_single,
 };
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 use rstest::rstest;
@@ -75,6 +76,15 @@ fn params(random: &mut Random) -> Vec<Param> {
     for at in (1..drawn.len()).rev() {
         drawn.swap(at, random.below(at as u64 + 1) as usize);
     }
+    // The columns one by one, as in a tensor with gate and up in turn.
+    let mut singles: Vec<Range<usize>> = drawn
+        .iter()
+        .cloned()
+        .flatten()
+        .map(|at| at..at + 1)
+        .collect();
+    let last = singles.len() - 1;
+    singles.swap(0, last);
     let units = vec![
         FusedPart::units(groups, shared * head),
         FusedPart::units(groups, head),
@@ -93,6 +103,9 @@ fn params(random: &mut Random) -> Vec<Param> {
         param("weight.drawn", &[hidden], true, &drawn),
         param("bias.drawn", &[], false, &drawn),
         param("conv1d", &[hidden], false, &drawn),
+        param("singles", &[hidden], false, &singles),
+        param("singles.transposed", &[hidden], true, &singles),
+        param("singles.bias", &[], false, &singles),
         param("experts", &[2, 3], true, &drawn),
         param("experts.conv1d", &[2, 3], false, &columns),
     ]
@@ -192,4 +205,54 @@ fn a_tensor_with_too_few_columns_is_refused() {
         error.contains("[18, 5]") && error.contains("[12, 5]"),
         "{error}"
     );
+}
+
+/// A row of a stack has the name of the stack with its number.
+#[test]
+fn rows_of_a_stack_are_tensors_and_tensors_become_rows_of_a_stack() {
+    let mut random = Random::fresh();
+    let dir = tempfile::tempdir().unwrap();
+    let [stacked, alone] = ["stacked", "alone"].map(|name| dir.path().join(name));
+    let stack = Stored::random("stack", DType::BF16, &[3, 4, 5], &mut random);
+    let vectors = Stored::random("vectors", DType::F32, &[2, 6], &mut random);
+    let rows: Vec<Stored> = [(&stack, 3), (&vectors, 2)]
+        .into_iter()
+        .flat_map(|(of, count)| {
+            let parts = of.bytes.chunks(of.bytes.len() / count).enumerate();
+            parts.map(|(row, bytes)| Stored {
+                name: format!("{}[{row}]", of.name),
+                dtype: of.dtype,
+                shape: of.shape[1..].to_vec(),
+                bytes: bytes.to_vec(),
+            })
+        })
+        .collect();
+    publish_sharded(&stacked, vec![stack, vectors], 2);
+    publish_sharded(&alone, rows, 2);
+    let [stacked, alone] = [stacked, alone].map(|path| HfDir::open(&path).unwrap());
+    for header in alone.headers() {
+        assert_eq!(stacked.header(&header.name), Some(header.clone()));
+        let all = 0..header.num_rows();
+        assert_eq!(
+            stacked.read_rows(&header.name, all.clone()).unwrap(),
+            alone.read_rows(&header.name, all).unwrap()
+        );
+        let spec = ShardSpec::whole(&header.shape, Axis::Tp, 0, 1);
+        let read = |dir: &HfDir| {
+            dir.read_shard(std::slice::from_ref(&header.name), false, &spec, None)
+                .unwrap()
+        };
+        assert_eq!(read(&stacked), read(&alone));
+    }
+    let missing = stacked.require("stack[3]").unwrap_err();
+    assert!(matches!(missing, CheckpointError::MissingTensor { .. }));
+
+    let view = StackedRows::new(Box::new(&alone));
+    assert_eq!(view.headers(), stacked.headers());
+    for (name, rows) in [("stack", 0..3), ("stack", 1..2), ("vectors", 0..2)] {
+        assert_eq!(
+            view.read_rows(name, rows.clone()).unwrap(),
+            stacked.read_rows(name, rows).unwrap()
+        );
+    }
 }

@@ -36,4 +36,13 @@ pub enum KernelError {
         value: f64,
         above: f64,
     },
+    #[error(
+        "rotary embedding: {name} has {found} elements for {pairs} pairs of rotated elements: give \
+        one for each pair"
+    )]
+    RopeFactors {
+        name: &'static str,
+        found: usize,
+        pairs: usize,
+    },
 }

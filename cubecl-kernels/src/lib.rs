@@ -59,6 +59,7 @@ mod softmax;
 mod split;
 mod sum;
 
+pub use activation::clamped_swiglu::{clamped_swiglu, clamped_swiglu_weighted};
 pub use activation::geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use activation::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use activation::squared_relu::{squared_relu, squared_relu_weighted};
@@ -66,7 +67,7 @@ pub use activation::swiglu::{swiglu, swiglu_weighted};
 pub use attention::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles,
     OnlineSoftmaxMerge, PackedSequences, PartialAttention, add_rows, attention, partial_attention,
-    partial_attention_gradients,
+    partial_attention_gradients, sink_gradients,
 };
 pub use bias::{Bias, add_bias, add_positions};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
@@ -93,7 +94,8 @@ pub use optimizer::{
 };
 pub use repeat::repeat_heads;
 pub use rope::{
-    RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling, apply_rope, packed_positions,
+    LongRopeScaling, RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling, apply_rope,
+    packed_positions,
 };
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{SliceMode, split_last, split_last_with};
@@ -103,6 +105,9 @@ pub use sum::{sum_all, sum_columns};
 ///
 /// Each fast operation is tested against its reference, in values and in gradients.
 pub mod reference {
+    pub use crate::activation::reference::clamped_swiglu::{
+        clamped_swiglu, clamped_swiglu_weighted,
+    };
     pub use crate::activation::reference::geglu::{
         geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted,
     };

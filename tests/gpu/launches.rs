@@ -105,7 +105,11 @@ fn known_only() -> Result<(), String> {
     write_random_text(&path, 10_000, fresh_seed());
     let data = path.to_str().expect("the folder's name is text");
     let mut unknown = Vec::new();
-    for family in Family::BUILT_IN {
+    // Sinks and biases of experts are composed of tensor operations, with kernels of Burn.
+    let fused = Family::BUILT_IN
+        .into_iter()
+        .filter(|family| *family != Family::GPT_OSS);
+    for family in fused {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let config = config(family, dtype, data)?;
             let told = |error: megaburn::train::TrainError| format!("{family}, {dtype}: {error}");

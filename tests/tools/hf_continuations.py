@@ -12,9 +12,12 @@ import argparse, json, pathlib, torch, transformers
 ap = argparse.ArgumentParser(); ap.add_argument("dirs", nargs="+"); ap.add_argument("--seed", type=int, default=0)
 ap.add_argument("--tokens", type=int, default=24); a = ap.parse_args()
 for d in map(pathlib.Path, a.dirs):
-    model = transformers.AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager").eval()
+    alibi = json.load(open(d / "config.json")).get("alibi")  # eager attention of Falcon adds it twice
+    model = transformers.AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="sdpa" if alibi else "eager").eval()
     g = torch.Generator().manual_seed(a.seed)
-    longest = model.config.max_position_embeddings - a.tokens
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    growth = rope["factor"] if rope.get("rope_type") == "dynamic" else 1  # dynamic NTK is for sequences beyond the limit
+    longest = int(model.config.max_position_embeddings * growth) - a.tokens
     prompts, written, gaps = [], [], []
     for n in (1, 5, 12, min(40, longest)):
         ids = torch.randint(3, model.config.vocab_size, (1, n), generator=g)

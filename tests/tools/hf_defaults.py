@@ -17,7 +17,8 @@ CLASSES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "mistral": "MistralConf
            "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig", "deepseek_v2": "DeepseekV2Config", "deepseek_v3": "DeepseekV3Config",
            "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "phi3": "Phi3Config", "olmo2": "Olmo2Config", "olmoe": "OlmoeConfig",
            "granite": "GraniteConfig", "starcoder2": "Starcoder2Config", "nemotron": "NemotronConfig", "gpt_neox": "GPTNeoXConfig",
-           "qwen2_moe": "Qwen2MoeConfig", "falcon": "FalconConfig", "bert": "BertConfig", "megatron-bert": "MegatronBertConfig"}
+           "qwen2_moe": "Qwen2MoeConfig", "falcon": "FalconConfig", "bert": "BertConfig", "megatron-bert": "MegatronBertConfig",
+           "gpt_oss": "GptOssConfig"}
 # Two models of other sizes: what differs between them is computed.
 MODELS = [dict(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64),
           dict(vocab_size=90, hidden_size=240, intermediate_size=80, num_hidden_layers=3, num_attention_heads=5, max_position_embeddings=32)]

@@ -11,7 +11,8 @@ use crate::{
 };
 
 /// One line of a family's key map: the tensors from which a parameter is assembled. `*` is the
-/// number of the layer, a second `*` the number of the expert.
+/// number of the layer, a second `*` the number of the expert. A name that ends with `[*]` is one
+/// matrix or vector of a tensor in which those of all experts are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     ours: &'static str,
@@ -28,6 +29,8 @@ enum Theirs {
     Many(&'static [&'static str]),
     /// Queries, keys and values in one tensor, by groups of heads.
     Grouped(&'static str),
+    /// Two halves of a parameter in one tensor, with their columns in turn.
+    Interleaved(&'static str),
 }
 
 impl Key {
@@ -87,6 +90,15 @@ impl Key {
         }
     }
 
+    /// Two halves, such as gate and up, in one tensor that is stored as in the model, except that
+    /// their columns are in turn (gpt-oss).
+    pub const fn interleaved(ours: &'static str, theirs: &'static str) -> Self {
+        Self {
+            theirs: Theirs::Interleaved(theirs),
+            ..Self::plain(ours, theirs)
+        }
+    }
+
     /// The same line for models of one order of attention and MLP only.
     pub const fn of_order(self, order: BlockOrder) -> Self {
         Self {
@@ -114,7 +126,9 @@ impl Key {
             }
         }
         let names = match &self.theirs {
-            Theirs::One(name) | Theirs::Grouped(name) => std::slice::from_ref(name),
+            Theirs::One(name) | Theirs::Grouped(name) | Theirs::Interleaved(name) => {
+                std::slice::from_ref(name)
+            }
             Theirs::Many(names) => names,
         };
         let put = |name: String, number: &&str| name.replacen('*', number, 1);
@@ -237,6 +251,7 @@ impl DecoderConfig {
         // In a group of one rank, the pieces along the last dimension are the fused parts.
         let stretches: Vec<Vec<Range<usize>>> = match theirs {
             Theirs::Grouped(_) => vec![self.grouped_qkv()],
+            Theirs::Interleaved(_) => vec![interleaved(shape[last])],
             _ if names.len() == 1 => vec![std::iter::once(0..shape[last]).collect()],
             _ => whole
                 .pieces
@@ -276,4 +291,11 @@ impl DecoderConfig {
         };
         (0..self.kv_heads).flat_map(group).collect()
     }
+}
+
+/// The columns of two halves of `width` columns, in turn.
+fn interleaved(width: usize) -> Vec<Range<usize>> {
+    let half = width / 2;
+    let both = |column| [column..column + 1, half + column..half + column + 1];
+    (0..half).flat_map(both).collect()
 }

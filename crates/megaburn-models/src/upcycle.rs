@@ -125,7 +125,9 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
         ..
     } = options;
     if dense.mlp_bias {
-        return refuse("experts have no biases, but the model's MLPs do".into());
+        return refuse(
+            "mixtral and qwen3_moe experts have no biases, but the model's MLPs do".into(),
+        );
     }
     if granularity == 0 || !dense.ffn.is_multiple_of(granularity) {
         return refuse(format!(

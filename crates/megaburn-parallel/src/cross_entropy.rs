@@ -12,6 +12,13 @@ pub struct CrossEntropyConfig {
     /// Share of the target's probability that is spread over the other tokens.
     #[config(default = 0.0)]
     pub label_smoothing: f64,
+    /// Factor of the squared logarithm of the softmax's denominator, which is added to each loss
+    /// (PaLM's z-loss; 1e-4 there).
+    #[config(default = 0.0)]
+    pub z_loss: f64,
+    /// The logits become `cap * tanh(logit / cap)` before the softmax (Gemma 2); `None` leaves them
+    /// as they are.
+    pub soft_cap: Option<f64>,
     /// Labels with this value are ignored.
     #[config(default = -100)]
     pub ignore_index: i64,
@@ -21,11 +28,14 @@ impl CrossEntropyConfig {
     /// The loss over logits whose columns are split over `group`.
     ///
     /// # Errors
-    /// `label_smoothing` is outside of `[0, 1)`, or the vocabulary is empty.
+    /// `label_smoothing` is outside of `[0, 1)`, `z_loss` is negative, `soft_cap` is not positive, or
+    /// the vocabulary is empty.
     pub fn init(&self, group: &Group) -> Result<CrossEntropy, ParallelError> {
         let Self {
             vocab,
             label_smoothing,
+            z_loss,
+            soft_cap,
             ..
         } = *self;
         let refuse = |why| {
@@ -37,6 +47,12 @@ impl CrossEntropyConfig {
             return refuse(format!(
                 "`label_smoothing` {label_smoothing} is not in [0, 1)"
             ));
+        }
+        if !(z_loss >= 0.0 && z_loss.is_finite()) {
+            return refuse(format!("`z_loss` {z_loss} must be at least 0 and finite"));
+        }
+        if let Some(cap) = soft_cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
+            return refuse(format!("`soft_cap` {cap} must be positive and finite"));
         }
         if vocab == 0 {
             return refuse("there are no tokens to predict".into());
@@ -64,6 +80,20 @@ pub struct CrossEntropy {
 }
 
 impl CrossEntropy {
+    /// The same loss without label smoothing and z-loss, as evaluations report it.
+    #[must_use]
+    pub fn plain(&self) -> Self {
+        let config = CrossEntropyConfig {
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            ..self.config.clone()
+        };
+        Self {
+            config,
+            group: self.group.clone(),
+        }
+    }
+
     /// The loss of each token, in nats; 0 where the label is ignored. Computed in f32 (f64 for f64
     /// logits), whatever the dtype of the logits.
     ///
@@ -120,6 +150,8 @@ impl CrossEntropy {
         let CrossEntropyConfig {
             vocab,
             label_smoothing,
+            z_loss,
+            soft_cap,
             ignore_index,
         } = self.config;
         let ranks = self.group.size();
@@ -131,6 +163,8 @@ impl CrossEntropy {
             vocab,
             part: self.group.rank(),
             smoothing: label_smoothing * vocab as f64 / (vocab as f64 - 1.0).max(1.0),
+            z_loss,
+            soft_cap,
             ignore_index,
         }
     }

@@ -94,6 +94,12 @@ impl Packed {
         self.segments.last().map_or(0, |segment| segment.rows.end)
     }
 
+    /// For each token, the length of its sequence after the pass.
+    pub fn lens(&self) -> Vec<usize> {
+        let lens = |s: &Segment| std::iter::repeat_n(s.start + s.rows.len(), s.rows.len());
+        self.segments.iter().flat_map(lens).collect()
+    }
+
     /// The position of each token in its own sequence.
     pub fn positions(&self) -> Vec<usize> {
         let positions = |s: &Segment| s.start..s.start + s.rows.len();
@@ -184,6 +190,7 @@ mod tests {
         let packed = Packed::new([(2, 0, 3), (0, 7, 1), (1, 4, 2)]);
         assert_eq!(packed.num_tokens(), 6);
         assert_eq!(packed.positions(), [0, 1, 2, 7, 4, 5]);
+        assert_eq!(packed.lens(), [3, 3, 3, 8, 6, 6]);
         assert_eq!(
             packed.segments()[2],
             Segment {

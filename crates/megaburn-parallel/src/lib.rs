@@ -63,7 +63,8 @@ mod tokens;
 mod vocab_bias;
 
 pub use attention::{
-    Attention, AttentionGroups, MultiLatentAttentionConfig, QkNorm, QkNormKind, SelfAttentionConfig,
+    ALIBI_FEATURES, Alibi, AlibiKeys, Attention, AttentionGroups, MultiLatentAttentionConfig,
+    PositionTables, QkNorm, QkNormKind, SelfAttentionConfig,
 };
 pub use context::{
     ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments, Segment,

@@ -8,8 +8,9 @@ use burn::{
 use megaburn_autograd::RecomputeFn;
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    Bias, bias_gelu, bias_gelu_tanh, geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted, gelu,
-    gelu_tanh, squared_relu, squared_relu_weighted, swiglu, swiglu_weighted,
+    Bias, bias_gelu, bias_gelu_tanh, clamped_swiglu, clamped_swiglu_weighted, geglu, geglu_tanh,
+    geglu_tanh_weighted, geglu_weighted, gelu, gelu_tanh, squared_relu, squared_relu_weighted,
+    swiglu, swiglu_weighted,
 };
 use megaburn_mesh::FusedPart;
 
@@ -30,6 +31,9 @@ pub enum Activation {
     GeGlu,
     /// `gelu_tanh(gate) * up`, with GELU by the tanh approximation (Gemma).
     GeGluTanh,
+    /// `gate * sigmoid(1.702 gate) * (up + 1)` with `gate` at most 7 and `up` within `[-7, 7]`
+    /// (OpenAI, gpt-oss, 2025).
+    ClampedSwiGlu,
     /// GELU by the error function (BERT).
     Gelu,
     /// GELU by the tanh approximation (GPT-2).
@@ -50,6 +54,7 @@ impl Activation {
             Self::SwiGlu => swiglu(x),
             Self::GeGlu => geglu(x),
             Self::GeGluTanh => geglu_tanh(x),
+            Self::ClampedSwiGlu => clamped_swiglu(x),
             Self::Gelu => gelu(x),
             Self::GeluTanh => gelu_tanh(x),
             Self::Relu => activation::relu(x),
@@ -81,6 +86,7 @@ impl Activation {
             Self::SwiGlu => swiglu_weighted(x, weight),
             Self::GeGlu => geglu_weighted(x, weight),
             Self::GeGluTanh => geglu_tanh_weighted(x, weight),
+            Self::ClampedSwiGlu => clamped_swiglu_weighted(x, weight),
             Self::SquaredRelu => squared_relu_weighted(x, weight),
             Self::Gelu | Self::GeluTanh | Self::Relu => {
                 let y = self.forward(x);
@@ -92,7 +98,10 @@ impl Activation {
 
     /// Whether the activation multiplies one half of its input by the other.
     pub fn is_gated(self) -> bool {
-        matches!(self, Self::SwiGlu | Self::GeGlu | Self::GeGluTanh)
+        matches!(
+            self,
+            Self::SwiGlu | Self::GeGlu | Self::GeGluTanh | Self::ClampedSwiGlu
+        )
     }
 }
 

@@ -32,7 +32,8 @@ impl<const D: usize> Recomputable<D> {
         self.tensor.dims()
     }
 
-    pub(crate) fn device(&self) -> Device {
+    /// The device of the value.
+    pub fn device(&self) -> Device {
         self.tensor.device()
     }
 

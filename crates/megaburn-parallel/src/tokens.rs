@@ -29,6 +29,9 @@ pub struct BatchContext {
     /// Which tokens are not padding, as `[seq, batch]` of the full tensor-parallel group; `None`
     /// means all. Padding is not sent to experts.
     pub counted: Option<Arc<[bool]>>,
+    /// The number of tokens of a full row without padding; `None` means all. Rotary scalings may
+    /// depend on it.
+    pub seq_len: Option<usize>,
     /// In training, which tokens of the run they are. This enables dropout.
     pub block: Option<TokenBlock>,
     /// Packed documents, which do not attend to each other; `None` means one document per row.

@@ -152,6 +152,7 @@ impl TrainConfig {
                 &self.model.head_dims(),
             ),
             dropout: self.train.dropout(),
+            loss: self.train.loss_terms(),
             recompute: self.recompute.of_model(),
             moe: self.moe.options(),
             fused_linear_cross_entropy: self.train.fused_linear_cross_entropy,

@@ -4,7 +4,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor, TensorData},
 };
-use megaburn_checkpoint::TensorFile;
+use megaburn_checkpoint::{TensorFile, hf::stacked_row};
 use megaburn_mesh::Layout;
 use megaburn_models::{ModelError, decoder::shift_for_depth, source::ModelSource};
 use megaburn_optim::Sharding;
@@ -324,10 +324,26 @@ impl Reference {
     /// Numbers of the reference, if they are there.
     pub(crate) fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
         if !self.tensors.contains(name) {
-            return Ok(None);
+            return self.stacked_numbers(name);
         }
         let data = self.tensors.read(name)?.convert::<f32>();
         Ok(Some(data.try_to_vec().expect("converted to f32")))
+    }
+
+    /// The numbers of a row of a stack, such as `grad.stack[3]`, if they are there.
+    fn stacked_numbers(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
+        let Some((stack, row)) = stacked_row(name) else {
+            return Ok(None);
+        };
+        let rows = self
+            .tensors
+            .shape(stack)
+            .and_then(|shape| shape.first().copied());
+        let (Some(rows), Some(all)) = (rows, self.numbers(stack)?) else {
+            return Ok(None);
+        };
+        let len = all.len() / rows.max(1);
+        Ok(all.get(row * len..(row + 1) * len).map(<[f32]>::to_vec))
     }
 
     pub(crate) fn losses(&self) -> Result<ReferenceLosses, TrainError> {

@@ -4,10 +4,12 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
+use burn::tensor::{BoolDType, FloatDType, Shape};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, halves, last_dim, row, rows};
 
-use super::op::{Activate, Activation, ActivationGrads, ActivationInput, PointwiseFn};
+use super::op::{
+    ALPHA, Activate, Activation, ActivationGrads, ActivationInput, CLAMP, PointwiseFn,
+};
 
 #[cfg(feature = "flex")]
 impl Activate for burn::backend::Flex {
@@ -37,7 +39,7 @@ pub(super) fn forward<B: Backend>(
     let (x, up) = split::<B>(activation, input.x, input.bias, wide);
     let mut y = value::<B>(activation.curve, x);
     if let Some(up) = up {
-        y = B::float_mul(y, up);
+        y = B::float_mul(y, factor::<B>(activation.curve, up));
         let last = shape.num_dims() - 1;
         shape[last] /= 2;
     }
@@ -64,7 +66,7 @@ pub(super) fn backward<B: Backend>(
     let mut dweight = None;
     if let (Some(weight), Some(dtype)) = (weight, for_weight) {
         let y = match &up {
-            Some(up) => B::float_mul(value.clone(), up.clone()),
+            Some(up) => B::float_mul(value.clone(), factor::<B>(activation.curve, up.clone())),
             None => value.clone(),
         };
         let products = B::float_sum_dim(B::float_mul(y, dy.clone()), 1);
@@ -76,8 +78,17 @@ pub(super) fn backward<B: Backend>(
     let slope = slope::<B>(activation.curve, x);
     let dx = match up {
         Some(up) => {
-            let dgate = B::float_mul(B::float_mul(slope, up), dy.clone());
-            B::float_cat(vec![dgate, B::float_mul(value, dy)], 1)
+            let dup = B::float_mul(value, dy.clone());
+            let dup = match activation.curve {
+                PointwiseFn::ClampedSilu => {
+                    let size = B::float_abs(up.clone());
+                    B::float_mul(dup, at_most::<B>(size))
+                }
+                _ => dup,
+            };
+            let factor = factor::<B>(activation.curve, up);
+            let dgate = B::float_mul(B::float_mul(slope, factor), dy);
+            B::float_cat(vec![dgate, dup], 1)
         }
         None => B::float_mul(slope, dy),
     };
@@ -119,14 +130,39 @@ fn value<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
             let x = B::relu(x);
             B::float_mul(x.clone(), x)
         }
+        PointwiseFn::ClampedSilu => {
+            let x = B::float_clamp_max(x, CLAMP.into());
+            B::float_mul(x.clone(), share::<B>(curve, x))
+        }
         curve => B::float_mul(x.clone(), share::<B>(curve, x)),
     }
+}
+
+/// What a gated activation multiplies the curve by, from the second half `up` of a row.
+fn factor<B: Backend>(curve: PointwiseFn, up: FloatTensor<B>) -> FloatTensor<B> {
+    match curve {
+        PointwiseFn::ClampedSilu => {
+            let up = B::float_clamp(up, (-CLAMP).into(), CLAMP.into());
+            B::float_add_scalar(up, 1.0.into())
+        }
+        _ => up,
+    }
+}
+
+/// 1 where `x` is at most [`CLAMP`], otherwise 0.
+fn at_most<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let device = x.device();
+    let dtype = x.dtype();
+    let ones = B::float_ones(x.shape(), &device, dtype.into());
+    let beyond = B::float_greater_elem(x, CLAMP.into(), BoolDType::Native);
+    B::float_mask_fill(ones, beyond, 0.0.into())
 }
 
 /// The fraction of `x`, between 0 and 1, that a curve passes: `curve(x) / x`.
 fn share<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
     match curve {
         PointwiseFn::Silu => B::sigmoid(x),
+        PointwiseFn::ClampedSilu => B::sigmoid(B::float_mul_scalar(x, ALPHA.into())),
         PointwiseFn::Gelu => {
             let erf = B::float_erf(B::float_mul_scalar(x, FRAC_1_SQRT_2.into()));
             B::float_mul_scalar(B::float_add_scalar(erf, 1.0.into()), 0.5.into())
@@ -152,6 +188,13 @@ fn slope<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
     if curve == PointwiseFn::SquaredRelu {
         return B::float_mul_scalar(B::relu(x), 2.0.into());
     }
+    let (x, inside) = match curve {
+        PointwiseFn::ClampedSilu => (
+            B::float_clamp_max(x.clone(), CLAMP.into()),
+            Some(at_most::<B>(x)),
+        ),
+        _ => (x, None),
+    };
     let s = share::<B>(curve, x.clone());
     // `x` times the derivative of the passed fraction.
     let change = match curve {
@@ -168,10 +211,15 @@ fn slope<B: Backend>(curve: PointwiseFn, x: FloatTensor<B>) -> FloatTensor<B> {
             let curved = B::float_sub(s.clone(), B::float_mul(s.clone(), s.clone()));
             let inner = match curve {
                 PointwiseFn::GeluTanh => cubic::<B>(x, [2.0 * (2.0 / PI).sqrt(), 3.0 * 0.044715]),
+                PointwiseFn::ClampedSilu => B::float_mul_scalar(x, ALPHA.into()),
                 _ => x,
             };
             B::float_mul(inner, curved)
         }
     };
-    B::float_add(s, change)
+    let slope = B::float_add(s, change);
+    match inside {
+        Some(inside) => B::float_mul(slope, inside),
+        None => slope,
+    }
 }

@@ -5,11 +5,17 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use cubecl::prelude::*;
 
-use super::op::{Activation, PointwiseFn};
+use super::op::{self, Activation, PointwiseFn};
 use crate::kernel_parts::{RowGroup, row_sum, unit_and_row};
 
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
+/// [`op::CLAMP`] in the type of the kernels.
+const CLAMP: f32 = op::CLAMP as f32;
+/// The smallest factor before 1 is added.
+const LEAST: f32 = -CLAMP;
+/// [`op::ALPHA`] in the type of the kernels.
+const ALPHA: f32 = op::ALPHA as f32;
 /// `2 * sqrt(2 / pi)`.
 const TANH_SCALE: f32 = 1.595_769_2;
 
@@ -21,7 +27,13 @@ fn curve<N: Size>(
 ) -> (Vector<f32, N>, Vector<f32, N>) {
     let one = Vector::<f32, N>::new(1.0);
     let square = x * x;
-    if comptime!(curve == PointwiseFn::SquaredRelu) {
+    if comptime!(curve == PointwiseFn::ClampedSilu) {
+        let limited = min(x, Vector::new(CLAMP));
+        let scaled = limited * Vector::new(ALPHA);
+        let share = one / (one + (-scaled).exp());
+        let slope = share + scaled * (share - share * share);
+        (limited * share, slope * unchanged(x, limited))
+    } else if comptime!(curve == PointwiseFn::SquaredRelu) {
         let positive = max(x, Vector::new(0.0));
         (positive * positive, positive + positive)
     } else if comptime!(curve == PointwiseFn::Gelu) {
@@ -43,6 +55,29 @@ fn curve<N: Size>(
         let root = (one + (-z).exp()).inverse_sqrt();
         let share = root * root;
         (x * share, share + change * (share - share * share))
+    }
+}
+
+/// Returns 1 where `limited` equals `x`, and 0 where a limit has changed it.
+#[cube]
+fn unchanged<N: Size>(x: Vector<f32, N>, limited: Vector<f32, N>) -> Vector<f32, N> {
+    let change = max(x - limited, limited - x);
+    let one = Vector::<f32, N>::new(1.0);
+    one - min(change * Vector::new(1e30), one)
+}
+
+/// Returns what a gated activation multiplies the curve by, and the derivative of that by `up`.
+#[cube]
+fn factor<N: Size>(
+    up: Vector<f32, N>,
+    #[comptime] curve: PointwiseFn,
+) -> (Vector<f32, N>, Vector<f32, N>) {
+    let one = Vector::<f32, N>::new(1.0);
+    if comptime!(curve == PointwiseFn::ClampedSilu) {
+        let limited = max(min(up, Vector::new(CLAMP)), Vector::new(LEAST));
+        (limited + one, unchanged(up, limited))
+    } else {
+        (up, one)
     }
 }
 
@@ -72,7 +107,9 @@ pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
         }
         let (mut value, _slope) = curve(input, activation.curve);
         if comptime!(activation.gated) {
-            value *= Vector::cast_from(x[at + width as usize]);
+            let up = Vector::<f32, N>::cast_from(x[at + width as usize]);
+            let (by, _slope) = factor(up, activation.curve);
+            value *= by;
         }
         if comptime!(weighted) {
             value *= Vector::new(f32::cast_from(weight[row]));
@@ -102,9 +139,10 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
         let (value, slope) = curve(Vector::<f32, N>::cast_from(x[at]), activation.curve);
         if comptime!(activation.gated) {
             let up = Vector::<f32, N>::cast_from(x[at + width]);
+            let (by, change) = factor(up, activation.curve);
             let to = row * 2 * width + column;
-            dx[to] = Vector::cast_from(dy * slope * up);
-            dx[to + width] = Vector::cast_from(dy * value);
+            dx[to] = Vector::cast_from(dy * slope * by);
+            dx[to + width] = Vector::cast_from(dy * value * change);
         } else {
             dx[ABSOLUTE_POS] = Vector::cast_from(dy * slope);
         }
@@ -143,10 +181,11 @@ pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
             let weighted = dy * factor;
             if comptime!(activation.gated) {
                 let up = Vector::<f32, N>::cast_from(x[at + width as usize]);
+                let (by, change) = factor(up, activation.curve);
                 let to = row as usize * 2 * width as usize + column as usize;
-                dx[to] = Vector::cast_from(weighted * slope * up);
-                dx[to + width as usize] = Vector::cast_from(weighted * value);
-                sum += dy * value * up;
+                dx[to] = Vector::cast_from(weighted * slope * by);
+                dx[to + width as usize] = Vector::cast_from(weighted * value * change);
+                sum += dy * value * by;
             } else {
                 let to = row as usize * width as usize + column as usize;
                 dx[to] = Vector::cast_from(weighted * slope);

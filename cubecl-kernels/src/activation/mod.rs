@@ -2,6 +2,7 @@
 //! primitives on CPUs and fused kernels on GPUs. The backward pass recomputes everything from the
 //! inputs.
 
+pub(crate) mod clamped_swiglu;
 mod fallback;
 pub(crate) mod geglu;
 pub(crate) mod gelu;

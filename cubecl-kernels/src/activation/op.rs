@@ -18,7 +18,15 @@ pub(crate) enum PointwiseFn {
     GeluTanh,
     /// `max(x, 0)^2`.
     SquaredRelu,
+    /// `x * sigmoid(1.702 x)` with `x` at most 7, only gated: the other half is limited to
+    /// `[-7, 7]`, and 1 is added to it.
+    ClampedSilu,
 }
+
+/// The largest input of [`PointwiseFn::ClampedSilu`], and the largest size of its factor.
+pub(super) const CLAMP: f64 = 7.0;
+/// The slope of the sigmoid of [`PointwiseFn::ClampedSilu`].
+pub(super) const ALPHA: f64 = 1.702;
 
 /// Which activation is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

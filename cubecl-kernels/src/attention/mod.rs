@@ -21,6 +21,7 @@ pub use options::{
 };
 pub use partial::{
     OnlineSoftmaxMerge, PartialAttention, add_rows, partial_attention, partial_attention_gradients,
+    sink_gradients,
 };
 
 /// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` adjacent query heads share a key and

@@ -111,7 +111,8 @@ pub(super) fn combined(
         .sum_dim(0)
         .mask_fill(is_token.bool_not(), f64::NAN);
     let target = of(2).sum_dim(0) - max.clone();
-    let mut loss = sum.clone().log() - target * options.on_target();
+    let log_sum = sum.clone().log();
+    let mut loss = log_sum.clone() - target * options.on_target();
     if options.smoothing > 0.0 {
         let tokens = (0..parts)
             .map(|part| options.tokens_of(part, columns) as f64)
@@ -120,6 +121,10 @@ pub(super) fn combined(
         let tokens = Tensor::from_data(tokens, (&loss.device(), loss.dtype()));
         let excess = (of(3) + above * tokens).sum_dim(0);
         loss = loss - excess * options.on_each();
+    }
+    if options.z_loss > 0.0 {
+        let whole = log_sum + max.clone();
+        loss = loss + whole.clone() * whole * options.z_loss;
     }
     let ignored = labels.equal_elem(options.ignore_index);
     Tensor::cat(vec![max, sum, loss.mask_fill(ignored, 0.0)], 0)
@@ -139,7 +144,13 @@ pub(super) fn logit_gradient(
     let x = columns.only_tokens(columns.wide(logits), f64::NEG_INFINITY);
     let [num_rows, width] = x.dims();
     let of = |which| rows.clone().narrow(0, which, 1).reshape([num_rows, 1]);
+    // The probabilities, times the growth of the z-loss with the logarithm of their sum.
     let p = (x - of(0)).exp() / of(1);
+    let p = if options.z_loss > 0.0 {
+        p * ((of(0) + of(1).log()) * (2.0 * options.z_loss) + 1.0)
+    } else {
+        p
+    };
     let target = columns
         .local
         .clone()

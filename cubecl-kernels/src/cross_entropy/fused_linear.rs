@@ -12,6 +12,7 @@ use megaburn_autograd::{LinearPass, fused};
 use super::exchanged;
 use super::op::{self, LinearLossOptions, LinearLosses};
 use super::options::CrossEntropyOptions;
+use super::soft_cap::capped;
 use crate::linear::{LinearOptions, linear};
 
 /// [`cross_entropy`](crate::cross_entropy) of `linear(x, weight)`, in chunks of at most `chunk`
@@ -71,6 +72,10 @@ pub fn linear_cross_entropy(
         let len = chunk.min(num_rows - start);
         let x = all.clone().narrow(1, start, len);
         let logits = linear(x, whole.clone(), None, plain.clone());
+        let logits = match options.soft_cap {
+            Some(cap) => capped(logits, cap),
+            None => logits,
+        };
         op::statistics(logits, by_row.clone().narrow(1, start, len), options)
     });
     let statistics = Tensor::cat(statistics.collect(), 2);

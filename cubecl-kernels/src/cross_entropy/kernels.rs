@@ -189,6 +189,8 @@ pub(super) struct CombineArgs {
     /// The weight of the target's logarithm, and that of each token's.
     pub(super) on_target: f32,
     pub(super) on_each: f32,
+    /// Factor of the squared logarithm of the sum of exponentials.
+    pub(super) z_loss: f32,
 }
 
 /// Combines the parts; a unit has a row. Writes the maximum `m`, the sum of `exp(x - m)` and the
@@ -231,6 +233,8 @@ pub(super) fn combine_kernel<I: Numeric>(
         if smoothed {
             loss -= above * args.on_each;
         }
+        let log_sum = top + sum.ln();
+        loss += args.z_loss * log_sum * log_sum;
         if label == args.ignored {
             loss = f32::new(0.0);
         }
@@ -257,6 +261,7 @@ pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
     vectors: u32,
     on_target: f32,
     on_each: f32,
+    z_loss: f32,
     #[comptime] planes: usize,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
@@ -268,7 +273,9 @@ pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
     let to = row * out_stride as usize;
     let counts = label != part.ignored;
     let top = rows[row];
-    let share = 1.0 / rows[num_rows + row];
+    let sum = rows[num_rows + row];
+    // The z-loss grows with the logarithm of the sum of exponentials.
+    let share = (1.0 + 2.0 * z_loss * (top + sum.ln())) / sum;
     let grad = grad[row];
     let local = label - part.first;
     let mut target = part.tokens;

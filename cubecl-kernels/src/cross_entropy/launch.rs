@@ -74,6 +74,7 @@ impl VocabParallelLoss for Cube {
                 ignored: options.ignore_index as i32,
                 on_target: options.on_target() as f32,
                 on_each: options.on_each() as f32,
+                z_loss: options.z_loss as f32,
             },
             options.smoothing > 0.0,
             dtype,
@@ -121,6 +122,7 @@ impl VocabParallelLoss for Cube {
             vectors as u32,
             options.on_target() as f32,
             options.on_each() as f32,
+            options.z_loss as f32,
             planes,
             dtypes,
         );

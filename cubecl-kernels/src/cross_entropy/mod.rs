@@ -14,6 +14,7 @@ mod launch;
 mod op;
 mod options;
 pub(crate) mod reference;
+mod soft_cap;
 
 use burn::tensor::{Int, Tensor};
 use megaburn_autograd::arg_check::{self, float, int};
@@ -22,7 +23,8 @@ pub use fused_linear::linear_cross_entropy;
 pub use options::CrossEntropyOptions;
 
 /// `-log softmax(logits)[label]` of each token, with label smoothing if requested; 0 where the
-/// label is ignored. Computed in f32 (f64 for f64) whatever the dtype of the logits, which is also
+/// label is ignored. With [`z_loss`](CrossEntropyOptions::z_loss), the squared logarithm of the sum of
+/// exponentials times a factor is added. Computed in f32 (f64 for f64) whatever the dtype of the logits, which is also
 /// the dtype of their gradient.
 ///
 /// `exchange` concatenates the statistics of all parts along the first dimension, in the order of
@@ -52,6 +54,10 @@ pub fn cross_entropy(
     arg_check::check(name, [float("logits", &logits), int("labels", &labels)]);
     options.check(name, logits.dims(), labels.dims());
     let columns = logits.dims()[2];
+    let logits = match options.soft_cap {
+        Some(cap) => soft_cap::capped(logits, cap),
+        None => logits,
+    };
     let statistics = op::statistics(logits.clone().inner(), labels.clone(), options);
     let statistics = exchanged(name, statistics, exchange, columns, options);
     let rows = op::combined(statistics, labels.clone(), columns, options);
@@ -115,11 +121,17 @@ mod tests {
         #[values(0.0, 0.3)] smoothing: f64,
         #[values(-100, 2)] ignore_index: i64,
         #[values(1.0, 1e4)] size: f64,
+        #[values((0.0, None), (0.3, None), (0.1, Some(1.3)))] (z_loss, soft_cap): (
+            f64,
+            Option<f64>,
+        ),
     ) {
         let logits = leaf(normal([3, 2, 9]).mul_scalar(size));
         let labels = labels([0, ignore_index, 2, 6, 1, 5]);
         let options = CrossEntropyOptions {
             smoothing,
+            z_loss: if size > 1.0 { 0.0 } else { z_loss },
+            soft_cap,
             ignore_index,
             ..CrossEntropyOptions::new(vocab)
         };
@@ -132,7 +144,10 @@ mod tests {
     }
 
     #[rstest]
-    fn parts_give_what_the_whole_gives(#[values(0.0, 0.2)] smoothing: f64) {
+    fn parts_give_what_the_whole_gives(
+        #[values(0.0, 0.2)] smoothing: f64,
+        #[values(0.0, 0.1)] z_loss: f64,
+    ) {
         // 7 tokens in parts of 4 columns: the second part has one padding column, the third only
         // padding.
         let whole = normal([2, 2, 12]);
@@ -140,6 +155,7 @@ mod tests {
         let labels = labels([6, 0, 3, 4]);
         let options = CrossEntropyOptions {
             smoothing,
+            z_loss,
             ..CrossEntropyOptions::new(7)
         };
         let part = |part| (whole.clone().narrow(2, part * columns, columns), part);
@@ -188,12 +204,15 @@ mod tests {
     fn chunks_of_a_linear_map_give_what_all_logits_give(
         #[values(1, 4, 6, 9)] chunk: usize,
         #[values(false, true)] out_in: bool,
+        #[values(None, Some(0.9))] soft_cap: Option<f64>,
     ) {
         let x = leaf(normal([3, 2, 4]));
         let w = leaf(normal(if out_in { [9, 4] } else { [4, 9] }));
         let labels = labels([0, -100, 2, 6, 1, 5]);
         let options = CrossEntropyOptions {
             smoothing: 0.1,
+            z_loss: 0.2,
+            soft_cap,
             ..CrossEntropyOptions::new(7)
         };
         let linear = crate::LinearOptions {
@@ -338,6 +357,8 @@ mod tests {
     #[case(|| of(|options| options.smoothing = -0.1), "smoothing -0.1 is negative")]
     #[case(|| of(|options| options.smoothing = 1.2), "smoothing 1.2 is negative, or makes the target's probability")]
     #[case(|| of(|options| options.smoothing = f64::NAN), "smoothing NaN is negative")]
+    #[case(|| of(|options| options.z_loss = -1.0), "z_loss -1 must be at least 0")]
+    #[case(|| of(|options| options.soft_cap = Some(0.0)), "soft_cap Some(0.0) must be positive")]
     #[case(|| of(|options| options.ignore_index = 1 << 32), "ignore_index 4294967296 does not fit in 32 bits")]
     #[case(|| exchanged_as(|own| own), "shard 0 of 1 shards of 4 columns does not fit a vocabulary of 7")]
     #[case(|| exchanged_as(|own| own.narrow(2, 0, 2)), "exchanged statistics are [1, 4, 2] f32, but must be [shards, 4, 4] f32")]

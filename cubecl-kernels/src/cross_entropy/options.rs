@@ -8,17 +8,24 @@ pub struct CrossEntropyOptions {
     /// Share of the target's probability that is spread evenly over the full vocabulary, including
     /// the target.
     pub smoothing: f64,
+    /// Factor of the squared logarithm of the sum of exponentials, which is added to each loss
+    /// (the z-loss of PaLM: Chowdhery et al., 2022, section 5).
+    pub z_loss: f64,
+    /// The logits become `cap * tanh(logit / cap)` before the softmax (Gemma 2).
+    pub soft_cap: Option<f64>,
     /// Labels with this value are ignored.
     pub ignore_index: i64,
 }
 
 impl CrossEntropyOptions {
-    /// All columns in one part, no smoothing, and -100 ignored.
+    /// All columns in one part, neither smoothing, z-loss nor soft cap, and -100 ignored.
     pub fn new(vocab: usize) -> Self {
         Self {
             vocab,
             part: 0,
             smoothing: 0.0,
+            z_loss: 0.0,
+            soft_cap: None,
             ignore_index: -100,
         }
     }
@@ -49,6 +56,8 @@ impl CrossEntropyOptions {
             vocab,
             part,
             smoothing,
+            z_loss,
+            soft_cap,
             ignore_index,
         } = *self;
         assert_eq!(
@@ -74,6 +83,14 @@ impl CrossEntropyOptions {
         assert!(
             ignored.is_ok(),
             "{name}: ignore_index {ignore_index} does not fit in 32 bits"
+        );
+        assert!(
+            z_loss >= 0.0 && z_loss.is_finite(),
+            "{name}: z_loss {z_loss} must be at least 0 and finite"
+        );
+        assert!(
+            soft_cap.is_none_or(|cap| cap > 0.0 && cap.is_finite()),
+            "{name}: soft_cap {soft_cap:?} must be positive and finite"
         );
         // Rounding may make the target's probability slightly negative.
         let target = self.on_target() + self.on_each();

@@ -11,7 +11,13 @@ pub fn cross_entropy(
 ) -> Tensor<2> {
     let [s, b, _] = logits.dims();
     let wide = compute_dtype(logits.dtype());
-    let log_p = activation::log_softmax(logits.cast(wide).narrow(2, 0, options.vocab), 2);
+    let logits = logits.cast(wide).narrow(2, 0, options.vocab);
+    let logits = match options.soft_cap {
+        Some(cap) => (logits / cap).tanh() * cap,
+        None => logits,
+    };
+    let log_p = activation::log_softmax(logits.clone(), 2);
+    let log_sum = logits.narrow(2, 0, 1) - log_p.clone().narrow(2, 0, 1);
     let ignored = labels.clone().equal_elem(options.ignore_index);
     let index = labels.mask_fill(ignored.clone(), 0).reshape([s, b, 1]);
     let (index, ignored) = if log_p.device().is_autodiff() {
@@ -20,6 +26,7 @@ pub fn cross_entropy(
         (index, ignored)
     };
     let target = log_p.clone().gather(2, index) * options.on_target();
-    let loss = -target - log_p.sum_dim(2) * options.on_each();
+    let z_loss = log_sum.clone() * log_sum * options.z_loss;
+    let loss = -target - log_p.sum_dim(2) * options.on_each() + z_loss;
     loss.reshape([s, b]).mask_fill(ignored, 0.0)
 }

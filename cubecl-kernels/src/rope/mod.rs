@@ -7,6 +7,7 @@ mod fallback;
 mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
+mod long;
 mod op;
 mod packed;
 pub(crate) mod reference;
@@ -18,6 +19,7 @@ use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::{fused, with_autodiff_of};
 
+pub use long::LongRopeScaling;
 use op::Rope;
 pub use packed::packed_positions;
 pub use scaling::RopeScaling;

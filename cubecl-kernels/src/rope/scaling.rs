@@ -3,6 +3,7 @@ use std::f64::consts::TAU;
 use burn::config::Config;
 
 use super::checks::check;
+use super::long::{LongRopeScaling, dynamic_base};
 use super::yarn::YarnScaling;
 use crate::error::KernelError;
 
@@ -35,6 +36,16 @@ pub enum RopeScaling {
     },
     /// YaRN: a ramp over the pairs of elements, and a factor on the vectors (DeepSeek, Qwen).
     Yarn(YarnScaling),
+    /// LongRoPE: divisors of each frequency, which depend on the length of the sequence (Phi-3).
+    Long(LongRopeScaling),
+    /// Dynamic NTK: the base grows with the length of sequences beyond the original one
+    /// (`rope_type: dynamic` in Hugging Face's `modeling_rope_utils.py`).
+    Dynamic {
+        /// How fast the base grows.
+        factor: f64,
+        /// The context length trained on, in positions.
+        original_max_position: usize,
+    },
 }
 
 impl RopeScaling {
@@ -42,6 +53,7 @@ impl RopeScaling {
     pub(super) fn table_factor(&self) -> f64 {
         match self {
             Self::Yarn(yarn) => yarn.table_factor(),
+            Self::Long(long) => long.table_factor(),
             _ => 1.0,
         }
     }
@@ -51,6 +63,14 @@ impl RopeScaling {
             Self::None => Ok(()),
             Self::Linear { factor } => check("scaling factor", factor, 0.0),
             Self::Yarn(ref yarn) => yarn.check(theta),
+            Self::Long(ref long) => long.check(),
+            Self::Dynamic {
+                factor,
+                original_max_position,
+            } => {
+                check("scaling factor", factor, 0.0)?;
+                check("original_max_position", original_max_position as f64, 0.0)
+            }
             Self::Llama3 {
                 factor,
                 low_freq_factor,
@@ -65,13 +85,25 @@ impl RopeScaling {
         }
     }
 
-    /// Scales the plain frequencies of pairs, whose base is `theta`.
-    pub(super) fn apply(&self, theta: f64, frequencies: Vec<f64>) -> Vec<f64> {
+    /// The base of the frequencies of `d` rotated elements in sequences of `len` positions.
+    pub(super) fn base(&self, theta: f64, len: usize, d: usize) -> f64 {
+        match *self {
+            Self::Dynamic {
+                factor,
+                original_max_position,
+            } if d > 2 => dynamic_base(theta, factor, original_max_position, len, d),
+            _ => theta,
+        }
+    }
+
+    /// Scales the plain frequencies of pairs, whose base is `theta`, in sequences of `len` positions.
+    pub(super) fn apply(&self, theta: f64, frequencies: Vec<f64>, len: usize) -> Vec<f64> {
         let each = |scaled: &dyn Fn(f64) -> f64| frequencies.iter().copied().map(scaled).collect();
         match *self {
-            Self::None => frequencies,
+            Self::None | Self::Dynamic { .. } => frequencies,
             Self::Linear { factor } => each(&|frequency| frequency / factor),
             Self::Yarn(ref yarn) => yarn.apply(theta, frequencies),
+            Self::Long(ref long) => long.apply(&frequencies, len),
             Self::Llama3 {
                 factor,
                 low_freq_factor,

@@ -52,6 +52,22 @@ impl RopeConfig {
         device: &Device,
     ) -> Result<RopeTable, KernelError> {
         let positions: Vec<usize> = positions.into_iter().collect();
+        let len = length(&positions);
+        self.table(positions.len(), 1, |s, _| (positions[s], len), device)
+    }
+
+    /// Computes the table for `positions` with the lengths of their sequences, which some
+    /// [scalings](RopeScaling) depend on. [`init`](Self::init) takes the last position of all for
+    /// the end of the sequence.
+    ///
+    /// # Errors
+    /// As [`init`](Self::init).
+    pub fn init_at(
+        &self,
+        positions: impl IntoIterator<Item = (usize, usize)>,
+        device: &Device,
+    ) -> Result<RopeTable, KernelError> {
+        let positions: Vec<(usize, usize)> = positions.into_iter().collect();
         self.table(positions.len(), 1, |s, _| positions[s], device)
     }
 
@@ -75,22 +91,30 @@ impl RopeConfig {
                 lengths: lengths().collect(),
             });
         }
-        self.table(s, sequences.len(), |s, b| sequences[b].as_ref()[s], device)
+        let lens: Vec<usize> = sequences.iter().map(|of| length(of.as_ref())).collect();
+        let at = |s: usize, b: usize| (sequences[b].as_ref()[s], lens[b]);
+        self.table(s, sequences.len(), at, device)
     }
 
     fn table(
         &self,
         s: usize,
         b: usize,
-        position: impl Fn(usize, usize) -> usize,
+        position: impl Fn(usize, usize) -> (usize, usize),
         device: &Device,
     ) -> Result<RopeTable, KernelError> {
-        let frequencies = self.frequencies()?;
+        let mut of_len = 0;
+        let mut frequencies = self.frequencies()?;
         let factor = self.scaling.table_factor();
         let mut cos = Vec::new();
         let mut sin = Vec::new();
         for (s, b) in (0..s).flat_map(|s| (0..b).map(move |b| (s, b))) {
-            let position = position(s, b) as f64;
+            let (position, len) = position(s, b);
+            if len != of_len {
+                of_len = len;
+                frequencies = self.frequencies_at(len)?;
+            }
+            let position = position as f64;
             for frequency in &frequencies {
                 let (s, c) = (position * frequency).sin_cos();
                 cos.push((factor * c) as f32);
@@ -112,11 +136,19 @@ impl RopeConfig {
     }
 
     /// The angle per position of each pair of elements, in radians; half as many as rotated
-    /// elements.
+    /// elements. Scalings that depend on the length of sequences are those of the shortest ones.
     ///
     /// # Errors
     /// As [`init`](Self::init).
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
+        self.frequencies_at(0)
+    }
+
+    /// [`frequencies`](Self::frequencies) in sequences of `len` positions.
+    ///
+    /// # Errors
+    /// As [`init`](Self::init).
+    pub fn frequencies_at(&self, len: usize) -> Result<Vec<f64>, KernelError> {
         let Self {
             head_dim,
             rotary_percent,
@@ -132,9 +164,18 @@ impl RopeConfig {
         }
         check("theta", self.theta, 0.0)?;
         self.scaling.check(self.theta)?;
-        let plain = (0..d / 2).map(|i| self.theta.powf(-2.0 * i as f64 / d as f64));
-        Ok(self.scaling.apply(self.theta, plain.collect()))
+        if let RopeScaling::Long(long) = &self.scaling {
+            long.check_pairs(d / 2)?;
+        }
+        let base = self.scaling.base(self.theta, len, d);
+        let plain = (0..d / 2).map(|i| base.powf(-2.0 * i as f64 / d as f64));
+        Ok(self.scaling.apply(self.theta, plain.collect(), len))
     }
+}
+
+/// The number of positions up to the last of all.
+fn length(positions: &[usize]) -> usize {
+    positions.iter().max().map_or(0, |last| last + 1)
 }
 
 /// Cosines and sines of positions, in f32, on a device without autodiff. With

@@ -112,6 +112,8 @@ fn losses() -> Result<(), String> {
                     let what = format!("{s}x{b}x{vocab} of {columns} {dtype:?} {smoothing} {size}");
                     let options = CrossEntropyOptions {
                         smoothing,
+                        // Of large logits, the squares would hide the rest.
+                        z_loss: if size > 1.0 { 0.0 } else { smoothing },
                         ignore_index,
                         ..CrossEntropyOptions::new(vocab)
                     };
@@ -215,6 +217,8 @@ fn chunks() -> Result<(), String> {
                 let what = format!("{vocab} by {chunk} {dtype:?} {out_in} {attached}");
                 let options = CrossEntropyOptions {
                     smoothing: 0.1,
+                    z_loss: 0.2,
+                    soft_cap: attached.then_some(1.5),
                     ..CrossEntropyOptions::new(vocab)
                 };
                 let shape = if out_in {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Each model with its number of experts.
-pub(crate) const FIXTURES: [(&str, usize); 11] = [
+pub(crate) const FIXTURES: [(&str, usize); 13] = [
     ("mixtral", 8),
     ("qwen3-moe", 8),
     ("qwen3-moe-plain", 6),
@@ -25,6 +25,8 @@ pub(crate) const FIXTURES: [(&str, usize); 11] = [
     ("olmoe-odd", 6),
     ("qwen2-moe", 6),
     ("qwen2-moe-odd", 6),
+    ("gpt-oss", 4),
+    ("gpt-oss-odd", 6),
 ];
 
 const LAYOUTS: [&str; 24] = [
@@ -56,7 +58,7 @@ const LAYOUTS: [&str; 24] = [
 
 #[rstest]
 fn a_model_with_experts_equals_transformers_under_every_grid(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] index: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)] index: usize,
 ) {
     let (name, experts) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
@@ -93,7 +95,7 @@ fn a_model_with_experts_equals_transformers_under_every_grid(
 /// `deepseek-v3-yarn` (`benches/peer/hf_bf16_error.py`).
 #[rstest]
 fn in_bf16_losses_are_those_of_transformers(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] index: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)] index: usize,
     #[values("tp1", "dp2-ep2", "tp2-ep2-sp", "pp2")] layout: &str,
 ) {
     let (name, _) = FIXTURES[index];
@@ -118,14 +120,14 @@ fn in_bf16_losses_are_those_of_transformers(
 
 #[rstest]
 fn a_model_with_experts_comes_back_byte_for_byte(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] index: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)] index: usize,
 ) {
     assert_comes_back(FIXTURES[index].0);
 }
 
 #[rstest]
 fn text_of_experts_is_that_of_transformers(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] index: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)] index: usize,
 ) {
     let name = FIXTURES[index].0;
     assert_writes_what_transformers_does(name, ["tp1", "tp2-ep2-sp", "dp2-ep2", "pp2"]);

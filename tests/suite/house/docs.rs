@@ -146,6 +146,7 @@ fn cells(config: &DecoderConfig) -> [&'static str; 6] {
     let positions = match config.positions {
         Positions::Rotary(_) => "rotary",
         Positions::Learned => "learned",
+        Positions::Alibi(_) => "ALiBi",
         Positions::None => "none",
     };
     let activation = match config.activation {
@@ -155,6 +156,7 @@ fn cells(config: &DecoderConfig) -> [&'static str; 6] {
         Activation::Relu => "ReLU",
         Activation::GeGlu => "GeGLU",
         Activation::GeGluTanh => "GeGLU-tanh",
+        Activation::ClampedSwiGlu => "clamped SwiGLU",
         Activation::SquaredRelu => "squared ReLU",
     };
     let biases = match (config.qkv_bias, config.output_bias, config.mlp_bias) {

@@ -26,11 +26,17 @@ const SHARED: &str = "kernel_parts";
 /// The files and folders that an operation has besides the parts. A new one needs a reason that the
 /// parts do not cover: a function of the API with its tests, or a type that several parts use.
 const OWN: [(&str, &[&str]); 12] = [
-    ("activation", &["geglu", "gelu", "squared_relu", "swiglu"]),
+    (
+        "activation",
+        &["clamped_swiglu", "geglu", "gelu", "squared_relu", "swiglu"],
+    ),
     ("attention", &["fused", "scores"]),
-    ("attention/partial", &["merge", "partial_attention"]),
+    (
+        "attention/partial",
+        &["merge", "partial_attention", "sinks"],
+    ),
     ("bias", &["column_sum"]),
-    ("cross_entropy", &["fused_linear"]),
+    ("cross_entropy", &["fused_linear", "soft_cap"]),
     ("dropout", &["add", "key"]),
     (
         "linear/grouped",
@@ -43,7 +49,10 @@ const OWN: [(&str, &[&str]); 12] = [
         "optimizer",
         &["adamw", "bf16_out", "checks", "gradients", "lion", "sgd"],
     ),
-    ("rope", &["checks", "packed", "scaling", "table", "yarn"]),
+    (
+        "rope",
+        &["checks", "long", "packed", "scaling", "table", "yarn"],
+    ),
 ];
 
 /// Folders that only hold operations and what these share.

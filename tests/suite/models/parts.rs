@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use megaburn::{
     mesh::{Layout, PositionRng, Purpose},
-    train::{ConfigLayers, TrainConfig, TrainError},
+    train::{ConfigLayers, TrainConfig, TrainError, config::ModelConfig},
 };
 use megaburn_test_support::{
     layout_grid::{EPSILON, STEPS},
@@ -15,7 +15,7 @@ use crate::layouts::grid::{compare_within, train};
 
 /// The choices of a model. A value is a list of keys to set, separated by `;`; the first one of each
 /// column is Llama's.
-const CHOICES: [&[&str]; 17] = [
+const CHOICES: [&[&str]; 18] = [
     &["", "norm=layer"],
     &[
         "",
@@ -34,6 +34,7 @@ const CHOICES: [&[&str]; 17] = [
         "",
         "activation=geglu",
         "activation=geglu_tanh",
+        "activation=clamped_swiglu",
         "activation=gelu",
         "activation=gelu_tanh",
         "activation=relu",
@@ -41,11 +42,18 @@ const CHOICES: [&[&str]; 17] = [
     ],
     &["", "qkv_bias=true;output_bias=true", "mlp_bias=true"],
     &["", "qk_norm=head", "qk_norm=width", "qk_norm=l2"],
-    &["", "attention_scale=0.3", "attention_soft_cap=0.8"],
+    &[
+        "",
+        "attention_scale=0.3",
+        "attention_soft_cap=0.8",
+        "attention_sinks=true",
+    ],
     &[
         "",
         "positions=learned",
         "positions=none",
+        "positions=alibi",
+        "positions=alibi;alibi_scaled=true",
         "rotary_percent=0.5",
         "rotary_interleaved=true",
         "rotary_layers=[1]*1+[0]*1",
@@ -60,10 +68,20 @@ const CHOICES: [&[&str]; 17] = [
         "",
         "embedding_multiplier=2.0;residual_multiplier=0.5;logits_scaling=2.0",
         "logits_soft_cap=1.5",
+        "mup_base_hidden=8",
     ],
     &["", "masked_head=true"],
     &["model.tied=false", "model.tied=true"],
-    &["", "model.experts.num=4"],
+    &[
+        "",
+        "model.experts.num=4",
+        "model.experts.num=4;model.experts.router_bias=true",
+    ],
+    &[
+        "",
+        "train.fused_linear_cross_entropy=true",
+        "train.label_smoothing=0.1;train.z_loss=0.01",
+    ],
     &["", "model.mtp_layers=1"],
     &[
         "",
@@ -119,7 +137,8 @@ fn config(row: &Row, data: &str, on_one_rank: bool) -> Result<(TrainConfig, Layo
                 format!("model.parts.{set}")
             };
             // Memory is saved under the layout only.
-            if !(on_one_rank && set.starts_with("recompute")) {
+            let saves_memory = set.starts_with("recompute") || set.starts_with("train.fused");
+            if !(on_one_rank && saves_memory) {
                 layers = layers.with_set(&set)?;
             }
         }
@@ -154,15 +173,18 @@ fn pairs(row: &Row) -> BTreeSet<[(usize, usize); 2]> {
 }
 
 /// Values that do not go together, as parts of their texts.
-const EXCLUDED: [[&str; 2]; 8] = [
+const EXCLUDED: [[&str; 2]; 11] = [
     ["norm_placement", "parallel_shared_norm"],
     ["norm_placement=post", "block_order=parallel"],
     // The activation of the head is that of the MLP; Llama's is gated.
     ["geglu", "masked_head"],
     ["", "masked_head"],
-    ["mlp_bias", "experts"],
+    ["masked_head", "train.fused"],
     ["positions=learned", "window_rope_theta"],
     ["positions=none", "window_rope_theta"],
+    ["positions=alibi", "window_rope_theta"],
+    ["attention_soft_cap", "positions=alibi"],
+    ["mup_base_hidden", "experts"],
     // Experts over several tensor-parallel ranks need sequence parallelism.
     ["experts", "tp2"],
 ];
@@ -222,8 +244,8 @@ fn every_choice_trains_as_on_one_rank_under_a_drawn_layout() {
     write_random_text(&path, 4_000, fresh_seed());
     let data = path.to_str().unwrap();
     let rows = drawn();
-    // 7 activations with 8 layouts are 56 pairs, of which a row holds one.
-    assert!((56..200).contains(&rows.len()), "{} rows", rows.len());
+    // 8 activations with 8 layouts are 64 pairs, of which a row holds one.
+    assert!((64..220).contains(&rows.len()), "{} rows", rows.len());
     for row in rows {
         let name = || {
             let choices = CHOICES
@@ -233,6 +255,10 @@ fn every_choice_trains_as_on_one_rank_under_a_drawn_layout() {
             let set: Vec<_> = choices.filter(|choice| !choice.is_empty()).collect();
             format!("{}: {}", LAYOUTS[row[CHOICES.len()]], set.join("; "))
         };
+        let (drawn, _) = config(&row, data, false).unwrap();
+        let model = drawn.model.decoder(16, 300);
+        let read_back = ModelConfig::of(&model).decoder(16, 300);
+        assert_eq!(read_back, model, "{}: the section of the model", name());
         let [found, expected] = [false, true].map(|on_one_rank| {
             let (config, layout) = config(&row, data, on_one_rank).unwrap();
             train(config, layout)

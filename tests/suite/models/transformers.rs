@@ -22,7 +22,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 }
 
 /// Each model with the largest degree of tensor parallelism that its heads allow.
-pub(crate) const FIXTURES: [(&str, usize); 35] = [
+pub(crate) const FIXTURES: [(&str, usize); 40] = [
     ("gpt2", 8),
     ("gpt2-untied", 2),
     ("llama", 8),
@@ -58,6 +58,11 @@ pub(crate) const FIXTURES: [(&str, usize); 35] = [
     ("bert", 4),
     ("bert-masked", 2),
     ("megatron-bert", 4),
+    ("falcon-alibi", 2),
+    ("falcon-alibi-grouped", 4),
+    ("phi3-long", 4),
+    ("phi3-short", 4),
+    ("llama-dynamic", 4),
 ];
 
 const LAYOUTS: [&str; 17] = [
@@ -84,7 +89,7 @@ const LAYOUTS: [&str; 17] = [
 fn a_model_equals_transformers_under_every_layout(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31, 32, 33, 34
+        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39
     )]
     index: usize,
 ) {
@@ -145,7 +150,7 @@ const CONTEXTS: [(&str, &str); 14] = [
 fn a_model_equals_transformers_where_ranks_share_sequences(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31
+        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36
     )]
     index: usize,
 ) {

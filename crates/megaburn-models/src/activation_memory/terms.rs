@@ -1,7 +1,7 @@
 //! The activation memory of a block, term by term.
 
 use megaburn_kernels::AttentionOptions;
-use megaburn_parallel::QkNormKind;
+use megaburn_parallel::{ALIBI_FEATURES, QkNormKind};
 
 use super::{ActivationMemory, ID, STATISTIC, Scores};
 use crate::decoder::{BlockOrder, DecoderConfig, Experts, Mla, Recompute};
@@ -115,7 +115,14 @@ impl ActivationMemory {
         } = self.model;
         let qkv = query + 2 * key_value;
         let is_rotary = self.model.positions.rotary().is_some();
-        let alone = is_rotary || qk_norm.is_some();
+        let has_alibi = self.model.positions.alibi().is_some();
+        let alone = is_rotary || has_alibi || qk_norm.is_some();
+        // Features that ALiBi adds to heads.
+        let wider = if has_alibi {
+            e * ALIBI_FEATURES * (heads + kv_heads)
+        } else {
+            0
+        };
         let before_norms = match qk_norm {
             None => 0,
             Some(QkNormKind::Head | QkNormKind::L2) => {
@@ -131,7 +138,7 @@ impl ActivationMemory {
         let copied = if is_grouped && !alone { e * query } else { 0 };
         let copies = self.model.kv_heads < self.tp;
         let mut terms = vec![
-            ("queries, keys and values", (e * qkv + copied) * n),
+            ("queries, keys and values", (e * qkv + copied + wider) * n),
             ("queries and keys before their norms", before_norms * n),
             (
                 "assembled qkv weight",
@@ -241,6 +248,9 @@ impl ActivationMemory {
         terms.extend(self.of_mlp(rows, experts.ffn / self.etp));
         if let Some(ffn) = experts.shared_ffn {
             terms.extend(self.of_mlp(self.tokens(), ffn / self.tp));
+        }
+        if self.model.mlp_bias {
+            terms.push(("biases of these rows", STATISTIC * hidden * rows));
         }
         if experts.shared_gate {
             terms.extend([

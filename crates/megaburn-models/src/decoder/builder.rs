@@ -70,26 +70,39 @@ impl ModelBuilder<'_> {
     pub(super) fn vocab_embedding(&self, path: &str) -> Result<VocabParallelEmbedding, ModelError> {
         let layer = VocabParallelEmbeddingConfig {
             sequence_parallel: self.options.sequence_parallel,
-            initializer: self.initializer(),
+            initializer: self.embedding_initializer(),
             path: Some(path.into()),
             ..VocabParallelEmbeddingConfig::new(self.config.vocab, self.config.hidden)
         };
         Ok(layer.init(&self.groups.layers.tp, self.device)?)
     }
 
-    /// The initializer of all other matrices than projections into the residual stream.
-    pub(super) fn initializer(&self) -> Initializer {
+    /// The initializer of the vectors of tokens and positions, and of the output projection.
+    pub(super) fn embedding_initializer(&self) -> Initializer {
         Initializer::Normal {
             mean: 0.0,
             std: self.config.init_std,
         }
     }
 
+    /// The initializer of all other matrices than projections into the residual stream.
+    pub(super) fn initializer(&self) -> Initializer {
+        Initializer::Normal {
+            mean: 0.0,
+            std: self.hidden_std(),
+        }
+    }
+
+    /// The deviation of the matrices in blocks.
+    fn hidden_std(&self) -> f64 {
+        self.config.init_std / self.config.width_multiplier().sqrt()
+    }
+
     /// The initializer of projections into the residual stream.
     fn output_initializer(&self) -> Initializer {
         Initializer::Normal {
             mean: 0.0,
-            std: self.config.init_std / (2.0 * self.config.layers as f64).sqrt(),
+            std: self.hidden_std() / (2.0 * self.config.layers as f64).sqrt(),
         }
     }
 
@@ -140,6 +153,8 @@ impl ModelBuilder<'_> {
             softmax_scale: config.softmax_scale(),
             soft_cap: config.attention_soft_cap,
             causal: !config.bidirectional,
+            alibi: config.positions.alibi(),
+            sinks: config.attention_sinks,
             window: config.layer_window(index),
             dropout: options.dropout.attention,
             kernel: options.attention,
@@ -177,6 +192,7 @@ impl ModelBuilder<'_> {
     ) -> Result<Moe, ModelError> {
         let layer = MoeConfig {
             activation: self.config.activation,
+            bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
             initializer: self.initializer(),

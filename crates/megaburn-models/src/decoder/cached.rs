@@ -157,7 +157,9 @@ impl Decoder {
         assert!(!next.is_empty() && next.iter().all(|(_, tokens)| !tokens.is_empty()));
         let packed = cache.packed(next, &self.parts.cp);
         let positions = packed.own(&packed.positions(), 0);
-        let ropes = Ropes::new(self.config(), positions.iter().copied(), device);
+        let lens = packed.own(&packed.lens(), 0);
+        let places = positions.iter().copied().zip(lens);
+        let ropes = Ropes::new(self.config(), places, device);
         let x = x.unwrap_or_else(|| {
             let tokens = next
                 .iter()

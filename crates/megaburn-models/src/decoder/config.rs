@@ -71,7 +71,7 @@ pub struct DecoderConfig {
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias.
     pub output_bias: bool,
-    /// Whether the matrices of the MLP have biases.
+    /// Whether the matrices of the MLP and of experts have biases.
     pub mlp_bias: bool,
     /// What is normalised of the queries and keys, before the rotation.
     #[serde(deserialize_with = "read_qk_norm", serialize_with = "write_qk_norm")]
@@ -82,6 +82,10 @@ pub struct DecoderConfig {
     /// Attention scores are `cap * tanh(score / cap)` before the softmax (Gemma 2).
     #[serde(default, skip_serializing_if = "is_default")]
     pub attention_soft_cap: Option<f64>,
+    /// Whether each query head has a learned logit that takes part in its softmax without a value
+    /// (gpt-oss; Megatron's `--softmax-type learnable`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention_sinks: bool,
     /// Logits are `cap * tanh(logit / cap)` (Gemma 2).
     #[serde(default, skip_serializing_if = "is_default")]
     pub logits_soft_cap: Option<f64>,
@@ -102,6 +106,11 @@ pub struct DecoderConfig {
         skip_serializing_if = "is_megatron_init_std"
     )]
     pub init_std: f64,
+    /// Width of the model for which learning rate and `init_std` were found; this model then trains
+    /// well with the same (μP). Hidden matrices have fresh weights with a smaller deviation and a
+    /// smaller learning rate, and logits are divided by the ratio of the widths.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mup_base_hidden: Option<usize>,
     /// Experts in place of the MLP; `None` if every layer has an MLP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
@@ -228,6 +237,15 @@ impl DecoderConfig {
     /// Whether the model has a vector for each position, so that it cannot read longer sequences.
     pub fn learns_positions(&self) -> bool {
         self.positions == Positions::Learned
+    }
+
+    /// How much wider the model is than the one of `mup_base_hidden`; 1 without μP.
+    ///
+    /// Source: Yang et al., "Tensor programs V" (2022), table 8, for Adam,
+    /// <https://arxiv.org/abs/2203.03466>.
+    pub fn width_multiplier(&self) -> f64 {
+        let base = self.mup_base_hidden.unwrap_or(self.hidden);
+        self.hidden as f64 / base as f64
     }
 
     /// Number of blocks, including the blocks of multi-token prediction.

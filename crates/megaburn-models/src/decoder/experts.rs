@@ -36,6 +36,9 @@ pub struct Experts {
     pub groups: Option<[usize; 3]>,
     /// Whether experts have a bias that takes part in their selection and has no gradient.
     pub bias: bool,
+    /// Whether the router adds a bias with a gradient to each logit (gpt-oss).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub router_bias: bool,
     /// Layers that have an MLP in place of experts.
     pub dense_layers: Vec<usize>,
 }
@@ -54,6 +57,7 @@ impl Experts {
             scale: 1.0,
             groups: None,
             bias: false,
+            router_bias: false,
             dense_layers: Vec::new(),
         }
     }
@@ -132,6 +136,7 @@ impl Experts {
             .with_scale(self.scale)
             .with_groups(self.groups)
             .with_expert_bias(self.bias)
+            .with_router_bias(self.router_bias)
     }
 
     /// Checks whether the experts can be distributed over the ranks.

@@ -76,7 +76,7 @@ impl DecoderConfig {
         let vectors = |name: &str, count: usize| {
             PositionEmbeddingConfig::new(count, self.hidden)
                 .with_sequence_parallel(options.sequence_parallel)
-                .with_initializer(build.initializer())
+                .with_initializer(build.embedding_initializer())
                 .with_name(name)
                 .init(group, device)
         };
@@ -113,7 +113,7 @@ impl DecoderConfig {
                 config: self.clone(),
                 options: options.clone(),
                 stages: stages.to_vec(),
-                loss: CrossEntropyConfig::new(self.vocab).init(group)?,
+                loss: self.loss(options).init(group)?,
                 offload: ActivationOffload::default(),
                 group: group.clone(),
                 zigzag: build.zigzag,
@@ -121,6 +121,15 @@ impl DecoderConfig {
                 ropes: Arc::default(),
             },
         })
+    }
+
+    fn loss(&self, options: &ModelOptions) -> CrossEntropyConfig {
+        // Without the fused loss, the model caps the logits itself.
+        let fused = options.fused_linear_cross_entropy;
+        CrossEntropyConfig::new(self.vocab)
+            .with_label_smoothing(options.loss.label_smoothing)
+            .with_z_loss(options.loss.z_loss)
+            .with_soft_cap(self.logits_soft_cap.filter(|_| fused))
     }
 
     /// The plan of all parameters of the unsharded model, as a group of one rank holds them.

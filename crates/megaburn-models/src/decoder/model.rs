@@ -76,9 +76,13 @@ pub(super) struct DecoderParts {
     pub(super) cp: Group,
     /// The chunks of each sequence that this rank holds.
     pub(super) zigzag: Zigzag,
-    /// The rotary tables of the last device and sequence length, which all calls of a run share.
-    pub(super) ropes: Arc<Mutex<Option<(Device, Zigzag, Ropes)>>>,
+    /// The rotary tables of the last call, which all calls of a run share, with the device, the
+    /// chunks, and the number of positions and tokens of the sequences.
+    pub(super) ropes: Arc<Mutex<Option<CachedRopes>>>,
 }
+
+/// Tables with their device, chunks of sequences, and numbers of positions and tokens.
+type CachedRopes = ((Device, Zigzag, [usize; 2]), Ropes);
 
 impl Decoder {
     /// `head(norm(blocks(embed(tokens))))`: the logits of this rank's part of the vocabulary.
@@ -178,16 +182,20 @@ impl Decoder {
 
     /// [`loss`](Self::loss), computed from the output of the last norm.
     pub(super) fn loss_of(&self, normed: Recomputable<3>, labels: Tensor<2, Int>) -> Tensor<1> {
-        let loss = &self.parts.loss;
+        let loss = if normed.device().is_autodiff() {
+            self.parts.loss.clone()
+        } else {
+            self.parts.loss.plain()
+        };
         let losses = if self.parts.options.fused_linear_cross_entropy {
             let normed = self.scaled_for_logits(normed);
-            self.output().losses(normed, labels, loss)
+            self.output().losses(normed, labels, &loss)
         } else if let Some(own_loss) = self.config().family.definition().loss() {
             own_loss(LossInput {
                 hidden: normed.clone().into_tensor(),
                 logits: self.logits_of(normed),
                 labels,
-                cross_entropy: loss,
+                cross_entropy: &loss,
                 group: &self.parts.group,
             })
         } else {
@@ -219,7 +227,8 @@ impl Decoder {
     /// The input of the output projection, divided by the divisor of the logits, which are linear in
     /// it.
     fn scaled_for_logits(&self, normed: Recomputable<3>) -> Recomputable<3> {
-        match self.parts.config.multipliers.logits_scaling {
+        let config = &self.parts.config;
+        match config.multipliers.logits_scaling * config.width_multiplier() {
             1.0 => normed,
             divisor => scaled(normed.into_tensor(), divisor.recip()).into(),
         }

@@ -26,6 +26,8 @@ pub struct ModelOptions {
     pub attention: AttentionKernel,
     /// Dropout in training.
     pub dropout: Dropout,
+    /// What the loss adds to the cross-entropy in training.
+    pub loss: LossTerms,
     /// Which activations backward recomputes.
     pub recompute: Recompute,
     /// How the experts are used.
@@ -43,6 +45,7 @@ impl Default for ModelOptions {
             cp_comm: vec![ContextComm::P2p],
             attention: AttentionKernel::Auto,
             dropout: Dropout::default(),
+            loss: LossTerms::default(),
             recompute: Recompute::default(),
             moe: MoeOptions::default(),
             fused_linear_cross_entropy: false,
@@ -61,6 +64,17 @@ pub struct Dropout {
     pub hidden: f64,
     /// Dropout on the attention probabilities.
     pub attention: f64,
+}
+
+/// What the loss adds to the cross-entropy in training; evaluations report the cross-entropy alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossTerms {
+    /// Share of the target's probability that is spread over the other tokens, in `[0, 1)`
+    /// (Szegedy et al., 2016; Megatron-LM `megatron/core/tensor_parallel/cross_entropy.py`).
+    pub label_smoothing: f64,
+    /// Factor of the squared logarithm of the softmax's denominator (Chowdhery et al., "PaLM",
+    /// 2022, section 5).
+    pub z_loss: f64,
 }
 
 /// The groups that split a model.

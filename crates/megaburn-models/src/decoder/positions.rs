@@ -82,32 +82,37 @@ impl Decoder {
     pub(super) fn ropes(&self, len: usize, batch: &BatchContext, device: &Device) -> Ropes {
         let zigzag = self.zigzag_of(batch);
         let len = len * zigzag.ranks();
+        let unpadded = batch.seq_len.unwrap_or(len);
         match batch.documents.as_ref() {
-            _ if self.parts.config.positions.rotary().is_none() => Ropes::default(),
-            None => self.rope_tables(len, zigzag, device),
+            _ if !self.parts.config.positions.has_tables() => Ropes::default(),
+            None => self.rope_tables(len, zigzag, unpadded, device),
             documents => {
                 // Positions restart in each document, so the tables of the model's longest sequence
                 // have all of them.
-                let tables = self.rope_tables(self.config().max_seq_len, Zigzag::WHOLE, device);
-                tables.rows(&self.positions_of(len, zigzag, documents))
+                let tables =
+                    self.rope_tables(self.config().max_seq_len, Zigzag::WHOLE, unpadded, device);
+                tables.rows(&self.positions_of(len, zigzag, documents), device)
             }
         }
     }
 
-    /// The rotary tables of the chunks of `zigzag` in sequences of `seq_len` tokens.
-    fn rope_tables(&self, seq_len: usize, zigzag: Zigzag, device: &Device) -> Ropes {
+    /// The rotary tables of the chunks of `zigzag` in sequences of `seq_len` positions, whose
+    /// frequencies are those of sequences of `len` tokens.
+    fn rope_tables(&self, seq_len: usize, zigzag: Zigzag, len: usize, device: &Device) -> Ropes {
         let mut cached = self
             .parts
             .ropes
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some((place, held, ropes)) = &*cached
-            && (place, *held, ropes.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
+        let key = (device.clone(), zigzag, [seq_len, len]);
+        if let Some((held, ropes)) = &*cached
+            && *held == key
         {
             return ropes.clone();
         }
-        let ropes = Ropes::new(&self.parts.config, zigzag.positions(seq_len), device);
-        *cached = Some((device.clone(), zigzag, ropes.clone()));
+        let positions = zigzag.positions(seq_len).map(|position| (position, len));
+        let ropes = Ropes::new(&self.parts.config, positions, device);
+        *cached = Some((key, ropes.clone()));
         ropes
     }
 }

@@ -1,6 +1,7 @@
 //! How positions enter a model.
 
 use megaburn_kernels::RopeScaling;
+use megaburn_parallel::Alibi;
 use serde::{Deserialize, Serialize};
 
 /// How positions enter a model.
@@ -12,6 +13,8 @@ pub enum Positions {
     /// A learned vector per position is added to the token embedding; there are `max_seq_len` of
     /// them.
     Learned,
+    /// ALiBi: attention scores fall with the distance between query and key.
+    Alibi(Alibi),
     /// Nothing: the causal mask alone orders the tokens (Megatron's
     /// `--position-embedding-type none`).
     None,
@@ -73,7 +76,22 @@ impl Positions {
     pub fn rotary(&self) -> Option<&Rotary> {
         match self {
             Self::Rotary(rotary) => Some(rotary),
-            Self::Learned | Self::None => None,
+            Self::Learned | Self::Alibi(_) | Self::None => None,
+        }
+    }
+}
+
+impl Positions {
+    /// Whether attention needs tables of the positions of its tokens.
+    pub(super) fn has_tables(&self) -> bool {
+        matches!(self, Self::Rotary(_) | Self::Alibi(_))
+    }
+
+    /// The form of ALiBi, if the model has it.
+    pub fn alibi(&self) -> Option<Alibi> {
+        match self {
+            Self::Alibi(alibi) => Some(*alibi),
+            Self::Learned | Self::Rotary(_) | Self::None => None,
         }
     }
 }

@@ -1,7 +1,9 @@
-//! The rotary tables of a model.
+//! The tables that tell attention the positions of its tokens.
 
 use burn::prelude::Device;
 use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
+
+use megaburn_parallel::{AlibiKeys, PositionTables};
 
 use super::{DecoderConfig, Mla, Rotary};
 
@@ -16,55 +18,67 @@ pub(super) enum BlockRope {
     Window,
 }
 
-/// The rotary tables of a batch, for all blocks.
+/// The tables of a batch, for all blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ropes {
     model: Option<RopeTable>,
     window: Option<RopeTable>,
+    alibi: Option<AlibiKeys>,
 }
 
 impl Ropes {
-    /// The tables of `positions`.
+    /// The tables of `positions`, each with the length of its sequence.
     ///
     /// # Panics
     /// If the configuration was not validated.
     pub(super) fn new(
         config: &DecoderConfig,
-        positions: impl IntoIterator<Item = usize>,
+        positions: impl IntoIterator<Item = (usize, usize)>,
         device: &Device,
     ) -> Self {
-        let positions: Vec<usize> = positions.into_iter().collect();
+        let positions: Vec<(usize, usize)> = positions.into_iter().collect();
         let table = |rope: RopeConfig| {
-            let table = rope.init(positions.iter().copied(), device);
+            let table = rope.init_at(positions.iter().copied(), device);
             table.expect("the configuration was validated")
+        };
+        let places = || {
+            positions
+                .iter()
+                .map(|(position, _)| *position)
+                .collect::<Vec<_>>()
         };
         Self {
             model: config.rope().map(table),
             window: config.window_rope().map(table),
+            alibi: config
+                .positions
+                .alibi()
+                .map(|_| AlibiKeys::new(&places(), device)),
         }
     }
 
-    /// The table of a block.
-    pub(super) fn of(&self, block: BlockRope) -> Option<&RopeTable> {
-        match block {
+    /// The tables of a block.
+    pub(super) fn of(&self, block: BlockRope) -> PositionTables<'_> {
+        let rope = match block {
             BlockRope::None => None,
             BlockRope::Model => self.model.as_ref(),
             BlockRope::Window => self.window.as_ref(),
-        }
+        };
+        let alibi = self.alibi.as_ref();
+        PositionTables { rope, alibi }
     }
 
     /// The same tables with the rows of each sequence in its own order.
-    pub(super) fn rows<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Self {
+    pub(super) fn rows<P: AsRef<[usize]>>(&self, sequences: &[P], device: &Device) -> Self {
         let taken = |table: &RopeTable| table.rows(sequences);
         Self {
             model: self.model.as_ref().map(taken),
             window: self.window.as_ref().map(taken),
+            alibi: self
+                .alibi
+                .as_ref()
+                .map(|_| AlibiKeys::of_each(sequences, device)),
         }
-    }
-
-    /// The number of positions per sequence; 0 without tables.
-    pub(super) fn num_positions(&self) -> usize {
-        self.model.as_ref().map_or(0, RopeTable::num_positions)
     }
 }
 

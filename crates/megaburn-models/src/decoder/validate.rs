@@ -114,10 +114,23 @@ impl DecoderConfig {
             );
         }
         self.check_encoder()?;
-        if self.mlp_bias && self.experts.is_some() {
+        if self.positions.alibi().is_some() && self.attention_soft_cap.is_some() {
             return refuse(
-                "`mlp_bias` is true, but experts have no biases: set it to false".into(),
+                "`positions` is alibi, whose bias would be inside of `attention_soft_cap`: set one of \
+                the two"
+                    .into(),
             );
+        }
+        if let Some(base) = self.mup_base_hidden {
+            if base == 0 {
+                return refuse("`mup_base_hidden` is 0, but must be at least 1".into());
+            }
+            if self.experts.is_some() {
+                return refuse(format!(
+                    "`mup_base_hidden` is {base}, but μP does not say how the learning rate of a \
+                    router scales: leave one of the two out"
+                ));
+            }
         }
         if let Some(rotary) = self.positions.rotary() {
             let layers = self.layers;
@@ -151,6 +164,11 @@ impl DecoderConfig {
                 both && self.window.is_some(),
                 "`window` is set, but it only limits causal attention: remove it, or set \
                 `bidirectional` = false",
+            ),
+            (
+                both && self.positions.alibi().is_some(),
+                "`positions` alibi needs causal attention: choose others, or set `bidirectional` = \
+                false",
             ),
             (
                 both && self.mtp_layers > 0,
@@ -192,11 +210,7 @@ impl DecoderConfig {
     /// The part of the model that the fused linear cross-entropy does not compute, if there is one.
     pub fn unfused_loss(&self) -> Option<String> {
         let definition = self.family.definition();
-        if let Some(cap) = self.logits_soft_cap {
-            Some(format!(
-                "a soft cap of logits (model.parts.logits_soft_cap is {cap}; 0 turns it off)"
-            ))
-        } else if self.masked_head {
+        if self.masked_head {
             Some("a head of masked tokens (`masked_head`), which adds a bias to the logits".into())
         } else if definition.head().is_some() {
             Some(format!("the output head of the family {}", self.family))
@@ -237,6 +251,7 @@ impl DecoderConfig {
             ("window", self.window.is_some()),
             ("qk_norm", self.qk_norm.is_some()),
             ("attention_soft_cap", self.attention_soft_cap.is_some()),
+            ("attention_sinks", self.attention_sinks),
             (
                 "rotary_interleaved",
                 self.positions
@@ -253,6 +268,7 @@ impl DecoderConfig {
             ("output_bias", self.output_bias),
             ("positions = learned", self.positions == Positions::Learned),
             ("positions = none", self.positions == Positions::None),
+            ("positions = alibi", self.positions.alibi().is_some()),
         ];
         match others.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => refuse(format!("latent attention does not support `{name}`")),

@@ -1,7 +1,7 @@
 use super::{
-    Family, bert, deepseek_v2, deepseek_v3, falcon, gemma2, gemma3, gpt_neox, gpt2, granite, llama,
-    megatron_bert, mistral, mixtral, nemotron, olmo2, olmoe, phi3, qwen2, qwen2_moe, qwen3,
-    qwen3_moe, starcoder2,
+    Family, bert, deepseek_v2, deepseek_v3, falcon, gemma2, gemma3, gpt_neox, gpt_oss, gpt2,
+    granite, llama, megatron_bert, mistral, mixtral, nemotron, olmo2, olmoe, phi3, qwen2,
+    qwen2_moe, qwen3, qwen3_moe, starcoder2,
 };
 
 impl Family {
@@ -50,8 +50,11 @@ impl Family {
     /// BERT with norms before attention and MLP, as Megatron-LM trains it.
     pub const MEGATRON_BERT: Self = Self(&megatron_bert::SPEC);
 
+    /// gpt-oss 20B and 120B.
+    pub const GPT_OSS: Self = Self(&gpt_oss::SPEC);
+
     /// The families of this crate.
-    pub const BUILT_IN: [Self; 22] = [
+    pub const BUILT_IN: [Self; 23] = [
         Self::GPT2,
         Self::LLAMA,
         Self::MISTRAL,
@@ -74,5 +77,6 @@ impl Family {
         Self::FALCON,
         Self::BERT,
         Self::MEGATRON_BERT,
+        Self::GPT_OSS,
     ];
 }

@@ -1,4 +1,4 @@
-//! Falcon: rotary positions, one key/value head or some, and an MLP next to the attention.
+//! Falcon: rotary positions or ALiBi, one key/value head or some, and an MLP next to the attention.
 //!
 //! The models of 7B have one norm for attention and MLP. Those of the new decoder architecture,
 //! such as 40B and 180B, have one for each, and groups of query heads with a key/value head each.
@@ -6,7 +6,7 @@
 //! Source: Almazrouei et al., "The Falcon series of open language models" (2023),
 //! <https://arxiv.org/abs/2311.16867>.
 
-use megaburn_parallel::{Activation, NormKind};
+use megaburn_parallel::{Activation, Alibi, NormKind};
 use serde_json::{Value, json};
 
 use super::{
@@ -137,7 +137,6 @@ const KEYS: &[Key] = &[
 ];
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    json.only("alibi", false)?;
     let hidden = json.size("hidden_size")?;
     let heads = json.size("num_attention_heads")?;
     if heads == 0 || !hidden.is_multiple_of(heads) {
@@ -156,7 +155,11 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         kv_heads: kv_heads(json, heads)?,
         head_dim: hidden / heads,
         max_seq_len: json.size("max_position_embeddings")?,
-        positions: Positions::Rotary(json.rotary()?),
+        positions: if json.flag("alibi")? {
+            Positions::Alibi(Alibi::new().with_scaled(true))
+        } else {
+            Positions::Rotary(json.rotary()?)
+        },
         norm_eps: json.number("layer_norm_epsilon")?,
         block_order: block_order(json)?,
         activation: gpt2::activation(json, "activation")?,
@@ -218,7 +221,7 @@ fn write(config: &DecoderConfig) -> Value {
     };
     json!({
         "activation": gpt2::activation_name(config.activation),
-        "alibi": false,
+        "alibi": config.positions.alibi().is_some(),
         "bias": config.mlp_bias,
         "ffn_hidden_size": config.ffn,
         "hidden_size": config.hidden,

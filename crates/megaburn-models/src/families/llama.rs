@@ -8,7 +8,10 @@
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, rotary::rope_parameters};
+use super::{
+    Family, FamilySpec, HfJson, KeyDefault, Meaning,
+    rotary::{longest, max_position_embeddings, rope_parameters},
+};
 use crate::{
     decoder::{
         BlockOrder, DecoderConfig, Multipliers, NormPlacement, Positions, Rotary, megatron_init_std,
@@ -61,6 +64,8 @@ pub(super) fn template() -> DecoderConfig {
         qk_norm: None,
         attention_scale: None,
         attention_soft_cap: None,
+        attention_sinks: false,
+        mup_base_hidden: None,
         logits_soft_cap: None,
         multipliers: Multipliers::default(),
         window: None,
@@ -168,10 +173,13 @@ pub(super) fn read_sizes(
     template: DecoderConfig,
 ) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "silu")?;
+    let positions = Positions::Rotary(json.rotary()?);
+    let sizes = read_plain_sizes(json, template)?;
     Ok(DecoderConfig {
-        positions: Positions::Rotary(json.rotary()?),
+        max_seq_len: longest(&positions, sizes.max_seq_len),
+        positions,
         norm_eps: json.number("rms_norm_eps")?,
-        ..read_plain_sizes(json, template)?
+        ..sizes
     })
 }
 
@@ -219,7 +227,7 @@ pub fn write_sizes(config: &DecoderConfig) -> Value {
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_seq_len,
+        "max_position_embeddings": max_position_embeddings(config),
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope_parameters(&config.positions),
     })

@@ -16,6 +16,7 @@ mod gemma2;
 mod gemma3;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod json;
 mod llama;
@@ -39,6 +40,7 @@ mod unread;
 
 use std::path::Path;
 
+use megaburn_kernels::RopeScaling;
 use serde_json::Value;
 
 use crate::{decoder::DecoderConfig, error::ModelError};
@@ -113,6 +115,12 @@ impl DecoderConfig {
                 None => Vec::new(),
             },
             init_std: self.init_std,
+            // With dynamic scaling, the file has the original length.
+            max_seq_len: if config.has_dynamic_rope() {
+                0
+            } else {
+                config.max_seq_len
+            },
             ..config.clone()
         };
         let [said, own] = [&said, self].map(|config| serde_json::json!(comparable(config)));
@@ -132,6 +140,13 @@ impl DecoderConfig {
             ))),
             None => Ok(()),
         }
+    }
+}
+
+impl DecoderConfig {
+    fn has_dynamic_rope(&self) -> bool {
+        let scaling = self.positions.rotary().map(|rotary| &rotary.scaling);
+        matches!(scaling, Some(RopeScaling::Dynamic { .. }))
     }
 }
 
@@ -175,11 +190,12 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
         ));
     }
     if !json["quantization_config"].is_null() {
-        return Err(
-            "`quantization_config` is set: quantized weights are not supported; use the bf16 \
-            checkpoint"
-                .into(),
-        );
+        let method = json["quantization_config"]["quant_method"].as_str();
+        let method = method.map_or_else(String::new, |method| format!(" to `{method}`"));
+        return Err(format!(
+            "`quantization_config` is set{method}: quantized weights are not supported; use the \
+            bf16 checkpoint"
+        ));
     }
     let json = HfJson::new(json, definition.defaults());
     let mtp_layers = json.optional_layers(MTP_LAYERS)?.unwrap_or(0);

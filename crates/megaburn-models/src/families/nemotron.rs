@@ -64,13 +64,21 @@ const KEYS: &[Key] = &[
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "relu2")?;
     let bias = json.flag("attention_bias")?;
-    let positions = Positions::Rotary(json.partial_rotary(PERCENT)?);
+    // The name of the published files. Transformers' class ignores it.
+    let named = json.optional_number("rope_percent")?;
+    let rotary = json.partial_rotary(named.unwrap_or(PERCENT))?;
+    let percent = rotary.percent;
+    if let Some(named) = named.filter(|named| *named != percent) {
+        return Err(format!(
+            "`rope_percent` is {named}, but `partial_rotary_factor` is {percent}: make them equal"
+        ));
+    }
     Ok(DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,
         mlp_bias: json.flag("mlp_bias")?,
         norm_eps: json.number("norm_eps")?,
-        positions,
+        positions: Positions::Rotary(rotary),
         ..llama::read_plain_sizes(json, template())?
     })
 }

@@ -51,10 +51,8 @@ const KEYS: &[Key] = &[
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "silu")?;
     let rotary = json.partial_rotary(1.0)?;
-    if rotary.scaling != RopeScaling::None {
-        return Err(
-            "`rope_scaling` is set, but Phi-3's longrope is not supported: only default is".into(),
-        );
+    if !matches!(rotary.scaling, RopeScaling::None | RopeScaling::Long(_)) {
+        return Err("the rope scaling of Phi-3 can only be `default` or `longrope`".into());
     }
     Ok(DecoderConfig {
         window: json.optional_size("sliding_window")?,
@@ -68,5 +66,8 @@ fn write(config: &DecoderConfig) -> Value {
     let mut json = llama::write_sizes(config);
     json["sliding_window"] = config.window.into();
     write_percent(&config.positions, &mut json);
+    if let Some(RopeScaling::Long(long)) = config.positions.rotary().map(|of| &of.scaling) {
+        json["original_max_position_embeddings"] = long.original_max_position.into();
+    }
     json
 }

@@ -1,11 +1,11 @@
 //! Reads and writes the rotary positions of a `config.json`, whose keys are the same in all
 //! families.
 
-use megaburn_kernels::{RopeScaling, YarnScaling};
+use megaburn_kernels::{LongRopeScaling, RopeScaling, YarnScaling};
 use serde_json::{Map, Value, json};
 
 use super::HfJson;
-use crate::decoder::{Positions, Rotary};
+use crate::decoder::{DecoderConfig, Positions, Rotary};
 
 impl HfJson<'_> {
     /// Reads rotary positions from today's `rope_parameters`, or from `rope_theta` and
@@ -82,6 +82,9 @@ impl HfJson<'_> {
                 .optional_text("type")?
                 .unwrap_or_else(|| "default".into()),
         };
+        // Earlier names of longrope in Phi-3.
+        let is_long = kind == "su" || (kind == "yarn" && rope.get("short_factor").is_some());
+        let kind = if is_long { "longrope".into() } else { kind };
         let number = |key: &str| {
             let found = rope.optional_number(key)?;
             found.ok_or_else(|| format!("rope scaling `{kind}` needs a number `{key}`"))
@@ -98,8 +101,14 @@ impl HfJson<'_> {
                 original_max_position: self.original_length(rope)?,
             }),
             "yarn" => self.yarn(rope).map(RopeScaling::Yarn),
+            "longrope" => self.longrope(rope).map(RopeScaling::Long),
+            "dynamic" => Ok(RopeScaling::Dynamic {
+                factor: number("factor")?,
+                original_max_position: self.size("max_position_embeddings")?,
+            }),
             _ => Err(format!(
-                "rope scaling `{kind}` is not supported; `default`, `linear`, `llama3` and `yarn` are"
+                "rope scaling `{kind}` is not supported; `default`, `linear`, `llama3`, `yarn`, \
+                `longrope` and `dynamic` are"
             )),
         }
     }
@@ -125,6 +134,29 @@ impl HfJson<'_> {
             .with_truncate(rope.optional_flag("truncate")?.unwrap_or(true)))
     }
 
+    /// Reads longrope as Transformers does: a missing factor is the ratio of the model's sequence
+    /// length to the original one.
+    fn longrope(&self, rope: HfJson<'_>) -> Result<LongRopeScaling, String> {
+        let original = self.original_length(rope)?;
+        let factor = match rope.optional_number("factor")? {
+            Some(factor) => factor,
+            None => self.size("max_position_embeddings")? as f64 / original as f64,
+        };
+        let factors = |key: &str| {
+            let all = rope.get(key).and_then(Value::as_array);
+            let all = all.map(|all| all.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+            all.flatten()
+                .ok_or_else(|| format!("rope scaling `longrope` needs a list of numbers `{key}`"))
+        };
+        let scaling = LongRopeScaling::new(
+            factors("short_factor")?,
+            factors("long_factor")?,
+            original,
+            factor,
+        );
+        Ok(scaling.with_attention_factor(rope.optional_number("attention_factor")?))
+    }
+
     /// The context length, in tokens, for which the unscaled frequencies were trained.
     fn original_length(&self, rope: HfJson<'_>) -> Result<usize, String> {
         let key = "original_max_position_embeddings";
@@ -148,6 +180,26 @@ pub(super) fn with_scaling(json: &HfJson<'_>, rope: &Value, theta: f64) -> Resul
 pub fn write_percent(positions: &Positions, json: &mut Value) {
     if let Some(rotary) = positions.rotary() {
         json["rope_parameters"]["partial_rotary_factor"] = rotary.percent.into();
+    }
+}
+
+/// The longest sequence of a model whose `max_position_embeddings` is `len`. With dynamic scaling,
+/// that is the original length.
+pub(super) fn longest(positions: &Positions, len: usize) -> usize {
+    match positions.rotary().map(|rotary| &rotary.scaling) {
+        Some(RopeScaling::Dynamic { factor, .. }) => (len as f64 * factor) as usize,
+        _ => len,
+    }
+}
+
+/// The `max_position_embeddings` of a model.
+pub(super) fn max_position_embeddings(config: &DecoderConfig) -> usize {
+    match config.positions.rotary().map(|rotary| &rotary.scaling) {
+        Some(RopeScaling::Dynamic {
+            original_max_position,
+            ..
+        }) => *original_max_position,
+        _ => config.max_seq_len,
     }
 }
 
@@ -178,6 +230,13 @@ pub(super) fn rope_parameters(positions: &Positions) -> Value {
             "mscale_all_dim": yarn.mscale_all_dim, "attention_factor": yarn.attention_factor,
             "truncate": yarn.truncate,
         }),
+        RopeScaling::Long(long) => json!({
+            "rope_type": "longrope", "short_factor": long.short_factor,
+            "long_factor": long.long_factor, "factor": long.factor,
+            "original_max_position_embeddings": long.original_max_position,
+            "attention_factor": long.attention_factor,
+        }),
+        RopeScaling::Dynamic { factor, .. } => json!({"rope_type": "dynamic", "factor": factor}),
     };
     rope["rope_theta"] = rotary.theta.into();
     if let Some(keys) = rope.as_object_mut() {

@@ -2,6 +2,7 @@ mod deepseek;
 mod defaults;
 mod falcon;
 mod gpt_neox;
+mod gpt_oss;
 mod parts;
 mod registered;
 mod sizes;
@@ -232,7 +233,7 @@ fn a_gate_without_a_shared_expert_is_refused() {
 #[case("hidden_size", json!("big"), "`hidden_size` is \"big\", expected an integer")]
 #[case("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\", but only \"silu\" is supported")]
 #[case("num_key_value_heads", json!(5), "query heads are not divisible by 5 key/value heads")]
-#[case("rope_scaling", json!({"rope_type": "dynamic"}), "`dynamic` is not supported; `default`, `linear`, `llama3` and `yarn`")]
+#[case("rope_scaling", json!({"rope_type": "ntk"}), "`ntk` is not supported; `default`, `linear`, `llama3`, `yarn`, `longrope` and `dynamic`")]
 #[case("rope_scaling", json!({"rope_type": "llama3"}), "`llama3` needs a number `factor`")]
 #[case("rope_scaling", json!({"rope_type": "yarn", "factor": "4"}), "`factor` is \"4\", expected a number")]
 #[case("rope_scaling", json!({"rope_type": "yarn", "factor": 4, "beta_fast": 0.5}), "beta_fast is 0.5")]

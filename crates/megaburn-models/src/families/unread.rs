@@ -99,6 +99,7 @@ const HARMLESS: &[&str] = &[
     "qk_head_dim",
     // These are read if they are present.
     "rope_local_base_freq",
+    "rope_percent",
     "moe_layer_freq",
     "scoring_func",
     "sliding_window_pattern",

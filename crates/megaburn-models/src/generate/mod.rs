@@ -5,6 +5,7 @@ mod sampling;
 use std::ops::ControlFlow;
 
 use burn::{prelude::Device, tensor::Tensor};
+use megaburn_kernels::RopeScaling;
 use megaburn_mesh::{PositionRng, Purpose};
 
 use crate::{
@@ -61,7 +62,8 @@ struct Text {
 /// Continues `prompts` in one batch. `on_token(prompt, token)` is called with each token as it is
 /// sampled, and may end that text.
 ///
-/// If a text outgrows the model's longest sequence, the cache is cleared and the last half of that
+/// If a text outgrows the short sequences of a model with longrope, it is read anew with the other
+/// frequencies. If a text outgrows the model's longest sequence, the cache is cleared and the last half of that
 /// length is read anew.
 ///
 /// # Errors
@@ -119,6 +121,11 @@ pub fn generate_with<E: From<ModelError>>(
     };
     let mut texts: Vec<Text> = prompts.iter().enumerate().map(start).collect();
     let longest = model.config().max_seq_len;
+    let rotary = model.config().positions.rotary();
+    let switch = match rotary.map(|rotary| &rotary.scaling) {
+        Some(RopeScaling::Long(long)) => Some(long.original_max_position),
+        _ => None,
+    };
     loop {
         let open: Vec<usize> = (0..texts.len())
             .filter(|&index| texts[index].finish.is_none())
@@ -128,6 +135,15 @@ pub fn generate_with<E: From<ModelError>>(
         }
         for &index in &open {
             let text = &mut texts[index];
+            let lens = [
+                cache.len(index),
+                cache.len(index) + text.tokens.len() - text.read,
+            ];
+            if switch.is_some_and(|most| lens[0] > 0 && lens[0] <= most && lens[1] > most) {
+                // The keys in the cache are rotated as in short sequences.
+                text.read -= lens[0];
+                cache.clear(index);
+            }
             if cache.len(index) + text.tokens.len() - text.read > longest {
                 cache.clear(index);
                 text.read = text.tokens.len() - longest.div_ceil(2);

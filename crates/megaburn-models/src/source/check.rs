@@ -1,8 +1,8 @@
 //! Checks that the tensors of a Hugging Face folder match its `config.json`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use megaburn_checkpoint::{CheckpointError, HfDir};
+use megaburn_checkpoint::{CheckpointError, HfDir, hf::stacked_row};
 
 use super::mtp::{Copied, predicts};
 use crate::{decoder::DecoderConfig, error::ModelError, hf::HfParam};
@@ -58,8 +58,14 @@ pub(super) fn check_tensors(
         Err(ModelError::Tensor { path, name, why })
     };
     let mut known: BTreeSet<&str> = copies.iter().map(|copy| copy.name.as_str()).collect();
+    // The number of rows of each stack.
+    let mut stacks: BTreeMap<&str, usize> = BTreeMap::new();
     for param in params {
         for part in &param.parts {
+            if let Some((stack, row)) = stacked_row(&part.name) {
+                let rows = stacks.entry(stack).or_default();
+                *rows = (row + 1).max(*rows);
+            }
             let mut shape = param.shape.clone();
             *shape
                 .last_mut()
@@ -81,6 +87,16 @@ pub(super) fn check_tensors(
             }
             known.insert(part.name.as_str());
         }
+    }
+    for (&stack, &rows) in &stacks {
+        let found = dir.require(stack)?.shape[0];
+        if found != rows {
+            return fail(
+                stack,
+                format!("expected {rows} experts by config.json, found {found}"),
+            );
+        }
+        known.insert(stack);
     }
     let constants = config.family.definition().constants();
     let ignored = |name: &str| {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 use burn::tensor::TensorData;
 use megaburn_checkpoint::{
     CheckpointError, HfDir, TensorHeader, TensorSource,
-    hf::{HfEntry, HfView},
+    hf::{HfEntry, HfView, StackedRows},
 };
 
 use super::{
@@ -23,8 +23,8 @@ impl ModelSource {
         self.tensors(Vec::new())
     }
 
-    /// Like [`as_hf`](Self::as_hf), but includes the copies of parameters that a published model
-    /// contains.
+    /// Like [`as_hf`](Self::as_hf), but stacks experts as the family does, and includes the copies of
+    /// parameters that a published model contains.
     pub(crate) fn as_published(&self) -> Result<Box<dyn TensorSource + '_>, ModelError> {
         let entry = |Copied { name, path }: Copied| {
             let param = &self.params[path];
@@ -37,12 +37,9 @@ impl ModelSource {
                 transposed,
             }
         };
-        self.tensors(
-            copies(&self.config, self.has_bare_names)
-                .into_iter()
-                .map(entry)
-                .collect(),
-        )
+        let copied = copies(&self.config, self.has_bare_names);
+        let tensors = self.tensors(copied.into_iter().map(entry).collect())?;
+        Ok(Box::new(StackedRows::new(tensors)))
     }
 
     fn tensors(&self, copied: Vec<HfEntry>) -> Result<Box<dyn TensorSource + '_>, ModelError> {

@@ -1,8 +1,13 @@
 use std::ops::Range;
 
-use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::{AttentionDropout, AttentionOptions, DropoutKey, attention};
-use megaburn_mesh::{PositionRng, Purpose};
+use burn::{
+    module::{Module, Param},
+    tensor::Tensor,
+};
+use megaburn_kernels::{
+    AttentionDropout, AttentionOptions, DropoutKey, attention, partial_attention,
+};
+use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
 
 use super::AttentionGroups;
 use crate::{
@@ -13,13 +18,19 @@ use crate::{
     recomputable::Recomputable,
     recompute::recomputed,
     selective_save::SelectiveSave,
+    shards::{PlanBuilder, Sharded},
     tokens::{BatchContext, TokenBlock},
 };
 
-/// The parameter-free core of an attention layer: mask, softmax, dropout, and context-parallel
-/// communication, between the QKV projection and the output projection.
+/// The core of an attention layer: mask, softmax, dropout, and context-parallel communication,
+/// between the QKV projection and the output projection. Its only parameters are sinks.
 #[derive(Module, Debug)]
 pub(super) struct CoreAttention {
+    /// A logit for each query head of this rank, which takes part in the softmax without a value.
+    sinks: Option<Param<Tensor<1>>>,
+    /// Which heads the sinks belong to, and the path that keys their draw.
+    #[module(skip)]
+    sinks_spec: Option<(ShardSpec, Option<String>)>,
     /// Query heads and key/value heads of this rank.
     #[module(skip)]
     heads: [usize; 2],
@@ -101,6 +112,8 @@ impl CoreConfig<'_> {
             num_heads: tp.size() * heads[0],
         });
         Ok(CoreAttention {
+            sinks: None,
+            sinks_spec: None,
             heads,
             mask,
             recompute,
@@ -111,6 +124,19 @@ impl CoreConfig<'_> {
 }
 
 impl CoreAttention {
+    /// Gives this core the sinks of its heads, whose draw the path keys.
+    pub(super) fn with_sinks(
+        self,
+        (sinks, spec): (Param<Tensor<1>>, ShardSpec),
+        path: Option<String>,
+    ) -> Self {
+        Self {
+            sinks: Some(sinks),
+            sinks_spec: Some((spec, path)),
+            ..self
+        }
+    }
+
     /// Returns this core without context parallelism.
     pub(super) fn whole_sequence(self) -> Self {
         Self {
@@ -188,7 +214,13 @@ impl CoreAttention {
                     query_offset: start,
                     ..self.mask.whole()
                 };
-                attention(rows(&q, &own), keys, values, options)
+                let Some(sinks) = &self.sinks else {
+                    return attention(rows(&q, &own), keys, values, options);
+                };
+                let part = partial_attention(rows(&q, &own), keys, values, options);
+                let out = part.with_sinks(sinks.val()).out.cast(q.dtype());
+                let [len, b, heads, size] = out.dims();
+                out.reshape([len, b, heads * size])
             },
         );
         let mut all: Vec<Tensor<3>> = attended.collect();
@@ -221,11 +253,21 @@ impl CoreAttention {
             documents,
             ..self.mask.clone()
         };
-        if ranks > 1 || saved.is_some() {
-            return context_attention(queries_keys_values, mask, parallel, saved);
+        let sinks = self.sinks.as_ref().map(Param::val);
+        if ranks > 1 || saved.is_some() || sinks.is_some() {
+            return context_attention(queries_keys_values, sinks, mask, parallel, saved);
         }
         let [q, k, v] = queries_keys_values;
         attention(q, k, v, mask.whole())
+    }
+}
+
+impl Sharded for CoreAttention {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        if let Some((spec, path)) = &self.sinks_spec {
+            plan.drawn_from(path.as_deref());
+            plan.param("sinks", spec);
+        }
     }
 }
 

@@ -7,6 +7,8 @@ use megaburn_collective::{
 };
 use megaburn_kernels::{RopeTable, apply_rope};
 
+use super::alibi::{Alibi, AlibiKeys, with_features};
+
 /// How projected features are divided into the heads of this rank.
 #[derive(Clone, Debug)]
 pub(super) enum Heads {
@@ -22,8 +24,37 @@ pub(super) struct GroupedHeads {
     pub(super) head_dim: usize,
     /// Whether all heads together have one norm, with a scale for each of their features.
     pub(super) norm_by_width: bool,
+    /// The ALiBi of this rank's heads, if they have it.
+    pub(super) alibi: Option<AlibiHeads>,
     /// Epsilon of the norm without a scale over each query and key head, if there is one.
     pub(super) l2_norm: Option<f64>,
+}
+
+/// The ALiBi of a rank's heads.
+#[derive(Clone, Debug)]
+pub(super) struct AlibiHeads {
+    pub(super) form: Alibi,
+    /// The slope of each query head.
+    pub(super) slopes: Vec<f64>,
+    /// Factor of the scores.
+    pub(super) scale: f64,
+}
+
+impl AlibiHeads {
+    /// Queries and keys with the features of ALiBi.
+    pub(super) fn widened(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        keys: Option<&AlibiKeys>,
+    ) -> [Tensor<4>; 2] {
+        let keys = keys.expect("a layer with ALiBi is given the positions of its keys");
+        let device = q.device().inner();
+        let slopes = self
+            .form
+            .of_queries(&self.slopes, self.scale, &device, q.dtype());
+        [with_features(q, slopes), keys.added_to(k)]
+    }
 }
 
 /// How the projections of latents are divided.

@@ -1,15 +1,15 @@
 //! Self-attention with its heads split over a group: grouped queries, or multi-head latent
 //! attention.
 
+mod alibi;
 mod core_attention;
 mod groups;
 mod heads;
 mod latent;
+mod position_tables;
 mod qk_norm;
 mod self_attention;
-
-use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::RopeTable;
+mod sinks;
 
 use crate::{
     kv_cache::{KvCache, Packed},
@@ -19,10 +19,13 @@ use crate::{
     shards::{PlanBuilder, Sharded},
     tokens::BatchContext,
 };
+pub use alibi::{ALIBI_FEATURES, Alibi, AlibiKeys};
+use burn::{module::Module, tensor::Tensor};
 use core_attention::CoreAttention;
 pub use groups::AttentionGroups;
 use heads::Heads;
 pub use latent::MultiLatentAttentionConfig;
+pub use position_tables::PositionTables;
 pub use qk_norm::{QkNorm, QkNormKind};
 pub use self_attention::SelfAttentionConfig;
 
@@ -97,10 +100,17 @@ impl Attention {
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged (with sequence or context parallelism `seq` is the local
-    /// length). `rope` holds all positions of the tensor-parallel group, with latents for heads of
-    /// `qk_rope_head_dim`; `None` rotates nothing.
-    pub fn forward(&self, x: impl Into<Recomputable<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
-        self.forward_in(x, rope, &BatchContext::default())
+    /// length). `positions` holds all positions of the tensor-parallel group, with latents for heads
+    /// of `qk_rope_head_dim`; without a table, nothing is rotated.
+    ///
+    /// # Panics
+    /// If the layer has ALiBi and `positions` does not.
+    pub fn forward<'a>(
+        &self,
+        x: impl Into<Recomputable<3>>,
+        positions: impl Into<PositionTables<'a>>,
+    ) -> Tensor<3> {
+        self.forward_in(x, positions, &BatchContext::default())
     }
 
     /// Like [`forward`](Self::forward), with more known about the micro-batch: in training some
@@ -108,13 +118,16 @@ impl Attention {
     ///
     /// # Shapes
     /// As [`forward`](Self::forward).
-    pub fn forward_in(
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_in<'a>(
         &self,
         x: impl Into<Recomputable<3>>,
-        rope: Option<&RopeTable>,
+        positions: impl Into<PositionTables<'a>>,
         batch: &BatchContext,
     ) -> Tensor<3> {
-        let queries_keys_values = self.queries_keys_values(x.into(), rope);
+        let queries_keys_values = self.queries_keys_values(x.into(), positions.into());
         self.output
             .forward(self.core.forward(queries_keys_values, batch))
     }
@@ -123,29 +136,36 @@ impl Attention {
     /// and values of this rank's heads (not latents) and receives the new ones. Not for training.
     ///
     /// # Shapes
-    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds
-    /// their positions. The layer must be without sequence parallelism.
+    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `positions`
+    /// holds their positions. The layer must be without sequence parallelism.
     /// # Collective
     /// As [`forward`](Self::forward) on full sequences; ranks that share the pass also all-gather
     /// keys and values.
-    pub fn forward_cached(
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_cached<'a>(
         &self,
         x: impl Into<Recomputable<3>>,
-        rope: Option<&RopeTable>,
+        positions: impl Into<PositionTables<'a>>,
         packed: &Packed,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        let queries_keys_values = self.queries_keys_values(x.into(), rope);
+        let queries_keys_values = self.queries_keys_values(x.into(), positions.into());
         self.output
             .forward(self.core.cached(queries_keys_values, packed, cache))
     }
 
     /// The queries, keys and values of this rank's heads after norm and rotation,
     /// `[seq, batch, heads, head_dim]` each.
-    fn queries_keys_values(&self, x: Recomputable<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
+    fn queries_keys_values(
+        &self,
+        x: Recomputable<3>,
+        positions: PositionTables<'_>,
+    ) -> [Tensor<4>; 3] {
         match &self.heads {
-            Heads::Grouped(heads) => self.project_grouped(heads, x, rope),
-            Heads::Latent(heads) => self.project_latents(heads, x, rope),
+            Heads::Grouped(heads) => self.project_grouped(heads, x, positions),
+            Heads::Latent(heads) => self.project_latents(heads, x, positions.rope),
         }
     }
 
@@ -187,5 +207,6 @@ impl Sharded for Attention {
         plan.child("kv_norm", &self.kv_norm);
         plan.child("kv_up", &self.kv_up);
         plan.child("output", &self.output);
+        plan.child("core", &self.core);
     }
 }

@@ -1,12 +1,13 @@
 use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_kernels::{AttentionKernel, RopeTable, SliceMode, split_last_with};
+use megaburn_kernels::{AttentionKernel, SliceMode, split_last_with};
 use megaburn_mesh::FusedPart;
 
 use super::{
-    Attention, AttentionGroups,
+    Alibi, Attention, AttentionGroups, PositionTables,
     core_attention::CoreConfig,
-    heads::{GroupedHeads, Heads, rotated},
+    heads::{AlibiHeads, GroupedHeads, Heads, rotated},
     qk_norm::{QkNorm, l2_normed},
+    sinks::init_sinks,
 };
 use crate::{
     context::Mask, error::ParallelError, init::named, linear::ParallelLinearConfig, norm::Norm,
@@ -40,6 +41,14 @@ pub struct SelfAttentionConfig {
     /// Scores are `cap * tanh(score / cap)` before the softmax (Gemma 2); `None` leaves them as
     /// they are.
     pub soft_cap: Option<f64>,
+    /// ALiBi: scores fall with the distance between query and key. The layer is then given the
+    /// positions of its keys. `None` has no such bias.
+    pub alibi: Option<Alibi>,
+    /// Whether each query head has a learned logit that takes part in its softmax without a value
+    /// (gpt-oss; Megatron's `--softmax-type learnable`). The output is scaled after the kernel of
+    /// attention, whichever it is.
+    #[config(default = false)]
+    pub sinks: bool,
     /// Whether a query attends to no later position.
     #[config(default = true)]
     pub causal: bool,
@@ -131,10 +140,20 @@ impl SelfAttentionConfig {
             self.qk_norm.as_ref().map(norm).transpose()
         };
         let of_rank = [num_heads / ranks, (num_kv_heads / ranks).max(1)];
+        let scale = self.softmax_scale.unwrap_or((head_dim as f64).powf(-0.5));
+        let first = group.rank() * of_rank[0];
+        let alibi = self.alibi.map(|form| AlibiHeads {
+            form,
+            slopes: form.slopes(num_heads)[first..first + of_rank[0]].to_vec(),
+            scale,
+        });
         let mask = Mask {
             causal: self.causal,
             window: self.window,
-            scale: self.softmax_scale,
+            scale: match self.alibi {
+                Some(_) => Some(scale),
+                None => self.softmax_scale,
+            },
             soft_cap: self.soft_cap,
             kernel: self.kernel,
             ..Mask::default()
@@ -147,9 +166,18 @@ impl SelfAttentionConfig {
             recompute: self.recompute,
             dropout: self.dropout,
         };
+        let core = core.init(&groups)?;
+        let core = if self.sinks {
+            let path = self.path.as_deref();
+            let sinks = init_sinks(num_heads, &self.initializer, path, group, device)?;
+            core.with_sinks(sinks, self.path.clone())
+        } else {
+            core
+        };
         let grouped = GroupedHeads {
             count: of_rank,
             head_dim,
+            alibi,
             norm_by_width: self.qk_norm.as_ref().is_some_and(QkNorm::is_by_width),
             l2_norm: self.qk_norm.as_ref().and_then(QkNorm::l2_epsilon),
         };
@@ -157,11 +185,7 @@ impl SelfAttentionConfig {
             qkv: Some(layer(qkv, "qkv")?),
             q_norm: qk_norm("q_norm", num_heads)?.flatten(),
             k_norm: qk_norm("k_norm", num_kv_heads)?.flatten(),
-            ..Attention::new(
-                layer(output, "output")?,
-                Heads::Grouped(grouped),
-                core.init(&groups)?,
-            )
+            ..Attention::new(layer(output, "output")?, Heads::Grouped(grouped), core)
         })
     }
 }
@@ -174,8 +198,9 @@ impl Attention {
         &self,
         heads: &GroupedHeads,
         x: Recomputable<3>,
-        rope: Option<&RopeTable>,
+        PositionTables { rope, alibi: keys }: PositionTables<'_>,
     ) -> [Tensor<4>; 3] {
+        let heads_alibi = heads.alibi.as_ref();
         let qkv = self.qkv.as_ref().expect("grouped queries have qkv");
         let qkv = qkv.forward(x);
         let [seq, batch, _] = qkv.dims();
@@ -184,13 +209,15 @@ impl Attention {
             head_dim,
             norm_by_width,
             l2_norm,
+            ..
         } = *heads;
         let counts = [heads, kv_heads, kv_heads];
         // Backward reads the values, and the rotated copies of queries and keys. A view of the
         // values would keep the unrotated queries and keys alive as well. With norms there is
         // nothing to save: they keep their inputs anyway.
         let has_norms = self.q_norm.is_some() || l2_norm.is_some();
-        let alone = rope.is_some() && !has_norms && qkv.device().is_autodiff();
+        let is_copied = rope.is_some() || heads_alibi.is_some();
+        let alone = is_copied && !has_norms && qkv.device().is_autodiff();
         let cuts = [
             SliceMode::View,
             SliceMode::View,
@@ -214,6 +241,10 @@ impl Attention {
         let [q, k, v] = parts;
         let q = rotated(normed(q, &self.q_norm), rope);
         let k = rotated(normed(k, &self.k_norm), rope);
+        let [q, k] = match heads_alibi {
+            Some(alibi) => alibi.widened(q, k, keys),
+            None => [q, k],
+        };
         [q, k, by_head(v)]
     }
 }

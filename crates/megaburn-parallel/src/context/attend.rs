@@ -1,8 +1,8 @@
 //! Context-parallel attention as one autodiff operation.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use megaburn_autograd::CheckpointOperands;
-use megaburn_kernels::PartialAttention;
+use megaburn_kernels::{PartialAttention, sink_gradients};
 
 use super::{
     ContextComm, ContextParallel, Mask, all_gather,
@@ -15,6 +15,8 @@ use crate::selective_save::SelectiveSave;
 
 /// [`attention`](megaburn_kernels::attention) of this rank's queries to full sequences. `mask`
 /// refers to positions of the full sequences and to the heads that this rank attends with.
+///
+/// With `sinks`, each of this rank's heads has a logit that takes part in its softmax without a value.
 ///
 /// Saved for backward are queries, keys, values and this rank's output, which may be [saved across
 /// a recompute](SelectiveSave) in `saved`. Backward communicates keys and values a second time.
@@ -37,6 +39,7 @@ use crate::selective_save::SelectiveSave;
 )]
 pub(crate) fn context_attention(
     qkv: [Tensor<4>; 3],
+    sinks: Option<Tensor<1>>,
     mask: Mask,
     parallel: &ContextParallel,
     saved: Option<&SelectiveSave>,
@@ -57,9 +60,19 @@ pub(crate) fn context_attention(
     let plain = qkv.clone().map(|x| if is_trained { x.inner() } else { x });
     let heads = Heads::new(parallel, &mask, &plain[0]);
     let shared = plain.map(|x| heads.share(x));
+    let own_sinks = sinks
+        .as_ref()
+        .map(|sinks| Sinks::new(sinks, parallel, &shared[0]));
+    let attend = || {
+        let part = forward(shared.clone(), &mask, parallel);
+        match &own_sinks {
+            Some(sinks) => part.with_sinks(sinks.own.clone()),
+            None => part,
+        }
+    };
     let whole = match saved {
-        Some(saved) => saved.output(|| forward(shared.clone(), &mask, parallel)),
-        None => forward(shared.clone(), &mask, parallel),
+        Some(saved) => saved.output(attend),
+        None => attend(),
     };
     let joined = |x: Tensor<4>| {
         let out = heads.join(x);
@@ -72,20 +85,62 @@ pub(crate) fn context_attention(
     }
     let mut operands = CheckpointOperands::new(&device);
     qkv.into_iter().for_each(|x| operands.add(x));
+    sinks.into_iter().for_each(|x| operands.add(x));
     let parallel = parallel.clone();
     let [out] = operands.results([Tensor::from_inner(out)], move |[dout]| {
         let dout = dout.expect("the result has a gradient");
         let [len, b, width] = dout.dims();
         let hq = shared[0].dims()[2] * parallel.heads.size();
         let dout = heads.share(dout.reshape([len, b, hq, width / hq]));
+        let of_sinks = own_sinks.map(|sinks| sinks.gradient(&whole, dout.clone()));
         let dtypes = shared.each_ref().map(Tensor::dtype);
         let found = backward(shared, &whole, dout, &mask, &parallel);
         let found = found.into_iter().zip(dtypes);
         found
             .map(|(gradient, dtype)| Some(heads.join(gradient.cast(dtype)).flatten(0, 2)))
+            .chain(of_sinks.map(Some))
             .collect()
     });
     out
+}
+
+/// The sinks of the heads that this rank attends with.
+struct Sinks {
+    own: Tensor<1>,
+    /// The index of the first of them, and the number and the type of all sinks.
+    first: usize,
+    all: usize,
+    dtype: DType,
+}
+
+impl Sinks {
+    /// Those of `all`, for attention with the heads of `q`, `[len, b, heads, d]`.
+    fn new(all: &Tensor<1>, parallel: &ContextParallel, q: &Tensor<4>) -> Self {
+        let own = if all.device().is_autodiff() {
+            all.clone().inner()
+        } else {
+            all.clone()
+        };
+        let [count] = all.dims();
+        let first = parallel.first_head(count);
+        Self {
+            own: own.narrow(0, first, q.dims()[2]),
+            first,
+            all: count,
+            dtype: all.dtype(),
+        }
+    }
+
+    /// The gradient of all sinks as one row; zero for those of other ranks' heads.
+    fn gradient(self, whole: &PartialAttention, dout: Tensor<4>) -> Tensor<2> {
+        let found = sink_gradients(self.own, whole, dout).cast(self.dtype);
+        let [len] = found.dims();
+        let zeros = |len: usize| Tensor::zeros([len], (&found.device(), self.dtype));
+        let behind = self.all - self.first - len;
+        let parts = [zeros(self.first), found.clone(), zeros(behind)];
+        let filled = parts.into_iter().filter(|part| part.dims()[0] > 0);
+        Tensor::cat(filled.collect(), 0).reshape([1, self.all])
+    }
 }
 
 fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> PartialAttention {

@@ -46,6 +46,12 @@ pub struct MoeConfig {
     /// token chooses experts only from its best groups of neighbouring experts, and a group's score
     /// is the sum of its best expert scores. `None` means one group.
     pub groups: Option<[usize; 3]>,
+    /// Whether the matrices of the experts and of the shared expert have biases.
+    #[config(default = false)]
+    pub bias: bool,
+    /// Whether the router adds a bias with a gradient to each logit (gpt-oss).
+    #[config(default = false)]
+    pub router_bias: bool,
     /// Whether each expert has a bias that is used for the choice only (`noaux_tc`).
     #[config(default = false)]
     pub expert_bias: bool,
@@ -142,9 +148,10 @@ impl MoeConfig {
         let down = ParallelLinearConfig::row(d_ffn, d_model);
         let matrix = |mut config: ParallelLinearConfig, field, initializer: &Initializer| {
             config.path = self.path_of(&format!("experts.{index}.{field}"));
-            let config = config.with_axis(Axis::Etp).with_bias(false);
+            let config = config.with_axis(Axis::Etp).with_bias(self.bias);
             config
                 .with_initializer(initializer.clone())
+                .with_bias_initializer(Some(Initializer::Zeros))
                 .init(&groups.etp, device)
         };
         let up: ParallelLinear = matrix(up, "up", &self.initializer)?;
@@ -162,7 +169,7 @@ impl MoeConfig {
     ) -> Result<Mlp, ParallelError> {
         let mut config = MlpConfig::new(self.d_model, d_ffn)
             .with_activation(self.activation)
-            .with_bias(false)
+            .with_bias(self.bias)
             .with_sequence_parallel(self.sequence_parallel)
             .with_recompute(self.recompute)
             .with_initializer(self.initializer.clone())
@@ -188,6 +195,7 @@ impl MoeConfig {
                 groups: self.groups.map(router_groups),
             },
             expert_bias: self.expert_bias,
+            logit_bias: self.router_bias,
             sequence_parallel: self.sequence_parallel,
             initializer: self.initializer.clone(),
             path: self.path_of("router"),

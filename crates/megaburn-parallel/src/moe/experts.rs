@@ -2,6 +2,7 @@ use burn::{module::Module, tensor::Tensor};
 use megaburn_autograd::{OverlappedWgrads, RecomputeFn};
 use megaburn_kernels::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
 
+use super::expert_biases::ExpertBiases;
 use crate::{
     linear::ParallelLinear,
     mlp::Activation,
@@ -47,6 +48,8 @@ pub(super) struct ExpertPass<'a> {
     /// Whether backward recomputes the activation.
     pub(super) recompute: bool,
     pub(super) rows_per_expert: &'a [usize],
+    /// The biases of the experts, if they have any.
+    pub(super) biases: Option<&'a ExpertBiases>,
     /// The overlap to which weight-gradient GEMMs are deferred; `None` runs them at once.
     pub(super) overlapped_wgrads: Option<&'a OverlappedWgrads>,
 }
@@ -54,9 +57,9 @@ pub(super) struct ExpertPass<'a> {
 /// Applies each expert to its rows, which are sorted by expert, and multiplies the outputs by their
 /// weights. If ranks share an expert, the result is this rank's partial sum.
 ///
-/// A row's weight is multiplied with the activation's output, which backward has anyway.
-/// Multiplying the expert's output would be equivalent, because the down matrix has no bias, but
-/// would require saving that output.
+/// A row's weight is multiplied with the activation's output, which backward has anyway, and with the
+/// down bias. Multiplying the expert's output would be equivalent, but would require saving that
+/// output.
 ///
 /// # Shapes
 /// `rows`: `[r, d_model]`, unchanged; `weights`: `[r]`
@@ -71,6 +74,7 @@ pub(super) fn forward(
         grouped_gemm,
         recompute,
         rows_per_expert,
+        biases,
         overlapped_wgrads,
     } = *pass;
     // Do not defer a weight gradient whose input is recomputed: it would stay in memory until the
@@ -84,6 +88,11 @@ pub(super) fn forward(
         }
     };
     let up = grouped_linear(rows, rows_per_expert, experts.up, options(None));
+    let up = match biases {
+        Some(biases) => biases.add_up(up, rows_per_expert),
+        None => up,
+    };
+    let for_biases = biases.map(|biases| (biases, weights.clone()));
     let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));
     let activated = activation.weighted(up, weights);
     let activated: Recomputable<2> = match kept {
@@ -94,5 +103,9 @@ pub(super) fn forward(
         None => activated.into(),
     };
     let (activated, again) = activated.into_parts();
-    grouped_linear(activated, rows_per_expert, experts.down, options(again))
+    let y = grouped_linear(activated, rows_per_expert, experts.down, options(again));
+    match for_biases {
+        Some((biases, weights)) => biases.add_down(y, rows_per_expert, weights),
+        None => y,
+    }
 }

@@ -9,6 +9,7 @@ mod balance;
 mod capacity;
 mod config;
 mod dispatch;
+mod expert_biases;
 mod experts;
 mod groups;
 mod load;
@@ -23,6 +24,7 @@ pub use capacity::{Capacity, CapacityScope, DropPolicy};
 pub use config::MoeConfig;
 pub use dispatch::Dispatcher;
 use dispatch::{Assignments, Dispatch, InFlight};
+use expert_biases::ExpertBiases;
 pub use experts::ExpertMlp;
 use experts::{ExpertPass, ExpertWeights};
 pub use groups::ExpertGroups;
@@ -123,6 +125,9 @@ impl Moe {
         // Collect the experts' matrices before the host blocks on the row counts: once it has them,
         // the GPU is idle and waits for the host.
         let experts = ExpertWeights::of(self.experts.iter().flatten());
+        let matrices = self.experts.iter().flatten();
+        let matrices = matrices.map(|expert| [&expert.up, &expert.down]);
+        let biases = ExpertBiases::of(matrices, &groups.etp);
         let dispatch = Dispatch::new(assignments, self.parts.dispatcher, groups);
         let sent = dispatch.dispatch(tokens, routed.weights);
         let shared = self.shared.as_ref().map(|shared| {
@@ -136,7 +141,7 @@ impl Moe {
         // The host has just read the row counts, so the GPU may be idle: submit now instead of
         // batching.
         flush(&rows);
-        let rows = self.forward_experts(experts, rows, weights.squeeze_dim(1), &dispatch);
+        let rows = self.forward_experts((experts, biases), rows, weights.squeeze_dim(1), &dispatch);
         let y = dispatch.combine(rows).reshape(dims);
         match shared {
             Some(shared) => y + shared,
@@ -146,7 +151,7 @@ impl Moe {
 
     fn forward_experts(
         &self,
-        experts: ExpertWeights,
+        (experts, biases): (ExpertWeights, Option<ExpertBiases>),
         rows: Tensor<2>,
         weights: Tensor<1>,
         dispatch: &Dispatch,
@@ -162,6 +167,7 @@ impl Moe {
             grouped_gemm,
             recompute,
             rows_per_expert: dispatch.rows_per_expert(),
+            biases: biases.as_ref(),
             // Without a gradient for the rows, backward sends nothing that could overlap.
             overlapped_wgrads: dispatch.overlapped_wgrads().filter(|_| rows.is_tracked()),
         };

@@ -65,6 +65,7 @@ fn sequences_of_any_length_go_on_side_by_side(
     #[values((4, 2, None, None), (8, 1, Some(3), Some(QkNormKind::Head)))]
     (heads, kv_heads, window, qk_norm): (usize, usize, Option<usize>, Option<QkNormKind>),
     #[values(true, false)] rotary: bool,
+    #[values(true, false)] sinks: bool,
 ) {
     let seed = fresh_seed();
     let device = Device::flex();
@@ -76,6 +77,7 @@ fn sequences_of_any_length_go_on_side_by_side(
                 std: 0.4,
             })
             .with_sequence_parallel(ranks > 1)
+            .with_sinks(sinks)
             .with_name("attention");
         config.window = window;
         config.qk_norm = qk_norm.map(|kind| QkNorm::new().with_kind(kind));

@@ -27,6 +27,8 @@ struct Case {
     documents: Option<Vec<Vec<usize>>>,
     dropout: f64,
     again: bool,
+    /// Whether each head has a sink.
+    sinks: bool,
 }
 
 const HEAD_DIM: usize = 4;
@@ -44,6 +46,7 @@ impl Case {
             documents,
             dropout: 0.0,
             again: false,
+            sinks: false,
         }
     }
 }
@@ -81,6 +84,7 @@ impl Subject for Case {
             .with_sequence_parallel(groups.layout().sp)
             .with_dropout(self.dropout)
             .with_recompute(self.again)
+            .with_sinks(self.sinks)
             .with_name("blocks.0.attention");
         config.window = self.window;
         let groups = AttentionGroups {
@@ -228,6 +232,29 @@ fn the_same_probabilities_drop_and_once_more(
         &Case {
             dropout: 0.3,
             again,
+            ..plain
+        },
+        layout,
+        comm,
+    );
+}
+
+#[rstest]
+fn sinks_are_those_of_the_heads_wherever_they_are(
+    #[values("cp1", "tp2-sp", "cp3", "tp2-cp2-sp")] layout: &str,
+    #[values(RING, GATHERED, HEADS)] comm: ContextComm,
+    #[values((0.0, false), (0.3, true))] (dropout, again): (f64, bool),
+    #[values(None, Some(3))] window: Option<usize>,
+) {
+    let of: Layout = layout.parse().unwrap();
+    let heads = 2 * of.tp * of.cp;
+    let plain = Case::plain([6 * of.cp * of.tp, 2], [heads, heads / 2]);
+    check(
+        &Case {
+            dropout,
+            again,
+            window,
+            sinks: true,
             ..plain
         },
         layout,

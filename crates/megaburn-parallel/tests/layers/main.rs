@@ -1,6 +1,7 @@
 //! Compares every layer with plain Burn modules in a group of one, and with itself under every
 //! layout: initial weights, outputs, and gradients of the input and of each parameter.
 
+mod alibi;
 mod blocks;
 mod burn_user;
 mod cached;

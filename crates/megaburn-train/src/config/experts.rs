@@ -30,6 +30,10 @@ pub struct ExpertsConfig {
     /// token. Default: the family's choice (yes in qwen2_moe).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_gate: Option<bool>,
+    /// Whether the router adds a bias with a gradient to each logit. Default: the family's choice
+    /// (yes in gpt_oss).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_bias: Option<bool>,
     /// Whether the weights of a token's experts are normalised to sum to one. Default: the family's
     /// choice (yes, except in qwen2_moe, olmoe and deepseek_v2).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,6 +59,7 @@ impl Default for ExpertsConfig {
             ffn: None,
             shared_ffn: None,
             shared_gate: None,
+            router_bias: None,
             normalise: None,
             scale: 1.0,
             groups: None,
@@ -74,6 +79,7 @@ impl ExpertsConfig {
             ffn,
             shared_ffn: self.shared_ffn.or(parts.shared_ffn.map(|_| ffn)),
             shared_gate: self.shared_gate.unwrap_or(parts.shared_gate),
+            router_bias: self.router_bias.unwrap_or(parts.router_bias),
             normalise: self.normalise.unwrap_or(parts.normalise),
             scale: self.scale,
             groups: self.groups,
@@ -90,6 +96,7 @@ impl ExpertsConfig {
             ffn: Some(experts.ffn),
             shared_ffn: experts.shared_ffn,
             shared_gate: Some(experts.shared_gate),
+            router_bias: Some(experts.router_bias),
             normalise: Some(experts.normalise),
             scale: experts.scale,
             groups: experts.groups,

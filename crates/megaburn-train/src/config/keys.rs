@@ -53,16 +53,18 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "model.experts",
-        "num top_k ffn shared_ffn shared_gate normalise scale groups layer_freq",
+        "num top_k ffn shared_ffn shared_gate router_bias normalise scale groups layer_freq",
     ),
     (
         Identity,
         "model.parts",
         "norm norm_placement bidirectional embedding_norm token_types masked_head binary_head \
          zero_centered_gamma block_order activation qkv_bias output_bias \
-         mlp_bias qk_norm attention_scale attention_soft_cap logits_soft_cap positions \
-         rotary_percent rotary_interleaved window_rope_theta rotary_layers window_layers \
-         embedding_multiplier residual_multiplier logits_scaling init_std",
+         mlp_bias qk_norm attention_scale attention_soft_cap attention_sinks \
+         logits_soft_cap positions \
+         alibi_scaled rotary_percent rotary_interleaved window_rope_theta rotary_layers window_layers \
+         embedding_multiplier residual_multiplier logits_scaling mup_base_hidden \
+         init_std",
     ),
     (
         Identity,
@@ -74,7 +76,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "model.rope_scaling",
         "kind factor low_freq_factor high_freq_factor truncate \
          original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim \
-         attention_factor",
+         attention_factor short_factor long_factor",
     ),
     (Under(&[RankCapacity, BlockwiseMuon]), "parallel", "tp"),
     (Under(&[RankCapacity]), "parallel", "cp cp_comm cp_pad"),
@@ -116,8 +118,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Numeric,
         "train",
-        "steps dtype tf32 hidden_dropout attention_dropout mtp_loss_scaling_factor \
-         global_batch eval_batches",
+        "steps dtype tf32 hidden_dropout attention_dropout label_smoothing z_loss \
+         mtp_loss_scaling_factor global_batch eval_batches",
     ),
     (
         Under(&[AuxLoss, Sinkhorn, RankCapacity]),
@@ -145,7 +147,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
          decoupled_lr decoupled_min_lr beta1 beta2 eps weight_decay end_weight_decay \
          weight_decay_steps weight_decay_style clip_grad grad_norm_skip_threshold loss_scale \
          initial_loss_scale min_loss_scale loss_scale_window hysteresis main_params_dtype \
-         main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype",
+         main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype groups",
     ),
     (Neutral, "optimizer", "cpu_offload_fraction"),
     (Numeric, "optimizer.sgd", "momentum nesterov"),

@@ -4,6 +4,7 @@ use megaburn_models::{
     DecoderConfig, Family,
     decoder::{Experts, Mla, Positions, Rotary},
 };
+use megaburn_parallel::ALIBI_FEATURES;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +25,8 @@ pub struct ModelConfig {
     /// The model family, which determines the default of each part of the layers and the tensor
     /// names on export: `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`,
     /// `olmo2`, `granite`, `starcoder2`, `nemotron`, `gpt_neox`, `falcon` or `gpt2`; with experts
-    /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `deepseek_v2` or `deepseek_v3`; encoders `bert`
-    /// or `megatron-bert`. A program can register families of other crates; its own `config schema`
+    /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `gpt_oss`, `deepseek_v2` or `deepseek_v3`;
+    /// encoders `bert` or `megatron-bert`. A program can register families of other crates; its own `config schema`
     /// lists them.
     pub family: Family,
     /// Width of the residual stream.
@@ -150,11 +151,21 @@ impl ModelConfig {
         family.kv_heads == family.heads || self.template().latent.is_some()
     }
 
+    /// How much wider the model is than that of `parts.mup_base_hidden`; 1 without μP.
+    pub(crate) fn width_multiplier(&self) -> f64 {
+        let base = self.parts.as_ref().and_then(|parts| parts.mup_base_hidden);
+        self.hidden as f64 / base.unwrap_or(self.hidden) as f64
+    }
+
     /// The widths that an attention kernel must support: of a head's queries and keys, and of its
     /// values.
     pub(crate) fn head_dims(&self) -> [usize; 2] {
         let values = self.latent().map(|latent| latent.v_head_dim);
-        [self.head_dim(), values.unwrap_or(self.head_dim())]
+        let added = match self.template().positions.alibi() {
+            Some(_) => ALIBI_FEATURES,
+            None => 0,
+        };
+        [self.head_dim() + added, values.unwrap_or(self.head_dim())]
     }
 
     /// The full configuration of a model that does not start from another one, for sequences of
@@ -261,12 +272,13 @@ impl ModelConfig {
         let rule = format!("model.heads {heads}, or absent: latent attention does not share heads");
         let ok = latent.is_none() || kv_heads == heads;
         require(ok, "model.kv_heads", kv_heads, rule)?;
-        let is_rotary = self.template().positions.rotary().is_some();
+        let positions = self.template().positions;
+        let is_rotary = positions.rotary().is_some();
         let unused = is_rotary || self.rope_scaling.is_none();
         let rule = "absent, because the model has no rotary positions";
         require(unused, "model.rope_scaling", "set", rule)?;
         if let Some(parts) = &self.parts {
-            parts.validate(self.layers, is_rotary)?;
+            parts.validate(self.layers, &positions)?;
             let ok = parts.window_layers.is_none() || self.window.is_some();
             let rule = "absent, because model.window is not set";
             require(ok, "model.parts.window_layers", "set", rule)?;
@@ -391,10 +403,6 @@ mod tests {
         "[model.parts]\nwindow_layers = \"2\"",
         "`model.parts.window_layers` is set: it must be absent, because model.window"
     )]
-    #[case(
-        "[model.parts]\nmlp_bias = true\n[model.experts]\nnum = 4",
-        "experts have no biases"
-    )]
     #[case("[model.parts]\nactivation = \"swish\"", "unknown variant `swish`")]
     #[case(
         "[model.parts]\nwindow_rope_theta = 100.0",
@@ -417,8 +425,8 @@ mod tests {
         "`model.family` in m.toml: unknown family `gpt3`, expected one of `gpt2`, `llama`"
     )]
     #[case(
-        "rope_scaling.kind = \"dynamic\"",
-        "unknown variant `dynamic`, expected one of `llama3`, `linear`, `yarn`"
+        "rope_scaling.kind = \"ntk\"",
+        "unknown variant `ntk`, expected one of `llama3`, `linear`, `yarn`, `longrope`, `dynamic`"
     )]
     fn a_model_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
         let layers = ConfigLayers::new().with_text("m.toml", &format!("[model]\n{line}"));

@@ -4,12 +4,19 @@ use megaburn_models::{
     DecoderConfig,
     decoder::{BlockOrder, NormPlacement, Positions, Rotary},
 };
-use megaburn_parallel::{Activation, NormKind, QkNormKind};
+use megaburn_parallel::Alibi;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{layer_pattern::LayerPattern, require::require};
+use super::{
+    layer_pattern::LayerPattern,
+    part_names::{
+        ACTIVATIONS, ActivationName, NORMS, NormName, PositionsName, QK_NORMS, QkNormName, name_of,
+        named,
+    },
+    require::require,
+};
 use crate::error::TrainError;
 
 /// `[model.parts]`: the parts of a model that differ from its family's. The default of each key is
@@ -52,8 +59,8 @@ pub struct ModelParts {
     /// stream, as in GPT-NeoX) or `parallel_shared_norm` (they also share one norm, as in GPT-J).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_order: Option<BlockOrder>,
-    /// The activation function of the MLP: gated `swiglu`, `geglu` or `geglu_tanh`, or `gelu`,
-    /// `gelu_tanh`, `relu` or `squared_relu`.
+    /// The activation function of the MLP: gated `swiglu`, `geglu`, `geglu_tanh` or `clamped_swiglu`
+    /// (gpt-oss), or `gelu`, `gelu_tanh`, `relu` or `squared_relu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation: Option<ActivationName>,
     /// Whether queries, keys and values have biases.
@@ -62,7 +69,7 @@ pub struct ModelParts {
     /// Whether the attention's output projection has a bias.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<bool>,
-    /// Whether the matrices of the MLP have biases.
+    /// Whether the matrices of the MLP and of experts have biases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlp_bias: Option<bool>,
     /// RMS norms of queries and keys: `none`, `head` (of each head, as in Qwen3), `width` (of all
@@ -78,14 +85,21 @@ pub struct ModelParts {
     #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_soft_cap: Option<f64>,
-    /// Soft cap of logits: they become `cap * tanh(logit / cap)`. It cannot be used with
-    /// `train.fused_linear_cross_entropy`. 0 turns off that of the family.
+    /// Whether each query head has a learned logit that takes part in its softmax without a value
+    /// (Megatron-LM's `--softmax-type learnable`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_sinks: Option<bool>,
+    /// Soft cap of logits: they become `cap * tanh(logit / cap)`. 0 turns off that of the
+    /// family.
     #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits_soft_cap: Option<f64>,
-    /// How positions enter the model: `rotary`, `learned` or `none`.
+    /// How positions enter the model: `rotary`, `learned`, `alibi` or `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positions: Option<PositionsName>,
+    /// Whether the bias of `alibi` is multiplied by the factor of the scores, as in Falcon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alibi_scaled: Option<bool>,
     /// Fraction of a head, from its start, that is rotated (Megatron-LM's `--rotary-percent`).
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,108 +133,18 @@ pub struct ModelParts {
     #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits_scaling: Option<f64>,
+    /// Width of the model for which `optimizer.lr` and `init_std` were found (μP). The matrices in
+    /// blocks then have fresh weights with `init_std / sqrt(m)` and a learning rate of `lr / m`, and
+    /// logits are divided by `m`, where `m = model.hidden / mup_base_hidden`. Keep `head_dim` the same
+    /// in both models. It needs `optimizer.name = "adamw"`.
+    #[schemars(extend("minimum" = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mup_base_hidden: Option<usize>,
     /// Standard deviation of fresh weights (Megatron-LM's `--init-method-std`). Projections into
     /// the residual stream have `init_std / sqrt(2 layers)`.
     #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_std: Option<f64>,
-}
-
-/// A kind of norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[derive(JsonSchema)]
-pub enum NormName {
-    /// RMSNorm.
-    Rms,
-    /// LayerNorm, with a shift.
-    Layer,
-}
-
-/// An activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[derive(JsonSchema)]
-pub enum ActivationName {
-    /// Gated SiLU.
-    #[serde(rename = "swiglu")]
-    SwiGlu,
-    /// Gated GELU.
-    #[serde(rename = "geglu")]
-    GeGlu,
-    /// Gated GELU by the tanh approximation.
-    #[serde(rename = "geglu_tanh")]
-    GeGluTanh,
-    /// GELU.
-    Gelu,
-    /// GELU by the tanh approximation.
-    GeluTanh,
-    /// ReLU.
-    Relu,
-    /// The square of ReLU.
-    SquaredRelu,
-}
-
-/// What is normalised of queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[derive(JsonSchema)]
-pub enum QkNormName {
-    /// Nothing.
-    None,
-    /// Each head, with a scale that heads share.
-    Head,
-    /// All heads together.
-    Width,
-    /// Each head, without a scale.
-    L2,
-}
-
-/// How positions enter a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[derive(JsonSchema)]
-pub enum PositionsName {
-    /// Queries and keys are rotated.
-    Rotary,
-    /// Learned vectors are added to the token embeddings.
-    Learned,
-    /// Not at all.
-    None,
-}
-
-const NORMS: [(NormName, NormKind); 2] = [
-    (NormName::Rms, NormKind::Rms),
-    (NormName::Layer, NormKind::Layer),
-];
-
-const ACTIVATIONS: [(ActivationName, Activation); 7] = [
-    (ActivationName::SwiGlu, Activation::SwiGlu),
-    (ActivationName::GeGlu, Activation::GeGlu),
-    (ActivationName::GeGluTanh, Activation::GeGluTanh),
-    (ActivationName::Gelu, Activation::Gelu),
-    (ActivationName::GeluTanh, Activation::GeluTanh),
-    (ActivationName::Relu, Activation::Relu),
-    (ActivationName::SquaredRelu, Activation::SquaredRelu),
-];
-
-const QK_NORMS: [(QkNormName, Option<QkNormKind>); 4] = [
-    (QkNormName::None, None),
-    (QkNormName::Head, Some(QkNormKind::Head)),
-    (QkNormName::Width, Some(QkNormKind::Width)),
-    (QkNormName::L2, Some(QkNormKind::L2)),
-];
-
-/// The value that belongs to a name.
-fn named<N: Copy + PartialEq, V: Copy>(table: &[(N, V)], name: Option<N>, default: V) -> V {
-    let found = table.iter().find(|(known, _)| Some(*known) == name);
-    found.map_or(default, |(_, value)| *value)
-}
-
-/// The name of a value.
-fn name_of<N: Copy, V: Copy + PartialEq>(table: &[(N, V)], value: V) -> Option<N> {
-    let found = table.iter().find(|(_, known)| *known == value);
-    found.map(|(name, _)| *name)
 }
 
 /// The value of a key that 0 turns off.
@@ -259,6 +183,7 @@ impl ModelParts {
             mlp_bias: self.mlp_bias.unwrap_or(family.mlp_bias),
             qk_norm: named(&QK_NORMS, self.qk_norm, family.qk_norm),
             attention_scale: self.attention_scale.or(family.attention_scale),
+            attention_sinks: self.attention_sinks.unwrap_or(family.attention_sinks),
             attention_soft_cap: unless_zero(self.attention_soft_cap, family.attention_soft_cap),
             logits_soft_cap: unless_zero(self.logits_soft_cap, family.logits_soft_cap),
             full_layers: self
@@ -267,6 +192,7 @@ impl ModelParts {
                 .map_or(family.full_layers.clone(), without),
             positions: self.positions(&family),
             multipliers,
+            mup_base_hidden: self.mup_base_hidden.or(family.mup_base_hidden),
             init_std: self.init_std.unwrap_or(family.init_std),
             ..family
         }
@@ -288,6 +214,11 @@ impl ModelParts {
             })
         };
         match (self.positions, &family.positions) {
+            (Some(PositionsName::Alibi), _) | (None, Positions::Alibi(_)) => {
+                let of_family = family.positions.alibi().unwrap_or_else(Alibi::new);
+                let scaled = self.alibi_scaled.unwrap_or(of_family.scaled);
+                Positions::Alibi(of_family.with_scaled(scaled))
+            }
             (Some(PositionsName::Learned), _) | (None, Positions::Learned) => Positions::Learned,
             (Some(PositionsName::None), _) | (None, Positions::None) => Positions::None,
             (Some(PositionsName::Rotary), _) | (None, Positions::Rotary(_)) => rotary(),
@@ -327,8 +258,10 @@ impl ModelParts {
             qk_norm: name_of(&QK_NORMS, model.qk_norm),
             attention_scale: model.attention_scale,
             attention_soft_cap: Some(model.attention_soft_cap.unwrap_or(0.0)),
+            attention_sinks: Some(model.attention_sinks),
             logits_soft_cap: Some(model.logits_soft_cap.unwrap_or(0.0)),
             positions: Some(kind(model)),
+            alibi_scaled: model.positions.alibi().map(|alibi| alibi.scaled),
             rotary_percent: rotary.map(|rotary| rotary.percent),
             rotary_interleaved: rotary.map(|rotary| rotary.interleaved),
             window_rope_theta: rotary
@@ -339,6 +272,7 @@ impl ModelParts {
             embedding_multiplier: Some(model.multipliers.embedding),
             residual_multiplier: Some(model.multipliers.residual),
             logits_scaling: Some(model.multipliers.logits_scaling),
+            mup_base_hidden: model.mup_base_hidden,
             init_std: Some(model.init_std),
         }
     }
@@ -358,9 +292,13 @@ impl ModelParts {
         keys.cloned().collect()
     }
 
-    /// Checks the parts of a model with `layers` layers. Keys of rotary positions are refused unless
-    /// the model has them.
-    pub(super) fn validate(&self, layers: usize, is_rotary: bool) -> Result<(), TrainError> {
+    /// Checks the parts of a model with `layers` layers. Keys of other positions than those of
+    /// the model are refused.
+    pub(super) fn validate(&self, layers: usize, positions: &Positions) -> Result<(), TrainError> {
+        let is_rotary = positions.rotary().is_some();
+        let rule = "absent, because the model has no ALiBi";
+        let is_absent = positions.alibi().is_some() || self.alibi_scaled.is_none();
+        require(is_absent, "model.parts.alibi_scaled", "set", rule)?;
         let of_rotary = [
             ("model.parts.rotary_percent", self.rotary_percent.is_some()),
             (
@@ -394,6 +332,7 @@ fn kind(model: &DecoderConfig) -> PositionsName {
     match model.positions {
         Positions::Rotary(_) => PositionsName::Rotary,
         Positions::Learned => PositionsName::Learned,
+        Positions::Alibi(_) => PositionsName::Alibi,
         Positions::None => PositionsName::None,
     }
 }

@@ -9,7 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    TrainingConfig, ineffective_keys::Condition, require::require, schedule_at::ScheduleAt,
+    ParamGroupConfig, TrainingConfig, ineffective_keys::Condition, require::require,
+    schedule_at::ScheduleAt,
 };
 use crate::error::TrainError;
 
@@ -152,6 +153,11 @@ pub struct OptimizerConfig {
     /// to the GPU for an update, from 0 (none) to 1 (all). It changes no number.
     #[schemars(extend("minimum" = 0, "maximum" = 1, "x-rule" = "at least 0 and at most 1"))]
     pub cpu_offload_fraction: f64,
+    /// Parameters with a learning rate or a weight decay of their own, as `[[optimizer.groups]]`
+    /// tables with `match`, `lr` and `weight_decay`. A parameter belongs to the first group that fits
+    /// its path.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParamGroupConfig>,
     /// `[optimizer.sgd]`: options of `name = "sgd"`.
     pub sgd: SgdConfig,
     /// `[optimizer.lion]`: options of `name = "lion"`.
@@ -197,6 +203,7 @@ impl Default for OptimizerConfig {
             main_grads_dtype: Dtype::F32,
             exp_avg_dtype: Dtype::F32,
             exp_avg_sq_dtype: Dtype::F32,
+            groups: Vec::new(),
             momentum_dtype: Dtype::F32,
             cpu_offload_fraction: 0.0,
             sgd: SgdConfig::default(),
@@ -334,6 +341,9 @@ impl OptimizerConfig {
 
     pub(super) fn validate(&self, train: &TrainingConfig) -> Result<(), TrainError> {
         self.validate_schedules(train)?;
+        self.groups
+            .iter()
+            .try_for_each(ParamGroupConfig::validate)?;
         let of_params = train.dtype;
         self.validate_rule()?;
         self.validate_loss_scale()?;

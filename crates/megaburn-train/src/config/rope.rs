@@ -1,4 +1,4 @@
-use megaburn_kernels::{RopeScaling, YarnScaling};
+use megaburn_kernels::{LongRopeScaling, RopeScaling, YarnScaling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::error::TrainError;
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct RopeScalingConfig {
-    /// The formula: `llama3`, `linear` or `yarn`. `linear` uses only `factor`.
+    /// The formula: `llama3`, `linear`, `yarn`, `longrope` or `dynamic`. `linear` uses only `factor`.
     pub kind: RopeScalingKind,
     /// Factor by which the lowest frequencies are divided, i.e. their wavelengths multiplied; at
     /// least 1.
@@ -24,8 +24,8 @@ pub struct RopeScalingConfig {
     /// `llama3`: wavelengths shorter than `original_max_position_embeddings / high_freq_factor`
     /// stay unchanged. It is above `low_freq_factor`.
     pub high_freq_factor: f64,
-    /// Context length in tokens for which the unscaled frequencies were made. Used with `llama3`
-    /// and `yarn`.
+    /// Context length in tokens for which the unscaled frequencies were made. Not used
+    /// with `linear`.
     #[schemars(extend("minimum" = 1))]
     pub original_max_position_embeddings: usize,
     /// `yarn`: frequencies with at least this many rotations within the original context stay
@@ -46,14 +46,21 @@ pub struct RopeScalingConfig {
     #[schemars(extend("minimum" = 0, "x-rule" = "at least 0 and finite"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mscale_all_dim: Option<f64>,
-    /// `yarn`: the factor on rotated queries and keys, instead of the one that follows from
-    /// `mscale` and `mscale_all_dim`.
+    /// `yarn` and `longrope`: the factor on rotated queries and keys, instead of the one that follows
+    /// from `mscale` and `mscale_all_dim`, or from `factor`.
     #[schemars(extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
     /// `yarn`: whether the ramp between `beta_fast` and `beta_slow` begins and ends at integer pair
     /// indices.
     pub truncate: bool,
+    /// `longrope`: the divisors of the frequencies in sequences within the original context, one for
+    /// each pair of rotated features.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub short_factor: Vec<f64>,
+    /// `longrope`: the divisors in longer sequences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub long_factor: Vec<f64>,
 }
 
 /// The formula that scales rotary frequencies.
@@ -69,6 +76,11 @@ pub enum RopeScalingKind {
     Linear,
     /// YaRN: a ramp over the pairs of features, and a factor on the rotated queries and keys.
     Yarn,
+    /// LongRoPE (Phi-3): a divisor for each frequency, other ones in long sequences, and a factor on
+    /// the rotated queries and keys.
+    LongRope,
+    /// Dynamic NTK: the base grows with the length of sequences beyond the original context.
+    Dynamic,
 }
 
 impl Default for RopeScalingConfig {
@@ -85,6 +97,8 @@ impl Default for RopeScalingConfig {
             mscale_all_dim: None,
             attention_factor: None,
             truncate: true,
+            short_factor: Vec::new(),
+            long_factor: Vec::new(),
         }
     }
 }
@@ -99,6 +113,17 @@ impl RopeScalingConfig {
                 factor: self.factor,
                 low_freq_factor: self.low_freq_factor,
                 high_freq_factor: self.high_freq_factor,
+                original_max_position: self.original_max_position_embeddings,
+            },
+            RopeScalingKind::LongRope => RopeScaling::Long(LongRopeScaling {
+                short_factor: self.short_factor.clone(),
+                long_factor: self.long_factor.clone(),
+                original_max_position: self.original_max_position_embeddings,
+                factor: self.factor,
+                attention_factor: self.attention_factor,
+            }),
+            RopeScalingKind::Dynamic => RopeScaling::Dynamic {
+                factor: self.factor,
                 original_max_position: self.original_max_position_embeddings,
             },
             RopeScalingKind::Yarn => RopeScaling::Yarn(YarnScaling {
@@ -132,6 +157,24 @@ impl RopeScalingConfig {
                 factor,
                 low_freq_factor,
                 high_freq_factor,
+                original_max_position_embeddings: original_max_position,
+                ..Self::default()
+            }),
+            RopeScaling::Long(long) => Some(Self {
+                kind: RopeScalingKind::LongRope,
+                factor: long.factor,
+                original_max_position_embeddings: long.original_max_position,
+                attention_factor: long.attention_factor,
+                short_factor: long.short_factor,
+                long_factor: long.long_factor,
+                ..Self::default()
+            }),
+            RopeScaling::Dynamic {
+                factor,
+                original_max_position,
+            } => Some(Self {
+                kind: RopeScalingKind::Dynamic,
+                factor,
                 original_max_position_embeddings: original_max_position,
                 ..Self::default()
             }),

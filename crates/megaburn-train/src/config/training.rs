@@ -2,7 +2,7 @@
 
 use megaburn_data::BatchSchedule;
 use megaburn_kernels::AttentionKernel;
-use megaburn_models::decoder::Dropout;
+use megaburn_models::decoder::{Dropout, LossTerms};
 use megaburn_optim::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,14 @@ pub struct TrainingConfig {
     /// not used with it.
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 and below 1"))]
     pub attention_dropout: f64,
+    /// Label smoothing of the loss in training: the share of the target's probability that is spread
+    /// over the other tokens, from 0 to below 1. Evaluations report the loss without it.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 and below 1"))]
+    pub label_smoothing: f64,
+    /// Factor of the squared logarithm of the softmax's denominator, which is added to the loss of
+    /// each token in training (PaLM uses 1e-4). Evaluations report the loss without it.
+    #[schemars(extend("minimum" = 0))]
+    pub z_loss: f64,
     /// Factor on the mean loss of the multi-token-prediction depths, which is added to the loss.
     /// Used with `model.mtp_layers` above 0.
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -149,6 +157,8 @@ impl Default for TrainingConfig {
             fused_linear_cross_entropy: false,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
             mtp_loss_scaling_factor: 0.1,
             global_batch: 8,
             batch_ramp: None,
@@ -187,6 +197,14 @@ impl TrainingConfig {
         Dropout {
             hidden: self.hidden_dropout,
             attention: self.attention_dropout,
+        }
+    }
+
+    /// What the loss adds to the cross-entropy in training.
+    pub fn loss_terms(&self) -> LossTerms {
+        LossTerms {
+            label_smoothing: self.label_smoothing,
+            z_loss: self.z_loss,
         }
     }
 

@@ -2,7 +2,7 @@
 //! each section checks what its keys require of each other. `validate_against_layout.rs` checks them with
 //! the layout, the model and the data.
 
-use super::{TrainConfig, ranges, require::require};
+use super::{OptimizerName, TrainConfig, ranges, require::require};
 use crate::error::TrainError;
 
 impl TrainConfig {
@@ -25,6 +25,10 @@ impl TrainConfig {
         self.check_loss()?;
         ranges::check("optimizer", &self.optimizer)?;
         self.optimizer.validate(&self.train)?;
+        let name = self.optimizer.name;
+        let ok = self.model.width_multiplier() == 1.0 || name == OptimizerName::AdamW;
+        let rule = "adamw, because model.parts.mup_base_hidden scales its learning rates";
+        require(ok, "optimizer.name", name, rule)?;
         ranges::check("moe", &self.moe)?;
         ranges::check("recompute", &self.recompute)?;
         self.recompute.validate()?;
@@ -58,6 +62,7 @@ mod tests {
     #[case(&["train.steps=0", "model.layers=0"], "model.layers")]
     #[case(&["moe.capacity_factor=-1.0", "train.micro_batch=0"], "train.micro_batch")]
     #[case(&["recompute.num_layers=0", "optimizer.lr=-1.0"], "optimizer.lr")]
+    #[case(&["model.parts.mup_base_hidden=16", "optimizer.name=lion"], "optimizer.name")]
     fn sections_are_checked_in_their_order(#[case] sets: &[&str], #[case] key: &str) {
         let layers = sets
             .iter()

@@ -22,7 +22,7 @@ pub(super) fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), S
     let experts = model.experts.as_ref();
     let has_other_experts = experts.is_some_and(|experts| {
         let mixtral = Experts::new(experts.num, experts.top_k, experts.ffn);
-        *experts != mixtral
+        *experts != mixtral || model.mlp_bias
     });
     let name = config.optimizer.name;
     let parts = parts_unknown_to_megatron(model);
@@ -60,6 +60,10 @@ pub(super) fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), S
             "train.dtype is f16, whose loss scale is not converted".into(),
         ),
         (
+            config.train.label_smoothing > 0.0 || config.train.z_loss > 0.0,
+            "train.label_smoothing and train.z_loss are no options of Megatron-LM's GPT".into(),
+        ),
+        (
             model.latent.is_some() || model.mtp_layers > 0,
             "latent attention and multi-token prediction are not converted".into(),
         ),
@@ -74,7 +78,7 @@ pub(super) fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), S
         (
             has_other_experts,
             "model.experts is other than softmax routing with normalised weights in every layer, \
-            and only that is converted"
+            without biases, and only that is converted"
                 .into(),
         ),
     ] {

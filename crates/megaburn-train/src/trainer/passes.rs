@@ -92,7 +92,7 @@ impl StageExecutor for Training<'_> {
             loss_factor: Some(factor.unwrap_or(1.0)),
             // There is no dropout with hybrid context parallelism.
             block: trainer.hybrid.is_none().then(block),
-            ..batch_context(batch.as_ref())
+            ..trainer.batch_context(batch.as_ref())
         };
         let _forward = range("forward");
         let stream = forward_stage(model, pass.chunk, input, batch.as_ref(), &context);
@@ -188,7 +188,7 @@ impl StageExecutor for Evaluation<'_> {
         let of_experts = is_cut && trainer.model_config.experts.is_some();
         let needs_batch = of_experts || trainer.needs_batch(layers);
         let batch = needs_batch.then(batch).transpose()?;
-        let context = batch_context(batch.as_ref());
+        let context = trainer.batch_context(batch.as_ref());
         let stream = forward_stage(self.model, pass.chunk, input, batch.as_ref(), &context);
         let Some(batch) = batch.filter(|_| layers.loss) else {
             return Ok(Output::Stream(stream.sum()));
@@ -211,17 +211,18 @@ impl Trainer {
         let is_padded = self.config.data.dataset == DatasetKind::Bert;
         is_end || self.config.data.documents || is_padded || of_experts
     }
-}
 
-/// The documents, loss mask and context-parallel group of a batch.
-fn batch_context(batch: Option<&Batch>) -> BatchContext {
-    BatchContext {
-        documents: batch.and_then(|batch| batch.documents.clone()),
-        token_types: batch.and_then(|batch| batch.token_types.clone()),
-        sentence_order: batch.and_then(|batch| batch.sentence_order.clone()),
-        counted: batch.and_then(|batch| batch.loss_mask_values.clone()),
-        parallel: batch.and_then(|batch| batch.parallel.clone()),
-        ..BatchContext::default()
+    /// The documents, loss mask, context-parallel group and length of a batch.
+    fn batch_context(&self, batch: Option<&Batch>) -> BatchContext {
+        BatchContext {
+            documents: batch.and_then(|batch| batch.documents.clone()),
+            token_types: batch.and_then(|batch| batch.token_types.clone()),
+            sentence_order: batch.and_then(|batch| batch.sentence_order.clone()),
+            counted: batch.and_then(|batch| batch.loss_mask_values.clone()),
+            parallel: batch.and_then(|batch| batch.parallel.clone()),
+            seq_len: Some(self.config.data.seq_len),
+            ..BatchContext::default()
+        }
     }
 }
 

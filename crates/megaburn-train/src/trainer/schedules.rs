@@ -1,8 +1,10 @@
+use std::sync::Arc;
+
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
 
 use crate::{
-    config::{ScheduleAt, TrainConfig},
+    config::{ParamGroupConfig, ScheduleAt, TrainConfig},
     error::TrainError,
 };
 
@@ -15,14 +17,27 @@ pub(super) struct Schedules {
     decoupled_lr: LrSchedule,
     weight_decay: WeightDecaySchedule,
     at: ScheduleAt,
+    groups: Arc<[ParamGroup]>,
+    /// How much wider the model is than that for which the learning rate was found (μP).
+    width: f64,
+}
+
+/// The parameters with rates of their own.
+#[derive(Clone, Debug, PartialEq)]
+struct ParamGroup {
+    config: ParamGroupConfig,
+    /// Factor of the learning rate.
+    factor: Option<f64>,
 }
 
 /// The learning rates and weight decay of one update.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct StepRates {
     pub(super) lr: f64,
     decoupled_lr: f64,
     weight_decay: f64,
+    groups: Arc<[ParamGroup]>,
+    width: f64,
 }
 
 impl Schedules {
@@ -36,6 +51,15 @@ impl Schedules {
             weight_decay: optimizer.weight_decay_schedule(steps, &batch),
             batch,
             at: optimizer.schedule_at,
+            width: config.model.width_multiplier(),
+            groups: optimizer
+                .groups
+                .iter()
+                .map(|group| ParamGroup {
+                    config: group.clone(),
+                    factor: group.lr.map(|lr| lr / optimizer.lr),
+                })
+                .collect(),
         })
     }
 
@@ -53,6 +77,8 @@ impl Schedules {
             lr: self.lr.lr(samples),
             decoupled_lr: self.decoupled_lr.lr(samples),
             weight_decay: self.weight_decay.weight_decay(samples),
+            groups: self.groups.clone(),
+            width: self.width,
         }
     }
 }
@@ -64,11 +90,27 @@ impl StepRates {
             lr,
             decoupled_lr,
             weight_decay,
+            ref groups,
+            width,
         } = *self;
         let is_decoupled = path.starts_with("embedding.") || path.starts_with("head.");
-        Rates {
-            lr: if is_decoupled { decoupled_lr } else { lr },
+        let is_hidden_matrix = path.starts_with("blocks.") && path.ends_with(".weight");
+        let all = Rates {
+            lr: if is_decoupled {
+                decoupled_lr
+            } else if is_hidden_matrix {
+                lr / width
+            } else {
+                lr
+            },
             weight_decay,
+        };
+        match groups.iter().find(|group| group.config.matches(path)) {
+            Some(ParamGroup { config, factor }) => Rates {
+                lr: factor.map_or(all.lr, |factor| lr * factor),
+                weight_decay: config.weight_decay.unwrap_or(all.weight_decay),
+            },
+            None => all,
         }
     }
 }
@@ -109,6 +151,43 @@ mod tests {
             assert_eq!(rates.of(path), all, "{path}");
         }
         assert_eq!(rates.lr, 1.5e-3);
+    }
+
+    /// Of a wider model by μP, the matrices in blocks learn more slowly.
+    #[test]
+    fn hidden_matrices_of_a_wider_model_learn_more_slowly() {
+        let text = "[model]\nhidden = 256\n[model.parts]\nmup_base_hidden = 64\nmlp_bias = true
+                    [optimizer]\nlr = 1e-2\nwarmup_steps = 0\nlr_decay_style = \"constant\"";
+        let layers = ConfigLayers::new().with_text("s.toml", text).unwrap();
+        let rates = Schedules::of(&layers.load().unwrap()).unwrap().rates(8, 8);
+        assert_eq!(rates.of("blocks.1.mlp.up.weight").lr, 2.5e-3);
+        for path in [
+            "blocks.1.mlp.up.bias",
+            "blocks.0.mlp_norm.gamma",
+            "embedding.weight",
+        ] {
+            assert_eq!(rates.of(path).lr, 1e-2, "{path}");
+        }
+    }
+
+    /// The first group that fits decides, and a group without a learning rate keeps that of the rest.
+    #[test]
+    fn groups_have_rates_of_their_own() {
+        let text = "[optimizer]\nlr = 2e-3\nwarmup_steps = 10\nweight_decay = 0.1
+                    [[optimizer.groups]]\nmatch = \"blocks.0.*\"\nlr = 1e-3
+                    [[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0.5
+                    [[optimizer.groups]]\nmatch = \"blocks.*\"\nlr = 0.0\nweight_decay = 0.0
+                    [train]\nsteps = 100\nglobal_batch = 8";
+        let layers = ConfigLayers::new().with_text("s.toml", text).unwrap();
+        let rates = Schedules::of(&layers.load().unwrap()).unwrap().rates(32, 8);
+        let found = |path: &str| {
+            let Rates { lr, weight_decay } = rates.of(path);
+            [lr, weight_decay]
+        };
+        assert_eq!(found("norm.gamma"), [1e-3, 0.1]);
+        assert_eq!(found("blocks.0.mlp.up.bias"), [5e-4, 0.1]);
+        assert_eq!(found("blocks.1.mlp.up.bias"), [1e-3, 0.5]);
+        assert_eq!(found("blocks.1.mlp.up.weight"), [0.0, 0.0]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod kernels;
 mod launch;
 mod merge;
 mod partial_attention;
+mod sinks;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
@@ -16,6 +17,7 @@ use super::checked;
 use super::options::AttentionOptions;
 pub use merge::{OnlineSoftmaxMerge, add_rows};
 pub use partial_attention::PartialAttention;
+pub use sinks::sink_gradients;
 
 /// [`attention`](crate::attention) that also returns the LSE, without autodiff:
 /// [`partial_attention_gradients`] computes the gradients.

@@ -10,6 +10,7 @@ use megaburn_autograd::{
 
 use super::{VocabParallelLoss, losses_of};
 use crate::cross_entropy::options::CrossEntropyOptions;
+use crate::cross_entropy::soft_cap::{self, capped_of};
 use crate::gemm_ops::{ProductOptions, swapped};
 use crate::gradient_accumulation_fusion::GradAccumFusion;
 use crate::linear::LinearOptions;
@@ -87,14 +88,24 @@ impl<B: VocabParallelLoss + GradAccumFusion + IntoPrimitive> FusedOp<B, 2> for L
             let x = B::float_slice(x.clone(), &[these, Slice::full()]);
             let logits = B::affine(x.clone(), to_logits.clone(), None, algorithm);
             let [len, columns] = logits.shape().dims();
-            // These logits have no other owner, so their gradient overwrites them.
+            let logits = B::float_reshape(logits, Shape::from([1, len, columns]));
+            let cap = how.options.soft_cap;
+            let narrow = logits.dtype();
+            let capped = cap.map(|cap| capped_of::<B>(cast::<B>(logits.clone(), wide), cap));
+            // Logits without a cap have no other owner, so their gradient overwrites them.
             let dy = B::logit_gradient(
-                B::float_reshape(logits, Shape::from([1, len, columns])),
+                capped.clone().unwrap_or(logits),
                 B::int_slice(labels.clone(), &[Slice::full(), these]),
                 B::float_slice(statistics.clone(), &[Slice::full(), these]),
                 B::float_slice(grad.clone(), &[Slice::full(), these]),
                 how.options,
             );
+            let dy = match capped.zip(cap) {
+                Some((capped, cap)) => {
+                    cast::<B>(soft_cap::gradient::<B>(capped, dy, cap), narrow.into())
+                }
+                None => dy,
+            };
             let dy = rows::<B>(dy);
             if grads.wants(0) {
                 dx.push(B::product(

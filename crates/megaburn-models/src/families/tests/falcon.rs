@@ -72,7 +72,6 @@ fn a_model_of_groups_is_written_as_it_was_read(#[case] keys: Value, #[case] orde
 }
 
 #[rstest]
-#[case(json!({"alibi": true}), "`alibi` is true, but only false is supported")]
 #[case(json!({"hidden_size": 4545}), "`hidden_size` 4545 is not a multiple")]
 #[case(json!({"activation": "relu2"}), "`activation` is relu2; gelu_new")]
 #[case(json!({"multi_query": false, "num_kv_heads": 2}), "`num_kv_heads` is 2 for 71 query heads")]

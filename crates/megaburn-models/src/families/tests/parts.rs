@@ -1,6 +1,6 @@
 //! Parts that differ from the family's, and published forms of the families that have them.
 
-use megaburn_kernels::RopeScaling;
+use megaburn_kernels::{LongRopeScaling, RopeScaling};
 use megaburn_parallel::{Activation, NormKind, QkNormKind};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -126,11 +126,58 @@ fn what_gemma_3_cannot_mean_is_refused(#[case] change: fn(&mut Value), #[case] m
 /// Transformers reads `yarn` and `su` of Phi-3 as longrope.
 #[rstest]
 #[case("yarn")]
-#[case("linear")]
+#[case("su")]
 #[case("longrope")]
-fn scaled_rotations_of_phi_3_are_refused(#[case] kind: &str) {
+fn longrope_of_phi_3_has_several_names(#[case] kind: &str) {
     let mut json = Family::PHI3.template().to_hf();
+    let pairs = Family::PHI3.template().head_dim / 2;
+    json["original_max_position_embeddings"] = 32.into();
+    json["max_position_embeddings"] = 128.into();
     json["rope_parameters"]["rope_type"] = kind.into();
+    let error = read(&json).unwrap_err();
+    assert!(
+        kind == "yarn" || error.contains("needs a list of numbers `short_factor`"),
+        "{error}"
+    );
+    json["rope_parameters"]["short_factor"] = vec![1.5; pairs].into();
+    json["rope_parameters"]["long_factor"] = vec![3.0; pairs].into();
+    let config = read(&json).unwrap();
+    let long = LongRopeScaling::new(vec![1.5; pairs], vec![3.0; pairs], 32, 4.0);
+    assert_eq!(
+        config.positions.rotary().unwrap().scaling,
+        RopeScaling::Long(long)
+    );
+    assert_eq!(read(&config.to_hf()).unwrap(), config);
+    json["rope_parameters"]["long_factor"] = vec![3.0; pairs - 1].into();
+    assert!(read(&json).unwrap_err().contains("long_factor has"));
+}
+
+#[test]
+fn other_scalings_of_phi_3_are_refused() {
+    let mut json = Family::PHI3.template().to_hf();
+    json["rope_parameters"]["rope_type"] = "linear".into();
     json["rope_parameters"]["factor"] = 4.0.into();
-    assert!(read(&json).is_err());
+    assert!(
+        read(&json)
+            .unwrap_err()
+            .contains("can only be `default` or `longrope`")
+    );
+}
+
+/// The file of a model with dynamic scaling has the original length.
+#[test]
+fn dynamic_scaling_makes_sequences_longer() {
+    let mut json = Family::LLAMA.template().to_hf();
+    json["max_position_embeddings"] = 100.into();
+    json["rope_parameters"]["rope_type"] = "dynamic".into();
+    json["rope_parameters"]["factor"] = 2.5.into();
+    let config = read(&json).unwrap();
+    assert_eq!(config.max_seq_len, 250);
+    assert_eq!(read(&config.to_hf()).unwrap(), config);
+    assert_eq!(config.to_hf()["max_position_embeddings"], 100);
+    let trained = DecoderConfig {
+        max_seq_len: 130,
+        ..config
+    };
+    trained.check_sayable().unwrap();
 }

@@ -29,6 +29,8 @@ use crate::{
 pub struct Router {
     /// The weight, `[d_model, num_experts]`: one column per expert.
     pub weight: Param<Tensor<2>>,
+    /// The bias that is added to each logit, `[num_experts]`.
+    pub logit_bias: Option<Param<Tensor<1>>>,
     /// The bias that is added to each expert's score for the choice only, `[num_experts]`. It has
     /// no gradient.
     pub bias: Option<Param<Tensor<1>>>,
@@ -56,6 +58,7 @@ pub(super) struct RouterParts {
     pub(super) num_experts: usize,
     pub(super) options: RouterOptions,
     pub(super) expert_bias: bool,
+    pub(super) logit_bias: bool,
     pub(super) sequence_parallel: bool,
     pub(super) initializer: Initializer,
     pub(super) path: Option<String>,
@@ -89,6 +92,9 @@ impl Router {
         };
         Ok(Self {
             weight: draw.param(&spec, tp, device)?,
+            logit_bias: parts
+                .logit_bias
+                .then(|| Initializer::Zeros.init([num_experts], device)),
             bias: parts.expert_bias.then(bias),
             replica: Replica::of(tp, parts.sequence_parallel),
             how: RouterPlan {
@@ -146,7 +152,14 @@ impl Router {
         let narrow = (weight.dtype() == DType::BF16).then(|| off_graph(&weight));
         // Cast to f32 first, so that ranks sum its gradients in f32.
         let wide = self.replica.shared(weight.cast(DType::F32));
-        router_logits(x.reshape([seq * batch, d_model]), wide, narrow)
+        let logits = router_logits(x.reshape([seq * batch, d_model]), wide, narrow);
+        match &self.logit_bias {
+            Some(bias) => {
+                let bias = self.replica.shared(bias.val().cast(DType::F32));
+                logits + bias.unsqueeze_dim(0)
+            }
+            None => logits,
+        }
     }
 }
 
@@ -169,6 +182,9 @@ impl Sharded for Router {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.how.name.as_deref());
         plan.param("weight", &self.replica.spec(&self.weight));
+        if let Some(bias) = &self.logit_bias {
+            plan.param("logit_bias", &self.replica.spec(bias));
+        }
         if let Some(bias) = &self.bias {
             plan.param("bias", &self.replica.spec(bias));
         }

@@ -3,12 +3,15 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::{
+    module::Param,
+    tensor::{Tensor, TensorData},
+};
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    BatchContext, Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe, MoeConfig,
-    MoeOptions, read_params, shard_plan,
+    Activation, BatchContext, Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe,
+    MoeConfig, MoeOptions, read_params, shard_plan,
 };
 
 use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
@@ -100,10 +103,11 @@ impl Case {
             dispatcher,
             ..MoeOptions::default()
         };
-        config
+        let moe = config
             .with_recompute(self.recompute)
             .init(groups, options, &autodiff())
-            .unwrap()
+            .unwrap();
+        with_biases(moe)
     }
 
     pub(crate) fn input(&self, seed: u64) -> TensorData {
@@ -215,6 +219,26 @@ impl Case {
     }
 }
 
+/// Gives biases that start at zero other values, which are the same on all ranks.
+fn with_biases(mut moe: Moe) -> Moe {
+    let filled = |bias: Option<Param<Tensor<1>>>, value: f32| {
+        let value = |x: Tensor<1>| (x.inner().zeros_like() + value).autodiff().require_grad();
+        bias.map(|bias| Param::from_tensor(value(bias.val())))
+    };
+    for (index, expert) in moe.experts.iter_mut().enumerate() {
+        if let Some(expert) = expert {
+            expert.up.bias = filled(expert.up.bias.take(), 0.3 * index as f32 - 0.5);
+            expert.down.bias = filled(expert.down.bias.take(), 0.4 - 0.2 * index as f32);
+        }
+    }
+    moe.router.logit_bias = moe.router.logit_bias.take().map(|bias| {
+        let values: Vec<f32> = (0..bias.dims()[0]).map(|i| (i as f32).sin()).collect();
+        let values = Tensor::<1>::from_data(values.as_slice(), &autodiff());
+        Param::from_tensor(values.require_grad())
+    });
+    moe
+}
+
 fn param_grads_but(
     layer: &Moe,
     grads: &burn::tensor::Gradients,
@@ -324,4 +348,11 @@ pub(crate) fn qwen2(d_model: usize, d_ffn: usize) -> MoeConfig {
         .with_normalise(false)
         .with_shared_ffn(Some(2 * d_ffn))
         .with_shared_gate(true)
+}
+
+pub(crate) fn gpt_oss(d_model: usize, d_ffn: usize) -> MoeConfig {
+    mixtral(d_model, d_ffn, 8, 3)
+        .with_activation(Activation::ClampedSwiGlu)
+        .with_bias(true)
+        .with_router_bias(true)
 }

@@ -8,10 +8,12 @@ mod weight_gradients;
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Tensor, activation};
-use case::{Case, Done, assert_same, deepseek, groups, mixtral, qwen2};
+use burn::tensor::{Tensor, TensorData, activation};
+use case::{Case, Done, assert_same, deepseek, gpt_oss, groups, mixtral, qwen2};
 use megaburn_mesh::Layout;
-use megaburn_parallel::{Dispatcher, ExpertGroups, LoadBalance, Moe, MoeConfig, MoeOptions};
+use megaburn_parallel::{
+    Activation, Dispatcher, ExpertGroups, LoadBalance, Moe, MoeConfig, MoeOptions, ParallelLinear,
+};
 use rstest::rstest;
 
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks};
@@ -21,6 +23,10 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
     let [seq, batch, d] = x.dims();
     let rows = x.reshape([seq * batch, d]);
     let logits = rows.clone().matmul(layer.router.weight.val());
+    let logits = match &layer.router.logit_bias {
+        Some(bias) => logits + bias.val().unsqueeze(),
+        None => logits,
+    };
     let scores = if case.config.sigmoid {
         activation::sigmoid(logits)
     } else {
@@ -28,9 +34,23 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
     };
     let plain = floats(&scores.clone().inner().into_data());
     let experts = case.config.num_experts;
-    let mlp = |x: Tensor<2>, up: Tensor<2>, down: Tensor<2>| {
-        let [gate, up] = x.matmul(up).chunk(2, 1).try_into().unwrap();
-        (activation::silu(gate) * up).matmul(down)
+    let linear = |x: Tensor<2>, layer: &ParallelLinear| {
+        let y = x.matmul(layer.weight.val());
+        match &layer.bias {
+            Some(bias) => y + bias.val().unsqueeze(),
+            None => y,
+        }
+    };
+    let mlp = |x: Tensor<2>, up: &ParallelLinear, down: &ParallelLinear| {
+        let [gate, up] = linear(x, up).chunk(2, 1).try_into().unwrap();
+        let activated = if case.config.activation == Activation::ClampedSwiGlu {
+            let gate = gate.clamp_max(7.0);
+            let up = up.clamp(-7.0, 7.0) + 1.0;
+            gate.clone() * activation::sigmoid(gate * 1.702) * up
+        } else {
+            activation::silu(gate) * up
+        };
+        linear(activated, down)
     };
     let mut out = Vec::new();
     for token in 0..seq * batch {
@@ -63,18 +83,13 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
             } else {
                 weight(e)
             };
-            mlp(
-                row.clone(),
-                expert.up.weight.val(),
-                expert.down.weight.val(),
-            ) * w
-                * case.config.scale
+            mlp(row.clone(), &expert.up, &expert.down) * w * case.config.scale
         });
         let mut y = terms.reduce(|a, b| a + b).unwrap();
         if let Some(shared) = &layer.shared {
             let gate = layer.shared_gate.as_ref();
             let gate = gate.map(|gate| activation::sigmoid(row.clone().matmul(gate.weight.val())));
-            let of_shared = mlp(row, shared.up.weight.val(), shared.down.weight.val());
+            let of_shared = mlp(row, &shared.up, &shared.down);
             y = y + match gate {
                 Some(gate) => of_shared * gate,
                 None => of_shared,
@@ -93,6 +108,8 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
 #[case(deepseek(7, 3), [3, 3, 7])]
 #[case(qwen2(8, 4), [4, 2, 8])]
 #[case(qwen2(7, 3), [3, 5, 7])]
+#[case(gpt_oss(8, 4), [4, 2, 8])]
+#[case(gpt_oss(7, 3), [5, 3, 7])]
 fn one_rank_computes_every_token_by_its_experts(
     #[case] config: MoeConfig,
     #[case] shape: [usize; 3],
@@ -120,6 +137,10 @@ fn one_rank_computes_every_token_by_its_experts(
         );
         let router = layer.router.weight.val().grad(&grads).unwrap().into_data();
         assert_close("router", &found.grads["router.weight"], &router, 1e-5);
+        if let Some(bias) = &layer.router.logit_bias {
+            let bias = bias.val().grad(&grads).unwrap().into_data();
+            assert_close("bias", &found.grads["router.logit_bias"], &bias, 1e-5);
+        }
         if let Some(gate) = &layer.shared_gate {
             let gate = gate.weight.val().grad(&grads).unwrap().into_data();
             assert_close("gate", &found.grads["shared_gate.weight"], &gate, 1e-5);
@@ -127,11 +148,19 @@ fn one_rank_computes_every_token_by_its_experts(
         for (index, expert) in layer.experts.iter().enumerate() {
             let expert = expert.as_ref().unwrap();
             for (field, layer) in [("up", &expert.up), ("down", &expert.down)] {
-                let path = format!("experts.{index}.{field}.weight");
-                let found = &found.grads[&path];
-                match layer.weight.val().grad(&grads) {
-                    Some(grad) => assert_close(&path, found, &grad.into_data(), 1e-5),
-                    None => assert!(floats(found).iter().all(|&g| g == 0.0)),
+                let check = |path: String, grad: Option<TensorData>| {
+                    let found = &found.grads[&path];
+                    match grad {
+                        Some(grad) => assert_close(&path, found, &grad, 1e-5),
+                        None => assert!(floats(found).iter().all(|&g| g == 0.0)),
+                    }
+                };
+                let path = format!("experts.{index}.{field}");
+                let weight = layer.weight.val().grad(&grads);
+                check(format!("{path}.weight"), weight.map(Tensor::into_data));
+                if let Some(bias) = &layer.bias {
+                    let bias = bias.val().grad(&grads);
+                    check(format!("{path}.bias"), bias.map(Tensor::into_data));
                 }
             }
         }
@@ -157,7 +186,7 @@ pub(crate) const GRIDS: [&str; 14] = [
 
 #[rstest]
 fn every_grid_computes_what_one_rank_does(
-    #[values(0, 1, 2, 3, 4)] which: usize,
+    #[values(0, 1, 2, 3, 4, 5)] which: usize,
     #[values(0.0, 3.0)] common: f32,
     #[values(false, true)] recompute: bool,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
@@ -176,6 +205,7 @@ fn every_grid_computes_what_one_rank_does(
         mixtral(6, 4, 8, 5),
         mixtral(6, 4, 8, 8),
         qwen2(8, 4),
+        gpt_oss(8, 4),
     ];
     let shape = [8, 4, configs[which].d_model];
     let case = Case {

@@ -181,6 +181,7 @@ mod tests {
                     "rope_scaling",
                     "batch_ramp",
                     "fim",
+                    "masking",
                 ];
                 if key["properties"].is_object() {
                     if !is_optional.contains(&name.as_str()) {

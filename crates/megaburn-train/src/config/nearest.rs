@@ -84,7 +84,6 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("max_length", "data.seq_len"),
     ("block_size", "data.seq_len"),
     ("context_length", "data.seq_len"),
-    ("dataset", "data.path"),
     ("data_path", "data.path"),
     ("train_data", "data.path"),
     ("val_fraction", "data.validation_fraction"),

@@ -80,6 +80,7 @@ mod tests {
             ("parallel", fields::<ParallelConfig>()),
             ("data", fields::<DataConfig>()),
             ("data.fim", fields::<FimConfig>()),
+            ("data.masking", fields::<DataMaskingConfig>()),
             ("train", fields::<TrainingConfig>()),
             ("train.batch_ramp", fields::<BatchRampConfig>()),
             ("optimizer", fields::<OptimizerConfig>()),

@@ -205,8 +205,10 @@ mod tests {
             let model = family.template();
             let experts = model.experts.as_ref();
             let has_shared = experts.is_some_and(|experts| experts.shared_ffn.is_some());
-            let has_other_parts =
-                has_shared || model.attention_sinks || model.norm_placement.has_output_norms();
+            let has_other_parts = has_shared
+                || model.attention_sinks
+                || model.bidirectional
+                || model.norm_placement.has_output_norms();
             if model.latent.is_some() || has_other_parts {
                 continue;
             }

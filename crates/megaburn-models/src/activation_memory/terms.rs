@@ -177,14 +177,20 @@ impl ActivationMemory {
         let n = self.tokens();
         let e = self.element;
         let in_heads = if self.shares_heads { e * given * n } else { 0 };
+        // All queries of attention in both directions are one block, whose output is not joined.
+        let joined = if self.model.bidirectional {
+            0
+        } else {
+            e * given * n
+        };
         let (again, of_scores) = match self.is_fallback() {
             _ if self.recompute.core_attention => (0, 0),
             false => (in_heads, STATISTIC * heads * n),
             // With a soft cap, the slopes of the capped scores are saved too.
             true if self.model.attention_soft_cap.is_some() => {
-                (e * given * n, 2 * e * heads * self.pairs(index))
+                (joined, 2 * e * heads * self.pairs(index))
             }
-            true => (e * given * n, e * heads * self.pairs(index)),
+            true => (joined, e * heads * self.pairs(index)),
         };
         [
             ("output of attention", e * given * n + again),

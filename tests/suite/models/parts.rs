@@ -206,10 +206,10 @@ fn drawn() -> Vec<Row> {
         }
     }
     let mut rows = Vec::new();
-    // A pair that is possible in none of 30 drawn rows does not go together.
+    // A pair that is possible in none of 300 drawn rows does not go together.
     while let Some(&pair) = missing.first() {
         let mut best: Option<(usize, Row)> = None;
-        for _ in 0..30 {
+        for _ in 0..300 {
             let mut row: Row = std::array::from_fn(|column| draw(len_of(column)));
             pair.into_iter()
                 .for_each(|(column, value)| row[column] = value);

@@ -55,14 +55,14 @@ pub(crate) const FIXTURES: [(&str, usize); 40] = [
     ("gpt-neox-serial", 2),
     ("falcon", 4),
     ("falcon-grouped", 2),
-    ("bert", 4),
-    ("bert-masked", 2),
-    ("megatron-bert", 4),
     ("falcon-alibi", 2),
     ("falcon-alibi-grouped", 4),
     ("phi3-long", 4),
     ("phi3-short", 4),
     ("llama-dynamic", 4),
+    ("bert", 4),
+    ("bert-masked", 2),
+    ("megatron-bert", 4),
 ];
 
 const LAYOUTS: [&str; 17] = [

@@ -18,8 +18,8 @@ pub(super) struct ExpertBiases {
 }
 
 impl ExpertBiases {
-    /// The biases of experts, given by their up and down matrices, or `None` if they have none. The ranks of `etp` share the experts:
-    /// each adds its part of the down bias to its partial sum.
+    /// The biases of experts, given by their up and down matrices, or `None` if they have none. The
+    /// ranks of `etp` share the experts: each adds its part of the down bias to its partial sum.
     pub(super) fn of<'a>(
         experts: impl Iterator<Item = [&'a ParallelLinear; 2]>,
         etp: &Group,

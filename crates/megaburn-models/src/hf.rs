@@ -152,10 +152,11 @@ impl Family {
     /// The name of the output projection, if the key map reads it from one tensor.
     pub(crate) fn find_head_name(self) -> Option<&'static str> {
         let mut keys = self.definition().keys().iter().copied().flatten();
-        keys.find_map(|key| match key.theirs {
-            Theirs::One(name) if key.ours == "head.weight" => Some(name),
+        // The first key of a parameter applies.
+        match keys.find(|key| key.ours == "head.weight")?.theirs {
+            Theirs::One(name) => Some(name),
             _ => None,
-        })
+        }
     }
 }
 

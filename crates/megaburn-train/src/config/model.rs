@@ -422,7 +422,7 @@ mod tests {
     )]
     #[case(
         "family = \"gpt3\"",
-        "`model.family` in m.toml: unknown family `gpt3`, expected one of `gpt2`, `llama`"
+        "`model.family` in `m.toml`: unknown family `gpt3`, expected one of `gpt2`, `llama`"
     )]
     #[case(
         "rope_scaling.kind = \"ntk\"",

@@ -4,7 +4,7 @@ use megaburn::mesh::Layout;
 use rstest::rstest;
 
 use super::corpus::Sentences;
-use crate::layouts::grid::{Trained, compare, train};
+use crate::layouts::grid::{Trained, compare_within, train};
 use megaburn_test_support::text::fresh_seed;
 
 /// The layouts, with settings of the run.
@@ -70,7 +70,8 @@ fn every_layout_trains_an_encoder_as_one_rank_does(#[case] sets: &[&str]) {
     for (layout, more) in LAYOUTS {
         let found = train(config(more), layout.parse().unwrap());
         let name = format!("{sets:?}, {layout}, {more:?}");
-        compare(&found, &expected, &name);
+        // The gradients of the heads are differences of a few rows, which cancel.
+        compare_within(&found, &expected, &name, 5e-5);
         compare_order(&found, &expected, &name);
     }
 }

@@ -6,7 +6,7 @@ use burn::{
 use megaburn_collective::{Group, region::reduce_from};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
+    BatchContext, KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
 
 use super::{Block, Decoder, FamilyHead, ModelOptions, model::DecoderParts, rotary::Ropes};
@@ -166,7 +166,8 @@ impl Decoder {
                 .flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
             let own = packed.own(&tokens.collect::<Vec<_>>(), 0);
             let tokens = TensorData::new(own, [packed.num_rows(), 1]);
-            self.embed_at(Tensor::<2, Int>::from_data(tokens, device), &[positions])
+            let tokens = Tensor::<2, Int>::from_data(tokens, device);
+            self.embed_in(tokens, &[positions], &BatchContext::default())
         });
         let layers = &mut cache.layers[self.parts.stages[chunk].layers.clone()];
         let mut x = Residual::from(x);

@@ -119,15 +119,7 @@ impl Decoder {
     /// If this rank does not have the first stage, or as [`forward_stage`](Self::forward_stage).
     pub fn embed(&self, tokens: Tensor<2, Int>, batch: &BatchContext) -> Tensor<3> {
         let positions = self.learned_positions(tokens.dims()[0], batch);
-        let [_, rows] = tokens.dims();
-        let mut x = self.embed_at(tokens, &positions);
-        if let Some(vectors) = &self.token_types {
-            let types = self.type_vectors(vectors, rows, &x, batch);
-            x = x + types;
-        }
-        if let Some(norm) = &self.embedding_norm {
-            x = norm.forward(x);
-        }
+        let x = self.embed_in(tokens, &positions, batch);
         self.dropout.forward(x, batch.block)
     }
 
@@ -153,6 +145,26 @@ impl Decoder {
     fn hidden_states(&self, tokens: Tensor<2, Int>) -> Residual {
         let batch = BatchContext::default();
         self.forward_stage(0, self.embed(tokens, &batch), &batch)
+    }
+
+    /// The norm of the sum of the embeddings of tokens, positions and token types, of which the model
+    /// may have only some.
+    pub(super) fn embed_in(
+        &self,
+        tokens: Tensor<2, Int>,
+        positions: &[Vec<usize>],
+        batch: &BatchContext,
+    ) -> Tensor<3> {
+        let [_, rows] = tokens.dims();
+        let mut x = self.embed_at(tokens, positions);
+        if let Some(vectors) = &self.token_types {
+            let types = self.type_vectors(vectors, rows, &x, batch);
+            x = x + types;
+        }
+        match &self.embedding_norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        }
     }
 
     /// The token embeddings, plus position embeddings if the model has them. `positions` has one

@@ -131,6 +131,12 @@ impl DecoderConfig {
                     router scales: leave one of the two out"
                 ));
             }
+            if self.masked_head || self.binary_head {
+                return refuse(format!(
+                    "`mup_base_hidden` is {base}, but the learning rates of `masked_head` and \
+                    `binary_head` would not be scaled: leave one of the two out"
+                ));
+            }
         }
         if let Some(rotary) = self.positions.rotary() {
             let layers = self.layers;

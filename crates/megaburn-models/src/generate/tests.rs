@@ -99,6 +99,20 @@ fn a_batch_with_a_cache_writes_what_each_prompt_alone_writes_without(
     }
 }
 
+/// The embeddings of BERT in a decoder.
+#[test]
+fn token_types_and_the_norm_of_embeddings_count_in_generation() {
+    let config = DecoderConfig {
+        token_types: 2,
+        embedding_norm: true,
+        ..tiny(Family::GPT2, 32)
+    };
+    let model = model(&config, 11);
+    for (found, prompt) in run(&model, &prompts(), &greedy(12)).iter().zip(prompts()) {
+        assert_eq!(found.tokens, without_cache(&model, &prompt, 12));
+    }
+}
+
 #[rstest]
 fn every_rank_of_a_group_writes_the_same(#[values(2, 4)] ranks: usize) {
     let config = tiny(Family::QWEN3, 32);

@@ -59,7 +59,7 @@ impl Alibi {
             let slope = if self.scaled { *slope } else { slope / scale };
             for digit in 0..DIGITS {
                 // Two numbers in bf16 have twice its precision.
-                let slope = slope * BASE.pow(digit as u32) as f64;
+                let slope = slope * factors(digit).0;
                 let high = rounded(slope);
                 features.extend([high as f32, (slope - high) as f32]);
             }
@@ -67,6 +67,16 @@ impl Alibi {
         }
         let shape = [1, 1, slopes.len(), ALIBI_FEATURES];
         Tensor::<4>::from_data(TensorData::new(features, shape), device).cast(dtype)
+    }
+}
+
+/// The factors of a digit in the features of queries and of keys. Their product is the digit's place
+/// value, which alone would exceed the range of f16.
+fn factors(digit: usize) -> (f64, f64) {
+    let base = BASE as f64;
+    match digit {
+        0 => (1.0, 1.0),
+        _ => (base, base.powi(digit as i32 - 1)),
     }
 }
 
@@ -98,8 +108,9 @@ impl AlibiKeys {
         for at in 0..len {
             for sequence in sequences {
                 let mut rest = sequence.as_ref()[at];
-                for _ in 0..DIGITS {
-                    features.extend([(rest % BASE) as f32; 2]);
+                for digit in 0..DIGITS {
+                    let value = (rest % BASE) as f64 * factors(digit).1;
+                    features.extend([value as f32; 2]);
                     rest /= BASE;
                 }
                 features.extend([0.0; ALIBI_FEATURES - 2 * DIGITS]);
@@ -155,7 +166,7 @@ mod tests {
 
     #[rstest]
     fn products_of_features_are_slopes_times_positions(
-        #[values(DType::F32, DType::BF16)] dtype: DType,
+        #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
         #[values(false, true)] scaled: bool,
     ) {
         let device = Device::flex();

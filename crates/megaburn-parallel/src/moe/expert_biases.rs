@@ -57,7 +57,7 @@ impl ExpertBiases {
         if rows.dims()[0] == 0 {
             return rows;
         }
-        let biases = of_rows(&self.down, rows_per_expert).cast(DType::F32);
+        let biases = of_rows(&self.down, rows_per_expert);
         let weighted = biases * weights.cast(DType::F32).unsqueeze_dim(1);
         let dtype = rows.dtype();
         rows + weighted.cast(dtype)
@@ -68,7 +68,7 @@ fn bias(bias: &Option<Param<Tensor<1>>>) -> Option<Tensor<1>> {
     bias.as_ref().map(Param::val)
 }
 
-/// The bias of the expert of each row.
+/// The bias of the expert of each row, in f32, in which the gradients of the rows are summed.
 fn of_rows(biases: &Tensor<2>, rows_per_expert: &[usize]) -> Tensor<2> {
     let counts = rows_per_expert.iter().enumerate();
     let experts: Vec<i32> = counts
@@ -77,5 +77,5 @@ fn of_rows(biases: &Tensor<2>, rows_per_expert: &[usize]) -> Tensor<2> {
     let shape = [experts.len()];
     let device = biases.device();
     let experts = Tensor::<1, Int>::from_data(TensorData::new(experts, shape), &device);
-    biases.clone().select(0, experts)
+    biases.clone().cast(DType::F32).select(0, experts)
 }

@@ -153,7 +153,7 @@ impl ModelConfig {
 
     /// How much wider the model is than that of `parts.mup_base_hidden`; 1 without μP.
     pub(crate) fn width_multiplier(&self) -> f64 {
-        let base = self.parts.as_ref().and_then(|parts| parts.mup_base_hidden);
+        let base = self.template().mup_base_hidden;
         self.hidden as f64 / base.unwrap_or(self.hidden) as f64
     }
 

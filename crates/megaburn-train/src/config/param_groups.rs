@@ -17,7 +17,8 @@ pub struct ParamGroupConfig {
     #[serde(rename = "match")]
     pub pattern: String,
     /// The learning rate at the end of the warm-up. Warm-up and decay are those of the other
-    /// parameters, in proportion: `min_lr` and `init_lr` are multiplied by this rate over `lr`.
+    /// parameters, in proportion: `min_lr` and `init_lr` are multiplied by this rate over `lr`. With
+    /// `model.parts.mup_base_hidden` it is not divided by the width.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
     /// The weight decay, which stays constant. Parameters of one dimension do not decay here either.

@@ -88,7 +88,10 @@ impl TrainConfig {
             DatasetKind::Bert => {
                 let rule = "\"gpt\": the model is a decoder; choose model.family = \"bert\", or \
                     model.parts.bidirectional = true";
-                require(model.bidirectional, "data.dataset", "bert", rule)
+                require(model.bidirectional, "data.dataset", "bert", rule)?;
+                let rule = "0, or at least 2: a sample has two segments";
+                let types = model.token_types;
+                require(types != 1, "model.parts.token_types", types, rule)
             }
         }
     }

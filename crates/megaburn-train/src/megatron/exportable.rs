@@ -60,6 +60,10 @@ pub(super) fn check(config: &TrainConfig, model: &DecoderConfig) -> Result<(), S
             "train.dtype is f16, whose loss scale is not converted".into(),
         ),
         (
+            !config.optimizer.groups.is_empty(),
+            "optimizer.groups is set, and Megatron-LM has no such groups of parameters".into(),
+        ),
+        (
             config.train.label_smoothing > 0.0 || config.train.z_loss > 0.0,
             "train.label_smoothing and train.z_loss are no options of Megatron-LM's GPT".into(),
         ),

@@ -24,6 +24,8 @@ use megaburn_test_support::text::fresh_seed;
 #[case(&["data.documents=true"], "`data.documents` is set: it must be absent")]
 #[case(&["data.seq_len=4"], "data.seq_len")]
 #[case(&["data.tokenizer=byte"], "data.tokenizer")]
+#[case(&["model.parts.token_types=1"], "`model.parts.token_types` is 1: it must be 0, or at least 2")]
+#[case(&["model.parts.mup_base_hidden=8"], "would not be scaled")]
 fn a_setting_that_does_not_fit_is_refused(#[case] sets: &[&str], #[case] message: &str) {
     let sentences = Sentences::new(10, fresh_seed());
     let own = sentences.settings();
@@ -38,6 +40,23 @@ fn a_setting_that_does_not_fit_is_refused(#[case] sets: &[&str], #[case] message
     let ended = megaburn(&args);
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     assert!(ended.stderr.contains(message), "{ended:#?}");
+}
+
+#[test]
+fn an_untied_head_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let hf = fixture("bert");
+    let config = std::fs::read_to_string(hf.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config["tie_word_embeddings"] = false.into();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let weights = "model.safetensors";
+    std::fs::copy(hf.join(weights), dir.path().join(weights)).unwrap();
+    let out = dir.path().join("out");
+    let ended = megaburn(&["convert", "import", text(dir.path()), text(&out)]);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    assert!(ended.stderr.contains("tie_word_embeddings"), "{ended:#?}");
+    assert!(!out.exists());
 }
 
 #[test]

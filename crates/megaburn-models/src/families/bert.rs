@@ -186,6 +186,8 @@ pub(super) fn read_sizes(
     json.only("is_decoder", false)?;
     json.only("add_cross_attention", false)?;
     json.only("position_embedding_type", "absolute")?;
+    // An untied head has a second bias, which is used instead of `cls.predictions.bias`.
+    json.only("tie_word_embeddings", true)?;
     let hidden = json.size("hidden_size")?;
     let heads = json.size("num_attention_heads")?;
     if heads == 0 || !hidden.is_multiple_of(heads) {
@@ -205,7 +207,6 @@ pub(super) fn read_sizes(
         token_types: json.size("type_vocab_size")?,
         norm_eps: json.number("layer_norm_eps")?,
         activation: activation(json, "hidden_act")?,
-        tied: json.flag("tie_word_embeddings")?,
         ..template
     })
 }

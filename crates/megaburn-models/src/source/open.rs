@@ -123,7 +123,8 @@ impl ModelSource {
         let prefix = config.family.definition().optional_prefix();
         let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let mut params = named_params(&config, bare)?;
-        if config.tied && has_own_head(&dir, &config, &params)? {
+        // The head of masked tokens is always tied, as in Transformers.
+        if config.tied && !config.masked_head && has_own_head(&dir, &config, &params)? {
             config.tied = false;
             params = named_params(&config, bare)?;
         }

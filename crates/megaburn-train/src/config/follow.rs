@@ -6,6 +6,17 @@ use super::{DatasetKind, TrainConfig};
 
 /// Sets keys that are absent from `given`, the merged layers, and that follow from other keys.
 pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
+    fill_in_dataset(config, given);
+    let model = given.get("model").and_then(Value::as_table);
+    let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));
+    if !is_set && config.model.has_all_kv_heads() {
+        config.model.kv_heads = config.model.heads;
+    }
+}
+
+/// Sets the kind of samples that the model reads. It is called again after `model.init` has set the
+/// model.
+pub(super) fn fill_in_dataset(config: &mut TrainConfig, given: &Table) {
     let data = given.get("data").and_then(Value::as_table);
     let has_kind = data.is_some_and(|data| data.contains_key("dataset"));
     if !has_kind && config.model.template().bidirectional {
@@ -13,11 +24,6 @@ pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
     }
     if config.data.dataset == DatasetKind::Bert {
         config.data.masking.get_or_insert_default();
-    }
-    let model = given.get("model").and_then(Value::as_table);
-    let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));
-    if !is_set && config.model.has_all_kv_heads() {
-        config.model.kv_heads = config.model.heads;
     }
 }
 
@@ -32,6 +38,14 @@ mod tests {
             .iter()
             .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         layers.and_then(ConfigLayers::load).unwrap()
+    }
+
+    #[test]
+    fn a_published_encoder_reads_masked_samples() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/bert");
+        let config = with(&[&format!("model.init={fixture}")]);
+        assert_eq!(config.data.dataset, DatasetKind::Bert);
+        assert!(config.data.masking.is_some());
     }
 
     #[test]

@@ -186,6 +186,7 @@ impl ConfigLayers {
             config.run.dir = config.default_dir();
         }
         init::fill_in(&mut config, &self.merged, self.fresh)?;
+        follow::fill_in_dataset(&mut config, &self.merged);
         config.validate()?;
         if !names_dir && config.model.init.is_none() {
             config.run.dir = config.default_dir();

@@ -48,9 +48,9 @@ mod tests {
 
     #[rstest]
     // A parameter of one stage of a pipeline counts.
-    #[case("[{match=\"head.*\",lr=1e-3},{match=\"blocks.0.*\",lr=1e-3}]", None)]
+    #[case("[{match=\"norm.*\",lr=1e-3},{match=\"blocks.0.*\",lr=1e-3}]", None)]
     #[case("[{match=\"block.*\",lr=1e-3}]", Some("block.*"))]
-    #[case("[{match=\"*\",lr=1e-3},{match=\"head.*\",lr=1e-4}]", Some("head.*"))]
+    #[case("[{match=\"*\",lr=1e-3},{match=\"norm.*\",lr=1e-4}]", Some("norm.*"))]
     fn a_group_without_parameters_is_refused(
         #[case] groups: &str,
         #[case] refused: Option<&str>,

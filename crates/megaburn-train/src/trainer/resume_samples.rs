@@ -4,7 +4,7 @@ use megaburn_checkpoint::Checkpoint;
 
 use super::{resume::read_state, save::TrainerState};
 use crate::{
-    config::Change,
+    config::{Change, DatasetKind},
     data::{BlendRecord, HELD_OUT},
     error::TrainError,
     resume_error::ResumeError,
@@ -54,9 +54,10 @@ impl Trainer {
                 && self.config.data.is_of_fixed_length()
                 && !self.config.data.train.is_empty() =>
             {
-                let what = "was trained on other data or weights, and data.order = \"megatron\" \
-                    cannot change them";
-                return Err(refused(what.into()).into());
+                let order = self.fixed_order();
+                let what =
+                    format!("was trained on other data or weights, and {order} cannot change them");
+                return Err(refused(what).into());
             }
             _ => None,
         };
@@ -129,10 +130,19 @@ impl Trainer {
             key: "train.global_batch",
             value: self.config.train.global_batch.to_string(),
             rule: format!(
-                "that of the steps before: data.order megatron has {found} samples for \
-                train.steps at this size, and {consumed_samples} are read, so the run needs {needed}"
+                "that of the steps before: {} has {found} samples for train.steps at this size, and \
+                {consumed_samples} are read, so the run needs {needed}",
+                self.fixed_order()
             ),
         })
+    }
+
+    /// The key whose order of samples is made for the length of the run.
+    fn fixed_order(&self) -> &'static str {
+        match self.config.data.dataset {
+            DatasetKind::Bert => "data.dataset = \"bert\"",
+            DatasetKind::Gpt => "data.order = \"megatron\"",
+        }
     }
 }
 

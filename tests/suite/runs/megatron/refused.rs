@@ -14,7 +14,8 @@ use megaburn_torch::{
 };
 use rstest::rstest;
 
-use super::{changed, fixture, import, inner, set, with_arguments, write_changed};
+use super::{FIRST, changed, config, fixture, import, inner, set, with_arguments, write_changed};
+use crate::runs::resume::train;
 
 #[rstest]
 #[case("tp2-dp2", "multi_latent_attention", true.into(), "megaburn has no layer that computes this")]
@@ -220,27 +221,17 @@ fn what_a_pickle_would_call_is_neither_called_nor_copied(
 
 /// The run was changed after its import.
 #[rstest]
-#[case(
-    "[[optimizer.groups]]\nmatch = \"head.*\"\nlr = 1e-3\n",
-    "optimizer.groups"
-)]
-#[case("[train]\nz_loss = 1e-4\n", "train.z_loss")]
-#[case("[train]\nlabel_smoothing = 0.1\n", "train.label_smoothing")]
+#[case("optimizer.groups=[{match=\"norm.*\",lr=1e-3}]", "optimizer.groups")]
+#[case("train.z_loss=1e-4", "train.z_loss")]
+#[case("train.label_smoothing=0.1", "train.label_smoothing")]
 fn a_run_with_options_that_megatron_lm_lacks_is_not_exported(
-    #[case] line: &str,
+    #[case] set: &str,
     #[case] named: &str,
 ) {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     import(&fixture("tp2-dp2"), &at("run")).unwrap();
-    let file = at("run/config.toml");
-    let config = fs::read_to_string(&file).unwrap();
-    let changed = match line.strip_prefix("[train]\n") {
-        Some(key) => config.replace("[train]\n", &format!("[train]\n{key}")),
-        None => format!("{config}\n{line}"),
-    };
-    assert!(changed != config);
-    fs::write(&file, changed).unwrap();
+    train(config(&at("run"), "tp2", &[set]), FIRST + 1, FIRST + 1);
     let error = to_megatron(&at("run"), &at("back"), None).unwrap_err();
     assert!(error.to_string().contains(named), "{error}");
     assert!(!at("back").exists());

@@ -68,7 +68,7 @@ fn unchanged<N: Size>(x: Vector<f32, N>, limited: Vector<f32, N>) -> Vector<f32,
 
 /// Returns what a gated activation multiplies the curve by, and the derivative of that by `up`.
 #[cube]
-fn factor<N: Size>(
+fn up_factor<N: Size>(
     up: Vector<f32, N>,
     #[comptime] curve: PointwiseFn,
 ) -> (Vector<f32, N>, Vector<f32, N>) {
@@ -108,7 +108,7 @@ pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
         let (mut value, _slope) = curve(input, activation.curve);
         if comptime!(activation.gated) {
             let up = Vector::<f32, N>::cast_from(x[at + width as usize]);
-            let (by, _slope) = factor(up, activation.curve);
+            let (by, _slope) = up_factor(up, activation.curve);
             value *= by;
         }
         if comptime!(weighted) {
@@ -139,7 +139,7 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
         let (value, slope) = curve(Vector::<f32, N>::cast_from(x[at]), activation.curve);
         if comptime!(activation.gated) {
             let up = Vector::<f32, N>::cast_from(x[at + width]);
-            let (by, change) = factor(up, activation.curve);
+            let (by, change) = up_factor(up, activation.curve);
             let to = row * 2 * width + column;
             dx[to] = Vector::cast_from(dy * slope * by);
             dx[to + width] = Vector::cast_from(dy * value * change);
@@ -181,7 +181,7 @@ pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
             let weighted = dy * factor;
             if comptime!(activation.gated) {
                 let up = Vector::<f32, N>::cast_from(x[at + width as usize]);
-                let (by, change) = factor(up, activation.curve);
+                let (by, change) = up_factor(up, activation.curve);
                 let to = row as usize * 2 * width as usize + column as usize;
                 dx[to] = Vector::cast_from(weighted * slope * by);
                 dx[to + width as usize] = Vector::cast_from(weighted * value * change);

@@ -39,7 +39,7 @@ impl Alibi {
         let between = (0..heads - whole).map(|head| slope(2 * head + 1, 2 * whole));
         let slopes = plain.chain(between);
         if self.scaled {
-            slopes.map(|slope| rounded(slope)).collect()
+            slopes.map(rounded).collect()
         } else {
             slopes.collect()
         }

@@ -23,9 +23,9 @@ pub use fused_linear::linear_cross_entropy;
 pub use options::CrossEntropyOptions;
 
 /// `-log softmax(logits)[label]` of each token, with label smoothing if requested; 0 where the
-/// label is ignored. With [`z_loss`](CrossEntropyOptions::z_loss), the squared logarithm of the sum of
-/// exponentials times a factor is added. Computed in f32 (f64 for f64) whatever the dtype of the logits, which is also
-/// the dtype of their gradient.
+/// label is ignored. With [`z_loss`](CrossEntropyOptions::z_loss), the squared logarithm of the sum
+/// of exponentials times a factor is added. Computed in f32 (f64 for f64) whatever the dtype of the
+/// logits, which is also the dtype of their gradient.
 ///
 /// `exchange` concatenates the statistics of all parts along the first dimension, in the order of
 /// the parts; if all columns are here it is the identity. Labels must be the same for all parts,

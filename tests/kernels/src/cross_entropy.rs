@@ -112,7 +112,7 @@ fn losses() -> Result<(), String> {
                     let what = format!("{s}x{b}x{vocab} of {columns} {dtype:?} {smoothing} {size}");
                     let options = CrossEntropyOptions {
                         smoothing,
-                        // Of large logits, the squares would hide the rest.
+                        // The squares of large logits would hide errors of the other terms.
                         z_loss: if size > 1.0 { 0.0 } else { smoothing },
                         ignore_index,
                         ..CrossEntropyOptions::new(vocab)

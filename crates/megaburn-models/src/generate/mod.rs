@@ -63,12 +63,12 @@ struct Text {
 /// sampled, and may end that text.
 ///
 /// If a text outgrows the short sequences of a model with longrope, it is read anew with the other
-/// frequencies. If a text outgrows the model's longest sequence, the cache is cleared and the last half of that
-/// length is read anew.
+/// frequencies. If a text outgrows the model's longest sequence, the cache is cleared and the last
+/// half of that length is read anew.
 ///
 /// # Errors
-/// The model is an encoder, a prompt is empty or has a token outside the vocabulary, the sampling options are invalid, or
-/// logits are not finite.
+/// The model is an encoder, a prompt is empty or has a token outside the vocabulary, the sampling
+/// options are invalid, or logits are not finite.
 /// # Collective
 /// All members of the model's tensor- and context-parallel groups, with equal arguments; `on_token`
 /// must decide the same on every member.

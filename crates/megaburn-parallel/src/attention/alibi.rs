@@ -30,8 +30,8 @@ pub struct Alibi {
 }
 
 impl Alibi {
-    /// The slopes of all heads. If their number is no power of two, the heads after the largest one
-    /// below have the slopes in between, as in BLOOM.
+    /// The slopes of all heads. If their number is no power of two, the first heads have the slopes
+    /// for the next smaller power of two, and the others have slopes between these, as in BLOOM.
     pub fn slopes(self, heads: usize) -> Vec<f64> {
         let whole = 1 << heads.max(1).ilog2();
         let slope = |head: usize, of: usize| 2f64.powf(-8.0 * head as f64 / of as f64);

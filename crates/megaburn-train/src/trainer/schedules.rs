@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(rates.lr, 1.5e-3);
     }
 
-    /// Of a wider model by μP, the matrices in blocks learn more slowly.
+    /// Source: Yang et al., "Tensor Programs V" (2022), for Adam.
     #[test]
     fn hidden_matrices_of_a_wider_model_learn_more_slowly() {
         let text = "[model]\nhidden = 256\n[model.parts]\nmup_base_hidden = 64\nmlp_bias = true

@@ -75,7 +75,8 @@ mod tests {
     use super::*;
     use crate::{AttentionOptions, partial_attention, partial_attention_gradients};
 
-    /// Attention by its definition: a column of sinks joins the scores, and leaves with the softmax.
+    /// Attention by its definition: the softmax is over the scores and one column of sinks, whose
+    /// probabilities are then dropped.
     fn reference([q, k, v]: [Tensor<4>; 3], sinks: Tensor<1>, window: usize) -> Tensor<4> {
         let [len, b, hq, d] = q.dims();
         let repeat = hq / k.dims()[2];

@@ -217,7 +217,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     })
 }
 
-/// The inverse of [`read_sizes`].
+/// The inverse of `read_sizes`.
 pub fn write_sizes(config: &DecoderConfig) -> Value {
     json!({
         "hidden_act": "silu",

@@ -11,8 +11,8 @@ use crate::{
 };
 
 /// One line of a family's key map: the tensors from which a parameter is assembled. `*` is the
-/// number of the layer, a second `*` the number of the expert. A name that ends with `[*]` is one
-/// matrix or vector of a tensor in which those of all experts are stacked.
+/// number of the layer, a second `*` the number of the expert. A name that ends with `[*]` is the
+/// matrix or vector of one expert in a tensor that stacks all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     ours: &'static str,

@@ -63,7 +63,7 @@ pub trait OutputHead: Module + Sharded + 'static {
 
     /// Returns the head with the same weights for full sequences, as generation needs it. Only layers
     /// whose forward pass communicates with sequence parallelism change: call their
-    /// `whole_sequence`. Those of [`HeadParts`](super::HeadParts) do not.
+    /// `whole_sequence`. Layers made by [`HeadParts`](super::HeadParts) do not communicate.
     #[must_use]
     fn whole_sequence(self) -> Self {
         self

@@ -27,7 +27,7 @@ impl NormPlacement {
         matches!(self, Self::Pre | Self::Sandwich)
     }
 
-    /// Whether a norm follows attention and MLP: that of their outputs, or of the residual stream.
+    /// Whether a norm follows attention and MLP. It normalises their outputs or the residual stream.
     pub fn has_output_norms(self) -> bool {
         self != Self::Pre
     }

@@ -96,8 +96,8 @@ impl Decoder {
         }
     }
 
-    /// The rotary tables of the chunks of `zigzag` in sequences of `seq_len` positions, whose
-    /// frequencies are those of sequences of `len` tokens.
+    /// The rotary tables of the chunks of `zigzag` in sequences of `seq_len` positions. The length
+    /// `len` determines the frequencies of dynamic NTK and longrope.
     fn rope_tables(&self, seq_len: usize, zigzag: Zigzag, len: usize, device: &Device) -> Ropes {
         let mut cached = self
             .parts

@@ -70,7 +70,7 @@ pub(super) const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("tie_word_embeddings", Meaning::Flag(true)),
 ];
 
-/// The norms of BERT, which are of the residual stream, and that of its embeddings.
+/// BERT normalises the residual stream after attention and MLP, and the embeddings.
 const KEYS: &[Key] = &[
     Key::plain("embedding_norm.gamma", "bert.embeddings.LayerNorm.weight"),
     Key::plain("embedding_norm.beta", "bert.embeddings.LayerNorm.bias"),

@@ -40,8 +40,8 @@ fn register(family: Family) -> Result<Family, ModelError> {
         check_new(others, family).map_err(|why| refused(family, &why))?;
         registered.push(family);
     }
-    // The definition is checked as that of a family of this program, because `config.json` is read
-    // by its architecture.
+    // The family is registered while its definition is checked, because reading `config.json` finds
+    // a family by its architecture.
     let Err(error) = check_definition(family) else {
         return Ok(family);
     };

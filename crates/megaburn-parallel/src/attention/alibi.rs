@@ -134,7 +134,7 @@ impl AlibiKeys {
     }
 }
 
-/// `x` with `features`, which are broadcast, after those of each head.
+/// Appends `features`, which are broadcast, to the features of each head of `x`.
 pub(super) fn with_features(x: Tensor<4>, features: Tensor<4>) -> Tensor<4> {
     let [s, b, heads, _] = x.dims();
     let features = features

@@ -114,7 +114,7 @@ struct Sinks {
 }
 
 impl Sinks {
-    /// Those of `all`, for attention with the heads of `q`, `[len, b, heads, d]`.
+    /// Takes the sinks of the heads of `q`, `[len, b, heads, d]`, from `all` sinks.
     fn new(all: &Tensor<1>, parallel: &ContextParallel, q: &Tensor<4>) -> Self {
         let own = if all.device().is_autodiff() {
             all.clone().inner()
@@ -131,7 +131,7 @@ impl Sinks {
         }
     }
 
-    /// The gradient of all sinks as one row; zero for those of other ranks' heads.
+    /// The gradient of all sinks as one row. Sinks of other ranks' heads have the gradient zero.
     fn gradient(self, whole: &PartialAttention, dout: Tensor<4>) -> Tensor<2> {
         let found = sink_gradients(self.own, whole, dout).cast(self.dtype);
         let [len] = found.dims();

@@ -92,5 +92,5 @@ pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
 pub use selective_save::SelectiveSave;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
-pub use tokens::{BatchContext, TokenBlock};
+pub use tokens::{BatchContext, EncoderRows, TokenBlock};
 pub use vocab_bias::{VocabParallelBias, VocabParallelBiasConfig};

@@ -19,6 +19,17 @@ pub struct TokenBlock {
     pub first_sample: usize,
 }
 
+/// Which positions of a batch belong to the encoder of an encoder-decoder model. They come first in
+/// the tokens, and the positions of the decoder follow.
+#[derive(derive_new::new, Clone, Debug, PartialEq, Eq)]
+pub struct EncoderRows {
+    /// Number of positions of the encoder, including padding, over all tensor-parallel ranks.
+    pub len: usize,
+    /// Number of tokens of each row without padding, which is at its end; `None` means that all rows
+    /// are full.
+    pub held: Option<Arc<[usize]>>,
+}
+
 /// What a forward pass knows about its micro-batch, besides the tokens. The default is for full,
 /// unpadded rows outside of training.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +50,8 @@ pub struct BatchContext {
     /// The token types of each row, by position, for a model that has them; `None` means type 0 for
     /// all.
     pub token_types: Option<Arc<[Vec<usize>]>>,
+    /// The positions of the encoder, in an encoder-decoder model; `None` in other models.
+    pub encoder: Option<EncoderRows>,
     /// For each row, whether its two segments are in the wrong order, `[1, batch]` of 0 and 1; the
     /// labels of a binary head. `None` means that its loss is not computed.
     pub sentence_order: Option<Tensor<2, Int>>,

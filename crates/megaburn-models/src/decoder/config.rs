@@ -25,6 +25,10 @@ pub struct DecoderConfig {
     pub ffn: usize,
     /// Number of transformer blocks, without the blocks of multi-token prediction.
     pub layers: usize,
+    /// How many of the blocks, from the first on, are the encoder of an encoder-decoder model (T5);
+    /// the others are its decoder. 0 if the model is only an encoder or only a decoder.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub encoder_layers: usize,
     /// Number of query heads.
     pub heads: usize,
     /// Number of key/value heads.

@@ -53,6 +53,7 @@ pub(super) fn template() -> DecoderConfig {
         bidirectional: false,
         embedding_norm: false,
         token_types: 0,
+        encoder_layers: 0,
         masked_head: false,
         binary_head: false,
         zero_centered_gamma: false,

@@ -130,22 +130,30 @@ impl Assets {
 
     /// The tokens that end a text, from `generation_config.json`, else from `config.json`.
     pub fn eos(&self) -> Vec<u32> {
+        self.token_ids("eos_token_id").unwrap_or_default()
+    }
+
+    /// The token that starts the text of a decoder that follows an encoder, from
+    /// `generation_config.json`, else from `config.json`; the padding if there is no such token there.
+    pub fn decoder_start(&self) -> Option<u32> {
+        let ids = self
+            .token_ids("decoder_start_token_id")
+            .or_else(|| self.token_ids("pad_token_id"));
+        ids?.first().copied()
+    }
+
+    /// The tokens at a key of `generation_config.json`, else of `config.json`.
+    fn token_ids(&self, key: &str) -> Option<Vec<u32>> {
         let of = |name| {
             let json = self.json(name)?;
-            let ids = match &json["eos_token_id"] {
+            let ids = match &json[key] {
                 Value::Array(ids) => ids.clone(),
                 Value::Null => return None,
                 id => vec![id.clone()],
             };
-            Some(
-                ids.iter()
-                    .filter_map(Value::as_u64)
-                    .filter_map(|id| id.try_into().ok())
-                    .collect(),
-            )
+            let ids = ids.iter().filter_map(Value::as_u64);
+            Some(ids.filter_map(|id| id.try_into().ok()).collect())
         };
-        of("generation_config.json")
-            .or_else(|| of("config.json"))
-            .unwrap_or_default()
+        of("generation_config.json").or_else(|| of("config.json"))
     }
 }

@@ -10,6 +10,9 @@
 //! - The square matrix of a masked language model before its output projection. The pooler and the
 //!   classifier of its first token are not counted.
 //! - Experts: those that a token uses, including the shared one.
+//! - Cross attention: its queries and its output for the decoder's positions, its keys and values
+//!   for the encoder's, and all pairs of the two. An encoder sees both directions. Megatron's formula
+//!   does not know encoders, and its numbers of T5 are those of a decoder.
 //! - Multi-token prediction: the projection before each block, with `2 h^2` weights, and the output
 //!   projection after it.
 //!
@@ -43,6 +46,8 @@ pub struct FlopShape {
     pub expert_ffn: usize,
     /// Number of token ids.
     pub vocab: usize,
+    /// Number of blocks, from the first on, that are the encoder of an encoder-decoder model.
+    pub encoder_layers: usize,
     /// Whether positions see all others, so that attention has no causal half.
     pub bidirectional: bool,
     /// Whether a square matrix is before the output projection.
@@ -74,6 +79,25 @@ impl FlopShape {
         6.0 * tokens * (blocks + ends) as f64 + scores
     }
 
+    /// FLOPs to train an encoder-decoder model on `num_sequences` pairs of sequences with these
+    /// numbers of tokens, forward and backward.
+    pub fn training_pairs(&self, num_sequences: usize, [encoder, decoder]: [usize; 2]) -> f64 {
+        let [encoder, decoder] = [encoder, decoder].map(|len| len as f64);
+        let [encoder_layers, decoder_layers] =
+            [self.encoder_layers, self.layers - self.encoder_layers].map(|layers| layers as f64);
+        let block = (self.attention + self.ffn_matrices * self.hidden * self.ffn) as f64;
+        let queries = (2 * self.hidden * self.query) as f64;
+        let keys = self.attention as f64 - queries;
+        let of_encoder = encoder_layers * block + decoder_layers * keys;
+        let of_decoder = decoder_layers * (block + queries) + (self.hidden * self.vocab) as f64;
+        let products = 6.0 * (encoder * of_encoder + decoder * of_decoder);
+        // The causal half of the decoder's own pairs.
+        let pairs = encoder_layers * encoder * encoder
+            + decoder_layers * (decoder * decoder / 2.0 + decoder * encoder);
+        let scores = 6.0 * (self.query + self.values) as f64 * pairs;
+        num_sequences as f64 * (products + scores)
+    }
+
     /// FLOPs per token to train on sequences of `seq_len` tokens.
     pub fn training_per_token(&self, seq_len: usize) -> f64 {
         self.training(1, seq_len) / seq_len as f64
@@ -101,6 +125,7 @@ mod tests {
             expert_layers: 0,
             expert_ffn: 0,
             vocab: 128256,
+            encoder_layers: 0,
             bidirectional: false,
             masked_head: false,
         }
@@ -190,5 +215,40 @@ mod tests {
         };
         let gflop = shape.training_per_token(8192) / 1e9;
         assert!((gflop / 43.49 - 1.0).abs() < 5e-4, "{gflop}");
+    }
+
+    /// A decoder whose encoder reads nothing costs what a decoder does, besides the queries and the
+    /// output of its cross attention; and the encoder costs what an encoder without logits does.
+    #[test]
+    fn an_encoder_and_a_decoder_cost_what_they_do_alone_and_their_cross_attention() {
+        let (hidden, query, key_value) = (64, 96, 32);
+        let both = FlopShape {
+            attention: 2 * hidden * (query + key_value),
+            query,
+            values: query,
+            encoder_layers: 2,
+            vocab: 100,
+            ..llama3(hidden, 256, 5)
+        };
+        let decoder = FlopShape {
+            layers: 3,
+            encoder_layers: 0,
+            ..both
+        };
+        let crossed = (6 * 7 * 3 * 2 * hidden * query) as f64;
+        let found = both.training_pairs(4, [0, 7]);
+        assert_eq!(found, 4.0 * (decoder.training(1, 7) + crossed));
+        let encoder = FlopShape {
+            layers: 2,
+            encoder_layers: 0,
+            bidirectional: true,
+            vocab: 0,
+            ..both
+        };
+        let keys = (6 * 9 * 3 * 2 * hidden * key_value) as f64;
+        let read = both.training_pairs(1, [9, 0]);
+        assert_eq!(read, encoder.training(1, 9) + keys);
+        let pairs = both.training_pairs(1, [9, 7]) - both.training_pairs(1, [0, 7]) - read;
+        assert_eq!(pairs, (6 * 2 * query * 3 * 9 * 7) as f64);
     }
 }

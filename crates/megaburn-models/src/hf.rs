@@ -21,6 +21,19 @@ pub struct Key {
     is_buffer: bool,
     /// The only order of attention and MLP for which the line holds.
     order: Option<BlockOrder>,
+    /// Whether the line holds for gated MLPs only, or for others only.
+    gated: Option<bool>,
+    blocks: Blocks,
+}
+
+/// The blocks for which a line holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocks {
+    All,
+    /// Those of the encoder of an encoder-decoder model.
+    Encoder,
+    /// Those of its decoder, whose numbers start at 0.
+    Decoder,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +55,8 @@ impl Key {
             transposed: false,
             is_buffer: false,
             order: None,
+            gated: None,
+            blocks: Blocks::All,
         }
     }
 
@@ -56,11 +71,8 @@ impl Key {
     /// Several tensors, stored as in the model and concatenated along the last dimension.
     pub const fn joined(ours: &'static str, theirs: &'static [&'static str]) -> Self {
         Self {
-            ours,
             theirs: Theirs::Many(theirs),
-            transposed: false,
-            is_buffer: false,
-            order: None,
+            ..Self::plain(ours, "")
         }
     }
 
@@ -68,11 +80,8 @@ impl Key {
     /// `[in, out_1 | out_2 | ..]`.
     pub const fn linear(ours: &'static str, theirs: &'static [&'static str]) -> Self {
         Self {
-            ours,
-            theirs: Theirs::Many(theirs),
             transposed: true,
-            is_buffer: false,
-            order: None,
+            ..Self::joined(ours, theirs)
         }
     }
 
@@ -82,11 +91,9 @@ impl Key {
     /// head.
     pub const fn grouped_qkv(ours: &'static str, theirs: &'static str) -> Self {
         Self {
-            ours,
             theirs: Theirs::Grouped(theirs),
             transposed: true,
-            is_buffer: false,
-            order: None,
+            ..Self::plain(ours, "")
         }
     }
 
@@ -95,7 +102,7 @@ impl Key {
     pub const fn interleaved(ours: &'static str, theirs: &'static str) -> Self {
         Self {
             theirs: Theirs::Interleaved(theirs),
-            ..Self::plain(ours, theirs)
+            ..Self::plain(ours, "")
         }
     }
 
@@ -107,20 +114,62 @@ impl Key {
         }
     }
 
+    /// The same line for models with or without a gated MLP only.
+    pub const fn if_gated(self, gated: bool) -> Self {
+        Self {
+            gated: Some(gated),
+            ..self
+        }
+    }
+
+    /// The same line for blocks of the encoder of an encoder-decoder model only.
+    pub const fn of_encoder(self) -> Self {
+        Self {
+            blocks: Blocks::Encoder,
+            ..self
+        }
+    }
+
+    /// The same line for blocks of the decoder of an encoder-decoder model only. Their numbers start
+    /// at 0 in the names of tensors.
+    pub const fn of_decoder(self) -> Self {
+        Self {
+            blocks: Blocks::Decoder,
+            ..self
+        }
+    }
+
+    /// Whether the line holds for a model.
+    fn is_of(&self, model: &DecoderConfig) -> bool {
+        self.order.is_none_or(|order| order == model.block_order)
+            && self
+                .gated
+                .is_none_or(|gated| gated == model.activation.is_gated())
+    }
+
+    /// The number of a block in the names of tensors, if the line holds for the block.
+    fn number(&self, index: usize, encoder_layers: usize) -> Option<usize> {
+        match self.blocks {
+            Blocks::All => Some(index),
+            Blocks::Encoder => (index < encoder_layers).then_some(index),
+            Blocks::Decoder => index.checked_sub(encoder_layers),
+        }
+    }
+
     /// The names of the tensors, if this line matches the parameter at `path`.
-    fn names(&self, path: &str) -> Option<Vec<String>> {
+    fn names(&self, path: &str, encoder_layers: usize) -> Option<Vec<String>> {
         let ours = self.ours.split('.');
         let parts = path.split('.');
         if ours.clone().count() != parts.clone().count() {
             return None;
         }
-        let mut numbers = Vec::new();
+        let mut numbers: Vec<usize> = Vec::new();
         for (own, part) in ours.zip(parts) {
             match own {
-                "*" => {
-                    part.parse::<usize>().ok()?;
-                    numbers.push(part);
+                "*" if numbers.is_empty() => {
+                    numbers.push(self.number(part.parse().ok()?, encoder_layers)?);
                 }
+                "*" => numbers.push(part.parse().ok()?),
                 own if own == part => {}
                 _ => return None,
             }
@@ -131,7 +180,7 @@ impl Key {
             }
             Theirs::Many(names) => names,
         };
-        let put = |name: String, number: &&str| name.replacen('*', number, 1);
+        let put = |name: String, number: &usize| name.replacen('*', &number.to_string(), 1);
         Some(
             names
                 .iter()
@@ -233,8 +282,8 @@ impl DecoderConfig {
 
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
         let keys = self.family.definition().keys().iter().copied().flatten();
-        let mut keys = keys.filter(|key| key.order.is_none_or(|order| order == self.block_order));
-        let found = keys.find_map(|key| Some((key.names(path)?, key)));
+        let mut keys = keys.filter(|key| key.is_of(self));
+        let found = keys.find_map(|key| Some((key.names(path, self.encoder_layers)?, key)));
         let (
             names,
             &Key {

@@ -5,7 +5,9 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{Gradients, Tensor},
 };
-use megaburn_autograd::{CheckpointOperands, DetachedOutput, LinearPass, without_deferral};
+use megaburn_autograd::{
+    CheckpointOperands, DetachedOutput, LinearPass, RecomputeFn, without_deferral,
+};
 
 use crate::{
     norm::Norm,
@@ -52,15 +54,28 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     inputs: [Recomputable<D>; I],
     forward: impl Fn(&M, [Tensor<D>; I]) -> [Tensor<3>; O] + Send + Sync + 'static,
 ) -> [Tensor<3>; O] {
+    recomputed_with(module, inputs.into(), move |module, inputs| {
+        let inputs = <[_; I]>::try_from(inputs);
+        forward(module, inputs.expect("as many tensors as inputs"))
+    })
+}
+
+/// [`recomputed`] for a number of inputs that is known at run time.
+fn recomputed_with<M: Module + 'static, const D: usize, const O: usize>(
+    module: &M,
+    inputs: Vec<Recomputable<D>>,
+    forward: impl Fn(&M, Vec<Tensor<D>>) -> [Tensor<3>; O] + Send + Sync + 'static,
+) -> [Tensor<3>; O] {
     let Some(device) = inputs
         .first()
         .map(|input| input.device())
         .filter(|d| d.is_autodiff())
     else {
-        return forward(module, inputs.map(Recomputable::into_tensor));
+        let inputs = inputs.into_iter().map(Recomputable::into_tensor);
+        return forward(module, inputs.collect());
     };
     let mut operands = CheckpointOperands::new(&device);
-    let inputs = inputs.map(Recomputable::into_parts);
+    let inputs: Vec<_> = inputs.into_iter().map(Recomputable::into_parts).collect();
     inputs.iter().for_each(|(x, _)| operands.add(x.clone()));
     let mut params = RegisterParams {
         operands,
@@ -74,14 +89,18 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
 
     let module = module.clone().map(&mut DetachParams { are_trained: None });
     let plain = inputs
-        .each_ref()
+        .iter()
         .map(|(x, _)| Tensor::from_inner(x.clone().inner()));
-    let results = forward(&module, plain);
-    let sources = inputs.map(|(x, again)| (x.dims(), again.unwrap_or_else(|| kept(&x))));
+    let results = forward(&module, plain.collect());
+    let sources = inputs
+        .into_iter()
+        .map(|(x, again)| (x.dims(), again.unwrap_or_else(|| kept(&x))));
+    let sources: Vec<_> = sources.collect();
     operands.results(results, move |gradients| {
-        let leaves = sources.map(|(shape, again)| {
+        let leaf = |(shape, again): ([usize; D], RecomputeFn)| {
             Tensor::from_inner(again.compute().reshape(shape)).require_grad()
-        });
+        };
+        let leaves: Vec<_> = sources.into_iter().map(leaf).collect();
         let mut trained = are_trained.into_iter();
         let module = module.map(&mut DetachParams {
             are_trained: Some(&mut trained),
@@ -113,7 +132,8 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
 
 /// Like [`recomputed`], for a part that maps one residual stream to another and starts with `norm`,
 /// or with the stream itself. If that norm is configured to recompute its result, only the stream
-/// before the part is saved, which the norm saves anyway.
+/// before the part is saved, which the norm saves anyway. `memory` is another input of the part, such
+/// as the encoder's output that a decoder attends to; it is saved, too.
 ///
 /// # Collective
 /// As [`recomputed`].
@@ -121,49 +141,59 @@ pub fn checkpoint_residual<M: Module + 'static>(
     module: &M,
     norm: Option<&Norm>,
     stream: Residual,
-    forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
+    memory: Option<Tensor<3>>,
+    forward: impl Fn(&M, Residual, Option<Tensor<3>>) -> Residual + Send + Sync + 'static,
 ) -> Residual {
-    let Some(norm) = norm else {
-        let [sum, last] = recomputed(module, [stream.sum().into()], move |module, [x]| {
-            terms(forward(module, x.into()))
-        });
-        return Residual::new(sum, Some(last));
-    };
-    let inputs = [stream.normed(norm), stream.sum().into()];
-    let [sum, last] = recomputed(module, inputs, move |module, [normed, x]| {
-        terms(forward(module, Residual::with_norm(x, normed)))
+    let normed = norm.map(|norm| stream.normed(norm));
+    let has_norm = normed.is_some();
+    let inputs = normed
+        .into_iter()
+        .chain([stream.sum().into()])
+        .chain(memory.map(Recomputable::from));
+    let [sum, last] = recomputed_with(module, inputs.collect(), move |module, inputs| {
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next();
+        let normed = if has_norm { next() } else { None };
+        let x = next().expect("the stream is an input");
+        let stream = match normed {
+            Some(normed) => Residual::with_norm(x, normed),
+            None => x.into(),
+        };
+        terms(forward(module, stream, next()))
     });
     Residual::new(sum, Some(last))
 }
 
 /// Like [`recomputed`], for a part that maps one residual stream to another and keeps nothing on
-/// the GPU: its input waits in host memory, unless `keep_on_device` is set.
+/// the GPU: its input waits in host memory, unless `keep_on_device` is set. `memory` is as in
+/// [`checkpoint_residual`] and stays on the GPU, because other parts read it, too.
 ///
 /// # Collective
 /// As [`recomputed`].
 pub fn offload_residual<M: Module + 'static>(
     module: &M,
     stream: Residual,
+    memory: Option<Tensor<3>>,
     offload: &ActivationOffload,
     keep_on_device: bool,
-    forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
+    forward: impl Fn(&M, Residual, Option<Tensor<3>>) -> Residual + Send + Sync + 'static,
 ) -> Residual {
     // Pass the sum and its last term separately, so that the first norm adds them as it does
     // without recompute, with the same bits.
-    let [sum, last] = match stream.into_parts() {
-        (sum, None) => {
-            let inputs = offload.inputs([sum], keep_on_device);
-            recomputed(module, inputs, move |module, [x]| {
-                terms(forward(module, x.into()))
-            })
-        }
-        (sum, Some(last)) => {
-            let inputs = offload.inputs([sum, last], keep_on_device);
-            recomputed(module, inputs, move |module, [x, last]| {
-                terms(forward(module, Residual::new(x, Some(last))))
-            })
-        }
+    let (sum, last) = stream.into_parts();
+    let has_last = last.is_some();
+    let mut inputs: Vec<Recomputable<3>> = match last {
+        None => offload.inputs([sum], keep_on_device).into(),
+        Some(last) => offload.inputs([sum, last], keep_on_device).into(),
     };
+    inputs.extend(memory.map(Recomputable::from));
+    let [sum, last] = recomputed_with(module, inputs, move |module, inputs| {
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next();
+        let sum = next().expect("the stream is an input");
+        let last = if has_last { next() } else { None };
+        terms(forward(module, Residual::new(sum, last), next()))
+    });
     Residual::new(sum, Some(last))
 }
 

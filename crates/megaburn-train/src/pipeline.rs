@@ -1,6 +1,6 @@
 //! A rank's role in a pipeline.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use burn::{
     prelude::Device,
@@ -19,8 +19,8 @@ use crate::{
     error::TrainError,
 };
 
-/// The stages of a rank, its schedule, and the rank with which it shares a matrix. Without pipeline
-/// parallelism this is a pipeline of one rank.
+/// The stages of a rank, its schedule, and the ranks with which it shares parameters. Without
+/// pipeline parallelism this is a pipeline of one rank.
 #[derive(Debug)]
 pub struct Pipeline {
     parallel: ParallelConfig,
@@ -28,11 +28,7 @@ pub struct Pipeline {
     chunks: Vec<StageLayers>,
     /// The pipeline rank that computes the loss.
     last: usize,
-    /// Whether this rank has the first or the last stage and both use the embedding: because it is
-    /// tied, or because multi-token prediction reads it in the last stage.
-    is_shared: bool,
-    /// The two ranks of this pipeline that hold copies of the embedding, if it is not one rank.
-    copies: Option<Group>,
+    shared: Vec<SharedParam>,
     hidden: usize,
     dtype: DType,
     /// The factor by which the residual stream of a rank is shorter than the sequence.
@@ -41,8 +37,13 @@ pub struct Pipeline {
     schedule: Option<Arc<Schedule>>,
 }
 
-/// The matrix that the first and the last stage may share.
-const EMBEDDING: &str = "embedding.weight";
+/// A parameter that a stage of this rank and another stage use.
+#[derive(Debug)]
+struct SharedParam {
+    path: &'static str,
+    /// The ranks of this pipeline that hold copies of it, if it is not one rank.
+    copies: Option<Group>,
+}
 
 impl Pipeline {
     /// The pipeline of the rank in `groups`.
@@ -61,34 +62,27 @@ impl Pipeline {
         let layout = groups.layout();
         let group = &groups.pp;
         let stages = parallel.schedule(layout.pp, 1).stages();
-        let (chunks, ends) = match layout.pp {
-            1 => (vec![StageLayers::whole(model.layers)], [0, 0]),
-            _ => {
-                let all = parallel
-                    .layer_split()
-                    .stages(model.layers, stages.num_stages())?;
-                let last = stages.rank_of(stages.num_stages() - 1);
-                (
-                    stages.chunks_of(group.rank(), &all),
-                    [stages.rank_of(0), last],
-                )
-            }
+        let all = match layout.pp {
+            1 => vec![StageLayers::whole(model.layers)],
+            _ => parallel
+                .layer_split()
+                .stages(model.layers, stages.num_stages())?,
         };
-        let is_copied = model.tied || model.mtp_layers > 0;
-        let is_shared = is_copied && layout.pp > 1 && ends.contains(&group.rank());
-        let shares = is_shared && ends[0] != ends[1];
-        let mut members = ends.map(|rank| group.members()[rank]);
-        members.sort_unstable();
-        let copies = shares
-            .then(|| groups.world.subgroup("embedding", &members))
-            .transpose()?;
+        let (chunks, last) = match layout.pp {
+            1 => (all.clone(), 0),
+            _ => (
+                stages.chunks_of(group.rank(), &all),
+                stages.rank_of(stages.num_stages() - 1),
+            ),
+        };
+        let rank_of = |stage| if layout.pp == 1 { 0 } else { stages.rank_of(stage) };
+        let shared = shared_params(model, &all, rank_of, groups)?;
         Ok(Self {
             parallel: parallel.clone(),
             neighbours: P2pGroups::new(group, stages)?,
             chunks,
-            last: ends[1],
-            is_shared,
-            copies,
+            last,
+            shared,
             hidden: model.hidden,
             dtype: dtype.into(),
             splits: layout.cp * if layout.sp { layout.tp } else { 1 },
@@ -105,22 +99,24 @@ impl Pipeline {
         &self.chunks
     }
 
-    /// The parameter that two stages use: its gradient may arrive on this rank or on another.
-    pub fn shared(&self) -> Option<String> {
-        self.is_shared.then(|| EMBEDDING.to_string())
+    /// The parameters that several stages use: their gradients may arrive on this rank or on others.
+    pub fn shared(&self) -> impl Iterator<Item = String> {
+        self.shared.iter().map(|shared| shared.path.to_string())
     }
 
-    /// Sums the gradients of the parameter that stages share.
+    /// Sums the gradients of the parameters that stages share.
     ///
     /// # Errors
     /// A failed collective.
     /// # Collective
-    /// The ranks that share it.
+    /// The ranks that share a parameter, one parameter after the other.
     pub fn all_reduce_tied(&self, grads: &mut GradientAccumulator) -> Result<(), TrainError> {
-        match &self.copies {
-            Some(group) => Ok(grads.all_reduce_tied(EMBEDDING, group)?),
-            None => Ok(()),
+        for SharedParam { path, copies } in &self.shared {
+            if let Some(group) = copies {
+                grads.all_reduce_tied(path, group)?;
+            }
         }
+        Ok(())
     }
 
     /// The schedule of a training step with `num_micro_batches` micro-batches.
@@ -189,6 +185,19 @@ impl Pipeline {
         if self.group().size() == 1 {
             return Ok(model.next_logits(next, cache, device));
         }
+        while let Some((sequence, prompt)) = cache.next_prompt() {
+            let spec = P2pSpec {
+                shape: [prompt.len(), 1, self.hidden],
+                ..self.p2p_spec([0, 0], device)
+            };
+            let mut reading = PromptExecutor {
+                model,
+                prompt: (sequence, &prompt),
+                cache,
+                device,
+            };
+            run(&self.forward_only(1)?, &spec, &mut reading)?;
+        }
         let rows = model.num_rows(next, cache);
         let spec = P2pSpec {
             shape: [rows, 1, self.hidden],
@@ -211,6 +220,62 @@ impl Pipeline {
             }
         };
         Ok(tensors::broadcast(logits, self.last, self.group(), Lane::InOrder)?.wait())
+    }
+}
+
+/// The parameters that the stages of this rank share with other stages, in the same order on all
+/// ranks. `stages` are those of the whole pipeline.
+fn shared_params(
+    model: &DecoderConfig,
+    stages: &[StageLayers],
+    rank_of: impl Fn(usize) -> usize,
+    groups: &ProcessGroups,
+) -> Result<Vec<SharedParam>, TrainError> {
+    let group = &groups.pp;
+    let mut users: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
+    for (stage, layers) in stages.iter().enumerate() {
+        for path in model.shared_params(layers) {
+            users.entry(path).or_default().push(rank_of(stage));
+        }
+    }
+    users.retain(|_, ranks| ranks.len() > 1 && ranks.contains(&group.rank()));
+    let shared = users.into_iter().map(|(path, ranks)| {
+        let mut members: Vec<usize> = ranks.iter().map(|&rank| group.members()[rank]).collect();
+        members.sort_unstable();
+        members.dedup();
+        let name = path.split('.').next().unwrap_or(path);
+        let copies = (members.len() > 1).then(|| groups.world.subgroup(name, &members));
+        Ok(SharedParam {
+            path,
+            copies: copies.transpose()?,
+        })
+    });
+    shared.collect()
+}
+
+/// Runs the prompt of a sequence through the stages of an encoder-decoder model.
+struct PromptExecutor<'a> {
+    model: &'a Decoder,
+    prompt: (usize, &'a [u32]),
+    cache: &'a mut DecoderCache,
+    device: &'a Device,
+}
+
+impl StageExecutor for PromptExecutor<'_> {
+    type Error = CollectiveError;
+
+    fn forward(
+        &mut self,
+        pass: MicroBatchStep,
+        x: Option<Tensor<3>>,
+    ) -> Result<Output, CollectiveError> {
+        let Self { model, cache, .. } = self;
+        let x = model.read_prompt(pass.chunk, x, self.prompt, cache, self.device);
+        Ok(if model.stages()[pass.chunk].loss {
+            Output::Nothing
+        } else {
+            Output::Stream(x)
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use burn::{
 use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::PackedRows;
 use megaburn_models::{DecoderConfig, ModelError};
-use megaburn_parallel::{BatchContext, PackedDocuments};
+use megaburn_parallel::{BatchContext, EncoderRows, PackedDocuments};
 use megaburn_train::TrainError;
 
 /// The inputs of an encoder in `reference.safetensors`, as the model of Transformers takes them;
@@ -22,10 +22,13 @@ pub(crate) struct EncoderInputs {
     lens: Option<Vec<usize>>,
     /// `next_sentence_label`, by row.
     order: Option<Vec<i64>>,
+    /// The number of positions of the encoder of an encoder-decoder model, which come first in the
+    /// tokens; `None` in other models.
+    encoder: Option<usize>,
 }
 
 impl EncoderInputs {
-    /// Reads and checks the inputs that go with `tokens`, `[B, S]`.
+    /// Reads and checks the inputs that go with the `tokens` of the encoder, `[B, S]`.
     ///
     /// # Errors
     /// An input has another shape or type, or values that the model does not have; padding is not
@@ -79,7 +82,13 @@ impl EncoderInputs {
             types: types.filter(|_| model.token_types > 0).map(by_row),
             lens: lens.filter(|lens| lens.iter().any(|len| *len < seq_len)),
             order: read("next_sentence_label", &[rows], 1)?.filter(|_| model.binary_head),
+            encoder: model.is_encoder_decoder().then_some(seq_len),
         })
+    }
+
+    /// The number of positions of the encoder of an encoder-decoder model.
+    pub(crate) fn encoder_len(&self) -> Option<usize> {
+        self.encoder
     }
 
     /// The inputs of `rows`, of `seq_len` tokens each.
@@ -89,6 +98,13 @@ impl EncoderInputs {
         seq_len: usize,
         device: &Device,
     ) -> Result<BatchContext, TrainError> {
+        if let Some(len) = self.encoder {
+            let held = self.lens.as_ref().map(|lens| Arc::from(&lens[rows]));
+            return Ok(BatchContext {
+                encoder: Some(EncoderRows::new(len, held)),
+                ..BatchContext::default()
+            });
+        }
         // Padding is a document of its own, which the tokens do not see.
         let documents = self.lens.as_ref().map(|lens| {
             let bounds = |len: &usize| vec![0, *len, seq_len];
@@ -107,13 +123,13 @@ impl EncoderInputs {
         })
     }
 
-    /// 1 at tokens and 0 at padding, `[B, S]`; `None` without padding.
+    /// 1 at tokens and 0 at padding, `[B, S]`; `None` without padding at positions with logits.
     pub(crate) fn unpadded(
         &self,
         [rows, seq_len]: [usize; 2],
         device: &Device,
     ) -> Option<Tensor<2, Int>> {
-        let lens = self.lens.as_ref()?;
+        let lens = self.lens.as_ref().filter(|_| self.encoder.is_none())?;
         let all: Vec<i64> = lens
             .iter()
             .flat_map(|len| (0..seq_len).map(move |at| i64::from(at < *len)))

@@ -27,6 +27,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod collect;
+mod decoder_inputs;
 mod encoder_inputs;
 mod executor;
 mod gradients;

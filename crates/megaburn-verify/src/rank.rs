@@ -32,7 +32,7 @@ pub(crate) struct VerifyRank<'a> {
     plan: ShardPlan,
     groups: ProcessGroups,
     pipeline: Pipeline,
-    /// `[S, B / dp]` each.
+    /// `[S, B / dp]` each; of an encoder-decoder model, tokens of both and labels of the decoder.
     tokens: Tensor<2, Int>,
     labels: Tensor<2, Int>,
     ahead: Vec<MtpTargets>,

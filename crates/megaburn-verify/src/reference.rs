@@ -15,7 +15,7 @@ use megaburn_train::{
 };
 use serde::Deserialize;
 
-use crate::encoder_inputs::EncoderInputs;
+use crate::{decoder_inputs::with_decoder, encoder_inputs::EncoderInputs};
 
 /// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
 /// `tests/tools/hf_reference.py`.
@@ -24,9 +24,10 @@ pub struct Reference {
     pub(crate) source: ModelSource,
     pub(crate) tensors: TensorFile,
     pub(crate) optimizer: OptimizerSpec,
-    /// `[B, S]`.
+    /// `[B, S]`; of an encoder-decoder model `[B, S_enc + S_dec]`.
     tokens: TensorData,
-    /// `[B, S]`, not yet shifted; `None` if the tokens are the labels.
+    /// `[B, S]`, not yet shifted; `None` if the tokens are the labels. Of an encoder-decoder model
+    /// `[B, S_dec]`.
     labels: Option<TensorData>,
     encoder: EncoderInputs,
     cp_comm: CpComm,
@@ -158,8 +159,18 @@ impl Reference {
             .contains("labels")
             .then(|| tensors.read("labels"))
             .transpose()?;
+        let encoder = EncoderInputs::read(&tensors, source.config(), &tokens)?;
+        let (tokens, shape) = if source.config().is_encoder_decoder() {
+            let dir = source.hf_dir();
+            let config = dir.expect("the source is a Hugging Face folder").config();
+            let both = with_decoder(&tokens, &tensors, config)?;
+            let rest = both.shape()[1] - shape[1];
+            (both, vec![shape[0], rest])
+        } else {
+            (tokens, shape)
+        };
         if let Some(labels) = &labels {
-            if labels.shape() != tokens.shape() || labels.dtype() != DType::I64 {
+            if labels.shape().to_vec() != shape || labels.dtype() != DType::I64 {
                 let found = labels.shape();
                 let dtype = labels.dtype();
                 return Err(bad(
@@ -177,7 +188,6 @@ impl Reference {
                 .into());
             }
         }
-        let encoder = EncoderInputs::read(&tensors, source.config(), &tokens)?;
         let logits = ("logits".to_string(), vec![shape[0], shape[1], vocab]);
         let mut expected = vec![logits, ("loss".to_string(), vec![1])];
         for param in source.params() {
@@ -241,8 +251,13 @@ impl Reference {
     pub(crate) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
         let [batch, seq_len] = [self.tokens.shape()[0], self.tokens.shape()[1]];
         let config = self.source.config();
-        config.check_seq_len(seq_len)?;
-        config.check_layout(layout, seq_len)?;
+        match self.encoder.encoder_len() {
+            Some(len) => config.check_halves(layout, [len, seq_len - len])?,
+            None => {
+                config.check_seq_len(seq_len)?;
+                config.check_layout(layout, seq_len)?;
+            }
+        }
         ParallelConfig::default().splits(layout, config.layers)?;
         if !batch.is_multiple_of(layout.dp) {
             let rule = format!("a divisor of the reference's batch of {batch} samples");
@@ -257,7 +272,7 @@ impl Reference {
     }
 
     /// Tokens and labels `[B, S]`. In causal models the label of a token is the next token, and the
-    /// last one has none.
+    /// last one has none. In an encoder-decoder model only the decoder has labels, `[B, S_dec]`.
     pub(crate) fn batch(&self, device: &Device) -> [Tensor<2, Int>; 2] {
         let tokens = Tensor::<2, Int>::from_data(self.tokens.clone(), device);
         let [batch, seq_len] = tokens.dims();
@@ -265,7 +280,8 @@ impl Reference {
             Some(labels) => Tensor::from_data(labels.clone(), device),
             None => tokens.clone(),
         };
-        if self.source.config().bidirectional {
+        let config = self.source.config();
+        if config.bidirectional || config.is_encoder_decoder() {
             return [tokens, labels];
         }
         let none = Tensor::full([batch, 1], IGNORED, device);

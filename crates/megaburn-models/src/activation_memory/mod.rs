@@ -109,6 +109,22 @@
 //! that depth's head; with `norm` it adds `e h r`. If the block is recomputed, only the embeddings,
 //! the output of the block, `2 e h r`, and the terms of the head are saved.
 //!
+//! # Encoder and decoder
+//!
+//! In an encoder-decoder model, a block counts the tokens of its half. A block of the decoder adds
+//! the terms of cross attention, with `m` tokens of the encoder and the sizes of the decoder:
+//!
+//! | tensor | saved for | bytes | unless |
+//! |---|---|---|---|
+//! | residual stream before cross attention, statistics | its norm | `e h r + 4 r`; layer norm `8 r` | |
+//! | output of the norm | queries | `e h r` | `norm` |
+//! | queries, keys and values | cross attention | `e a n / t + 2 e k m / t` | |
+//! | output of cross attention, LSE | cross attention and the output matrix | `e a n / t + 4 hq n / t` | |
+//!
+//! A stage with blocks of the decoder saves the output of the encoder once, which all of them read,
+//! and the stage with the last block of the encoder the input of the norm after it. Self-attention
+//! with a relative bias is composed on GPUs, too.
+//!
 //! # The paper's formula
 //!
 //! For comparison, [`ActivationMemory::layer_by_paper_formula`] is the formula of Korthikanti et
@@ -118,6 +134,7 @@
 //! that it holds for other sizes too. It includes dropout masks (`2 h r`), which models without
 //! dropout do not have. It covers neither latent attention nor experts.
 
+mod halves;
 mod paper;
 mod terms;
 #[cfg(test)]
@@ -145,8 +162,10 @@ pub enum Scores {
 pub struct ActivationMemory {
     /// The model.
     pub model: DecoderConfig,
-    /// Tokens per sequence.
+    /// Tokens per sequence; in an encoder-decoder model, those of the encoder.
     pub seq_len: usize,
+    /// Tokens of the decoder per sequence in an encoder-decoder model; else not used.
+    pub decoder_seq_len: usize,
     /// Sequences per micro-batch.
     pub micro_batch: usize,
     /// Bytes per element: 2 in bf16 and f16, 4 in f32.
@@ -190,6 +209,7 @@ impl ActivationMemory {
         Self {
             model,
             seq_len,
+            decoder_seq_len: seq_len,
             micro_batch,
             element: 2,
             tp: 1,
@@ -206,6 +226,9 @@ impl ActivationMemory {
     /// Bytes that a rank of a pipeline stage with these `blocks` holds, after the forward pass of
     /// `in_flight` micro-batches whose backward pass has not run.
     pub fn stage(&self, blocks: Range<usize>, ends: StageEnds, in_flight: usize) -> usize {
+        if self.model.is_encoder_decoder() {
+            return self.stage_of_halves(blocks, ends, in_flight);
+        }
         let stream = self.stream();
         let held = |Segment { blocks, recomputed }| match (recomputed, self.recompute.offload) {
             (true, true) => self.kept_attention(blocks.len()),
@@ -247,7 +270,7 @@ impl ActivationMemory {
         }
         let groups = self.segments(blocks).filter(|segment| segment.recomputed);
         let held = groups.map(|group| {
-            let kept = self.kept_attention(group.blocks.len());
+            let kept = self.half_of(group.blocks.start).kept_attention(group.blocks.len());
             group.blocks.map(|index| plain.layer(index)).sum::<usize>() - kept
         });
         // The stream and the last term of this group are back from host memory, and those of the
@@ -262,11 +285,7 @@ impl ActivationMemory {
     }
 
     fn segments(&self, blocks: Range<usize>) -> impl Iterator<Item = Segment> {
-        let segments = self.recompute.segments(blocks.len()).into_iter();
-        segments.map(move |segment| Segment {
-            blocks: blocks.start + segment.blocks.start..blocks.start + segment.blocks.end,
-            ..segment
-        })
+        self.recompute.segments_of(&self.model, &blocks).into_iter()
     }
 
     /// Bytes that a rank saves of block `index` for a micro-batch, if the block is not recomputed

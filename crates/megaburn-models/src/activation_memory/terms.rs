@@ -7,7 +7,7 @@ use super::{ActivationMemory, ID, STATISTIC, Scores};
 use crate::decoder::{BlockOrder, DecoderConfig, Experts, Mla, Recompute};
 
 /// The name and the bytes of a term.
-type Term = (&'static str, usize);
+pub(super) type Term = (&'static str, usize);
 
 /// Features and heads of one rank.
 pub(super) struct Sizes {
@@ -53,6 +53,13 @@ impl ActivationMemory {
     /// The terms of [`Self::layer`]: name and bytes of each tensor that a rank saves of block
     /// `index`.
     pub fn layer_terms(&self, index: usize) -> Vec<Term> {
+        let mut terms = self.half_of(index).own_terms(index);
+        terms.extend(self.of_cross_attention(index));
+        terms
+    }
+
+    /// The terms of self-attention and the MLP or experts.
+    fn own_terms(&self, index: usize) -> Vec<Term> {
         let r = self.rows();
         let e = self.element;
         let hidden = self.model.hidden;
@@ -178,7 +185,7 @@ impl ActivationMemory {
         let e = self.element;
         let in_heads = if self.shares_heads { e * given * n } else { 0 };
         // All queries of attention in both directions are one block, whose output is not joined.
-        let joined = if self.model.bidirectional {
+        let joined = if self.model.sees_later(index) {
             0
         } else {
             e * given * n
@@ -267,8 +274,10 @@ impl ActivationMemory {
         terms
     }
 
+    /// Whether self-attention is composed.
     fn is_fallback(&self) -> bool {
-        self.scores == Scores::Kept && self.cp == 1
+        let has_bias = self.model.positions.relative().is_some();
+        (self.scores == Scores::Kept || has_bias) && self.cp == 1
     }
 
     /// Pairs of positions whose probabilities a head of the composed attention saves.
@@ -276,7 +285,7 @@ impl ActivationMemory {
         let window = self.model.layer_window(index);
         let options = AttentionOptions {
             window,
-            causal: !self.model.bidirectional,
+            causal: !self.model.sees_later(index),
             ..AttentionOptions::default()
         };
         self.micro_batch * options.fallback_pairs(self.seq_len)

@@ -1,14 +1,12 @@
 use burn::{module::Module, tensor::Tensor};
 use megaburn_parallel::{
-    Attention, BatchContext, ContextParallel, KvCache, Mlp, Moe, Norm, Packed, ParallelDropout,
-    PlanBuilder, Recomputable, Residual, Sharded, recomputed,
+    Attention, BatchContext, ContextParallel, CrossAttention, Mlp, Moe, Norm, Packed,
+    ParallelDropout, PlanBuilder, PositionTables, Recomputable, Residual, Sharded, recomputed,
 };
 
 use super::{
-    BlockOrder, Mtp, NormPlacement,
-    builder::ModelBuilder,
-    recompute_options::BlockRecompute,
-    rotary::{BlockRope, Ropes},
+    BlockOrder, Mtp, NormPlacement, blocks::BlockInputs, builder::ModelBuilder, cached::BlockCache,
+    recompute_options::BlockRecompute, rotary::BlockRope,
 };
 use crate::error::ModelError;
 
@@ -22,6 +20,12 @@ pub struct Block {
     pub attention: Attention,
     /// The norm of the output of the attention, or of the residual stream after it.
     pub attention_output_norm: Option<Norm>,
+    /// The norm before the cross attention; `None` without it, or if only outputs are normalised.
+    pub cross_attention_norm: Option<Norm>,
+    /// The attention to the output of the encoder, in blocks of a decoder that follows one.
+    pub cross_attention: Option<CrossAttention>,
+    /// The norm of the output of the cross attention, or of the residual stream after it.
+    pub cross_attention_output_norm: Option<Norm>,
     /// The norm before the MLP; `None` if only outputs are normalised, or if the MLP reads what the
     /// attention reads.
     pub mlp_norm: Option<Norm>,
@@ -31,9 +35,12 @@ pub struct Block {
     pub mlp: Option<Mlp>,
     /// The experts; `None` if the block has an MLP.
     pub moe: Option<Moe>,
+    /// The norm of the residual stream after the last block of an encoder that a decoder reads.
+    pub encoder_norm: Option<Norm>,
     /// The layers around the block, if it is a block of multi-token prediction.
     pub mtp: Option<Mtp>,
     attention_dropout: ParallelDropout,
+    cross_attention_dropout: ParallelDropout,
     mlp_dropout: ParallelDropout,
     recompute_mlp: bool,
     /// Factor of the outputs of attention and MLP.
@@ -67,17 +74,27 @@ impl Block {
         let order = config.block_order;
         let input_norm = |recompute| placement.has_input_norms().then(|| build.norm(recompute));
         let output_norm = || placement.has_output_norms().then(|| build.norm(false));
+        let crosses = config.attends_to_encoder(index);
+        let ends_encoder = config.ends_encoder(index) && placement.has_last_norm();
         let has_mlp_norm = order != BlockOrder::ParallelSharedNorm;
         Ok(Self {
             attention_norm: input_norm(recompute.attention_norm),
             attention_output_norm: output_norm(),
             attention: build.attention(index, cp, recompute.core_attention)?,
+            cross_attention_norm: crosses.then(|| input_norm(recompute.norm)).flatten(),
+            cross_attention: crosses
+                .then(|| build.cross_attention(index, recompute.core_attention))
+                .transpose()?,
+            cross_attention_output_norm: crosses.then(output_norm).flatten(),
             mlp_norm: has_mlp_norm.then(|| input_norm(recompute.norm)).flatten(),
             mlp_output_norm: output_norm(),
             mlp,
             moe,
+            encoder_norm: ends_encoder.then(|| build.norm(false)),
             mtp,
             attention_dropout: build.dropout(&format!("blocks.{index}.attention"))?,
+            cross_attention_dropout: build
+                .dropout(&format!("blocks.{index}.cross_attention"))?,
             mlp_dropout: build.dropout(&format!("blocks.{index}.mlp"))?,
             recompute_mlp: recompute.mlp,
             multiplier: config.multipliers.residual,
@@ -88,16 +105,32 @@ impl Block {
     }
 
     /// Applies the block: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`; or in parallel,
-    /// `x + attention(norm(x)) + mlp(norm(x))`. [`NormPlacement`] says where else norms can be.
+    /// `x + attention(norm(x)) + mlp(norm(x))`. [`NormPlacement`] says where else norms can be. In a
+    /// decoder that follows an encoder, cross attention is between attention and MLP.
     ///
     /// # Shapes
-    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `ropes` are of `S` tokens
-    pub(super) fn forward(&self, x: Residual, ropes: &Ropes, batch: &BatchContext) -> Residual {
-        let rope = ropes.of(self.rope);
-        self.applied(x, batch, |x| {
-            let y = self.attention.forward_in(x, rope, batch);
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); the tables are of `S`
+    /// tokens
+    pub(super) fn forward(&self, x: Residual, inputs: BlockInputs<'_>) -> Residual {
+        let batch = inputs.batch;
+        let attend = |x| {
+            let y = self.attention.forward_in(x, self.tables(inputs), batch);
             self.attention_dropout.forward(y, batch.block)
-        })
+        };
+        let cross = |layer: &CrossAttention, x| {
+            let memory = inputs.memory.expect("the blocks of a decoder are given the memory");
+            let y = layer.forward(x, memory.clone(), batch);
+            self.cross_attention_dropout.forward(y, batch.block)
+        };
+        self.applied(x, batch, attend, cross)
+    }
+
+    /// The positions of the tokens, as this block's attention needs them.
+    fn tables<'a>(&self, inputs: BlockInputs<'a>) -> PositionTables<'a> {
+        PositionTables {
+            relative: inputs.bias,
+            ..inputs.ropes.of(self.rope)
+        }
     }
 
     /// Applies the block to the next tokens of several sequences.
@@ -107,27 +140,35 @@ impl Block {
     pub(super) fn forward_cached(
         &self,
         x: Residual,
-        ropes: &Ropes,
+        inputs: BlockInputs<'_>,
         packed: &Packed,
-        cache: &mut KvCache,
+        cache: &mut BlockCache,
     ) -> Residual {
-        let rope = ropes.of(self.rope);
-        self.applied(x, &BatchContext::default(), |x| {
-            self.attention.forward_cached(x, rope, packed, cache)
-        })
+        let attend = |x| {
+            self.attention
+                .forward_cached(x, self.tables(inputs), packed, &mut cache.own)
+        };
+        let cross = |layer: &CrossAttention, x| layer.forward_cached(x, packed, &cache.memory);
+        self.applied(x, inputs.batch, attend, cross)
     }
 
-    /// Applies the block, whose attention is `attend`.
+    /// Applies the block, whose attentions are `attend` and `cross`.
     fn applied(
         &self,
         mut x: Residual,
         batch: &BatchContext,
         attend: impl FnOnce(Recomputable<3>) -> Tensor<3>,
+        cross: impl FnOnce(&CrossAttention, Recomputable<3>) -> Tensor<3>,
     ) -> Residual {
         let input = input_of(&x, self.attention_norm.as_ref());
         match self.order {
             BlockOrder::Serial => {
                 x = self.joined(x, attend(input), self.attention_output_norm.as_ref());
+                if let Some(layer) = &self.cross_attention {
+                    let input = input_of(&x, self.cross_attention_norm.as_ref());
+                    let norm = self.cross_attention_output_norm.as_ref();
+                    x = self.joined(x, cross(layer, input), norm);
+                }
                 let input = input_of(&x, self.mlp_norm.as_ref());
                 let fed = self.feed_forward(input, batch);
                 x = self.joined(x, fed, self.mlp_output_norm.as_ref());
@@ -143,7 +184,10 @@ impl Block {
                 x += attended + self.added(fed, self.mlp_output_norm.as_ref());
             }
         }
-        x
+        match &self.encoder_norm {
+            Some(norm) => x.normed(norm).into_tensor().into(),
+            None => x,
+        }
     }
 
     /// The residual stream after the output `y` of the attention or the MLP.
@@ -194,10 +238,16 @@ impl Block {
             attention_norm: self.attention_norm.map(Norm::whole_sequence),
             attention: self.attention.whole_sequence(),
             attention_output_norm: self.attention_output_norm.map(Norm::whole_sequence),
+            cross_attention_norm: self.cross_attention_norm.map(Norm::whole_sequence),
+            cross_attention: self.cross_attention.map(CrossAttention::whole_sequence),
+            cross_attention_output_norm: self
+                .cross_attention_output_norm
+                .map(Norm::whole_sequence),
             mlp_norm: self.mlp_norm.map(Norm::whole_sequence),
             mlp_output_norm: self.mlp_output_norm.map(Norm::whole_sequence),
             mlp: self.mlp.map(Mlp::whole_sequence),
             moe: self.moe.map(Moe::whole_sequence),
+            encoder_norm: self.encoder_norm.map(Norm::whole_sequence),
             mtp: None,
             ..self
         }
@@ -209,10 +259,17 @@ impl Sharded for Block {
         plan.child("attention_norm", &self.attention_norm);
         plan.child("attention", &self.attention);
         plan.child("attention_output_norm", &self.attention_output_norm);
+        plan.child("cross_attention_norm", &self.cross_attention_norm);
+        plan.child("cross_attention", &self.cross_attention);
+        plan.child(
+            "cross_attention_output_norm",
+            &self.cross_attention_output_norm,
+        );
         plan.child("mlp_norm", &self.mlp_norm);
         plan.child("mlp", &self.mlp);
         plan.child("moe", &self.moe);
         plan.child("mlp_output_norm", &self.mlp_output_norm);
+        plan.child("encoder_norm", &self.encoder_norm);
         plan.child("mtp", &self.mtp);
     }
 }

@@ -1,10 +1,12 @@
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    Attention, AttentionGroups, ContextParallel, Mlp, MlpConfig, Moe, MoeConfig,
-    MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout, ParallelDropoutConfig, QkNorm,
-    SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    Attention, AttentionGroups, ContextParallel, CrossAttention, CrossAttentionConfig, Mlp,
+    MlpConfig, Moe, MoeConfig, MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout,
+    ParallelDropoutConfig, QkNorm, RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
+use megaburn_pipeline::StageLayers;
 
 use super::{DecoderConfig, Experts, ModelGroups, ModelOptions};
 use crate::error::ModelError;
@@ -152,8 +154,9 @@ impl ModelBuilder<'_> {
             }),
             softmax_scale: config.softmax_scale(),
             soft_cap: config.attention_soft_cap,
-            causal: !config.bidirectional,
+            causal: !config.sees_later(index),
             alibi: config.positions.alibi(),
+            relative_bias: config.positions.relative().is_some(),
             sinks: config.attention_sinks,
             window: config.layer_window(index),
             dropout: options.dropout.attention,
@@ -166,6 +169,61 @@ impl ModelBuilder<'_> {
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
         };
         Ok(layer.init(groups, self.device)?)
+    }
+
+    /// The attention of block `index` to the output of the encoder.
+    pub(super) fn cross_attention(
+        &self,
+        index: usize,
+        recompute: bool,
+    ) -> Result<CrossAttention, ModelError> {
+        let Self {
+            config, options, ..
+        } = self;
+        let layer = CrossAttentionConfig {
+            num_kv_heads: Some(config.kv_heads),
+            qkv_bias: config.qkv_bias,
+            output_bias: config.output_bias,
+            softmax_scale: config.softmax_scale(),
+            dropout: options.dropout.attention,
+            kernel: options.attention,
+            recompute,
+            sequence_parallel: options.sequence_parallel,
+            initializer: self.initializer(),
+            output_initializer: self.output_initializer(),
+            path: Some(format!("blocks.{index}.cross_attention")),
+            ..CrossAttentionConfig::new(config.hidden, config.heads, config.head_dim)
+        };
+        Ok(layer.init(&self.groups.layers.tp, self.device)?)
+    }
+
+    /// The relative bias of the blocks that see later positions, or of the others, if these stages
+    /// have such blocks. It is a copy unless they have the first of these blocks.
+    pub(super) fn relative_bias(
+        &self,
+        stages: &[StageLayers],
+        of_encoder: bool,
+    ) -> Result<Option<RelativeBias>, ModelError> {
+        let Self { config, .. } = self;
+        let relative = config.positions.relative();
+        let Some(relative) = relative.filter(|_| config.uses_bias(stages, of_encoder)) else {
+            return Ok(None);
+        };
+        let name = if of_encoder {
+            "encoder_bias"
+        } else {
+            "decoder_bias"
+        };
+        let layer = RelativeBiasConfig {
+            bidirectional: of_encoder,
+            initializer: self.embedding_initializer(),
+            path: Some(name.into()),
+            ..RelativeBiasConfig::new(relative.num_buckets, relative.max_distance, config.heads)
+        };
+        let first = config.owner_of_bias(of_encoder);
+        let owns = stages.iter().any(|stage| stage.layers.contains(&first));
+        let layer = layer.init(&self.groups.layers.tp, self.device)?;
+        Ok(Some(layer.as_copy((!owns).into())))
     }
 
     /// The MLP of block `index`.

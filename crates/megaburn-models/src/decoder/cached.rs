@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use burn::{
     module::Module,
     prelude::{Device, Int},
@@ -9,14 +11,28 @@ use megaburn_parallel::{
     BatchContext, KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
 
-use super::{Block, Decoder, FamilyHead, ModelOptions, model::DecoderParts, rotary::Ropes};
+use super::{
+    Block, Decoder, FamilyHead, ModelOptions, blocks::BlockInputs, model::DecoderParts,
+    rotary::Ropes,
+};
 
 /// The KV cache of a model on one rank: keys and values of several sequences, for all layers.
 #[derive(Clone, Debug)]
 pub struct DecoderCache {
-    layers: Vec<KvCache>,
+    pub(super) layers: Vec<BlockCache>,
     /// Number of tokens of each sequence.
     lens: Vec<usize>,
+    /// The tokens of sequences that the encoder has not read yet.
+    prompts: VecDeque<(usize, Vec<u32>)>,
+}
+
+/// The keys and values of one block.
+#[derive(Clone, Debug)]
+pub(super) struct BlockCache {
+    /// Those of the sequences.
+    pub(super) own: KvCache,
+    /// Those of the encoder's output, for cross attention.
+    pub(super) memory: KvCache,
 }
 
 impl DecoderCache {
@@ -44,12 +60,23 @@ impl DecoderCache {
         Packed::new(next.iter().map(segment)).shared_by(group)
     }
 
-    /// Clears a sequence, whose length is then 0.
+    /// Clears a sequence, whose length is then 0. What its encoder read stays.
     pub fn clear(&mut self, sequence: usize) {
         self.layers
             .iter_mut()
-            .for_each(|layer| layer.clear(sequence));
+            .for_each(|layer| layer.own.clear(sequence));
         self.lens[sequence] = 0;
+    }
+
+    /// Gives the encoder of an encoder-decoder model the tokens that a sequence answers. The next
+    /// pass reads them first.
+    pub fn ask(&mut self, sequence: usize, prompt: &[u32]) {
+        self.prompts.push_back((sequence, prompt.to_vec()));
+    }
+
+    /// The next sequence whose prompt the encoder has not read yet, and the prompt.
+    pub fn next_prompt(&mut self) -> Option<(usize, Vec<u32>)> {
+        self.prompts.pop_front()
     }
 }
 
@@ -62,6 +89,8 @@ impl Decoder {
             positions,
             token_types,
             embedding_norm,
+            encoder_bias,
+            decoder_bias,
             blocks,
             norm,
             masked_head,
@@ -69,6 +98,7 @@ impl Decoder {
             binary_head,
             output_head,
             dropout,
+            decoder_dropout,
             parts,
         } = self.valid();
         Self {
@@ -76,6 +106,8 @@ impl Decoder {
             positions: positions.map(PositionEmbedding::whole_sequence),
             token_types: token_types.map(PositionEmbedding::whole_sequence),
             embedding_norm: embedding_norm.map(Norm::whole_sequence),
+            encoder_bias,
+            decoder_bias,
             // Generation does not use the blocks of multi-token prediction.
             blocks: blocks
                 .into_iter()
@@ -88,6 +120,7 @@ impl Decoder {
             binary_head,
             output_head: output_head.map(FamilyHead::whole_sequence),
             dropout,
+            decoder_dropout,
             parts: DecoderParts {
                 options: ModelOptions {
                     sequence_parallel: false,
@@ -101,9 +134,15 @@ impl Decoder {
 
     /// An empty cache for `num_sequences` sequences.
     pub fn cache(&self, num_sequences: usize) -> DecoderCache {
+        let empty = KvCache::new(num_sequences);
+        let layer = BlockCache {
+            own: empty.clone(),
+            memory: empty,
+        };
         DecoderCache {
-            layers: vec![KvCache::new(num_sequences); self.config().layers],
+            layers: vec![layer; self.config().layers],
             lens: vec![0; num_sequences],
+            prompts: VecDeque::new(),
         }
     }
 
@@ -114,7 +153,8 @@ impl Decoder {
     }
 
     /// Reads the next tokens of several sequences, given as `(sequence, tokens)`, and returns the
-    /// logits after the last token of each, in the given order. The model must not use sequence
+    /// logits after the last token of each, in the given order. An encoder-decoder model reads
+    /// prompts that the cache was [given](DecoderCache::ask) before them. The model must not use sequence
     /// parallelism, and the device must not use autodiff.
     ///
     /// # Collective
@@ -132,6 +172,9 @@ impl Decoder {
         cache: &mut DecoderCache,
         device: &Device,
     ) -> Tensor<3> {
+        while let Some((sequence, prompt)) = cache.next_prompt() {
+            self.read_prompt(0, None, (sequence, &prompt), cache, device);
+        }
         let x = self.next_stream(0, None, next, cache, device);
         self.logits_from_stream(x, next, cache)
     }
@@ -169,10 +212,26 @@ impl Decoder {
             let tokens = Tensor::<2, Int>::from_data(tokens, device);
             self.embed_in(tokens, &[positions], &BatchContext::default())
         });
-        let layers = &mut cache.layers[self.parts.stages[chunk].layers.clone()];
+        // The encoder has read its tokens before.
+        let [encoder, blocks] = self.config().halves(&self.parts.stages[chunk].layers);
+        let blocks = if self.config().is_encoder_decoder() {
+            blocks
+        } else {
+            encoder.start..blocks.end
+        };
+        let longest = packed.lens().into_iter().max().unwrap_or(0);
+        let bias = self.bias_of(blocks.start);
+        let bias = bias.map(|bias| bias.forward(longest));
+        let inputs = BlockInputs {
+            ropes: &ropes,
+            bias: bias.as_ref(),
+            memory: None,
+            batch: &BatchContext::default(),
+        };
+        let layers = &mut cache.layers[blocks.clone()];
         let mut x = Residual::from(x);
-        for (block, layer) in self.blocks_of(chunk).zip(layers) {
-            x = block.forward_cached(x, &ropes, &packed, layer);
+        for (block, layer) in self.blocks_at(blocks).zip(layers) {
+            x = block.forward_cached(x, inputs, &packed, layer);
         }
         x.sum()
     }

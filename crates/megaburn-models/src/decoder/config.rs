@@ -157,15 +157,16 @@ impl DecoderConfig {
         )
     }
 
-    /// Refuses sequences that are longer than the model's limit.
+    /// Refuses sequences that are longer than the model's limit. A relative bias has none, because the
+    /// longest distances share a bucket.
     ///
     /// # Errors
     /// `seq_len` exceeds the limit; the message has both lengths.
     pub fn check_seq_len(&self, seq_len: usize) -> Result<(), ModelError> {
-        if seq_len <= self.max_seq_len {
-            return Ok(());
-        }
-        let limit = self.max_seq_len;
+        let limit = match self.longest_text() {
+            Some(limit) if seq_len > limit => limit,
+            _ => return Ok(()),
+        };
         Err(ModelError::Config(format!(
             "sequences of {seq_len} tokens exceed the model's limit of {limit}"
         )))
@@ -187,17 +188,27 @@ impl DecoderConfig {
     }
 
     /// Refuses to split the rows of an encoder over `cp` context-parallel ranks, because their padding
-    /// has no place in the ranks' chunks.
+    /// has no place in the ranks' chunks, and attention with a relative bias, which is not computed in
+    /// chunks.
     ///
     /// # Errors
-    /// The model sees later tokens, and there are several such ranks.
+    /// The model has such attention, and there are several such ranks.
     pub fn check_context_parallel(&self, cp: usize) -> Result<(), ModelError> {
-        if cp == 1 || !self.bidirectional {
+        let what = if self.is_encoder_decoder() {
+            "an encoder (`encoder_layers`), whose rows are padded"
+        } else if self.bidirectional {
+            "`bidirectional` attention, whose rows are padded"
+        } else if self.positions.relative().is_some() {
+            "`positions` relative, whose bias is not split into chunks"
+        } else {
+            return Ok(());
+        };
+        if cp == 1 {
             return Ok(());
         }
         Err(ModelError::Config(format!(
-            "context parallelism (cp{cp}) does not support `bidirectional` attention, whose rows are \
-            padded: use tensor parallelism with sequence parallelism instead"
+            "context parallelism (cp{cp}) does not support {what}: use tensor parallelism with \
+            sequence parallelism instead"
         )))
     }
 
@@ -315,6 +326,7 @@ impl DecoderConfig {
                 .count(),
             expert_ffn: self.experts.as_ref().map_or(0, Experts::active_ffn),
             vocab: self.vocab,
+            encoder_layers: self.encoder_layers,
             bidirectional: self.bidirectional,
             masked_head: self.masked_head,
         }

@@ -92,6 +92,8 @@ impl DecoderConfig {
                 .then(|| vectors("token_types", self.token_types))
                 .transpose()?,
             embedding_norm: (begins && self.embedding_norm).then(|| build.norm(false)),
+            encoder_bias: build.relative_bias(stages, true)?,
+            decoder_bias: build.relative_bias(stages, false)?,
             blocks: blocks(&build, stages)?,
             norm: (ends && self.norm_placement.has_last_norm())
                 .then(|| build.norm(options.recompute.norm)),
@@ -102,6 +104,7 @@ impl DecoderConfig {
                 .then(|| BinaryHead::new(&build))
                 .transpose()?,
             dropout: build.dropout("embedding")?,
+            decoder_dropout: build.dropout("decoder_embedding")?,
             head: (ends && !self.tied)
                 .then(|| build.vocab_embedding("head"))
                 .transpose()?,
@@ -159,8 +162,9 @@ fn blocks(
         Ok::<_, ModelError>(())
     };
     for stage in stages {
-        for (place, index) in stage.layers.clone().enumerate() {
-            build(index, options.recompute.of_block(place, stage.layers.len()))?;
+        for index in stage.layers.clone() {
+            let recompute = options.recompute;
+            build(index, recompute.of_block(index, config, &stage.layers))?;
         }
     }
     if let Some(last) = stages.iter().find(|stage| stage.loss) {

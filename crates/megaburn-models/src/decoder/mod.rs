@@ -5,12 +5,15 @@
 
 mod binary_head;
 mod block;
+mod blocks;
 mod builder;
 mod cached;
 mod config;
+mod encoder_decoder;
 mod erased_head;
 mod experts;
 mod family_head;
+mod halves;
 mod head_parts;
 mod init;
 mod limits;
@@ -30,6 +33,7 @@ mod rotary;
 mod routers;
 mod stage;
 mod validate;
+mod validate_halves;
 
 pub use binary_head::BinaryHead;
 pub use block::Block;
@@ -48,6 +52,6 @@ pub use mtp_targets::{MtpTargets, StageLosses, shift_for_depth};
 pub use options::{Dropout, LossTerms, ModelGroups, ModelOptions};
 pub use output_head::{LossInput, OutputHead, TokenLosses};
 pub use parts::{BlockOrder, Multipliers, NormPlacement};
-pub use positions_config::{Positions, Rotary};
+pub use positions_config::{Positions, Relative, Rotary};
 pub(crate) use recompute_options::Segment;
 pub use recompute_options::{Recompute, RecomputeBlocks};

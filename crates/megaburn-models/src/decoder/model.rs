@@ -10,7 +10,7 @@ use megaburn_kernels::{add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ActivationOffload, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
-    PositionEmbedding, Recomputable, Residual, Sharded, VocabParallelEmbedding,
+    PositionEmbedding, Recomputable, RelativeBias, Residual, Sharded, VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -19,7 +19,7 @@ use super::{
     rotary::Ropes,
 };
 
-/// A transformer, a decoder or an encoder: the layers of one or more stages of a pipeline, or without a
+/// A transformer, a decoder, an encoder or both: the layers of one or more stages of a pipeline, or without a
 /// pipeline the whole model. Parts of other ranks are `None`. Every parameter has the same path as
 /// in the full model.
 ///
@@ -45,7 +45,11 @@ pub struct Decoder {
     pub token_types: Option<PositionEmbedding>,
     /// The norm of the embeddings, on the first stage of a model that has it.
     pub embedding_norm: Option<Norm>,
-    /// The blocks, followed by those of multi-token prediction; `None` for blocks of other ranks.
+    /// The relative bias of the blocks that see later positions, on every stage with such blocks.
+    pub encoder_bias: Option<RelativeBias>,
+    /// The relative bias of the causal blocks, on every stage with such blocks.
+    pub decoder_bias: Option<RelativeBias>,
+    /// The blocks, those of an encoder first, followed by those of multi-token prediction; `None` for blocks of other ranks.
     pub blocks: Vec<Option<Block>>,
     /// The last norm; `None` if blocks end with a norm of the residual stream.
     pub norm: Option<Norm>,
@@ -59,6 +63,8 @@ pub struct Decoder {
     pub output_head: Option<FamilyHead>,
     /// Dropout on the embeddings.
     pub(super) dropout: ParallelDropout,
+    /// Dropout on the embeddings of a decoder that follows an encoder.
+    pub(super) decoder_dropout: ParallelDropout,
     #[module(skip)]
     pub(super) parts: DecoderParts,
 }
@@ -113,14 +119,27 @@ impl Decoder {
     /// The embeddings of tokens, with which the first stage starts.
     ///
     /// # Shapes
-    /// tokens `[S, B]`, output `[S, B, H]` (with sequence parallelism `[S / n, B, H]`)
+    /// tokens `[S, B]`, output `[S, B, H]` (with sequence parallelism `[S / n, B, H]`). In an
+    /// encoder-decoder model, the tokens are those of the encoder, then those of the decoder.
     ///
     /// # Panics
     /// If this rank does not have the first stage, or as [`forward_stage`](Self::forward_stage).
     pub fn embed(&self, tokens: Tensor<2, Int>, batch: &BatchContext) -> Tensor<3> {
-        let positions = self.learned_positions(tokens.dims()[0], batch);
-        let x = self.embed_in(tokens, &positions, batch);
+        if self.config().is_encoder_decoder() {
+            return self.embed_halves(tokens, batch);
+        }
+        let x = self.embed_with_positions(tokens, batch);
         self.dropout.forward(x, batch.block)
+    }
+
+    /// The embeddings of the tokens at all positions of rows.
+    pub(super) fn embed_with_positions(
+        &self,
+        tokens: Tensor<2, Int>,
+        batch: &BatchContext,
+    ) -> Tensor<3> {
+        let positions = self.learned_positions(tokens.dims()[0], batch);
+        self.embed_in(tokens, &positions, batch)
     }
 
     /// The logits of the full vocabulary after the last stage, on every member.
@@ -284,6 +303,8 @@ impl Sharded for Decoder {
         plan.child("positions", &self.positions);
         plan.child("token_types", &self.token_types);
         plan.child("embedding_norm", &self.embedding_norm);
+        plan.child("encoder_bias", &self.encoder_bias);
+        plan.child("decoder_bias", &self.decoder_bias);
         plan.children("blocks", &self.blocks);
         plan.child("norm", &self.norm);
         plan.child("masked_head", &self.masked_head);

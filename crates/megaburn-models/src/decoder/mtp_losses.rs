@@ -4,7 +4,7 @@
 use burn::{prelude::Int, tensor::Tensor};
 use megaburn_parallel::{BatchContext, Recomputable, Residual, SelectiveSave, recomputed};
 
-use super::{Block, Decoder, MtpTargets, StageLosses, rotary::Ropes};
+use super::{Block, Decoder, MtpTargets, StageLosses, blocks::BlockInputs, rotary::Ropes};
 
 impl Block {
     /// The output of a depth, from the embeddings of its tokens and the output of the depth before.
@@ -19,7 +19,13 @@ impl Block {
         batch: &BatchContext,
     ) -> Recomputable<3> {
         let mtp = self.mtp.as_ref().expect("the block is an MTP block");
-        let x = self.forward(mtp.joined(vectors, before, batch), ropes, batch);
+        let inputs = BlockInputs {
+            ropes,
+            bias: None,
+            memory: None,
+            batch,
+        };
+        let x = self.forward(mtp.joined(vectors, before, batch), inputs);
         x.normed(&mtp.norm)
     }
 

@@ -15,9 +15,37 @@ pub enum Positions {
     Learned,
     /// ALiBi: attention scores fall with the distance between query and key.
     Alibi(Alibi),
+    /// A learned bias of the attention scores for each head and distance between query and key (T5).
+    Relative(Relative),
     /// Nothing: the causal mask alone orders the tokens (Megatron's
     /// `--position-embedding-type none`).
     None,
+}
+
+/// The relative bias of a model: distances share the bias of their bucket. All blocks that see the
+/// same positions share one table, of shape `[num_buckets, heads]`: one table for the encoder, and
+/// one for the decoder. Cross attention has no bias.
+///
+/// Source: Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+/// transformer" (2020), section 2.1, <https://arxiv.org/abs/1910.10683>; Megatron's
+/// `--position-embedding-type relative`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Relative {
+    /// Number of buckets (Megatron's `--relative-attention-num-buckets`).
+    pub num_buckets: usize,
+    /// Distance from which all share the last bucket (Megatron's
+    /// `--relative-attention-max-distance`).
+    pub max_distance: usize,
+}
+
+impl Default for Relative {
+    fn default() -> Self {
+        Self {
+            num_buckets: 32,
+            max_distance: 128,
+        }
+    }
 }
 
 /// The rotary embeddings of a model.
@@ -76,7 +104,7 @@ impl Positions {
     pub fn rotary(&self) -> Option<&Rotary> {
         match self {
             Self::Rotary(rotary) => Some(rotary),
-            Self::Learned | Self::Alibi(_) | Self::None => None,
+            Self::Learned | Self::Alibi(_) | Self::Relative(_) | Self::None => None,
         }
     }
 }
@@ -91,7 +119,15 @@ impl Positions {
     pub fn alibi(&self) -> Option<Alibi> {
         match self {
             Self::Alibi(alibi) => Some(*alibi),
-            Self::Learned | Self::Rotary(_) | Self::None => None,
+            Self::Learned | Self::Rotary(_) | Self::Relative(_) | Self::None => None,
+        }
+    }
+
+    /// The relative bias, if the model has it.
+    pub fn relative(&self) -> Option<Relative> {
+        match self {
+            Self::Relative(relative) => Some(*relative),
+            Self::Learned | Self::Rotary(_) | Self::Alibi(_) | Self::None => None,
         }
     }
 }

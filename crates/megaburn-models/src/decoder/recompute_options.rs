@@ -3,6 +3,8 @@ use std::ops::Range;
 use burn::prelude::Device;
 use megaburn_parallel::SelectiveSave;
 
+use super::DecoderConfig;
+
 /// Which activations backward recomputes in place of saving them. By default none. Gradients are
 /// bit-identical.
 ///
@@ -60,7 +62,7 @@ impl Recompute {
     }
 
     /// Divides a stage of `num_blocks` blocks into segments.
-    pub(crate) fn segments(self, num_blocks: usize) -> Vec<Segment> {
+    fn segments(self, num_blocks: usize) -> Vec<Segment> {
         let (recomputed, group) = match self.blocks {
             None => (0, 1),
             Some(RecomputeBlocks::Uniform(group)) => (num_blocks, group.max(1)),
@@ -84,6 +86,21 @@ impl Recompute {
         segments
     }
 
+    /// The segments of a stage with these blocks, by their numbers in the model. The encoder and the
+    /// decoder have segments of their own.
+    pub(crate) fn segments_of(self, model: &DecoderConfig, stage: &Range<usize>) -> Vec<Segment> {
+        let cut = stage.start + model.encoder_blocks(stage);
+        let of_segment = |Segment { blocks, recomputed }: Segment| {
+            let blocks = stage.start + blocks.start..stage.start + blocks.end;
+            let middle = cut.clamp(blocks.start, blocks.end);
+            let halves = [blocks.start..middle, middle..blocks.end];
+            let halves = halves.into_iter().filter(|blocks| !blocks.is_empty());
+            halves.map(move |blocks| Segment { blocks, recomputed })
+        };
+        let segments = self.segments(stage.len()).into_iter();
+        segments.flat_map(of_segment).collect()
+    }
+
     /// Whether backward recomputes a block of multi-token prediction that follows `before` other
     /// blocks in the last stage. These blocks are recomputed one at a time, from the output of the
     /// depth before and the token embeddings.
@@ -95,17 +112,22 @@ impl Recompute {
         }
     }
 
-    /// What block `place` of a stage of `num_blocks` blocks recomputes.
-    pub(super) fn of_block(self, place: usize, num_blocks: usize) -> BlockRecompute {
-        let segments = self.segments(num_blocks).into_iter();
+    /// What block `index` of a stage recomputes.
+    pub(super) fn of_block(
+        self,
+        index: usize,
+        model: &DecoderConfig,
+        stage: &Range<usize>,
+    ) -> BlockRecompute {
+        let segments = self.segments_of(model, stage).into_iter();
         match segments
             .filter(|segment| segment.recomputed)
-            .find(|segment| segment.blocks.contains(&place))
+            .find(|segment| segment.blocks.contains(&index))
         {
             // The norm of the first block is outside the checkpointed function: it saves the
             // residual stream, which is the only tensor that the segment saves.
             Some(segment) => BlockRecompute {
-                attention_norm: place == segment.blocks.start && !self.offload,
+                attention_norm: index == segment.blocks.start && !self.offload,
                 ..BlockRecompute::default()
             },
             None => self.of_saved_block(),
@@ -152,6 +174,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::families::Family;
 
     #[rstest]
     #[case(None, 5, &[], Some((0, 5)))]
@@ -184,5 +207,27 @@ mod tests {
             ..Recompute::default()
         };
         assert_eq!(recompute.segments(num_blocks), expected.collect::<Vec<_>>());
+    }
+
+    #[rstest]
+    #[case(2..7, &[2..3, 3..5, 5..6, 6..7])]
+    #[case(0..3, &[0..2, 2..3])]
+    #[case(4..7, &[4..6, 6..7])]
+    fn encoder_and_decoder_have_segments_of_their_own(
+        #[case] stage: Range<usize>,
+        #[case] expected: &[Range<usize>],
+    ) {
+        let model = DecoderConfig {
+            layers: 7,
+            encoder_layers: 3,
+            ..Family::T5.template()
+        };
+        let recompute = Recompute {
+            blocks: Some(RecomputeBlocks::Uniform(2)),
+            ..Recompute::default()
+        };
+        let found = recompute.segments_of(&model, &stage);
+        let found: Vec<_> = found.into_iter().map(|segment| segment.blocks).collect();
+        assert_eq!(found, expected);
     }
 }

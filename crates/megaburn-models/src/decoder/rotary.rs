@@ -65,7 +65,11 @@ impl Ropes {
             BlockRope::Window => self.window.as_ref(),
         };
         let alibi = self.alibi.as_ref();
-        PositionTables { rope, alibi }
+        PositionTables {
+            rope,
+            alibi,
+            relative: None,
+        }
     }
 
     /// The same tables with the rows of each sequence in its own order.

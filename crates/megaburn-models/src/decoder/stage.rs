@@ -1,86 +1,48 @@
 use burn::tensor::Tensor;
-use megaburn_parallel::{
-    BatchContext, Residual, SelectiveSave, checkpoint_residual, offload_residual,
-};
+use megaburn_parallel::{BatchContext, Residual};
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder, rotary::Ropes};
+use super::{Block, Decoder};
 
 impl Decoder {
     /// The residual stream after stage `chunk` of this rank, from the [embeddings](Self::embed) or
-    /// the output of the stage before. A model without a pipeline has one stage. Without recompute
-    /// this is `for block in blocks { x = block.forward(x) }`.
+    /// the output of the stage before. A model without a pipeline has one stage.
     ///
     /// # Shapes
-    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`)
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`). In an encoder-decoder
+    /// model, `S` counts the positions of the encoder, then those of the decoder, and the last stage
+    /// returns the decoder's only.
     ///
     /// # Panics
-    /// If there is no such stage, or a training batch whose tokens key dropout masks has
+    /// If there is no such stage, an encoder-decoder model is not given
+    /// [`BatchContext::encoder`](megaburn_parallel::BatchContext), or a training batch whose tokens key dropout masks has
     /// context-parallel ranks of its own: the masks depend on the chunks of the model's ranks.
     pub fn forward_stage(&self, chunk: usize, x: Tensor<3>, batch: &BatchContext) -> Residual {
-        let ropes = self.ropes(self.num_tokens(&x), batch, &x.device().inner());
-        let blocks: Vec<&Block> = self.blocks_of(chunk).collect();
         self.parts.offload.begin();
-        let mut x = Residual::from(x);
-        for segment in self.parts.options.recompute.segments(blocks.len()) {
-            // If the loss follows, backward starts with this segment at once, so offloading it
-            // would not pay.
-            let keep_on_device =
-                segment.blocks.end == blocks.len() && self.parts.stages[chunk].loss;
-            let blocks = blocks[segment.blocks].iter().copied();
-            x = if segment.recomputed {
-                let blocks = blocks.cloned().collect();
-                self.forward_recomputed(blocks, x, ropes.clone(), batch, keep_on_device)
-            } else {
-                forward_blocks(blocks, x, &ropes, batch)
-            };
+        if self.config().is_encoder_decoder() {
+            return self.forward_halves(chunk, x, batch);
         }
-        x
-    }
-
-    /// Applies blocks of which only the residual stream before them is saved: on the device or, with
-    /// `recompute.offload` and unless `keep_on_device` is set, in host memory.
-    fn forward_recomputed(
-        &self,
-        blocks: Vec<Block>,
-        x: Residual,
-        ropes: Ropes,
-        batch: &BatchContext,
-        keep_on_device: bool,
-    ) -> Residual {
-        let recompute = self.parts.options.recompute;
-        let saved = recompute.selective_save(&x.device());
-        let batch = BatchContext {
-            saved_attention: saved.clone(),
-            ..batch.clone()
-        };
-        let forward =
-            move |blocks: &Vec<Block>, x: Residual| forward_blocks(blocks, x, &ropes, &batch);
-        let x = if recompute.offload {
-            offload_residual(&blocks, x, &self.parts.offload, keep_on_device, forward)
-        } else {
-            checkpoint_residual(&blocks, blocks[0].attention_norm.as_ref(), x, forward)
-        };
-        saved.iter().for_each(SelectiveSave::end_forward);
-        x
+        let blocks = self.parts.stages[chunk].layers.clone();
+        self.forward_blocks(chunk, blocks, x, None, batch)
     }
 
     /// The number of positions of the residual stream `x` over the tensor-parallel ranks.
     pub(super) fn num_tokens(&self, x: &Tensor<3>) -> usize {
-        let shards = if self.parts.options.sequence_parallel {
+        x.dims()[0] * self.shards()
+    }
+
+    /// The number of ranks over which the positions of the residual stream are split.
+    pub(super) fn shards(&self) -> usize {
+        if self.parts.options.sequence_parallel {
             self.parts.group.size()
         } else {
             1
-        };
-        x.dims()[0] * shards
+        }
     }
 
     /// The blocks of stage `chunk` of this rank.
     pub(super) fn blocks_of(&self, chunk: usize) -> impl Iterator<Item = &Block> {
-        let of_stage = &self.blocks[self.parts.stages[chunk].layers.clone()];
-        of_stage
-            .iter()
-            .map(|block| block.as_ref().expect("a stage has all its blocks"))
+        self.blocks_at(self.parts.stages[chunk].layers.clone())
     }
 
     /// The layers of each stage of this rank.
@@ -94,6 +56,10 @@ impl Decoder {
         let mut names = path.split('.');
         let name = names.next();
         let number = names.next().and_then(|n| n.parse::<usize>().ok());
+        let uses_bias = |stage: &StageLayers, of_encoder| {
+            let stage = std::slice::from_ref(stage);
+            self.config().uses_bias(stage, of_encoder)
+        };
         let has = |stage: &StageLayers| match (name, number) {
             (Some("blocks"), Some(number)) if number < self.config().layers => {
                 stage.layers.contains(&number)
@@ -101,25 +67,14 @@ impl Decoder {
             (Some("embedding" | "positions" | "token_types" | "embedding_norm"), _) => {
                 stage.embedding
             }
+            (Some("encoder_bias"), _) => uses_bias(stage, true),
+            (Some("decoder_bias"), _) => uses_bias(stage, false),
             _ => stage.loss,
         };
         let stages = &self.parts.stages;
         // No stage has it: it is the last stage's copy of the first stage's embedding.
         stages.iter().position(has).unwrap_or(stages.len() - 1)
     }
-}
-
-/// Applies blocks one after the other.
-fn forward_blocks<'a>(
-    blocks: impl IntoIterator<Item = &'a Block>,
-    mut x: Residual,
-    ropes: &Ropes,
-    batch: &BatchContext,
-) -> Residual {
-    for block in blocks {
-        x = block.forward(x, ropes, batch);
-    }
-    x
 }
 
 #[cfg(test)]

@@ -114,6 +114,7 @@ impl DecoderConfig {
             );
         }
         self.check_encoder()?;
+        self.check_encoder_decoder()?;
         if self.positions.alibi().is_some() && self.attention_soft_cap.is_some() {
             return refuse(
                 "`positions` is alibi, whose bias would be inside of `attention_soft_cap`: set one of \

@@ -1,7 +1,7 @@
 use super::{
     Family, bert, deepseek_v2, deepseek_v3, falcon, gemma2, gemma3, gpt_neox, gpt_oss, gpt2,
     granite, llama, megatron_bert, mistral, mixtral, nemotron, olmo2, olmoe, phi3, qwen2,
-    qwen2_moe, qwen3, qwen3_moe, starcoder2,
+    qwen2_moe, qwen3, qwen3_moe, starcoder2, t5,
 };
 
 impl Family {
@@ -49,12 +49,16 @@ impl Family {
     pub const BERT: Self = Self(&bert::SPEC);
     /// BERT with norms before attention and MLP, as Megatron-LM trains it.
     pub const MEGATRON_BERT: Self = Self(&megatron_bert::SPEC);
+    /// T5, version 1.0 and 1.1, and FLAN-T5.
+    pub const T5: Self = Self(&t5::SPEC);
+    /// mT5: T5 1.1 for many languages.
+    pub const MT5: Self = Self(&t5::MT5);
 
     /// gpt-oss 20B and 120B.
     pub const GPT_OSS: Self = Self(&gpt_oss::SPEC);
 
     /// The families of this crate.
-    pub const BUILT_IN: [Self; 23] = [
+    pub const BUILT_IN: [Self; 25] = [
         Self::GPT2,
         Self::LLAMA,
         Self::MISTRAL,
@@ -77,6 +81,8 @@ impl Family {
         Self::FALCON,
         Self::BERT,
         Self::MEGATRON_BERT,
+        Self::T5,
+        Self::MT5,
         Self::GPT_OSS,
     ];
 }

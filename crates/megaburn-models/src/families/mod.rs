@@ -36,6 +36,7 @@ mod registry;
 mod rotary;
 mod spec;
 mod starcoder2;
+mod t5;
 mod unread;
 
 use std::path::Path;

@@ -9,7 +9,7 @@ use megaburn_kernels::RopeScaling;
 use megaburn_mesh::{PositionRng, Purpose};
 
 use crate::{
-    decoder::{Decoder, DecoderCache},
+    decoder::{Decoder, DecoderCache, DecoderConfig},
     error::ModelError,
 };
 pub use sampling::Sampling;
@@ -23,6 +23,9 @@ pub struct GenerateOptions {
     pub eos: Vec<u32>,
     /// How the next token is sampled.
     pub sampling: Sampling,
+    /// The token that starts the decoder's text in an encoder-decoder model, whose encoder reads the
+    /// prompt. Other models do not use it.
+    pub decoder_start: Option<u32>,
     /// The random seed. `(seed, prompt, token)` determines each random number, independently of the
     /// other prompts and the layout. The layout still affects the last bits of the logits.
     pub seed: u64,
@@ -50,7 +53,7 @@ pub enum Finish {
 
 /// A text that is being generated.
 struct Text {
-    /// The prompt and the generated tokens.
+    /// The prompt, or in an encoder-decoder model the decoder's first token, and the generated tokens.
     tokens: Vec<u32>,
     prompt_len: usize,
     /// Number of leading tokens that were read into the cache, or dropped from it.
@@ -106,11 +109,16 @@ pub fn generate_with<E: From<ModelError>>(
     options.sampling.validate().map_err(ModelError::Generate)?;
     model.config().check_generates()?;
     check(prompts, model.config().vocab)?;
+    let first = first_tokens(model.config(), prompts, options)?;
     let model = model.for_generation();
     let mut cache = model.cache(prompts.len());
-    let start = |(index, prompt): (usize, &Vec<u32>)| Text {
-        tokens: prompt.clone(),
-        prompt_len: prompt.len(),
+    if model.config().is_encoder_decoder() {
+        let prompts = prompts.iter().enumerate();
+        prompts.for_each(|(index, prompt)| cache.ask(index, prompt));
+    }
+    let start = |(index, tokens): (usize, Vec<u32>)| Text {
+        prompt_len: tokens.len(),
+        tokens,
         read: 0,
         finish: (options.max_tokens == 0).then_some(Finish::MaxTokens),
         rng: PositionRng::new(
@@ -119,8 +127,8 @@ pub fn generate_with<E: From<ModelError>>(
             &format!("generate.{index}"),
         ),
     };
-    let mut texts: Vec<Text> = prompts.iter().enumerate().map(start).collect();
-    let longest = model.config().max_seq_len;
+    let mut texts: Vec<Text> = first.into_iter().enumerate().map(start).collect();
+    let longest = model.config().longest_text();
     let rotary = model.config().positions.rotary();
     let switch = match rotary.map(|rotary| &rotary.scaling) {
         Some(RopeScaling::Long(long)) => Some(long.original_max_position),
@@ -144,7 +152,9 @@ pub fn generate_with<E: From<ModelError>>(
                 text.read -= lens[0];
                 cache.clear(index);
             }
-            if cache.len(index) + text.tokens.len() - text.read > longest {
+            if let Some(longest) = longest
+                && cache.len(index) + text.tokens.len() - text.read > longest
+            {
                 cache.clear(index);
                 text.read = text.tokens.len() - longest.div_ceil(2);
             }
@@ -189,6 +199,27 @@ pub fn generate_with<E: From<ModelError>>(
         finish: text.finish.expect("every text is finished"),
     };
     Ok(texts.into_iter().map(finished).collect())
+}
+
+/// The tokens with which the texts of the decoder start.
+fn first_tokens(
+    model: &DecoderConfig,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+) -> Result<Vec<Vec<u32>>, ModelError> {
+    if !model.is_encoder_decoder() {
+        return Ok(prompts.to_vec());
+    }
+    for prompt in prompts {
+        model.check_seq_len(prompt.len())?;
+    }
+    let start = options.decoder_start.ok_or_else(|| {
+        let why = "it is not known which token starts the decoder's text: set \
+            `decoder_start_token_id` in the model's generation_config.json";
+        ModelError::Generate(why.into())
+    })?;
+    check(&[vec![start]], model.vocab)?;
+    Ok(vec![vec![start]; prompts.len()])
 }
 
 fn check(prompts: &[Vec<u32>], vocab: usize) -> Result<(), ModelError> {

@@ -40,6 +40,7 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
         max_tokens,
         eos: vec![],
         sampling: Sampling::GREEDY,
+        decoder_start: None,
         seed: 0,
     }
 }

@@ -19,7 +19,7 @@ pub struct ShardingConfig {
     /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)).
     /// They are sent first, in their own buckets. Default: none.
     pub direct: BTreeSet<String>,
-    /// Parameters that two pipeline stages use, so that ranks outside the data- and
+    /// Parameters that several pipeline stages use, so that ranks outside the data- and
     /// context-parallel group may hold copies too. Each has its own bucket, so that ranks with the
     /// same shard of it hold the same part, and is sent after all backward passes, because several
     /// produce its gradients. Default: none.
@@ -68,7 +68,7 @@ impl ShardingConfig {
         self
     }
 
-    /// Sets the parameters that two pipeline stages use.
+    /// Sets the parameters that several pipeline stages use.
     #[must_use]
     pub fn with_cross_stage(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.cross_stage = paths.into_iter().collect();

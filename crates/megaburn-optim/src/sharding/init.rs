@@ -8,7 +8,7 @@ use megaburn_collective::ProcessGroups;
 use super::{
     Inner, Sharding, ShardingLevel,
     config::ShardingConfig,
-    order::{Order, Params},
+    order::Params,
     overlapped_param_all_gather::ParamAllGather,
     param_kind::ParamKind,
     replicas::Replicas,
@@ -39,7 +39,7 @@ impl ShardingConfig {
         let mut shared = Vec::new();
         for (order, bucket) in params.buckets(|kind| self.sizes(replicas(kind))) {
             let share = replicas(bucket.kind).share();
-            let is_sharded = order != Order::Deferred && self.level == ShardingLevel::Parameters;
+            let is_sharded = order.is_direct() && self.level == ShardingLevel::Parameters;
             if is_sharded && share.size() > 1 {
                 shared.push((bucket.clone(), share.clone()));
             }

@@ -19,8 +19,19 @@ pub(super) enum Order {
     FusedWgrad,
     /// After all backward passes; for matrices that stages share.
     CrossStage,
-    // After all backward passes.
+    /// After all backward passes; for parameters that stages share and whose layers do not
+    /// accumulate gradients.
+    CrossStageDeferred,
+    /// After all backward passes.
     Deferred,
+}
+
+impl Order {
+    /// Whether layers accumulate the gradients of such parameters, so that the parameters can be
+    /// sharded.
+    pub(super) fn is_direct(self) -> bool {
+        matches!(self, Self::FusedWgrad | Self::CrossStage)
+    }
 }
 
 /// The properties that all parameters of a bucket share: kind, time of sending, chunk (the last
@@ -64,8 +75,10 @@ impl<'a> Params<'a> {
             let [target, ranks] = sizes(kind);
             let fill = |found, target| Bucket::fill(kind, chunk.0, found, target, ranks);
             let filled = match order {
-                Order::CrossStage => found.into_iter().flat_map(|of| fill(vec![of], 0)).collect(),
-                _ => fill(found, target),
+                Order::CrossStage | Order::CrossStageDeferred => {
+                    found.into_iter().flat_map(|of| fill(vec![of], 0)).collect()
+                }
+                Order::FusedWgrad | Order::Deferred => fill(found, target),
             };
             of_kinds[kind as usize].extend(filled.into_iter().map(|bucket| {
                 let last = bucket.slots.last().map(|slot| self.places[&slot.path]);
@@ -102,10 +115,11 @@ impl FloatVisitor for Params<'_> {
         let shape = param.lazy_shape();
         let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
         let is_direct = matrix.is_some() && self.config.direct.contains(&path);
-        let order = match is_direct {
-            true if self.config.cross_stage.contains(&path) => Order::CrossStage,
-            true => Order::FusedWgrad,
-            false => Order::Deferred,
+        let order = match (is_direct, self.config.cross_stage.contains(&path)) {
+            (true, true) => Order::CrossStage,
+            (true, false) => Order::FusedWgrad,
+            (false, true) => Order::CrossStageDeferred,
+            (false, false) => Order::Deferred,
         };
         self.shapes
             .extend(matrix.map(|shape| (path.clone(), shape)));

@@ -47,8 +47,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "model",
-        "init family hidden ffn layers mtp_layers heads kv_heads head_dim vocab window \
-         rope_theta norm_eps tied",
+        "init family hidden ffn layers encoder_layers mtp_layers heads kv_heads head_dim vocab \
+         window rope_theta norm_eps tied",
     ),
     (
         Identity,
@@ -62,7 +62,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
          zero_centered_gamma block_order activation qkv_bias output_bias \
          mlp_bias qk_norm attention_scale attention_soft_cap attention_sinks \
          logits_soft_cap positions \
-         alibi_scaled rotary_percent rotary_interleaved window_rope_theta rotary_layers window_layers \
+         alibi_scaled relative_buckets relative_max_distance rotary_percent rotary_interleaved \
+         window_rope_theta rotary_layers window_layers \
          embedding_multiplier residual_multiplier logits_scaling mup_base_hidden \
          init_std",
     ),

@@ -26,8 +26,8 @@ pub struct ModelConfig {
     /// names on export: `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`,
     /// `olmo2`, `granite`, `starcoder2`, `nemotron`, `gpt_neox`, `falcon` or `gpt2`; with experts
     /// `mixtral`, `qwen2_moe`, `qwen3_moe`, `olmoe`, `gpt_oss`, `deepseek_v2` or `deepseek_v3`;
-    /// encoders `bert` or `megatron-bert`. A program can register families of other crates; its own `config schema`
-    /// lists them.
+    /// encoders `bert` or `megatron-bert`; encoder and decoder `t5` or `mt5`. A program can register
+    /// families of other crates; its own `config schema` lists them.
     pub family: Family,
     /// Width of the residual stream.
     #[schemars(extend("minimum" = 1))]
@@ -35,9 +35,16 @@ pub struct ModelConfig {
     /// Width inside the MLP.
     #[schemars(extend("minimum" = 1))]
     pub ffn: usize,
-    /// Number of transformer layers, without `mtp_layers`.
+    /// Number of transformer layers, without `mtp_layers`; of encoder and decoder together in a
+    /// model with both.
     #[schemars(extend("minimum" = 1))]
     pub layers: usize,
+    /// How many of the layers, from the first on, are the encoder of an encoder-decoder model. The
+    /// others are its decoder, which attends to the encoder's output (Megatron-LM's
+    /// `--encoder-num-layers`, but `layers` counts both). Default: half of the layers in t5 and mt5,
+    /// 0 in other families.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoder_layers: Option<usize>,
     /// Number of multi-token-prediction (MTP) blocks after the last layer. During training, the
     /// k-th block predicts the token k places after the next one. See
     /// `train.mtp_loss_scaling_factor`.
@@ -96,6 +103,7 @@ impl Default for ModelConfig {
             hidden: 128,
             ffn: 384,
             layers: 4,
+            encoder_layers: None,
             mtp_layers: 0,
             heads: 4,
             kv_heads: 2,
@@ -130,6 +138,7 @@ impl ModelConfig {
         let latent = self.latent.as_ref().map(|_| Family::DEEPSEEK_V3.template());
         let experts = self.experts.as_ref();
         DecoderConfig {
+            encoder_layers: self.encoder_layers(),
             experts: parts
                 .experts
                 .clone()
@@ -137,6 +146,13 @@ impl ModelConfig {
             latent: parts.latent.clone().or(latent.and_then(|of| of.latent)),
             ..parts
         }
+    }
+
+    /// The number of the encoder's layers in an encoder-decoder model, else 0.
+    pub(crate) fn encoder_layers(&self) -> usize {
+        let has_encoder = self.family.template().is_encoder_decoder();
+        let of_family = if has_encoder { self.layers / 2 } else { 0 };
+        self.encoder_layers.unwrap_or(of_family)
     }
 
     /// The latent attention, if the model has it.
@@ -226,6 +242,8 @@ impl ModelConfig {
             hidden: model.hidden,
             ffn: model.ffn,
             layers: model.layers,
+            encoder_layers: (family.is_encoder_decoder() || model.is_encoder_decoder())
+                .then_some(model.encoder_layers),
             mtp_layers: model.mtp_layers,
             heads: model.heads,
             kv_heads: model.kv_heads,
@@ -318,6 +336,9 @@ pub(crate) fn parts_unknown_to_megatron(model: &DecoderConfig) -> Vec<String> {
     let base = if is_gpt2 { Family::GPT2 } else { Family::LLAMA };
     let parts = ModelParts::of(model, &sized(base, model.hidden, model.layers));
     let mut names = parts.map_or_else(Vec::new, |parts| parts.besides_biases());
+    if model.is_encoder_decoder() {
+        names.push("an encoder (model.encoder_layers)".into());
+    }
     let definition = model.family.definition();
     if definition.head().is_some() {
         names.push(format!("the output head of {}", model.family));

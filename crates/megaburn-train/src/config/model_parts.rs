@@ -2,7 +2,7 @@
 
 use megaburn_models::{
     DecoderConfig,
-    decoder::{BlockOrder, NormPlacement, Positions, Rotary},
+    decoder::{BlockOrder, NormPlacement, Positions, Relative, Rotary},
 };
 use megaburn_parallel::Alibi;
 use schemars::JsonSchema;
@@ -94,12 +94,23 @@ pub struct ModelParts {
     #[schemars(extend("minimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits_soft_cap: Option<f64>,
-    /// How positions enter the model: `rotary`, `learned`, `alibi` or `none`.
+    /// How positions enter the model: `rotary`, `learned`, `alibi`, `relative` (a learned bias of the
+    /// scores by distance, as in T5) or `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positions: Option<PositionsName>,
     /// Whether the bias of `alibi` is multiplied by the factor of the scores, as in Falcon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alibi_scaled: Option<bool>,
+    /// Number of buckets of distances with `relative` (Megatron-LM's
+    /// `--relative-attention-num-buckets`). Default: the family's, otherwise 32.
+    #[schemars(extend("minimum" = 2))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relative_buckets: Option<usize>,
+    /// Distance from which all share the last bucket with `relative` (Megatron-LM's
+    /// `--relative-attention-max-distance`). Default: the family's, otherwise 128.
+    #[schemars(extend("minimum" = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relative_max_distance: Option<usize>,
     /// Fraction of a head, from its start, that is rotated (Megatron-LM's `--rotary-percent`).
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,6 +230,13 @@ impl ModelParts {
                 let scaled = self.alibi_scaled.unwrap_or(of_family.scaled);
                 Positions::Alibi(of_family.with_scaled(scaled))
             }
+            (Some(PositionsName::Relative), _) | (None, Positions::Relative(_)) => {
+                let of_family = family.positions.relative().unwrap_or_default();
+                Positions::Relative(Relative {
+                    num_buckets: self.relative_buckets.unwrap_or(of_family.num_buckets),
+                    max_distance: self.relative_max_distance.unwrap_or(of_family.max_distance),
+                })
+            }
             (Some(PositionsName::Learned), _) | (None, Positions::Learned) => Positions::Learned,
             (Some(PositionsName::None), _) | (None, Positions::None) => Positions::None,
             (Some(PositionsName::Rotary), _) | (None, Positions::Rotary(_)) => rotary(),
@@ -240,6 +258,7 @@ impl ModelParts {
     /// The section with every key that applies to `model`.
     pub(super) fn all_of(model: &DecoderConfig) -> Self {
         let rotary = model.positions.rotary();
+        let relative = model.positions.relative();
         let pattern = |without: &[usize]| LayerPattern::of(without, model.layers);
         Self {
             norm: name_of(&NORMS, model.norm),
@@ -262,6 +281,8 @@ impl ModelParts {
             logits_soft_cap: Some(model.logits_soft_cap.unwrap_or(0.0)),
             positions: Some(kind(model)),
             alibi_scaled: model.positions.alibi().map(|alibi| alibi.scaled),
+            relative_buckets: relative.map(|relative| relative.num_buckets),
+            relative_max_distance: relative.map(|relative| relative.max_distance),
             rotary_percent: rotary.map(|rotary| rotary.percent),
             rotary_interleaved: rotary.map(|rotary| rotary.interleaved),
             window_rope_theta: rotary
@@ -299,6 +320,21 @@ impl ModelParts {
         let rule = "absent, because the model has no ALiBi";
         let is_absent = positions.alibi().is_some() || self.alibi_scaled.is_none();
         require(is_absent, "model.parts.alibi_scaled", "set", rule)?;
+        let of_relative = [
+            (
+                "model.parts.relative_buckets",
+                self.relative_buckets.is_some(),
+            ),
+            (
+                "model.parts.relative_max_distance",
+                self.relative_max_distance.is_some(),
+            ),
+        ];
+        for (key, is_set) in of_relative {
+            let rule = "absent, because the model has no relative positions";
+            let is_absent = positions.relative().is_some() || !is_set;
+            require(is_absent, key, "set", rule)?;
+        }
         let of_rotary = [
             ("model.parts.rotary_percent", self.rotary_percent.is_some()),
             (
@@ -333,6 +369,7 @@ fn kind(model: &DecoderConfig) -> PositionsName {
         Positions::Rotary(_) => PositionsName::Rotary,
         Positions::Learned => PositionsName::Learned,
         Positions::Alibi(_) => PositionsName::Alibi,
+        Positions::Relative(_) => PositionsName::Relative,
         Positions::None => PositionsName::None,
     }
 }

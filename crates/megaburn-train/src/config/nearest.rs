@@ -58,6 +58,7 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("d_ff", "model.ffn"),
     ("num_hidden_layers", "model.layers"),
     ("model.num_layers", "model.layers"),
+    ("encoder_num_layers", "model.encoder_layers"),
     ("n_layer", "model.layers"),
     ("n_layers", "model.layers"),
     ("num_attention_heads", "model.heads"),

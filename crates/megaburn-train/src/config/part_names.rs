@@ -68,6 +68,8 @@ pub enum PositionsName {
     Learned,
     /// Attention scores fall with the distance between query and key.
     Alibi,
+    /// Attention scores have a learned bias by the distance between query and key.
+    Relative,
     /// Not at all.
     None,
 }

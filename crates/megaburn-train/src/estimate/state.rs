@@ -46,7 +46,6 @@ fn params(
     let dp = (1..=split)
         .find(|dp| (layout.tp * dp).is_multiple_of(split))
         .unwrap_or(split);
-    let is_copied = layout.pp > 1 && (model.tied || model.mtp_layers > 0);
     let grid = Layout {
         cp: 1,
         pp: 1,
@@ -60,13 +59,18 @@ fn params(
             ..ModelOptions::default()
         };
         let of = |chunks: &Vec<StageLayers>| {
-            let model = model.init_stages(chunks, &groups, &options, &Device::flex())?;
+            let config = model;
+            let model = config.init_stages(chunks, &groups, &options, &Device::flex())?;
             let direct = main_grads(&model);
+            let shared = |path: &str| {
+                let of = |stage| config.shared_params(stage).contains(&path);
+                layout.pp > 1 && chunks.iter().any(of)
+            };
             let plan = shard_plan(&model).map_err(ModelError::from)?;
             let param = |(path, spec): (&str, &megaburn_mesh::ParamSpec)| Param {
                 elements: spec.shard.local_shape().iter().product(),
                 is_expert: spec.is_expert(),
-                is_direct: direct.contains_key(path) && !(is_copied && path == SHARED),
+                is_direct: direct.contains_key(path) && !shared(path),
                 is_orthogonalized: spec.shard.global_shape.len() == 2
                     && !NO_MUON.iter().any(|start| path.starts_with(start)),
             };
@@ -86,8 +90,6 @@ fn params(
     }
 }
 
-/// The matrix that two stages may hold.
-const SHARED: &str = "embedding.weight";
 /// Path prefixes of matrices that Muon leaves to AdamW.
 const NO_MUON: [&str; 3] = ["embedding.", "positions.", "head."];
 

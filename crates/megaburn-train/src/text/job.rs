@@ -67,6 +67,7 @@ impl GenerateJob<'_> {
             });
         }
         self.source.config().check_generates()?;
+        self.source.config().check_context_parallel(layout.cp)?;
         let config = &self.source.config().without_mtp();
         // Sequences are never split here.
         Layout {
@@ -89,9 +90,18 @@ impl GenerateJob<'_> {
 
     /// Warns about texts that became longer than the model's positions.
     fn warn_of_long_texts(&self, found: &[Continuation]) {
-        let positions = self.source.config().max_seq_len;
+        let model = self.source.config();
+        let Some(positions) = model.longest_text() else {
+            return;
+        };
         for (index, (prompt, found)) in self.prompts.iter().zip(found).enumerate() {
-            let len = prompt.len() + found.tokens.len();
+            // The decoder of an encoder-decoder model starts with one token.
+            let before = if model.is_encoder_decoder() {
+                1
+            } else {
+                prompt.len()
+            };
+            let len = before + found.tokens.len();
             // The last generated token is not read by the model.
             if len > positions + 1 {
                 let kept = positions.div_ceil(2);

@@ -65,9 +65,11 @@ pub(crate) fn continue_text(
             rule,
         });
     }
+    // The text of a decoder does not continue that of the encoder.
+    let is_continued = !model.config().is_encoder_decoder();
     let mut writers: Vec<_> = prompts
         .iter()
-        .map(|prompt| writer(tokenizer, prompt))
+        .map(|prompt| writer(tokenizer, if is_continued { prompt } else { &[] }))
         .collect();
     let longest = stop.iter().map(String::len).max().unwrap_or(0);
     let generated = generate_with(model, prompts, options, read, |prompt, token| {

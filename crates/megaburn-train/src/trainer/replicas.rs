@@ -32,7 +32,7 @@ impl Trainer {
     ///
     /// - data-parallel replicas: all parameters except experts, whose copies are along EDP;
     /// - tensor-parallel ranks: norms, biases and replicated heads;
-    /// - the first and the last stage of a pipeline: a tied embedding.
+    /// - the stages of a pipeline: a tied embedding, and relative biases.
     ///
     /// All copies get the same updates and stay bit-identical, unless hardware fails. For bf16 and
     /// f16 parameters the masters are compared, if ranks hold copies of those. Sharded parameters

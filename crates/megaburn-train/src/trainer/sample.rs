@@ -14,8 +14,9 @@ use crate::{
 
 impl Trainer {
     /// The prompt and the text that the model generates after it. `None` if no sample is requested or
-    /// the model is an encoder, and on ranks that do not take part: all except those of the first data-parallel rank's model
-    /// and those that share sequences with them.
+    /// the model has an encoder, whose samples are not texts that go on, and on ranks that do not
+    /// take part: all except those of the first data-parallel rank's model and those that share
+    /// sequences with them.
     ///
     /// # Errors
     /// The model cannot read the prompt, or weights are not finite.
@@ -28,8 +29,9 @@ impl Trainer {
         let layout = self.groups.layout();
         let together =
             self.sharding.level() == ShardingLevel::Parameters || layout.ep * layout.etp > 1;
-        let is_encoder = self.model_config.bidirectional;
-        if !(is_first || together) || generate.tokens == 0 || is_encoder {
+        let model = &self.model_config;
+        let has_encoder = model.bidirectional || model.is_encoder_decoder();
+        if !(is_first || together) || generate.tokens == 0 || has_encoder {
             return Ok(None);
         }
         let _compiling = self.first_times.begin(Work::Sample, &self.groups.world);
@@ -42,6 +44,7 @@ impl Trainer {
                 top_k: None,
                 top_p: None,
             },
+            decoder_start: None,
             seed: self.config.run.seed,
         };
         let prompt = match &generate.prompt {

@@ -187,6 +187,9 @@ impl GenerateArgs {
             max_tokens: self.max_tokens,
             eos,
             sampling,
+            decoder_start: Assets::of(&source)?
+                .decoder_start()
+                .or_else(|| tokenizer.as_ref()?.bos()),
             seed: self.seed,
         };
         let job = GenerateJob {
@@ -202,7 +205,9 @@ impl GenerateArgs {
         if is_first {
             let texts = texts.iter().map(Some).chain(std::iter::repeat(None));
             for (index, ((found, ids), text)) in found.iter().zip(&prompts).zip(texts).enumerate() {
-                self.print(index, text.map(String::as_str), ids, found)?;
+                // The text of a decoder does not continue that of the encoder.
+                let is_continued = !source.config().is_encoder_decoder();
+                self.print(index, text.map(String::as_str), is_continued, ids, found)?;
             }
         }
         Ok(Exit::Done.into())
@@ -250,6 +255,7 @@ impl GenerateArgs {
         &self,
         index: usize,
         prompt: Option<&str>,
+        is_continued: bool,
         ids: &[u32],
         found: &Continuation,
     ) -> Result<(), TrainError> {
@@ -273,8 +279,8 @@ impl GenerateArgs {
             print::result("---")?;
         }
         match (prompt, text) {
-            (Some(prompt), Some(text)) => print::result(format!("{prompt}{text}")),
-            (None, Some(text)) => print::result(text),
+            (Some(prompt), Some(text)) if is_continued => print::result(format!("{prompt}{text}")),
+            (_, Some(text)) => print::result(text),
             (_, None) => print::result(format!("{tokens:?}")),
         }
     }

@@ -1,0 +1,135 @@
+//! Applies the blocks of a stage, some of which backward recomputes.
+
+use std::ops::Range;
+
+use burn::{module::Module, tensor::Tensor};
+use megaburn_parallel::{
+    BatchContext, RelativeBias, Residual, SelectiveSave, checkpoint_residual, offload_residual,
+};
+
+use super::{Block, Decoder, rotary::Ropes};
+
+/// What blocks read besides the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockInputs<'a> {
+    /// The tables of the positions.
+    pub(super) ropes: &'a Ropes,
+    /// The relative bias of the attention scores by distance.
+    pub(super) bias: Option<&'a Tensor<3>>,
+    /// The output of the encoder that blocks of a decoder attend to.
+    pub(super) memory: Option<&'a Tensor<3>>,
+    pub(super) batch: &'a BatchContext,
+}
+
+/// Consecutive blocks, and the relative bias that they share: what a recomputed function needs of
+/// the model.
+#[derive(Module, Debug)]
+struct Stretch {
+    blocks: Vec<Block>,
+    bias: Option<RelativeBias>,
+}
+
+impl Decoder {
+    /// The residual stream after blocks of a stage that see the same positions. `memory` is the
+    /// output of the encoder for blocks that attend to it. Without recompute this is
+    /// `for block in blocks { x = block.forward(x) }`.
+    ///
+    /// # Shapes
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`)
+    pub(super) fn forward_blocks(
+        &self,
+        chunk: usize,
+        own: Range<usize>,
+        x: Tensor<3>,
+        memory: Option<Tensor<3>>,
+        batch: &BatchContext,
+    ) -> Residual {
+        let len = self.num_tokens(&x);
+        let ropes = self.ropes(len, batch, &x.device().inner());
+        let stage = &self.parts.stages[chunk];
+        let bias = self.bias_of(own.start);
+        let mut x = Residual::from(x);
+        for segment in self.parts.options.recompute.segments_of(self.config(), &stage.layers) {
+            if !own.contains(&segment.blocks.start) {
+                continue;
+            }
+            // If the loss follows, backward starts with this segment at once, so offloading it
+            // would not pay.
+            let keep_on_device = segment.blocks.end == stage.layers.end && stage.loss;
+            let blocks = self.blocks_at(segment.blocks);
+            x = if segment.recomputed {
+                let stretch = Stretch {
+                    blocks: blocks.cloned().collect(),
+                    bias: bias.cloned(),
+                };
+                let memory = memory.clone();
+                self.forward_recomputed(stretch, x, memory, (len, ropes.clone()), batch, keep_on_device)
+            } else {
+                let line = bias.map(|bias| bias.forward(len));
+                let inputs = BlockInputs {
+                    ropes: &ropes,
+                    bias: line.as_ref(),
+                    memory: memory.as_ref(),
+                    batch,
+                };
+                blocks.fold(x, |x, block| block.forward(x, inputs))
+            };
+        }
+        x
+    }
+
+    /// Applies blocks of which only the residual stream before them is saved: on the device or, with
+    /// `recompute.offload` and unless `keep_on_device` is set, in host memory.
+    fn forward_recomputed(
+        &self,
+        stretch: Stretch,
+        x: Residual,
+        memory: Option<Tensor<3>>,
+        (len, ropes): (usize, Ropes),
+        batch: &BatchContext,
+        keep_on_device: bool,
+    ) -> Residual {
+        let recompute = self.parts.options.recompute;
+        let saved = recompute.selective_save(&x.device());
+        let batch = BatchContext {
+            saved_attention: saved.clone(),
+            ..batch.clone()
+        };
+        let forward = move |stretch: &Stretch, x: Residual, memory: Option<Tensor<3>>| {
+            let bias = stretch.bias.as_ref().map(|bias| bias.forward(len));
+            let inputs = BlockInputs {
+                ropes: &ropes,
+                bias: bias.as_ref(),
+                memory: memory.as_ref(),
+                batch: &batch,
+            };
+            let blocks = stretch.blocks.iter();
+            blocks.fold(x, |x, block| block.forward(x, inputs))
+        };
+        let x = if recompute.offload {
+            let offload = &self.parts.offload;
+            offload_residual(&stretch, x, memory, offload, keep_on_device, forward)
+        } else {
+            let norm = stretch.blocks[0].attention_norm.as_ref();
+            checkpoint_residual(&stretch, norm, x, memory, forward)
+        };
+        saved.iter().for_each(SelectiveSave::end_forward);
+        x
+    }
+
+    /// The relative bias of the blocks like block `index`, if the model has one.
+    pub(super) fn bias_of(&self, index: usize) -> Option<&RelativeBias> {
+        if self.config().sees_later(index) {
+            self.encoder_bias.as_ref()
+        } else {
+            self.decoder_bias.as_ref()
+        }
+    }
+
+    /// Blocks of this rank.
+    pub(super) fn blocks_at(&self, blocks: Range<usize>) -> impl Iterator<Item = &Block> {
+        self.blocks[blocks]
+            .iter()
+            .map(|block| block.as_ref().expect("a stage has all its blocks"))
+    }
+}

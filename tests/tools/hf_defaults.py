@@ -18,22 +18,25 @@ CLASSES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "mistral": "MistralConf
            "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "phi3": "Phi3Config", "olmo2": "Olmo2Config", "olmoe": "OlmoeConfig",
            "granite": "GraniteConfig", "starcoder2": "Starcoder2Config", "nemotron": "NemotronConfig", "gpt_neox": "GPTNeoXConfig",
            "qwen2_moe": "Qwen2MoeConfig", "falcon": "FalconConfig", "bert": "BertConfig", "megatron-bert": "MegatronBertConfig",
-           "gpt_oss": "GptOssConfig"}
+           "gpt_oss": "GptOssConfig", "t5": "T5Config", "mt5": "MT5Config"}
 # Two models of other sizes: what differs between them is computed.
 MODELS = [dict(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64),
           dict(vocab_size=90, hidden_size=240, intermediate_size=80, num_hidden_layers=3, num_attention_heads=5, max_position_embeddings=32)]
 GPT2 = dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", max_position_embeddings="n_positions")
+T5 = dict(hidden_size="d_model", intermediate_size="d_ff", num_hidden_layers="num_layers", num_attention_heads="num_heads")
 # Keys that a class moves into rope_parameters.
 MOVED = {"rope_theta": "rope_theta"}
 GPT_NEOX = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
-EXPRESSIONS = {"num_attention_heads": lambda m: m["num_attention_heads"], "4 * hidden_size": lambda m: 4 * m["hidden_size"], "hidden_size / num_attention_heads": lambda m: m["hidden_size"] // m["num_attention_heads"]}
+EXPRESSIONS = {"num_layers": lambda m: m["num_hidden_layers"], "num_attention_heads": lambda m: m["num_attention_heads"], "4 * hidden_size": lambda m: 4 * m["hidden_size"], "hidden_size / num_attention_heads": lambda m: m["hidden_size"] // m["num_attention_heads"]}
 
 def moved(family):
-    return {"gpt2": {}, "bert": {}, "megatron-bert": {}, "gpt_neox": GPT_NEOX}.get(family, MOVED)
+    return {"gpt2": {}, "t5": {}, "mt5": {}, "bert": {}, "megatron-bert": {}, "gpt_neox": GPT_NEOX}.get(family, MOVED)
 
 def sizes(family, model):
     if family == "gpt2":
         return {GPT2.get(k, k): v for k, v in model.items() if k != "intermediate_size"}
+    if family in ("t5", "mt5"):
+        return {T5.get(k, k): v for k, v in model.items() if k != "max_position_embeddings"}
     if family == "falcon":
         return {k: v for k, v in model.items() if k not in ("intermediate_size", "max_position_embeddings")}
     # Without it the class forgets the window's size.

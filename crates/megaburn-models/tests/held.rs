@@ -20,7 +20,9 @@ use megaburn_models::{
     activation_memory::{ActivationMemory, Scores, StageEnds},
     decoder::{Mla, ModelOptions, MtpTargets, Recompute, RecomputeBlocks},
 };
-use megaburn_parallel::{BatchContext, MoeConfig, MoeOptions, load_params, read_params};
+use megaburn_parallel::{
+    BatchContext, EncoderRows, MoeConfig, MoeOptions, load_params, read_params,
+};
 use rstest::rstest;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
@@ -35,8 +37,8 @@ fn live() -> usize {
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-fn ids(of: &ActivationMemory, samples: usize, factor: usize, device: &Device) -> Tensor<2, Int> {
-    let shape = [of.seq_len, samples];
+fn ids(len: usize, samples: usize, factor: usize, device: &Device) -> Tensor<2, Int> {
+    let shape = [len, samples];
     let ids = (0..shape[0] * shape[1])
         .map(|i| (i * factor % 251) as i64)
         .collect();
@@ -70,16 +72,26 @@ fn held<const N: usize>(of: &ActivationMemory, micro_batches: [usize; N]) -> [us
     let ranks = run_threads(of.tp, GroupOptions::default(), |group| {
         let device = Device::flex().autodiff();
         let model = model(of, &group, &device);
+        let has_encoder = of.model.is_encoder_decoder();
+        let [all, predicted] = if has_encoder {
+            [of.seq_len + of.decoder_seq_len, of.decoder_seq_len]
+        } else {
+            [of.seq_len; 2]
+        };
         let step = |samples: usize| {
-            let ids = |factor| ids(of, samples, factor, &device);
+            let tokens = ids(all, samples, 7, &device);
+            let ids = |factor| ids(predicted, samples, factor, &device);
             let ahead = (0..of.model.mtp_layers).map(|depth| MtpTargets {
                 tokens: ids(13 + depth),
                 labels: ids(17 + depth),
                 counted: None,
             });
             let ahead = ahead.collect::<Vec<_>>();
-            let batch = BatchContext::default();
-            let x = model.embed(ids(7), &batch);
+            let batch = BatchContext {
+                encoder: has_encoder.then(|| EncoderRows::new(of.seq_len, None)),
+                ..BatchContext::default()
+            };
+            let x = model.embed(tokens, &batch);
             let x = model.forward_stage(0, x, &batch);
             model.losses(x, ids(11), &ahead, &batch).total(0.1, 0.0)
         };
@@ -130,7 +142,7 @@ fn activations(family: Family) -> ActivationMemory {
         ffn: 320,
         layers: 3,
         heads: 8,
-        kv_heads: if shares { 4 } else { 8 },
+        kv_heads: if shares && !parts.is_encoder_decoder() { 4 } else { 8 },
         head_dim: if parts.latent.is_some() {
             parts.head_dim
         } else {
@@ -236,6 +248,35 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
         .chain(blocks)
         .chain(kept)
     {
+        assert_held_of_more_tokens(
+            &ActivationMemory {
+                recompute,
+                ..of.clone()
+            },
+            0.05,
+        );
+    }
+}
+
+/// An encoder of two blocks and a decoder of one, which read as many tokens each or not.
+#[rstest]
+fn an_encoder_and_a_decoder_hold_what_the_formula_says(
+    #[values(2, 4)] element: usize,
+    #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+    #[values(64, 32)] decoder_seq_len: usize,
+) {
+    let of = ActivationMemory {
+        element,
+        tp,
+        sequence_parallel,
+        decoder_seq_len,
+        ..activations(Family::T5)
+    };
+    let uniform = Recompute {
+        blocks: Some(RecomputeBlocks::Uniform(2)),
+        ..ALL
+    };
+    for recompute in [Recompute::default(), ALL, uniform] {
         assert_held_of_more_tokens(
             &ActivationMemory {
                 recompute,

@@ -22,7 +22,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 }
 
 /// Each model with the largest degree of tensor parallelism that its heads allow.
-pub(crate) const FIXTURES: [(&str, usize); 40] = [
+pub(crate) const FIXTURES: [(&str, usize); 43] = [
     ("gpt2", 8),
     ("gpt2-untied", 2),
     ("llama", 8),
@@ -63,6 +63,9 @@ pub(crate) const FIXTURES: [(&str, usize); 40] = [
     ("bert", 4),
     ("bert-masked", 2),
     ("megatron-bert", 4),
+    ("t5", 8),
+    ("t5-relu", 4),
+    ("mt5", 2),
 ];
 
 const LAYOUTS: [&str; 17] = [
@@ -89,7 +92,7 @@ const LAYOUTS: [&str; 17] = [
 fn a_model_equals_transformers_under_every_layout(
     #[values(
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39
+        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42
     )]
     index: usize,
 ) {

@@ -2,7 +2,7 @@ use burn::tensor::Tensor;
 use megaburn_parallel::{BatchContext, Residual};
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder};
+use super::Decoder;
 
 impl Decoder {
     /// The residual stream after stage `chunk` of this rank, from the [embeddings](Self::embed) or
@@ -38,11 +38,6 @@ impl Decoder {
         } else {
             1
         }
-    }
-
-    /// The blocks of stage `chunk` of this rank.
-    pub(super) fn blocks_of(&self, chunk: usize) -> impl Iterator<Item = &Block> {
-        self.blocks_at(self.parts.stages[chunk].layers.clone())
     }
 
     /// The layers of each stage of this rank.

@@ -114,3 +114,67 @@ impl DecoderConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use megaburn_parallel::QkNormKind;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{
+        decoder::{NormPlacement, Positions, Relative},
+        families::Family,
+    };
+
+    fn t5() -> DecoderConfig {
+        Family::T5.template()
+    }
+
+    fn relative(num_buckets: usize, max_distance: usize) -> Positions {
+        Positions::Relative(Relative {
+            num_buckets,
+            max_distance,
+        })
+    }
+
+    #[rstest]
+    #[case(t5(), None)]
+    #[case(DecoderConfig { encoder_layers: 3, kv_heads: 2, ..t5() }, None)]
+    #[case(DecoderConfig { positions: Positions::Learned, ..t5() }, None)]
+    #[case(DecoderConfig { norm_placement: NormPlacement::Post, ..t5() }, None)]
+    #[case(DecoderConfig { encoder_layers: 0, positions: relative(2, 2), ..t5() }, None)]
+    #[case(DecoderConfig { encoder_layers: 4, ..t5() }, Some("leaves no layer to the decoder"))]
+    #[case(DecoderConfig { bidirectional: true, ..t5() }, Some("does not support `bidirectional`"))]
+    #[case(DecoderConfig { window: Some(4), ..t5() }, Some("does not support `window`"))]
+    #[case(DecoderConfig { mtp_layers: 1, ..t5() }, Some("`positions` relative does not support `mtp_layers`"))]
+    #[case(
+        DecoderConfig { qk_norm: Some(QkNormKind::Head), ..t5() },
+        Some("does not support `qk_norm`")
+    )]
+    #[case(
+        DecoderConfig { block_order: BlockOrder::Parallel, ..t5() },
+        Some("does not support `block_order`")
+    )]
+    #[case(DecoderConfig { positions: relative(3, 9), ..t5() }, Some("but must be at least 4 and even"))]
+    #[case(
+        DecoderConfig { positions: relative(8, 4), ..t5() },
+        Some("`max_distance` of relative positions is 4, but must be above 4")
+    )]
+    #[case(
+        DecoderConfig { attention_sinks: true, encoder_layers: 0, ..t5() },
+        Some("`positions` relative does not support `attention_sinks`")
+    )]
+    fn only_parts_that_go_together_are_accepted(
+        #[case] config: DecoderConfig,
+        #[case] expected: Option<&str>,
+    ) {
+        match (config.validate(), expected) {
+            (Ok(()), None) => {}
+            (Err(error), Some(expected)) => {
+                let error = error.to_string();
+                assert!(error.contains(expected), "{error}");
+            }
+            (found, expected) => panic!("{found:?}, expected {expected:?}"),
+        }
+    }
+}

@@ -60,14 +60,9 @@ fn template() -> DecoderConfig {
 }
 
 const DEFAULTS: &[KeyDefault] = &[
-    KeyDefault::same("d_model", Meaning::Size(512)),
     KeyDefault::same("d_kv", Meaning::Size(64)),
-    KeyDefault::same("d_ff", Meaning::Size(2048)),
-    KeyDefault::same("num_layers", Meaning::Size(6)),
     // Defaults to `num_layers`.
     KeyDefault::same("num_decoder_layers", Meaning::Nothing),
-    KeyDefault::same("num_heads", Meaning::Size(8)),
-    KeyDefault::same("vocab_size", Meaning::Size(32128)),
     KeyDefault::same("relative_attention_num_buckets", Meaning::Size(32)),
     KeyDefault::same("relative_attention_max_distance", Meaning::Size(128)),
     KeyDefault::same("layer_norm_epsilon", Meaning::Number(1e-6)),
@@ -75,13 +70,8 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("tie_word_embeddings", Meaning::Flag(true)),
 ];
 
-const MT5_DEFAULTS: &[KeyDefault] = &[
-    KeyDefault::same("vocab_size", Meaning::Size(250_112)),
-    KeyDefault::same("feed_forward_proj", Meaning::Text("gated-gelu")),
-    KeyDefault::same("d_ff", Meaning::Size(1024)),
-    KeyDefault::same("num_layers", Meaning::Size(8)),
-    KeyDefault::same("num_heads", Meaning::Size(6)),
-];
+const MT5_DEFAULTS: &[KeyDefault] =
+    &[KeyDefault::same("feed_forward_proj", Meaning::Text("gated-gelu"))];
 
 /// Copies of the embedding, and a table that no version of the model reads, in older checkpoints.
 const CONSTANTS: &[&str] = &[

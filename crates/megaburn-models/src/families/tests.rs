@@ -12,7 +12,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::decoder::BlockOrder;
+use crate::decoder::{BlockOrder, Multipliers};
 use megaburn_kernels::RopeScaling;
 use megaburn_parallel::Activation;
 
@@ -128,6 +128,23 @@ fn yarn_means_what_transformers_means(
         "max_position_embeddings": 512, "type_vocab_size": 2}"#,
     110_106_428
 )]
+#[case::t5_small(
+    r#"{"architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128, "d_model": 512,
+        "d_ff": 2048, "d_kv": 64, "num_layers": 6, "num_heads": 8, "n_positions": 512}"#,
+    60_506_624
+)]
+#[case::t5_v1_1_base(
+    r#"{"architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128, "d_model": 768,
+        "d_ff": 2048, "d_kv": 64, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false}"#,
+    247_577_856
+)]
+#[case::mt5_small(
+    r#"{"architectures": ["MT5ForConditionalGeneration"], "vocab_size": 250112, "d_model": 512,
+        "d_ff": 1024, "d_kv": 64, "num_layers": 8, "num_decoder_layers": 8, "num_heads": 6,
+        "tie_word_embeddings": false}"#,
+    300_176_768
+)]
 #[case::falcon_7b(falcon::FALCON_7B, 6_921_720_704)]
 #[case::falcon_40b(falcon::FALCON_40B, 41_303_293_952)]
 #[case::pythia_160m(gpt_neox::PYTHIA_160M, 162_322_944)]
@@ -179,6 +196,17 @@ fn what_is_written_is_read_again() {
         ..Family::GPT_NEOX.template()
     };
     assert_eq!(read(&serial.to_hf()).unwrap(), serial);
+    let version_1_0 = DecoderConfig {
+        activation: Activation::Relu,
+        layers: 5,
+        encoder_layers: 3,
+        multipliers: Multipliers {
+            logits_scaling: 128f64.sqrt(),
+            ..Multipliers::default()
+        },
+        ..Family::T5.template()
+    };
+    assert_eq!(read(&version_1_0.to_hf()).unwrap(), version_1_0);
 }
 
 #[test]

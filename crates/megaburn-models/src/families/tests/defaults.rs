@@ -10,7 +10,7 @@ const CLASSES: &str = include_str!("../../../../../tests/fixtures/config-default
 
 /// Keys of the classes that are not read, because they do not change what a model computes, or
 /// because their values follow from other keys here (`head_dim` and `qk_head_dim` of the DeepSeek
-/// families). `docs/families.md` says what is left out of training.
+/// families, the parts of `feed_forward_proj` and `scale_decoder_outputs` of T5). `docs/families.md` says what is left out of training.
 const NOT_READ: &[&str] = &[
     "_sliding_window_pattern",
     "attention_dropout",
@@ -18,13 +18,18 @@ const NOT_READ: &[&str] = &[
     "attn_pdrop",
     "bos_token_id",
     "classifier_dropout",
+    "decoder_start_token_id",
+    "dense_act_fn",
+    "dropout_rate",
     "embd_pdrop",
     "embedding_dropout",
     "eos_token_id",
     "hidden_dropout",
     "hidden_dropout_prob",
+    "initializer_factor",
     "initializer_range",
     "is_decoder",
+    "is_gated_act",
     "output_router_logits",
     "pad_token_id",
     "pretraining_tp",
@@ -32,6 +37,7 @@ const NOT_READ: &[&str] = &[
     "resid_pdrop",
     "residual_dropout",
     "router_aux_loss_coef",
+    "scale_decoder_outputs",
     "summary_activation",
     "summary_first_dropout",
     "summary_proj_to_labels",
@@ -100,6 +106,10 @@ fn sparse(family: Family) -> Value {
         serde_json::json!({
             "vocab_size": 9, "n_embd": 64, "n_layer": 30, "n_head": 4, "n_positions": 8
         })
+    } else if [Family::T5, Family::MT5].contains(&family) {
+        serde_json::json!({
+            "vocab_size": 9, "d_model": 512, "d_ff": 8, "num_layers": 30, "num_heads": 128
+        })
     } else {
         // 128 heads are divisible by the default number of key/value heads of every family.
         serde_json::json!({
@@ -124,6 +134,7 @@ fn sparse(family: Family) -> Value {
 /// The value for this file of a default that refers to another key with `as`.
 fn value(is: &Value) -> Value {
     match is["as"].as_str() {
+        Some("num_layers") => 30.into(),
         Some("num_attention_heads") => 128.into(),
         Some("4 * hidden_size") => 2048.into(),
         Some("hidden_size / num_attention_heads") => 4.into(),

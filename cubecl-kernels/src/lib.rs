@@ -66,7 +66,8 @@ pub use activation::squared_relu::{squared_relu, squared_relu_weighted};
 pub use activation::swiglu::{swiglu, swiglu_weighted};
 pub use attention::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles,
-    OnlineSoftmaxMerge, PackedSequences, PartialAttention, add_rows, attention, partial_attention,
+    OnlineSoftmaxMerge, PackedSequences, PartialAttention, add_rows, attention, biased_attention,
+    biased_partial_attention, biased_partial_attention_gradients, partial_attention,
     partial_attention_gradients, sink_gradients,
 };
 pub use bias::{Bias, add_bias, add_positions};
@@ -114,7 +115,7 @@ pub mod reference {
     pub use crate::activation::reference::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
     pub use crate::activation::reference::squared_relu::{squared_relu, squared_relu_weighted};
     pub use crate::activation::reference::swiglu::{swiglu, swiglu_weighted};
-    pub use crate::attention::reference::attention;
+    pub use crate::attention::reference::{attention, biased_attention};
     pub use crate::bias::reference::{add_bias, add_positions};
     pub use crate::cross_entropy::reference::cross_entropy;
     pub use crate::dropout::reference::{bias_dropout_add, dropout};

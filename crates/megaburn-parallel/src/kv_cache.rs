@@ -140,6 +140,20 @@ impl KvCache {
         (keys.all(), values.all())
     }
 
+    /// Sets the keys and values of a sequence, such as those of an encoder's output.
+    ///
+    /// # Shapes
+    /// `[tokens, 1, kv_heads, head_dim]`
+    pub fn put(&mut self, sequence: usize, keys_values: [Tensor<4>; 2]) {
+        self.sequences[sequence] = Some(keys_values.map(Rows::new));
+    }
+
+    /// All keys and values of a sequence, if it has any.
+    pub(crate) fn of(&self, sequence: usize) -> Option<[Tensor<4>; 2]> {
+        let rows = self.sequences[sequence].as_ref()?;
+        Some(rows.each_ref().map(Rows::all))
+    }
+
     /// Forgets a sequence.
     pub fn clear(&mut self, sequence: usize) {
         self.sequences[sequence] = None;

@@ -41,6 +41,7 @@ mod context;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod encoder_rows;
 mod error;
 mod init;
 mod kv_cache;
@@ -63,8 +64,9 @@ mod tokens;
 mod vocab_bias;
 
 pub use attention::{
-    ALIBI_FEATURES, Alibi, AlibiKeys, Attention, AttentionGroups, MultiLatentAttentionConfig,
-    PositionTables, QkNorm, QkNormKind, SelfAttentionConfig,
+    ALIBI_FEATURES, Alibi, AlibiKeys, Attention, AttentionGroups, CrossAttention,
+    CrossAttentionConfig, MultiLatentAttentionConfig, PositionTables, QkNorm, QkNormKind,
+    RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
 };
 pub use context::{
     ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments, Segment,
@@ -72,6 +74,7 @@ pub use context::{
 pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
 pub use dropout::{ParallelDropout, ParallelDropoutConfig};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
+pub use encoder_rows::EncoderRows;
 pub use error::ParallelError;
 pub use kv_cache::{KvCache, Packed};
 pub use linear::{
@@ -92,5 +95,5 @@ pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
 pub use selective_save::SelectiveSave;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
-pub use tokens::{BatchContext, EncoderRows, TokenBlock};
+pub use tokens::{BatchContext, TokenBlock};
 pub use vocab_bias::{VocabParallelBias, VocabParallelBiasConfig};

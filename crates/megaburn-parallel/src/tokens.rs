@@ -4,6 +4,7 @@ use burn::{prelude::Int, tensor::Tensor};
 
 use crate::{
     context::{ContextParallel, PackedDocuments},
+    encoder_rows::EncoderRows,
     selective_save::SelectiveSave,
 };
 
@@ -17,17 +18,6 @@ pub struct TokenBlock {
     pub global_batch: usize,
     /// Index of this micro-batch's first sample within the global batch.
     pub first_sample: usize,
-}
-
-/// Which positions of a batch belong to the encoder of an encoder-decoder model. They come first in
-/// the tokens, and the positions of the decoder follow.
-#[derive(derive_new::new, Clone, Debug, PartialEq, Eq)]
-pub struct EncoderRows {
-    /// Number of positions of the encoder, including padding, over all tensor-parallel ranks.
-    pub len: usize,
-    /// Number of tokens of each row without padding, which is at its end; `None` means that all rows
-    /// are full.
-    pub held: Option<Arc<[usize]>>,
 }
 
 /// What a forward pass knows about its micro-batch, besides the tokens. The default is for full,

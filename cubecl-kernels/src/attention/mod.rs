@@ -1,5 +1,6 @@
 //! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
+mod biased;
 mod fallback;
 mod fused;
 #[cfg(feature = "cuda")]
@@ -15,6 +16,7 @@ mod scores;
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
+pub use biased::{biased_attention, biased_partial_attention, biased_partial_attention_gradients};
 use op::Attention;
 pub use options::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles, PackedSequences,

@@ -7,6 +7,25 @@ use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 
 /// [`attention`](crate::attention) by its definition, with a copy of keys and values for each head.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
+    attend([q, k, v], None, options)
+}
+
+/// [`biased_attention`](crate::biased_attention) by its definition, with the bias of all pairs.
+pub fn biased_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    bias: Tensor<2>,
+    options: AttentionOptions,
+) -> Tensor<3> {
+    attend([q, k, v], Some(bias), options)
+}
+
+fn attend(
+    [q, k, v]: [Tensor<4>; 3],
+    bias: Option<Tensor<2>>,
+    options: AttentionOptions,
+) -> Tensor<3> {
     let [s_q, b, hq, d] = q.dims();
     let [s_k, _, hkv, _] = k.dims();
     let dtype = q.dtype();
@@ -18,6 +37,10 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     let mut scores = q.matmul(k.transpose()) * options.factor(d);
     if let Some(cap) = options.soft_cap {
         scores = (scores / cap).tanh() * cap;
+    }
+    if let Some(bias) = bias {
+        let dtype = scores.dtype();
+        scores = scores + by_query_and_key(bias, s_q).cast(dtype).unsqueeze_dim(0);
     }
     let mut probabilities = scale_mask_softmax(scores, mask, 1.0);
     if let Some(AttentionDropout { p, key }) = options.dropout {
@@ -49,6 +72,13 @@ pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> V
         }
     }
     hidden
+}
+
+/// The bias of each query and key, `[hq, s_q, s_k]`, from that of their distances.
+pub(super) fn by_query_and_key(bias: Tensor<2>, s_q: usize) -> Tensor<3> {
+    let s_k = bias.dims()[1] + 1 - s_q;
+    let of_query = |i: usize| bias.clone().narrow(1, s_q - 1 - i, s_k);
+    Tensor::stack((0..s_q).map(of_query).collect(), 1)
 }
 
 /// `[b, heads, s, d]` in `dtype`, from `[s, b, h, d]` with `h` dividing `heads`.

@@ -4,12 +4,13 @@ use burn::{
     module::{Module, Param},
     tensor::Tensor,
 };
-use megaburn_kernels::{
-    AttentionDropout, AttentionOptions, DropoutKey, attention, partial_attention,
-};
-use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
+use megaburn_kernels::{AttentionOptions, attention, partial_attention};
+use megaburn_mesh::ShardSpec;
 
-use super::AttentionGroups;
+use super::{
+    AttentionGroups, probability_dropout::ProbabilityDropout, relative_bias::line,
+    whole_attention::whole_attention,
+};
 use crate::{
     context::{ContextParallel, Mask, PackedDocuments, Piece, context_attention},
     dropout,
@@ -38,22 +39,12 @@ pub(super) struct CoreAttention {
     #[module(skip)]
     mask: Mask,
     recompute: bool,
+    /// Whether scores have a bias by distance, which callers give.
+    relative_bias: bool,
     #[module(skip)]
-    dropout: Option<Dropout>,
+    dropout: Option<ProbabilityDropout>,
     #[module(skip)]
     parallel: ContextParallel,
-}
-
-/// Which attention probabilities are dropped in training; the same ones under every layout.
-#[derive(Clone, Debug)]
-struct Dropout {
-    prob: f64,
-    /// The run's seed, which keys the masks together with the name.
-    seed: u64,
-    name: String,
-    /// Index of this rank's first head, and the number of heads over all ranks.
-    first_head: usize,
-    num_heads: usize,
 }
 
 /// Configuration of a [`CoreAttention`].
@@ -67,6 +58,7 @@ pub(super) struct CoreConfig<'a> {
     pub(super) mask: Mask,
     pub(super) recompute: bool,
     pub(super) dropout: f64,
+    pub(super) relative_bias: bool,
 }
 
 impl CoreConfig<'_> {
@@ -82,6 +74,7 @@ impl CoreConfig<'_> {
             mask,
             recompute,
             dropout: prob,
+            relative_bias,
             ..
         } = self;
         let name = self.path.unwrap_or("unnamed");
@@ -104,7 +97,7 @@ impl CoreConfig<'_> {
                 } => refuse(format!("cp_comm `{comm}`: {why}")),
                 error => error,
             })?;
-        let dropout = (prob > 0.0).then(|| Dropout {
+        let dropout = (prob > 0.0).then(|| ProbabilityDropout {
             prob,
             seed: tp.seed(),
             name: format!("{name}.probabilities"),
@@ -117,6 +110,7 @@ impl CoreConfig<'_> {
             heads,
             mask,
             recompute,
+            relative_bias,
             dropout,
             parallel: cp.clone(),
         })
@@ -147,10 +141,12 @@ impl CoreAttention {
 
     /// Attends `[seq, batch, heads, head_dim]` queries, keys and values to
     /// `[seq, batch, heads * head_dim]` with the head size of the values. In training some
-    /// probabilities are dropped.
+    /// probabilities are dropped. `relative` is the line of a
+    /// [`RelativeBias`](super::RelativeBias).
     pub(super) fn forward(
         &self,
         queries_keys_values: [Tensor<4>; 3],
+        relative: Option<&Tensor<3>>,
         batch: &BatchContext,
     ) -> Tensor<3> {
         let BatchContext {
@@ -164,18 +160,93 @@ impl CoreAttention {
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let block = block.filter(|_| is_trained);
         let documents = documents.clone();
+        let [seq, ..] = queries_keys_values[0].dims();
+        let bias = self.bias(relative).map(|bias| line(bias, 0, seq, seq));
         // With selective save, the outer recompute reuses the saved output; recomputing attention
         // by itself would save nothing.
         if !self.recompute || saved_attention.is_some() {
             let saved = saved_attention.as_ref();
-            return self.whole(queries_keys_values, block, documents, &parallel, saved);
+            return self.whole(
+                queries_keys_values,
+                bias,
+                block,
+                documents,
+                &parallel,
+                saved,
+            );
         }
-        let inputs = queries_keys_values.map(Recomputable::from);
-        let again = move |core: &Self, inputs| {
-            [core.whole(inputs, block, documents.clone(), &parallel, None)]
+        let whole = move |core: &Self, inputs, bias| {
+            [core.whole(inputs, bias, block, documents.clone(), &parallel, None)]
         };
-        let [attended] = recomputed(self, inputs, again);
+        let [attended] = match bias {
+            None => {
+                let inputs = queries_keys_values.map(Recomputable::from);
+                recomputed(self, inputs, move |core, inputs| whole(core, inputs, None))
+            }
+            Some(bias) => {
+                let [q, k, v] = queries_keys_values;
+                let inputs = [q, k, v, bias.unsqueeze()].map(Recomputable::from);
+                recomputed(self, inputs, move |core, [q, k, v, bias]| {
+                    let [.., heads, columns] = bias.dims();
+                    whole(core, [q, k, v], Some(bias.reshape([heads, columns])))
+                })
+            }
+        };
         attended
+    }
+
+    /// Attends `[s_dec, batch, heads, head_dim]` queries to the `[s_enc, batch, heads, head_dim]`
+    /// keys and values of an encoder's output, without its padding. The result is
+    /// `[s_dec, batch, heads * head_dim]`.
+    ///
+    /// # Panics
+    /// If the encoder of `batch` does not fit the keys, or ranks share the sequences.
+    pub(super) fn cross(&self, inputs: [Tensor<4>; 3], batch: &BatchContext) -> Tensor<3> {
+        let BatchContext {
+            block,
+            encoder,
+            parallel,
+            saved_attention,
+            ..
+        } = batch;
+        let shared = parallel.as_ref().map_or(1, ContextParallel::num_ranks);
+        assert!(
+            shared == 1,
+            "cross attention does not support sequences that {shared} context-parallel ranks share"
+        );
+        let [s_q, _, heads, _] = inputs[0].dims();
+        let s_k = inputs[1].dims()[0];
+        if let Some(rows) = encoder {
+            let len = rows.len;
+            assert_eq!(
+                len, s_k,
+                "an encoder of {len} positions does not fit the {s_k} keys of cross attention"
+            );
+        }
+        let is_trained = inputs[0].device().is_autodiff();
+        let block = block.filter(|_| is_trained);
+        let dropout = self.dropout.as_ref().zip(block);
+        let dropout = dropout
+            .map(|(dropout, block)| dropout.of(block, [s_q, s_k], self.parallel.first_head(heads)));
+        let options = AttentionOptions {
+            dropout,
+            sequences: encoder.as_ref().and_then(|rows| rows.crossed(s_q)),
+            ..self.mask.whole()
+        };
+        if !self.recompute || saved_attention.is_some() {
+            return whole_attention(inputs, None, options, saved_attention.as_ref());
+        }
+        let inputs = inputs.map(Recomputable::from);
+        let [attended] = recomputed(self, inputs, move |_, inputs| {
+            [whole_attention(inputs, None, options.clone(), None)]
+        });
+        attended
+    }
+
+    /// The bias that the caller gave, if scores have one.
+    fn bias<'a>(&self, relative: Option<&'a Tensor<3>>) -> Option<&'a Tensor<3>> {
+        self.relative_bias
+            .then(|| relative.expect("a layer with a relative bias is given its line"))
     }
 
     /// Attends the next tokens of some sequences to the keys and values in `cache` and their own,
@@ -183,10 +254,12 @@ impl CoreAttention {
     pub(super) fn cached(
         &self,
         [q, k, v]: [Tensor<4>; 3],
+        relative: Option<&Tensor<3>>,
         packed: &Packed,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        let rows = |all: &Tensor<4>, of: &Range<usize>| all.clone().narrow(0, of.start, of.len());
+        let bias = self.bias(relative);
+        let width = self.heads[0] * v.dims()[3];
         let [k, v] = [k, v].map(|x| match packed.share() {
             Some(share) => share.gathered(x),
             None => x,
@@ -214,8 +287,9 @@ impl CoreAttention {
                     query_offset: start,
                     ..self.mask.whole()
                 };
+                let bias = bias.map(|bias| line(bias, start, own.len(), keys.dims()[0]));
                 let Some(sinks) = &self.sinks else {
-                    return attention(rows(&q, &own), keys, values, options);
+                    return whole_attention([rows(&q, &own), keys, values], bias, options, None);
                 };
                 let part = partial_attention(rows(&q, &own), keys, values, options);
                 let out = part.with_sinks(sinks.val()).out.cast(q.dtype());
@@ -223,19 +297,39 @@ impl CoreAttention {
                 out.reshape([len, b, heads * size])
             },
         );
-        let mut all: Vec<Tensor<3>> = attended.collect();
-        let found: usize = all.iter().map(|rows| rows.dims()[0]).sum();
-        if found < packed.num_rows() {
-            let shape = [packed.num_rows() - found, 1, self.heads[0] * v.dims()[3]];
-            all.push(Tensor::zeros(shape, (&q.device(), q.dtype())));
-        }
-        Tensor::cat(all, 0)
+        joined(attended.collect(), packed, width, &q)
+    }
+
+    /// Attends the next tokens of some sequences to the keys and values of each sequence's memory.
+    /// The output is `[rows, 1, heads * head_dim]`.
+    ///
+    /// # Panics
+    /// If a sequence has no memory.
+    pub(super) fn cross_cached(
+        &self,
+        q: Tensor<4>,
+        packed: &Packed,
+        memory: &KvCache,
+    ) -> Tensor<3> {
+        let width = self.heads[0] * q.dims()[3];
+        let attended = packed
+            .pieces()
+            .into_iter()
+            .map(|Piece { segment, own, .. }| {
+                let sequence = packed.segments()[segment].sequence;
+                let [keys, values] = memory
+                    .of(sequence)
+                    .unwrap_or_else(|| unreachable!("sequence {sequence} has no memory"));
+                attention(rows(&q, &own), keys, values, self.mask.whole())
+            });
+        joined(attended.collect(), packed, width, &q)
     }
 
     /// Attends full sequences, or this rank's chunks of sequences that ranks share.
     fn whole(
         &self,
         queries_keys_values: [Tensor<4>; 3],
+        bias: Option<Tensor<2>>,
         block: Option<TokenBlock>,
         documents: Option<PackedDocuments>,
         parallel: &ContextParallel,
@@ -243,17 +337,23 @@ impl CoreAttention {
     ) -> Tensor<3> {
         let [seq, _, heads, _] = queries_keys_values[0].dims();
         let ranks = parallel.num_ranks();
-        let dropout = self
-            .dropout
-            .as_ref()
-            .zip(block)
-            .map(|(dropout, block)| dropout.of(block, seq * ranks, parallel.first_head(heads)));
+        let dropout = self.dropout.as_ref().zip(block).map(|(dropout, block)| {
+            dropout.of(block, [seq * ranks; 2], parallel.first_head(heads))
+        });
         let mask = Mask {
             dropout,
             documents,
             ..self.mask.clone()
         };
         let sinks = self.sinks.as_ref().map(Param::val);
+        if bias.is_some() {
+            assert!(
+                ranks == 1,
+                "a relative bias does not support sequences that {ranks} context-parallel ranks \
+                share"
+            );
+            return whole_attention(queries_keys_values, bias, mask.whole(), saved);
+        }
         if ranks > 1 || saved.is_some() || sinks.is_some() {
             return context_attention(queries_keys_values, sinks, mask, parallel, saved);
         }
@@ -262,22 +362,25 @@ impl CoreAttention {
     }
 }
 
+fn rows(all: &Tensor<4>, of: &Range<usize>) -> Tensor<4> {
+    all.clone().narrow(0, of.start, of.len())
+}
+
+/// The attended pieces of a pass as its rows, with zeros in rows of padding.
+fn joined(mut all: Vec<Tensor<3>>, packed: &Packed, width: usize, like: &Tensor<4>) -> Tensor<3> {
+    let found: usize = all.iter().map(|rows| rows.dims()[0]).sum();
+    if found < packed.num_rows() {
+        let shape = [packed.num_rows() - found, 1, width];
+        all.push(Tensor::zeros(shape, (&like.device(), like.dtype())));
+    }
+    Tensor::cat(all, 0)
+}
+
 impl Sharded for CoreAttention {
     fn shards(&self, plan: &mut PlanBuilder) {
         if let Some((spec, path)) = &self.sinks_spec {
             plan.drawn_from(path.as_deref());
             plan.param("sinks", spec);
         }
-    }
-}
-
-impl Dropout {
-    /// The dropout of sequences of `seq` tokens for this rank's heads from `head` on.
-    fn of(&self, block: TokenBlock, seq: usize, head: usize) -> AttentionDropout {
-        let rng = PositionRng::new(self.seed, Purpose::Dropout, &self.name).with_stream(block.step);
-        let key = DropoutKey::new(rng, &[block.global_batch, self.num_heads, seq, seq])
-            .with_offset(0, block.first_sample)
-            .with_offset(1, self.first_head + head);
-        AttentionDropout::new(self.prob, key)
     }
 }

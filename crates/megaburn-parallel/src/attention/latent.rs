@@ -173,6 +173,7 @@ impl MultiLatentAttentionConfig {
             mask,
             recompute: self.recompute,
             dropout: self.dropout,
+            relative_bias: false,
         };
         let kv_up = parts.up("kv_up", [kv_lora_rank, num_heads * (nope + v_head_dim)])?;
         let output = parts.output("output", num_heads * v_head_dim)?;

@@ -1,15 +1,19 @@
-//! Self-attention with its heads split over a group: grouped queries, or multi-head latent
-//! attention.
+//! Attention with its heads split over a group: self-attention with grouped queries or with
+//! latents, and cross attention to an encoder's output.
 
 mod alibi;
 mod core_attention;
+mod cross_attention;
 mod groups;
 mod heads;
 mod latent;
 mod position_tables;
+mod probability_dropout;
 mod qk_norm;
+mod relative_bias;
 mod self_attention;
 mod sinks;
+mod whole_attention;
 
 use crate::{
     kv_cache::{KvCache, Packed},
@@ -22,11 +26,13 @@ use crate::{
 pub use alibi::{ALIBI_FEATURES, Alibi, AlibiKeys};
 use burn::{module::Module, tensor::Tensor};
 use core_attention::CoreAttention;
+pub use cross_attention::{CrossAttention, CrossAttentionConfig};
 pub use groups::AttentionGroups;
 use heads::Heads;
 pub use latent::MultiLatentAttentionConfig;
 pub use position_tables::PositionTables;
 pub use qk_norm::{QkNorm, QkNormKind};
+pub use relative_bias::{RelativeBias, RelativeBiasConfig};
 pub use self_attention::SelfAttentionConfig;
 
 /// Self-attention, its heads split over a group. [`SelfAttentionConfig`] builds it with grouped
@@ -104,7 +110,8 @@ impl Attention {
     /// of `qk_rope_head_dim`; without a table, nothing is rotated.
     ///
     /// # Panics
-    /// If the layer has ALiBi and `positions` does not.
+    /// If the layer has ALiBi or a relative bias and `positions` does not, or if the relative bias is
+    /// for fewer positions.
     pub fn forward<'a>(
         &self,
         x: impl Into<Recomputable<3>>,
@@ -127,9 +134,12 @@ impl Attention {
         positions: impl Into<PositionTables<'a>>,
         batch: &BatchContext,
     ) -> Tensor<3> {
-        let queries_keys_values = self.queries_keys_values(x.into(), positions.into());
-        self.output
-            .forward(self.core.forward(queries_keys_values, batch))
+        let positions = positions.into();
+        let queries_keys_values = self.queries_keys_values(x.into(), positions);
+        let attended = self
+            .core
+            .forward(queries_keys_values, positions.relative, batch);
+        self.output.forward(attended)
     }
 
     /// Applies the attention to the next tokens of some sequences. `cache` holds the earlier keys
@@ -151,9 +161,12 @@ impl Attention {
         packed: &Packed,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        let queries_keys_values = self.queries_keys_values(x.into(), positions.into());
-        self.output
-            .forward(self.core.cached(queries_keys_values, packed, cache))
+        let positions = positions.into();
+        let queries_keys_values = self.queries_keys_values(x.into(), positions);
+        let attended = self
+            .core
+            .cached(queries_keys_values, positions.relative, packed, cache);
+        self.output.forward(attended)
     }
 
     /// The queries, keys and values of this rank's heads after norm and rotation,

@@ -1,3 +1,4 @@
+use burn::tensor::Tensor;
 use megaburn_kernels::RopeTable;
 
 use super::AlibiKeys;
@@ -9,10 +10,17 @@ pub struct PositionTables<'a> {
     pub rope: Option<&'a RopeTable>,
     /// The positions of keys for [ALiBi](super::Alibi), which a layer that has it needs.
     pub alibi: Option<&'a AlibiKeys>,
+    /// The bias of the pass by distance, from [`RelativeBias::forward`](super::RelativeBias::forward)
+    /// for at least as many positions as the longest sequence has; a layer with
+    /// `relative_bias` needs it.
+    pub relative: Option<&'a Tensor<3>>,
 }
 
 impl<'a> From<Option<&'a RopeTable>> for PositionTables<'a> {
     fn from(rope: Option<&'a RopeTable>) -> Self {
-        Self { rope, alibi: None }
+        Self {
+            rope,
+            ..Self::default()
+        }
     }
 }

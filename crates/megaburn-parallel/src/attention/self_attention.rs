@@ -44,6 +44,11 @@ pub struct SelfAttentionConfig {
     /// ALiBi: scores fall with the distance between query and key. The layer is then given the
     /// positions of its keys. `None` has no such bias.
     pub alibi: Option<Alibi>,
+    /// Whether scores have a bias by the distance of query and key (T5). The layer is then given the
+    /// line of a [`RelativeBias`](super::RelativeBias), which layers share. Not with context
+    /// parallelism, nor with sinks.
+    #[config(default = false)]
+    pub relative_bias: bool,
     /// Whether each query head has a learned logit that takes part in its softmax without a value
     /// (gpt-oss; Megatron's `--softmax-type learnable`). The output is scaled after the kernel of
     /// attention, whichever it is.
@@ -118,6 +123,29 @@ impl SelfAttentionConfig {
                 why,
             });
         }
+        let shared = groups.cp.num_ranks();
+        let refused = [
+            (
+                shared > 1,
+                format!(
+                    "a relative bias does not support sequences that {shared} context-parallel \
+                    ranks share: set cp = 1"
+                ),
+            ),
+            (
+                self.sinks,
+                "a relative bias does not support attention sinks".into(),
+            ),
+        ];
+        let refused = refused.into_iter().find(|(is_so, _)| *is_so);
+        if let Some((_, why)) = refused.filter(|_| self.relative_bias) {
+            let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
+            return Err(ParallelError::Config {
+                layer: LAYER,
+                name,
+                why,
+            });
+        }
         let heads = |count| FusedPart::units(count, head_dim);
         let qkv = ParallelLinearConfig::column(d_model, (num_heads + 2 * num_kv_heads) * head_dim)
             .with_parts([heads(num_heads), heads(num_kv_heads), heads(num_kv_heads)])
@@ -165,6 +193,7 @@ impl SelfAttentionConfig {
             mask,
             recompute: self.recompute,
             dropout: self.dropout,
+            relative_bias: self.relative_bias,
         };
         let core = core.init(&groups)?;
         let core = if self.sinks {
@@ -198,7 +227,9 @@ impl Attention {
         &self,
         heads: &GroupedHeads,
         x: Recomputable<3>,
-        PositionTables { rope, alibi: keys }: PositionTables<'_>,
+        PositionTables {
+            rope, alibi: keys, ..
+        }: PositionTables<'_>,
     ) -> [Tensor<4>; 3] {
         let heads_alibi = heads.alibi.as_ref();
         let qkv = self.qkv.as_ref().expect("grouped queries have qkv");

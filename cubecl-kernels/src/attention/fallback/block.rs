@@ -16,6 +16,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
+use super::distances;
 use crate::attention::options::{AttentionDropout, AttentionOptions};
 use crate::attention::scores::{Scores, Visible};
 use crate::gemm_ops::{GemmOps, ProductOptions};
@@ -77,6 +78,8 @@ pub(super) struct Block<T> {
     group: usize,
     /// Whether some query sees a single key.
     single: bool,
+    /// Whether a bias was added to the scores.
+    biased: bool,
     /// `[b, hkv, r, d]`.
     q: T,
     /// `[b, hkv, r, keys]`, before dropout.
@@ -89,6 +92,12 @@ pub(super) struct Block<T> {
     out: T,
 }
 
+impl<T> Block<T> {
+    pub(super) fn queries(&self) -> Range<usize> {
+        self.queries.clone()
+    }
+}
+
 /// The gradients of one block.
 pub(super) struct BlockGradients<T> {
     /// `[queries, b, hq, d]`.
@@ -99,17 +108,20 @@ pub(super) struct BlockGradients<T> {
     pub(super) k: T,
     /// `[b, hkv, keys, d_v]`.
     pub(super) v: T,
+    /// `[hq, queries + keys - 1]` in the compute dtype, if there is a bias.
+    pub(super) bias: Option<T>,
 }
 
 /// Attention of the range `queries` of `q: [s_q, b, hq, d]` to `k: [b, hkv, s_k, d]` and
-/// `v: [b, hkv, s_k, d_v]`, all of one dtype; returns `[queries, b, hq, d_v]`.
+/// `v: [b, hkv, s_k, d_v]`, all of one dtype; returns `[queries, b, hq, d_v]`. A bias is
+/// `[hq, queries + keys - 1]` for the keys that the block sees, in the compute dtype.
 ///
 /// Scores and softmax are in the compute dtype, probabilities in the dtype of the inputs.
 pub(super) fn forward<B: GemmOps + Scores>(
     q: FloatTensor<B>,
     queries: Range<usize>,
-    k: FloatTensor<B>,
-    v: FloatTensor<B>,
+    [k, v]: [FloatTensor<B>; 2],
+    bias: Option<FloatTensor<B>>,
     options: &AttentionOptions,
 ) -> (FloatTensor<B>, Block<FloatTensor<B>>) {
     let [_, hkv, s_k, d] = k.shape().dims();
@@ -130,6 +142,11 @@ pub(super) fn forward<B: GemmOps + Scores>(
     let (scores, slope) = match options.soft_cap {
         Some(cap) => capped::<B>(scores, cap),
         None => (scores, None),
+    };
+    let biased = bias.is_some();
+    let scores = match bias {
+        Some(bias) => distances::added::<B>(scores, bias, queries.len()),
+        None => scores,
     };
     let kept = options.dropout.as_ref().map(|AttentionDropout { p, key }| {
         let [b, hkv, rows, keys_len] = scores.shape().dims();
@@ -156,6 +173,7 @@ pub(super) fn forward<B: GemmOps + Scores>(
             keys,
             group,
             single,
+            biased,
             q,
             probabilities,
             kept,
@@ -195,12 +213,14 @@ pub(super) fn backward<B: GemmOps + Scores>(
         keys,
         group,
         single,
+        biased,
         q,
         probabilities,
         kept,
         slope,
         out,
     } = block;
+    let num_queries = queries.len();
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let k = narrow::<B>(k, &keys);
     let v = narrow::<B>(v, &keys);
@@ -219,6 +239,10 @@ pub(super) fn backward<B: GemmOps + Scores>(
     );
     let output = (!single).then_some((out, dout));
     let dscores = B::score_gradient(probabilities, dprobabilities, output);
+    let dbias = biased.then(|| {
+        let of_scores = cast::<B>(dscores.clone(), wide);
+        distances::summed::<B>(of_scores, num_queries)
+    });
     let dscores = cast::<B>(dropped::<B>(dscores, slope.as_ref()), dtype);
     let dq = B::product(
         dscores.clone(),
@@ -235,6 +259,7 @@ pub(super) fn backward<B: GemmOps + Scores>(
         keys,
         k: dk,
         v: dv,
+        bias: dbias,
     }
 }
 

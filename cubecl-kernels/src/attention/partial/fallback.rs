@@ -8,7 +8,7 @@ use megaburn_autograd::backend_ops::compute_dtype;
 
 use super::partial_attention::{LOWEST, PartialAttention};
 use crate::attention::options::{AttentionDropout, AttentionOptions, Piece};
-use crate::attention::reference::{by_head, hidden};
+use crate::attention::reference::{by_head, by_query_and_key, hidden};
 use crate::gemm_ops::multiply;
 
 /// Queries are computed in at most `MAX_BLOCKS` blocks, of at least `MIN_BLOCK` queries.
@@ -62,7 +62,17 @@ fn put(x: Tensor<4>, positions: &Range<usize>, rows: &Range<usize>, part: Tensor
     x.slice_assign([positions.clone(), rows.clone(), 0..h, 0..d], part)
 }
 
-pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) -> PartialAttention {
+/// The columns of a bias of `s_q` queries that some queries and keys need.
+fn columns(s_q: usize, queries: &Range<usize>, keys: &Range<usize>) -> Range<usize> {
+    let start = keys.start + s_q - queries.end;
+    start..start + queries.len() + keys.len() - 1
+}
+
+pub(super) fn forward(
+    [q, k, v]: &[Tensor<4>; 3],
+    bias: Option<&Tensor<2>>,
+    options: &AttentionOptions,
+) -> PartialAttention {
     let [s_q, b, hq, _] = q.dims();
     let [s_k, .., d_v] = v.dims();
     let dtype = q.dtype();
@@ -78,7 +88,9 @@ pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) ->
     } in blocks(options, [b, s_q, s_k])
     {
         let v = by_head(&cut(v, &keys, &rows), hq, wide);
-        let weights = Weights::of(&cut(q, &queries, &rows), &cut(k, &keys, &rows), &options);
+        let line = bias.map(|bias| bias.clone().slice([0..hq, columns(s_q, &queries, &keys)]));
+        let of_q = cut(q, &queries, &rows);
+        let weights = Weights::of(&of_q, &cut(k, &keys, &rows), line, &options);
         let highest = weights.scores.clone().max_dim(3).clamp_min(LOWEST);
         let sum = (weights.scores.clone() - highest.clone()).exp().sum_dim(3);
         let of_block = (sum.log() + highest).squeeze_dim::<3>(3);
@@ -94,16 +106,20 @@ pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) ->
 
 pub(super) fn backward(
     inputs: &[Tensor<4>; 3],
+    bias: Option<Tensor<2>>,
     whole: &PartialAttention,
     dout: &Tensor<4>,
     options: &AttentionOptions,
-) -> [Tensor<4>; 3] {
+) -> ([Tensor<4>; 3], Option<Tensor<2>>) {
     let [q, k, v] = inputs;
     let [s_q, b, hq, d] = q.dims();
     let [s_k, _, hkv, _] = k.dims();
     let wide = compute_dtype(q.dtype());
     let on = (&q.device(), DType::from(wide));
     let mut sums = inputs.each_ref().map(|x| Tensor::<4>::zeros(x.dims(), on));
+    let mut dbias = bias
+        .as_ref()
+        .map(|bias| Tensor::<2>::zeros(bias.dims(), on));
     for Piece {
         rows,
         queries,
@@ -122,12 +138,18 @@ pub(super) fn backward(
         let of_q = cut(q, &queries, &rows);
         let of_k = cut(k, &keys, &rows);
         let of_v = cut(v, &keys, &rows);
-        let weights = Weights::of(&of_q, &of_k, &options);
+        let at = [0..hq, columns(s_q, &queries, &keys)];
+        let line = bias.as_ref().map(|bias| bias.clone().slice(at.clone()));
+        let weights = Weights::of(&of_q, &of_k, line, &options);
         let [of_q, of_k, of_v] = [of_q, of_k, of_v].map(|x| by_head(&x, hq, wide));
         let p = weights.probabilities(&lse);
         let dp = weights.dropped(multiply(dout.clone(), of_v.transpose()));
         let dv = multiply(weights.dropped(p.clone()).transpose(), dout.clone());
         let mut ds = p * (dp - (out * dout).sum_dim(3));
+        dbias = dbias.map(|all| {
+            let sum = all.clone().slice(at.clone()) + diagonals(ds.clone().sum_dim(0));
+            all.slice_assign(at, sum)
+        });
         if let Some(slope) = weights.slope {
             ds = ds * slope;
         }
@@ -151,7 +173,22 @@ pub(super) fn backward(
         .into_iter()
         .zip(inputs)
         .map(|(sum, x)| sum.cast(x.dtype()));
-    std::array::from_fn(|_| sums.next().expect("there is one sum per input"))
+    let gradients = std::array::from_fn(|_| sums.next().expect("there is one sum per input"));
+    let dbias = dbias.zip(bias);
+    (gradients, dbias.map(|(sum, bias)| sum.cast(bias.dtype())))
+}
+
+/// The sums over the diagonals of `[1, hq, s_q, s_k]`, `[hq, s_q + s_k - 1]`.
+fn diagonals(x: Tensor<4>) -> Tensor<2> {
+    let [_, hq, s_q, s_k] = x.dims();
+    let mut sums = Tensor::zeros([hq, s_q + s_k - 1], (&x.device(), x.dtype()));
+    for i in 0..s_q {
+        let at = [0..hq, s_q - 1 - i..s_q - 1 - i + s_k];
+        let row = x.clone().narrow(2, i, 1).reshape([hq, s_k]);
+        let row = sums.clone().slice(at.clone()) + row;
+        sums = sums.slice_assign(at, row);
+    }
+    sums
 }
 
 /// The scores of a block, computed by their definition.
@@ -165,7 +202,12 @@ struct Weights {
 }
 
 impl Weights {
-    fn of(q: &Tensor<4>, k: &Tensor<4>, options: &AttentionOptions) -> Self {
+    fn of(
+        q: &Tensor<4>,
+        k: &Tensor<4>,
+        bias: Option<Tensor<2>>,
+        options: &AttentionOptions,
+    ) -> Self {
         let [s_q, b, hq, d] = q.dims();
         let s_k = k.dims()[0];
         let device = q.device();
@@ -178,6 +220,10 @@ impl Weights {
                 (share.clone() * cap, Some(share.square().neg() + 1.0))
             }
             None => (products, None),
+        };
+        let scores = match bias {
+            Some(bias) => scores + by_query_and_key(bias, s_q).cast(dtype).unsqueeze_dim(0),
+            None => scores,
         };
         // A piece has the same mask in all rows of the batch.
         let hidden = TensorData::new(hidden([1, s_q, s_k], options), [1, 1, s_q, s_k]);

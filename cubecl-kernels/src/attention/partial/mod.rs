@@ -38,13 +38,25 @@ pub fn partial_attention(
     v: Tensor<4>,
     options: AttentionOptions,
 ) -> PartialAttention {
+    forward([q, k, v], None, options)
+}
+
+/// [`partial_attention`], with a bias of the scores if there is one.
+pub(super) fn forward(
+    [q, k, v]: [Tensor<4>; 3],
+    bias: Option<Tensor<2>>,
+    options: AttentionOptions,
+) -> PartialAttention {
     let options = checked([&q, &k, &v], options);
     let inputs = [q, k, v].map(untracked);
+    let bias = bias.map(untracked);
     #[cfg(feature = "cuda")]
-    if let Some(part) = launch::forward(&inputs, &options) {
+    if bias.is_none()
+        && let Some(part) = launch::forward(&inputs, &options)
+    {
         return part;
     }
-    fallback::forward(&inputs, &options)
+    fallback::forward(&inputs, bias.as_ref(), &options)
 }
 
 /// The gradients of `q`, `k` and `v` of a part, in their dtypes. `whole` is the merged result and
@@ -57,11 +69,22 @@ pub fn partial_attention(
 /// # Panics
 /// As [`partial_attention`], and if `whole` or `dout` have other shapes.
 pub fn partial_attention_gradients(
-    [q, k, v]: [Tensor<4>; 3],
+    inputs: [Tensor<4>; 3],
     whole: PartialAttention,
     dout: Tensor<4>,
     options: AttentionOptions,
 ) -> [Tensor<4>; 3] {
+    gradients(inputs, None, whole, dout, options).0
+}
+
+/// [`partial_attention_gradients`], and the gradient of the bias if there is one.
+pub(super) fn gradients(
+    [q, k, v]: [Tensor<4>; 3],
+    bias: Option<Tensor<2>>,
+    whole: PartialAttention,
+    dout: Tensor<4>,
+    options: AttentionOptions,
+) -> ([Tensor<4>; 3], Option<Tensor<2>>) {
     let options = checked([&q, &k, &v], options);
     let [s_q, b, hq, _] = q.dims();
     let [.., d_v] = v.dims();
@@ -87,11 +110,14 @@ pub fn partial_attention_gradients(
         lse: untracked(whole.lse),
     };
     let dout = untracked(dout);
+    let bias = bias.map(untracked);
     #[cfg(feature = "cuda")]
-    if let Some(gradients) = launch::backward(&inputs, &whole, &dout, &options) {
-        return gradients;
+    if bias.is_none()
+        && let Some(gradients) = launch::backward(&inputs, &whole, &dout, &options)
+    {
+        return (gradients, None);
     }
-    fallback::backward(&inputs, &whole, &dout, &options)
+    fallback::backward(&inputs, bias, &whole, &dout, &options)
 }
 
 fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {

@@ -17,6 +17,9 @@ pub(crate) struct Facts {
     documents: bool,
     dropout: f64,
     soft_cap: Option<f64>,
+    /// Whether self-attention has a relative bias, and whether there is cross attention too.
+    relative: bool,
+    crosses: bool,
 }
 
 impl Facts {
@@ -34,6 +37,8 @@ impl Facts {
             documents: config.data.documents,
             dropout: config.train.attention_dropout,
             soft_cap: model.attention_soft_cap,
+            relative: model.positions.relative().is_some(),
+            crosses: model.is_encoder_decoder(),
         }
     }
 
@@ -68,6 +73,23 @@ impl Facts {
     /// The console's description of attention on GPUs. `cudnn` returns the cuDNN that was found, or
     /// why there is none.
     pub(crate) fn describe(
+        &self,
+        kernel: AttentionKernel,
+        cudnn: impl FnOnce() -> Result<String, String>,
+    ) -> String {
+        let composed = "composed, because the fused kernels add no relative bias";
+        match (self.relative, self.crosses) {
+            (false, _) => self.describe_fused(kernel, cudnn),
+            (true, false) => composed.into(),
+            (true, true) => {
+                let fused = self.describe_fused(kernel, cudnn);
+                format!("{composed}; cross attention {fused}")
+            }
+        }
+    }
+
+    /// The description of attention that fused kernels compute.
+    fn describe_fused(
         &self,
         kernel: AttentionKernel,
         cudnn: impl FnOnce() -> Result<String, String>,
@@ -165,6 +187,16 @@ mod tests {
         "auto: cubecl, because cudnn 9.19.0 (/p) is not used for sequences as short as data.seq_len = 512 (from 1024 on it is faster)"
     )]
     #[case(Facts { seq_len: 512, ..plain() }, AttentionKernel::Cudnn, "cudnn: cudnn 9.19.0 (/p)")]
+    #[case(
+        Facts { relative: true, ..plain() },
+        AttentionKernel::Auto,
+        "composed, because the fused kernels add no relative bias"
+    )]
+    #[case(
+        Facts { relative: true, crosses: true, ..plain() },
+        AttentionKernel::Auto,
+        "composed, because the fused kernels add no relative bias; cross attention auto: cudnn 9.19.0 (/p)"
+    )]
     #[case(
         Facts { dtype: "f32".into(), ..plain() },
         AttentionKernel::Reference,

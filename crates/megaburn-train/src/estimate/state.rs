@@ -91,7 +91,13 @@ fn params(
 }
 
 /// Path prefixes of matrices that Muon leaves to AdamW.
-const NO_MUON: [&str; 3] = ["embedding.", "positions.", "head."];
+const NO_MUON: [&str; 5] = [
+    "embedding.",
+    "positions.",
+    "encoder_bias.",
+    "decoder_bias.",
+    "head.",
+];
 
 fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstimate {
     let zero = config.parallel.zero;

@@ -100,6 +100,7 @@ fn place(path: &str, layers: usize) -> usize {
             Err(_) => 0,
         },
         (Some("embedding" | "positions" | "token_types" | "embedding_norm"), _) => 0,
+        (Some("encoder_bias" | "decoder_bias"), _) => 0,
         (Some("norm"), _) => norm,
         _ => usize::MAX,
     }

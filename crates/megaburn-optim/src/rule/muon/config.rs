@@ -87,9 +87,15 @@ impl Default for MuonConfig {
             scale: MuonScale::Spectral,
             extra_scale: 0.2,
             tp_mode: MuonTpMode::Duplicated,
-            excluded: ["embedding.", "positions.", "head."]
-                .map(str::to_string)
-                .to_vec(),
+            excluded: [
+                "embedding.",
+                "positions.",
+                "encoder_bias.",
+                "decoder_bias.",
+                "head.",
+            ]
+            .map(str::to_string)
+            .to_vec(),
             momentum_buffer: FloatDType::F32,
             adamw: AdamWConfig::new(),
         }

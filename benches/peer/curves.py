@@ -18,9 +18,9 @@ Writes OUT/{megaburn,pytorch,sdpa}-TYPE.jsonl, OUT/curves.md and OUT/curves.svg,
 top of benches/results/curves.md, and benches/results/archive/DATE-curves.svg.
 `sdpa` is PyTorch again, with its fused attention in the place of the eager one: how far apart two right answers are."""
 
-import argparse, datetime, json, math, pathlib, platform, subprocess, sys
+import argparse, datetime, json, math, pathlib, subprocess, sys
 import torch, torch.nn.functional as F, transformers
-from curves_report import report
+from curves_report import facts, report
 from sample_order import Samples
 
 DTYPES = dict(f32=torch.float32, bf16=torch.bfloat16, f16=torch.float16)
@@ -141,28 +141,6 @@ def check(curves, steps):
             sys.exit(f"other weights, batches or rates: {a} {b}")
 
 
-def facts(args):
-    def output(*command):
-        try:
-            return subprocess.run(command, capture_output=True, text=True, cwd=here).stdout.strip()
-        except OSError:
-            return ""
-
-    here = pathlib.Path(__file__).resolve().parent
-    bundled = here.parent.parent / "COMMIT"
-    commit = bundled.read_text() if bundled.is_file() else output("git", "rev-parse", "HEAD")
-    dirty = not bundled.is_file() and output("git", "status", "--porcelain", "--untracked-files=no")
-    cpu = [line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"{cpu[0].split(': ')[1]}, {len(cpu)} cores"
-    return {
-        "machine": f"{machine}, {platform.system()}; ours under {args.layout}",
-        "load": "nothing here is a time",
-        "commit": commit[:12] + (" with changes" if dirty else ""),
-        "command": f"`benches/peer/curves.py --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --initial-loss-scale {args.initial_loss_scale:g} --seed {args.seed}`",
-        "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
-    }
-
-
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--data", type=pathlib.Path, required=True)
@@ -190,7 +168,8 @@ def main():
     for (who, name), curve in curves.items():
         (args.out / f"{who}-{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
     check(curves, args.steps)
-    text, svg = report(curves, facts(args), datetime.date.today().isoformat())
+    command = f"benches/peer/curves.py --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --initial-loss-scale {args.initial_loss_scale:g} --seed {args.seed}"
+    text, svg = report(curves, facts(args, command), datetime.date.today().isoformat())
     print(text)
     (args.out / "curves.md").write_text(text)
     (args.out / "curves.svg").write_text(svg)
@@ -202,5 +181,5 @@ def main():
         (results / "curves.md").write_text(known[:begin] + f"#{text}\n" + known[begin:])
 
 
-
-main()
+if __name__ == "__main__":
+    main()

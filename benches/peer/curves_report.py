@@ -1,11 +1,35 @@
-"""The tables and the picture of `curves.py`."""
+"""The tables and the picture of `curves.py`, and the facts of a run."""
 
-import math
+import math, pathlib, platform, subprocess
+import torch, transformers
 
 DTYPES = ("f32", "bf16", "f16")
 ABOUT = """Loss of a byte-level Llama (0.8 million parameters, vocabulary 260) over {steps} steps of 1024 tokens, with warm-up, cosine decay, weight decay and clipping: megaburn next to Transformers' LlamaForCausalLM, from the same weights, on the same batches, two micro-batches a step. Both keep parameters and activations in the type, sum gradients in f32 and update f32 masters whose rounding the model holds (no autocast). megaburn's GEMMs write the gradients of matrices in f32; PyTorch's gradients have the type until they are added. The f16 loss is scaled by Megatron-LM's dynamic rule, which the PyTorch script implements, from 2^{scale:g} on and twice as much after 50 steps.
 
 A difference is the difference between two losses of the same step, before its update, in nats per token. Training magnifies rounding, so compare each difference with that between two correct runs: PyTorch with fused attention (sdpa) and PyTorch with eager attention."""
+
+
+def facts(args, command):
+    """The machine, the commit and the versions of a run."""
+    def output(*command):
+        try:
+            return subprocess.run(command, capture_output=True, text=True, cwd=here).stdout.strip()
+        except OSError:
+            return ""
+
+    here = pathlib.Path(__file__).resolve().parent
+    bundled = here.parent.parent / "COMMIT"
+    commit = bundled.read_text() if bundled.is_file() else output("git", "rev-parse", "HEAD")
+    dirty = not bundled.is_file() and output("git", "status", "--porcelain", "--untracked-files=no")
+    cpu = [line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"{cpu[0].split(': ')[1]}, {len(cpu)} cores"
+    return {
+        "machine": f"{machine}, {platform.system()}; ours under {args.layout}",
+        "load": "nothing here is a time",
+        "commit": commit[:12] + (" with changes" if dirty else ""),
+        "command": f"`{command}`",
+        "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
+    }
 
 
 def difference(a, b):

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Trains a small BERT or T5 on text with megaburn and with PyTorch, from the same weights on the same samples, and
+measures how many masked tokens of held-out text both predict.
+
+    pip install torch transformers tokenizers megatron-core==0.16.1
+    cargo build --release --bins
+    masked_curves.py bert --data tinyshakespeare.txt --out runs/masked [--megaburn target/release/megaburn] [--save]
+
+The text is divided into documents, encoded with a WordPiece vocabulary that is trained on it, and read as the masked
+samples of Megatron-Core's data sets: megaburn's own, and those of the package megatron-core for PyTorch. The model of
+PyTorch is that of Transformers, which `megaburn train --init` starts from. All is in f32.
+
+The accuracy is measured by Transformers on all samples of the held-out documents, with the weights of the last step of
+each program; megaburn's are exported by `megaburn convert export`. The peer of the accuracy is the best predictor that
+does not read the text: the most frequent of the tokens that are to be predicted.
+
+Writes OUT/MODEL/{megaburn,pytorch}.jsonl and OUT/MODEL/masked_curves.md, with --save also a section on top of
+benches/results/masked_curves.md. On a CPU that others use, set OMP_NUM_THREADS=1."""
+
+import argparse, collections, datetime, json, math, pathlib, shutil, subprocess, sys
+import torch, torch.nn.functional as F, transformers
+from curves_report import facts, table
+from masked_samples import SENTINELS, samples, write_corpus
+
+HIDDEN, LAYERS, HEADS = 128, 3, 4
+# Rows of a step, the tokens of a row, and the tokens that T5's decoder predicts.
+BATCH, SEQ_LEN, DECODER_SEQ_LEN = 32, 64, 32
+LR, MIN_LR, WARMUP, BETAS, EPS, WEIGHT_DECAY, CLIP = 2e-3, 2e-4, 50, (0.9, 0.98), 1e-8, 0.01, 1.0
+SPLIT = "90,10"
+# The steps whose largest difference is reported first, because training magnifies rounding later.
+EARLY = 200
+
+
+class Bert:
+    settings = {"data.dataset": "bert"}
+
+    def draw(self, vocab):
+        config = transformers.BertConfig(
+            vocab_size=len(vocab), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+            intermediate_size=4 * HIDDEN, max_position_embeddings=SEQ_LEN, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0)
+        return transformers.BertForPreTraining(config)
+
+    def load(self, folder):
+        return transformers.BertForPreTraining.from_pretrained(folder, dtype=torch.float32)
+
+    def forward(self, model, rows):
+        """Logits, labels with -100 where none counts, and a loss of the rows to add to the mean over labels."""
+        found = model(input_ids=rows["text"], attention_mask=rows["padding_mask"], token_type_ids=rows["types"])
+        labels = rows["labels"].where(rows["loss_mask"] == 1, -100)
+        return found.prediction_logits, labels, F.cross_entropy(found.seq_relationship_logits, rows["is_random"])
+
+
+class T5:
+    settings = {"data.dataset": "t5", "data.decoder_seq_len": DECODER_SEQ_LEN}
+
+    def draw(self, vocab):
+        config = transformers.T5Config(
+            vocab_size=len(vocab), d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=3 * HIDDEN, num_layers=LAYERS,
+            num_decoder_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False, pad_token_id=vocab["[PAD]"], eos_token_id=vocab["[EOS]"],
+            decoder_start_token_id=vocab["[BOS]"])
+        return transformers.T5ForConditionalGeneration(config)
+
+    def load(self, folder):
+        return transformers.T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
+    def forward(self, model, rows):
+        found = model(input_ids=rows["text_enc"], attention_mask=rows["enc_mask"], decoder_input_ids=rows["text_dec"],
+                      use_cache=False)
+        return found.logits, rows["labels"].where(rows["loss_mask"] == 1, -100), 0.0
+
+
+KINDS = {"bert": Bert, "t5": T5}
+
+
+def batches(set, order, device):
+    """The samples of these numbers as tensors, `BATCH` at a time."""
+    for first in range(0, len(order), BATCH):
+        rows = [set[number] for number in order[first : first + BATCH]]
+        yield {name: torch.tensor([row[name] for row in rows], device=device) for name in rows[0]}
+
+
+def rate(trained, steps):
+    """The value for the update after which this number of steps were done."""
+    if trained < WARMUP:
+        return LR * trained / WARMUP
+    return MIN_LR + (LR - MIN_LR) * 0.5 * (math.cos(math.pi * (trained - WARMUP) / (steps - WARMUP)) + 1)
+
+
+def pytorch(kind, model, set, args):
+    """Yields a step at a time what `metrics.jsonl` has."""
+    params = list(model.to(args.device).train().parameters())
+    groups = [dict(params=[p for p in params if (p.dim() > 1) == decays], weight_decay=WEIGHT_DECAY * decays) for decays in (True, False)]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    for step, rows in enumerate(batches(set, range(args.steps * BATCH), args.device)):
+        lr = rate(step + 1, args.steps)
+        logits, labels, of_rows = kind.forward(model, rows)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        (loss + of_rows).backward()
+        norm = torch.nn.utils.clip_grad_norm_(params, CLIP).item()
+        yield dict(step=step + 1, loss=loss.item(), grad_norm=norm, lr=lr, sop_loss=float(of_rows))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+
+
+def call(args, log, *command):
+    with open(log, "a") as log:
+        subprocess.run([str(word) for word in (args.megaburn, *command)], check=True, stdout=log, stderr=subprocess.STDOUT)
+
+
+def megaburn(kind, folder, args):
+    """The lines of `metrics.jsonl`, and the folder of the model that was trained."""
+    run, exported, log = args.out / "run", args.out / "exported", args.out / "megaburn.log"
+    settings = {
+        "run.dir": run, "run.seed": args.seed, "run.device": args.device, "data.tokenizer": args.out / "vocab.txt",
+        "data.cache_dir": args.out / "cache", "data.seq_len": SEQ_LEN, "data.split": SPLIT, "train.global_batch": BATCH,
+        "train.micro_batch": args.micro_batch, "train.eval_interval": args.steps // 4, "train.eval_batches": 1000,
+        "train.checkpoint_interval": args.steps, "train.log_interval": 50, "optimizer.lr": LR, "optimizer.min_lr": MIN_LR,
+        "optimizer.warmup_steps": WARMUP, "optimizer.beta1": BETAS[0], "optimizer.beta2": BETAS[1], "optimizer.eps": EPS,
+        "optimizer.weight_decay": WEIGHT_DECAY, "optimizer.clip_grad": CLIP, **kind.settings,
+    }
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = ["train", "--init", folder, "--data", args.out / "text", "--layout", args.layout, "--steps", args.steps, "--fresh"]
+    call(args, log, *command, *sets)
+    shutil.rmtree(exported, ignore_errors=True)
+    call(args, log, "convert", "export", run, exported)
+    lines = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    return [line for line in lines if "loss" in line], [line for line in lines if "eval_loss" in line], exported
+
+
+@torch.no_grad()
+def held_out(kind, model, set, special, args):
+    """How many of the tokens of the text the model predicts, the largest share of one of them, the mean loss over all
+    labels, and the entropy of the tokens in nats, which is the loss of the best predictor that does not read the text."""
+    model.to(args.device).eval()
+    known, loss, num = 0, 0.0, 0
+    counts = collections.Counter()
+    for rows in batches(set, range(len(set)), args.device):
+        logits, labels, _ = kind.forward(model, rows)
+        loss += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum").item()
+        num += (labels != -100).sum().item()
+        counts_of = (labels != -100) & ~torch.isin(labels, special.to(labels.device))
+        known += (logits.argmax(-1) == labels)[counts_of].sum().item()
+        counts.update(labels[counts_of].tolist())
+    total = counts.total()
+    entropy = -sum(count / total * math.log(count / total) for count in counts.values())
+    [(_, most)] = counts.most_common(1)
+    return dict(accuracy=known / total, unigram=most / total, loss=loss / num, entropy=entropy, tokens=total, samples=len(set))
+
+
+def report(name, curves, evals, found, lines):
+    def difference(steps):
+        pairs = list(zip(curves["megaburn"], curves["pytorch"]))[:steps]
+        apart = [abs(a["loss"] - b["loss"]) for a, b in pairs]
+        return f"{max(apart):.1e}"
+
+    def mean(who):
+        last = curves[who][-20:]
+        return f"{sum(line['loss'] for line in last) / len(last):.4f}"
+
+    steps = len(curves["pytorch"])
+    early = min(EARLY, steps)
+    head = ["program", "loss, first step", f"loss, last 20 of {steps} steps", "held-out loss", "held-out tokens predicted"]
+    rows = [[who, f"{curves[who][0]['loss']:.4f}", mean(who), f"{found[who]['loss']:.4f}", f"{found[who]['accuracy']:.1%}"] for who in ("megaburn", "pytorch")]
+    any = found["megaburn"]
+    rows.append(["most frequent token", "", "", f"{any['entropy']:.4f}", f"{any['unigram']:.1%}"])
+    notes = [
+        f"Largest difference between two losses of the same step, in nats: {difference(early)} in the first {early} steps, {difference(steps)} in all {steps}.",
+        f"Held out: {any['samples']} samples with {any['tokens']} masked tokens of the text. megaburn's own evaluation after the last step: {evals[-1]['eval_loss']:.4f}.",
+    ]
+    facts = "".join(f"- {key}: {value}\n" for key, value in lines.items())
+    return "\n".join([facts, table(name, head, rows), *notes]) + "\n"
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("model", choices=KINDS)
+    ap.add_argument("--data", type=pathlib.Path, required=True)
+    ap.add_argument("--out", type=pathlib.Path, required=True)
+    ap.add_argument("--megaburn", default="target/release/megaburn")
+    ap.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    ap.add_argument("--layout", default="tp1")
+    ap.add_argument("--steps", type=int, default=1000)
+    ap.add_argument("--micro-batch", type=int, default=BATCH)
+    ap.add_argument("--seed", type=int, default=1234, help="of weights and samples")
+    ap.add_argument("--save", action="store_true")
+    args = ap.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    args.out /= args.model
+    shutil.rmtree(args.out, ignore_errors=True)
+    args.out.mkdir(parents=True)
+    kind = KINDS[args.model]()
+    vocab = write_corpus(args.data, args.out)
+    call(args, args.out / "megaburn.log", "data", "preprocess", args.out / "text.jsonl", "--tokenizer", args.out / "vocab.txt", "--split-sentences", "--out", args.out / "text")
+    torch.manual_seed(args.seed)
+    model = kind.draw(vocab)
+    model.save_pretrained(args.out / "model")
+    train, valid = samples(args.model, args.out, vocab, args.seed, SPLIT, SEQ_LEN, DECODER_SEQ_LEN, args.steps * BATCH)
+    special = torch.tensor([vocab[token] for token in ("[EOS]", *SENTINELS)])
+    curves, found = {}, {}
+    curves["megaburn"], evals, exported = megaburn(kind, args.out / "model", args)
+    curves["pytorch"] = list(pytorch(kind, model, train, args))
+    for (who, trained) in (("megaburn", kind.load(exported)), ("pytorch", model)):
+        found[who] = held_out(kind, trained, valid, special, args)
+    for who, curve in curves.items():
+        (args.out / f"{who}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
+    if [len(curve) for curve in curves.values()] != [args.steps] * 2:
+        sys.exit("a curve has other steps")
+    command = f"benches/peer/masked_curves.py {args.model} --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --seed {args.seed}"
+    text = report(args.model, curves, evals, found, facts(args, command))
+    text = f"## masked_curves, {args.model}, {datetime.date.today().isoformat()}\n\n{text}"
+    print(text)
+    (args.out / "masked_curves.md").write_text(text)
+    if args.save:
+        path = pathlib.Path(__file__).resolve().parent.parent / "results" / "masked_curves.md"
+        known = path.read_text()
+        begin = known.index("\n## ") + 1 if "\n## " in known else len(known)
+        path.write_text(known[:begin] + f"{text}\n" + known[begin:])
+
+
+if __name__ == "__main__":
+    main()

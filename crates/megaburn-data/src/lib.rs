@@ -91,9 +91,10 @@ pub use indexed::{
     DocumentSize, DocumentSplit, IndexedDataset, LengthHistogram, TokenType, merge, split,
 };
 pub use megatron::{
-    BertDataset, BertDatasetConfig, BertSample, BlendedDataset, BlendedDatasetConfig,
-    DocumentRange, GptDataset, GptDatasetConfig, MaskingConfig, MidLevelConfig, MidLevelDataset,
-    SequenceRange, T5Dataset, T5DatasetConfig, T5Sample,
+    BertDataset, BertDatasetConfig, BertSample, BertSettings, BlendedDataset, BlendedDatasetConfig,
+    DocumentRange, GptDataset, GptDatasetConfig, MaskedDatasetConfig, MaskedKind, MaskingConfig,
+    MidLevelConfig, MidLevelDataset, SequenceRange, T5Dataset, T5DatasetConfig, T5Sample,
+    T5Settings,
 };
 pub use packing::{PackedSampler, PackedSamplerConfig, PackingStats};
 pub use permutation::Permutation;

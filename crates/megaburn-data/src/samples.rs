@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{error::DataError, megatron::BertSample};
+use crate::{
+    error::DataError,
+    megatron::{BertSample, T5Sample},
+};
 
 /// What a model reads as one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub enum Sample {
     Documents(Vec<Vec<u32>>),
     /// Masked sentences with their labels, for an encoder.
     Bert(Box<BertSample>),
+    /// Sentences with sentinels in place of masked spans, for an encoder, and the spans, for a decoder.
+    T5(Box<T5Sample>),
 }
 
 impl Sample {
@@ -28,7 +33,20 @@ impl Sample {
             Self::Tokens(tokens) => tokens,
             Self::Documents(documents) => documents.concat(),
             Self::Bert(sample) => sample.text,
+            Self::T5(sample) => [sample.text_enc, sample.text_dec].concat(),
         }
+    }
+}
+
+impl From<BertSample> for Sample {
+    fn from(sample: BertSample) -> Self {
+        Self::Bert(Box::new(sample))
+    }
+}
+
+impl From<T5Sample> for Sample {
+    fn from(sample: T5Sample) -> Self {
+        Self::T5(Box::new(sample))
     }
 }
 

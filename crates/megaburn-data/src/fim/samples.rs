@@ -98,7 +98,7 @@ impl Samples for FimSamples {
                 Ok(Sample::Documents(fitting))
             }
             // Masked sentences have no middle to move.
-            masked @ Sample::Bert(_) => Ok(masked),
+            masked @ (Sample::Bert(_) | Sample::T5(_)) => Ok(masked),
         }
     }
 }

@@ -4,7 +4,6 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     blend::{GreedyOrder, asked, normalize, target},
     gpt::{GptDataset, GptDatasetConfig, VERSION},
-    masked::BertDataset,
     mid_level::{MidLevelConfig, MidLevelDataset},
 };
 use crate::{
@@ -267,7 +266,10 @@ impl<D: MidLevelDataset> BlendedDataset<D> {
     }
 }
 
-impl Samples for BlendedDataset {
+impl<D> Samples for BlendedDataset<D>
+where
+    D: MidLevelDataset<Sample: Into<Sample>> + Send + Sync,
+{
     fn order_hash(&self) -> u64 {
         self.order_hash()
     }
@@ -277,20 +279,6 @@ impl Samples for BlendedDataset {
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        self.sample(index)
-    }
-}
-
-impl Samples for BlendedDataset<BertDataset> {
-    fn order_hash(&self) -> u64 {
-        self.order_hash()
-    }
-
-    fn num_samples(&self) -> u64 {
-        self.num_samples()
-    }
-
-    fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        Ok(Sample::Bert(Box::new(self.sample(index)?)))
+        Ok(self.sample(index)?.into())
     }
 }

@@ -26,7 +26,8 @@ pub use blended::{BlendedDataset, BlendedDatasetConfig};
 pub use documents::DocumentRange;
 pub use gpt::{GptDataset, GptDatasetConfig};
 pub use masked::{
-    BertDataset, BertDatasetConfig, BertSample, MaskingConfig, T5Dataset, T5DatasetConfig, T5Sample,
+    BertDataset, BertDatasetConfig, BertSample, BertSettings, MaskedDatasetConfig, MaskedKind,
+    MaskingConfig, T5Dataset, T5DatasetConfig, T5Sample, T5Settings,
 };
 pub use mid_level::{MidLevelConfig, MidLevelDataset};
 pub use sequences::SequenceRange;

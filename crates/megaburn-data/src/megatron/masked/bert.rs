@@ -3,19 +3,16 @@ use std::sync::Arc;
 
 use super::{
     bert_sample::BertSample,
+    config::{MaskedDatasetConfig, MaskedKind},
     masking::Masking,
     masking_config::MaskingConfig,
     pieces::{Pieces, padding, special},
-    sentences::{SentenceSample, SentenceSamples, SentencesConfig},
+    sentences::{SentenceSample, SentenceSamples},
 };
 use crate::{
     error::DataError,
     index_cache::IndexEvent,
-    megatron::{
-        documents::DocumentRange,
-        mid_level::{MidLevelConfig, MidLevelDataset},
-        random::RandomState,
-    },
+    megatron::{documents::DocumentRange, mid_level::MidLevelDataset, random::RandomState},
     samples::{Sample, Samples},
     tokenizer::Tokenizer,
 };
@@ -48,10 +45,11 @@ const NO_LABEL: i64 = -1;
 /// # std::fs::remove_dir_all(&dir).unwrap();
 /// # Ok::<(), megaburn_data::DataError>(())
 /// ```
+pub type BertDatasetConfig = MaskedDatasetConfig<BertSettings>;
+
+/// The settings that only the samples of BERT have.
 #[derive(Clone, Debug)]
-pub struct BertDatasetConfig {
-    sentences: SentencesConfig,
-    masking: MaskingConfig,
+pub struct BertSettings {
     classification_head: bool,
     /// The spellings of the tokens that begin a sample, end a segment and replace masked tokens.
     tokens: [String; 3],
@@ -81,129 +79,67 @@ impl BertDatasetConfig {
     /// is created if it is missing. It should be on a disk of the host, or on a file system with
     /// locks.
     pub fn new(seq_len: usize, tokenizer: Arc<dyn Tokenizer>, cache: impl AsRef<Path>) -> Self {
-        Self {
-            sentences: SentencesConfig::new(seq_len, tokenizer, cache.as_ref()),
-            masking: MaskingConfig::new(0.15),
+        let settings = BertSettings {
             classification_head: true,
             tokens: ["[CLS]", "[SEP]", "[MASK]"].map(String::from),
-        }
-    }
-
-    /// The seed of the order and of the masks, below 2^31 - 1. Default: 1234, as in Megatron-LM.
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.sentences.seed = seed;
-        self
-    }
-
-    /// Reads the documents as many epochs as this number of samples needs. All samples of the last
-    /// epoch count, so there may be more.
-    pub fn with_num_samples(mut self, num_samples: u64) -> Self {
-        self.sentences.num_samples = Some(num_samples);
-        self
-    }
-
-    /// The probability that a sample is cut to a random length. Default: 0.1, as in Megatron-LM.
-    pub fn with_short_sequence_probability(mut self, probability: f64) -> Self {
-        self.sentences.short_sequence_probability = probability;
-        self
-    }
-
-    /// What is masked. Default: 15% of the tokens, in n-grams of up to 3 whole words.
-    pub fn with_masking(self, masking: MaskingConfig) -> Self {
-        Self { masking, ..self }
+        };
+        let masking = MaskingConfig::new(0.15);
+        Self::with_kind(seq_len, tokenizer, cache.as_ref(), masking, settings)
     }
 
     /// Whether samples have two segments, whose order the classification head predicts. Default:
     /// true. Without it, as with Megatron-LM's `--bert-no-binary-head`, all sentences are segment
     /// A.
-    pub fn with_classification_head(self, classification_head: bool) -> Self {
-        Self {
-            classification_head,
-            ..self
-        }
+    pub fn with_classification_head(mut self, classification_head: bool) -> Self {
+        self.kind.classification_head = classification_head;
+        self
     }
 
     /// The spellings of the tokens that begin a sample, end a segment and replace masked tokens.
     /// Default: `[CLS]`, `[SEP]` and `[MASK]`.
     pub fn with_tokens(
-        self,
+        mut self,
         cls: impl Into<String>,
         sep: impl Into<String>,
         mask: impl Into<String>,
     ) -> Self {
-        Self {
-            tokens: [cls.into(), sep.into(), mask.into()],
-            ..self
-        }
+        self.kind.tokens = [cls.into(), sep.into(), mask.into()];
+        self
     }
+}
 
-    /// Opens the mapping of the samples, which is built if it is not in the folder; `report` is
-    /// called with what happens. One process builds, and others wait for it.
-    ///
-    /// Building needs 4 bytes of memory for each sentence, 16 for each document and 12 for each
-    /// sample.
-    ///
-    /// # Errors
-    /// - A setting is out of its range, or the tokenizer does not have one of the tokens.
-    /// - No document has two sentences, or one without a classification head.
-    /// - The data set is damaged, or files cannot be read or written.
-    pub fn build(
-        &self,
+impl MaskedKind for BertSettings {
+    type Dataset = BertDataset;
+
+    fn build(
+        config: &BertDatasetConfig,
         source: &DocumentRange,
-        mut report: impl FnMut(IndexEvent),
+        report: &mut dyn FnMut(IndexEvent),
     ) -> Result<BertDataset, DataError> {
-        self.masking.check()?;
-        let tokenizer = self.sentences.tokenizer.as_ref();
-        let [cls, sep, mask] = &self.tokens;
+        let BertDatasetConfig {
+            sentences,
+            masking,
+            kind,
+        } = config;
+        let tokenizer = sentences.tokenizer.as_ref();
+        let [cls, sep, mask] = &kind.tokens;
         let cls = special(tokenizer, cls, "begins a sample (cls)")?;
         let sep = special(tokenizer, sep, "ends a segment (sep)")?;
         let mask = special(tokenizer, mask, "replaces masked tokens (mask)")?;
         let pieces = Pieces::new(tokenizer)?;
-        let min_sentences = if self.classification_head { 2 } else { 1 };
-        let samples = self
-            .sentences
-            .build(source, 3, min_sentences, &mut report)?;
+        let min_sentences = if kind.classification_head { 2 } else { 1 };
+        let samples = sentences.build(source, 3, min_sentences, report)?;
         Ok(BertDataset {
             samples,
-            seq_len: self.sentences.seq_len,
+            seq_len: sentences.seq_len,
             pieces,
-            masking: Masking::new(&self.masking, [Some(cls), Some(sep)]),
-            classification_head: self.classification_head,
+            masking: Masking::new(masking, [Some(cls), Some(sep)]),
+            classification_head: kind.classification_head,
             cls,
             sep,
             mask,
             pad: padding(tokenizer, &[Some(cls), Some(sep), Some(mask)]),
         })
-    }
-}
-
-impl MidLevelConfig for BertDatasetConfig {
-    type Source = DocumentRange;
-    type Dataset = BertDataset;
-
-    fn with_samples_of(mut self, num_samples: Option<u64>) -> Self {
-        self.sentences.num_samples = num_samples;
-        self
-    }
-
-    fn num_samples(&self) -> Option<u64> {
-        self.sentences.num_samples
-    }
-
-    fn cache(&self) -> &Path {
-        &self.sentences.cache
-    }
-
-    fn name_of(source: &DocumentRange) -> String {
-        source.name()
-    }
-
-    fn build_for_blend(
-        &self,
-        source: &DocumentRange,
-        report: &mut dyn FnMut(IndexEvent),
-    ) -> Result<BertDataset, DataError> {
-        self.build(source, report)
     }
 }
 
@@ -233,7 +169,7 @@ impl Samples for BertDataset {
     }
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        Ok(Sample::Bert(Box::new(self.sample(index)?)))
+        Ok(self.sample(index)?.into())
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod bert;
 mod bert_sample;
+mod config;
 mod mapping;
 mod masking;
 mod masking_config;
@@ -17,10 +18,13 @@ mod ngrams;
 mod pieces;
 mod sentences;
 mod t5;
+mod t5_sample;
 #[cfg(test)]
 mod tests;
 
-pub use bert::{BertDataset, BertDatasetConfig};
+pub use bert::{BertDataset, BertDatasetConfig, BertSettings};
 pub use bert_sample::BertSample;
+pub use config::{MaskedDatasetConfig, MaskedKind};
 pub use masking_config::MaskingConfig;
-pub use t5::{T5Dataset, T5DatasetConfig, T5Sample};
+pub use t5::{T5Dataset, T5DatasetConfig, T5Settings};
+pub use t5_sample::T5Sample;

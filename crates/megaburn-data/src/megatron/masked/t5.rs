@@ -2,18 +2,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{
+    config::{MaskedDatasetConfig, MaskedKind},
     masking::Masking,
     masking_config::MaskingConfig,
     pieces::{Pieces, padding, special},
-    sentences::{SentenceSample, SentenceSamples, SentencesConfig},
+    sentences::{SentenceSample, SentenceSamples},
+    t5_sample::T5Sample,
 };
 use crate::{
     error::DataError,
     index_cache::IndexEvent,
-    megatron::{
-        documents::DocumentRange,
-        mid_level::{MidLevelConfig, MidLevelDataset},
-    },
+    megatron::{documents::DocumentRange, mid_level::MidLevelDataset},
+    samples::{Sample, Samples},
     tokenizer::Tokenizer,
 };
 
@@ -21,11 +21,12 @@ use crate::{
 const NO_LABEL: i64 = -1;
 
 /// Builds a [`T5Dataset`]. The defaults are those of Megatron-LM's `pretrain_t5.py`.
+pub type T5DatasetConfig = MaskedDatasetConfig<T5Settings>;
+
+/// The settings that only the samples of T5 have.
 #[derive(Clone, Debug)]
-pub struct T5DatasetConfig {
-    sentences: SentencesConfig,
+pub struct T5Settings {
     decoder_seq_len: usize,
-    masking: MaskingConfig,
     bos: Option<String>,
     eos: Option<String>,
     sentinels: Option<Vec<String>>,
@@ -49,26 +50,6 @@ pub struct T5Dataset {
     pad: i64,
 }
 
-/// A sample of T5. The vectors of the encoder have its sequence length, the others that of the
-/// decoder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct T5Sample {
-    /// The tokens of the encoder; 0 in place of padding.
-    pub text_enc: Vec<u32>,
-    /// The tokens of the decoder, from the one that begins a text on; 0 in place of padding.
-    pub text_dec: Vec<u32>,
-    /// The tokens that the decoder predicts, up to the one that ends a text; then -1.
-    pub labels: Vec<i64>,
-    /// Whether a position of the decoder counts in the loss, because it is no padding.
-    pub loss_mask: Vec<bool>,
-    /// Whether tokens of the sentences were left out.
-    pub truncated: bool,
-    /// Whether a position of the encoder has a token, and no padding.
-    pub enc_mask: Vec<bool>,
-    /// Whether a position of the decoder has a token, and no padding.
-    pub dec_mask: Vec<bool>,
-}
-
 impl T5DatasetConfig {
     /// Samples of `seq_len` tokens for the encoder and `decoder_seq_len` for the decoder, of which
     /// as many are made as one epoch has. `tokenizer` is the one that encoded the data. The mapping
@@ -80,123 +61,41 @@ impl T5DatasetConfig {
         tokenizer: Arc<dyn Tokenizer>,
         cache: impl AsRef<Path>,
     ) -> Self {
-        Self {
-            sentences: SentencesConfig::new(seq_len, tokenizer, cache.as_ref()),
+        let settings = T5Settings {
             decoder_seq_len,
-            masking: MaskingConfig::new(0.15)
-                .with_max_ngram(10)
-                .with_geometric(true),
             bos: None,
             eos: None,
             sentinels: None,
-        }
-    }
-
-    /// The seed of the order and of the masks, below 2^31 - 1. Default: 1234, as in Megatron-LM.
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.sentences.seed = seed;
-        self
-    }
-
-    /// Reads the documents as many epochs as this number of samples needs. All samples of the last
-    /// epoch count, so there may be more.
-    pub fn with_num_samples(mut self, num_samples: u64) -> Self {
-        self.sentences.num_samples = Some(num_samples);
-        self
-    }
-
-    /// The probability that a sample is cut to a random length. Default: 0.1, as in Megatron-LM.
-    pub fn with_short_sequence_probability(mut self, probability: f64) -> Self {
-        self.sentences.short_sequence_probability = probability;
-        self
-    }
-
-    /// Which spans are masked. Default: 15% of the tokens, in spans of up to 10 whole words, whose
-    /// number is drawn from a geometric distribution.
-    pub fn with_masking(self, masking: MaskingConfig) -> Self {
-        Self { masking, ..self }
+        };
+        let masking = MaskingConfig::new(0.15)
+            .with_max_ngram(10)
+            .with_geometric(true);
+        Self::with_kind(seq_len, tokenizer, cache.as_ref(), masking, settings)
     }
 
     /// The spelling of the token that begins the decoder's text. Default: `[BOS]`; else the
     /// tokenizer's, or if it has none the one that pads, as in T5.
-    pub fn with_bos(self, bos: impl Into<String>) -> Self {
-        let bos = Some(bos.into());
-        Self { bos, ..self }
+    pub fn with_bos(mut self, bos: impl Into<String>) -> Self {
+        self.kind.bos = Some(bos.into());
+        self
     }
 
     /// The spelling of the token that ends the decoder's text. Default: `[EOS]`, else the
     /// tokenizer's.
-    pub fn with_eos(self, eos: impl Into<String>) -> Self {
-        let eos = Some(eos.into());
-        Self { eos, ..self }
+    pub fn with_eos(mut self, eos: impl Into<String>) -> Self {
+        self.kind.eos = Some(eos.into());
+        self
     }
 
     /// The spellings of the sentinels, in their order. Default: `<extra_id_0>`, `<extra_id_1>` and
     /// so on, as far as the tokenizer has them.
-    pub fn with_sentinels(self, sentinels: impl IntoIterator<Item = String>) -> Self {
-        let sentinels = Some(sentinels.into_iter().collect());
-        Self { sentinels, ..self }
+    pub fn with_sentinels(mut self, sentinels: impl IntoIterator<Item = String>) -> Self {
+        self.kind.sentinels = Some(sentinels.into_iter().collect());
+        self
     }
+}
 
-    /// Opens the mapping of the samples, which is built if it is not in the folder; `report` is
-    /// called with what happens. One process builds, and others wait for it.
-    ///
-    /// Building needs 4 bytes of memory for each sentence, 16 for each document and 12 for each
-    /// sample.
-    ///
-    /// # Errors
-    /// - A setting is out of its range, or the tokenizer does not have one of the tokens.
-    /// - No document has a sentence.
-    /// - The data set is damaged, or files cannot be read or written.
-    pub fn build(
-        &self,
-        source: &DocumentRange,
-        mut report: impl FnMut(IndexEvent),
-    ) -> Result<T5Dataset, DataError> {
-        self.masking.check()?;
-        let tokenizer = self.sentences.tokenizer.as_ref();
-        let bad = |why: &str| DataError::MaskedSamples { why: why.into() };
-        if self.decoder_seq_len < 2 {
-            return Err(bad(&format!(
-                "the decoder's sequence length {} has no space for a sentinel; give at least 2",
-                self.decoder_seq_len
-            )));
-        }
-        let id = |spelling: &str| tokenizer.token_to_id(spelling);
-        let bos = match &self.bos {
-            Some(bos) => Some(special(tokenizer, bos, "begins the decoder's text (bos)")?),
-            None => id("[BOS]").or(tokenizer.bos()).or(tokenizer.pad()),
-        };
-        let bos = bos.ok_or_else(|| {
-            bad(
-                "the tokenizer has no token that begins the decoder's text; name one of its \
-                vocabulary as bos",
-            )
-        })?;
-        let eos = match &self.eos {
-            Some(eos) => special(tokenizer, eos, "ends the decoder's text (eos)")?,
-            None => id("[EOS]").unwrap_or(tokenizer.eos()),
-        };
-        let sentinels = self.sentinels(tokenizer)?;
-        let pieces = Pieces::new(tokenizer)?;
-        let separators = [id("[CLS]"), id("[SEP]")];
-        let samples = self.sentences.build(source, 2, 1, &mut report)?;
-        Ok(T5Dataset {
-            samples,
-            seq_len: self.sentences.seq_len,
-            decoder_seq_len: self.decoder_seq_len,
-            pieces,
-            masking: Masking::new(&self.masking, separators),
-            sentinels,
-            bos,
-            eos,
-            pad: padding(
-                tokenizer,
-                &[Some(bos), Some(eos), separators[0], separators[1]],
-            ),
-        })
-    }
-
+impl T5Settings {
     fn sentinels(&self, tokenizer: &dyn Tokenizer) -> Result<Vec<u32>, DataError> {
         let role = "stands for a masked span (sentinel)";
         if let Some(sentinels) = &self.sentinels
@@ -214,33 +113,61 @@ impl T5DatasetConfig {
     }
 }
 
-impl MidLevelConfig for T5DatasetConfig {
-    type Source = DocumentRange;
+impl MaskedKind for T5Settings {
     type Dataset = T5Dataset;
 
-    fn with_samples_of(mut self, num_samples: Option<u64>) -> Self {
-        self.sentences.num_samples = num_samples;
-        self
-    }
-
-    fn num_samples(&self) -> Option<u64> {
-        self.sentences.num_samples
-    }
-
-    fn cache(&self) -> &Path {
-        &self.sentences.cache
-    }
-
-    fn name_of(source: &DocumentRange) -> String {
-        source.name()
-    }
-
-    fn build_for_blend(
-        &self,
+    fn build(
+        config: &T5DatasetConfig,
         source: &DocumentRange,
         report: &mut dyn FnMut(IndexEvent),
     ) -> Result<T5Dataset, DataError> {
-        self.build(source, report)
+        let T5DatasetConfig {
+            sentences,
+            masking,
+            kind,
+        } = config;
+        let tokenizer = sentences.tokenizer.as_ref();
+        let bad = |why: &str| DataError::MaskedSamples { why: why.into() };
+        if kind.decoder_seq_len < 2 {
+            return Err(bad(&format!(
+                "the decoder's sequence length {} has no space for a sentinel; give at least 2 \
+                (data.decoder_seq_len)",
+                kind.decoder_seq_len
+            )));
+        }
+        let id = |spelling: &str| tokenizer.token_to_id(spelling);
+        let bos = match &kind.bos {
+            Some(bos) => Some(special(tokenizer, bos, "begins the decoder's text (bos)")?),
+            None => id("[BOS]").or(tokenizer.bos()).or(tokenizer.pad()),
+        };
+        let bos = bos.ok_or_else(|| {
+            bad(
+                "the tokenizer has no token that begins the decoder's text; name one of its \
+                vocabulary as bos",
+            )
+        })?;
+        let eos = match &kind.eos {
+            Some(eos) => special(tokenizer, eos, "ends the decoder's text (eos)")?,
+            None => id("[EOS]").unwrap_or(tokenizer.eos()),
+        };
+        let sentinels = kind.sentinels(tokenizer)?;
+        let pieces = Pieces::new(tokenizer)?;
+        let separators = [id("[CLS]"), id("[SEP]")];
+        let samples = sentences.build(source, 2, 1, report)?;
+        Ok(T5Dataset {
+            samples,
+            seq_len: sentences.seq_len,
+            decoder_seq_len: kind.decoder_seq_len,
+            pieces,
+            masking: Masking::new(masking, separators),
+            sentinels,
+            bos,
+            eos,
+            pad: padding(
+                tokenizer,
+                &[Some(bos), Some(eos), separators[0], separators[1]],
+            ),
+        })
     }
 }
 
@@ -257,6 +184,20 @@ impl MidLevelDataset for T5Dataset {
 
     fn read(&self, index: u64) -> Result<T5Sample, DataError> {
         self.sample(index)
+    }
+}
+
+impl Samples for T5Dataset {
+    fn num_samples(&self) -> u64 {
+        self.num_samples()
+    }
+
+    fn order_hash(&self) -> u64 {
+        self.order_hash()
+    }
+
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        Ok(self.sample(index)?.into())
     }
 }
 
@@ -324,7 +265,7 @@ impl T5Dataset {
         if num_decoded > self.decoder_seq_len {
             return Err(bad(format!(
                 "sample {index} of {} has {num_decoded} tokens for the decoder, whose sequence length \
-                is {}; give a longer one, or a lower probability of masking",
+                is {}; give a longer one (data.decoder_seq_len), or a lower probability of masking",
                 self.source().name(),
                 self.decoder_seq_len,
             )));
